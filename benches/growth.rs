@@ -39,7 +39,11 @@ fn draw(path: &str, curves: &[(&str, [Held; SIZES.len()])]) -> Result<(), Box<dy
         .x_label_area_size(40)
         .y_label_area_size(70)
         .build_cartesian_2d(0.0..most, 0.0..most * 100.0 / 1024.0)?;
-    chart.configure_mesh().x_desc("ranks of the job").y_desc("KiB more than in a job of 64").draw()?;
+    chart
+        .configure_mesh()
+        .x_desc("ranks of the job")
+        .y_desc("KiB more than in a job of 64")
+        .draw()?;
     let limit = LineSeries::new([(0.0, 0.0), (most, most * 100.0 / 1024.0)], BLACK.mix(0.5));
     chart
         .draw_series(limit)?
@@ -47,7 +51,8 @@ fn draw(path: &str, curves: &[(&str, [Held; SIZES.len()])]) -> Result<(), Box<dy
         .legend(|(x, y)| PathElement::new([(x, y), (x + 20, y)], BLACK.mix(0.5)));
     for (colour, (name, rows)) in [BLUE, RED].into_iter().zip(curves) {
         let bytes = |row: &Held| (row.heap + row.shared) as f64;
-        let points = rows.iter().map(|row| (f64::from(row.size), (bytes(row) - bytes(&rows[0])) / 1024.0));
+        let points =
+            rows.iter().map(|row| (f64::from(row.size), (bytes(row) - bytes(&rows[0])) / 1024.0));
         let label = format!("{name}: {:.1} bytes for each", each(rows));
         let series = LineSeries::new(points, colour.stroke_width(2)).point_size(3);
         chart

@@ -1,6 +1,7 @@
-//! Matching, as a rank sees it that sends to itself over loopback: a message that finds its receive (hit),
-//! and one that has to wait for it (miss), with one or very many others outstanding. The table itself is
-//! private; what is to be seen here is that the time does not grow with their number.
+//! Matching, as a rank sees it that sends to itself over loopback: a message that finds its receive
+//! (hit), and one that has to wait for it (miss), with one or very many others outstanding. The
+//! table itself is private; what is to be seen here is that the time does not grow with their
+//! number.
 
 use carrack::{Counter, Outcome, PostError, Rank, Runtime, Tag};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -35,17 +36,22 @@ fn measure(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
         for tag in 0..outstanding {
             let _posted = receive(&runtime, &arrived, Tag(tag))?;
         }
-        group.bench_with_input(BenchmarkId::new("hit", outstanding), &runtime, |bencher, runtime| {
-            bencher.iter(|| {
-                let goal = arrived.get() + 1;
-                let posted = receive(runtime, &arrived, TAG).is_ok_and(|outcome| outcome.is_posted());
-                let sent = send(runtime, TAG).is_ok();
-                assert!(posted && sent);
-                while arrived.get() < goal {
-                    let _ = runtime.progress();
-                }
-            });
-        });
+        group.bench_with_input(
+            BenchmarkId::new("hit", outstanding),
+            &runtime,
+            |bencher, runtime| {
+                bencher.iter(|| {
+                    let goal = arrived.get() + 1;
+                    let posted =
+                        receive(runtime, &arrived, TAG).is_ok_and(|outcome| outcome.is_posted());
+                    let sent = send(runtime, TAG).is_ok();
+                    assert!(posted && sent);
+                    while arrived.get() < goal {
+                        let _ = runtime.progress();
+                    }
+                });
+            },
+        );
         drop(runtime);
 
         // Messages wait in place of receives. They are short, so they hold no packets.
@@ -55,14 +61,19 @@ fn measure(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
         }
         let engine = runtime.default_matching_engine();
         runtime.wait(|| engine.waiting().0 as u64 == outstanding)?;
-        group.bench_with_input(BenchmarkId::new("miss", outstanding), &runtime, |bencher, runtime| {
-            bencher.iter(|| {
-                let arrives = send(runtime, TAG).is_ok() && runtime.progress().is_ok();
-                assert!(arrives);
-                let done = receive(runtime, &arrived, TAG).is_ok_and(|outcome| outcome.is_done());
-                assert!(done, "the message was there");
-            });
-        });
+        group.bench_with_input(
+            BenchmarkId::new("miss", outstanding),
+            &runtime,
+            |bencher, runtime| {
+                bencher.iter(|| {
+                    let arrives = send(runtime, TAG).is_ok() && runtime.progress().is_ok();
+                    assert!(arrives);
+                    let done =
+                        receive(runtime, &arrived, TAG).is_ok_and(|outcome| outcome.is_done());
+                    assert!(done, "the message was there");
+                });
+            },
+        );
     }
     group.finish();
     Ok(())

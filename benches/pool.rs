@@ -1,5 +1,5 @@
-//! Taking a packet from a pool and giving it back; the baseline is crossbeam's `ArrayQueue` full of boxes,
-//! which neither grows nor knows of other kinds of memory.
+//! Taking a packet from a pool and giving it back; the baseline is crossbeam's `ArrayQueue` full of
+//! boxes, which neither grows nor knows of other kinds of memory.
 
 use carrack::packet::{HostAllocator, PacketPool};
 use criterion::{Bencher, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -42,10 +42,17 @@ fn pools(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(1));
     let cores = thread::available_parallelism().map_or(2, usize::from);
     for threads in [1, cores.clamp(2, 8)] {
-        let run = |b: &mut Bencher<'_>, n: &usize| b.iter_custom(|count| together(*n, count, &from_pool));
+        let run =
+            |b: &mut Bencher<'_>, n: &usize| b.iter_custom(|count| together(*n, count, &from_pool));
         group.bench_with_input(BenchmarkId::new("take and drop, threads", threads), &threads, run);
-        let run = |b: &mut Bencher<'_>, n: &usize| b.iter_custom(|count| together(*n, count, &from_queue));
-        group.bench_with_input(BenchmarkId::new("ArrayQueue of boxes, threads", threads), &threads, run);
+        let run = |b: &mut Bencher<'_>, n: &usize| {
+            b.iter_custom(|count| together(*n, count, &from_queue))
+        };
+        group.bench_with_input(
+            BenchmarkId::new("ArrayQueue of boxes, threads", threads),
+            &threads,
+            run,
+        );
     }
     group.finish();
 }

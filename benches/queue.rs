@@ -1,5 +1,5 @@
-//! The queue behind `CompQueue`, and crossbeam's `ArrayQueue` as the baseline. The figures for two threads
-//! need two cores that are idle otherwise.
+//! The queue behind `CompQueue`, and crossbeam's `ArrayQueue` as the baseline. The figures for two
+//! threads need two cores that are idle otherwise.
 
 use carrack_transports::sync::Queue;
 use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
@@ -58,7 +58,8 @@ fn queues(criterion: &mut Criterion) {
     group.bench_function("one thread, ArrayQueue", |b| {
         one_thread(b, |entry| theirs.push(entry), || theirs.pop())
     });
-    group.bench_function("two threads", |b| two_threads(b, |entry| ours.push(entry), || ours.pop()));
+    group
+        .bench_function("two threads", |b| two_threads(b, |entry| ours.push(entry), || ours.pop()));
     group.bench_function("two threads, ArrayQueue", |b| {
         two_threads(b, |entry| theirs.push(entry), || theirs.pop())
     });

@@ -1,5 +1,6 @@
-//! The ring of the shared-memory transport, on the heap: what a message costs between two cores before
-//! anything is built on it. Both ends spin: the figures for two threads need two cores that are idle otherwise.
+//! The ring of the shared-memory transport, on the heap: what a message costs between two cores
+//! before anything is built on it. Both ends spin: the figures for two threads need two cores that
+//! are idle otherwise.
 
 use carrack_transports::mem::MemRef;
 use carrack_transports::sync::ring::heap::HeapSlots;

@@ -1,4 +1,5 @@
-//! Active messages land in memory of a GPU: a handler gets packets there, keeps them, and their bytes are looked at later.
+//! Active messages land in memory of a GPU: a handler gets packets there, keeps them, and their
+//! bytes are looked at later.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -14,10 +15,12 @@ use carrack::{Handler, Rank, Runtime, Tag};
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 
-/// From what travels beside its header to what no packet holds: these lie in memory of the GPU as well.
+/// From what travels beside its header to what no packet holds: these lie in memory of the GPU as
+/// well.
 const SIZES: [usize; 5] = [8, 100, 5000, 8192, 1 << 20];
 
-/// One of this machine's GPUs, for each rank another one as far as there are so many; or a simulated one.
+/// One of this machine's GPUs, for each rank another one as far as there are so many; or a
+/// simulated one.
 fn gpu(runtime: &Runtime) -> Result<Arc<dyn Gpu>, Box<dyn Error>> {
     let found = runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok());
     let gpus = match found {
@@ -41,7 +44,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pool = runtime.packet_pool(Arc::new(GpuAllocator::on(gpu.clone())));
     let device = runtime.device().packet_pool(&pool).build()?;
 
-    // The handler is shown no bytes: a CPU may not touch them. It keeps the packets, which are its own now.
+    // The handler is shown no bytes: a CPU may not touch them. It keeps the packets, which are its
+    // own now.
     let kept = Arc::new(Mutex::new(Vec::new()));
     let into = kept.clone();
     let keep = Handler::new(move |status| {
@@ -58,7 +62,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     runtime.wait(|| kept.lock().is_ok_and(|kept| kept.len() == SIZES.len()))?;
 
-    // Later, and from any thread: a kernel would be given this address, and here the bytes are copied back.
+    // Later, and from any thread: a kernel would be given this address, and here the bytes are
+    // copied back.
     let kept = std::mem::take(&mut *kept.lock().map_err(|_| "a handler panicked")?);
     for status in kept {
         let addr = status.buffer.device_addr().ok_or("a message that is not on the GPU")?;

@@ -1,5 +1,5 @@
-//! An array spread over all ranks: everybody puts its share of each part, adds to counters of the others, and gets the
-//! whole back to check it.
+//! An array spread over all ranks: everybody puts its share of each part, adds to counters of the
+//! others, and gets the whole back to check it.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -27,8 +27,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let parts = runtime.allgather(&mine)?;
     let parts = parts.iter().map(|bytes| Rmr::from_bytes(bytes)).collect::<Result<Vec<_>, _>>()?;
 
-    // Every rank fills a share of everybody's part, in pieces, and adds what it has written to the part's counter.
-    // Without a completion object, and not to be left under way, each operation is over when its call returns.
+    // Every rank fills a share of everybody's part, in pieces, and adds what it has written to the
+    // part's counter. Without a completion object, and not to be left under way, each operation is
+    // over when its call returns.
     let share = |rank: usize| rank * PART / size..(rank + 1) * PART / size;
     for (owner, rmr) in parts.iter().enumerate() {
         let to = Rank(owner as u32);
@@ -50,8 +51,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Err("a get without a completion object waits".into());
         };
         let bytes = status.ok()?.buffer.to_vec()?;
-        let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let right = words.iter().skip(1).enumerate().all(|(at, word)| *word == value(owner * PART + at));
+        let words: Vec<u64> =
+            bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let right =
+            words.iter().skip(1).enumerate().all(|(at, word)| *word == value(owner * PART + at));
         if words[0] != PART as u64 || !right {
             return Err(format!("rank {me}: the part of rank {owner} is wrong").into());
         }

@@ -1,5 +1,6 @@
-//! A pipeline of futures: each rank fetches blocks of numbers from the next one, several at a time, squares them, and sends the
-//! sums on; groups of even and odd ranks gather theirs at the same time. Every rank checks what it got.
+//! A pipeline of futures: each rank fetches blocks of numbers from the next one, several at a time,
+//! squares them, and sends the sums on; groups of even and odd ranks gather theirs at the same
+//! time. Every rank checks what it got.
 //!
 //! ```sh
 //! cargo run --release --example futures                   # alone: the next one is itself
@@ -22,13 +23,15 @@ fn word(rank: Rank, at: u64) -> u64 {
 }
 
 fn squares(bytes: &[u8]) -> u64 {
-    let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
+    let words =
+        bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
     words.fold(0, |sum, word| sum.wrapping_add(word.wrapping_mul(word)))
 }
 
 /// The sum of the squares of all words of the rank whose memory `rmr` names.
 async fn fetch(runtime: &Runtime, from: Rank, rmr: &Rmr) -> Result<u64, AwaitError> {
-    let block = |at: u64| runtime.post_get(from, vec![0; WORDS as usize * 8], rmr, at * WORDS * 8).start();
+    let block =
+        |at: u64| runtime.post_get(from, vec![0; WORDS as usize * 8], rmr, at * WORDS * 8).start();
     // Started now, awaited later: so AHEAD blocks are on their way while one is worked on.
     let mut under_way: std::collections::VecDeque<_> = (0..AHEAD as u64).map(block).collect();
     let mut sum = 0_u64;
@@ -69,7 +72,10 @@ async fn work(runtime: &Runtime) -> Result<(), Box<dyn Error>> {
     let alike: Vec<Rank> = (me.0 % 2..size).step_by(2).map(Rank).collect();
     let group = runtime.group(1 + me.0 % 2, &alike)?;
     let sums = group.allgather_async(&want).await?;
-    println!("{me} of {size}: {BLOCKS} blocks fetched from {next}, all right; {} sums gathered", sums.len());
+    println!(
+        "{me} of {size}: {BLOCKS} blocks fetched from {next}, all right; {} sums gathered",
+        sums.len()
+    );
     world.barrier_async().await?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Ranks 0 and 1 send GPU memory to and fro, and rank 0 prints how long one way takes, and how many bytes a second go
-//! one way, for each size.
+//! Ranks 0 and 1 send GPU memory to and fro, and rank 0 prints how long one way takes, and how many
+//! bytes a second go one way, for each size.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -35,22 +35,27 @@ fn rally(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let (serves, peer) = (runtime.rank() == Rank(0), Rank(1 - runtime.rank().0));
     let send = |slice: &RegionSlice| -> Result<()> {
         let sent = Counter::new();
-        let done = runtime.post_send(peer, slice.clone(), Tag(1)).comp(&sent).allow_retry(false).call()?;
+        let done =
+            runtime.post_send(peer, slice.clone(), Tag(1)).comp(&sent).allow_retry(false).call()?;
         runtime.wait(|| done.is_done() || sent.get() + sent.failed() > 0)?;
         if sent.failed() > 0 { Err("a send failed")? } else { Ok(()) }
     };
     let receive = |slice: &RegionSlice, count: usize| -> Result<()> {
         let came = Counter::new();
         for _ in 0..count {
-            let _posted =
-                runtime.post_recv(peer, slice.clone(), Tag(1)).comp(&came).allow_done(false).call()?;
+            let _posted = runtime
+                .post_recv(peer, slice.clone(), Tag(1))
+                .comp(&came)
+                .allow_done(false)
+                .call()?;
         }
         runtime.wait(|| came.get() + came.failed() >= count as u64)?;
         if came.failed() > 0 { Err("a receive failed")? } else { Ok(()) }
     };
     for size in SIZES {
         let memory = gpu.allocate(2 * size, Flavour::Plain)?;
-        let halves = [memory.slice(0, size), memory.slice(size, size)].map(|half| half.ok_or("half of it"));
+        let halves =
+            [memory.slice(0, size), memory.slice(size, size)].map(|half| half.ok_or("half of it"));
         let [ball, back] = halves;
         let (ball, back) = (ball?, back?);
         let bytes: Vec<u8> = (0..size).map(|at| (at * 31 + size) as u8).collect();
@@ -87,7 +92,10 @@ fn rally(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
         if serves {
             let sent = (rounds as usize / WINDOW * WINDOW * size) as f64;
             let rate = sent / start.elapsed().as_secs_f64() / 1e9;
-            println!("{size:>9} B  {:>9.2} us one way  {rate:>8.3} GB/s", one_way.as_secs_f64() * 1e6);
+            println!(
+                "{size:>9} B  {:>9.2} us one way  {rate:>8.3} GB/s",
+                one_way.as_secs_f64() * 1e6
+            );
         }
     }
     println!("{}: all {} sizes came back unchanged", runtime.rank(), SIZES.len());

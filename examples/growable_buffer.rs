@@ -1,5 +1,6 @@
-//! A list that grows on GPUs: rank 0 has a buffer over all GPUs that it sees, which grows in place as the others append to it, by puts
-//! into what they have mapped. In the end it shrinks again, and what was first put is where it was.
+//! A list that grows on GPUs: rank 0 has a buffer over all GPUs that it sees, which grows in place
+//! as the others append to it, by puts into what they have mapped. In the end it shrinks again, and
+//! what was first put is where it was.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -26,7 +27,8 @@ fn piece(rank: Rank, step: usize) -> Vec<u8> {
 }
 
 fn main() -> ExitCode {
-    // Whether a GPU that may read is kept from writing is tried in a process of its own: this program, started for that.
+    // Whether a GPU that may read is kept from writing is tried in a process of its own: this
+    // program, started for that.
     carrack::trial::answer();
     gpus::play(append)
 }
@@ -67,7 +69,8 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
     let refused = list.shrink_to(STRIPE).err().ok_or("it has shrunk under a registration")?;
     println!("{STEPS} stripes on {} GPU(s) at {addr:#x}, all right; {refused}", all.len());
     registered.truncate(1);
-    // The others wait in a barrier meanwhile, and close what they have mapped of what has been withdrawn.
+    // The others wait in a barrier meanwhile, and close what they have mapped of what has been
+    // withdrawn.
     while list.shrink_to(STRIPE).is_err() {
         runtime.progress()?;
     }
@@ -76,9 +79,12 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
     if let [first, others @ ..] = &all[..]
         && !others.is_empty()
     {
-        // A list of one GPU's memory, which the others read. A driver that lets them write is refused, with what was found out.
+        // A list of one GPU's memory, which the others read. A driver that lets them write is
+        // refused, with what was found out.
         match GrowableBuffer::reserve(std::slice::from_ref(first), STRIPE).readers(others).build() {
-            Ok(list) => println!("{:?} may do with another list what they may, and no more", list.access()),
+            Ok(list) => {
+                println!("{:?} may do with another list what they may, and no more", list.access())
+            }
             Err(why) => println!("no list that others only read: {why}"),
         }
     }

@@ -1,13 +1,15 @@
-//! Heat spreads through a bar of cells in memory of GPUs. Each rank has a cube of it, and a layer of cells on either side that are its
-//! neighbours'. Such a layer is one cell of each row, far apart in memory: it is put there before each step by one call all the same.
-//! All of it is compared with what one rank computes alone.
+//! Heat spreads through a bar of cells in memory of GPUs. Each rank has a cube of it, and a layer
+//! of cells on either side that are its neighbours'. Such a layer is one cell of each row, far
+//! apart in memory: it is put there before each step by one call all the same. All of it is
+//! compared with what one rank computes alone.
 //!
 //! ```sh
 //! cargo run --release --example halo_3d
 //! cargo run --release -- run -n 4 -- halo_3d
 //! ```
 //!
-//! Without an NVIDIA GPU it runs on simulated ones, and says so. The host computes in the place of a kernel.
+//! Without an NVIDIA GPU it runs on simulated ones, and says so. The host computes in the place of
+//! a kernel.
 
 #[path = "support/gpus.rs"]
 mod gpus;
@@ -24,7 +26,8 @@ const STEPS: usize = 50;
 
 /// The heat at first, of rows of so many cells; `from`: how many there are before them.
 fn at_first(from: usize, row: usize) -> Vec<f64> {
-    let cell = |at: usize| ((7 * (from + at % row) + 3 * (at / row % N) + 5 * (at / row / N)) % 17) as f64;
+    let cell =
+        |at: usize| ((7 * (from + at % row) + 3 * (at / row % N) + 5 * (at / row / N)) % 17) as f64;
     (0..row * N * N).map(cell).collect()
 }
 
@@ -63,16 +66,19 @@ fn over(outcome: Outcome) -> gpus::Result<()> {
 fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
     let (me, size) = (runtime.rank().0 as usize, runtime.size() as usize);
     let neighbours = [me.checked_sub(1), Some(me + 1).filter(|&right| right < size)];
-    // A step reads one field and makes the other. A neighbour that is a step ahead puts into the other, and cannot be two ahead.
+    // A step reads one field and makes the other. A neighbour that is a step ahead puts into the
+    // other, and cannot be two ahead.
     let field = |flavour| gpu.allocate(8 * ROW * N * N, flavour);
-    let (fields, staging) = ([field(Flavour::Plain)?, field(Flavour::Plain)?], field(Flavour::Pinned)?);
+    let (fields, staging) =
+        ([field(Flavour::Plain)?, field(Flavour::Plain)?], field(Flavour::Pinned)?);
     let (arrived, mut names) = ([Counter::new(), Counter::new()], Vec::new());
     let (mut registered, mut rmrs) = (Vec::new(), Vec::new());
     for (field, arrived) in fields.iter().zip(&arrived) {
         field.whole().write(&bytes(&at_first(me * N, ROW)))?;
         names.push(runtime.register_comp(arrived)?);
         registered.push(runtime.register_memory(field)?);
-        let all = runtime.allgather(&runtime.get_rmr(registered.last().ok_or("none")?).to_bytes())?;
+        let all =
+            runtime.allgather(&runtime.get_rmr(registered.last().ok_or("none")?).to_bytes())?;
         rmrs.push(all.iter().map(|bytes| Rmr::from_bytes(bytes)).collect::<Result<Vec<_>, _>>()?);
     }
     for number in 0..STEPS {
@@ -81,16 +87,26 @@ fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
             let Some(to) = to else { continue };
             // Our first layer goes behind its last one, and our last before its first.
             let (ours, theirs) = [(cells(1, 1), cells(N + 1, 1)), (cells(N, 1), cells(0, 1))][side];
-            let put = runtime.post_put_face(Rank(to as u32), &fields[now], &ours, &rmrs[now][to], &theirs);
+            let put = runtime.post_put_face(
+                Rank(to as u32),
+                &fields[now],
+                &ours,
+                &rmrs[now][to],
+                &theirs,
+            );
             over(put.remote_comp(names[1 - side]).allow_posted(false).call()?)?;
         }
-        let has_come = |side: usize| neighbours[side].is_none() || arrived[side].get() > number as u64;
+        let has_come =
+            |side: usize| neighbours[side].is_none() || arrived[side].get() > number as u64;
         // Nothing comes from a rank that is gone, and a counter alone would not say so.
-        let is_gone =
-            |side: usize| neighbours[side].filter(|&rank| runtime.peer_down(Rank(rank as u32)).is_some());
+        let is_gone = |side: usize| {
+            neighbours[side].filter(|&rank| runtime.peer_down(Rank(rank as u32)).is_some())
+        };
         runtime.wait(|| (0..2).all(|side| has_come(side) || is_gone(side).is_some()))?;
         if let Some(lost) = (0..2).filter(|&side| !has_come(side)).find_map(is_gone) {
-            return Err(format!("rank {lost} went before its layer for step {number} had come").into());
+            return Err(
+                format!("rank {lost} went before its layer for step {number} had come").into()
+            );
         }
         staging.whole().write(&bytes(&step(&floats(&fields[now].whole().to_vec()?), ROW)))?;
         // Without the layers on either side: a neighbour may have put the next there already.

@@ -1,4 +1,5 @@
-//! A hash table spread over all ranks: keys are claimed by compare-and-swap, values follow by a put with signal.
+//! A hash table spread over all ranks: keys are claimed by compare-and-swap, values follow by a put
+//! with signal.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -45,10 +46,12 @@ impl Table<'_> {
 
     fn insert(&self, key: u64, value: u64) -> Result<(), Box<dyn Error>> {
         for (owner, part, at) in self.places(key) {
-            let held = over(self.runtime.post_compare_swap(owner, part, at, 0, key).call()?)?.value();
+            let held =
+                over(self.runtime.post_compare_swap(owner, part, at, 0, key).call()?)?.value();
             if held == Some(0) {
                 let bytes = value.to_le_bytes();
-                let put = self.runtime.post_put(owner, &bytes, part, at + 8).remote_comp(self.arrived);
+                let put =
+                    self.runtime.post_put(owner, &bytes, part, at + 8).remote_comp(self.arrived);
                 return over(put.allow_posted(false).call()?).map(|_| ());
             }
         }
@@ -57,7 +60,9 @@ impl Table<'_> {
 
     fn find(&self, key: u64) -> Result<Option<u64>, Box<dyn Error>> {
         for (owner, part, at) in self.places(key) {
-            let bytes = over(self.runtime.post_get(owner, vec![0; 16], part, at).call()?)?.buffer.to_vec()?;
+            let bytes = over(self.runtime.post_get(owner, vec![0; 16], part, at).call()?)?
+                .buffer
+                .to_vec()?;
             let ([found, value], []) = bytes.as_chunks::<8>() else {
                 return Err("a get of two words".into());
             };
@@ -93,7 +98,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     // Each value was announced to the rank that holds it.
-    let held = part.whole().to_vec()?.chunks(16).filter(|place| place.iter().any(|&byte| byte != 0)).count();
+    let held = part
+        .whole()
+        .to_vec()?
+        .chunks(16)
+        .filter(|place| place.iter().any(|&byte| byte != 0))
+        .count();
     runtime.wait(|| values.get() == held as u64)?;
     println!("rank {me}: {} keys found, {held} of them here, all announced", size * KEYS);
     runtime.barrier()?;

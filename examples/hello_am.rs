@@ -23,12 +23,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         let _ = count.signal(status);
     });
 
-    // Every rank registers the same objects in the same order, so this name means the handler on all of
-    // them. The barrier is there so that nobody sends before the others have registered.
+    // Every rank registers the same objects in the same order, so this name means the handler on
+    // all of them. The barrier is there so that nobody sends before the others have registered.
     let name = runtime.register_comp(&greet)?;
     runtime.barrier()?;
 
-    // Should there be no room on the way, the runtime keeps the message and sends it as soon as there is.
+    // Should there be no room on the way, the runtime keeps the message and sends it as soon as
+    // there is.
     let next = Rank((me.0 + 1) % size);
     let text = format!("hello from {me}");
     let _done_or_posted = runtime.post_am(next, text.as_bytes(), name).allow_retry(false).call()?;

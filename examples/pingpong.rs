@@ -21,7 +21,8 @@ fn main() -> Result<()> {
     if runtime.size() > 1 {
         return play(&runtime);
     }
-    // A job of one has nobody to play with: two ranks in this process, then, each on a thread of its own.
+    // A job of one has nobody to play with: two ranks in this process, then, each on a thread of
+    // its own.
     let ranks = Runtime::in_process(2)?;
     std::thread::scope(|threads| {
         let players: Vec<_> = ranks.iter().map(|rank| threads.spawn(|| play(rank))).collect();
@@ -50,8 +51,10 @@ fn rally(runtime: &Runtime) -> Result<Duration> {
         if round == WARM_UP {
             start = Instant::now();
         }
-        // The receive is there before the ball can be, so the ball lands in its buffer straight away.
-        let _posted = runtime.post_recv(peer, buffer, BALL).comp(&arrived).allow_done(false).call()?;
+        // The receive is there before the ball can be, so the ball lands in its buffer straight
+        // away.
+        let _posted =
+            runtime.post_recv(peer, buffer, BALL).comp(&arrived).allow_done(false).call()?;
         if serves {
             hit(runtime, peer)?;
         }

@@ -1,5 +1,5 @@
-//! A process for each GPU: each rank puts its token into the GPU memory of the next one, with a signal, and passes on
-//! what comes to it, until every token has been everywhere.
+//! A process for each GPU: each rank puts its token into the GPU memory of the next one, with a
+//! signal, and passes on what comes to it, until every token has been everywhere.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -47,7 +47,8 @@ fn ring(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
         let posted = put.comp(&over).allow_retry(false).call()?.is_posted();
         // What is to be passed on in the next step is there when its signal is.
         runtime.wait(|| {
-            (!posted || over.get() + over.failed() > 0) && arrived.get() + arrived.failed() > u64::from(step)
+            (!posted || over.get() + over.failed() > 0)
+                && arrived.get() + arrived.failed() > u64::from(step)
         })?;
         if over.failed() + arrived.failed() > 0 {
             return Err(format!("{}: a put failed in step {step}", runtime.rank()).into());

@@ -1,5 +1,5 @@
-//! One process and all its GPUs: each has a rank, whose token goes around the ring of them all, from the memory of one
-//! GPU straight into the memory of the next.
+//! One process and all its GPUs: each has a rank, whose token goes around the ring of them all,
+//! from the memory of one GPU straight into the memory of the next.
 //!
 //! ```sh
 //! cargo run --release --example ring_p2p
@@ -45,8 +45,10 @@ fn main() -> Result<()> {
     let places = places.collect::<std::result::Result<Vec<_>, _>>()?;
     let registered = ranks.iter().zip(&places).map(|(rank, place)| rank.register_memory(place));
     let registered = registered.collect::<std::result::Result<Vec<_>, _>>()?;
-    let names: Vec<Rmr> = ranks.iter().zip(&registered).map(|(rank, mr)| rank.get_rmr(mr)).collect();
-    let place = |rank: usize, step: usize| places[rank].slice(step * LEN, LEN).ok_or("beyond the places");
+    let names: Vec<Rmr> =
+        ranks.iter().zip(&registered).map(|(rank, mr)| rank.get_rmr(mr)).collect();
+    let place =
+        |rank: usize, step: usize| places[rank].slice(step * LEN, LEN).ok_or("beyond the places");
     for rank in 0..size {
         place(rank, 0)?.write(&token(rank))?;
     }

@@ -1,5 +1,5 @@
-//! The ranks of a node have an array on one GPU together: each writes its share into it, reads everybody's, and the array is
-//! gone when all have let go of it. Small pieces come from a pool.
+//! The ranks of a node have an array on one GPU together: each writes its share into it, reads
+//! everybody's, and the array is gone when all have let go of it. Small pieces come from a pool.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -30,7 +30,8 @@ fn main() -> ExitCode {
 
 fn together(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let (me, all) = (runtime.rank(), runtime.world());
-    // Each rank brings the GPU that it works with; the memory lies on that of the lowest rank of its node.
+    // Each rank brings the GPU that it works with; the memory lies on that of the lowest rank of
+    // its node.
     let allocator = SharedDeviceAllocator::new(&all, gpu, Scope::Node)?;
     if allocator.is_leader() {
         println!("{}", allocator.describe());
@@ -50,7 +51,8 @@ fn together(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
         runtime.barrier()?;
     }
 
-    // What is small, or comes and goes: pieces of blocks, which are used again when all ranks have let go of them.
+    // What is small, or comes and goes: pieces of blocks, which are used again when all ranks have
+    // let go of them.
     let pool = allocator.pool(2 << 20)?;
     for step in 0..100 {
         let word = pool.allocate(8)?;

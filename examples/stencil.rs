@@ -1,5 +1,6 @@
-//! Heat spreads over a plate. Each rank has a band of its rows, and puts its outermost rows into the memory of the ranks
-//! above and below before each step; all of it is compared with what one rank computes alone.
+//! Heat spreads over a plate. Each rank has a band of its rows, and puts its outermost rows into
+//! the memory of the ranks above and below before each step; all of it is compared with what one
+//! rank computes alone.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -22,7 +23,8 @@ fn at_first(row: usize) -> Row {
     (0..COLUMNS).map(|column| ((row * row + 3 * column) % 17) as f64).collect()
 }
 
-/// One step of a band between the rows above and below it. The first and the last column are edges, too.
+/// One step of a band between the rows above and below it. The first and the last column are edges,
+/// too.
 fn step(above: &[f64], band: &[Row], below: &[f64]) -> Vec<Row> {
     let rows: Vec<&[f64]> =
         [above].into_iter().chain(band.iter().map(Vec::as_slice)).chain([below]).collect();
@@ -31,7 +33,9 @@ fn step(above: &[f64], band: &[Row], below: &[f64]) -> Vec<Row> {
         rows[1][at] + 0.2 * (around - 4.0 * rows[1][at])
     };
     let inner = |rows: &[&[f64]]| (1..COLUMNS - 1).map(|at| cell(rows, at)).collect::<Row>();
-    rows.windows(3).map(|rows| [&rows[1][..1], &inner(rows), &rows[1][COLUMNS - 1..]].concat()).collect()
+    rows.windows(3)
+        .map(|rows| [&rows[1][..1], &inner(rows), &rows[1][COLUMNS - 1..]].concat())
+        .collect()
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -40,8 +44,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mine = 1 + me * ROWS / size..1 + (me + 1) * ROWS / size;
     let neighbours = [me.checked_sub(1), Some(me + 1).filter(|&below| below < size)];
 
-    // A halo for each side and each parity of the step: the neighbour that is a step ahead writes into the other one,
-    // and it cannot be two ahead, since it needs our row for that.
+    // A halo for each side and each parity of the step: the neighbour that is a step ahead writes
+    // into the other one, and it cannot be two ahead, since it needs our row for that.
     let halos = runtime.allocate(4 * 8 * COLUMNS)?;
     let place = |number: u64, side: usize| 8 * COLUMNS * (2 * (number % 2) as usize + side);
     let registered = runtime.register_memory(&halos)?;
@@ -57,16 +61,21 @@ fn main() -> Result<(), Box<dyn Error>> {
             // To the rank above we are the one below. Its counter is told once the row is there.
             let bytes: Vec<u8> = row.iter().flat_map(|heat| heat.to_ne_bytes()).collect();
             let at = place(number, 1 - side) as u64;
-            let put = runtime.post_put(Rank(to as u32), bytes, &rmrs[to], at).remote_comp(names[1 - side]);
+            let put = runtime
+                .post_put(Rank(to as u32), bytes, &rmrs[to], at)
+                .remote_comp(names[1 - side]);
             let _over = put.allow_posted(false).call()?;
         }
         let has_come = |side: usize| neighbours[side].is_none() || arrived[side].get() > number;
         // Nothing comes from a rank that is gone, and a counter alone would not say so.
-        let is_gone =
-            |side: usize| neighbours[side].filter(|&rank| runtime.peer_down(Rank(rank as u32)).is_some());
+        let is_gone = |side: usize| {
+            neighbours[side].filter(|&rank| runtime.peer_down(Rank(rank as u32)).is_some())
+        };
         runtime.wait(|| SIDES.into_iter().all(|side| has_come(side) || is_gone(side).is_some()))?;
         if let Some(lost) = SIDES.into_iter().filter(|&side| !has_come(side)).find_map(is_gone) {
-            return Err(format!("rank {lost} went before its row for step {number} had come").into());
+            return Err(
+                format!("rank {lost} went before its row for step {number} had come").into()
+            );
         }
         let halo = |side: usize| -> Result<Row, Box<dyn Error>> {
             let edge = [0, ROWS + 1][side];
@@ -84,8 +93,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pairs = band.iter().flatten().zip(alone[mine.start - 1..mine.end - 1].iter().flatten());
     let farthest = pairs.map(|(one, other)| ((one - other) / other).abs()).fold(0.0, f64::max);
     // Not "if it is farther": a heat that is no number is not near.
-    let is_near =
-        farthest <= 1e-12 && band.len() == mine.len() && band.iter().flatten().all(|heat| heat.is_finite());
+    let is_near = farthest <= 1e-12
+        && band.len() == mine.len()
+        && band.iter().flatten().all(|heat| heat.is_finite());
     if !is_near {
         return Err(format!("rank {me}: rows {mine:?} are wrong by {farthest:e}").into());
     }

@@ -1,5 +1,6 @@
-//! Blocks of 1 MiB go round a ring of GPUs, in the order of streams: a put, its signal, the work that needs the block, the
-//! next put. The host gives all of it to the stream in advance, and makes progress; it waits for no GPU until the end.
+//! Blocks of 1 MiB go round a ring of GPUs, in the order of streams: a put, its signal, the work
+//! that needs the block, the next put. The host gives all of it to the stream in advance, and makes
+//! progress; it waits for no GPU until the end.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -19,13 +20,16 @@ use std::time::{Duration, Instant};
 
 const BLOCK: usize = 1 << 20;
 const STEPS: u64 = 200;
-/// Steps that a stream is given in advance: it has room for some hundred operations, and then blocks whoever gives it more.
+/// Steps that a stream is given in advance: it has room for some hundred operations, and then
+/// blocks whoever gives it more.
 const AHEAD: u64 = 40;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let driver: Arc<dyn Driver> = match CudaDriver::initialise() {
         Ok(cuda) => Arc::new(cuda),
-        Err(_) => Arc::new(FakeDriver::new(FakeConfig { memory: 1 << 30, ..FakeConfig::devices(8) })?),
+        Err(_) => {
+            Arc::new(FakeDriver::new(FakeConfig { memory: 1 << 30, ..FakeConfig::devices(8) })?)
+        }
     };
     let runtime = Runtime::builder().gpu_driver(driver.clone()).start()?;
     let (me, size) = (runtime.rank().0 as usize, runtime.size() as usize);
@@ -33,10 +37,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let gpu = &gpus[me % gpus.len()];
     let stream = gpu.stream()?;
 
-    // The left neighbour can be as many steps ahead as there are ranks: so many places for blocks that come.
+    // The left neighbour can be as many steps ahead as there are ranks: so many places for blocks
+    // that come.
     let places = size + 1;
     let window = gpu.allocate(places * BLOCK, Flavour::Plain)?;
-    let block = |at: u64| window.slice(at as usize % places * BLOCK, BLOCK).expect("a place of the window");
+    let block =
+        |at: u64| window.slice(at as usize % places * BLOCK, BLOCK).expect("a place of the window");
     let own = gpu.allocate(BLOCK, Flavour::Plain)?;
     own.whole().write(&vec![me as u8; BLOCK])?;
     let (sent, arrived) = (Counter::new(), StreamCounter::new(&runtime, gpu)?);
@@ -70,14 +76,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     // After so many steps the block comes from so many places to the left.
     let from = (me + size * STEPS as usize - STEPS as usize) % size;
-    assert!(own.whole().to_vec()?.iter().all(|&byte| byte == from as u8), "not the block of rank {from}");
+    assert!(
+        own.whole().to_vec()?.iter().all(|&byte| byte == from as u8),
+        "not the block of rank {from}"
+    );
     // The first step maps the neighbour's memory.
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
     let (kind, first) = (driver.name(), micros(host[0]));
     host.sort_unstable();
     let step = micros(host[host.len() / 2]);
     println!(
-        "rank {me}: {STEPS} steps of 1 MiB on {kind}, all right; {step:.1} us of the host's time a step, {first:.0} us the first"
+        "rank {me}: {STEPS} steps of 1 MiB on {kind}, all right; {step:.1} us of the host's time a \
+        step, {first:.0} us the first"
     );
     runtime.barrier()?;
     Ok(())

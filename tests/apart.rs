@@ -1,7 +1,9 @@
-//! What the conformance suite says of ranks that are in one process, between two that are not: they cannot look into each other's memory, make
-//! progress for each other, or wait for anything but messages. On one machine, in a guest, and on two nodes, which are two guests.
+//! What the conformance suite says of ranks that are in one process, between two that are not: they
+//! cannot look into each other's memory, make progress for each other, or wait for anything but
+//! messages. On one machine, in a guest, and on two nodes, which are two guests.
 //!
-//! Each test is carried out by both ranks, which go through the same cases, told apart by their numbers.
+//! Each test is carried out by both ranks, which go through the same cases, told apart by their
+//! numbers.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -118,7 +120,8 @@ fn between(what: Between, (role, number): (&str, u16)) {
     let words = [seed, what as u64];
     if what != Between::Nodes {
         let network = format!("apart {} {number}", std::process::id());
-        let variable = |_| (carrack::transports::verbs::simulated::FABRIC_VARIABLE, network.as_str());
+        let variable =
+            |_| (carrack::transports::verbs::simulated::FABRIC_VARIABLE, network.as_str());
         return Ranks::start_each(variable, role, SIZE, &words).succeed();
     }
     let mut rank: Command = far_rank(role, (node(), SIZE), &words);
@@ -183,8 +186,9 @@ impl Me {
     /// Tells the other one to go on.
     fn says_go(&self) {
         let number = self.said.fetch_add(1, Ordering::Relaxed);
-        let _ =
-            posted(self.all(), || self.runtime.post_am(self.peer, &[], self.note).tag(Tag(number)).call());
+        let _ = posted(self.all(), || {
+            self.runtime.post_am(self.peer, &[], self.note).tag(Tag(number)).call()
+        });
     }
 
     /// Waits until the other one says so.

@@ -12,7 +12,8 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
-/// The command with these arguments, and with none of the variables that this test may have been started with.
+/// The command with these arguments, and with none of the variables that this test may have been
+/// started with.
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(carrack());
     command.args(args).stdin(Stdio::null());
@@ -52,7 +53,8 @@ fn lines(said: &str) -> Vec<Value> {
 /// Fails unless a line has all fields, with values that can be.
 fn assert_sane(line: &Value) {
     let field = |name: &str| line.get(name).unwrap_or_else(|| panic!("no {name} in {line}"));
-    let positive = |value: &Value| value.as_f64().is_some_and(|value| value > 0.0 && value.is_finite());
+    let positive =
+        |value: &Value| value.as_f64().is_some_and(|value| value > 0.0 && value.is_finite());
     assert!(field("messages").as_u64() > Some(0), "{line}");
     if field("test") == "latency" {
         let us = field("latency_us");
@@ -100,9 +102,11 @@ fn rate_is_of_eight_bytes_unless_asked_otherwise() {
 #[test]
 fn operations_on_remote_memory_are_measured_over_both_transports() {
     for transport in ["shm", "loopback"] {
-        let lines = perf(&["--op", "put,get,fetch_add", "--size", "0,8,20000", "--transport", transport]);
+        let lines =
+            perf(&["--op", "put,get,fetch_add", "--size", "0,8,20000", "--transport", transport]);
         lines.iter().for_each(assert_sane);
-        let of = |op: &str| lines.iter().map(point).filter(|point| point.0 == op).collect::<Vec<_>>();
+        let of =
+            |op: &str| lines.iter().map(point).filter(|point| point.0 == op).collect::<Vec<_>>();
         assert_eq!((of("put").len(), of("get").len()), (9, 9));
         let words = ["latency", "rate"].map(|test| ("fetch_add".to_owned(), test.to_owned(), 8, 1));
         assert_eq!(of("fetch_add"), words);
@@ -111,7 +115,9 @@ fn operations_on_remote_memory_are_measured_over_both_transports() {
 
 #[test]
 fn a_batch_of_pieces_is_measured_over_both_transports_and_onto_simulated_gpus() {
-    for args in [&["--transport", "shm"][..], &["--transport", "loopback"], &["--mem", "device,host"]] {
+    for args in
+        [&["--transport", "shm"][..], &["--transport", "loopback"], &["--mem", "device,host"]]
+    {
         let batch = [
             "perf",
             "--json",
@@ -124,7 +130,8 @@ fn a_batch_of_pieces_is_measured_over_both_transports_and_onto_simulated_gpus() 
             "--pieces",
             "30",
         ];
-        let output = command(&[&batch[..], args].concat()).env("CARRACK_GPU", "fake").output().unwrap();
+        let output =
+            command(&[&batch[..], args].concat()).env("CARRACK_GPU", "fake").output().unwrap();
         let lines = lines(&stdout(&output));
         lines.iter().for_each(assert_sane);
         let of = |size| ("put_batch".to_owned(), "latency".to_owned(), size, 1);
@@ -138,7 +145,9 @@ fn a_barrier_is_measured_over_as_many_ranks_as_there_are() {
     let carrack = carrack().to_str().unwrap();
     let launched = |ranks: &str| {
         let perf = ["perf", "--op", "barrier", "--seconds", "0.05", "--json"];
-        lines(&stdout(&run(&[&["run", "--no-tag", "-n", ranks, "--", carrack], &perf[..]].concat())))
+        lines(&stdout(
+            &run(&[&["run", "--no-tag", "-n", ranks, "--", carrack], &perf[..]].concat()),
+        ))
     };
     for (ranks, lines) in [
         (2, perf(&["--op", "barrier"])),
@@ -215,7 +224,8 @@ fn people_get_a_table() {
 #[test]
 fn a_plot_has_both_charts_with_both_operations() {
     let file = std::env::temp_dir().join(format!("carrack-perf-{}.svg", std::process::id()));
-    let output = run(&["perf", "--size", "8,64,4K", "--seconds", "0.05", "--plot", file.to_str().unwrap()]);
+    let output =
+        run(&["perf", "--size", "8,64,4K", "--seconds", "0.05", "--plot", file.to_str().unwrap()]);
     stdout(&output);
     let svg = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
@@ -235,7 +245,9 @@ fn a_plot_of_percentiles_has_a_curve_for_each_latency_and_a_mark_for_each_nine()
     let file = std::env::temp_dir().join(format!("carrack-percentiles-{}.svg", std::process::id()));
     let path = file.to_str().unwrap();
     let ops = ["--op", "am,get,barrier", "--size", "8,4K"];
-    stdout(&run(&[&["perf", "all", "--seconds", "0.05", "--plot-percentiles", path], &ops[..]].concat()));
+    stdout(&run(
+        &[&["perf", "all", "--seconds", "0.05", "--plot-percentiles", path], &ops[..]].concat()
+    ));
     let svg = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
     let texts: Vec<_> = svg.lines().map(str::trim).collect();
@@ -252,7 +264,8 @@ fn a_plot_of_percentiles_has_a_curve_for_each_latency_and_a_mark_for_each_nine()
 fn threads_may_share_their_ranks_device() {
     for transport in ["shm", "loopback"] {
         let sizes = ["--size", "8,20000", "--threads", "2", "--transport", transport];
-        let lines = perf(&[&["--op", "am,send,put,get,fetch_add", "--share-device"], &sizes[..]].concat());
+        let lines =
+            perf(&[&["--op", "am,send,put,get,fetch_add", "--share-device"], &sizes[..]].concat());
         lines.iter().for_each(assert_sane);
         assert_eq!(lines.len(), 4 * 6 + 2);
         assert!(lines.iter().all(|line| line["device"] == "shared"));
@@ -313,7 +326,8 @@ fn a_rank_that_dies_ends_the_measurement_with_an_error_that_names_it() {
     use rustix::process::{Pid, Signal, kill_process};
     let carrack = carrack().to_str().unwrap();
     let script = format!(
-        "if [ $CARRACK_RANK = 1 ]; then echo $$ >&2; fi; exec {carrack} perf latency --op am --size 8 --seconds 60"
+        "if [ $CARRACK_RANK = 1 ]; then echo $$ >&2; fi; exec {carrack} perf latency --op am \
+        --size 8 --seconds 60"
     );
     let mut job = command(&["run", "--no-tag", "-n", "2", "--", "/bin/sh", "-c", &script])
         .stdout(Stdio::null())
@@ -322,7 +336,8 @@ fn a_rank_that_dies_ends_the_measurement_with_an_error_that_names_it() {
         .unwrap();
     let mut said = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap);
     let pid = Pid::from_raw(said.next().unwrap().trim().parse().unwrap()).unwrap();
-    // Long enough for it to be a rank that measures; were it not, the job would have to end all the same.
+    // Long enough for it to be a rank that measures; were it not, the job would have to end all the
+    // same.
     std::thread::sleep(std::time::Duration::from_secs(1));
     kill_process(pid, Signal::KILL).unwrap();
     let rest = said.collect::<Vec<_>>().join("\n");
@@ -332,14 +347,20 @@ fn a_rank_that_dies_ends_the_measurement_with_an_error_that_names_it() {
 
 #[test]
 fn info_says_what_there_is_and_where_each_setting_comes_from() {
-    let output =
-        command(&["info"]).env("CARRACK_SHM_SLOTS", "512").env("CARRACK_GPU", "fake").output().unwrap();
+    let output = command(&["info"])
+        .env("CARRACK_SHM_SLOTS", "512")
+        .env("CARRACK_GPU", "fake")
+        .output()
+        .unwrap();
     let said = stdout(&output);
-    for part in ["Machine", "kernel   Linux", "loopback  available", "shm       available", "simulated"] {
+    for part in
+        ["Machine", "kernel   Linux", "loopback  available", "shm       available", "simulated"]
+    {
         assert!(said.contains(part), "no {part} in\n{said}");
     }
     let setting = |name: &str| {
-        let line = said.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("no {name}"));
+        let line =
+            said.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("no {name}"));
         line.split_whitespace().skip(1).take(2).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(setting("CARRACK_SHM_SLOTS"), "512 environment");
@@ -353,17 +374,23 @@ fn info_has_the_same_as_json() {
         info["machine"]["cpu_count"].as_u64() > Some(0)
             && info["machine"]["memory_bytes"].as_u64() > Some(1 << 20)
     );
-    let transports: Vec<_> = info["transports"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
+    let transports: Vec<_> =
+        info["transports"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
     assert_eq!(transports, ["loopback", "shm", "verbs", "verbs-simulated"]);
     let settings = info["settings"].as_array().unwrap();
-    let packet = settings.iter().find(|setting| setting["variable"] == "CARRACK_PACKET_SIZE").unwrap();
+    let packet =
+        settings.iter().find(|setting| setting["variable"] == "CARRACK_PACKET_SIZE").unwrap();
     assert!(packet["value"] == "8192" && packet["origin"] == "default", "{packet}");
 }
 
 #[test]
 fn info_names_each_gpu_by_uuid_and_address_and_says_what_it_can_do_with_each_other() {
     let gpus = |args: &[&str]| {
-        let output = command(args).env("CARRACK_GPU", "fake").env("CARRACK_FAKE_GPUS", "3").output().unwrap();
+        let output = command(args)
+            .env("CARRACK_GPU", "fake")
+            .env("CARRACK_FAKE_GPUS", "3")
+            .output()
+            .unwrap();
         stdout(&output)
     };
     let info: Value = serde_json::from_str(&gpus(&["info", "--json"])).unwrap();
@@ -376,18 +403,27 @@ fn info_names_each_gpu_by_uuid_and_address_and_says_what_it_can_do_with_each_oth
         assert!(word("pci").ends_with(".0") && word("pci").matches(':').count() == 2, "{device}");
         assert_eq!((&device["ordinal"], &device["simulated"]), (&at.into(), &true.into()));
         let peers = device["peers"].as_array().unwrap();
-        let others: Vec<_> = peers.iter().map(|peer| peer["ordinal"].as_u64().unwrap() as usize).collect();
+        let others: Vec<_> =
+            peers.iter().map(|peer| peer["ordinal"].as_u64().unwrap() as usize).collect();
         assert_eq!(others, (0..3).filter(|other| *other != at).collect::<Vec<_>>());
         for peer in peers {
-            assert_eq!((&peer["access"], &peer["no_access"]), (&true.into(), &Value::Null), "{peer}");
-            assert!(peer["native_atomics"].is_boolean() && peer["performance_rank"].is_i64(), "{peer}");
+            assert_eq!(
+                (&peer["access"], &peer["no_access"]),
+                (&true.into(), &Value::Null),
+                "{peer}"
+            );
+            assert!(
+                peer["native_atomics"].is_boolean() && peer["performance_rank"].is_i64(),
+                "{peer}"
+            );
             assert_eq!(peer["link"], "simulated");
         }
         for name in ["uuid", "pci", "name"] {
             assert!(text.contains(word(name)), "no {name} of {at} in\n{text}");
         }
     }
-    let uuids: std::collections::BTreeSet<_> = devices.iter().map(|device| device["uuid"].as_str()).collect();
+    let uuids: std::collections::BTreeSet<_> =
+        devices.iter().map(|device| device["uuid"].as_str()).collect();
     assert_eq!(uuids.len(), 3);
     let link = "peer access, no native atomics, performance rank 0, simulated";
     assert_eq!(text.matches(link).count(), 6, "{text}");
@@ -398,7 +434,11 @@ fn a_variable_that_is_misspelt_is_met_with_the_one_that_was_meant() {
     for verb in ["info", "perf", "explain"] {
         let output = command(&[verb]).env("CARRACK_PACKET_SIZ", "4K").output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{verb}");
-        assert!(stderr(&output).contains("did you mean CARRACK_PACKET_SIZE?"), "{verb}: {}", stderr(&output));
+        assert!(
+            stderr(&output).contains("did you mean CARRACK_PACKET_SIZE?"),
+            "{verb}: {}",
+            stderr(&output)
+        );
         assert!(stderr(&output).starts_with("carrack: "), "{verb}: {}", stderr(&output));
     }
 }
@@ -458,7 +498,8 @@ fn memory_that_a_nic_reaches_is_not_said_to_be_reached_through_its_owner() {
 #[test]
 fn explain_has_every_ranks_view_in_order_when_asked() {
     let views = lines(&stdout(&run(&["explain", "--all", "--json"])));
-    let pairs: Vec<_> = views.iter().map(|view| (view["rank"].as_u64(), view["peer"].as_u64())).collect();
+    let pairs: Vec<_> =
+        views.iter().map(|view| (view["rank"].as_u64(), view["peer"].as_u64())).collect();
     let expected = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(rank, peer)| (Some(rank), Some(peer)));
     assert_eq!(pairs, expected);
     for view in views {
@@ -473,7 +514,8 @@ fn explain_has_every_ranks_view_in_order_when_asked() {
 #[test]
 fn a_reader_that_has_heard_enough_is_no_failure() {
     let first_line_of = |args: &[&str]| {
-        let mut child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child =
+            command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut first = String::new();
         // The reader is dropped here, and the pipe with it.
         BufReader::with_capacity(1, child.stdout.take().unwrap()).read_line(&mut first).unwrap();
@@ -532,33 +574,45 @@ fn the_osu_format_has_a_row_of_size_and_figure_for_each_power_of_two() {
 
 #[test]
 fn the_osu_format_goes_through_every_pair_of_memory() {
-    let output = command(&["put_get_bench", "get_latency", "all", "-m", "64:64", "--seconds", "0.01"])
-        .env("CARRACK_GPU", "fake")
-        .output()
-        .unwrap();
+    let output =
+        command(&["put_get_bench", "get_latency", "all", "-m", "64:64", "--seconds", "0.01"])
+            .env("CARRACK_GPU", "fake")
+            .output()
+            .unwrap();
     let said = stdout(&output);
     let pairs: Vec<_> = said.lines().filter(|line| line.starts_with("# Rank 0 Memory")).collect();
     assert!(
-        pairs.len() == 9 && pairs[8] == "# Rank 0 Memory on DEVICE (D) and Rank 1 Memory on DEVICE (D)",
+        pairs.len() == 9
+            && pairs[8] == "# Rank 0 Memory on DEVICE (D) and Rank 1 Memory on DEVICE (D)",
         "{said}"
     );
     assert_eq!(said.lines().filter(|line| line.starts_with("64 ")).count(), 9, "{said}");
-    for wrong in [&["latency", "H"][..], &["latency", "M", "M"], &["latency", "-m", "8:4"], &["speed"]] {
+    for wrong in
+        [&["latency", "H"][..], &["latency", "M", "M"], &["latency", "-m", "8:4"], &["speed"]]
+    {
         let output = run(&[&["put_get_bench"], wrong].concat());
         assert!(output.status.code() == Some(2) && !stderr(&output).is_empty(), "{wrong:?}");
     }
     // Not in words of the options of perf, which this command has not.
-    let output =
-        command(&["put_get_bench", "latency", "D7", "H"]).env("CARRACK_GPU", "fake").output().unwrap();
+    let output = command(&["put_get_bench", "latency", "D7", "H"])
+        .env("CARRACK_GPU", "fake")
+        .output()
+        .unwrap();
     let said = stderr(&output);
-    assert!(!output.status.success() && said.contains("device:7") && !said.contains("--mem"), "{said}");
+    assert!(
+        !output.status.success() && said.contains("device:7") && !said.contains("--mem"),
+        "{said}"
+    );
 }
 
 /// Programs that have no `main` of their own have the command make their trials.
 #[test]
 fn the_command_answers_whoever_has_it_make_a_trial_and_does_nothing_else() {
     let said = command(&["info"]).env("CARRACK_TRIAL", "whether this is known").output().unwrap();
-    assert_eq!(stdout(&said), "carrack trial: failed: nobody here knows what `whether this is known` asks\n");
+    assert_eq!(
+        stdout(&said),
+        "carrack trial: failed: nobody here knows what `whether this is known` asks\n"
+    );
     assert_eq!(stderr(&said), "");
 }
 
@@ -567,6 +621,10 @@ fn messages_longer_than_the_machine_has_room_for_are_an_error_and_no_crash() {
     for op in ["am", "send", "put", "get"] {
         let said = run(&["perf", "--op", op, "--size", "900000000G"]);
         assert_eq!(said.status.code(), Some(1), "{op}: {}", stderr(&said));
-        assert!(stderr(&said).contains("no room for 966367641600000000 bytes"), "{op}: {}", stderr(&said));
+        assert!(
+            stderr(&said).contains("no room for 966367641600000000 bytes"),
+            "{op}: {}",
+            stderr(&said)
+        );
     }
 }

@@ -20,8 +20,8 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(test: &str) -> Self {
-        let folder =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("selftest-{test}-{}", std::process::id()));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("selftest-{test}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         Self(folder)
     }
@@ -31,7 +31,9 @@ impl Folder {
         let folder = Self::new(test);
         let place = folder.0.join("carrack");
         // Not a symbolic link: it looks for its bundle where it lies.
-        fs::hard_link(carrack(), &place).or_else(|_| fs::copy(carrack(), &place).map(drop)).unwrap();
+        fs::hard_link(carrack(), &place)
+            .or_else(|_| fs::copy(carrack(), &place).map(drop))
+            .unwrap();
         let about = r#"{"version": "1.2.3", "commit": "a0b1c2", "built": "by a test"}"#;
         fs::write(folder.0.join("bundle.json"), about).unwrap();
         fs::create_dir_all(folder.0.join("tests")).unwrap();
@@ -59,7 +61,9 @@ impl Folder {
     /// The folders of unpacked programs in a place.
     fn unpacked(&self, place: &Path) -> Vec<PathBuf> {
         let paths = fs::read_dir(place).unwrap().map(|entry| entry.unwrap().path());
-        paths.filter(|path| path.is_dir() && path.to_str().unwrap().contains("/programs-")).collect()
+        paths
+            .filter(|path| path.is_dir() && path.to_str().unwrap().contains("/programs-"))
+            .collect()
     }
 
     fn report(&self) -> PathBuf {
@@ -72,7 +76,8 @@ impl Folder {
     }
 
     fn json(&self) -> Value {
-        serde_json::from_str(&fs::read_to_string(self.report().join("report.json")).unwrap()).unwrap()
+        serde_json::from_str(&fs::read_to_string(self.report().join("report.json")).unwrap())
+            .unwrap()
     }
 
     fn people(&self) -> String {
@@ -88,7 +93,10 @@ impl Drop for Folder {
 
 fn selftest(carrack: &Path, report: &Path, filter: &str, args: &[&str]) -> Command {
     let mut command = Command::new(carrack);
-    command.args(["selftest", "--gpu", "fake", "--filter", filter, "--report"]).arg(report).args(args);
+    command
+        .args(["selftest", "--gpu", "fake", "--filter", filter, "--report"])
+        .arg(report)
+        .args(args);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("CARRACK_") {
             command.env_remove(name);
@@ -103,7 +111,10 @@ fn said(output: &Output) -> String {
 
 fn part<'a>(report: &'a Value, name: &str) -> &'a Value {
     let parts = report["parts"].as_array().unwrap();
-    parts.iter().find(|part| part["name"] == name).unwrap_or_else(|| panic!("no {name} in {report:#}"))
+    parts
+        .iter()
+        .find(|part| part["name"] == name)
+        .unwrap_or_else(|| panic!("no {name} in {report:#}"))
 }
 
 /// The processes that have a word on their command line.
@@ -113,8 +124,8 @@ fn running(word: &str) -> usize {
     lines.filter(|line| line.split(|byte| *byte == 0).any(|arg| arg == word.as_bytes())).count()
 }
 
-const GOOD: &str =
-    "echo 'skipped: it is not here'; echo 'test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured'";
+const GOOD: &str = "echo 'skipped: it is not here'; echo 'test result: ok. 2 passed; 0 failed; 1 \
+    ignored; 0 measured'";
 
 #[test]
 fn a_built_tree_is_tested_and_its_simulated_gpus_are_called_simulated() {
@@ -122,8 +133,9 @@ fn a_built_tree_is_tested_and_its_simulated_gpus_are_called_simulated() {
     built::examples();
     let folder = Folder::new("tree");
     let filter = "quiet_path,ring_p2p,halo scaling,perf copy pinned,device:0";
-    let output =
-        selftest(carrack(), &folder.report(), filter, &["--quick", "--seconds", "0.03"]).output().unwrap();
+    let output = selftest(carrack(), &folder.report(), filter, &["--quick", "--seconds", "0.03"])
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let report = folder.json();
     assert!(
@@ -140,7 +152,8 @@ fn a_built_tree_is_tested_and_its_simulated_gpus_are_called_simulated() {
     let device = &report["info"]["gpus"][0]["devices"][0];
     assert_eq!(device["simulated"], true);
     assert!(
-        device["peers"][0]["performance_rank"].is_i64() && device["peers"][0]["native_atomics"].is_boolean()
+        device["peers"][0]["performance_rank"].is_i64()
+            && device["peers"][0]["native_atomics"].is_boolean()
     );
 
     let tests = part(&report, "quiet_path");
@@ -156,7 +169,9 @@ fn a_built_tree_is_tested_and_its_simulated_gpus_are_called_simulated() {
     let halo = report["halo"].as_array().unwrap();
     assert_eq!(halo.iter().map(|run| run["gpus"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(2)]);
     assert!(halo.iter().all(|run| run["step_us"].as_f64() > Some(0.0)), "{halo:?}");
-    for (drawn, holds) in [("halo-field.svg", "<rect"), ("halo-scaling.svg", "simulated: says nothing")] {
+    for (drawn, holds) in
+        [("halo-field.svg", "<rect"), ("halo-scaling.svg", "simulated: says nothing")]
+    {
         let svg = fs::read_to_string(folder.report().join(drawn)).unwrap();
         assert!(svg.contains(holds) && svg.ends_with("</svg>\n"), "{drawn}: {svg}");
         assert!(folder.people().contains(&format!("]({drawn})")));
@@ -191,7 +206,11 @@ fn a_part_that_fails_fails_the_run_and_is_named_with_its_last_words() {
         let part = part(&report, &format!("planted_{name} (simulated)"));
         assert_eq!(part["outcome"], "failed");
         assert!(part["reason"].as_str().unwrap().contains(why), "{part}");
-        assert!(said(&output).contains(&format!("planted_{name} (simulated): ")), "{}", said(&output));
+        assert!(
+            said(&output).contains(&format!("planted_{name} (simulated): ")),
+            "{}",
+            said(&output)
+        );
     }
     let tail = part(&report, "planted_bad (simulated)")["tail"].as_str().unwrap();
     assert!(tail.contains("the last words") && tail.contains("elsewhere"), "{tail}");
@@ -226,12 +245,15 @@ fn a_part_that_hangs_ends_at_its_limit_with_all_it_has_started() {
 #[test]
 fn a_signal_ends_everything_and_what_was_done_is_reported() {
     let hangs = "echo here > $TEST_SCRATCH/../$NAME; sleep 73645281 & sleep 73645281";
-    let folder =
-        Folder::bundle("interrupted", &[("planted_a", GOOD), ("planted_b", hangs), ("planted_c", GOOD)]);
+    let folder = Folder::bundle(
+        "interrupted",
+        &[("planted_a", GOOD), ("planted_b", hangs), ("planted_c", GOOD)],
+    );
     let name = format!("carrack-planted-{}", std::process::id());
     let started = std::env::temp_dir().join(&name);
     let mut command = folder.selftest("planted", &[]);
-    let child = command.env("NAME", &name).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let child =
+        command.env("NAME", &name).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     while !started.exists() {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -241,8 +263,8 @@ fn a_signal_ends_everything_and_what_was_done_is_reported() {
     assert_eq!(output.status.code(), Some(130), "{}", said(&output));
     assert_eq!(running("73645281"), 0, "processes are left");
     let report = folder.json();
-    let outcomes =
-        ["a", "b", "c"].map(|name| part(&report, &format!("planted_{name} (simulated)"))["outcome"].clone());
+    let outcomes = ["a", "b", "c"]
+        .map(|name| part(&report, &format!("planted_{name} (simulated)"))["outcome"].clone());
     assert_eq!(outcomes, ["passed", "skipped", "skipped"]);
 }
 
@@ -260,13 +282,21 @@ fn one_rank_of_a_node_works_and_the_others_say_so_and_end_well() {
     assert_eq!(folder.json()["launcher"], "carrack run, rank 0");
 
     // Of several nodes each writes its own.
-    let slurm =
-        [("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_PROCID", "4"), ("SLURM_LOCALID", "0"), ("SLURM_NNODES", "2")];
+    let slurm = [
+        ("SLURM_STEP_NUM_TASKS", "8"),
+        ("SLURM_PROCID", "4"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_NNODES", "2"),
+    ];
     let output = folder.selftest("planted", &[]).envs(slurm).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    let names =
-        fs::read_dir(folder.report()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    assert_eq!(names.filter(|name| name.starts_with("report-") && name.ends_with(".json")).count(), 1);
+    let names = fs::read_dir(folder.report())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(
+        names.filter(|name| name.starts_with("report-") && name.ends_with(".json")).count(),
+        1
+    );
 }
 
 #[test]
@@ -277,7 +307,9 @@ fn a_packed_bundle_is_unpacked_once_and_its_programs_find_the_command_above_them
     let folder = Folder::packed("packed", &[("planted_a", &script), ("planted_b", GOOD)]);
     let output = folder.selftest("planted", &[]).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    let [unpacked] = &folder.unpacked(&folder.0)[..] else { panic!("{:?}", folder.unpacked(&folder.0)) };
+    let [unpacked] = &folder.unpacked(&folder.0)[..] else {
+        panic!("{:?}", folder.unpacked(&folder.0))
+    };
     let line = format!("into {}", unpacked.display());
     assert_eq!(said(&output).matches(&line).count(), 1, "{}", said(&output));
     assert_eq!(folder.json()["totals"]["parts_passed"], 2);
@@ -359,7 +391,10 @@ fn a_run_of_nothing_is_no_success() {
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("nothing was tested"), "{}", said(&output));
     let listed = folder.selftest("planted", &["--list"]).output().unwrap();
-    assert_eq!((listed.status.code(), said(&listed)), (Some(0), "planted_good (simulated)\n".into()));
+    assert_eq!(
+        (listed.status.code(), said(&listed)),
+        (Some(0), "planted_good (simulated)\n".into())
+    );
     let elsewhere = Folder::new("no-kit");
     fs::copy(carrack(), elsewhere.0.join("carrack")).unwrap();
     let output = elsewhere.selftest("planted", &[]).output().unwrap();

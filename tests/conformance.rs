@@ -1,5 +1,5 @@
-//! The suite that every transport passes: what the runtime promises, over each of them in turn, and what
-//! the transport contract promises, below the runtime.
+//! The suite that every transport passes: what the runtime promises, over each of them in turn, and
+//! what the transport contract promises, below the runtime.
 //!
 //! | module | one idea |
 //! |---|---|

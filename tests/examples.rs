@@ -1,4 +1,5 @@
-//! The examples, as a user starts them: several processes under the launcher, which verify what they have done.
+//! The examples, as a user starts them: several processes under the launcher, which verify what
+//! they have done.
 
 #[path = "support/built.rs"]
 mod built;
@@ -18,7 +19,10 @@ fn run(example: &str, ranks: u32) -> Vec<String> {
 fn run_with(example: &str, ranks: u32, args: &[&str]) -> Vec<String> {
     let program = examples().join(example);
     let mut command = Command::new(carrack());
-    command.args(["run", "-n", &ranks.to_string(), "--timeout", "100", "--"]).arg(program).args(args);
+    command
+        .args(["run", "-n", &ranks.to_string(), "--timeout", "100", "--"])
+        .arg(program)
+        .args(args);
     printed(command, &format!("{example} on {ranks}"))
 }
 
@@ -41,13 +45,21 @@ fn printed(mut command: Command, what: &str) -> Vec<String> {
 #[test]
 fn four_processes_fill_an_array_together_and_each_finds_all_of_it() {
     let lines = run("distributed_array", 4);
-    assert_eq!(lines.iter().filter(|line| line.contains("400000 words, all right")).count(), 4, "{lines:?}");
+    assert_eq!(
+        lines.iter().filter(|line| line.contains("400000 words, all right")).count(),
+        4,
+        "{lines:?}"
+    );
 }
 
 #[test]
 fn four_processes_share_a_hash_table_without_losing_a_key() {
     let lines = run("hash_table", 4);
-    assert_eq!(lines.iter().filter(|line| line.contains("16384 keys found")).count(), 4, "{lines:?}");
+    assert_eq!(
+        lines.iter().filter(|line| line.contains("16384 keys found")).count(),
+        4,
+        "{lines:?}"
+    );
 }
 
 #[test]
@@ -59,7 +71,10 @@ fn four_processes_steal_work_until_the_whole_tree_is_searched() {
 fn processes_that_exchange_rows_with_their_neighbours_compute_what_one_does_alone() {
     for ranks in [1, 4, 7] {
         let lines = run("stencil", ranks);
-        let right = lines.iter().filter(|line| line.contains("after 300 steps as if computed alone")).count();
+        let right = lines
+            .iter()
+            .filter(|line| line.contains("after 300 steps as if computed alone"))
+            .count();
         assert_eq!(right, ranks as usize, "{lines:?}");
     }
 }
@@ -68,8 +83,9 @@ fn processes_that_exchange_rows_with_their_neighbours_compute_what_one_does_alon
 fn processes_pass_blocks_round_a_ring_of_gpus_in_the_order_of_streams() {
     for ranks in [1, 2, 3] {
         let lines = run("stream_ordered", ranks);
-        let right =
-            lines.iter().filter(|line| line.contains("200 steps of 1 MiB") && line.contains("all right"));
+        let right = lines
+            .iter()
+            .filter(|line| line.contains("200 steps of 1 MiB") && line.contains("all right"));
         assert_eq!(right.count() as u32, ranks, "{lines:?}");
     }
 }
@@ -78,7 +94,8 @@ fn processes_pass_blocks_round_a_ring_of_gpus_in_the_order_of_streams() {
 fn a_heat_equation_on_a_grid_of_gpus_is_what_one_cpu_computes() {
     let folder = std::env::temp_dir().join(format!("carrack-halo-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    for (ranks, grid) in [(1, "of 1 x 1"), (2, "of 1 x 2"), (4, "of 2 x 2"), (3, "of 1 x 3"), (5, "of 1 x 5")]
+    for (ranks, grid) in
+        [(1, "of 1 x 1"), (2, "of 1 x 2"), (4, "of 2 x 2"), (3, "of 1 x 3"), (5, "of 1 x 5")]
     {
         let picture = folder.join(format!("{ranks}.svg"));
         let lines = run_with("halo_2d", ranks, &["24", "12", picture.to_str().unwrap()]);
@@ -91,7 +108,8 @@ fn a_heat_equation_on_a_grid_of_gpus_is_what_one_cpu_computes() {
         assert_eq!(saying(&lines, "us a step"), ranks as usize, "{lines:?}");
         let svg = std::fs::read_to_string(&picture).unwrap();
         let rows = svg.matches("<rect x=\"0\"").count();
-        let wide = |rect: &str| rect.split("width=\"").nth(1)?.split('"').next()?.parse::<usize>().ok();
+        let wide =
+            |rect: &str| rect.split("width=\"").nth(1)?.split('"').next()?.parse::<usize>().ok();
         let squares: usize = svg.split("<rect").skip(1).filter_map(wide).sum();
         assert!(svg.ends_with("</svg>\n"), "{ranks} ranks: {svg}");
         assert_eq!(
@@ -117,7 +135,11 @@ fn a_field_with_a_wrong_cell_one_that_is_no_number_or_one_too_few_is_far_from_wh
     // A part is that part of the whole, whatever it is cut at.
     let whole = heat::alone([0..60, 0..80], [60, 80], 25);
     let part: Vec<f64> = (10..30).flat_map(|row| whole[row * 80..row * 80 + 40].to_vec()).collect();
-    assert!(part == wanted && whole.iter().any(|&cell| cell > 0.9) && wanted.iter().any(|&cell| cell > 0.1));
+    assert!(
+        part == wanted
+            && whole.iter().any(|&cell| cell > 0.9)
+            && wanted.iter().any(|&cell| cell > 0.1)
+    );
 }
 
 #[test]
@@ -146,7 +168,9 @@ fn ranks_that_were_started_with_different_arguments_say_so_and_wait_for_nobody()
         let mut command = Command::new(carrack());
         command.args(["run", "-n", "2", "--timeout", "100", "--", "sh", "-c"]);
         let halo = examples().join("halo_2d").display().to_string();
-        command.arg(format!("if [ $CARRACK_RANK = 0 ]; then exec {halo} 8 3; else exec {halo} {theirs}; fi"));
+        command.arg(format!(
+            "if [ $CARRACK_RANK = 0 ]; then exec {halo} 8 3; else exec {halo} {theirs}; fi"
+        ));
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && output.status.code() != Some(124), "{theirs}: {said}");
@@ -159,7 +183,10 @@ fn settings_that_make_no_sense_are_told_in_words_and_once() {
     let mut command = Command::new(examples().join("halo_3d"));
     let output = command.env("CARRACK_GPU_COPIER", "maybe").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("CARRACK_GPU_COPIER=maybe cannot be read"), "{said}");
+    assert!(
+        !output.status.success() && said.contains("CARRACK_GPU_COPIER=maybe cannot be read"),
+        "{said}"
+    );
     assert!(!said.contains("Error:") && said.matches("maybe").count() == 1, "{said}");
 }
 
@@ -172,7 +199,11 @@ fn a_picture_that_cannot_be_written_is_an_error_and_nobody_waits_for_the_rank_th
     for mut command in [alone, launched] {
         let output = command.args(args).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && output.status.code() != Some(124), "{:?}: {said}", output.status);
+        assert!(
+            !output.status.success() && output.status.code() != Some(124),
+            "{:?}: {said}",
+            output.status
+        );
         assert!(said.contains("no such folder/field.svg"), "{said}");
     }
 }
@@ -181,7 +212,11 @@ fn a_picture_that_cannot_be_written_is_an_error_and_nobody_waits_for_the_rank_th
 fn four_processes_await_each_others_blocks_and_sums() {
     for ranks in [1, 4] {
         let lines = run("futures", ranks);
-        assert_eq!(lines.iter().filter(|line| line.contains("all right")).count() as u32, ranks, "{lines:?}");
+        assert_eq!(
+            lines.iter().filter(|line| line.contains("all right")).count() as u32,
+            ranks,
+            "{lines:?}"
+        );
     }
 }
 
@@ -189,9 +224,9 @@ fn four_processes_await_each_others_blocks_and_sums() {
 fn messages_lie_on_a_gpu_simulated_where_there_is_none() {
     for ranks in [1, 2, 3] {
         let lines = run("am_into_gpu", ranks);
-        let right = lines
-            .iter()
-            .filter(|line| line.contains("messages lay in memory of") && line.ends_with("all right"));
+        let right = lines.iter().filter(|line| {
+            line.contains("messages lay in memory of") && line.ends_with("all right")
+        });
         assert_eq!(right.count() as u32, ranks, "{lines:?}");
     }
 }
@@ -232,7 +267,11 @@ fn ranks_that_put_layers_of_a_bar_to_their_neighbours_compute_what_one_does_alon
     for ranks in [2, 5] {
         let lines = run("halo_3d", ranks);
         assert!(lines.iter().any(|line| names_gpus(line)), "{lines:?}");
-        assert_eq!(saying(&lines, "layers after 50 steps as if computed alone"), ranks as usize, "{lines:?}");
+        assert_eq!(
+            saying(&lines, "layers after 50 steps as if computed alone"),
+            ranks as usize,
+            "{lines:?}"
+        );
     }
     assert_eq!(saying(&run_alone("halo_3d"), "layers after 50 steps as if computed alone"), 2);
 }
@@ -259,10 +298,15 @@ fn a_list_grows_on_gpus_as_others_append_to_it_and_shrinks_again() {
     for lines in [run("growable_buffer", 3), run_alone("growable_buffer")] {
         assert!(lines.iter().any(|line| names_gpus(line)), "{lines:?}");
         assert_eq!(saying(&lines, "8 stripes on"), 1, "{lines:?}");
-        let refused = "all right; the buffer cannot shrink to 4194304 bytes: its first 33554432 are in use";
+        let refused =
+            "all right; the buffer cannot shrink to 4194304 bytes: its first 33554432 are in use";
         assert_eq!(saying(&lines, refused), 1, "{lines:?}");
         assert_eq!(saying(&lines, "and 4194304 bytes again, where they were"), 1, "{lines:?}");
-        assert_eq!(saying(&lines, "may do with another list what they may, and no more"), 1, "{lines:?}");
+        assert_eq!(
+            saying(&lines, "may do with another list what they may, and no more"),
+            1,
+            "{lines:?}"
+        );
     }
 }
 

@@ -1,6 +1,6 @@
-//! `carrack explain` where resident copiers were asked for: each rank has one make a copy, and says whether it could. With simulated GPUs
-//! here, and with real ones where `TEST_GPU=cuda` says so; what ranks find that share a GPU is for real ones, and for the mock of
-//! `explain_claims`.
+//! `carrack explain` where resident copiers were asked for: each rank has one make a copy, and says
+//! whether it could. With simulated GPUs here, and with real ones where `TEST_GPU=cuda` says so;
+//! what ranks find that share a GPU is for real ones, and for the mock of `explain_claims`.
 
 #[path = "support/explained.rs"]
 mod explained;
@@ -46,8 +46,10 @@ fn ranks_with_a_gpu_each_have_had_a_copy_by_their_copiers() {
             continue;
         }
         // It was launched twice at least: before the ranks met, and behind that.
-        let counts: Vec<u64> =
-            rest.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
+        let counts: Vec<u64> = rest
+            .split(|c: char| !c.is_ascii_digit())
+            .filter_map(|word| word.parse().ok())
+            .collect();
         assert!(matches!(counts[..], [launches, copies] if launches >= 2 && copies >= 1), "{rest}");
     }
 }
@@ -86,7 +88,12 @@ fn ranks_of_which_some_only_ask_do_not_wait_for_each_other_in_vain() {
     }
     for asks in 0..3 {
         let first = format!("[ $CARRACK_RANK = {asks} ] && export CARRACK_GPU_COPIER=1;");
-        let told = told(&explain(3, &first, &["--all", "--json"], &[driver(), ("CARRACK_FAKE_GPUS", "3")]));
+        let told = told(&explain(
+            3,
+            &first,
+            &["--all", "--json"],
+            &[driver(), ("CARRACK_FAKE_GPUS", "3")],
+        ));
         for Told { rank, gpu, state, .. } in &told {
             let wanted = match *rank {
                 rank if rank != asks => None,
@@ -119,7 +126,12 @@ fn ranks_that_share_a_gpu_have_no_copier_and_tell_who_wants_one_too() {
 fn where_there_is_no_gpu_the_view_says_why_and_the_copier_changes_nothing() {
     let _watchdog = Watchdog::over("no GPU");
     let views = |asked: &str| {
-        text(&explain(2, "", &["--all", "--json"], &[("CARRACK_GPU", "none"), ("CARRACK_GPU_COPIER", asked)]))
+        text(&explain(
+            2,
+            "",
+            &["--all", "--json"],
+            &[("CARRACK_GPU", "none"), ("CARRACK_GPU_COPIER", asked)],
+        ))
     };
     let with = views("1");
     assert!(with.contains("CARRACK_GPU=none"), "{with}");

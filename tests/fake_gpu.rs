@@ -1,8 +1,8 @@
-//! The simulated GPU: that its memory bites, that handles work between real processes, that it misbehaves
-//! as ordered.
+//! The simulated GPU: that its memory bites, that handles work between real processes, that it
+//! misbehaves as ordered.
 //!
-//! The processes are this test binary again: a test starts it for the one test [`child`], with what to do
-//! in an environment variable and one end of a socket pair as its standard input.
+//! The processes are this test binary again: a test starts it for the one test [`child`], with what
+//! to do in an environment variable and one end of a socket pair as its standard input.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -24,8 +24,8 @@ use carrack_transports::gpu::{
 use carrack_transports::mem::{AllocId, CopyError, GpuUuid, MemKind, Region};
 use rand::{Rng, RngCore, SeedableRng, rngs::SmallRng};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -118,7 +118,8 @@ fn hear_handle(wire: &UnixStream) -> Handle {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
-    recvmsg(wire, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+    recvmsg(wire, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        .unwrap();
     let mut fds = control.drain().flat_map(|message| match message {
         RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
         _ => Vec::new(),
@@ -229,8 +230,8 @@ fn payload(len: usize, seed: u64) -> Vec<u8> {
 
 fn start_copy(gpu: &FakeGpu, dst: &Region, src: &Region, len: usize) -> Result<Event, GpuError> {
     let (to, from) = (dst.addr() as *mut u8, src.addr() as *const u8);
-    // SAFETY: the callers keep both regions until the event has fired, or free them on purpose, which the
-    // simulated driver allows.
+    // SAFETY: the callers keep both regions until the event has fired, or free them on purpose,
+    // which the simulated driver allows.
     unsafe { gpu.copy((to, dst.kind()), (from, src.kind()), len) }
 }
 

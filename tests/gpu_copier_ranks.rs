@@ -1,5 +1,5 @@
-//! Ranks whose small copies a resident kernel does: they put to each other, and die. With simulated GPUs here, and with real ones where
-//! `TEST_GPU=cuda` says so.
+//! Ranks whose small copies a resident kernel does: they put to each other, and die. With simulated
+//! GPUs here, and with real ones where `TEST_GPU=cuda` says so.
 
 mod support;
 
@@ -89,7 +89,8 @@ fn explain_tells_of_the_copier() {
     }
 }
 
-/// On real GPUs the ranks find each other; simulated ones are claimed by nobody, so the test orders it.
+/// On real GPUs the ranks find each other; simulated ones are claimed by nobody, so the test orders
+/// it.
 #[test]
 fn ranks_that_share_a_gpu_lose_no_copy_over_it_and_tell_why_they_have_no_copier() {
     let _watchdog = Watchdog::over("shared");
@@ -98,7 +99,8 @@ fn ranks_that_share_a_gpu_lose_no_copy_over_it_and_tell_why_they_have_no_copier(
 
 /// Whoever reaches the other's memory from its host memory does so by the GPU that it works with.
 #[test]
-fn a_put_from_host_memory_to_the_others_gpu_takes_that_ones_copier_from_it_neither_there_nor_here() {
+fn a_put_from_host_memory_to_the_others_gpu_takes_that_ones_copier_from_it_neither_there_nor_here()
+{
     let _watchdog = Watchdog::over("from the host");
     if let Some(ranks) = run("host", &[]) {
         ranks.succeed();
@@ -130,7 +132,8 @@ fn puts(role: &Role) {
     let runtime = runtime(role);
     let gpu = own_gpu(role, &runtime);
     let region = gpu.allocate(ROOM, Flavour::Plain).unwrap();
-    let lengths: Vec<usize> = (0..=33).chain([63, 511, 512, 513, 2048, 4097, 8191, MOST, MOST + 1]).collect();
+    let lengths: Vec<usize> =
+        (0..=33).chain([63, 511, 512, 513, 2048, 4097, 8191, MOST, MOST + 1]).collect();
     if role.rank == 1 {
         let _mr = registered(role, &runtime, "memory", &region);
         heard(role, &runtime, "put", 0);
@@ -142,7 +145,11 @@ fn puts(role: &Role) {
                 runtime.post_recv(Rank(0), into.take().unwrap(), Tag(turn as u64)).comp(done).call()
             });
             let status = got.unwrap().ok().unwrap();
-            assert_eq!(wrong(&status.buffer.to_vec().unwrap()[..len], turn as u64, 0), None, "{len} B");
+            assert_eq!(
+                wrong(&status.buffer.to_vec().unwrap()[..len], turn as u64, 0),
+                None,
+                "{len} B"
+            );
         }
         role.meet("over", &runtime, 0..2);
         return;
@@ -256,13 +263,16 @@ fn signals(role: &Role) {
             status.unwrap().ok().unwrap();
             heard(role, &runtime, &format!("checked {turn}"), 1);
         }
-        until_by_copier(&gpus::of(&runtime), || put(&runtime, region.slice(0, 8).unwrap().into(), &rmr, 0));
+        until_by_copier(&gpus::of(&runtime), || {
+            put(&runtime, region.slice(0, 8).unwrap().into(), &rmr, 0)
+        });
         role.says("put by the copier");
     }
     role.meet("over", &runtime, 0..2);
 }
 
-/// A put that the kernel has, and pieces over every other part of it right behind: as a batch, and as a face.
+/// A put that the kernel has, and pieces over every other part of it right behind: as a batch, and
+/// as a face.
 fn batches(role: &Role) {
     const PIECES: usize = 64;
     const ALL: usize = 64 * PIECES;
@@ -278,8 +288,12 @@ fn batches(role: &Role) {
     let gpus = gpus::of(&runtime);
     until_by_copier(&gpus, || put(&runtime, under.slice(0, ALL).unwrap().into(), &rmr, 0));
     // The last first: so they are no rows of a grid.
-    let piece =
-        |at: usize| Piece { local: &over, range: 64 * at..64 * at + 32, rmr: &rmr, offset: 64 * at as u64 };
+    let piece = |at: usize| Piece {
+        local: &over,
+        range: 64 * at..64 * at + 32,
+        rmr: &rmr,
+        offset: 64 * at as u64,
+    };
     let pieces: Vec<_> = (0..PIECES).rev().map(piece).collect();
     let face = Face { offset: 0, count: [32, PIECES, 1], pitch: [64, 0] };
     let mut kernels = 0;
@@ -296,17 +310,27 @@ fn batches(role: &Role) {
             0 => runtime.post_put_batch(Rank(1), &pieces),
             _ => runtime.post_put_face(Rank(1), &over, &face, &rmr, &face),
         };
-        assert!(second.comp(&both).allow_done(false).allow_retry(false).call().unwrap().is_posted());
+        assert!(
+            second.comp(&both).allow_done(false).allow_retry(false).call().unwrap().is_posted()
+        );
         let ended = both.wait(&runtime).unwrap();
         assert!(ended.len() == 2 && ended.iter().all(|status| status.error.is_none()), "{ended:?}");
         // A simulated device's engines have no order among themselves.
         if by_kernel || are_real() {
-            let got = runtime.post_get(Rank(1), vec![0; ALL], &rmr, 0).allow_posted(false).call().unwrap();
+            let got = runtime
+                .post_get(Rank(1), vec![0; ALL], &rmr, 0)
+                .allow_posted(false)
+                .call()
+                .unwrap();
             let Outcome::Done(status) = got else { panic!("{got:?}") };
             let got = status.ok().unwrap().buffer.to_vec().unwrap();
             for at in 0..PIECES {
-                let (row, low, high) = (&got[64 * at..][..64], &low[64 * at..][..64], &high[64 * at..][..64]);
-                assert!(row[..32] == high[..32] && row[32..] == low[32..], "turn {turn}, piece {at}");
+                let (row, low, high) =
+                    (&got[64 * at..][..64], &low[64 * at..][..64], &high[64 * at..][..64]);
+                assert!(
+                    row[..32] == high[..32] && row[32..] == low[32..],
+                    "turn {turn}, piece {at}"
+                );
             }
         }
         kernels += u32::from(by_kernel);
@@ -322,12 +346,15 @@ fn kills(role: &Role) {
     let victim = role.words[0] as u32;
     let runtime = runtime(role);
     let gpu = own_gpu(role, &runtime);
-    let (target, source) = (gpu.allocate(MOST, Flavour::Plain).unwrap(), gpu.allocate(MOST, Flavour::Plain));
+    let (target, source) =
+        (gpu.allocate(MOST, Flavour::Plain).unwrap(), gpu.allocate(MOST, Flavour::Plain));
     let source = source.unwrap();
     let _mr = registered(role, &runtime, "memory", &target);
     let other = Rank(1 - role.rank);
     let rmr = told(role, "memory", other.0);
-    until_by_copier(&gpus::of(&runtime), || put(&runtime, source.slice(0, 64).unwrap().into(), &rmr, 0));
+    until_by_copier(&gpus::of(&runtime), || {
+        put(&runtime, source.slice(0, 64).unwrap().into(), &rmr, 0)
+    });
     role.says("began");
     heard(role, &runtime, "began", other.0);
     for turn in 0_usize.. {
@@ -368,7 +395,8 @@ fn ways(runtime: &Runtime) -> Vec<String> {
     kinds.filter(|kind| kind.memory.starts_with("device")).map(|kind| kind.way).collect()
 }
 
-/// Both on the first GPU: the first rank's copier is given up while it has copies, the second never has one.
+/// Both on the first GPU: the first rank's copier is given up while it has copies, the second never
+/// has one.
 fn shared(role: &Role) {
     const AT_ONCE: usize = 16;
     const CELL: usize = 64;
@@ -387,14 +415,20 @@ fn shared(role: &Role) {
         source.whole().write(&bytes).unwrap();
         let all = Synchronizer::new(AT_ONCE);
         for at in (0..AT_ONCE).map(|cell| cell * CELL) {
-            let post = runtime.post_put(other, source.slice(at, CELL).unwrap(), &rmr, at as u64).comp(&all);
+            let post = runtime
+                .post_put(other, source.slice(at, CELL).unwrap(), &rmr, at as u64)
+                .comp(&all);
             assert!(post.allow_done(false).allow_retry(false).call().unwrap().is_posted());
         }
         let ended = all.wait(&runtime).unwrap();
-        assert!(ended.len() == AT_ONCE && ended.iter().all(|status| status.error.is_none()), "{ended:?}");
+        assert!(
+            ended.len() == AT_ONCE && ended.iter().all(|status| status.error.is_none()),
+            "{ended:?}"
+        );
         let mut there = Some(vec![0; AT_ONCE * CELL]);
-        let got =
-            over(&runtime, |done| runtime.post_get(other, there.take().unwrap(), &rmr, 0).comp(done).call());
+        let got = over(&runtime, |done| {
+            runtime.post_get(other, there.take().unwrap(), &rmr, 0).comp(done).call()
+        });
         assert!(got.unwrap().ok().unwrap().buffer.to_vec().unwrap() == bytes, "turn {turns}");
     };
     if role.rank == 0 {
@@ -423,7 +457,11 @@ fn shared(role: &Role) {
     assert_eq!(gpu.copier(), CopierState::Refused(refused.clone()), "for good");
     if let Some(fake) = &gpus.fake {
         let launches = fake.counters().copier_launches;
-        assert_eq!((role.rank == 0, refused.contains("4711")), (launches > 0, true), "{launches} launches");
+        assert_eq!(
+            (role.rank == 0, refused.contains("4711")),
+            (launches > 0, true),
+            "{launches} launches"
+        );
     }
     let (ways, reason) = (ways(&runtime), format!("; no resident copier: {refused}"));
     assert!(ways.iter().any(|way| way.contains(&reason)), "{ways:?}");

@@ -1,5 +1,6 @@
-//! What operations on memory of a GPU cost in calls of the driver, counted by the mock library: with each they take longer by as
-//! much as a small message takes (gpu.md, "Measured"), so a call more is a test that fails.
+//! What operations on memory of a GPU cost in calls of the driver, counted by the mock library:
+//! with each they take longer by as much as a small message takes (gpu.md, "Measured"), so a call
+//! more is a test that fails.
 
 #[path = "../transports/tests/mock/mod.rs"]
 mod mock;
@@ -13,7 +14,9 @@ mod profile;
 use carrack::buffer::raw;
 use carrack::region::Region;
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
-use carrack::{Buffer, Counter, Face, MR_DEVICE, MR_UNKNOWN, Piece, Rank, Rmr, Runtime, StreamCounter, Tag};
+use carrack::{
+    Buffer, Counter, Face, MR_DEVICE, MR_UNKNOWN, Piece, Rank, Rmr, Runtime, StreamCounter, Tag,
+};
 use std::path::PathBuf;
 use std::sync::Arc;
 use support::{Job, OverShm, Watchdog, built, connect, unstarted};
@@ -125,7 +128,8 @@ fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
         let wanted = over.get() + many as u64;
         let post = || (0..many).for_each(|_| put(&ground, from.whole(), &to, &over));
         assert_eq!(ground.during(post), copies(many, 2 * many));
-        // The mock's engine is found done when it is asked for the third time; and of many, an event is recorded.
+        // The mock's engine is found done when it is asked for the third time; and of many, an
+        // event is recorded.
         let ends = ground.during(|| ground.until(|| over.get() == wanted));
         assert!(ends.queries <= 3 && ends.records <= 1 && ends.questions == 0, "{many}: {ends:?}");
     }
@@ -133,7 +137,8 @@ fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
     ground.word("mock_hold");
     let wanted = over.get() + 40;
     (0..40).for_each(|_| put(&ground, from.whole(), &to, &over));
-    let progress = |calls: i32| ground.during(|| (0..calls).for_each(|_| drop(ground.runtime.progress())));
+    let progress =
+        |calls: i32| ground.during(|| (0..calls).for_each(|_| drop(ground.runtime.progress())));
     assert_eq!(progress(1).records, 1);
     assert_eq!(progress(100), Calls { queries: 100, ..copies(0, 200) });
     ground.word("mock_release");
@@ -143,7 +148,8 @@ fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
     let post = || (0..9).for_each(|_| put(&ground, from.whole(), &to, &over));
     assert_eq!(ground.during(post), copies(9, 0));
     ground.word("mock_leave");
-    // As it does where the thread was given it: then progress changes none, either, not even for its first question.
+    // As it does where the thread was given it: then progress changes none, either, not even for
+    // its first question.
     ground.gpu.make_current().unwrap();
     let wanted = over.get() + 18;
     assert_eq!(ground.during(post), copies(9, 0));
@@ -207,13 +213,18 @@ fn a_put_of_raw_memory_costs_one_question_where_nothing_is_promised() {
     let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
     let region = |hint| {
         // SAFETY: `from` stays to the end, and nobody has references to it.
-        unsafe { raw::region(from.addr() as *mut u8, 8, hint, ground.runtime.gpu_drivers()) }.unwrap()
+        unsafe { raw::region(from.addr() as *mut u8, 8, hint, ground.runtime.gpu_drivers()) }
+            .unwrap()
     };
     drop(region(MR_UNKNOWN));
     for (hint, questions) in [(MR_UNKNOWN, 1), (MR_DEVICE, 0)] {
         let mut kept = None;
         let fresh = || put(&ground, kept.insert(region(hint)).whole(), &to, &over);
-        assert_eq!(ground.during(fresh), Calls { questions, ..copies(1, 2) }, "{hint:?}, the first time");
+        assert_eq!(
+            ground.during(fresh),
+            Calls { questions, ..copies(1, 2) },
+            "{hint:?}, the first time"
+        );
         let again = || put(&ground, kept.as_ref().unwrap().whole(), &to, &over);
         assert_eq!(ground.during(again), Calls { questions, ..copies(1, 2) }, "{hint:?}, again");
     }
@@ -233,7 +244,8 @@ fn a_message_of_known_memory_costs_its_receiver_a_copy_and_its_sender_nothing() 
     let (from, to) = (ground.plain(), ground.plain());
     let (sent, received) = (Counter::new(), Counter::new());
     for message in 1..=3 {
-        let receive = ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).call().unwrap();
+        let receive =
+            ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).call().unwrap();
         assert!(receive.is_posted());
         let send = ground.during(|| {
             let send = ranks[0].post_send(Rank(1), from.whole(), Tag(1)).comp(&sent);
@@ -255,7 +267,8 @@ fn a_message_of_known_memory_costs_its_receiver_a_copy_and_its_sender_nothing() 
             continue;
         }
         assert_eq!((send, end), (copies(0, 0), copies(0, 0)), "message {message}");
-        // The mock's engine is found done when it is asked for the third time, each time in a context.
+        // The mock's engine is found done when it is asked for the third time, each time in a
+        // context.
         assert_eq!(arrival, Calls { queries: 3, ..copies(1, 8) }, "message {message}");
     }
 }
@@ -277,10 +290,13 @@ fn a_step_of_a_ring_costs_a_copy_an_event_and_a_wait() {
     for step in 0..200 {
         let calls = ground.during(|| {
             let put = ground.runtime.post_put(Rank(0), from.whole(), &to, 0).remote_comp(name);
-            assert!(put.on_stream(&stream).comp(&sent).allow_retry(false).call().unwrap().is_posted());
+            assert!(
+                put.on_stream(&stream).comp(&sent).allow_retry(false).call().unwrap().is_posted()
+            );
             arrived.wait_on(&stream, step + 1).unwrap();
         });
-        // The first one asks what the device is like. Nobody is ever asked how far the waits before it are.
+        // The first one asks what the device is like. Nobody is ever asked how far the waits before
+        // it are.
         let questions = i32::from(step == 0);
         let wanted = Calls { copies: 1, records: 1, waits: 1, queries: 0, switches: 4, questions };
         assert_eq!(calls, wanted, "step {step}");

@@ -1,5 +1,5 @@
-//! GPU memory between processes: ranks that map each other's, with simulated GPUs here, and with real ones where
-//! `TEST_GPU=cuda` says so.
+//! GPU memory between processes: ranks that map each other's, with simulated GPUs here, and with
+//! real ones where `TEST_GPU=cuda` says so.
 
 mod support;
 
@@ -79,14 +79,28 @@ fn is_allocated(runtime: &Runtime, addr: usize) -> bool {
     runtime.gpu_drivers().iter().any(|driver| driver.classify(addr).unwrap().is_some())
 }
 
-fn put(runtime: &Runtime, buffer: impl Into<Buffer>, rmr: &Rmr, at: u64) -> Result<Status, PostError> {
+fn put(
+    runtime: &Runtime,
+    buffer: impl Into<Buffer>,
+    rmr: &Rmr,
+    at: u64,
+) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
-    over(runtime, |done| runtime.post_put(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).call())
+    over(runtime, |done| {
+        runtime.post_put(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).call()
+    })
 }
 
-fn get(runtime: &Runtime, buffer: impl Into<Buffer>, rmr: &Rmr, at: u64) -> Result<Status, PostError> {
+fn get(
+    runtime: &Runtime,
+    buffer: impl Into<Buffer>,
+    rmr: &Rmr,
+    at: u64,
+) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
-    over(runtime, |done| runtime.post_get(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).call())
+    over(runtime, |done| {
+        runtime.post_get(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).call()
+    })
 }
 
 fn holds(slice: &RegionSlice, salt: u64) -> bool {
@@ -95,7 +109,8 @@ fn holds(slice: &RegionSlice, salt: u64) -> bool {
 
 // ---- roles -------------------------------------------------------------------------------------------
 
-const ODD: [(usize, usize); 5] = [(0, 1), (1, 8), (4097, 40), (12_345, 100_001), (7, (2 << 20) + 1)];
+const ODD: [(usize, usize); 5] =
+    [(0, 1), (1, 8), (4097, 40), (12_345, 100_001), (7, (2 << 20) + 1)];
 
 /// Rank 0 puts to, and gets from, device memory of rank 1, from and to memory of all kinds.
 fn kinds(role: &Role) {
@@ -108,7 +123,8 @@ fn kinds(role: &Role) {
         let region = gpus[gpus.len() - 1].allocate(LEN, flavour).unwrap();
         region.whole().write(&vec![0xee; LEN]).unwrap();
         let mr = registered(role, &runtime, "memory", &region);
-        // Each put is told of when its bytes are there; then they are checked, with what lies around them.
+        // Each put is told of when its bytes are there; then they are checked, with what lies
+        // around them.
         for (turn, _) in (0..KINDS).flat_map(|_| ODD).enumerate() {
             runtime.wait_for(PATIENCE, || !told_of.is_empty()).unwrap();
             let status = told_of.pop().unwrap().ok().unwrap();
@@ -209,9 +225,11 @@ fn ended(role: &Role) {
         return;
     }
     let (first, part) = (told(role, "first", 1), told(role, "part", 1));
-    let bytes = get(&runtime, vec![0; LEN], &first, 0).unwrap().ok().unwrap().buffer.to_vec().unwrap();
+    let bytes =
+        get(&runtime, vec![0; LEN], &first, 0).unwrap().ok().unwrap().buffer.to_vec().unwrap();
     assert_eq!(wrong(&bytes, 1, 0), None);
-    let bytes = get(&runtime, vec![0; 1000], &part, 0).unwrap().ok().unwrap().buffer.to_vec().unwrap();
+    let bytes =
+        get(&runtime, vec![0; 1000], &part, 0).unwrap().ok().unwrap().buffer.to_vec().unwrap();
     assert_eq!(wrong(&bytes, 1, (1 << 20) / 8), None);
     role.says("read");
     heard(role, &runtime, "first ended", 1);
@@ -247,7 +265,9 @@ fn killed(role: &Role) {
         }
         heard(role, &runtime, "done", 2);
         drop((mr, region));
-        runtime.wait_for(PATIENCE, || !is_allocated(&runtime, addr)).expect("the dead hold nothing");
+        runtime
+            .wait_for(PATIENCE, || !is_allocated(&runtime, addr))
+            .expect("the dead hold nothing");
     } else {
         let rmr = told(role, "memory", 1);
         let mut buffer = gpu.allocate(LEN, Flavour::Plain).unwrap().slice(0, LEN).unwrap();
@@ -280,8 +300,8 @@ fn killed(role: &Role) {
     role.meet("over", &runtime, survivors.into_iter());
 }
 
-/// Sends of all lengths between memory of all kinds, there and back. Without IPC at the receiving rank, too: then they go
-/// part by part.
+/// Sends of all lengths between memory of all kinds, there and back. Without IPC at the receiving
+/// rank, too: then they go part by part.
 fn messages(role: &Role) {
     let off = role.words[0] == 1 && role.rank == 1;
     let choice = if off { GpuIpcChoice::Off } else { GpuIpcChoice::Auto };
@@ -306,7 +326,10 @@ fn messages(role: &Role) {
                 } else {
                     let mut buffer = Some(source(&gpus, to, len + 7, None));
                     let got = over(&runtime, |done| {
-                        runtime.post_recv(other, buffer.take().unwrap(), Tag(salt)).comp(done).call()
+                        runtime
+                            .post_recv(other, buffer.take().unwrap(), Tag(salt))
+                            .comp(done)
+                            .call()
                     });
                     let status = got.unwrap().ok().unwrap();
                     let bytes = status.buffer.to_vec().unwrap();
@@ -321,14 +344,19 @@ fn messages(role: &Role) {
     if role.rank == 0 {
         let mut slice = region.slice(10, 100);
         let sent = over(&runtime, |done| {
-            runtime.post_send(other, slice.take().unwrap(), Tag(0)).comp(done).allow_retry(false).call()
+            runtime
+                .post_send(other, slice.take().unwrap(), Tag(0))
+                .comp(done)
+                .allow_retry(false)
+                .call()
         });
         let error = sent.unwrap().error.expect("it was too long");
         assert!(matches!(*error, OpError::Truncated { message: 100, buffer: 99 }), "{error}");
     } else {
         let mut slice = region.slice(10, 99);
-        let got =
-            over(&runtime, |done| runtime.post_recv(other, slice.take().unwrap(), Tag(0)).comp(done).call());
+        let got = over(&runtime, |done| {
+            runtime.post_recv(other, slice.take().unwrap(), Tag(0)).comp(done).call()
+        });
         let error = got.unwrap().error.expect("it was too long");
         assert!(matches!(*error, OpError::Truncated { message: 100, buffer: 99 }), "{error}");
     }
@@ -347,7 +375,9 @@ fn messages(role: &Role) {
         });
         drop(sent.unwrap().ok().unwrap());
         role.says("sent");
-        runtime.wait_for(PATIENCE, || !is_allocated(&runtime, addr)).expect("nobody keeps what was sent");
+        runtime
+            .wait_for(PATIENCE, || !is_allocated(&runtime, addr))
+            .expect("nobody keeps what was sent");
     } else {
         runtime.wait_for(PATIENCE, || !told_of.is_empty()).unwrap();
         let status = told_of.pop().unwrap().ok().unwrap();
@@ -368,7 +398,9 @@ fn off(role: &Role) {
     let rmr = told(role, "memory", 1);
     let slice = gpu.allocate(10, Flavour::Plain).unwrap().slice(0, 10).unwrap();
     let demanded = runtime.post_put(Rank(1), slice.clone(), &rmr, 0).require(Path::CudaIpc).call();
-    let Err(PostError::Path { required: "cuda_ipc", why, .. }) = demanded else { panic!("{demanded:?}") };
+    let Err(PostError::Path { required: "cuda_ipc", why, .. }) = demanded else {
+        panic!("{demanded:?}")
+    };
     assert!(why.contains("its owner"), "the reason: {why}");
     slice.write(&filled(10, 3)).unwrap();
     assert_eq!(put(&runtime, slice, &rmr, 7).unwrap().ok().unwrap().size, 10);

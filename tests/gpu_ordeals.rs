@@ -1,6 +1,7 @@
-//! What ranks live through that have GPUs: masks that differ, memory of every kind, thousands of rounds, kills in the midst of
-//! copies, memory that is withdrawn under its users, programs that work their devices meanwhile. With simulated GPUs here, and
-//! with real ones where `TEST_GPU=cuda` says so.
+//! What ranks live through that have GPUs: masks that differ, memory of every kind, thousands of
+//! rounds, kills in the midst of copies, memory that is withdrawn under its users, programs that
+//! work their devices meanwhile. With simulated GPUs here, and with real ones where `TEST_GPU=cuda`
+//! says so.
 //!
 //! | module | one idea | more of it |
 //! |---|---|---|

@@ -1,5 +1,5 @@
-//! The rules of docs/gpu.md: every rule has its row, the files and the tests that the row names exist,
-//! and the tests name their rules in their comments.
+//! The rules of docs/gpu.md: every rule has its row, the files and the tests that the row names
+//! exist, and the tests name their rules in their comments.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -45,7 +45,8 @@ fn rows(text: &str) -> Vec<Row> {
     for line in text.lines() {
         if let Some(heading) = line.strip_prefix("## ") {
             // The document has other sections, too.
-            section = SECTIONS.iter().find(|(name, ..)| *name == heading).map_or("", |found| found.1);
+            section =
+                SECTIONS.iter().find(|(name, ..)| *name == heading).map_or("", |found| found.1);
         }
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let ["", number, _, places, tests, ""] = cells[..] else { continue };
@@ -56,7 +57,8 @@ fn rows(text: &str) -> Vec<Row> {
             _ => State::Held,
         };
         let split = |test: String| {
-            let (path, name) = test.split_once("::").unwrap_or_else(|| panic!("{test} is no path::name"));
+            let (path, name) =
+                test.split_once("::").unwrap_or_else(|| panic!("{test} is no path::name"));
             (path.to_owned(), name.to_owned())
         };
         let (places, tests) = (quoted(places), quoted(tests).into_iter().map(split).collect());
@@ -73,8 +75,12 @@ fn comment_above(text: &str, name: &str) -> Option<String> {
         rest.is_some_and(|rest| rest.starts_with('(') || rest.starts_with('<'))
     };
     let at = lines.iter().position(is_it)?;
-    let above = lines[..at].iter().rev().take_while(|line| line.starts_with("///") || line.starts_with("#["));
-    let mut comment: Vec<&str> = above.filter_map(|line| line.strip_prefix("///")).map(str::trim).collect();
+    let above = lines[..at]
+        .iter()
+        .rev()
+        .take_while(|line| line.starts_with("///") || line.starts_with("#["));
+    let mut comment: Vec<&str> =
+        above.filter_map(|line| line.strip_prefix("///")).map(str::trim).collect();
     comment.reverse();
     Some(comment.join(" "))
 }
@@ -84,7 +90,8 @@ fn names(comment: &str, section: &str, number: usize) -> bool {
     let comment = comment.to_lowercase();
     let mut mentions = comment.match_indices(section).map(|(at, _)| &comment[at + section.len()..]);
     mentions.any(|rest| {
-        let Some(rest) = rest.strip_prefix(" rules ").or_else(|| rest.strip_prefix(" rule ")) else {
+        let Some(rest) = rest.strip_prefix(" rules ").or_else(|| rest.strip_prefix(" rule "))
+        else {
             return false;
         };
         let list = rest.split([';', ':', '.']).next().unwrap_or("");
@@ -104,14 +111,20 @@ fn faults(row: &Row, file: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let all_are_there = found.iter().all(Option::is_some);
     match row.state {
         State::WithVerbs => {}
-        State::InWork if row.tests.is_empty() => faults.push(format!("{rule}: no test is promised")),
-        State::InWork if all_are_there => faults.push(format!("{rule}: all is there, it is not in work")),
+        State::InWork if row.tests.is_empty() => {
+            faults.push(format!("{rule}: no test is promised"))
+        }
+        State::InWork if all_are_there => {
+            faults.push(format!("{rule}: all is there, it is not in work"))
+        }
         State::InWork => {}
         State::Held => {
             if row.places.is_empty() || row.tests.is_empty() {
                 faults.push(format!("{rule}: nothing is named that keeps or holds it"));
             }
-            for ((path, name), _) in row.tests.iter().zip(&found).filter(|(_, found)| found.is_none()) {
+            for ((path, name), _) in
+                row.tests.iter().zip(&found).filter(|(_, found)| found.is_none())
+            {
                 faults.push(format!("{rule}: there is no {path}::{name}"));
             }
             if !found.iter().flatten().any(|comment| names(comment, row.section, row.number)) {
@@ -129,8 +142,9 @@ fn every_rule_of_gpu_memory_has_tests_that_exist_and_name_it() {
     for row in &rows {
         *count.entry((row.section, row.number)).or_default() += 1;
     }
-    let all =
-        SECTIONS.iter().flat_map(|(_, section, last)| (1..=*last).map(move |number| ((*section, number), 1)));
+    let all = SECTIONS
+        .iter()
+        .flat_map(|(_, section, last)| (1..=*last).map(move |number| ((*section, number), 1)));
     assert_eq!(count, all.collect(), "each rule has one row");
     let faults: Vec<String> = rows.iter().flat_map(|row| faults(row, file)).collect();
     assert!(faults.is_empty(), "docs/gpu.md:\n{}", faults.join("\n"));
@@ -139,12 +153,14 @@ fn every_rule_of_gpu_memory_has_tests_that_exist_and_name_it() {
 #[test]
 fn a_row_that_names_what_is_not_there_is_found_out() {
     let text = "## Legacy IPC\n| 1 | a. | `a.rs` | `t.rs::one` `t.rs::two` |\n| 2 | b. | `b.rs` | *in work* `t.rs::new` |\n\
-                ## VMM, pools, fabric\n| 1 | c. | `a.rs` | `t.rs::two` |\n| 2 | d. | `a.rs` | *in work* `t.rs::one` |\n\
+                ## VMM, pools, fabric\n| 1 | c. | `a.rs` | `t.rs::two` |\n| 2 | d. | `a.rs` | *in \
+                work* `t.rs::one` |\n\
                 | 3 | e. | | |\n";
     let file = |path: &str| match path {
         "a.rs" => Some(String::new()),
         "t.rs" => Some(
-            "/// Legacy IPC rules 4 and 1.\n#[test]\nfn one() {\n}\n/// VMM rule 12.\nfn two<J: Job>() {}"
+            "/// Legacy IPC rules 4 and 1.\n#[test]\nfn one() {\n}\n/// VMM rule 12.\nfn two<J: \
+            Job>() {}"
                 .to_owned(),
         ),
         _ => None,

@@ -1,6 +1,7 @@
-//! GPU memory that cannot be mapped: messages, puts, gets and atomic operations between processes, by way of blocks of pinned
-//! host memory and with the owner's help. And beside it, by the same steps, where it can be mapped. With simulated GPUs, and with
-//! real ones where `TEST_GPU=cuda` says so; what needs a driver that misbehaves to order is left out there.
+//! GPU memory that cannot be mapped: messages, puts, gets and atomic operations between processes,
+//! by way of blocks of pinned host memory and with the owner's help. And beside it, by the same
+//! steps, where it can be mapped. With simulated GPUs, and with real ones where `TEST_GPU=cuda`
+//! says so; what needs a driver that misbehaves to order is left out there.
 
 mod support;
 
@@ -147,12 +148,14 @@ fn settings(ipc: bool) -> SettingsBuilder {
     OverShm::settings().gpu(support::gpus::choice()).gpu_ipc(choice)
 }
 
-/// A rank that maps nothing; with a driver that misbehaves to order, and has so much memory, where it is simulated.
+/// A rank that maps nothing; with a driver that misbehaves to order, and has so much memory, where
+/// it is simulated.
 fn with_driver(role: &Role, memory: usize) -> (Runtime, Option<FakeDriver>) {
     if is_real() {
         return (role.runtime(settings(false)), None);
     }
-    let driver = FakeDriver::new(FakeConfig { devices: 2, memory, ..FakeConfig::default() }).unwrap();
+    let driver =
+        FakeDriver::new(FakeConfig { devices: 2, memory, ..FakeConfig::default() }).unwrap();
     let runtime = Runtime::builder()
         .settings(built(settings(false).gpu(GpuChoice::None)))
         .bootstrap(Box::new(role.bootstrap()))
@@ -166,7 +169,12 @@ fn device(runtime: &Runtime, len: usize) -> Region {
     gpus(runtime)[0].allocate(len, Flavour::Plain).unwrap()
 }
 
-fn sent(runtime: &Runtime, to: u32, buffer: impl Into<Buffer>, tag: u64) -> Result<Status, PostError> {
+fn sent(
+    runtime: &Runtime,
+    to: u32,
+    buffer: impl Into<Buffer>,
+    tag: u64,
+) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
     over(runtime, |done| {
         let buffer = buffer.take().unwrap();
@@ -174,7 +182,12 @@ fn sent(runtime: &Runtime, to: u32, buffer: impl Into<Buffer>, tag: u64) -> Resu
     })
 }
 
-fn received(runtime: &Runtime, from: u32, buffer: impl Into<Buffer>, tag: u64) -> Result<Status, PostError> {
+fn received(
+    runtime: &Runtime,
+    from: u32,
+    buffer: impl Into<Buffer>,
+    tag: u64,
+) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
     over(runtime, |done| {
         runtime.post_recv(Rank(from), buffer.take().unwrap(), carrack::Tag(tag)).comp(done).call()

@@ -1,5 +1,6 @@
-//! Operations in the order of streams, and streams that wait for operations: with simulated GPUs here, and with real ones
-//! where `TEST_GPU=cuda` says so. The rules a to e are the deadlock rules of docs/gpu.md.
+//! Operations in the order of streams, and streams that wait for operations: with simulated GPUs
+//! here, and with real ones where `TEST_GPU=cuda` says so. The rules a to e are the deadlock rules
+//! of docs/gpu.md.
 //!
 //! | module | one idea |
 //! |---|---|

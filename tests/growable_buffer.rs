@@ -1,5 +1,5 @@
-//! `GrowableBuffer`: GPU memory that grows and shrinks where it lies. With simulated GPUs here, and with real ones where
-//! `TEST_GPU=cuda` says so: one is enough, two are better.
+//! `GrowableBuffer`: GPU memory that grows and shrinks where it lies. With simulated GPUs here, and
+//! with real ones where `TEST_GPU=cuda` says so: one is enough, two are better.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! A peer that never says anything costs a rank less than 100 bytes, in jobs of up to 4096 ranks. `cargo bench --bench
-//! growth` draws the curve.
+//! A peer that never says anything costs a rank less than 100 bytes, in jobs of up to 4096 ranks.
+//! `cargo bench --bench growth` draws the curve.
 
 #[path = "support/growth.rs"]
 mod growth;
@@ -12,7 +12,9 @@ static GLOBAL: Counting = Counting;
 
 #[test]
 fn a_silent_peer_costs_less_than_a_hundred_bytes() {
-    for (name, transport) in [("loopback", TransportChoice::Loopback), ("shm", TransportChoice::Shm)] {
+    for (name, transport) in
+        [("loopback", TransportChoice::Loopback), ("shm", TransportChoice::Shm)]
+    {
         // What is allocated once for the whole process is not counted.
         held(transport, SIZES[0]);
         let rows = SIZES.map(|size| held(transport, size));

@@ -1,6 +1,6 @@
-//! Peers that break the protocol, on purpose: strangers at the door, senders and receivers that write
-//! nonsense into what they share with a victim. The victim refuses, or reports the peer by name; it never
-//! panics, hangs or crashes, and its other links go on (SECURITY.md).
+//! Peers that break the protocol, on purpose: strangers at the door, senders and receivers that
+//! write nonsense into what they share with a victim. The victim refuses, or reports the peer by
+//! name; it never panics, hangs or crashes, and its other links go on (SECURITY.md).
 
 mod support;
 
@@ -11,7 +11,8 @@ mod users;
 
 use carrack::bootstrap::Bootstrap;
 use carrack::transports::contract::{
-    Batch, Device, DownCause, Event, Header, Identity, Link, Op, PeerId, Submit, SubmitError, Transport,
+    Batch, Device, DownCause, Event, Header, Identity, Link, Op, PeerId, Submit, SubmitError,
+    Transport,
 };
 use carrack::transports::fd_channel::{Channel, Listener, Received};
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
@@ -40,7 +41,8 @@ const CHUNK: u8 = 2;
 fn device(me: u32) -> Arc<dyn Device> {
     let transport = Shm::new(GEOMETRY);
     let info = transport.devices().unwrap().remove(0);
-    let domain = transport.open(&info, Identity { me: PeerId(me), ranks: 3, secret: SECRET }).unwrap();
+    let domain =
+        transport.open(&info, Identity { me: PeerId(me), ranks: 3, secret: SECRET }).unwrap();
     // Packets larger than chunks: that a chunk ends where it ends is for nobody else to check.
     domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), 16384, 64))).unwrap()
 }
@@ -130,7 +132,9 @@ impl Ground {
             assert!(self.poll().is_empty(), "a stranger's doings are nobody's event");
             let mut bytes = [0; MAX_MESSAGE];
             match channel.receive(&mut bytes).unwrap() {
-                Received::Message(len, fds) => return (Some(Message::decode(&bytes[..len]).unwrap()), fds),
+                Received::Message(len, fds) => {
+                    return (Some(Message::decode(&bytes[..len]).unwrap()), fds);
+                }
                 Received::Closed => return (None, Vec::new()),
                 Received::Nothing => {}
             }
@@ -175,7 +179,8 @@ fn hello() -> Message {
 }
 
 fn memfd(len: u64, seals: SealFlags) -> OwnedFd {
-    let fd = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    let fd =
+        rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, len).unwrap();
     rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
     fd
@@ -194,8 +199,12 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
     let shrinkable = memfd(size, SealFlags::GROW);
     let unsealed = memfd(size, SealFlags::empty());
     let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
-    let socket: OwnedFd =
-        rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None).unwrap();
+    let socket: OwnedFd = rustix::net::socket(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::STREAM,
+        None,
+    )
+    .unwrap();
 
     let of = |from, secret, geometry| Message::Hello { from, secret, geometry }.encode();
     let said = |bytes: Vec<u8>| (bytes, vec![right.as_fd()]);
@@ -283,7 +292,8 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
 fn send_many(channel: &Channel, bytes: &[u8], fd: &OwnedFd, count: usize) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let fds = vec![fd.as_fd(); count];
-    let mut space = vec![std::mem::MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(&fds).size()];
+    let mut space =
+        vec![std::mem::MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(&fds).size()];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
     sendmsg(channel, &[std::io::IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
@@ -294,7 +304,8 @@ fn refused_strangers_leave_no_descriptor_behind() {
     let _watchdog = Watchdog::over("descriptors");
     const ALONE: &str = "HOSTILE_ALONE";
     if std::env::var_os(ALONE).is_none() {
-        // Descriptors are the process's, and other tests have theirs: once more, in a process of its own.
+        // Descriptors are the process's, and other tests have theirs: once more, in a process of
+        // its own.
         let status = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "refused_strangers_leave_no_descriptor_behind", "--test-threads=1"])
             .env(ALONE, "1")
@@ -349,7 +360,8 @@ fn a_record_of_impossible_shape_ends_its_link_and_no_other() {
 fn a_record_that_names_what_is_not_there_ends_its_link_and_no_other() {
     let _watchdog = Watchdog::over("chunks");
     let mut ground = Ground::new();
-    for (chunk, len) in [(4, 1), (4, 0), (63, 8), (u32::MAX, 8), (0, 4097), (3, u32::MAX), (1 << 20, 1 << 20)]
+    for (chunk, len) in
+        [(4, 1), (4, 0), (63, 8), (u32::MAX, 8), (0, 4097), (3, u32::MAX), (1 << 20, 1 << 20)]
     {
         let mut attacker = ground.enter();
         attacker.place(chunk, len);
@@ -413,7 +425,8 @@ fn scribble(attacker: &Attacker, rng: &mut SmallRng, plausible: bool) {
                 &(rng.random_range(0..6_u64) | rng.random_range(0..5000_u64) << 32).to_le_bytes(),
             );
         }
-        // SAFETY: the slot is host memory of 56 bytes; that the victim may read it meanwhile is the point.
+        // SAFETY: the slot is host memory of 56 bytes; that the victim may read it meanwhile is the
+        // point.
         unsafe {
             attacker.slots.write(at, |to| {
                 let to = MemMut::from_raw(to, 56, carrack::transports::mem::Place::Host);
@@ -439,7 +452,9 @@ fn a_sender_that_speaks_out_of_turn_is_reported() {
     let _watchdog = Watchdog::over("out of turn");
     let mut ground = Ground::new();
     let (_segment, fd) = Segment::create(GEOMETRY).unwrap();
-    for bytes in [hello().encode(), Message::Refusal("no".into()).encode(), vec![1, 2, 3], vec![0; 300]] {
+    for bytes in
+        [hello().encode(), Message::Refusal("no".into()).encode(), vec![1, 2, 3], vec![0; 300]]
+    {
         let attacker = ground.enter();
         attacker.channel.send(&bytes, &[fd.as_fd()]).unwrap();
         ground.reports_the_attacker(&format!("{} bytes out of turn", bytes.len()));
@@ -465,8 +480,12 @@ impl FalseReceiver {
     fn accept(&self) -> (Channel, Arc<Segment>) {
         let channel = self.listener.accept().unwrap().unwrap();
         let mut bytes = [0; MAX_MESSAGE];
-        let Received::Message(len, fds) = channel.receive(&mut bytes).unwrap() else { panic!("no hello") };
-        let Message::Hello { geometry, .. } = Message::decode(&bytes[..len]).unwrap() else { panic!() };
+        let Received::Message(len, fds) = channel.receive(&mut bytes).unwrap() else {
+            panic!("no hello")
+        };
+        let Message::Hello { geometry, .. } = Message::decode(&bytes[..len]).unwrap() else {
+            panic!()
+        };
         (channel, Segment::open(&fds[0], geometry).unwrap())
     }
 }
@@ -485,7 +504,8 @@ fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
     let mut rng = rng();
     let mut ground = Ground::new();
     let (_page, page) = BellPage::create().unwrap();
-    let (wake, small) = (eventfd(), memfd(100, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL));
+    let (wake, small) =
+        (eventfd(), memfd(100, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL));
     let unsealed = memfd(4096, SealFlags::empty());
     let welcome = Message::Welcome { bell: 1, fenced: false }.encode();
     let mut answers: Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)> = vec![
@@ -552,7 +572,10 @@ fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
             }
             assert!(sent <= 16, "more than the ring holds");
         };
-        let told = matches!(&end, Err(SubmitError::Down { peer: ATTACKER, cause: DownCause::Protocol(_) }));
+        let told = matches!(
+            &end,
+            Err(SubmitError::Down { peer: ATTACKER, cause: DownCause::Protocol(_) })
+        );
         assert!(told, "{freed}: {end:?}");
         ground.others_go_on();
     }
@@ -574,7 +597,8 @@ fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
 
 // ---- a whole runtime as the victim -------------------------------------------------------------------
 
-/// A runtime as rank 0, an honest one as rank 2, and in the place of rank 1 somebody who knows the secret.
+/// A runtime as rank 0, an honest one as rank 2, and in the place of rank 1 somebody who knows the
+/// secret.
 struct Job3 {
     ranks: [Runtime; 2],
     producer: Producer<SegmentSlots>,
@@ -620,9 +644,16 @@ fn headers_that_make_no_sense_are_told_of_by_name_and_others_go_on() {
     let mut job = Job3::new(GEOMETRY);
     let sink = Sink::keeping();
     let name = job.ranks[0].register_comp(&sink).unwrap();
-    for word in
-        [0, 3, 0xff, 1 | 7 << 8, 1 | 1 << 16, 2 | 4 << 8, 2 | 3 << 8 | 256 << 16, 2 | 3 << 8 | 1 << 32]
-    {
+    for word in [
+        0,
+        3,
+        0xff,
+        1 | 7 << 8,
+        1 | 1 << 16,
+        2 | 4 << 8,
+        2 | 3 << 8 | 256 << 16,
+        2 | 3 << 8 | 1 << 32,
+    ] {
         job.push(INLINE, [word, 0], b"x");
         job.push(INLINE, am_header(name.0, word), b"x");
         let errors = until_with_errors(&job.ranks[..1], || sink.count() > 0);
@@ -634,7 +665,8 @@ fn headers_that_make_no_sense_are_told_of_by_name_and_others_go_on() {
     }
     // Any headers at all.
     for number in 0..5000 {
-        let header = [rng.random::<u64>() & [u64::MAX, 0xffff_ffff_0000_0003][number % 2], rng.random()];
+        let header =
+            [rng.random::<u64>() & [u64::MAX, 0xffff_ffff_0000_0003][number % 2], rng.random()];
         job.push(INLINE, header, b"12345678");
     }
     let honest = &job.ranks[1];
@@ -644,7 +676,10 @@ fn headers_that_make_no_sense_are_told_of_by_name_and_others_go_on() {
     });
     let mut came = false;
     until_with_errors(&job.ranks, || {
-        came |= sink.take().iter().any(|status| status.rank == Rank(2) && status.bytes() == Some(b"honest"));
+        came |= sink
+            .take()
+            .iter()
+            .any(|status| status.rank == Rank(2) && status.bytes() == Some(b"honest"));
         came
     });
 }

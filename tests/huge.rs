@@ -1,12 +1,13 @@
-//! Messages of 4 GiB and a byte, once for each path: no length on it may be one of 32 bits. The buffers of both sides
-//! are filled anew for each, and checked to the last byte.
+//! Messages of 4 GiB and a byte, once for each path: no length on it may be one of 32 bits. The
+//! buffers of both sides are filled anew for each, and checked to the last byte.
 
 mod support;
 
 use carrack::buffer::Region;
 use carrack::settings::KernelCopyChoice;
 use carrack::{
-    AsCompletion, Buffer, Completion, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag,
+    AsCompletion, Buffer, Completion, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer,
+    Tag,
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -59,7 +60,8 @@ fn four_gibibytes_and_a_byte_arrive_within_a_process() {
     let registered = one.register_memory(&region).unwrap();
     let rmr = one.get_rmr(&registered);
     std::thread::scope(|scope| {
-        let sender = scope.spawn(|| Zero { runtime: &zero, buffer: Some(vec![0; LEN]) }.all(&rmr, None));
+        let sender =
+            scope.spawn(|| Zero { runtime: &zero, buffer: Some(vec![0; LEN]) }.all(&rmr, None));
         One { runtime: &one, region: region.clone() }.all();
         sender.join().unwrap();
     });
@@ -98,7 +100,10 @@ fn wait(runtime: &Runtime, done: &dyn Fn() -> bool) {
 }
 
 /// Calls, and waits for the end.
-fn ended(runtime: &Runtime, mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>) -> Status {
+fn ended(
+    runtime: &Runtime,
+    mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
+) -> Status {
     let over = Synchronizer::new(1);
     let status = loop {
         match call(&over).expect("a post that is right") {
@@ -225,7 +230,8 @@ impl One<'_> {
         assert!(receive.call().unwrap().is_posted());
         for is_am in [false, true] {
             tell(runtime, zero);
-            while !runtime.post_send(zero, &name.0.to_le_bytes(), Tag(98)).call().unwrap().is_done() {
+            while !runtime.post_send(zero, &name.0.to_le_bytes(), Tag(98)).call().unwrap().is_done()
+            {
                 runtime.progress().unwrap();
             }
             let status = if is_am {

@@ -1,10 +1,11 @@
-//! `ipc_export` and `ipc_open`: a program that carries names of GPU memory and events between its processes by itself. With
-//! simulated GPUs here, and with real ones where `TEST_GPU=cuda` says so.
+//! `ipc_export` and `ipc_open`: a program that carries names of GPU memory and events between its
+//! processes by itself. With simulated GPUs here, and with real ones where `TEST_GPU=cuda` says so.
 
 mod support;
 
 use carrack::ipc::{
-    EVENT_BYTES, IpcError, IpcMemory, ipc_export, ipc_export_as, ipc_export_event, ipc_open, ipc_open_event,
+    EVENT_BYTES, IpcError, IpcMemory, ipc_export, ipc_export_as, ipc_export_event, ipc_open,
+    ipc_open_event,
 };
 use carrack::transports::fd_channel::{Channel, Listener, Received};
 use carrack::transports::gpu::{Flavour, HandleForm, Until};
@@ -54,9 +55,10 @@ fn a_rank_in_its_role() {
 fn what_cannot_be_exported_is_refused_with_what_to_do() {
     let ground = Ground::new();
     let gpu = &ground.gpus[0];
-    for (region, kind) in
-        [(Region::host(100), MemKind::Host), (gpu.allocate(100, Flavour::Pinned).unwrap(), MemKind::Pinned)]
-    {
+    for (region, kind) in [
+        (Region::host(100), MemKind::Host),
+        (gpu.allocate(100, Flavour::Pinned).unwrap(), MemKind::Pinned),
+    ] {
         let why = ipc_export(&region).unwrap_err();
         assert!(matches!(&why, IpcError::Kind(found) if *found == kind), "{why}");
         assert!(why.to_string().contains("Runtime::allocate"), "{why}");
@@ -154,7 +156,11 @@ fn exports(role: &Role) {
         assert_eq!(role.told(&format!("closed {turn}"), 1), b"");
         assert!(holds(&part, 0, len, 50 + turn), "{flavour:?}: what the other process wrote");
         let before = region.slice(0, at).unwrap().to_vec().unwrap();
-        assert_eq!(wrong(&before, 100 + turn, 0), None, "{flavour:?}: nothing before it was written");
+        assert_eq!(
+            wrong(&before, 100 + turn, 0),
+            None,
+            "{flavour:?}: nothing before it was written"
+        );
         let whole = filled(WHOLE, 100 + turn);
         let behind = region.slice(at + len, WHOLE - at - len).unwrap().to_vec().unwrap();
         assert!(behind == whole[at + len..], "{flavour:?}: nor behind it");
@@ -187,8 +193,8 @@ fn opens(role: &Role) {
         drop(region);
         role.says(&format!("closed {turn}"));
         role.told(&format!("freed {turn}"), 0);
-        // A descriptor is the memory itself; bytes lead to what is there no more. What a real driver makes of bytes whose memory is
-        // gone is its own affair.
+        // A descriptor is the memory itself; bytes lead to what is there no more. What a real
+        // driver makes of bytes whose memory is gone is its own affair.
         if name.form() == HandleForm::Bytes && !gpus::are_real() {
             let gone = ipc_open(&**gpu, &name).unwrap_err().to_string();
             assert!(gone.contains("has freed"), "{gone}");
@@ -203,7 +209,8 @@ fn records(role: &Role) {
     let word = gpu.allocate(8, Flavour::Pinned).unwrap();
     word.whole().write(&[0; 8]).unwrap();
     for turn in 1..=3 {
-        // SAFETY: the word is aligned, pinned, kept until the stream is done with it, and used by atomic operations only.
+        // SAFETY: the word is aligned, pinned, kept until the stream is done with it, and used by
+        // atomic operations only.
         unsafe { stream.wait_value64(word.addr() as *const u64, turn, Until::Equal) }.unwrap();
         event.record(&*stream).unwrap();
         role.tells(&format!("recorded {turn}"), &ipc_export_event(&*event).unwrap());

@@ -1,8 +1,8 @@
-//! Raw memory of GPUs, given by its address: found out once, noticed when it was freed, and told to peers once. With simulated
-//! GPUs here, and with real ones where `TEST_GPU=cuda` says so.
+//! Raw memory of GPUs, given by its address: found out once, noticed when it was freed, and told to
+//! peers once. With simulated GPUs here, and with real ones where `TEST_GPU=cuda` says so.
 //!
-//! Regions that a GPU has allocated stand for memory of the program's: their addresses are given as raw memory, and dropping them
-//! is freeing it.
+//! Regions that a GPU has allocated stand for memory of the program's: their addresses are given as
+//! raw memory, and dropping them is freeing it.
 
 mod support;
 
@@ -12,8 +12,8 @@ use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::transports::mem::{KnownMemory, MemKind};
 use carrack::{
-    Buffer, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime,
-    Status, Synchronizer, Tag,
+    Buffer, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Mr, OpError, Outcome, PostError, Rank, Rmr,
+    Runtime, Status, Synchronizer, Tag,
 };
 use raw::RawError;
 use std::sync::Arc;
@@ -29,7 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(110);
 const LEN: usize = 3 << 20;
 
 #[test]
-fn memory_that_is_freed_and_allocated_again_a_thousand_times_is_never_reached_through_a_stale_mapping() {
+fn memory_that_is_freed_and_allocated_again_a_thousand_times_is_never_reached_through_a_stale_mapping()
+ {
     let _watchdog = Watchdog::over("again");
     Ranks::start("again", 2, &[1000, 0]).succeed();
 }
@@ -94,7 +95,8 @@ fn a_rank_in_its_role() {
 
 // ---- a rank, its GPU and its messages ----------------------------------------------------------------
 
-/// A runtime, a device of its, and the simulated driver where it is one, which does what is ordered and counts.
+/// A runtime, a device of its, and the simulated driver where it is one, which does what is ordered
+/// and counts.
 struct Rig {
     runtime: Runtime,
     gpu: Arc<dyn Gpu>,
@@ -107,7 +109,8 @@ impl Rig {
         start: impl FnOnce(carrack::RuntimeBuilder) -> carrack::RuntimeBuilder,
     ) -> Self {
         let fake = (!is_real()).then(|| FakeDriver::new(FakeConfig::devices(2)).unwrap());
-        let settings = built(settings.gpu(if is_real() { GpuChoice::Cuda } else { GpuChoice::None }));
+        let settings =
+            built(settings.gpu(if is_real() { GpuChoice::Cuda } else { GpuChoice::None }));
         let mut builder = start(Runtime::builder().settings(settings));
         if let Some(fake) = &fake {
             builder = builder.gpu_driver(Arc::new(fake.clone()));
@@ -131,7 +134,13 @@ impl Rig {
     }
 
     /// A part of memory that somebody else owns, as raw memory.
-    fn raw(&self, owner: &Region, at: usize, len: usize, hint: MemHint) -> Result<Region, RawError> {
+    fn raw(
+        &self,
+        owner: &Region,
+        at: usize,
+        len: usize,
+        hint: MemHint,
+    ) -> Result<Region, RawError> {
         assert!(at + len <= owner.len());
         self.at(owner.addr() + at, len, hint)
     }
@@ -141,7 +150,12 @@ impl Rig {
         unsafe { raw::region(addr as *mut u8, len, hint, self.runtime.gpu_drivers()) }
     }
 
-    fn register(&self, addr: usize, len: usize, hint: MemHint) -> Result<Mr, carrack::RegisterError> {
+    fn register(
+        &self,
+        addr: usize,
+        len: usize,
+        hint: MemHint,
+    ) -> Result<Mr, carrack::RegisterError> {
         // SAFETY: as above.
         unsafe { raw::register_memory(&self.runtime, addr as *mut u8, len, hint) }
     }
@@ -172,7 +186,10 @@ impl Rig {
     fn get(&self, rmr: &Rmr, at: usize, len: usize) -> Result<Vec<u8>, PostError> {
         let mut buffer = Some(Buffer::from(vec![0; len]));
         let status = self.over(|done| {
-            self.runtime.post_get(rmr.owner(), buffer.take().unwrap(), rmr, at as u64).comp(done).call()
+            self.runtime
+                .post_get(rmr.owner(), buffer.take().unwrap(), rmr, at as u64)
+                .comp(done)
+                .call()
         })?;
         Ok(status.ok().unwrap().buffer.to_vec().unwrap())
     }
@@ -180,7 +197,10 @@ impl Rig {
     fn put(&self, bytes: Vec<u8>, rmr: &Rmr, at: usize) -> Result<Status, PostError> {
         let mut buffer = Some(Buffer::from(bytes));
         self.over(|done| {
-            self.runtime.post_put(rmr.owner(), buffer.take().unwrap(), rmr, at as u64).comp(done).call()
+            self.runtime
+                .post_put(rmr.owner(), buffer.take().unwrap(), rmr, at as u64)
+                .comp(done)
+                .call()
         })
     }
 
@@ -197,9 +217,9 @@ fn bytes_of(status: &Status) -> Vec<u8> {
 
 // ---- roles -------------------------------------------------------------------------------------------
 
-/// Rank 0 allocates, sends from raw memory, has it read and written as remote memory now and then, and frees it; the next is
-/// at the same address. With simulated GPUs it is so each time, or nearly; a real driver does as it likes, and the test says how
-/// often it was.
+/// Rank 0 allocates, sends from raw memory, has it read and written as remote memory now and then,
+/// and frees it; the next is at the same address. With simulated GPUs it is so each time, or
+/// nearly; a real driver does as it likes, and the test says how often it was.
 fn again(role: &Role) {
     let (rounds, tells) = (role.words[0], role.words[1] == 1);
     let rig = Rig::in_role(role);
@@ -213,7 +233,8 @@ fn again(role: &Role) {
         let registers = round % 10 == 3;
         let at = 1 + round as usize % 4099;
         if role.rank == 0 {
-            let owner = rig.allocate(if round % 3 == 2 { Flavour::Shareable } else { Flavour::Plain });
+            let owner =
+                rig.allocate(if round % 3 == 2 { Flavour::Shareable } else { Flavour::Plain });
             reused += u64::from(owner.addr() == last);
             last = owner.addr();
             owner.slice(at, part).unwrap().write(&filled(part, round)).unwrap();
@@ -244,7 +265,11 @@ fn again(role: &Role) {
             if registers {
                 let status = rig.recv(other, vec![0; 4096], round);
                 let rmr = Rmr::from_bytes(&bytes_of(&status)[..status.size]).unwrap();
-                assert_eq!(wrong(&rig.get(&rmr, 0, part).unwrap(), round, 0), None, "round {round}");
+                assert_eq!(
+                    wrong(&rig.get(&rmr, 0, part).unwrap(), round, 0),
+                    None,
+                    "round {round}"
+                );
                 rig.put(filled(1000, !round), &rmr, 50).unwrap().ok().unwrap();
                 rig.agree(other);
             }
@@ -254,7 +279,10 @@ fn again(role: &Role) {
         eprintln!("{reused} of {rounds} allocations had the address of the one before");
         // Every third is of another length in the window of addresses, and so may lie elsewhere.
         assert!(is_real() || reused * 10 > rounds * 9, "{reused} of {rounds}");
-        assert!(is_real() || KnownMemory::of_the_process().len() < 20, "what was freed is not kept");
+        assert!(
+            is_real() || KnownMemory::of_the_process().len() < 20,
+            "what was freed is not kept"
+        );
     }
     role.meet("over", &rig.runtime, 0..2);
 }
@@ -270,7 +298,8 @@ fn parts(role: &Role) {
         let owner = rig.allocate(flavour);
         for (turn, (at, len)) in ODD.into_iter().enumerate() {
             for hint in [MR_UNKNOWN, MR_DEVICE, MemHint::from(owner.kind())] {
-                let hint = if flavour == Flavour::Pinned && hint == MR_DEVICE { MR_HOST } else { hint };
+                let hint =
+                    if flavour == Flavour::Pinned && hint == MR_DEVICE { MR_HOST } else { hint };
                 owner.whole().write(&poison).unwrap();
                 let given = rig.raw(&owner, at, len, hint).unwrap();
                 assert_eq!((given.addr(), given.len()), (owner.addr() + at, len));
@@ -282,7 +311,10 @@ fn parts(role: &Role) {
                 }
                 let mut expected = poison.clone();
                 expected[at..at + len].copy_from_slice(&filled(len, turn as u64));
-                assert!(owner.whole().to_vec().unwrap() == expected, "{flavour:?}, {at}+{len}, {hint}");
+                assert!(
+                    owner.whole().to_vec().unwrap() == expected,
+                    "{flavour:?}, {at}+{len}, {hint}"
+                );
             }
         }
         // The whole of it, and nothing beyond.
@@ -305,7 +337,10 @@ fn once(role: &Role) {
         if role.rank == 0 {
             owner.slice(at, len).unwrap().write(&filled(len, round)).unwrap();
             let hint = if round % 2 == 0 { MR_UNKNOWN } else { MR_DEVICE };
-            rig.send(other, rig.raw(&owner, at, len, hint).unwrap().whole(), round).unwrap().ok().unwrap();
+            rig.send(other, rig.raw(&owner, at, len, hint).unwrap().whole(), round)
+                .unwrap()
+                .ok()
+                .unwrap();
             let mr = rig.register(owner.addr() + at, len, MR_UNKNOWN).unwrap();
             rig.send(other, rig.runtime.get_rmr(&mr).to_bytes(), round).unwrap();
             rig.agree(other);
@@ -319,7 +354,8 @@ fn once(role: &Role) {
         }
         let counted = counters();
         let now = (counted.exports, counted.opens, counted.maps, counted.classifies);
-        // From the second time on, no handle is made or opened, nothing mapped, and no driver asked everything.
+        // From the second time on, no handle is made or opened, nothing mapped, and no driver asked
+        // everything.
         assert_eq!(*before.get_or_insert(now), now, "round {round}");
     }
     if let Some(fake) = &rig.fake {
@@ -330,7 +366,8 @@ fn once(role: &Role) {
     role.meet("over", &rig.runtime, 0..2);
 }
 
-/// What a driver is asked, in a process where nobody else asks and nothing is looked after meanwhile.
+/// What a driver is asked, in a process where nobody else asks and nothing is looked after
+/// meanwhile.
 fn asked(role: &Role) {
     let rig = Rig::in_role(role);
     let Some(fake) = &rig.fake else { return };
@@ -353,7 +390,8 @@ fn asked(role: &Role) {
     assert_eq!(asked(&|| give(&owner, MR_DEVICE)), (0, 0));
     assert_eq!(asked(&|| give(&pinned, MR_HOST)), (0, 1));
     assert_eq!(asked(&|| give(&host, MR_HOST)), (0, 0));
-    // A post of what was just made asks nothing more, each further one a short question; of what is said to be a GPU's, nothing.
+    // A post of what was just made asks nothing more, each further one a short question; of what is
+    // said to be a GPU's, nothing.
     let post = |region: &Region| {
         let _ = rig
             .runtime
@@ -379,7 +417,8 @@ fn unsaid(role: &Role) {
         // More than are looked at in one go.
         let owners: Vec<_> = (0..20).map(|_| rig.allocate(Flavour::Plain)).collect();
         for (tag, owner) in owners.iter().enumerate() {
-            rig.send(other, rig.raw(owner, 9, 10, MR_UNKNOWN).unwrap().whole(), tag as u64).unwrap();
+            rig.send(other, rig.raw(owner, 9, 10, MR_UNKNOWN).unwrap().whole(), tag as u64)
+                .unwrap();
         }
         assert_eq!(KnownMemory::of_the_process().len(), 20);
         rig.agree(other);
@@ -398,11 +437,13 @@ fn unsaid(role: &Role) {
     role.meet("over", &rig.runtime, 0..2);
 }
 
-/// Rank 1 maps nothing, so rank 0 carries out what it asks for, and finds the registered memory freed.
+/// Rank 1 maps nothing, so rank 0 carries out what it asks for, and finds the registered memory
+/// freed.
 fn by_owner(role: &Role) {
     let ipc = if role.rank == 1 { GpuIpcChoice::Off } else { GpuIpcChoice::Auto };
-    let rig =
-        Rig::of(OverShm::settings().gpu_ipc(ipc), |builder| builder.bootstrap(Box::new(role.bootstrap())));
+    let rig = Rig::of(OverShm::settings().gpu_ipc(ipc), |builder| {
+        builder.bootstrap(Box::new(role.bootstrap()))
+    });
     let other = 1 - role.rank;
     if role.rank == 0 {
         let owner = rig.gpu.allocate(64 << 20, Flavour::Plain).unwrap();
@@ -415,7 +456,9 @@ fn by_owner(role: &Role) {
         let rmr = Rmr::from_bytes(&bytes_of(&status)[..status.size]).unwrap();
         let mut buffer = Some(Buffer::from(vec![0; 10]));
         let status = rig
-            .over(|done| rig.runtime.post_get(Rank(0), buffer.take().unwrap(), &rmr, 0).comp(done).call())
+            .over(|done| {
+                rig.runtime.post_get(Rank(0), buffer.take().unwrap(), &rmr, 0).comp(done).call()
+            })
             .unwrap();
         let error = status.ok().unwrap_err();
         assert!(matches!(error, OpError::Stale(Rank(0))), "{error}");
@@ -438,11 +481,21 @@ fn withdrawn(role: &Role) {
         assert_eq!(wrong(&bytes_of(&rig.recv(other, vec![0; 1000], 3)), 5, 0), None);
         rig.agree(other);
         rig.agree(other);
-        assert!(matches!(rig.get(&first, 0, 1000), Err(PostError::Stale(Rank(0)))), "it was withdrawn");
-        assert!(matches!(rig.get(&host, 0, 1000), Err(PostError::Stale(Rank(0)))), "host memory as well");
+        assert!(
+            matches!(rig.get(&first, 0, 1000), Err(PostError::Stale(Rank(0)))),
+            "it was withdrawn"
+        );
+        assert!(
+            matches!(rig.get(&host, 0, 1000), Err(PostError::Stale(Rank(0)))),
+            "host memory as well"
+        );
         drop((first, host));
         let again = told(4);
-        assert_eq!(wrong(&rig.get(&again, 0, 1000).unwrap(), 6, 0), None, "what is registered again");
+        assert_eq!(
+            wrong(&rig.get(&again, 0, 1000).unwrap(), 6, 0),
+            None,
+            "what is registered again"
+        );
         rig.agree(other);
         role.meet("over", &rig.runtime, 0..2);
         return;
@@ -506,7 +559,11 @@ fn memory_that_is_not_what_it_is_said_to_be_is_refused_by_name() {
     assert_eq!(refused(rig.at(host.addr(), 1000, MR_DEVICE)), (MR_DEVICE, MemKind::Host));
     let pinned = rig.gpu.allocate(1000, Flavour::Pinned).unwrap();
     assert_eq!(refused(rig.at(pinned.addr(), 1000, MR_DEVICE)), (MR_DEVICE, MemKind::Pinned));
-    assert_eq!(rig.at(pinned.addr(), 1000, MR_HOST).unwrap().kind(), MemKind::Host, "nobody was asked");
+    assert_eq!(
+        rig.at(pinned.addr(), 1000, MR_HOST).unwrap().kind(),
+        MemKind::Host,
+        "nobody was asked"
+    );
     assert_eq!(rig.at(pinned.addr(), 1000, MR_UNKNOWN).unwrap().kind(), MemKind::Pinned);
     assert_eq!(rig.at(host.addr(), 1000, MR_UNKNOWN).unwrap().kind(), MemKind::Host);
     // Registering asks in any case.
@@ -557,11 +614,14 @@ fn memory_that_was_freed_is_noticed_by_its_address_and_by_what_was_made_of_it() 
         let error = rig.send(0, stale.whole(), 1).unwrap_err();
         assert!(matches!(error, PostError::Freed(freed) if freed.addr == stale.addr()), "{error}");
         let mut buffer = Some(stale.whole());
-        let received = rig.over(|_| rig.runtime.post_recv(Rank(0), buffer.take().unwrap(), Tag(1)).call());
+        let received =
+            rig.over(|_| rig.runtime.post_recv(Rank(0), buffer.take().unwrap(), Tag(1)).call());
         assert!(matches!(received, Err(PostError::Freed(_))), "{received:?}");
     }
     match rig.at(addr + 7, 100, MR_UNKNOWN) {
-        Err(error @ RawError::Freed(_)) => assert!(error.to_string().contains(&format!("{:#x}", addr + 7))),
+        Err(error @ RawError::Freed(_)) => {
+            assert!(error.to_string().contains(&format!("{:#x}", addr + 7)))
+        }
         Ok(region) => assert!(is_real() && region.id() != id, "{region:?}"),
         Err(other) => panic!("{other}"),
     }
@@ -574,7 +634,8 @@ fn memory_that_was_freed_is_noticed_by_its_address_and_by_what_was_made_of_it() 
 
 #[test]
 fn memory_of_a_device_that_cannot_be_seen_is_the_drivers_error_with_what_to_do() {
-    // Real drivers give such memory to a process only from another one: transports/tests/cuda_mock.rs has their answer.
+    // Real drivers give such memory to a process only from another one:
+    // transports/tests/cuda_mock.rs has their answer.
     let rig = Rig::alone();
     let Some(fake) = &rig.fake else { return };
     let owner = rig.allocate(Flavour::Plain);
@@ -582,7 +643,10 @@ fn memory_of_a_device_that_cannot_be_seen_is_the_drivers_error_with_what_to_do()
     for hint in [MR_UNKNOWN, MR_DEVICE] {
         let error = rig.raw(&owner, 0, 10, hint).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("cannot see") && text.contains(&format!("{:#x}", owner.addr())), "{text}");
+        assert!(
+            text.contains("cannot see") && text.contains(&format!("{:#x}", owner.addr())),
+            "{text}"
+        );
     }
     assert!(rig.register(owner.addr(), 10, MR_HOST).is_err());
 }

@@ -1,14 +1,17 @@
-//! `carrack run`, with real processes: what ranks get, what the user sees, and that nothing is left.
+//! `carrack run`, with real processes: what ranks get, what the user sees, and that nothing is
+//! left.
 //!
-//! The programs are shell one-liners, or this very test binary in a role (see `a_rank_in_its_role`).
-//! Every job bears a mark in its environment, by which survivors are found in /proc. No test asserts
-//! how long something takes; the watchdog only turns a hang into a failure.
+//! The programs are shell one-liners, or this very test binary in a role (see
+//! `a_rank_in_its_role`). Every job bears a mark in its environment, by which survivors are found
+//! in /proc. No test asserts how long something takes; the watchdog only turns a hang into a
+//! failure.
 
 #[path = "support/built.rs"]
 mod built;
 
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg,
 };
 use std::collections::BTreeSet;
 use std::fs;
@@ -50,8 +53,8 @@ fn job(ranks: u32, options: &[&str], program: &[&str]) -> Job {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // A shell starts its background jobs with SIGINT ignored, and `nohup` its program with SIGHUP: either may
-    // have started this test.
+    // A shell starts its background jobs with SIGINT ignored, and `nohup` its program with SIGHUP:
+    // either may have started this test.
     // SAFETY: `signal` is async-signal-safe.
     unsafe {
         command.pre_exec(|| {
@@ -192,7 +195,8 @@ fn nothing_is_left(mark: &str) {
             return;
         }
         if start.elapsed() >= WATCHDOG {
-            let name = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let name =
+                |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             panic!("left behind: {:?}", left.iter().map(name).collect::<Vec<_>>());
         }
         thread::sleep(Duration::from_millis(5));
@@ -201,9 +205,13 @@ fn nothing_is_left(mark: &str) {
 
 #[test]
 fn every_rank_knows_its_number_and_its_lines_are_tagged_with_it() {
-    let run = script(3, &[], "echo out $CARRACK_RANK of $CARRACK_SIZE; echo err $CARRACK_RANK >&2").run();
+    let run =
+        script(3, &[], "echo out $CARRACK_RANK of $CARRACK_SIZE; echo err $CARRACK_RANK >&2").run();
     assert_eq!(run.code(), 0, "{}", run.stderr);
-    assert_eq!(run.stdout_lines(), BTreeSet::from(["[0] out 0 of 3", "[1] out 1 of 3", "[2] out 2 of 3"]));
+    assert_eq!(
+        run.stdout_lines(),
+        BTreeSet::from(["[0] out 0 of 3", "[1] out 1 of 3", "[2] out 2 of 3"])
+    );
     assert_eq!(
         run.stderr.lines().collect::<BTreeSet<_>>(),
         BTreeSet::from(["[0] err 0", "[1] err 1", "[2] err 2"])
@@ -216,8 +224,8 @@ fn without_tags_lines_come_as_they_are() {
     assert_eq!((run.code(), run.stdout_lines()), (0, BTreeSet::from(["rank 0", "rank 1"])));
 }
 
-/// CUDA's library starts a thread in whatever process uses it, the launcher of `carrack perf` included: the kernel may give that
-/// one the signal that a child has ended.
+/// CUDA's library starts a thread in whatever process uses it, the launcher of `carrack perf`
+/// included: the kernel may give that one the signal that a child has ended.
 #[test]
 fn a_job_ends_also_where_a_library_has_a_thread_in_the_launcher() {
     if Command::new("cc").arg("--version").output().is_err() {
@@ -229,7 +237,8 @@ fn a_job_ends_also_where_a_library_has_a_thread_in_the_launcher() {
         (folder.join("thread.c"), folder.join(format!("thread-{}.so", std::process::id())));
     let text = "#include <pthread.h>\n#include <unistd.h>\n\
         static void *nap(void *none) { for (;;) pause(); return none; }\n\
-        __attribute__((constructor)) static void start(void) { pthread_t one; pthread_create(&one, 0, nap, 0); }\n";
+        __attribute__((constructor)) static void start(void) { pthread_t one; pthread_create(&one, \
+        0, nap, 0); }\n";
     fs::write(&source, text).unwrap();
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-lpthread");
@@ -250,7 +259,8 @@ fn the_first_rank_that_fails_decides_the_status_and_the_others_are_ended() {
     assert_eq!(run.stderr.lines().count(), 1, "the others' ends are no news: {}", run.stderr);
 }
 
-/// It has ended well, so the launcher ends nobody for it. Before the others look for it, and when they have waited for some time.
+/// It has ended well, so the launcher ends nobody for it. Before the others look for it, and when
+/// they have waited for some time.
 #[test]
 fn ranks_that_meet_are_told_of_one_that_never_comes() {
     for when in ["exit 0", "sleep 1; exit 0"] {
@@ -260,7 +270,8 @@ fn ranks_that_meet_are_told_of_one_that_never_comes() {
         );
         let run = script(3, &[], &explain).run();
         assert_eq!(run.code(), 1);
-        // Whichever says it first: then the others are ended. Who has heard it from another names the rank.
+        // Whichever says it first: then the others are ended. Who has heard it from another names
+        // the rank.
         let told = |line: &str| line.contains("] carrack: barrier: ") && line.contains("rank 1");
         assert!(run.stderr.lines().any(told), "{when}: {}", run.stderr);
     }
@@ -269,7 +280,8 @@ fn ranks_that_meet_are_told_of_one_that_never_comes() {
 #[test]
 fn ranks_that_meet_are_told_of_one_that_there_is_no_path_to() {
     let explain = format!(
-        "[ $CARRACK_RANK = 1 ] && export CARRACK_TRANSPORT=loopback; exec env -u {MARK} '{}' explain",
+        "[ $CARRACK_RANK = 1 ] && export CARRACK_TRANSPORT=loopback; exec env -u {MARK} '{}' \
+        explain",
         carrack().display()
     );
     let run = script(3, &[], &explain).run();
@@ -291,8 +303,12 @@ fn a_rank_killed_by_a_signal_is_named_with_the_signal() {
 
 #[test]
 fn ranks_that_ignore_being_asked_to_end_are_killed() {
-    let run =
-        script(2, &[], "[ $CARRACK_RANK = 1 ] && exit 5; trap '' TERM; sleep 1000 & wait; sleep 1000").run();
+    let run = script(
+        2,
+        &[],
+        "[ $CARRACK_RANK = 1 ] && exit 5; trap '' TERM; sleep 1000 & wait; sleep 1000",
+    )
+    .run();
     assert_eq!(run.code(), 5);
 }
 
@@ -307,10 +323,18 @@ fn a_program_that_does_not_exist_is_one_clear_error() {
     let run = job(4, &[], &["no-such-program"]).run();
     assert_eq!(run.code(), 127);
     assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
-    assert!(run.stderr.contains("no-such-program") && run.stderr.contains("PATH"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("no-such-program") && run.stderr.contains("PATH"),
+        "{}",
+        run.stderr
+    );
     let run = job(1, &[], &["./examples/no-such-example"]).run();
     assert_eq!(run.code(), 127);
-    assert!(run.stderr.contains("cargo build") && run.stderr.contains("--examples"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("cargo build") && run.stderr.contains("--examples"),
+        "{}",
+        run.stderr
+    );
 }
 
 #[test]
@@ -369,7 +393,8 @@ fn an_interrupt_leaves_nothing_behind() {
 fn a_second_interrupt_does_not_wait_for_the_grace() {
     // The ranks say that the first one has been passed on to them: two that come together are one.
     let heard = std::env::temp_dir().join(format!("carrack-launcher-heard-{}", std::process::id()));
-    let text = format!("trap 'touch {}' INT; echo ready; sleep 1000 & wait; sleep 1000", heard.display());
+    let text =
+        format!("trap 'touch {}' INT; echo ready; sleep 1000 & wait; sleep 1000", heard.display());
     let running = script(2, &[], &text).start(2);
     running.signal(Signal::INT);
     let start = Instant::now();
@@ -487,7 +512,10 @@ fn an_unfinished_last_line_is_printed() {
 fn a_very_long_line_comes_in_pieces_and_nothing_is_lost() {
     let run = script(1, &[], "head -c 200000 /dev/zero | tr '\\0' x; echo; echo short").run();
     let lines: Vec<_> = run.stdout.lines().map(|line| line.strip_prefix("[0] ").unwrap()).collect();
-    assert_eq!(lines.iter().map(|line| line.len()).collect::<Vec<_>>(), [65536, 65536, 65536, 3392, 5]);
+    assert_eq!(
+        lines.iter().map(|line| line.len()).collect::<Vec<_>>(),
+        [65536, 65536, 65536, 3392, 5]
+    );
     assert!(lines[..4].iter().all(|line| line.bytes().all(|byte| byte == b'x')));
 }
 
@@ -569,7 +597,11 @@ fn a_fence_fails_when_a_rank_has_ended_without_reaching_it() {
     let run = role(3, "leave").run();
     assert_eq!(run.code(), 0, "{}{}", run.stdout, run.stderr);
     for rank in [0, 2] {
-        assert!(run.stdout.contains(&format!("[{rank}] the fence failed: rank 1 ")), "{}", run.stdout);
+        assert!(
+            run.stdout.contains(&format!("[{rank}] the fence failed: rank 1 ")),
+            "{}",
+            run.stdout
+        );
     }
 }
 
@@ -577,8 +609,10 @@ fn a_fence_fails_when_a_rank_has_ended_without_reaching_it() {
 fn a_process_that_a_rank_starts_is_told_that_it_is_no_rank() {
     let test = std::env::current_exe().unwrap();
     // A number that is not open, as for a child to which nothing was passed on.
-    let child =
-        format!("CARRACK_BOOTSTRAP_FD=987 exec '{}' --exact a_rank_in_its_role --nocapture", test.display());
+    let child = format!(
+        "CARRACK_BOOTSTRAP_FD=987 exec '{}' --exact a_rank_in_its_role --nocapture",
+        test.display()
+    );
     let mut job = script(1, &[], &child);
     job.command.env(ROLE, "join");
     let run = job.run();
@@ -620,7 +654,8 @@ fn a_rank_in_its_role() {
 fn exchange(launcher: &FromLauncher) {
     let again = FromLauncher::from_env().unwrap_err();
     assert!(again.to_string().contains("is in use by a runtime of this process"), "{again}");
-    let value = |rank: u32, round: u32| vec![rank as u8 ^ round as u8; 1 + (rank * 8191 + round) as usize];
+    let value =
+        |rank: u32, round: u32| vec![rank as u8 ^ round as u8; 1 + (rank * 8191 + round) as usize];
     for round in 0..5 {
         let key = |rank| format!("test/{round}/{rank}");
         launcher.put(&key(launcher.rank()), &value(launcher.rank(), round)).unwrap();
@@ -641,8 +676,9 @@ fn exchange(launcher: &FromLauncher) {
     launcher.finish().unwrap();
 }
 
-/// Descriptors on their way between processes count for all of a user's together, against what one may have open: ranks that come to
-/// that limit connect when others have taken theirs. Here others are this test.
+/// Descriptors on their way between processes count for all of a user's together, against what one
+/// may have open: ranks that come to that limit connect when others have taken theirs. Here others
+/// are this test.
 #[test]
 fn ranks_that_come_to_the_limit_of_descriptors_on_their_way_connect_a_little_later() {
     const LIMIT: usize = 400;
@@ -670,7 +706,8 @@ fn ranks_that_come_to_the_limit_of_descriptors_on_their_way_connect_a_little_lat
     }
     let mut job = less("sh");
     let script = format!(
-        "ulimit -n {LIMIT} && exec timeout 100 \"$0\" perf latency --op send --size 8 --seconds 0.01"
+        "ulimit -n {LIMIT} && exec timeout 100 \"$0\" perf latency --op send --size 8 --seconds \
+        0.01"
     );
     let mut job = job
         .args(["-c", &script])

@@ -1,4 +1,5 @@
-//! Words whose agent is a NIC, where messages take another path than through it: each rank has a simulated NIC beside.
+//! Words whose agent is a NIC, where messages take another path than through it: each rank has a
+//! simulated NIC beside.
 //!
 //! | module | one idea |
 //! |---|---|

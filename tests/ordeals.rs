@@ -1,5 +1,5 @@
-//! What ranks live through: peers that are killed or stopped, long traffic, poor machines, forks. Each time all
-//! kinds of operations run between processes, and every one of them is accounted for.
+//! What ranks live through: peers that are killed or stopped, long traffic, poor machines, forks.
+//! Each time all kinds of operations run between processes, and every one of them is accounted for.
 //!
 //! | module | one idea | more of it |
 //! |---|---|---|

@@ -1,4 +1,5 @@
-//! Ranks that are processes: they find each other, and some of them are killed. See [`support::ranks`].
+//! Ranks that are processes: they find each other, and some of them are killed. See
+//! [`support::ranks`].
 
 mod support;
 
@@ -6,8 +7,8 @@ use carrack::bootstrap::Bootstrap;
 use carrack::buffer::Region;
 use carrack::settings::{KernelCopyChoice, SettingsBuilder};
 use carrack::{
-    Buffer, CollectiveError, CompQueue, Handler, OpError, Outcome, PeerState, PostError, Rank, Rmr, Runtime,
-    Status, Synchronizer, Tag,
+    Buffer, CollectiveError, CompQueue, Handler, OpError, Outcome, PeerState, PostError, Rank, Rmr,
+    Runtime, Status, Synchronizer, Tag,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -84,7 +85,8 @@ fn a_rank_in_its_role() {
     if role.name == "drops" {
         return drops(role);
     }
-    let kernel_copy = if role.name == "large-off" { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
+    let kernel_copy =
+        if role.name == "large-off" { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
     let me = Me::start(role, OverShm::settings().kernel_copy(kernel_copy));
     match &*me.role.name {
         "all_to_all" => all_to_all(&me),
@@ -214,7 +216,9 @@ fn all_to_all(me: &Me) {
         for to in 0..size {
             let seed = rank << 32 | number;
             let long = pattern(seed, (seed * 131 % 8193) as usize);
-            sent(&me.ranks, || me.runtime.post_am(Rank(to), &long[..], name).tag(Tag(number)).call());
+            sent(&me.ranks, || {
+                me.runtime.post_am(Rank(to), &long[..], name).tag(Tag(number)).call()
+            });
             let short = pattern(!seed, (seed % 500) as usize);
             sent(&me.ranks, || me.runtime.post_send(Rank(to), &short[..], Tag(number)).call());
         }
@@ -251,7 +255,8 @@ fn collectives(me: &Me) {
     me.meet("over");
 }
 
-/// Each rank sends one message to a queue of rank 0 that has room for one less; all meet before any is taken.
+/// Each rank sends one message to a queue of rank 0 that has room for one less; all meet before any
+/// is taken.
 fn gather(me: &Me) {
     let inbox = CompQueue::new(16);
     let name = me.runtime.register_comp(&inbox).unwrap();
@@ -290,7 +295,8 @@ fn gather_killed(me: &Me) {
                 let _ = me.runtime.progress();
             }
         }
-        let offered = me.runtime.post_am(Rank(0), pattern(SENT, 1 << 20), name).tag(Tag(SENT)).call();
+        let offered =
+            me.runtime.post_am(Rank(0), pattern(SENT, 1 << 20), name).tag(Tag(SENT)).call();
         assert!(offered.unwrap().is_posted());
         me.hears("all are here", 0);
         die();
@@ -299,17 +305,26 @@ fn gather_killed(me: &Me) {
         let waits = SENT as usize + 1 - inbox.capacity();
         until_with_errors(&me.ranks, || me.runtime.pending().deferred == waits);
         me.says("all are here");
-        until_with_errors(&me.ranks, || matches!(me.runtime.peer_state(VICTIM), PeerState::Down(_)));
+        until_with_errors(&me.ranks, || {
+            matches!(me.runtime.peer_state(VICTIM), PeerState::Down(_))
+        });
         let mut next = 0;
         until_with_errors(&me.ranks, || {
             let is_gone = me.runtime.peer_down(VICTIM).is_some();
             for status in std::iter::from_fn(|| inbox.pop()) {
-                assert_eq!((status.tag, status.bytes().unwrap()), (Tag(next), &pattern(next, 100)[..]));
+                assert_eq!(
+                    (status.tag, status.bytes().unwrap()),
+                    (Tag(next), &pattern(next, 100)[..])
+                );
                 next += 1;
             }
             is_gone
         });
-        assert_eq!((next, me.runtime.pending().deferred), (SENT, 0), "its end is told behind its messages");
+        assert_eq!(
+            (next, me.runtime.pending().deferred),
+            (SENT, 0),
+            "its end is told behind its messages"
+        );
     }
     me.others_go_on();
 }
@@ -354,7 +369,10 @@ fn descriptors(role: Role) {
         sent(&me.ranks, || me.runtime.post_send(Rank(to), &[1; 3000][..], Tag(1)).call());
     }
     for from in 0..size {
-        assert_eq!(done(me.runtime.post_recv(Rank(from), vec![0; 3000], Tag(1)).call().unwrap()).size, 3000);
+        assert_eq!(
+            done(me.runtime.post_recv(Rank(from), vec![0; 3000], Tag(1)).call().unwrap()).size,
+            3000
+        );
     }
     assert!(count() > before.0 && mapped() > before.1);
     me.runtime.barrier().unwrap();
@@ -363,7 +381,8 @@ fn descriptors(role: Role) {
     assert_eq!((count(), mapped()), before);
 }
 
-/// Rank 0 drops its runtime while rank 1's kernel copies what it puts, and has another use for the buffer then.
+/// Rank 0 drops its runtime while rank 1's kernel copies what it puts, and has another use for the
+/// buffer then.
 fn drops(role: Role) {
     const LEN: usize = 32 << 20;
     const PUT: u8 = 0x11;
@@ -380,7 +399,10 @@ fn drops(role: Role) {
         until(std::slice::from_ref(&runtime), || role.has_said("another use", 0));
         until(std::slice::from_ref(&runtime), || runtime.peer_down(Rank(0)).is_some());
         let held = region.whole().to_vec().unwrap();
-        assert!(held.iter().all(|byte| [0, PUT].contains(byte)), "it holds what the buffer held later");
+        assert!(
+            held.iter().all(|byte| [0, PUT].contains(byte)),
+            "it holds what the buffer held later"
+        );
         return role.says("looked");
     }
     let rmr = Rmr::from_bytes(&rmrs[1]).unwrap();
@@ -471,7 +493,10 @@ fn connected(me: &Me) {
     me.says("waiting");
     me.ends_badly(&sink);
     let after = listing("/proc/self/fd").len();
-    assert!(after < before, "the descriptors of its link are still open: {before} and then {after}");
+    assert!(
+        after < before,
+        "the descriptors of its link are still open: {before} and then {after}"
+    );
     me.others_go_on();
 }
 
@@ -493,7 +518,9 @@ fn stream(me: &Me) {
         let mut recv = me.runtime.post_recv(VICTIM, vec![0; 5000], Tag(9)).comp(&sink);
         recv = recv.user_context(carrack::UserContext(number));
         match recv.call().unwrap() {
-            Outcome::Done(status) => assert_eq!(status.bytes().unwrap(), pattern(number, size(number))),
+            Outcome::Done(status) => {
+                assert_eq!(status.bytes().unwrap(), pattern(number, size(number)))
+            }
             Outcome::Posted => {
                 let status = sink.one(&me.ranks);
                 if number < COUNT {
@@ -595,7 +622,8 @@ fn asleep(me: &Me) {
     me.others_go_on();
 }
 
-/// Large messages both ways, puts and gets, and the victim dies at some moment of its own among them.
+/// Large messages both ways, puts and gets, and the victim dies at some moment of its own among
+/// them.
 fn large(me: &Me) {
     const LEN: usize = 3 << 20;
     // Not mapped: its owner has to carry out what others want of it.
@@ -611,7 +639,8 @@ fn large(me: &Me) {
         for number in 0..4 {
             let mut receive = me.runtime.post_recv(peer, vec![0; LEN], Tag(number)).comp(&sink);
             count += begun::<LEN>(me, || receive.call());
-            let mut send = me.runtime.post_send(peer, vec![number as u8; LEN], Tag(number)).comp(&sink);
+            let mut send =
+                me.runtime.post_send(peer, vec![number as u8; LEN], Tag(number)).comp(&sink);
             count += begun::<LEN>(me, || send.call());
         }
     }
@@ -630,7 +659,8 @@ fn large(me: &Me) {
     me.others_go_on();
 }
 
-/// Whatever ended well is whole, and whatever did not says who is to blame; the buffers are here again.
+/// Whatever ended well is whole, and whatever did not says who is to blame; the buffers are here
+/// again.
 fn is_right<const LEN: usize>(status: Status) {
     match status.error.as_deref() {
         None => {}
@@ -640,7 +670,8 @@ fn is_right<const LEN: usize>(status: Status) {
     assert_eq!(status.buffer.len(), LEN);
 }
 
-/// How many operations are under way that were not: none, if it is over at once, as where the victim is known to be gone by now.
+/// How many operations are under way that were not: none, if it is over at once, as where the
+/// victim is known to be gone by now.
 fn begun<const LEN: usize>(me: &Me, mut call: impl FnMut() -> Result<Outcome, PostError>) -> usize {
     let mut gone = false;
     let outcome = posted(&me.ranks, || match call() {

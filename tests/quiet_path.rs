@@ -1,8 +1,8 @@
 //! The path of a small message, after warm-up: no allocation, and no system call.
 //!
-//! Allocations are counted by the global allocator of this program. System calls are forbidden to a child,
-//! by a filter under which the kernel kills it for any but `exit_group` and `write`: it ends with its own
-//! status or by SIGSYS.
+//! Allocations are counted by the global allocator of this program. System calls are forbidden to a
+//! child, by a filter under which the kernel kills it for any but `exit_group` and `write`: it ends
+//! with its own status or by SIGSYS.
 
 mod support;
 
@@ -75,8 +75,13 @@ impl Ground {
         let rank = J::ranks(1).remove(0);
         let counter = Counter::new();
         let name = rank.register_comp(&counter).unwrap();
-        let ground =
-            Self { rank, counter, name, arrived: Synchronizer::new(1), buffer: Cell::new(vec![0; 8]) };
+        let ground = Self {
+            rank,
+            counter,
+            name,
+            arrived: Synchronizer::new(1),
+            buffer: Cell::new(vec![0; 8]),
+        };
         for number in 0..300 {
             for way in WAYS {
                 ground.one(way, number);
@@ -100,7 +105,8 @@ impl Ground {
             Way::Expected => {
                 let counted = self.counter.get();
                 let buffer = self.buffer.take();
-                // The buffer goes round: it comes back in the status, which a counter would throw away.
+                // The buffer goes round: it comes back in the status, which a counter would throw
+                // away.
                 let mut recv = self.rank.post_recv(Rank(0), buffer, Tag(1)).comp(&self.arrived);
                 assert!(recv.call().unwrap().is_posted());
                 while self.rank.post_send(Rank(0), &bytes, Tag(1)).call().unwrap().is_retry() {
@@ -109,7 +115,8 @@ impl Ground {
                 while !self.arrived.test() {
                     self.rank.progress().unwrap();
                 }
-                // Taking makes room for the next, which is the test's own allocation and not the path's.
+                // Taking makes room for the next, which is the test's own allocation and not the
+                // path's.
                 let before = ALLOCATIONS.get();
                 let status = self.arrived.take().unwrap().pop().unwrap();
                 ALLOCATIONS.set(before);
@@ -125,8 +132,11 @@ impl Ground {
                 while self.rank.default_matching_engine().waiting().0 == 0 {
                     self.rank.progress().unwrap();
                 }
-                let mut recv = self.rank.post_recv(Rank(0), self.buffer.take(), Tag(1)).comp(&self.arrived);
-                let carrack::Outcome::Done(status) = recv.call().unwrap() else { panic!("it was there") };
+                let mut recv =
+                    self.rank.post_recv(Rank(0), self.buffer.take(), Tag(1)).comp(&self.arrived);
+                let carrack::Outcome::Done(status) = recv.call().unwrap() else {
+                    panic!("it was there")
+                };
                 assert_eq!(status.bytes(), Some(&bytes[..]));
                 let carrack::Buffer::Vec(buffer) = status.buffer else { panic!("another buffer") };
                 self.buffer.set(buffer);
@@ -215,7 +225,8 @@ fn a_child_in_its_role() {
 
 fn forbid_system_calls() {
     let allowed = [libc::SYS_exit_group, libc::SYS_write].map(|call| call as u32);
-    let jump = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let jump =
+        |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut filter = [
         // The system call's number is the first word of what the filter sees.
         jump(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
@@ -225,11 +236,14 @@ fn forbid_system_calls() {
         jump(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: both calls read what they are given, which is there; the second takes rights away from this
-    // thread only.
+    // SAFETY: both calls read what they are given, which is there; the second takes rights away
+    // from this thread only.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+        assert_eq!(
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program),
+            0
+        );
     }
 }
 

@@ -1,5 +1,5 @@
-//! `SharedDeviceAllocator`: memory of a GPU that the processes of a node have together. With simulated GPUs here, and with real
-//! ones where `TEST_GPU=cuda` says so.
+//! `SharedDeviceAllocator`: memory of a GPU that the processes of a node have together. With
+//! simulated GPUs here, and with real ones where `TEST_GPU=cuda` says so.
 
 mod support;
 

@@ -57,7 +57,8 @@ fn a_rank_that_waits_prints_what_is_pending_when_it_is_asked_by_a_signal() {
     errors.read_to_string(&mut String::new()).unwrap();
 }
 
-/// Has a handler of rank 0 end a registration that rank 1's NIC has used. Returns `true` if the memory is given back.
+/// Has a handler of rank 0 end a registration that rank 1's NIC has used. Returns `true` if the
+/// memory is given back.
 fn is_given_back(signalled: bool) -> bool {
     let settings = OverSimulatedNic::settings().dump(DumpChoice::Usr1);
     let ranks: [Runtime; 2] = OverSimulatedNic::ranks_with(2, settings).try_into().unwrap();
@@ -77,7 +78,12 @@ fn is_given_back(signalled: bool) -> bool {
     let name = zero.register_comp(&ends).unwrap();
     let sink = Sink::keeping();
     assert!(
-        one.post_put(Rank(0), &[7; 4096], &rmr, 0).comp(&sink).allow_done(false).call().unwrap().is_posted()
+        one.post_put(Rank(0), &[7; 4096], &rmr, 0)
+            .comp(&sink)
+            .allow_done(false)
+            .call()
+            .unwrap()
+            .is_posted()
     );
     sink.one(&ranks);
     // Rank 0 makes no progress meanwhile, so the signal is pending when its handler is called.
@@ -92,7 +98,10 @@ fn is_given_back(signalled: bool) -> bool {
         signal_hook::low_level::raise(SIGUSR1).unwrap();
     }
     zero.progress().unwrap();
-    assert!(registered.lock().unwrap().is_none(), "the handler was not called by the first progress");
+    assert!(
+        registered.lock().unwrap().is_none(),
+        "the handler was not called by the first progress"
+    );
     happens(&ranks, LIMIT / 10, || {
         go_round();
         weak.is_gone()

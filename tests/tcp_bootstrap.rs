@@ -1,7 +1,8 @@
-//! Ranks that no launcher of ours has started: processes with torchrun's variables, which find each other over TCP.
+//! Ranks that no launcher of ours has started: processes with torchrun's variables, which find each
+//! other over TCP.
 //!
-//! The programs are the carrack command, or this very test in a role (see `a_rank_in_its_role`). No test asserts how long something takes;
-//! the watchdog only turns a hang into a failure.
+//! The programs are the carrack command, or this very test in a role (see `a_rank_in_its_role`). No
+//! test asserts how long something takes; the watchdog only turns a hang into a failure.
 
 #[path = "support/built.rs"]
 mod built;
@@ -26,7 +27,10 @@ const HUNG: i32 = 97;
 fn rank(mut command: Command, rank: u32, size: u32, port: u16) -> Command {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        if text.starts_with("CARRACK_") || text == "TORCHELASTIC_RUN_ID" || text == "LOCAL_WORLD_SIZE" {
+        if text.starts_with("CARRACK_")
+            || text == "TORCHELASTIC_RUN_ID"
+            || text == "LOCAL_WORLD_SIZE"
+        {
             command.env_remove(name);
         }
     }
@@ -52,11 +56,14 @@ fn perf(number: u32, port: u16) -> Command {
 
 fn role(name: &str, number: u32, size: u32, port: u16) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"]).env(ROLE, name);
+    command
+        .args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"])
+        .env(ROLE, name);
     rank(command, number, size, port)
 }
 
-/// One that nobody gets before it is used: it is none of those that the kernel gives to whoever asks for any.
+/// One that nobody gets before it is used: it is none of those that the kernel gives to whoever
+/// asks for any.
 fn free_port() -> u16 {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let here = std::process::id().wrapping_mul(16);
@@ -121,7 +128,8 @@ fn perf_measures_between_two_shells() {
 #[test]
 fn a_runtime_of_nineteen_processes_meets() {
     let port = free_port();
-    let ranks: Vec<_> = (0..19).rev().map(|rank| Started::spawn(role("meet", rank, 19, port))).collect();
+    let ranks: Vec<_> =
+        (0..19).rev().map(|rank| Started::spawn(role("meet", rank, 19, port))).collect();
     for rank in ranks {
         assert!(succeeded(&rank.end()).contains("met 19"));
     }
@@ -157,7 +165,8 @@ fn a_wrong_secret_is_an_error_on_both_sides_and_the_job_goes_on() {
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());
     assert!(
-        complaint.contains(&format!("127.0.0.1:{port}")) && complaint.contains("CARRACK_JOB_SECRET"),
+        complaint.contains(&format!("127.0.0.1:{port}"))
+            && complaint.contains("CARRACK_JOB_SECRET"),
         "{complaint}"
     );
     succeeded(&Started::spawn(perf(1, port)).end());
@@ -204,13 +213,15 @@ fn what_is_wrong_with_the_variables_is_said_and_nobody_is_waited_for() {
     }
 }
 
-/// Starts the ranks of so many nodes as torchrun does, but for the order: it numbers those of a node one after the other, others deal
-/// ranks out to nodes in turn.
+/// Starts the ranks of so many nodes as torchrun does, but for the order: it numbers those of a
+/// node one after the other, others deal ranks out to nodes in turn.
 fn dealt_out(role_name: &str, nodes: u32, each: u32, variables: &[(&str, &str)]) -> Vec<Started> {
     let port = free_port();
     let start = |number: u32| {
         let mut command = role(role_name, number, nodes * each, port);
-        command.env("LOCAL_RANK", (number / nodes).to_string()).env("LOCAL_WORLD_SIZE", each.to_string());
+        command
+            .env("LOCAL_RANK", (number / nodes).to_string())
+            .env("LOCAL_WORLD_SIZE", each.to_string());
         command.env("GROUP_RANK", (number % nodes).to_string()).envs(variables.iter().copied());
         Started::spawn(command)
     };
@@ -221,7 +232,10 @@ fn dealt_out(role_name: &str, nodes: u32, each: u32, variables: &[(&str, &str)])
 fn ranks_that_are_dealt_out_in_turn_know_their_places_on_their_nodes() {
     for (number, rank) in dealt_out("place", 2, 2, &[]).into_iter().enumerate() {
         let said = succeeded(&rank.end());
-        assert!(said.contains(&format!("place {} on its node", number / 2)), "rank {number}: {said}");
+        assert!(
+            said.contains(&format!("place {} on its node", number / 2)),
+            "rank {number}: {said}"
+        );
     }
 }
 
@@ -238,7 +252,9 @@ fn a_rank_takes_the_device_of_its_place_on_its_node() {
 fn under_carrack_run_its_ranks_are_its_own() {
     let mut command = Command::new(built::carrack());
     command.args(["run", "-n", "2", "--"]).arg(std::env::current_exe().unwrap());
-    command.args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"]).env(ROLE, "meet");
+    command
+        .args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"])
+        .env(ROLE, "meet");
     // Variables that nobody could join by.
     let output = Started::spawn(rank(command, 7, 9, free_port())).end();
     assert!(succeeded(&output).contains("met 2"));
@@ -250,18 +266,21 @@ const LATE: u32 = 2;
 /// The file that lets the late rank start.
 const GATE: &str = "TEST_TCP_GATE";
 
-/// A rank that waits sleeps until the other one has published its address, however it was started. The
-/// ranks look at their own clocks of processor time.
+/// A rank that waits sleeps until the other one has published its address, however it was started.
+/// The ranks look at their own clocks of processor time.
 #[test]
 fn ranks_that_wait_for_one_which_has_not_started_leave_their_cores_alone() {
-    let gate = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gate-{}", std::process::id()));
+    let gate = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("gate-{}", std::process::id()));
     let _ = std::fs::remove_file(&gate);
     let mut jobs = Vec::new();
     for what in WAITS {
         let (name, port) = (format!("late {what}"), free_port());
         let mut command = Command::new(built::carrack());
         command.args(["run", "-n", "3", "--"]).arg(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"]).env(ROLE, &name);
+        command
+            .args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"])
+            .env(ROLE, &name);
         let job = std::iter::once(rank(command, 7, 9, port));
         jobs.extend(job.chain((0..3).map(|number| role(&name, number, 3, port))));
     }
@@ -300,7 +319,8 @@ fn late(what: &str) {
     match what {
         "barrier" => {}
         "send" if !is_late => {
-            let sent = runtime.post_send(Rank(LATE), vec![1; 8], Tag(1)).comp(&done).allow_done(false);
+            let sent =
+                runtime.post_send(Rank(LATE), vec![1; 8], Tag(1)).comp(&done).allow_done(false);
             let sent = sent.allow_retry(false).call().unwrap();
             assert!(sent.is_posted());
             drop(done.wait(&runtime).unwrap());
@@ -311,7 +331,9 @@ fn late(what: &str) {
         }
         "send" | "blocking send" => {
             for from in 0..LATE {
-                assert!(runtime.post_recv(Rank(from), vec![0; 8], Tag(1)).call().unwrap().is_done());
+                assert!(
+                    runtime.post_recv(Rank(from), vec![0; 8], Tag(1)).call().unwrap().is_done()
+                );
             }
         }
         // `asked for others`: an answer of the bootstrap's comes that no call takes.
@@ -325,7 +347,8 @@ fn late(what: &str) {
         }
         _ => {
             for to in 0..LATE {
-                let sent = runtime.post_send(Rank(to), vec![1; 8], Tag(1)).allow_retry(false).call();
+                let sent =
+                    runtime.post_send(Rank(to), vec![1; 8], Tag(1)).allow_retry(false).call();
                 assert!(!sent.unwrap().is_retry());
             }
         }
@@ -340,8 +363,11 @@ fn late(what: &str) {
 /// This very test as a process of a launcher that sets these variables, and no others.
 fn started_by(variables: &[(&str, &str)]) -> Command {
     let mut command = role("meet", 0, 1, 0);
-    let of_launchers = LAUNCHERS.iter().flat_map(|launcher| [launcher.mark, launcher.rank, launcher.size]);
-    for name in of_launchers.filter(|name| !name.is_empty()).chain(["RANK", "WORLD_SIZE", "CARRACK_PORT"]) {
+    let of_launchers =
+        LAUNCHERS.iter().flat_map(|launcher| [launcher.mark, launcher.rank, launcher.size]);
+    for name in
+        of_launchers.filter(|name| !name.is_empty()).chain(["RANK", "WORLD_SIZE", "CARRACK_PORT"])
+    {
         command.env_remove(name);
     }
     command.env_remove("CARRACK_JOB_SECRET").envs(variables.iter().copied());
@@ -351,7 +377,10 @@ fn started_by(variables: &[(&str, &str)]) -> Command {
 /// What the launchers were seen to set for one of two processes.
 const OF_LAUNCHERS: [(&str, &[(&str, &str)]); 5] = [
     ("Hydra", &[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_FD", "7"), ("MPI_LOCALRANKID", "1")]),
-    ("Open MPI", &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_RANK", "1")]),
+    (
+        "Open MPI",
+        &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_RANK", "1")],
+    ),
     ("Slurm", &[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_NTASKS", "2")]),
     ("PMIx", &[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "prterun-host-1@1")]),
     ("PMI", &[("PMI_RANK", "1"), ("PMI_SIZE", "2")]),
@@ -397,7 +426,8 @@ fn torchruns_variables_and_carrack_runs_win_over_those_of_another_launcher() {
         }
         let mut run = Command::new(built::carrack());
         run.args(["run", "-n", "2", "--"]).arg(std::env::current_exe().unwrap());
-        run.args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"]).env(ROLE, "meet");
+        run.args(["--exact", "a_rank_in_its_role", "--nocapture", "--test-threads=1"])
+            .env(ROLE, "meet");
         run.envs(variables.iter().copied()).env("CARRACK_BOOTSTRAP", "alone");
         assert!(succeeded(&run.output().unwrap()).contains("met 2"));
     }
@@ -408,14 +438,21 @@ fn the_carrack_command_works_under_such_a_launcher_where_it_starts_no_ranks_and_
     let (launcher, variables) = OF_LAUNCHERS[2];
     let carrack = |args: &[&str]| {
         let mut command = Command::new(built::carrack());
-        command.args(args).envs(variables.iter().copied()).env_remove("RANK").env_remove("WORLD_SIZE");
+        command
+            .args(args)
+            .envs(variables.iter().copied())
+            .env_remove("RANK")
+            .env_remove("WORLD_SIZE");
         command.output().unwrap()
     };
     for args in [&["--help"][..], &["info"], &["run", "-n", "1", "--", "true"]] {
         succeeded(&carrack(args));
     }
-    for args in [&["explain"][..], &["perf", "latency", "--size", "8"], &["perf", "--transport", "loopback"]]
-    {
+    for args in [
+        &["explain"][..],
+        &["perf", "latency", "--size", "8"],
+        &["perf", "--transport", "loopback"],
+    ] {
         let output = carrack(args);
         let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && complaint.contains(launcher), "{args:?}: {complaint}");
@@ -440,7 +477,8 @@ fn a_rank_in_its_role() {
         None => {
             let runtime = Runtime::start().unwrap_or_else(|error| panic!("{error}"));
             let ranks = runtime.allgather(&runtime.rank().0.to_le_bytes()).unwrap();
-            let numbers = ranks.iter().map(|bytes| u32::from_le_bytes(bytes.as_slice().try_into().unwrap()));
+            let numbers =
+                ranks.iter().map(|bytes| u32::from_le_bytes(bytes.as_slice().try_into().unwrap()));
             assert!(numbers.eq(0..runtime.size()));
             runtime.barrier().unwrap();
             println!("met {}", runtime.size());
@@ -457,7 +495,10 @@ fn a_rank_in_its_role() {
                 }
             }
             let error = job.fence().unwrap_err();
-            assert!(matches!(error, BootstrapError::RankGone { rank, .. } if rank == victim), "{error}");
+            assert!(
+                matches!(error, BootstrapError::RankGone { rank, .. } if rank == victim),
+                "{error}"
+            );
             let _ = job.finish();
         }
     }

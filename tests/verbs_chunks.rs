@@ -1,5 +1,6 @@
-//! Large messages that NICs write chunk by chunk, over simulated NICs: every byte arrives, no more than a few chunks are registered at
-//! a time, and whatever a NIC refuses or a rank does in the midst of it, each operation ends once.
+//! Large messages that NICs write chunk by chunk, over simulated NICs: every byte arrives, no more
+//! than a few chunks are registered at a time, and whatever a NIC refuses or a rank does in the
+//! midst of it, each operation ends once.
 
 mod support;
 
@@ -20,7 +21,8 @@ use support::sink::Sink;
 use support::{Watchdog, pattern, posted};
 
 /// One chunk and less, which goes whole; a byte more; even and odd numbers of chunks; and many.
-const SIZES: [usize; 7] = [40_000, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK - 1, 5 * CHUNK + 17, 3 << 20];
+const SIZES: [usize; 7] =
+    [40_000, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK - 1, 5 * CHUNK + 17, 3 << 20];
 
 #[test]
 fn messages_of_any_length_arrive_to_the_last_byte_from_and_into_memory_of_any_owner() {
@@ -48,7 +50,8 @@ fn active_messages_arrive_so_too() {
     for (seed, size) in (0_u64..).zip(SIZES) {
         let bytes = pattern(seed, size);
         let left = Sink::keeping();
-        let mut am = ground.ranks[0].post_am(Rank(1), bytes.clone(), name).tag(Tag(seed)).comp(&left);
+        let mut am =
+            ground.ranks[0].post_am(Rank(1), bytes.clone(), name).tag(Tag(seed)).comp(&left);
         assert!(posted(&ground.ranks, || am.call()).is_posted());
         let status = arrived.one(&ground.ranks);
         assert_eq!((status.bytes(), status.tag), (Some(&bytes[..]), Tag(seed)));
@@ -123,8 +126,11 @@ fn many_messages_both_ways_share_a_link() {
     for number in 0..24_u64 {
         let (from, size) = (usize::from(number % 2 == 1), CHUNK + number as usize * 9973);
         let bytes = pattern(number, size);
-        let ends =
-            ground.begin((from, bytes.clone().into()), (1 - from, vec![0; size].into()), Some(Tag(number)));
+        let ends = ground.begin(
+            (from, bytes.clone().into()),
+            (1 - from, vec![0; size].into()),
+            Some(Tag(number)),
+        );
         all.push((bytes, ends));
     }
     for (bytes, (left, came)) in all {

@@ -1,5 +1,6 @@
-//! What can go wrong with RDMA, made to happen on simulated NICs: whatever is ordered of a NIC, each operation ends once, nothing is
-//! delivered twice or torn, those who have nothing to do with it go on, and errors say what to do.
+//! What can go wrong with RDMA, made to happen on simulated NICs: whatever is ordered of a NIC,
+//! each operation ends once, nothing is delivered twice or torn, those who have nothing to do with
+//! it go on, and errors say what to do.
 //!
 //! | module | one idea |
 //! |---|---|

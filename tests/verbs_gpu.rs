@@ -1,5 +1,6 @@
-//! Memory of GPUs over verbs: the NIC moves it, and nobody else. The NIC is simulated, and so are the GPUs, whose memory ends the
-//! process when the CPU touches it; their engines count what they copy, which is nothing.
+//! Memory of GPUs over verbs: the NIC moves it, and nobody else. The NIC is simulated, and so are
+//! the GPUs, whose memory ends the process when the CPU touches it; their engines count what they
+//! copy, which is nothing.
 
 mod support;
 
@@ -18,7 +19,8 @@ use std::sync::Arc;
 use support::sink::Sink;
 use support::{Watchdog, pattern, sent, settle};
 
-/// One byte, what goes inline, what goes into a packet and what does not, what is written by a NIC, and many parts of a message.
+/// One byte, what goes inline, what goes into a packet and what does not, what is written by a NIC,
+/// and many parts of a message.
 const SIZES: [usize; 9] = [1, 7, 64, 221, 4096, 8193, 32 << 10, 100_003, 3 << 20];
 
 /// Those of messages that a NIC writes.
@@ -59,7 +61,8 @@ fn messages_between_all_kinds_arrive_and_no_engine_copies_those_that_the_nic_wri
         for (here, there) in Place::PAIRS {
             for (from, to) in [(0, 1), (1, 0)] {
                 let bytes = pattern(seed, size);
-                let (source, target) = (ground.full(from, here, &bytes), ground.empty(to, there, size));
+                let (source, target) =
+                    (ground.full(from, here, &bytes), ground.empty(to, there, size));
                 let copies = ground.copies();
                 ground.send((from, &source), (to, &target));
                 if size >= WRITTEN {
@@ -79,7 +82,8 @@ fn active_messages_from_a_gpu_arrive_in_host_memory_and_on_a_gpu() {
     let ranks = &ground.ranks;
     let allocator = GpuAllocator::on(ground.drivers[1].gpu(0).unwrap());
     let pool = ranks[1].packet_pool(Arc::new(allocator));
-    let devices = [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
+    let devices =
+        [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
     let sink = Sink::keeping();
     let name = ranks[1].register_comp(&sink).unwrap();
     for device in [None, Some(&devices[0])] {

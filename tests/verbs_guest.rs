@@ -1,5 +1,6 @@
-//! The transport over verbs on a real kernel, with the Soft-RoCE devices of `cargo xtask rdma-guest`: what networks, nodes and limits do to
-//! ranks in processes of their own. Elsewhere each test is skipped, and says so.
+//! The transport over verbs on a real kernel, with the Soft-RoCE devices of
+//! `cargo xtask rdma-guest`: what networks, nodes and limits do to ranks in processes of their own.
+//! Elsewhere each test is skipped, and says so.
 //!
 //! | module | one idea | guests |
 //! |---|---|---|

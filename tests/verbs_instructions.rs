@@ -1,7 +1,9 @@
 //! How many instructions a short message takes in this transport, outside of kernel and provider.
 //!
-//! Counted by callgrind, which runs this program once more; what the simulated NIC's functions take, and whatever they call, is taken
-//! off, and so is what is done by the clock. A build that is not optimised as a release is, or a machine without valgrind, has nothing to count: the test says so.
+//! Counted by callgrind, which runs this program once more; what the simulated NIC's functions
+//! take, and whatever they call, is taken off, and so is what is done by the clock. A build that is
+//! not optimised as a release is, or a machine without valgrind, has nothing to count: the test
+//! says so.
 
 mod support;
 
@@ -20,8 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use support::Watchdog;
 
-/// The most that sending 8 bytes may take, with its share of a poll that finds the ends of requests. 400 is what was asked for; this
-/// is what it takes, and a little more.
+/// The most that sending 8 bytes may take, with its share of a poll that finds the ends of
+/// requests. 400 is what was asked for; this is what it takes, and a little more.
 const SENT_AND_COMPLETED: u64 = 270;
 
 /// Messages that are sent between two such polls: completions are asked for more rarely.
@@ -30,8 +32,8 @@ const BETWEEN_POLLS: u64 = 8;
 /// The most that a poll may take that finds a message: somebody waits for it, and for the answer.
 const FOUND: u64 = 350;
 
-/// The most that the next poll may take, which finds nothing and does what the message has left to be done: its receive is posted again,
-/// and its share of credits goes back.
+/// The most that the next poll may take, which finds nothing and does what the message has left to
+/// be done: its receive is posted again, and its share of credits goes back.
 const AFTERWARDS: u64 = 340;
 
 /// Messages that are counted, each way.
@@ -60,7 +62,8 @@ fn measured_completion(device: &dyn Device, batch: &mut Batch) -> bool {
     device.poll(batch, &mut |_| {}) == Polled::Some
 }
 
-/// A ping-pong, and then one way. Each poll is to find its message there, so the NIC is given time; one that comes too early adds to what is counted.
+/// A ping-pong, and then one way. Each poll is to find its message there, so the NIC is given time;
+/// one that comes too early adds to what is counted.
 #[test]
 fn a_rank_in_its_role() {
     if std::env::var_os(ROLE).is_none() {
@@ -69,8 +72,9 @@ fn a_rank_in_its_role() {
     let nic = nic(Config::default(), &fabric());
     let side = |me| Side::open(nic.clone(), options(), identity(me, 2)).unwrap();
     let mut sides = [side(0), side(1)];
-    let links: [Arc<dyn Link>; 2] = [0, 1]
-        .map(|me| sides[me].device.connect(&sides[1 - me].device.address(), PeerId(1 - me as u32)).unwrap());
+    let links: [Arc<dyn Link>; 2] = [0, 1].map(|me| {
+        sides[me].device.connect(&sides[1 - me].device.address(), PeerId(1 - me as u32)).unwrap()
+    });
     while !links.iter().all(|link| link.is_up()) {
         sides.iter_mut().for_each(|side| drop(side.poll()));
     }
@@ -105,23 +109,31 @@ fn a_message_of_8_bytes_takes_no_more_instructions_than_it_did() {
         println!("skipped: {why}");
         return;
     }
-    let measured =
-        [("measured_send", 2), ("measured_poll", 2), ("measured_afterwards", 2), ("measured_completion", 1)];
+    let measured = [
+        ("measured_send", 2),
+        ("measured_poll", 2),
+        ("measured_afterwards", 2),
+        ("measured_completion", 1),
+    ];
     let [send, poll, afterwards, completion] = measured.map(|(name, ways)| {
         let path = format!("verbs_instructions::{name}");
         counted(&path, "a_rank_in_its_role", ROLE, is_taken_off) / (ways * COUNTED)
     });
     println!(
-        "8 bytes: {send} instructions to send, {completion} to find the end of it; {poll} to find the message, {afterwards} afterwards"
+        "8 bytes: {send} instructions to send, {completion} to find the end of it; {poll} to find \
+        the message, {afterwards} afterwards"
     );
-    assert!([send, poll, afterwards, completion].iter().all(|count| *count > 20), "nothing was counted");
+    assert!(
+        [send, poll, afterwards, completion].iter().all(|count| *count > 20),
+        "nothing was counted"
+    );
     assert!(send + completion <= SENT_AND_COMPLETED, "{send} and {completion}");
     assert!(poll <= FOUND, "{poll}");
     assert!(afterwards <= AFTERWARDS, "{afterwards}");
 }
 
-/// Whether a function is the simulated NIC's, as libibverbs would call it; or what is done now and then, by the clock and not by the message,
-/// and so the more often the slower the machine is.
+/// Whether a function is the simulated NIC's, as libibverbs would call it; or what is done now and
+/// then, by the clock and not by the message, and so the more often the slower the machine is.
 fn is_taken_off(function: &str) -> bool {
     function.contains("simulated") && function.contains("abi")
         || function.contains("verbs") && function.contains("look_by_the_clock")

@@ -1,4 +1,5 @@
-//! How users' memory is registered with a NIC, and what becomes of registrations that end, over simulated NICs of which each rank has one.
+//! How users' memory is registered with a NIC, and what becomes of registrations that end, over
+//! simulated NICs of which each rank has one.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -30,7 +31,8 @@ use support::{Job, OverSimulatedNic, built, connect, unstarted};
 fn nics(configs: impl IntoIterator<Item = Config>) -> Vec<Arc<SimulatedNic>> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let fabric = format!("memory {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let nic = |config| SimulatedNic::new(Config { fabric: Some(fabric.clone()), ..config }).unwrap();
+    let nic =
+        |config| SimulatedNic::new(Config { fabric: Some(fabric.clone()), ..config }).unwrap();
     configs.into_iter().map(|config| Arc::new(nic(config))).collect()
 }
 

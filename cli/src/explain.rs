@@ -30,7 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The options of `carrack explain`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-Without a launcher, explain starts two ranks of its own on this machine. Under `carrack run` it is a rank like
+Without a launcher, explain starts two ranks of its own on this machine. Under `carrack run` it is \
+a rank like
 any other, and rank 0 prints.
 
 With --json each pair of ranks is an object on a line of its own:
@@ -80,8 +81,10 @@ pub(crate) fn explain(options: &ExplainOptions) -> ExitCode {
     match run(options) {
         Ok(status) => status,
         Err(error) => {
-            let settings =
-                matches!(error, ExplainError::Settings(_) | ExplainError::Start(StartError::Settings(_)));
+            let settings = matches!(
+                error,
+                ExplainError::Settings(_) | ExplainError::Start(StartError::Settings(_))
+            );
             complain(error);
             if settings { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
         }
@@ -106,7 +109,10 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
         if runtime.rank() == Rank(0) && runtime.size() > 1 && !options.json {
             let size = runtime.size();
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "This is the view of rank 0 of {size}; --all prints that of every rank.");
+            let _ = writeln!(
+                text,
+                "This is the view of rank 0 of {size}; --all prints that of every rank."
+            );
         }
         printed = print(&text);
     }
@@ -122,7 +128,8 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     Ok(printed)
 }
 
-/// Everybody's text, in the order of ranks: an allgather of lengths, then one of texts of the same length.
+/// Everybody's text, in the order of ranks: an allgather of lengths, then one of texts of the same
+/// length.
 fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, ExplainError> {
     let lengths = runtime.allgather(&(text.len() as u64).to_le_bytes())?;
     let lengths: Vec<usize> = lengths
@@ -135,7 +142,9 @@ fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, ExplainError> {
     let texts = runtime.allgather(&padded)?;
     let trimmed = texts.iter().zip(&lengths);
     Ok(trimmed
-        .map(|(text, &length)| String::from_utf8_lossy(&text[..length.min(text.len())]).into_owned())
+        .map(|(text, &length)| {
+            String::from_utf8_lossy(&text[..length.min(text.len())]).into_owned()
+        })
         .collect())
 }
 
@@ -147,7 +156,9 @@ fn view(runtime: &Runtime, options: &ExplainOptions, tried: Option<&Tried>) -> S
         }
         if options.json {
             // Plain data under names that are strings: it has a form in JSON.
-            text.push_str(&serde_json::to_string(&PeerView::of(runtime.rank(), &paths)).unwrap_or_default());
+            text.push_str(
+                &serde_json::to_string(&PeerView::of(runtime.rank(), &paths)).unwrap_or_default(),
+            );
             text.push('\n');
         } else {
             write_peer(&mut text, runtime.rank(), &paths);

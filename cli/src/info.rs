@@ -243,8 +243,10 @@ fn transports(settings: &Settings) -> Vec<TransportInfo> {
     let look = |(choice, transport): (TransportChoice, Box<dyn Transport>)| {
         let (available, note, devices) = match transport.devices() {
             Ok(devices) => {
-                let notes: Vec<_> =
-                    devices.iter().map(|device| format!("{}: {}", device.name, device.note)).collect();
+                let notes: Vec<_> = devices
+                    .iter()
+                    .map(|device| format!("{}: {}", device.name, device.note))
+                    .collect();
                 (true, notes.join("; "), devices)
             }
             Err(why) => (false, why.reason, Vec::new()),
@@ -287,7 +289,9 @@ impl GpuDriver {
                 let devices = gpus.iter().map(|gpu| GpuDevice::look(&**gpu, &gpus)).collect();
                 Self { driver: name, version, devices, reason: None }
             }
-            Err(why) => Self { driver: name, version, devices: Vec::new(), reason: Some(why.to_string()) },
+            Err(why) => {
+                Self { driver: name, version, devices: Vec::new(), reason: Some(why.to_string()) }
+            }
         }
     }
 }

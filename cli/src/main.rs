@@ -80,15 +80,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Logs as CARRACK_LOG says, or RUST_LOG where it is not set. They are read by themselves, and not with the settings: `run`
-/// starts programs whose variables are none of its business.
+/// Logs as CARRACK_LOG says, or RUST_LOG where it is not set. They are read by themselves, and not
+/// with the settings: `run` starts programs whose variables are none of its business.
 fn log_to_stderr() {
-    let set =
-        ["CARRACK_LOG", "RUST_LOG"].into_iter().find_map(|name| Some((name, std::env::var(name).ok()?)));
+    let set = ["CARRACK_LOG", "RUST_LOG"]
+        .into_iter()
+        .find_map(|name| Some((name, std::env::var(name).ok()?)));
     let (name, wanted) = set.unwrap_or_else(|| ("CARRACK_LOG", "warn".into()));
     let filter = EnvFilter::try_new(&wanted).unwrap_or_else(|error| {
         complain(format_args!(
-            "{name}={wanted} is no filter ({error}); write a level such as `warn`, or `carrack=debug`"
+            "{name}={wanted} is no filter ({error}); write a level such as `warn`, or \
+            `carrack=debug`"
         ));
         EnvFilter::new("warn")
     });

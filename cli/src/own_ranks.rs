@@ -11,13 +11,15 @@ pub(crate) fn is_rank() -> bool {
     rank().is_some()
 }
 
-/// Which rank a launcher, ours or one that sets torchrun's variables, started this process as, in its own words.
+/// Which rank a launcher, ours or one that sets torchrun's variables, started this process as, in
+/// its own words.
 pub(crate) fn rank() -> Option<String> {
     let text = |name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
     text(RANK_VARIABLE).or_else(|| text(RANK).filter(|_| text(WORLD_SIZE).is_some()))
 }
 
-/// Runs this very command line as a job of so many ranks, with these variables set, and gives its exit status.
+/// Runs this very command line as a job of so many ranks, with these variables set, and gives its
+/// exit status.
 pub(crate) fn run_ranks(ranks: u32, env: Vec<(OsString, OsString)>) -> Result<u8, LaunchError> {
     let args = std::env::args_os().skip(1).collect();
     run_job(&Job { env, ..Job::of_this_program(args, ranks) })

@@ -1,4 +1,5 @@
-//! The kernels on an NVIDIA GPU, as a program brings its own: through cudarc, on streams of Carrack's.
+//! The kernels on an NVIDIA GPU, as a program brings its own: through cudarc, on streams of
+//! Carrack's.
 
 use crate::field::{Kernels, Step};
 use crate::gpus::Result;
@@ -24,10 +25,12 @@ pub(crate) struct CudaKernels {
 }
 
 impl CudaKernels {
-    /// Has the driver compile them for the device. It waits for all of the context's streams, so it comes first.
+    /// Has the driver compile them for the device. It waits for all of the context's streams, so it
+    /// comes first.
     pub(crate) fn new(memory: &Region) -> Result<Self> {
         let text = CString::new(include_str!("heat.ptx"))?;
-        // SAFETY: the text ends with a zero; the module is unloaded once, in `drop`, and its functions are used before.
+        // SAFETY: the text ends with a zero; the module is unloaded once, in `drop`, and its
+        // functions are used before.
         unsafe {
             let module = result::module::load_data(text.as_ptr().cast())?;
             let interior = result::module::get_function(module, c"interior".into())?;
@@ -44,7 +47,8 @@ impl CudaKernels {
     /// Launches one of them.
     ///
     /// # Safety
-    /// `arguments` are those of the kernel, and what it touches is there until the stream has come past it.
+    /// `arguments` are those of the kernel, and what it touches is there until the stream has come
+    /// past it.
     unsafe fn launch(
         &self,
         kernel: sys::CUfunction,
@@ -57,7 +61,9 @@ impl CudaKernels {
         let raw = stream.as_raw() as sys::CUstream;
         let ([columns, rows], [wide, high]) = (grid, block);
         // SAFETY: as promised.
-        unsafe { result::launch_kernel(kernel, (columns, rows, 1), (wide, high, 1), 0, raw, arguments)? };
+        unsafe {
+            result::launch_kernel(kernel, (columns, rows, 1), (wide, high, 1), 0, raw, arguments)?
+        };
         Ok(())
     }
 }
@@ -74,7 +80,8 @@ impl Kernels for CudaKernels {
             (&raw mut columns).cast(),
             (&raw mut rate).cast(),
         ];
-        // SAFETY: these are its arguments; the fields lie in memory that this keeps, and `Field` waits for its streams.
+        // SAFETY: these are its arguments; the fields lie in memory that this keeps, and `Field`
+        // waits for its streams.
         unsafe { self.launch(self.interior, stream, (grid, [WIDE, HIGH]), &mut arguments) }
     }
 
@@ -102,7 +109,8 @@ impl Kernels for CudaKernels {
 
 impl Drop for CudaKernels {
     fn drop(&mut self) {
-        // SAFETY: loaded in `new`; `Field` has waited for its streams. A driver that is gone already has nothing to unload.
+        // SAFETY: loaded in `new`; `Field` has waited for its streams. A driver that is gone
+        // already has nothing to unload.
         let _ = unsafe { result::module::unload(self.module) };
     }
 }

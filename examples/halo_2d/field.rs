@@ -1,10 +1,12 @@
 //! A rank's block: where it lies, and its steps.
 //!
-//! Two streams share a step. One computes the cells at the border, as soon as the neighbours' edges of the step before are there, and
-//! puts the new ones; the other computes the rest meanwhile. Each begins a step when both have ended the one before.
+//! Two streams share a step. One computes the cells at the border, as soon as the neighbours' edges
+//! of the step before are there, and puts the new ones; the other computes the rest meanwhile. Each
+//! begins a step when both have ended the one before.
 //!
-//! Fields of odd and even steps have memory of their own. A neighbour is one step ahead at the most, since it needs an edge of each
-//! step from here, so what it puts for the next step finds nobody reading.
+//! Fields of odd and even steps have memory of their own. A neighbour is one step ahead at the
+//! most, since it needs an edge of each step from here, so what it puts for the next step finds
+//! nobody reading.
 
 use crate::cuda::CudaKernels;
 use crate::gpus::Result;
@@ -20,13 +22,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Steps that the streams are given in advance: each has room for some hundred operations, and then blocks whoever gives it more.
+/// Steps that the streams are given in advance: each has room for some hundred operations, and then
+/// blocks whoever gives it more.
 const AHEAD: usize = 16;
-/// A number that differs by less is the same, relative to the field's hottest: nothing but the order of sums may differ.
+/// A number that differs by less is the same, relative to the field's hottest: nothing but the
+/// order of sums may differ.
 const SAME: f64 = 1e-12;
 
-/// Where everything lies in a rank's memory, in cells of 8 bytes: two fields with a row of the neighbour's above and below, and
-/// columns, which lie one cell behind another there: two that come on each side, and one that goes.
+/// Where everything lies in a rank's memory, in cells of 8 bytes: two fields with a row of the
+/// neighbour's above and below, and columns, which lie one cell behind another there: two that come
+/// on each side, and one that goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub(crate) rows: usize,
@@ -113,7 +118,8 @@ pub(crate) struct Field<'a> {
     exchanged: u64,
     put: Counter,
     posted: u64,
-    /// Something went wrong in the midst of steps: streams may wait for edges that nobody puts any more.
+    /// Something went wrong in the midst of steps: streams may wait for edges that nobody puts any
+    /// more.
     has_failed: bool,
 }
 
@@ -203,7 +209,8 @@ impl<'a> Field<'a> {
             }
             self.kernels.border(&self.border, &step)?;
             self.step += 1;
-            // The puts come behind what others wait for: the next interior begins when the border is computed.
+            // The puts come behind what others wait for: the next interior begins when the border
+            // is computed.
             let computed = self.border.record()?;
             if exchanges {
                 self.give_edges()?;
@@ -278,15 +285,18 @@ impl<'a> Field<'a> {
         Ok(bytes.as_chunks().0.iter().map(|cell| f64::from_le_bytes(*cell)).collect())
     }
 
-    /// Compares some of the block's rows with what one CPU computes. How far they are apart, as [`heat::distance`] has it.
+    /// Compares some of the block's rows with what one CPU computes. How far they are apart, as
+    /// [`heat::distance`] has it.
     pub(crate) fn compare(&mut self, rows: Range<usize>) -> Result<f64> {
         self.distance(rows).inspect_err(|_| self.has_failed = true)
     }
 
     fn distance(&self, rows: Range<usize>) -> Result<f64> {
         let (Layout { rows: high, columns: wide }, grid) = (self.layout, self.grid);
-        let [first_row, first_column] = [grid.place(grid.me)[0] * high, grid.place(grid.me)[1] * wide];
-        let part = [first_row + rows.start..first_row + rows.end, first_column..first_column + wide];
+        let [first_row, first_column] =
+            [grid.place(grid.me)[0] * high, grid.place(grid.me)[1] * wide];
+        let part =
+            [first_row + rows.start..first_row + rows.end, first_column..first_column + wide];
         let wanted = heat::alone(part, [grid.rows * high, grid.columns * wide], self.step);
         let apart = heat::distance(&self.read(rows.clone())?, &wanted);
         if apart <= SAME {
@@ -299,12 +309,14 @@ impl<'a> Field<'a> {
 impl Drop for Field<'_> {
     fn drop(&mut self) {
         if self.has_failed {
-            // Waiting for the streams, or for those who wait for this rank, could be for ever. That the rank goes releases all. Kernels
-            // that streams may still come to stay loaded: to unload them waits for the streams, too.
+            // Waiting for the streams, or for those who wait for this rank, could be for ever. That
+            // the rank goes releases all. Kernels that streams may still come to stay loaded: to
+            // unload them waits for the streams, too.
             std::mem::forget(Rc::clone(&self.kernels));
             return;
         }
-        // Nobody puts into memory that is gone, and no kernel is at it: where that failed, it has been said.
+        // Nobody puts into memory that is gone, and no kernel is at it: where that failed, it has
+        // been said.
         let _ = self.border.synchronize();
         let _ = self.interior.synchronize();
         let _ = self.runtime.barrier();
@@ -317,8 +329,9 @@ fn begin(grid: &Grid, layout: Layout) -> Vec<f64> {
     let all = [grid.rows * rows, grid.columns * columns];
     let [row, column] = grid.place(grid.me);
     let (first_row, first_column) = ((row * rows) as isize, (column * columns) as isize);
-    let cell =
-        |row: usize, column: isize| heat::begin(first_row + row as isize - 1, first_column + column, all);
+    let cell = |row: usize, column: isize| {
+        heat::begin(first_row + row as isize - 1, first_column + column, all)
+    };
     let mut cells = vec![0.0; layout.cells()];
     for row in 0..rows + 2 {
         for column in 0..columns {

@@ -2,8 +2,8 @@
 
 use carrack::{Rank, Runtime};
 
-/// The sides of a block, in the order in which everything here has them. The opposite of a side is its number with the last bit
-/// turned.
+/// The sides of a block, in the order in which everything here has them. The opposite of a side is
+/// its number with the last bit turned.
 pub(crate) const SIDES: [Side; 4] = [Side::Up, Side::Down, Side::Left, Side::Right];
 
 /// A side of a block.
@@ -26,8 +26,10 @@ pub(crate) struct Grid {
 impl Grid {
     pub(crate) fn of(runtime: &Runtime) -> Self {
         let ranks = runtime.size() as usize;
-        let rows =
-            (1..=ranks).filter(|&rows| rows * rows <= ranks && ranks.is_multiple_of(rows)).max().unwrap_or(1);
+        let rows = (1..=ranks)
+            .filter(|&rows| rows * rows <= ranks && ranks.is_multiple_of(rows))
+            .max()
+            .unwrap_or(1);
         Self { me: runtime.rank().0 as usize, rows, columns: ranks / rows }
     }
 

@@ -1,8 +1,10 @@
-//! The equation: what a step makes of a cell, how the field begins, any part of it by one CPU, and how far two are apart.
+//! The equation: what a step makes of a cell, how the field begins, any part of it by one CPU, and
+//! how far two are apart.
 
 use std::ops::Range;
 
-/// Of a cell's difference from the mean of its four neighbours, so much goes in a step; below a quarter the scheme is stable.
+/// Of a cell's difference from the mean of its four neighbours, so much goes in a step; below a
+/// quarter the scheme is stable.
 pub(crate) const RATE: f64 = 0.2;
 
 /// A step, for one cell. The kernels do the same in the same order (`heat.ptx`).
@@ -11,13 +13,15 @@ pub(crate) fn next(own: f64, [up, down, left, right]: [f64; 4]) -> f64 {
     RATE.mul_add((-4.0_f64).mul_add(own, sum), own)
 }
 
-/// How the field begins: two hot discs, one of them 1 and nothing hotter, and nothing but zero beyond its ends, at any time. Rows and columns of all blocks, from 0 on.
+/// How the field begins: two hot discs, one of them 1 and nothing hotter, and nothing but zero
+/// beyond its ends, at any time. Rows and columns of all blocks, from 0 on.
 pub(crate) fn begin(row: isize, column: isize, [rows, columns]: [usize; 2]) -> f64 {
     if row < 0 || column < 0 || row >= rows as isize || column >= columns as isize {
         return 0.0;
     }
     let (y, x) = ((row as f64 + 0.5) / rows as f64, (column as f64 + 0.5) / columns as f64);
-    let is_in = |cy: f64, cx: f64, radius: f64| (y - cy).powi(2) + (x - cx).powi(2) < radius * radius;
+    let is_in =
+        |cy: f64, cx: f64, radius: f64| (y - cy).powi(2) + (x - cx).powi(2) < radius * radius;
     if is_in(0.4, 0.45, 0.25) {
         1.0
     } else if is_in(0.8, 0.8, 0.1) {
@@ -27,15 +31,15 @@ pub(crate) fn begin(row: isize, column: isize, [rows, columns]: [usize; 2]) -> f
     }
 }
 
-/// A part of the whole field after so many steps, computed by this CPU alone: from each step before, of what lies around it only as much
-/// as reaches it in the steps that are left.
+/// A part of the whole field after so many steps, computed by this CPU alone: from each step
+/// before, of what lies around it only as much as reaches it in the steps that are left.
 pub(crate) fn alone(part: [Range<usize>; 2], all: [usize; 2], steps: u64) -> Vec<f64> {
     let far = steps as isize;
     let [rows, columns] = part.map(|range| range.start as isize..range.end as isize);
     let around = columns.start - far..columns.end + far;
     let wide = around.len();
-    let cells =
-        (rows.start - far..rows.end + far).flat_map(|row| around.clone().map(move |column| (row, column)));
+    let cells = (rows.start - far..rows.end + far)
+        .flat_map(|row| around.clone().map(move |column| (row, column)));
     let mut field: Vec<f64> = cells.map(|(row, column)| begin(row, column, all)).collect();
     let mut after = field.clone();
     let at = |row: isize, column: isize| {
@@ -46,17 +50,20 @@ pub(crate) fn alone(part: [Range<usize>; 2], all: [usize; 2], steps: u64) -> Vec
         for row in (rows.start - left).max(0)..(rows.end + left).min(all[0] as isize) {
             for column in (columns.start - left).max(0)..(columns.end + left).min(all[1] as isize) {
                 let here = at(row, column);
-                let around = [field[here - wide], field[here + wide], field[here - 1], field[here + 1]];
+                let around =
+                    [field[here - wide], field[here + wide], field[here - 1], field[here + 1]];
                 after[here] = next(field[here], around);
             }
         }
         std::mem::swap(&mut field, &mut after);
     }
-    rows.clone().flat_map(|row| field[at(row, columns.start)..][..columns.len()].iter().copied()).collect()
+    rows.clone()
+        .flat_map(|row| field[at(row, columns.start)..][..columns.len()].iter().copied())
+        .collect()
 }
 
-/// How far two fields are apart at the most, relative to the hottest that the field ever is: 1. Infinitely far where a number is none,
-/// and where their lengths differ.
+/// How far two fields are apart at the most, relative to the hottest that the field ever is: 1.
+/// Infinitely far where a number is none, and where their lengths differ.
 pub(crate) fn distance(found: &[f64], wanted: &[f64]) -> f64 {
     if found.len() != wanted.len() {
         return f64::INFINITY;

@@ -1,15 +1,18 @@
-//! A heat equation on a grid of GPUs, a rank each. Neighbours exchange the edges of their blocks by puts in the order of streams:
-//! kernel, put, signal, kernel, and no GPU that is waited for. While edges travel, the interior is computed.
+//! A heat equation on a grid of GPUs, a rank each. Neighbours exchange the edges of their blocks by
+//! puts in the order of streams: kernel, put, signal, kernel, and no GPU that is waited for. While
+//! edges travel, the interior is computed.
 //!
 //! ```sh
 //! cargo build --release --examples
 //! cargo run --release -- run -n 2 -- halo_2d 8192 200 field.svg
 //! ```
 //!
-//! The size is that of a rank's block, in cells; then come steps, and a picture. Before the time is taken, a small field is compared with
-//! one that a CPU has computed alone, and so are three rows of each block of the large one; the picture shows the small one. One rank
-//! (`run -n 1`) has nobody to exchange with: what more take is to be seen beside it. Without an NVIDIA GPU it runs on simulated ones,
-//! whose closures do what the kernels do, and says so: their times say nothing, and their memory holds blocks of some 3000 cells each way.
+//! The size is that of a rank's block, in cells; then come steps, and a picture. Before the time is
+//! taken, a small field is compared with one that a CPU has computed alone, and so are three rows
+//! of each block of the large one; the picture shows the small one. One rank (`run -n 1`) has
+//! nobody to exchange with: what more take is to be seen beside it. Without an NVIDIA GPU it runs
+//! on simulated ones, whose closures do what the kernels do, and says so: their times say nothing,
+//! and their memory holds blocks of some 3000 cells each way.
 
 mod cuda;
 mod field;
@@ -28,7 +31,8 @@ use grid::Grid;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Cells and steps of the field that is compared: of other numbers each way, so that no two are confused.
+/// Cells and steps of the field that is compared: of other numbers each way, so that no two are
+/// confused.
 const SMALL: [usize; 2] = [96, 80];
 const STEPS: u64 = 60;
 /// Steps before the time is taken.
@@ -50,9 +54,9 @@ fn asked() -> Result<Asked> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = |why: String| format!("{why}; halo_2d [CELLS [STEPS [PICTURE.svg]]]");
     let number = |at: usize, otherwise: u64| match words.get(at) {
-        Some(word) => {
-            word.parse().map_err(|_| usage(format!("{word} is no number of {}", ["cells", "steps"][at])))
-        }
+        Some(word) => word
+            .parse()
+            .map_err(|_| usage(format!("{word} is no number of {}", ["cells", "steps"][at]))),
         None => Ok(otherwise),
     };
     let (size, steps) = (number(0, 128)?, number(1, 50)?);
@@ -96,12 +100,14 @@ fn solve(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let without = field.compute(steps)?;
     let Grid { me, rows, columns } = grid;
     println!(
-        "rank {me} of {rows} x {columns}: {STEPS} steps as one CPU computes them, to {worst:.1e}, all right"
+        "rank {me} of {rows} x {columns}: {STEPS} steps as one CPU computes them, to {worst:.1e}, \
+        all right"
     );
     let simulated = if gpu.info().simulated { " (simulated: says nothing)" } else { "" };
     let (with, without, share) = (with * 1e6, without * 1e6, with / without);
     println!(
-        "rank {me}: {size}² cells: {with:.1} us a step, {without:.1} without the exchange: {share:.3}{simulated}"
+        "rank {me}: {size}² cells: {with:.1} us a step, {without:.1} without the exchange: \
+        {share:.3}{simulated}"
     );
     runtime.barrier()?;
     Ok(())

@@ -1,4 +1,5 @@
-//! A picture of the whole field, as SVG: 64 by 64 squares at the most, each as warm as the cell in its middle.
+//! A picture of the whole field, as SVG: 64 by 64 squares at the most, each as warm as the cell in
+//! its middle.
 
 use crate::gpus::Result;
 use crate::grid::Grid;
@@ -20,7 +21,8 @@ pub(crate) fn draw(
     let bytes: Vec<u8> = block.iter().flat_map(|cell| cell.to_le_bytes()).collect();
     if grid.me > 0 {
         let sent = Synchronizer::new(1);
-        let outcome = runtime.post_send(Rank(0), bytes, TAG).comp(&sent).allow_retry(false).call()?;
+        let outcome =
+            runtime.post_send(Rank(0), bytes, TAG).comp(&sent).allow_retry(false).call()?;
         if outcome.is_posted() {
             sent.wait(runtime)?;
         }
@@ -43,13 +45,15 @@ pub(crate) fn draw(
     let (all_rows, all_columns) = (grid.rows * rows, grid.columns * columns);
     let (high, wide) = (SQUARES.min(all_rows), SQUARES.min(all_columns));
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {wide} {high}\" width=\"{}\" height=\"{}\" shape-rendering=\"crispEdges\">\n",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {wide} {high}\" width=\"{}\" \
+        height=\"{}\" shape-rendering=\"crispEdges\">\n",
         8 * wide,
         8 * high
     );
     for y in 0..high {
         let warm_at = |x: usize| {
-            let heat = cell((2 * y + 1) * all_rows / (2 * high), (2 * x + 1) * all_columns / (2 * wide));
+            let heat =
+                cell((2 * y + 1) * all_rows / (2 * high), (2 * x + 1) * all_columns / (2 * wide));
             (heat.clamp(0.0, 1.0) * 255.0) as u8
         };
         let mut x = 0;
@@ -58,7 +62,8 @@ pub(crate) fn draw(
             let alike = (x..wide).take_while(|&x| warm_at(x) == warm).count();
             writeln!(
                 svg,
-                "<rect x=\"{x}\" y=\"{y}\" width=\"{alike}\" height=\"1\" fill=\"#{warm:02x}20{:02x}\"/>",
+                "<rect x=\"{x}\" y=\"{y}\" width=\"{alike}\" height=\"1\" \
+                fill=\"#{warm:02x}20{:02x}\"/>",
                 255 - warm
             )?;
             x += alike;

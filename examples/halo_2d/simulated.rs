@@ -61,7 +61,8 @@ impl Kernels for SimulatedKernels {
             for row in 1..rows - 1 {
                 let cell = |column: usize| {
                     let here = row * columns + column;
-                    let around = [old[here - columns], old[here + columns], old[here - 1], old[here + 1]];
+                    let around =
+                        [old[here - columns], old[here + columns], old[here - 1], old[here + 1]];
                     next(old[here], around)
                 };
                 let new: Vec<f64> = (1..columns - 1).map(cell).collect();

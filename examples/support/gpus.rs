@@ -1,4 +1,5 @@
-//! Which GPUs an example works on: NVIDIA's where there are any, else simulated ones, and it says which.
+//! Which GPUs an example works on: NVIDIA's where there are any, else simulated ones, and it says
+//! which.
 
 #![allow(dead_code, reason = "each example is a program of its own, and uses a part of this")]
 
@@ -20,7 +21,8 @@ pub(crate) fn settings() -> Result<Settings> {
         return Ok(given);
     }
     let found = CudaDriver::initialise().and_then(|driver| driver.devices());
-    let choice = if found.is_ok_and(|gpus| !gpus.is_empty()) { GpuChoice::Cuda } else { GpuChoice::Fake };
+    let choice =
+        if found.is_ok_and(|gpus| !gpus.is_empty()) { GpuChoice::Cuda } else { GpuChoice::Fake };
     Ok(Settings::builder().gpu(choice).build()?)
 }
 
@@ -45,8 +47,8 @@ pub(crate) fn say(gpus: &[Arc<dyn Gpu>]) {
     println!("on {} {what}: {}", gpus.len(), names.join(", "));
 }
 
-/// Runs `body` on this rank; where no launcher has started several, on two ranks in this process, a thread each. The
-/// GPU that it is given is that of its rank, in turn. What went wrong is said.
+/// Runs `body` on this rank; where no launcher has started several, on two ranks in this process, a
+/// thread each. The GPU that it is given is that of its rank, in turn. What went wrong is said.
 pub(crate) fn play(body: Body) -> ExitCode {
     play_from(2, body)
 }
@@ -69,24 +71,29 @@ pub(crate) fn play_from(least: u32, body: Body) -> ExitCode {
 fn all_play(least: u32, body: Body) -> Result<bool> {
     let settings = settings()?;
     let runtime = Runtime::builder().settings(settings.clone()).start()?;
-    // Those of one runtime for all ranks of a process: each simulated driver has devices of its own.
+    // Those of one runtime for all ranks of a process: each simulated driver has devices of its
+    // own.
     let gpus = of(&runtime)?;
     let gpu = |rank: &Runtime| &gpus[rank.rank().0 as usize % gpus.len()];
     if runtime.rank().0 == 0 {
         say(&gpus);
     }
-    // Said while the runtime is there: once it has closed another rank may fail of that first, and the launcher end this one.
-    let played =
-        |rank: &Runtime| body(rank, gpu(rank)).inspect_err(|why| eprintln!("{}: {why}", rank.rank())).is_ok();
-    let is_launched =
-        [protocol::RANK_VARIABLE, variables::RANK].iter().any(|name| std::env::var_os(name).is_some());
+    // Said while the runtime is there: once it has closed another rank may fail of that first, and
+    // the launcher end this one.
+    let played = |rank: &Runtime| {
+        body(rank, gpu(rank)).inspect_err(|why| eprintln!("{}: {why}", rank.rank())).is_ok()
+    };
+    let is_launched = [protocol::RANK_VARIABLE, variables::RANK]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some());
     if runtime.size() > 1 || is_launched && runtime.size() >= least {
         return Ok(played(&runtime));
     }
     let ranks = Runtime::in_process_with(2, &settings)?;
     std::thread::scope(|threads| {
         // A rank ends with its body: the other one must not wait for one that has failed.
-        let players: Vec<_> = ranks.into_iter().map(|rank| threads.spawn(move || played(&rank))).collect();
+        let players: Vec<_> =
+            ranks.into_iter().map(|rank| threads.spawn(move || played(&rank))).collect();
         // What a panic had to say, it has said.
         let ends = players.into_iter().map(|player| player.join().unwrap_or(false));
         Ok(ends.fold(true, |all, end| all & end))

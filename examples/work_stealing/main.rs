@@ -27,7 +27,10 @@ fn main() -> Result<()> {
     let all = runtime.allgather(&mine)?;
     if runtime.rank() == Rank(0) {
         let sum = |at: usize| -> u64 {
-            all.iter().filter_map(|bytes| bytes.as_chunks().0.get(at)).map(|n| u64::from_le_bytes(*n)).sum()
+            all.iter()
+                .filter_map(|bytes| bytes.as_chunks().0.get(at))
+                .map(|n| u64::from_le_bytes(*n))
+                .sum()
         };
         let (nodes, steals) = (sum(0), sum(1));
         println!("{nodes} nodes by {} ranks in {took:.0?}, {steals} steals", runtime.size());

@@ -1,13 +1,15 @@
 //! The problem: counting the nodes of a tree that nobody knows before having walked it.
 //!
-//! It is the binomial tree of UTS, the Unbalanced Tree Search benchmark (Olivier and others, 2006): the root
-//! has many children, every other node has either several or none, by a hash of its own. Two subtrees side by
-//! side can differ a thousandfold, so no division of work made in advance is any good. UTS hashes with SHA-1;
-//! this uses the finalizer of SplitMix64 a number of times, so that there is something to do at each node.
+//! It is the binomial tree of UTS, the Unbalanced Tree Search benchmark (Olivier and others, 2006):
+//! the root has many children, every other node has either several or none, by a hash of its own.
+//! Two subtrees side by side can differ a thousandfold, so no division of work made in advance is
+//! any good. UTS hashes with SHA-1; this uses the finalizer of SplitMix64 a number of times, so
+//! that there is something to do at each node.
 
 const ROOT_CHILDREN: u64 = 4_000;
 const CHILDREN: u64 = 8;
-/// Share of the nodes that have children. CHILDREN times this is just under 1: the tree is finite, and deep.
+/// Share of the nodes that have children. CHILDREN times this is just under 1: the tree is finite,
+/// and deep.
 const FERTILE: f64 = 0.1245;
 const HASHES: u32 = 20;
 

@@ -1,4 +1,5 @@
-//! The way of the work: ranks that have none steal it, and all find out together when there is none left.
+//! The way of the work: ranks that have none steal it, and all find out together when there is none
+//! left.
 //!
 //! Everything arrives in one queue, told apart by its tag:
 //!
@@ -9,13 +10,13 @@
 //! OVER   rank 0 → the others  it is
 //! ```
 //!
-//! The end is found by Safra's algorithm (Dijkstra, EWD 998, 1987). That every rank has been seen without work
-//! is not enough: work may have been on its way past the one who looked. So each rank counts the messages
-//! with work that it has sent, less those that it got, and is black from when it got one until it has passed
-//! the token on. The token waits at a rank that has work; then it takes along the rank's count and
-//! blackness. If it comes home to rank 0 white, rank 0 is white and idle, and the counts add up to
-//! nothing, then no work is anywhere, nor on its way; otherwise it goes round again.
-//! STEAL, and NODES without nodes, set nobody to work, so they do not count.
+//! The end is found by Safra's algorithm (Dijkstra, EWD 998, 1987). That every rank has been seen
+//! without work is not enough: work may have been on its way past the one who looked. So each rank
+//! counts the messages with work that it has sent, less those that it got, and is black from when
+//! it got one until it has passed the token on. The token waits at a rank that has work; then it
+//! takes along the rank's count and blackness. If it comes home to rank 0 white, rank 0 is white
+//! and idle, and the counts add up to nothing, then no work is anywhere, nor on its way; otherwise
+//! it goes round again. STEAL, and NODES without nodes, set nobody to work, so they do not count.
 
 use crate::Result;
 use crate::search::{Node, ROOT, hash};
@@ -30,8 +31,8 @@ const OVER: Tag = Tag(4);
 
 /// Nodes between two looks at the queue: a thief waits for about as long, some microseconds.
 const TURN: usize = 32;
-/// A rank that was refused asks again after the first of these, then after twice as long, up to the second:
-/// ranks without work leave the cores to those that have some.
+/// A rank that was refused asks again after the first of these, then after twice as long, up to the
+/// second: ranks without work leave the cores to those that have some.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
 
 pub(crate) struct Worker<'a> {
@@ -54,10 +55,12 @@ pub(crate) struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    /// All ranks make theirs together. The root is rank 0's, and so is the token: black, so that it goes round.
+    /// All ranks make theirs together. The root is rank 0's, and so is the token: black, so that it
+    /// goes round.
     pub(crate) fn new(runtime: &'a Runtime) -> Result<Self> {
         let first = runtime.rank() == Rank(0);
-        // From each rank there can be a STEAL and the answer to ours, and then the token and the end.
+        // From each rank there can be a STEAL and the answer to ours, and then the token and the
+        // end.
         let inbox = CompQueue::new(2 * runtime.size() as usize + 2);
         let name = runtime.register_comp(&inbox)?;
         runtime.barrier()?;
@@ -165,7 +168,8 @@ impl<'a> Worker<'a> {
     }
 
     fn send(&self, to: Rank, bytes: &[u8], what: Tag) -> Result<()> {
-        // A few messages a rank are under way at most: where there is no room yet, the backlog has it.
+        // A few messages a rank are under way at most: where there is no room yet, the backlog has
+        // it.
         let _done_or_posted =
             self.runtime.post_am(to, bytes, self.name).tag(what).allow_retry(false).call()?;
         Ok(())

@@ -1,5 +1,6 @@
-//! What a rank says about large messages and about memory: offers, clearances, parts, ends and requests, near to right
-//! and with the wrong numbers, while operations of all kinds are under way. Whatever it says, each of these ends once.
+//! What a rank says about large messages and about memory: offers, clearances, parts, ends and
+//! requests, near to right and with the wrong numbers, while operations of all kinds are under way.
+//! Whatever it says, each of these ends once.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -121,8 +122,8 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
     let identity = Identity { me: PeerId(1), ranks: 2, secret: *theirs.job().as_bytes() };
     let domain = loopback.open(&loopback.devices()?.remove(0), identity)?;
     let device = domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), 8 << 10, 16)))?;
-    // Where this rank's messages go, so that they are sent and not kept back: a count of one, the transport's name
-    // and its length, the address and its length.
+    // Where this rank's messages go, so that they are sent and not kept back: a count of one, the
+    // transport's name and its length, the address and its length.
     let address = device.address();
     let name = b"loopback";
     let mut published = vec![1, name.len() as u8];

@@ -1,5 +1,5 @@
-//! Messages with any header and any bytes, as a hostile rank of the job could send them: it has the job's
-//! secret, and a transport, but not our runtime.
+//! Messages with any header and any bytes, as a hostile rank of the job could send them: it has the
+//! job's secret, and a transport, but not our runtime.
 #![no_main]
 
 use arbitrary::Arbitrary;

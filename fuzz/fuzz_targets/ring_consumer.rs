@@ -30,7 +30,8 @@ fuzz_target!(|input: (u8, Vec<Step>)| {
         match step {
             Step::Write { at, control, body } => {
                 let at = usize::from(at) % capacity;
-                // SAFETY: one thread: nobody reads meanwhile. A body has BODY bytes, more than these.
+                // SAFETY: one thread: nobody reads meanwhile. A body has BODY bytes, more than
+                // these.
                 unsafe {
                     assert!(body.len() <= BODY);
                     slots.write(at, |to| to.cast::<[u8; 16]>().write_unaligned(body));

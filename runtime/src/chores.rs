@@ -1,5 +1,6 @@
-//! What progress has to look at beside its transports, in one word: so that a look which finds nothing costs one load, whatever
-//! there could be. The word, and the lists whose bits it has, are [`carrack_transports::sync::chores`].
+//! What progress has to look at beside its transports, in one word: so that a look which finds
+//! nothing costs one load, whatever there could be. The word, and the lists whose bits it has, are
+//! [`carrack_transports::sync::chores`].
 
 use carrack_transports::sync::chores::Bit;
 pub(crate) use carrack_transports::sync::chores::{Chores, Found, Waiting};
@@ -29,7 +30,8 @@ pub(crate) enum Chore {
     Ordered = 1 << 14,
     /// Ranks to be told to hold, or to go on.
     Holds = 1 << 6,
-    /// Large messages that the NIC writes chunk by chunk, and of which something is over, or may be begun.
+    /// Large messages that the NIC writes chunk by chunk, and of which something is over, or may be
+    /// begun.
     Writings = 1 << 16,
     /// Of the whole runtime: deadlines.
     Deadlines = 1 << 7,

@@ -1,8 +1,9 @@
 //! Points in time by which operations have to be over.
 //!
-//! A deadline stands with its operation, wherever that waits, and the runtime knows the earliest of all. Only when
-//! that has passed does progress look at everything that waits: an operation which is over in time, as nearly all are, costs
-//! one look at the clock when it is posted and leaves nothing behind.
+//! A deadline stands with its operation, wherever that waits, and the runtime knows the earliest of
+//! all. Only when that has passed does progress look at everything that waits: an operation which
+//! is over in time, as nearly all are, costs one look at the clock when it is posted and leaves
+//! nothing behind.
 
 use crate::chores::{Chore, Chores};
 use carrack_transports::sync::Earliest;
@@ -60,8 +61,8 @@ impl Deadlines {
         }
     }
 
-    /// The time, if the earliest deadline has passed. The caller looks at everything that waits, and notes
-    /// what is left; nobody else does meanwhile.
+    /// The time, if the earliest deadline has passed. The caller looks at everything that waits,
+    /// and notes what is left; nobody else does meanwhile.
     pub(crate) fn due(&self) -> Option<Deadline> {
         self.0.due(|| Deadline::now().0).map(Deadline)
     }

@@ -32,7 +32,8 @@ pub(crate) struct Direct {
     token: u64,
     rank: Rank,
     name: u64,
-    /// Whom of its owner's to tell when it is over: of a get, which the NIC may ask for again until then.
+    /// Whom of its owner's to tell when it is over: of a get, which the NIC may ask for again until
+    /// then.
     signal: Option<(RemoteComp, Tag)>,
 }
 
@@ -42,8 +43,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Operations that links can hold at a time, of one device.
 const OUTSTANDING: usize = 256;
 
-/// A set of resources: an address on each transport, links to peers, packets. Threads that have a device
-/// each do not meet. Clones are handles to the same device.
+/// A set of resources: an address on each transport, links to peers, packets. Threads that have a
+/// device each do not meet. Clones are handles to the same device.
 ///
 /// The devices of a job are numbered in the order in which they are made, and those of one number
 /// talk to each other: all ranks must make them alike.
@@ -60,8 +61,8 @@ pub(crate) struct DeviceInner {
     pub(crate) pool: PacketPool,
     /// Whether `pool` is host memory, asked for each message.
     pub(crate) lands_on_host: bool,
-    /// Host packets, for staging and for messages that wait. The same pool when that is host memory; else pinned memory, so that
-    /// a copy's call need not wait for the copy.
+    /// Host packets, for staging and for messages that wait. The same pool when that is host
+    /// memory; else pinned memory, so that a copy's call need not wait for the copy.
     pub(crate) host_pool: PacketPool,
     /// Ranks whose backlog is not empty.
     busy: Waiting<Vec<Rank>>,
@@ -119,8 +120,8 @@ impl Device {
         &self.0.pool
     }
 
-    /// A packet of host memory, of so many bytes, to be filled in place and posted; it comes back in the status, to be
-    /// used again. `None` when none is left, or none is so long.
+    /// A packet of host memory, of so many bytes, to be filled in place and posted; it comes back
+    /// in the status, to be used again. `None` when none is left, or none is so long.
     pub fn take_packet(&self, len: usize) -> Option<Packet> {
         self.0.host_pool.take_with_len(len)
     }
@@ -143,8 +144,9 @@ pub struct DeviceBuilder<'a> {
 impl DeviceBuilder<'_> {
     /// Where active messages are to land; a pool of host memory of the device's own if not given.
     ///
-    /// On a GPU they land by its engine, and are handed over in the order in which they came, those too long for a packet
-    /// apart: these are handed over when all of their bytes are there, in memory of the pool's allocator as well.
+    /// On a GPU they land by its engine, and are handed over in the order in which they came, those
+    /// too long for a packet apart: these are handed over when all of their bytes are there, in
+    /// memory of the pool's allocator as well.
     pub fn packet_pool(mut self, pool: &PacketPool) -> Self {
         self.pool = Some(pool.clone());
         self
@@ -155,8 +157,8 @@ impl DeviceBuilder<'_> {
     /// # Errors
     /// [`ResourceError::Packets`]: the pool's allocator has no memory on its GPU, or breaks its promise.
     pub fn build(self) -> Result<Device, ResourceError> {
-        // One after the other, as each is published under its number; and without the lock of the list, which progress
-        // takes: allocators and bootstraps are anybody's code.
+        // One after the other, as each is published under its number; and without the lock of the
+        // list, which progress takes: allocators and bootstraps are anybody's code.
         let _making = self.runtime.making_devices.lock().unwrap_or_else(PoisonError::into_inner);
         let index = u32::try_from(self.runtime.devices().len()).unwrap_or(u32::MAX);
         let device = Device(Arc::new(DeviceInner::open(self.runtime, index, self.pool)?));
@@ -168,8 +170,9 @@ impl DeviceBuilder<'_> {
 impl DeviceInner {
     fn open(runtime: &Inner, index: u32, pool: Option<PacketPool>) -> Result<Self, ResourceError> {
         let settings = &runtime.settings;
-        let host =
-            || PacketPool::new(Arc::new(HostAllocator), settings.packet_size(), settings.packets_max());
+        let host = || {
+            PacketPool::new(Arc::new(HostAllocator), settings.packet_size(), settings.packets_max())
+        };
         let pool = pool.unwrap_or_else(host);
         let host_pool = match pool.gpu() {
             None => pool.clone(),
@@ -179,10 +182,14 @@ impl DeviceInner {
                     return Err(why.into());
                 }
                 let near = PinnedAllocator::near(gpu.clone());
-                let pinned = PacketPool::new(Arc::new(near), settings.packet_size(), settings.packets_max());
+                let pinned =
+                    PacketPool::new(Arc::new(near), settings.packet_size(), settings.packets_max());
                 match (pinned.take(), pinned.last_failure()) {
                     (None, why) => {
-                        tracing::info!(?why, "no pinned memory: engines copy to and from ordinary packets");
+                        tracing::info!(
+                            ?why,
+                            "no pinned memory: engines copy to and from ordinary packets"
+                        );
                         host()
                     }
                     (Some(_), _) => pinned,
@@ -191,8 +198,11 @@ impl DeviceInner {
         };
         let mut lanes = Vec::new();
         let mut refused = Vec::new();
-        for (transport, domain) in runtime.domains.iter().filter(|(_, domain)| domain.carries_messages()) {
-            // Transports receive into host packets. Progress copies messages for packets on a GPU there.
+        for (transport, domain) in
+            runtime.domains.iter().filter(|(_, domain)| domain.carries_messages())
+        {
+            // Transports receive into host packets. Progress copies messages for packets on a GPU
+            // there.
             match domain.device(Arc::new(host_pool.clone())) {
                 Ok(device) => lanes.push(Lane { transport, caps: domain.caps().clone(), device }),
                 Err(why) => {
@@ -204,7 +214,8 @@ impl DeviceInner {
         if lanes.is_empty() {
             return Err(ResourceError::Device(refused));
         }
-        let addresses: Vec<_> = lanes.iter().map(|lane| (lane.transport, lane.device.address())).collect();
+        let addresses: Vec<_> =
+            lanes.iter().map(|lane| (lane.transport, lane.device.address())).collect();
         runtime
             .bootstrap
             .put(&address::key(runtime.rank.0, index), &address::encode(&addresses))
@@ -278,14 +289,15 @@ impl DeviceInner {
                 busy.push(route.rank);
             }
             self.busy.set_count(busy.len());
-            // The bit may be set for a peer that is absent: threads then sleep until that one comes.
+            // The bit may be set for a peer that is absent: threads then sleep until that one
+            // comes.
             self.chores.wake();
         }
         Ok(())
     }
 
-    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room; then what `late` gives
-    /// is told.
+    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room;
+    /// then what `late` gives is told.
     pub(crate) fn send_control(
         &self,
         route: &Route,
@@ -324,7 +336,8 @@ impl DeviceInner {
         // Ranks that hold are told to go on by whoever receives, and makes progress then.
         let chores = self.chores.there().but(Chore::Holds);
         chores.but(Chore::Backlogs).any()
-            || chores.has(Chore::Backlogs) && !self.busy_ranks().iter().all(|&rank| self.is_absent(rank))
+            || chores.has(Chore::Backlogs)
+                && !self.busy_ranks().iter().all(|&rank| self.is_absent(rank))
     }
 
     /// Returns `true` if messages wait for a peer that has published no address.
@@ -333,7 +346,8 @@ impl DeviceInner {
     }
 
     fn is_absent(&self, rank: Rank) -> bool {
-        self.known_route(rank).is_some_and(|route| route.linked().is_none() && route.down().is_none())
+        self.known_route(rank)
+            .is_some_and(|route| route.linked().is_none() && route.down().is_none())
     }
 
     /// Whether any backlog is not empty.
@@ -394,7 +408,8 @@ impl DeviceInner {
 
     /// Whether a NIC is at an operation on a peer's memory that began before `name`.
     pub(crate) fn has_direct(&self, peer: Rank, before: u64) -> bool {
-        !self.direct.is_empty() && self.direct.lock().iter().any(|one| one.rank == peer && one.name < before)
+        !self.direct.is_empty()
+            && self.direct.lock().iter().any(|one| one.rank == peer && one.name < before)
     }
 
     /// Ends everything. What was waiting is failed.
@@ -405,7 +420,8 @@ impl DeviceInner {
         let mut ended = Vec::new();
         for route in self.routes.iter().filter_map(OnceLock::get) {
             let parked: Vec<_> = route.backlog().drain(..).collect();
-            ended.extend(parked.into_iter().map(|parked| parked.into_status(Some(OpError::Closed))));
+            ended
+                .extend(parked.into_iter().map(|parked| parked.into_status(Some(OpError::Closed))));
         }
         let mut batch = Batch::new(64);
         for lane in &self.lanes {
@@ -425,13 +441,15 @@ impl DeviceInner {
         ended
     }
 
-    /// Ends the right of a peer's process to copy from and to this one. Returns `true` if no such copy is in progress.
+    /// Ends the right of a peer's process to copy from and to this one. Returns `true` if no such
+    /// copy is in progress.
     pub(crate) fn is_revoked(&self, peer: Rank) -> bool {
         self.lanes.iter().all(|lane| lane.device.revoke(PeerId(peer.0)))
     }
 
-    /// Ends that right of all peers, and waits, for a limited time, for copies that are in progress: a system call each, which
-    /// takes a fraction of a millisecond unless the peer is stopped in its midst.
+    /// Ends that right of all peers, and waits, for a limited time, for copies that are in
+    /// progress: a system call each, which takes a fraction of a millisecond unless the peer is
+    /// stopped in its midst.
     fn await_copies(&self) {
         let until = Instant::now() + PATIENCE;
         for route in self.routes.iter().filter_map(OnceLock::get) {

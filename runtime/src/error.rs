@@ -45,12 +45,14 @@ pub enum PostError {
     },
     /// Tag or rank cannot be a wildcard here.
     #[error(
-        "{0} cannot be sent with, nor go with a path that is demanded: it is for receives from any, and its value is reserved"
+        "{0} cannot be sent with, nor go with a path that is demanded: it is for receives from \
+        any, and its value is reserved"
     )]
     Wildcard(&'static str),
     /// A receive or a probe names a policy, and a wildcard for what that policy looks at.
     #[error(
-        "{policy:?} was named, and looks at what {} stands for any of: name the policy that the sender names, or name none, and the wildcard chooses it",
+        "{policy:?} was named, and looks at what {} stands for any of: name the policy that the \
+        sender names, or name none, and the wildcard chooses it",
         if policy.looks_at_rank() && *rank == Rank::ANY { "Rank::ANY" } else { "Tag::ANY" }
     )]
     Policy {
@@ -63,7 +65,8 @@ pub enum PostError {
     },
     /// The buffer cannot be received into.
     #[error(
-        "a receive needs a buffer that can be written: a Vec, a BytesMut, a packet or part of a region, not {0}"
+        "a receive needs a buffer that can be written: a Vec, a BytesMut, a packet or part of a \
+        region, not {0}"
     )]
     ReadOnly(&'static str),
     /// The peer is known to be gone.
@@ -82,8 +85,8 @@ pub enum PostError {
         /// Each transport's reason.
         why: String,
     },
-    /// This process lacks a descriptor or memory for a connection to the peer. The peer may be well.
-    /// Close what is not needed, or raise the limit, and post again.
+    /// This process lacks a descriptor or memory for a connection to the peer. The peer may be
+    /// well. Close what is not needed, or raise the limit, and post again.
     #[error("{rank} cannot be connected to now: {why}")]
     Lacking {
         /// The peer.
@@ -105,7 +108,8 @@ pub enum PostError {
     },
     /// The peer's backlog is full.
     #[error(
-        "{limit} operations wait for {rank} already: call progress, post with allow_retry(true), or raise CARRACK_BACKLOG"
+        "{limit} operations wait for {rank} already: call progress, post with allow_retry(true), \
+        or raise CARRACK_BACKLOG"
     )]
     BacklogFull {
         /// The peer.
@@ -115,7 +119,8 @@ pub enum PostError {
     },
     /// Too many operations wait for their peers.
     #[error(
-        "{limit} operations wait for {rank} and others to take them up already: call progress, post with allow_retry(true), or raise CARRACK_OFFERS"
+        "{limit} operations wait for {rank} and others to take them up already: call progress, \
+        post with allow_retry(true), or raise CARRACK_OFFERS"
     )]
     OffersFull {
         /// The peer.
@@ -125,17 +130,21 @@ pub enum PostError {
     },
     /// The operation came to `Done` or `Posted` already.
     #[error(
-        "this operation is spent, as it came to Done or Posted already: build another one; one that sends borrowed bytes can be called again() to send them once more"
+        "this operation is spent, as it came to Done or Posted already: build another one; one \
+        that sends borrowed bytes can be called again() to send them once more"
     )]
     Spent,
     /// A call that waits for its end was made inside a completion handler.
     #[error(
-        "the call waits for its end, as it has no completion object or has allow_posted(false), and a completion handler may not wait: name a completion object and allow Posted"
+        "the call waits for its end, as it has no completion object or has allow_posted(false), \
+        and a completion handler may not wait: name a completion object and allow Posted"
     )]
     WouldBlock,
     /// Outcomes were forbidden such that none is left.
     #[error(
-        "allow_done(false) leaves a call no outcome that waits for its end, as it has no completion object or has allow_posted(false): allow Done, or name a completion object and allow Posted"
+        "allow_done(false) leaves a call no outcome that waits for its end, as it has no \
+        completion object or has allow_posted(false): allow Done, or name a completion object and \
+        allow Posted"
     )]
     NoOutcome,
     /// A list of buffers holds something that cannot be gathered.
@@ -151,7 +160,8 @@ pub enum PostError {
     Stream(GpuError),
     /// The stream is in another GPU than the memory.
     #[error(
-        "the stream is in GPU {stream}, and the buffer is {memory} memory: give a stream of that GPU, or order the operation by .after(&stream.record()?)"
+        "the stream is in GPU {stream}, and the buffer is {memory} memory: give a stream of that \
+        GPU, or order the operation by .after(&stream.record()?)"
     )]
     OtherGpu {
         /// The stream's GPU.
@@ -161,7 +171,9 @@ pub enum PostError {
     },
     /// A message between ranks of this process, in the order of a stream.
     #[error(
-        "{0} is of this very process, and the other side of the message could stand behind it on the same stream: order it by .after(&stream.record()?), and have the stream wait for a StreamCounter once both sides are posted"
+        "{0} is of this very process, and the other side of the message could stand behind it on \
+        the same stream: order it by .after(&stream.record()?), and have the stream wait for a \
+        StreamCounter once both sides are posted"
     )]
     OwnStream(Rank),
     /// There is no memory to gather a list of buffers in.
@@ -209,7 +221,8 @@ pub enum PostError {
     },
     /// Two pieces of a batch write the same bytes.
     #[error(
-        "pieces {first} and {second} of the batch write the same bytes, and nobody could say what they would hold: post them one after the other, with a flush between; nothing was moved"
+        "pieces {first} and {second} of the batch write the same bytes, and nobody could say what \
+        they would hold: post them one after the other, with a flush between; nothing was moved"
     )]
     Overlap {
         /// One of them, counted from 0.
@@ -228,9 +241,11 @@ pub enum PostError {
     /// The remote region is not registered any more.
     #[error("the remote region of {0} is not registered any more")]
     Stale(Rank),
-    /// The name is of another job's region: it was kept from an earlier run, or has come from a rank that is none of this job.
+    /// The name is of another job's region: it was kept from an earlier run, or has come from a
+    /// rank that is none of this job.
     #[error(
-        "the region is not one of {0} in this job: its name (Rmr) was made in another job; have its owner send the one that get_rmr gives now"
+        "the region is not one of {0} in this job: its name (Rmr) was made in another job; have \
+        its owner send the one that get_rmr gives now"
     )]
     OtherJob(Rank),
     /// An atomic operation cannot be done there.
@@ -269,12 +284,15 @@ pub enum RegisterError {
     Raw(#[from] RawError),
     /// No NIC of this rank's can do the atomic operations on the region's words.
     #[error(
-        "no NIC can do the atomic operations on this region's words: {0}; register it without that wish (AtomicAgent::Owner), and its owner does them"
+        "no NIC can do the atomic operations on this region's words: {0}; register it without that \
+        wish (AtomicAgent::Owner), and its owner does them"
     )]
     NoAtomics(String),
     /// The words of a part of it have another agent.
     #[error(
-        "a part of the {len} bytes at {addr:#x} is registered, and the atomic operations on its words are not done by whom this registration names: a word has one agent, so end that registration first, or name the same AtomicAgent"
+        "a part of the {len} bytes at {addr:#x} is registered, and the atomic operations on its \
+        words are not done by whom this registration names: a word has one agent, so end that \
+        registration first, or name the same AtomicAgent"
     )]
     OtherAgent {
         /// Where the region begins.
@@ -337,7 +355,8 @@ pub enum OpError {
     },
     /// The remote region is not registered any more, or never was.
     #[error(
-        "the remote region of {0} is not registered any more: its owner has deregistered it, or is another one"
+        "the remote region of {0} is not registered any more: its owner has deregistered it, or is \
+        another one"
     )]
     Stale(Rank),
     /// The operation reaches beyond the remote region.
@@ -362,7 +381,8 @@ impl OpError {
         match error {
             SubmitError::Down { cause, .. } => Self::PeerDown { rank, cause: cause.clone() },
             other => {
-                tracing::error!(error = %other, rank = rank.0, "a link refused what the plan had found possible");
+                tracing::error!(error = %other, rank = rank.0, "a link refused what the plan had \
+                    found possible");
                 Self::Closed
             }
         }
@@ -406,24 +426,29 @@ pub enum AwaitError {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgressError {
-    /// A completion object has no room. Deliveries for it wait, in order, and nothing is lost; those for
-    /// other objects pass. It is reported once for as long as any of them wait.
+    /// A completion object has no room. Deliveries for it wait, in order, and nothing is lost;
+    /// those for other objects pass. It is reported once for as long as any of them wait.
     #[error(
-        "a completion object is full ({0}): take statuses out of it, or make it with more room; {1} deliveries wait for it"
+        "a completion object is full ({0}): take statuses out of it, or make it with more room; \
+        {1} deliveries wait for it"
     )]
     CompletionFull(String, usize),
-    /// There is no packet to put a message into. The message waits for its completion object, as with a
-    /// full one, and nothing is lost.
+    /// There is no packet to put a message into. The message waits for its completion object, as
+    /// with a full one, and nothing is lost.
     #[error(
-        "no packet is left for a message: drop those that were kept, or raise CARRACK_PACKETS_MAX; {0} deliveries wait"
+        "no packet is left for a message: drop those that were kept, or raise CARRACK_PACKETS_MAX; \
+        {0} deliveries wait"
     )]
     NoPacket(usize),
-    /// There is no packet to put a message into, because there is no memory for more of them. It waits, and nothing is lost.
+    /// There is no packet to put a message into, because there is no memory for more of them. It
+    /// waits, and nothing is lost.
     #[error("a message waits for a packet, and the pool cannot grow: {0}; {1} deliveries wait")]
     NoPacketMemory(Box<AllocError>, usize),
     /// A message named a completion object that this rank does not have. It was dropped.
     #[error(
-        "{from} sent a message of {size} bytes to completion {comp:?}, which is not registered here, or not any more: register it before its peers send, deregister it after their last message (a barrier in between)"
+        "{from} sent a message of {size} bytes to completion {comp:?}, which is not registered \
+        here, or not any more: register it before its peers send, deregister it after their last \
+        message (a barrier in between)"
     )]
     NoSuchCompletion {
         /// The sender.
@@ -460,7 +485,9 @@ pub enum ProgressError {
         message: String,
     },
     /// Called from a completion handler.
-    #[error("progress may not be called from a completion handler: return, and the caller will go on")]
+    #[error(
+        "progress may not be called from a completion handler: return, and the caller will go on"
+    )]
     InHandler,
     /// The runtime belongs to another process.
     #[error("this process is a fork of the one that started the runtime")]
@@ -553,9 +580,11 @@ pub enum CollectiveError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// The name is that of the group of all ranks, or one of those that the library keeps for its own groups.
+    /// The name is that of the group of all ranks, or one of those that the library keeps for its
+    /// own groups.
     #[error(
-        "group {0}: 0 is the group of all ranks, and names from 2147483648 on are the library's: name yours from 1 to 2147483647"
+        "group {0}: 0 is the group of all ranks, and names from 2147483648 on are the library's: \
+        name yours from 1 to 2147483647"
     )]
     Name(u32),
     /// A rank is in it twice.

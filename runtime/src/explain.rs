@@ -14,7 +14,8 @@ use carrack_transports::gpu::{CopierState, Gpu, copier};
 use carrack_transports::mem::{GpuUuid, MemKind, PacketSource};
 use std::time::{Duration, Instant};
 
-/// An address that is not there is looked for again after so long: who sleeps is not woken when it comes.
+/// An address that is not there is looked for again after so long: who sleeps is not woken when it
+/// comes.
 const AGAIN: Duration = Duration::from_millis(5);
 
 /// The paths to one peer from one device.
@@ -24,8 +25,8 @@ pub struct PeerPaths {
     pub rank: Rank,
     /// The device's number.
     pub device: u32,
-    /// Each transport's verdict. Paths are chosen for a pair of devices; what differs from one kind of
-    /// memory to another is how its bytes get onto the path.
+    /// Each transport's verdict. Paths are chosen for a pair of devices; what differs from one kind
+    /// of memory to another is how its bytes get onto the path.
     pub paths: Vec<PathVerdict>,
     /// How messages from each kind of memory go, when there is a path.
     pub kinds: Vec<KindPath>,
@@ -38,14 +39,16 @@ pub struct PeerPaths {
 pub struct KindPath {
     /// The memory that is sent from: `host`, `pinned`, `device 0 (name)` and so on.
     pub memory: String,
-    /// How: `copied into the ring up to 208 B, …`, `copied into pinned host memory by the GPU's engine …`.
+    /// How: `copied into the ring up to 208 B, …`,
+    /// `copied into pinned host memory by the GPU's engine …`.
     pub way: String,
     /// Why not otherwise, when the way is not the direct one.
     pub why: Option<String>,
     /// The GPU whose memory it is.
     pub gpu: Option<GpuUuid>,
-    /// What there is of that GPU's resident copier, where messages to this peer may go by one. Whether there can be one
-    /// ([`CopierState::Wanted`]) is not found out here, as nothing is copied.
+    /// What there is of that GPU's resident copier, where messages to this peer may go by one.
+    /// Whether there can be one ([`CopierState::Wanted`]) is not found out here, as nothing is
+    /// copied.
     pub copier: Option<CopierState>,
 }
 
@@ -64,16 +67,21 @@ impl PeerPaths {
 }
 
 impl Runtime {
-    /// For each rank, the path chosen and why each other was refused, from the default device. Waits up to
-    /// `patience` for peers that have not started.
+    /// For each rank, the path chosen and why each other was refused, from the default device.
+    /// Waits up to `patience` for peers that have not started.
     pub fn explain(&self, patience: Duration) -> Vec<PeerPaths> {
         let device = &self.0.default_device().0;
         (0..self.size()).map(|rank| self.explain_peer(device, Rank(rank), patience)).collect()
     }
 
     fn explain_peer(&self, device: &DeviceInner, rank: Rank, patience: Duration) -> PeerPaths {
-        let mut explained =
-            PeerPaths { rank, device: device.index, paths: Vec::new(), kinds: Vec::new(), trouble: None };
+        let mut explained = PeerPaths {
+            rank,
+            device: device.index,
+            paths: Vec::new(),
+            kinds: Vec::new(),
+            trouble: None,
+        };
         let found = std::cell::RefCell::new(None);
         let look = || {
             let looked: Result<_, PostError> = candidates(&self.0, device, rank);
@@ -123,7 +131,8 @@ impl Runtime {
                     nics => format!(", over {nics} NICs in turn"),
                 };
                 format!(
-                    "offered beyond, from {least} KiB on written by the NIC, and from {chunk} KiB on in chunks of so many{over}"
+                    "offered beyond, from {least} KiB on written by the NIC, and from {chunk} KiB \
+                    on in chunks of so many{over}"
                 )
             }
             Some(_) if !self.settings().kernel_copy().is_allowed() => {
@@ -134,7 +143,9 @@ impl Runtime {
             }
             Some(linked) => {
                 let why = linked.why_parts().unwrap_or("no reason was given");
-                format!("offered and sent packet by packet beyond (the kernel does not copy: {why})")
+                format!(
+                    "offered and sent packet by packet beyond (the kernel does not copy: {why})"
+                )
             }
         }
     }
@@ -178,15 +189,25 @@ impl Runtime {
         domain.reaches_gpu(gpu)
     }
 
-    fn explain_kinds(&self, device: &DeviceInner, rank: Rank, transport: &str, caps: &Caps) -> Vec<KindPath> {
+    fn explain_kinds(
+        &self,
+        device: &DeviceInner,
+        rank: Rank,
+        transport: &str,
+        caps: &Caps,
+    ) -> Vec<KindPath> {
         let packet = device.host_pool.packet_size().min(caps.am_copied);
         let large = self.explain_large(device, rank);
         let inline = caps.am_inline.min(packet);
-        let host = format!("in place up to {inline} B, through one packet up to {packet} B, {large}");
-        let mut kinds =
-            vec![KindPath::of_no_gpu("host", host.clone(), None), KindPath::of_no_gpu("pinned", host, None)];
+        let host =
+            format!("in place up to {inline} B, through one packet up to {packet} B, {large}");
+        let mut kinds = vec![
+            KindPath::of_no_gpu("host", host.clone(), None),
+            KindPath::of_no_gpu("pinned", host, None),
+        ];
         let route = device.known_route(rank);
-        let maps = route.and_then(|route| route.linked()).is_some_and(|linked| self.0.may_map(linked));
+        let maps =
+            route.and_then(|route| route.linked()).is_some_and(|linked| self.0.may_map(linked));
         for driver in self.gpu_drivers() {
             match driver.devices() {
                 Err(error) => {
@@ -201,11 +222,15 @@ impl Runtime {
                         let small = if direct {
                             format!("read by the GPU's engine up to {packet} B")
                         } else {
-                            format!("copied into pinned host memory by the GPU's engine up to {packet} B")
+                            format!(
+                                "copied into pinned host memory by the GPU's engine up to {packet} \
+                                B"
+                            )
                         };
                         let staged = format!(
                             "{small}; beyond, and into such memory, through blocks of {} KiB of pinned host memory, which the engine \
-                             fills or empties while others are on their way; puts, gets and atomic operations by their owner, so too",
+                             fills or empties while others are on their way; puts, gets and atomic \
+                             operations by their owner, so too",
                             BLOCK >> 10
                         );
                         let nic = self.reaches_gpu(transport, &*gpu);
@@ -218,7 +243,8 @@ impl Runtime {
                         } else if maps {
                             format!(
                                 "offered, and fetched by the receiver's copy engine through {}, by which it is put and got, too, pieces \
-                                 of a batch {}; atomic operations by their owner; what cannot be exported or mapped, and active messages up to {packet} B: \
+                                 of a batch {}; atomic operations by their owner; what cannot be \
+                                 exported or mapped, and active messages up to {packet} B: \
                                  {staged}",
                                 cuda_ipc::NAME,
                                 gpu.how_pieces_go()
@@ -226,9 +252,16 @@ impl Runtime {
                         } else {
                             staged
                         };
-                        let copier = maps.then(|| gpu.copier()).filter(|state| *state != CopierState::Off);
+                        let copier =
+                            maps.then(|| gpu.copier()).filter(|state| *state != CopierState::Off);
                         let way = way + &copier.as_ref().map(by_copier).unwrap_or_default();
-                        let why = self.why_not_direct((rank, transport), direct, maps, &*gpu, nic.as_ref());
+                        let why = self.why_not_direct(
+                            (rank, transport),
+                            direct,
+                            maps,
+                            &*gpu,
+                            nic.as_ref(),
+                        );
                         kinds.push(KindPath {
                             memory: format!("device {} ({})", info.ordinal, info.name),
                             way,
@@ -251,11 +284,13 @@ fn by_copier(state: &CopierState) -> String {
         CopierState::Off => String::new(),
         CopierState::Wanted => {
             format!(
-                "; copies between GPUs up to {most} KiB by a resident copier, when the first one finds that there can be one"
+                "; copies between GPUs up to {most} KiB by a resident copier, when the first one \
+                finds that there can be one"
             )
         }
         CopierState::On { launches, copies } => format!(
-            "; copies between GPUs up to {most} KiB by a resident copier (kernels launched: {launches}, copies: {copies})"
+            "; copies between GPUs up to {most} KiB by a resident copier (kernels launched: \
+            {launches}, copies: {copies})"
         ),
         CopierState::Refused(why) => format!("; no resident copier: {why}"),
     }

@@ -1,17 +1,23 @@
 //! GPU memory and events of one process in another, for programs that bring a scheme of their own.
 //!
-//! Registered memory needs none of this: [`register_memory`](crate::Runtime::register_memory) and an [`Rmr`](crate::Rmr) have the
-//! runtime map what can be mapped, look after it, and free it when nobody has it open. Here the program carries the names itself,
-//! as it likes, and keeps these rules:
+//! Registered memory needs none of this: [`register_memory`](crate::Runtime::register_memory) and
+//! an [`Rmr`](crate::Rmr) have the runtime map what can be mapped, look after it, and free it when
+//! nobody has it open. Here the program carries the names itself, as it likes, and keeps these
+//! rules:
 //!
-//! - **The owner frees last.** Memory must stay allocated until every process that has opened it has dropped the
-//!   region; nothing here knows who they are. Memory of cuMemAlloc and of the VMM calls survives its owner's *death*
-//!   while it is open; pool memory does not, and an access then costs the opener its context.
-//! - **Whole blocks are exposed.** Who opens a part can reach the whole allocation, and of cuMemAlloc's memory the driver's
-//!   whole block of 2 MiB, with what else lies there. Allocate what is shared in multiples of 2 MiB.
-//! - **Not in the process that owns it.** There the region itself is what is wanted; the driver refuses its own byte handles.
-//! - **Once for each device.** Opening takes milliseconds. The same name opened again is the same mapping, counted.
-//! - **A name is of one allocation.** An address that is freed and allocated again is other memory, with another name.
+//! - **The owner frees last.** Memory must stay allocated until every process that has opened it
+//!   has dropped the region; nothing here knows who they are. Memory of cuMemAlloc and of the VMM
+//!   calls survives its owner's *death* while it is open; pool memory does not, and an access then
+//!   costs the opener its context.
+//! - **Whole blocks are exposed.** Who opens a part can reach the whole allocation, and of
+//!   cuMemAlloc's memory the driver's whole block of 2 MiB, with what else lies there. Allocate
+//!   what is shared in multiples of 2 MiB.
+//! - **Not in the process that owns it.** There the region itself is what is wanted; the driver
+//!   refuses its own byte handles.
+//! - **Once for each device.** Opening takes milliseconds. The same name opened again is the same
+//!   mapping, counted.
+//! - **A name is of one allocation.** An address that is freed and allocated again is other memory,
+//!   with another name.
 //! - **Nobody orders accesses.** Events do ([`ipc_export_event`]), or messages.
 //!
 //! An opened region is device memory like any other: it is sent from, received into, and copied.
@@ -46,15 +52,19 @@ pub const EVENT_BYTES: usize = 64;
 pub enum IpcError {
     /// Not the memory of a GPU.
     #[error(
-        "only memory of a GPU is exported, and this is {0} memory: share host memory by Runtime::allocate, or as a file"
+        "only memory of a GPU is exported, and this is {0} memory: share host memory by \
+        Runtime::allocate, or as a file"
     )]
     Kind(MemKind),
     /// The memory has a handle of no form.
-    #[error("this memory cannot be exported: {0}; allocate it as Flavour::Plain or Flavour::Shareable")]
+    #[error(
+        "this memory cannot be exported: {0}; allocate it as Flavour::Plain or Flavour::Shareable"
+    )]
     NoForm(String),
     /// The memory is made of several allocations.
     #[error(
-        "this region lies on {0} allocations, each of which has a handle of its own: name it part by part (GrowableBuffer::pieces), or register it"
+        "this region lies on {0} allocations, each of which has a handle of its own: name it part \
+        by part (GrowableBuffer::pieces), or register it"
     )]
     Several(usize),
     /// The bytes are no name.
@@ -74,8 +84,8 @@ pub enum IpcError {
     Gpu(#[from] GpuError),
 }
 
-/// The name of GPU memory, by which another process opens it: bytes, and for some forms a descriptor that has to travel
-/// with them (by `SCM_RIGHTS` over a Unix socket).
+/// The name of GPU memory, by which another process opens it: bytes, and for some forms a
+/// descriptor that has to travel with them (by `SCM_RIGHTS` over a Unix socket).
 #[derive(Debug)]
 pub struct IpcMemory {
     handle: Handle,
@@ -102,8 +112,8 @@ impl IpcMemory {
         self.handle.fd()
     }
 
-    /// The name that such bytes are, with the descriptor that came with them. Any bytes may come: what they say is checked here, and
-    /// against the memory itself when it is opened.
+    /// The name that such bytes are, with the descriptor that came with them. Any bytes may come:
+    /// what they say is checked here, and against the memory itself when it is opened.
     ///
     /// # Errors
     /// [`IpcError::Bytes`].
@@ -112,10 +122,13 @@ impl IpcMemory {
         let wrong = |why| IpcError::Bytes { what: "memory", found, with_fd, why };
         let whole: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| wrong("a name has 120"))?;
         let (handle, len) = whole.split_first_chunk().ok_or_else(|| wrong("a name has 120"))?;
-        let len = len.try_into().map(u64::from_le_bytes).ok().and_then(|len| usize::try_from(len).ok());
-        let handle = Handle::decode(handle, fd)
-            .ok_or_else(|| wrong("they are no handle, or the descriptor does not go with their form"))?;
-        let len = len.filter(|len| len.checked_add(handle.offset).is_some_and(|end| end <= handle.len));
+        let len =
+            len.try_into().map(u64::from_le_bytes).ok().and_then(|len| usize::try_from(len).ok());
+        let handle = Handle::decode(handle, fd).ok_or_else(|| {
+            wrong("they are no handle, or the descriptor does not go with their form")
+        })?;
+        let len =
+            len.filter(|len| len.checked_add(handle.offset).is_some_and(|end| end <= handle.len));
         let len = len.ok_or_else(|| wrong("the part is longer than its allocation"))?;
         Ok(Self { handle, len })
     }
@@ -141,11 +154,13 @@ impl IpcMemory {
     }
 }
 
-/// The name of a region of GPU memory, in the first form that its memory has: bytes, then descriptors, then the fabric.
-/// A part of an allocation is named as that part ([`Region::subregion`]).
+/// The name of a region of GPU memory, in the first form that its memory has: bytes, then
+/// descriptors, then the fabric. A part of an allocation is named as that part
+/// ([`Region::subregion`]).
 ///
 /// # Errors
-/// [`IpcError::Kind`], [`IpcError::Several`], or [`IpcError::NoForm`] with the driver's reason for each form.
+/// [`IpcError::Kind`], [`IpcError::Several`], or [`IpcError::NoForm`] with the driver's reason for
+/// each form.
 pub fn ipc_export(region: &Region) -> Result<IpcMemory, IpcError> {
     let mut reasons = Vec::new();
     for form in HandleForm::ALL {
@@ -160,7 +175,8 @@ pub fn ipc_export(region: &Region) -> Result<IpcMemory, IpcError> {
 /// The same, in one form only.
 ///
 /// # Errors
-/// [`IpcError::Kind`]; [`IpcError::Several`]; [`IpcError::Gpu`] when the memory has no handle of that form, or the driver fails.
+/// [`IpcError::Kind`]; [`IpcError::Several`]; [`IpcError::Gpu`] when the memory has no handle of
+/// that form, or the driver fails.
 pub fn ipc_export_as(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcError> {
     if region.is_joined() {
         return export_of_joined(region, form);
@@ -176,7 +192,8 @@ pub fn ipc_export_as(region: &Region, form: HandleForm) -> Result<IpcMemory, Ipc
 /// What lies in one of the regions that one was made of is named as a part of that.
 fn export_of_joined(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcError> {
     let parts = region.joined_parts();
-    let within = |part: &Region| part.subregion(region.addr().checked_sub(part.addr())?, region.len());
+    let within =
+        |part: &Region| part.subregion(region.addr().checked_sub(part.addr())?, region.len());
     if let [part] = &parts[..]
         && let Some(region) = within(part)
     {
@@ -185,8 +202,8 @@ fn export_of_joined(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcE
     Err(IpcError::Several(parts.len()))
 }
 
-/// Opens memory of another process for the engines of `gpu`, which may be another device than the one that it lies on. The
-/// region is the named part, and closes with its last clone.
+/// Opens memory of another process for the engines of `gpu`, which may be another device than the
+/// one that it lies on. The region is the named part, and closes with its last clone.
 ///
 /// # Errors
 /// [`IpcError::Gpu`]: the memory is gone, is this process's own, or cannot be reached, as the driver says.
@@ -201,8 +218,9 @@ pub fn ipc_open(gpu: &dyn Gpu, memory: &IpcMemory) -> Result<Region, IpcError> {
     })
 }
 
-/// The name of an event, by which other processes open it. An event is made by [`Gpu::shared_event`], recorded by its owner, and waited
-/// for by those who open it; it must outlive them.
+/// The name of an event, by which other processes open it. An event is made by
+/// [`Gpu::shared_event`], recorded by its owner, and waited for by those who open it; it must
+/// outlive them.
 ///
 /// # Errors
 /// The driver's.
@@ -210,8 +228,8 @@ pub fn ipc_export_event(event: &dyn SharedEvent) -> Result<[u8; EVENT_BYTES], Ip
     Ok(event.handle()?)
 }
 
-/// Opens an event of another process, for the streams of `gpu`. It stands for the last record at the time when
-/// [`SharedEvent::event`] is asked: have the owner tell that it has recorded.
+/// Opens an event of another process, for the streams of `gpu`. It stands for the last record at
+/// the time when [`SharedEvent::event`] is asked: have the owner tell that it has recorded.
 ///
 /// # Errors
 /// [`IpcError::Bytes`], or the driver's: the event is gone, or is this process's own.

@@ -1,6 +1,7 @@
 //! Carrack: a communication runtime for HPC. Ranks exchange host and GPU memory with
-//! [`post_send`](Runtime::post_send), [`post_recv`](Runtime::post_recv) and [`post_am`](Runtime::post_am);
-//! each message takes the best path there is, and [`explain`](Runtime::explain) says which, and why no other.
+//! [`post_send`](Runtime::post_send), [`post_recv`](Runtime::post_recv) and
+//! [`post_am`](Runtime::post_am); each message takes the best path there is, and
+//! [`explain`](Runtime::explain) says which, and why no other.
 //!
 //! In the order in which a message passes through:
 //!
@@ -84,11 +85,13 @@ pub use carrack_transports::trial;
 pub use buffer::{Buffer, SendBuffer};
 pub use carrack_transports::mem::{Face, FaceError, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use collective::Group;
-pub use comp::{AsCompletion, CompQueue, Completion, Counter, Handler, Status, StreamCounter, Synchronizer};
+pub use comp::{
+    AsCompletion, CompQueue, Completion, Counter, Handler, Status, StreamCounter, Synchronizer,
+};
 pub use device::{Device, DeviceBuilder};
 pub use error::{
-    AwaitError, CollectiveError, GroupError, OpError, PostError, ProgressError, RegisterError, ResourceError,
-    StartError, WaitError,
+    AwaitError, CollectiveError, GroupError, OpError, PostError, ProgressError, RegisterError,
+    ResourceError, StartError, WaitError,
 };
 pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
 pub use names::{Rank, RemoteComp, Tag, UserContext};

@@ -7,8 +7,8 @@ use std::fmt;
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// In a receive: from whomever. The sender must have posted with a matching policy that leaves the
-    /// rank out, too ([`Matching`](crate::Matching)): this is LCI's wildcard, not MPI's.
+    /// In a receive: from whomever. The sender must have posted with a matching policy that leaves
+    /// the rank out, too ([`Matching`](crate::Matching)): this is LCI's wildcard, not MPI's.
     pub const ANY: Self = Self(u32::MAX);
 }
 
@@ -23,13 +23,16 @@ impl fmt::Display for Rank {
 pub struct Tag(pub u64);
 
 impl Tag {
-    /// In a receive: whatever tag. The sender must have posted with a policy that leaves the tag out.
+    /// In a receive: whatever tag. The sender must have posted with a policy that leaves the tag
+    /// out.
     pub const ANY: Self = Self(u64::MAX);
 }
 
-/// A completion object of another rank, as it registered it: a number of 20 bits, and above it a generation of 12.
+/// A completion object of another rank, as it registered it: a number of 20 bits, and above it a
+/// generation of 12.
 ///
-/// A number that is given again comes with the next generation, so a message that is late finds no object.
+/// A number that is given again comes with the next generation, so a message that is late finds no
+/// object.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RemoteComp(pub u32);
 

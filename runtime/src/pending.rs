@@ -66,7 +66,8 @@ impl fmt::Display for Pending {
         let Self { rank, size, operations, unexpected, unexpected_bytes, deferred, down } = self;
         writeln!(
             f,
-            "{rank} of {size}: {} operations pending, {unexpected} messages ({unexpected_bytes} B) without a receive, {deferred} deliveries held up",
+            "{rank} of {size}: {} operations pending, {unexpected} messages ({unexpected_bytes} B) \
+            without a receive, {deferred} deliveries held up",
             operations.len()
         )?;
         for operation in operations.iter().take(LISTED) {
@@ -83,13 +84,15 @@ impl fmt::Display for Pending {
 }
 
 impl Runtime {
-    /// Everything that this rank waits for, at this moment: for a look by a person, since each list is taken at its own time.
+    /// Everything that this rank waits for, at this moment: for a look by a person, since each list
+    /// is taken at its own time.
     pub fn pending(&self) -> Pending {
         self.0.pending()
     }
 
-    /// Whether everything that was sent, put, got and changed on a device is over. Receives that wait for their messages do
-    /// not count. When other threads make progress, too, one of them may be just about to tell a completion object.
+    /// Whether everything that was sent, put, got and changed on a device is over. Receives that
+    /// wait for their messages do not count. When other threads make progress, too, one of them may
+    /// be just about to tell a completion object.
     pub fn test_drained(&self, device: &Device) -> bool {
         device.0.is_drained()
     }
@@ -138,7 +141,8 @@ impl Inner {
             device.0.list_pending(&mut |operation| operations.push(operation));
             deferred += device.0.undelivered.lock().len();
         }
-        let down = (0..self.size).map(Rank).filter(|&rank| self.told_down(rank).is_some()).collect();
+        let down =
+            (0..self.size).map(Rank).filter(|&rank| self.told_down(rank).is_some()).collect();
         Pending {
             rank: self.rank,
             size: self.size,
@@ -153,7 +157,8 @@ impl Inner {
     /// Prints what is pending: somebody has asked for it by SIGUSR1.
     #[cold]
     pub(crate) fn dump(&self) {
-        // Another thread may have seen the same signal. One that comes from now on asks for the next dump.
+        // Another thread may have seen the same signal. One that comes from now on asks for the
+        // next dump.
         if self.chores.take(Chore::Dump) {
             // One write, so that the dumps of several ranks do not mix.
             eprint!("{}", self.pending());
@@ -180,7 +185,8 @@ impl DeviceInner {
         self.list_ordered(list);
         self.bulk.list_pending(list);
         let in_line = self.line.lock();
-        for landing in self.landing.lock().iter().chain(in_line.iter().filter_map(InLine::landing)) {
+        for landing in self.landing.lock().iter().chain(in_line.iter().filter_map(InLine::landing))
+        {
             list(PendingOp {
                 what: "copy",
                 rank: landing.rank,

@@ -35,8 +35,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// A rank of a job, and its resources. Clones are handles to the same one; when the last is dropped,
-/// everything that is still waiting ends with an error, and peers see this rank gone in order.
+/// A rank of a job, and its resources. Clones are handles to the same one; when the last is
+/// dropped, everything that is still waiting ends with an error, and peers see this rank gone in
+/// order.
 #[derive(Clone)]
 pub struct Runtime(pub(crate) Arc<Inner>, Option<Arc<ProgressThread>>);
 
@@ -125,8 +126,9 @@ impl RuntimeBuilder {
         self
     }
 
-    /// A transport that the caller has made, in place of the build's own of that [name](Transport::name). Whether it is used is for
-    /// the settings to say, as ever; one whose name they do not know is tried after all others.
+    /// A transport that the caller has made, in place of the build's own of that
+    /// [name](Transport::name). Whether it is used is for the settings to say, as ever; one whose
+    /// name they do not know is tried after all others.
     pub fn transport(mut self, transport: Box<dyn Transport>) -> Self {
         self.transports.push(transport);
         self
@@ -157,15 +159,17 @@ impl RuntimeBuilder {
             drivers.iter().for_each(|driver| driver.use_copiers());
         }
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
-        let identity = Identity { me: PeerId(rank), ranks: size, secret: *bootstrap.job().as_bytes() };
+        let identity =
+            Identity { me: PeerId(rank), ranks: size, secret: *bootstrap.job().as_bytes() };
         let place = bootstrap.place_on_node();
-        let (mut domains, unavailable) = open_transports(&settings, self.transports, &identity, place);
+        let (mut domains, unavailable) =
+            open_transports(&settings, self.transports, &identity, place);
         if domains.is_empty() {
             return Err(StartError::NoTransport(unavailable));
         }
         // Between processes of one node, whose messages go through shared memory.
-        let maps_gpus =
-            settings.gpu_ipc().is_allowed() && settings.transports().contains(&TransportChoice::Shm);
+        let maps_gpus = settings.gpu_ipc().is_allowed()
+            && settings.transports().contains(&TransportChoice::Shm);
         if maps_gpus {
             domains.push((cuda_ipc::NAME, Arc::new(CudaIpc::new(drivers.clone()))));
         }
@@ -219,8 +223,8 @@ impl RuntimeBuilder {
         let _ = runtime.0.default_device.set(device);
         if runtime.0.settings.progress().is_thread() {
             let thread = ProgressThread::start(&runtime.0);
-            let thread =
-                thread.map_err(|error| StartError::System(format!("no progress thread: {error}")))?;
+            let thread = thread
+                .map_err(|error| StartError::System(format!("no progress thread: {error}")))?;
             runtime.1 = Some(Arc::new(thread));
         }
         Ok(runtime)
@@ -258,7 +262,8 @@ fn open_transports(
     }
     let mut domains = Vec::new();
     let mut unavailable = Vec::new();
-    let wanted = |choice: &TransportChoice| settings.transports().iter().position(|other| other == choice);
+    let wanted =
+        |choice: &TransportChoice| settings.transports().iter().position(|other| other == choice);
     let (mut named, left_out): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|(choice, _)| wanted(choice).is_some());
     named.sort_by_key(|(choice, _)| wanted(choice));
@@ -297,7 +302,10 @@ fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn 
     let verbs = verbs_options(settings, place);
     vec![
         (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
-        (TransportChoice::Shm, Box::new(Shm::new(geometry).kernel_copy(settings.kernel_copy().is_allowed()))),
+        (
+            TransportChoice::Shm,
+            Box::new(Shm::new(geometry).kernel_copy(settings.kernel_copy().is_allowed())),
+        ),
         (TransportChoice::Verbs, Box::new(Rdma::new(verbs.clone()))),
         (TransportChoice::VerbsSimulated, Box::new(Rdma::simulated(verbs))),
     ]
@@ -329,18 +337,18 @@ fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
 }
 
 impl Runtime {
-    /// Starts a runtime as the environment says: as a rank of the launcher's job, as a rank of the job that torchrun's variables name
-    /// ([`FromEnvironment`]), or alone in a job of one.
+    /// Starts a runtime as the environment says: as a rank of the launcher's job, as a rank of the
+    /// job that torchrun's variables name ([`FromEnvironment`]), or alone in a job of one.
     ///
     /// # Errors
-    /// See [`StartError`]. A process that another launcher started as one of several is refused, unless `CARRACK_BOOTSTRAP` is
-    /// `alone` ([`launchers`]).
+    /// See [`StartError`]. A process that another launcher started as one of several is refused,
+    /// unless `CARRACK_BOOTSTRAP` is `alone` ([`launchers`]).
     pub fn start() -> Result<Self, StartError> {
         Self::builder().start()
     }
 
-    /// All transports of this build, made as these settings say, those included that they leave out: for programs that want to
-    /// tell what there is.
+    /// All transports of this build, made as these settings say, those included that they leave
+    /// out: for programs that want to tell what there is.
     pub fn all_transports(settings: &Settings) -> Vec<(TransportChoice, Box<dyn Transport>)> {
         transports(settings, 0)
     }
@@ -350,8 +358,8 @@ impl Runtime {
         RuntimeBuilder::default()
     }
 
-    /// A job of `size` ranks in this process, with the environment's settings: for tests, and for programs
-    /// that want several.
+    /// A job of `size` ranks in this process, with the environment's settings: for tests, and for
+    /// programs that want several.
     pub fn in_process(size: u32) -> Result<Vec<Self>, StartError> {
         Self::in_process_with(size, &Settings::from_env()?)
     }
@@ -376,8 +384,8 @@ impl Runtime {
         self.0.size
     }
 
-    /// The number of this rank among those of its node, from 0, by which they share out what the node has: see
-    /// [`Bootstrap::place_on_node`].
+    /// The number of this rank among those of its node, from 0, by which they share out what the
+    /// node has: see [`Bootstrap::place_on_node`].
     pub fn place_on_node(&self) -> u32 {
         self.0.bootstrap.place_on_node()
     }
@@ -402,8 +410,8 @@ impl Runtime {
         self.0.default_device()
     }
 
-    /// A pool of packets over any memory, with the settings' packet size and limit. The runtime's GPU drivers are asked whether the
-    /// memory is what the allocator says.
+    /// A pool of packets over any memory, with the settings' packet size and limit. The runtime's
+    /// GPU drivers are asked whether the memory is what the allocator says.
     pub fn packet_pool(&self, allocator: Arc<dyn PacketAllocator>) -> PacketPool {
         let (size, limit) = (self.0.settings.packet_size(), self.0.settings.packets_max());
         PacketPool::checked_by(self.0.drivers.clone(), allocator, size, limit)
@@ -424,39 +432,45 @@ impl Runtime {
         self.0.settings.packet_size()
     }
 
-    /// Gives a completion object a name by which other ranks' active messages reach it. The name is the
-    /// same on all ranks that register in the same order; peers may use it once it is registered, so put a
-    /// [`barrier`](Self::barrier) in between.
+    /// Gives a completion object a name by which other ranks' active messages reach it. The name is
+    /// the same on all ranks that register in the same order; peers may use it once it is
+    /// registered, so put a [`barrier`](Self::barrier) in between.
     pub fn register_comp(&self, comp: &impl AsCompletion) -> Result<RemoteComp, ResourceError> {
         self.0.comps.register(comp.as_completion().clone())
     }
 
-    /// Sets `count` names in a row aside, and tells the first: for names that must be known before their
-    /// objects are made, or that are given out in another order on each rank. Such a name stays the same: when it is
-    /// given to another object, messages that were sent for the earlier one reach the later one.
+    /// Sets `count` names in a row aside, and tells the first: for names that must be known before
+    /// their objects are made, or that are given out in another order on each rank. Such a name
+    /// stays the same: when it is given to another object, messages that were sent for the earlier
+    /// one reach the later one.
     pub fn reserve_comps(&self, count: u32) -> Result<RemoteComp, ResourceError> {
         self.0.comps.reserve(count)
     }
 
     /// Gives a completion object a name that was set aside.
-    pub fn register_comp_at(&self, name: RemoteComp, comp: &impl AsCompletion) -> Result<(), ResourceError> {
+    pub fn register_comp_at(
+        &self,
+        name: RemoteComp,
+        comp: &impl AsCompletion,
+    ) -> Result<(), ResourceError> {
         self.0.comps.register_at(name, comp.as_completion().clone())
     }
 
-    /// Takes a name back. Messages that come for it from now on are reported by progress and dropped, also when other
-    /// objects have been registered since.
+    /// Takes a name back. Messages that come for it from now on are reported by progress and
+    /// dropped, also when other objects have been registered since.
     pub fn deregister_comp(&self, name: RemoteComp) -> Result<(), ResourceError> {
         self.0.comps.deregister(name)
     }
 
-    /// Bytes that messages take up which have come before their receives: `CARRACK_UNEXPECTED`, and at most what the links to this
-    /// rank hold beyond that (`CARRACK_SHM_SLOTS`, `CARRACK_SHM_CHUNKS`, `CARRACK_VERBS_DEPTH`).
+    /// Bytes that messages take up which have come before their receives: `CARRACK_UNEXPECTED`, and
+    /// at most what the links to this rank hold beyond that (`CARRACK_SHM_SLOTS`,
+    /// `CARRACK_SHM_CHUNKS`, `CARRACK_VERBS_DEPTH`).
     pub fn unexpected_bytes(&self) -> usize {
         self.0.unexpected.bytes()
     }
 
-    /// Why a rank is known to be gone, if it is and all that it sent has been told to its completion objects. From then
-    /// on nothing comes from it.
+    /// Why a rank is known to be gone, if it is and all that it sent has been told to its
+    /// completion objects. From then on nothing comes from it.
     pub fn peer_down(&self, rank: Rank) -> Option<DownCause> {
         let cause = self.0.down().get(&rank).cloned()?;
         let waits = |device: &Device| {
@@ -496,7 +510,8 @@ impl Inner {
         self.has_further_devices.store(devices.len() > 1, Ordering::Release);
     }
 
-    /// Returns `true` if there are devices other than the default one: without the lock, as progress asks each time.
+    /// Returns `true` if there are devices other than the default one: without the lock, as
+    /// progress asks each time.
     #[inline]
     pub(crate) fn has_further_devices(&self) -> bool {
         self.has_further_devices.load(Ordering::Acquire)
@@ -512,8 +527,9 @@ impl Inner {
         !self.down.is_empty()
     }
 
-    /// Notes that a rank is gone, and ends the receives that only it could have answered. Their completion
-    /// objects are signalled by the next progress on `device`: this may be called where they cannot be.
+    /// Notes that a rank is gone, and ends the receives that only it could have answered. Their
+    /// completion objects are signalled by the next progress on `device`: this may be called where
+    /// they cannot be.
     #[cold]
     pub(crate) fn gone(&self, device: &DeviceInner, rank: Rank, cause: &DownCause) {
         device.tell_later(self.note_gone(rank, cause));
@@ -585,15 +601,25 @@ impl Drop for Inner {
             let undelivered = std::mem::take(&mut *device.0.undelivered.lock());
             ended.extend(undelivered.into_statuses());
             ended.extend(device.0.fail_bulk(self, None, &|_| OpError::Closed));
-            ended.extend(device.0.outstanding.drain().into_iter().map(|op| op.into_status(OpError::Closed)));
             ended.extend(
-                device.0.landing.lock().drain(..).map(|landing| landing.into_status(OpError::Closed)),
+                device.0.outstanding.drain().into_iter().map(|op| op.into_status(OpError::Closed)),
+            );
+            ended.extend(
+                device
+                    .0
+                    .landing
+                    .lock()
+                    .drain(..)
+                    .map(|landing| landing.into_status(OpError::Closed)),
             );
             ended.extend(device.0.line.lock().drain(..).map(InLine::close));
         }
         for engine in self.engines.each() {
             ended.extend(
-                engine.all_receives().into_iter().map(|receive| receive.into_status(OpError::Closed)),
+                engine
+                    .all_receives()
+                    .into_iter()
+                    .map(|receive| receive.into_status(OpError::Closed)),
             );
         }
         for (comp, status) in ended {

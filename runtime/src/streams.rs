@@ -107,8 +107,8 @@ impl Here {
         Self { job, rank }
     }
 
-    /// Whether a rank of the same job is of this process: it can stand on a stream of its own before, or behind, what it
-    /// exchanges with this one.
+    /// Whether a rank of the same job is of this process: it can stand on a stream of its own
+    /// before, or behind, what it exchanges with this one.
     pub(crate) fn has(&self, rank: Rank) -> bool {
         lock(&HERE).contains(&(self.job, rank))
     }

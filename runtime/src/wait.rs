@@ -1,8 +1,9 @@
 //! Waiting without burning a core.
 //!
-//! A waiting thread first spins (a message between two busy ranks takes a fraction of a microsecond, a
-//! wake-up several), then sleeps on the descriptors that every transport arms, and on one of the
-//! runtime's own, by which threads that make progress wake those that wait for what came of it.
+//! A waiting thread first spins (a message between two busy ranks takes a fraction of a
+//! microsecond, a wake-up several), then sleeps on the descriptors that every transport arms, and
+//! on one of the runtime's own, by which threads that make progress wake those that wait for what
+//! came of it.
 
 use crate::chores::Chore;
 use crate::error::{ProgressError, WaitError};
@@ -12,13 +13,14 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Longest sleep without a look around: a net under what cannot be armed (a GPU's events), and under
-/// peers that tamper with each other's bells.
+/// Longest sleep without a look around: a net under what cannot be armed (a GPU's events), and
+/// under peers that tamper with each other's bells.
 const LONGEST: Duration = Duration::from_millis(500);
-/// Sleep while something is under way that no descriptor tells of. The first of several while a peer
-/// has not published its address: each further one is twice as long.
+/// Sleep while something is under way that no descriptor tells of. The first of several while a
+/// peer has not published its address: each further one is twice as long.
 const SHORT: Duration = Duration::from_micros(100);
-/// Longest sleep until an address is looked for again of which the bootstrap's descriptor does not tell.
+/// Longest sleep until an address is looked for again of which the bootstrap's descriptor does not
+/// tell.
 const UNTOLD: Duration = Duration::from_millis(5);
 
 impl Runtime {
@@ -38,11 +40,16 @@ impl Runtime {
 
 impl Inner {
     /// Waits for a caller that returns errors of progress.
-    pub(crate) fn wait(&self, done: &dyn Fn() -> bool, limit: Option<Duration>) -> Result<(), WaitError> {
+    pub(crate) fn wait(
+        &self,
+        done: &dyn Fn() -> bool,
+        limit: Option<Duration>,
+    ) -> Result<(), WaitError> {
         self.wait_with(done, limit, true)
     }
 
-    /// Waits for a caller with another result: errors of progress are kept for one that returns them.
+    /// Waits for a caller with another result: errors of progress are kept for one that returns
+    /// them.
     pub(crate) fn wait_keeping(
         &self,
         done: &dyn Fn() -> bool,
@@ -68,8 +75,11 @@ impl Inner {
             if done() {
                 return Ok(());
             }
-            let progress =
-                if reports { self.progress_everything() } else { self.progress_everything_keeping() };
+            let progress = if reports {
+                self.progress_everything()
+            } else {
+                self.progress_everything_keeping()
+            };
             match progress {
                 Ok(true) => {
                     (spins, nap) = (0, SHORT);
@@ -99,7 +109,8 @@ impl Inner {
                 std::thread::yield_now();
                 continue;
             }
-            let left = limit.map_or(LONGEST, |limit| limit.saturating_sub(now - start).min(LONGEST));
+            let left =
+                limit.map_or(LONGEST, |limit| limit.saturating_sub(now - start).min(LONGEST));
             // One that another thread keeps from now on wakes this one.
             let done = || done() || reports && self.chores.there().has(Chore::Complaints);
             self.sleep(&done, left, &mut nap);
@@ -108,8 +119,9 @@ impl Inner {
         }
     }
 
-    /// Sleeps until something happens, or `done` turns true on another thread, or the time is up; no
-    /// longer than a `nap`, which then doubles, while nothing but the addresses of peers is waited for.
+    /// Sleeps until something happens, or `done` turns true on another thread, or the time is up;
+    /// no longer than a `nap`, which then doubles, while nothing but the addresses of peers is
+    /// waited for.
     #[cold]
     fn sleep(&self, done: &dyn Fn() -> bool, longest: Duration, nap: &mut Duration) {
         self.look_after_domains();
@@ -136,9 +148,11 @@ impl Inner {
             || !self.words.is_empty()
             || devices.iter().any(|device| device.0.has_chores());
         let mut span = if soon { SHORT } else { LONGEST };
-        if !ready && (!self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent())) {
-            // Readable now, when all absent peers have just been looked for, it tells of something else,
-            // and would tell of that again and again.
+        if !ready
+            && (!self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()))
+        {
+            // Readable now, when all absent peers have just been looked for, it tells of something
+            // else, and would tell of that again and again.
             match self.bootstrap.wait_fd().filter(|fd| !is_readable(fd)) {
                 Some(fd) => fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN)),
                 None => *nap = UNTOLD.min(*nap),
@@ -163,5 +177,6 @@ impl Inner {
 
 fn is_readable(fd: &BorrowedFd<'_>) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+    rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&now))
+        .is_ok_and(|ready| ready > 0)
 }

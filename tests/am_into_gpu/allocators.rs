@@ -1,4 +1,5 @@
-//! Allocators of the program's own: one over the driver's memory pools, and some that do not keep their promise.
+//! Allocators of the program's own: one over the driver's memory pools, and some that do not keep
+//! their promise.
 
 use super::PATIENCE;
 use super::roles::{Came, KINDS, SIZES, check, device_of, gpus, send};
@@ -21,7 +22,8 @@ struct Pooled {
     asked: Arc<AtomicUsize>,
 }
 
-// SAFETY: each chunk is an allocation of its own, which its region keeps, and which only the chunk has.
+// SAFETY: each chunk is an allocation of its own, which its region keeps, and which only the chunk
+// has.
 unsafe impl PacketAllocator for Pooled {
     fn kind(&self) -> MemKind {
         MemKind::Device(self.gpu.info().uuid)
@@ -34,7 +36,8 @@ unsafe impl PacketAllocator for Pooled {
     fn allocate(&self, layout: Layout) -> Result<Chunk, AllocError> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let region = self.gpu.allocate(layout.size(), Flavour::Pooled)?;
-        Chunk::of_region(region).ok_or(AllocError::OutOfMemory { bytes: layout.size(), kind: self.kind() })
+        Chunk::of_region(region)
+            .ok_or(AllocError::OutOfMemory { bytes: layout.size(), kind: self.kind() })
     }
 }
 
@@ -81,8 +84,8 @@ impl<F> fmt::Debug for Says<F> {
     }
 }
 
-// SAFETY: those made of it here break the promise on purpose, in ways that are found out before the memory is used, but for
-// `little`, whose memory is that of a `GpuAllocator`.
+// SAFETY: those made of it here break the promise on purpose, in ways that are found out before the
+// memory is used, but for `little`, whose memory is that of a `GpuAllocator`.
 unsafe impl<F> PacketAllocator for Says<F>
 where
     F: Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync,
@@ -108,7 +111,10 @@ where
     Arc::new(Says { kind: MemKind::Device(gpu.info().uuid), gpu: Some(gpu.clone()), gives })
 }
 
-fn of_flavour(gpu: &Arc<dyn Gpu>, flavour: Flavour) -> impl Fn(Layout) -> Result<Chunk, AllocError> + use<> {
+fn of_flavour(
+    gpu: &Arc<dyn Gpu>,
+    flavour: Flavour,
+) -> impl Fn(Layout) -> Result<Chunk, AllocError> + use<> {
     let gpu = gpu.clone();
     move |layout| Ok(Chunk::of_region(gpu.allocate(layout.size(), flavour)?).unwrap())
 }
@@ -145,7 +151,10 @@ pub(crate) fn lies(runtime: &Runtime) {
     is(refused(says_on(gpu, of_flavour(gpu, Flavour::Pinned))), MemKind::Pinned);
     is(refused(says_on(gpu, of_flavour(gpu, Flavour::Managed))), MemKind::Managed(gpu.info().uuid));
     if let [_, .., other] = &gpus[..] {
-        is(refused(says_on(gpu, of_flavour(other, Flavour::Plain))), MemKind::Device(other.info().uuid));
+        is(
+            refused(says_on(gpu, of_flavour(other, Flavour::Plain))),
+            MemKind::Device(other.info().uuid),
+        );
     }
     let plain = Arc::new(GpuAllocator::on(gpu.clone()));
     let whole = Layout::from_size_align(2 << 20, 64).unwrap();
@@ -174,7 +183,10 @@ pub(crate) fn lies(runtime: &Runtime) {
     let first = runtime.packet_pool(again(0));
     let packet = first.take().expect("it is as good as any");
     let overlap = refused(again(4096));
-    assert!(matches!(overlap, AllocError::Overlap { other, .. } if other == packet.addr()), "{overlap}");
+    assert!(
+        matches!(overlap, AllocError::Overlap { other, .. } if other == packet.addr()),
+        "{overlap}"
+    );
     drop((first, packet));
     assert!(runtime.packet_pool(again(4096)).take().is_some());
     // Memory of a GPU that is said to be the host's: the CPU would go there.
@@ -213,7 +225,8 @@ pub(crate) fn little(runtime: &Runtime) {
         let (gpu, is_full) = (gpu.clone(), is_full.clone());
         move |layout: Layout| {
             // More than there is: the driver itself says that it cannot be had.
-            let more = if is_full.swap(true, Ordering::Relaxed) { gpu.info().memory as usize } else { 0 };
+            let more =
+                if is_full.swap(true, Ordering::Relaxed) { gpu.info().memory as usize } else { 0 };
             let layout = Layout::from_size_align(layout.size() + more, layout.align()).unwrap();
             GpuAllocator::on(gpu.clone()).allocate(layout)
         }

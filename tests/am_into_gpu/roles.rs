@@ -1,4 +1,5 @@
-//! What two ranks do: the first sends, and the second has the packets of its second device on a GPU.
+//! What two ranks do: the first sends, and the second has the packets of its second device on a
+//! GPU.
 
 use super::PATIENCE;
 use super::support::words::{fill, wrong};
@@ -7,13 +8,14 @@ use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::copy::copy_and_wait;
 use carrack::transports::mem::{MemKind, MemRef};
 use carrack::{
-    Buffer, Device, Handler, OpError, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime, Status,
-    Synchronizer, Tag,
+    Buffer, Device, Handler, OpError, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime,
+    Status, Synchronizer, Tag,
 };
 use std::sync::{Arc, Mutex};
 
 /// In place, in one slot and in several, in a chunk, as long as a packet, and longer.
-pub(crate) const SIZES: [usize; 12] = [0, 1, 8, 40, 41, 208, 209, 4096, 8192, 8193, 100_001, (3 << 20) + 1];
+pub(crate) const SIZES: [usize; 12] =
+    [0, 1, 8, 40, 41, 208, 209, 4096, 8192, 8193, 100_001, (3 << 20) + 1];
 const PACKET: usize = 8192;
 
 /// Borrowed bytes, a vector, pinned memory, and memory of each of two devices.
@@ -22,7 +24,11 @@ pub(crate) const KINDS: usize = 5;
 const POISON: u8 = 0xa9;
 
 pub(crate) fn gpus(runtime: &Runtime) -> Vec<Arc<dyn Gpu>> {
-    runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok()).expect("a driver with devices")
+    runtime
+        .gpu_drivers()
+        .iter()
+        .find_map(|driver| driver.devices().ok())
+        .expect("a driver with devices")
 }
 
 fn filled(len: usize, salt: u64) -> Vec<u8> {
@@ -31,12 +37,14 @@ fn filled(len: usize, salt: u64) -> Vec<u8> {
     bytes
 }
 
-/// The device that messages come to; its packets are on the last GPU that there is, or as the allocator says.
+/// The device that messages come to; its packets are on the last GPU that there is, or as the
+/// allocator says.
 pub(crate) fn device_of(runtime: &Runtime, allocator: Option<Arc<dyn PacketAllocator>>) -> Device {
     if runtime.rank() == Rank(0) {
         return runtime.device().build().unwrap();
     }
-    let last = || Arc::new(GpuAllocator::on(gpus(runtime).pop().unwrap())) as Arc<dyn PacketAllocator>;
+    let last =
+        || Arc::new(GpuAllocator::on(gpus(runtime).pop().unwrap())) as Arc<dyn PacketAllocator>;
     let pool = runtime.packet_pool(allocator.unwrap_or_else(last));
     runtime.device().packet_pool(&pool).build().unwrap()
 }
@@ -84,7 +92,8 @@ pub(crate) fn send(
     }
     let mut buffer = Some(holding(&gpus(runtime), kind, &bytes));
     over(runtime, |done| {
-        let am = runtime.post_am(Rank(1), buffer.take().unwrap(), name).device(device).tag(Tag(tag));
+        let am =
+            runtime.post_am(Rank(1), buffer.take().unwrap(), name).device(device).tag(Tag(tag));
         am.comp(done).allow_retry(false).call()
     })
 }
@@ -128,7 +137,8 @@ fn poison(pool: &PacketPool) {
     }
 }
 
-/// Looks at all that can be known of a message: it lies on that GPU, and holds what was sent and nothing else.
+/// Looks at all that can be known of a message: it lies on that GPU, and holds what was sent and
+/// nothing else.
 pub(crate) fn check(runtime: &Runtime, gpu: &Arc<dyn Gpu>, status: &mut Status, size: usize) {
     let (tag, buffer) = (status.tag, &mut status.buffer);
     assert!(status.error.is_none(), "{:?}", status.error);
@@ -188,7 +198,10 @@ pub(crate) fn lands(runtime: &Runtime) {
         if let Buffer::Packet(packet) = &mut status.buffer {
             packet.set_len(PACKET);
             let rest = status.buffer.to_vec().unwrap().split_off(size);
-            assert!(rest.iter().all(|&byte| byte == POISON), "{size} B: something else is in the chunk");
+            assert!(
+                rest.iter().all(|&byte| byte == POISON),
+                "{size} B: something else is in the chunk"
+            );
         }
     }
     // They are kept until now, and go back from another thread.
@@ -202,7 +215,8 @@ pub(crate) fn lands(runtime: &Runtime) {
     assert_eq!(again.len(), packets);
 }
 
-/// So many that the pool runs dry again and again; some are checked where they are handed over, all for their turn.
+/// So many that the pool runs dry again and again; some are checked where they are handed over, all
+/// for their turn.
 pub(crate) fn order(runtime: &Runtime) {
     const COUNT: u64 = 3000;
     let size = |at: u64| [8, 0, 8192, 40, 1000, 41, 209, 3][(at % 8) as usize];
@@ -246,8 +260,10 @@ pub(crate) fn full(runtime: &Runtime) {
     runtime.barrier().unwrap();
     if runtime.rank() == Rank(0) {
         for kind in [1, 3] {
-            // Not before the other rank looks for the error: who makes progress meanwhile would be told of it.
-            let go = runtime.post_recv(Rank(1), vec![0], Tag(77)).allow_posted(false).call().unwrap();
+            // Not before the other rank looks for the error: who makes progress meanwhile would be
+            // told of it.
+            let go =
+                runtime.post_recv(Rank(1), vec![0], Tag(77)).allow_posted(false).call().unwrap();
             assert!(go.is_done());
             let refused = send(runtime, &device, name, kind, (2 << 20, 1)).unwrap_err();
             assert!(matches!(refused, OpError::Refused), "{refused}");
@@ -257,7 +273,14 @@ pub(crate) fn full(runtime: &Runtime) {
     }
     let gpu = gpus(runtime).pop().unwrap();
     for _ in 0..2 {
-        assert!(!runtime.post_send(Rank(0), &[1], Tag(77)).allow_retry(false).call().unwrap().is_retry());
+        assert!(
+            !runtime
+                .post_send(Rank(0), &[1], Tag(77))
+                .allow_retry(false)
+                .call()
+                .unwrap()
+                .is_retry()
+        );
         let error = loop {
             match runtime.progress_all() {
                 Ok(_) => assert_eq!(came.count(), 0, "there is no room for it"),

@@ -7,7 +7,16 @@ use crate::{Me, by_context};
 use carrack::{OpError, PostError, Rank, Tag, UserContext};
 
 pub(crate) fn too_long(me: &Me) {
-    let cases = [(1, 0), (9, 8), (41, 40), (209, 208), (8192, 8191), (8192, 0), (8193, 8192), (300_000, 100)];
+    let cases = [
+        (1, 0),
+        (9, 8),
+        (41, 40),
+        (209, 208),
+        (8192, 8191),
+        (8192, 0),
+        (8193, 8192),
+        (300_000, 100),
+    ];
     for (number, (size, room)) in (1..).zip(cases) {
         let tag = Tag(number);
         if me.is_first() {
@@ -20,13 +29,13 @@ pub(crate) fn too_long(me: &Me) {
             assert_eq!(is_told, size > 8192, "{size} into {room}: {status:?}");
         } else {
             let (guarded, sink) = (Guarded::new(room, 3), Sink::keeping());
-            let receive = me.runtime.post_recv(me.peer, guarded.slice(), tag).comp(&sink).allow_done(false);
+            let receive =
+                me.runtime.post_recv(me.peer, guarded.slice(), tag).comp(&sink).allow_done(false);
             assert!({ receive }.call().unwrap().is_posted());
             me.says_go();
             let status = sink.one(me.all());
             let error = status.ok().unwrap_err();
-            let is_it =
-                matches!(error, OpError::Truncated { message, buffer } if (message, buffer) == (size, room));
+            let is_it = matches!(error, OpError::Truncated { message, buffer } if (message, buffer) == (size, room));
             assert!(is_it, "{size} into {room}: {error}");
             guarded.assert_untouched();
         }
@@ -47,7 +56,10 @@ pub(crate) fn goes(me: Me) {
         me.hears_go();
         for number in 0..SENT {
             let bytes = pattern(me.seed ^ number, size(number));
-            assert!(posted(me.all(), || me.runtime.post_send(Rank(0), &bytes[..], TAG).call()).is_done());
+            assert!(
+                posted(me.all(), || me.runtime.post_send(Rank(0), &bytes[..], TAG).call())
+                    .is_done()
+            );
         }
         return;
     }

@@ -1,4 +1,5 @@
-//! Puts, gets, atomic operations and flushes: on memory that the other rank may map, and on memory that its owner has to reach.
+//! Puts, gets, atomic operations and flushes: on memory that the other rank may map, and on memory
+//! that its owner has to reach.
 
 use crate::Me;
 use crate::support::guard::Guarded;
@@ -26,7 +27,8 @@ fn shared(me: &Me, len: usize) -> [Shared; 2] {
     })
 }
 
-/// What a rank does to the other one's memory, and what that one looks at meanwhile; then the other way round.
+/// What a rank does to the other one's memory, and what that one looks at meanwhile; then the other
+/// way round.
 fn in_turn(me: &Me, act: impl Fn(), watch: impl Fn()) {
     for is_active in [me.is_first(), !me.is_first()] {
         if is_active {
@@ -50,14 +52,16 @@ pub(crate) fn put_and_got(me: &Me) {
             me.meet();
             let act = || {
                 let sink = Sink::keeping();
-                let mut put = me.runtime.post_put(me.peer, bytes.clone(), &whole, offset).comp(&sink);
+                let mut put =
+                    me.runtime.post_put(me.peer, bytes.clone(), &whole, offset).comp(&sink);
                 put = put.remote_comp(name).tag(Tag(seed));
                 let status = me.ended(&sink, || put.call());
                 assert!(status.error.is_none(), "{size}: {status:?}");
                 assert_eq!((status.rank, status.size), (me.peer, size));
                 assert!(status.buffer.to_vec().unwrap() == bytes, "{size}: the buffer comes back");
                 let target = Guarded::new(size, seed);
-                let mut get = me.runtime.post_get(me.peer, target.slice(), &whole, offset).comp(&sink);
+                let mut get =
+                    me.runtime.post_get(me.peer, target.slice(), &whole, offset).comp(&sink);
                 get = get.remote_comp(name).tag(Tag(seed | 1 << 32));
                 let status = me.ended(&sink, || get.call());
                 assert!(status.error.is_none(), "{size}: {status:?}");
@@ -93,7 +97,10 @@ pub(crate) fn counted(me: &Me) {
             // And a lock-free increment by hand.
             let mut held = 0;
             loop {
-                let swap = me.runtime.post_compare_swap(me.peer, &shared.theirs, 16, held, held + 1).call();
+                let swap = me
+                    .runtime
+                    .post_compare_swap(me.peer, &shared.theirs, 16, held, held + 1)
+                    .call();
                 match done(swap.unwrap()).value().unwrap() {
                     found if found == held => break,
                     found => held = found,
@@ -114,7 +121,8 @@ pub(crate) fn flushed(me: &Me) {
             let (flushed, over) = (Sink::keeping(), Sink::keeping());
             for number in 0..PUTS {
                 let bytes = pattern(me.seed ^ number, SIZE);
-                let mut put = me.runtime.post_put(me.peer, bytes, theirs, number * SIZE as u64).comp(&over);
+                let mut put =
+                    me.runtime.post_put(me.peer, bytes, theirs, number * SIZE as u64).comp(&over);
                 let _ = posted(me.all(), || put.call());
             }
             let mut flush = me.runtime.post_flush(me.peer).comp(&flushed);
@@ -157,15 +165,16 @@ pub(crate) fn refused(me: &Me) {
         me.meet();
         // What is over on one side is soon known on the other.
         me.runtime.deregister_memory(registered);
-        let is_stale = || match me.runtime.post_put(me.peer, vec![7; 100], &theirs, 0).comp(&sink).call() {
-            Ok(Outcome::Retry(_)) => false,
-            Ok(Outcome::Done(status)) => is_refusal(me, status.error.as_deref()),
-            Ok(Outcome::Posted) => is_refusal(me, sink.one(me.all()).error.as_deref()),
-            Err(error) => {
-                assert!(matches!(error, PostError::Stale(rank) if rank == me.peer), "{error}");
-                true
-            }
-        };
+        let is_stale =
+            || match me.runtime.post_put(me.peer, vec![7; 100], &theirs, 0).comp(&sink).call() {
+                Ok(Outcome::Retry(_)) => false,
+                Ok(Outcome::Done(status)) => is_refusal(me, status.error.as_deref()),
+                Ok(Outcome::Posted) => is_refusal(me, sink.one(me.all()).error.as_deref()),
+                Err(error) => {
+                    assert!(matches!(error, PostError::Stale(rank) if rank == me.peer), "{error}");
+                    true
+                }
+            };
         until(me.all(), is_stale);
         me.meet();
         let before = mine.whole().to_vec().unwrap();
@@ -179,6 +188,9 @@ pub(crate) fn refused(me: &Me) {
 
 /// Whether a put came too late; else it was in time.
 fn is_refusal(me: &Me, error: Option<&OpError>) -> bool {
-    assert!(error.is_none_or(|error| matches!(error, OpError::Stale(rank) if *rank == me.peer)), "{error:?}");
+    assert!(
+        error.is_none_or(|error| matches!(error, OpError::Stale(rank) if *rank == me.peer)),
+        "{error:?}"
+    );
     error.is_some()
 }

@@ -59,7 +59,8 @@ struct Case {
 }
 
 impl Case {
-    /// Without a completion object a post of a long message does not return before it is received: that must not wait for its end.
+    /// Without a completion object a post of a long message does not return before it is received:
+    /// that must not wait for its end.
     fn possible(self) -> Self {
         Self { expected: self.expected || self.size > PACKET && self.sender_comp.is_none(), ..self }
     }
@@ -153,8 +154,10 @@ fn send(me: &Me, case: &Case, names: &Names, then: impl FnOnce()) {
     let sink = case.sender_comp.map(Sink::new);
     macro_rules! with_options {
         ($post:expr) => {{
-            let mut post =
-                $post.user_context(context).allow_done(case.allow_done).allow_retry(case.allow_retry);
+            let mut post = $post
+                .user_context(context)
+                .allow_done(case.allow_done)
+                .allow_retry(case.allow_retry);
             if let Some(sink) = &sink {
                 post = post.comp(sink);
             }
@@ -181,7 +184,11 @@ fn send(me: &Me, case: &Case, names: &Names, then: impl FnOnce()) {
         (Outcome::Posted, Some(sink)) => {
             until(me.all(), || sink.count() > 0);
             me.lingers();
-            assert_eq!((sink.count(), sink.failed()), (1, 0), "{case:?}: posted, and not signalled once");
+            assert_eq!(
+                (sink.count(), sink.failed()),
+                (1, 0),
+                "{case:?}: posted, and not signalled once"
+            );
             sink.take().pop()
         }
         (Outcome::Posted, None) => None,
@@ -189,10 +196,18 @@ fn send(me: &Me, case: &Case, names: &Names, then: impl FnOnce()) {
     };
     if let Some(status) = status {
         assert!(status.error.is_none(), "{case:?}: {status:?}");
-        assert_eq!((status.rank, status.tag, status.size), (me.peer, case.tag(), case.size), "{case:?}");
+        assert_eq!(
+            (status.rank, status.tag, status.size),
+            (me.peer, case.tag(), case.size),
+            "{case:?}"
+        );
         assert_eq!(status.user_context, context);
         if case.from != Kind::Slice {
-            assert_eq!(status.buffer.to_vec().unwrap(), payload, "{case:?}: the buffer comes back as it was");
+            assert_eq!(
+                status.buffer.to_vec().unwrap(),
+                payload,
+                "{case:?}: the buffer comes back as it was"
+            );
         }
     }
     guarded.assert_holds(&payload);
@@ -207,11 +222,16 @@ fn take_am(me: &Me, case: &Case, names: &Names) {
         return sink.reset();
     }
     let status = sink.take().pop().unwrap();
-    assert_eq!((status.rank, status.tag, status.size), (me.peer, case.tag(), case.size), "{case:?}");
+    assert_eq!(
+        (status.rank, status.tag, status.size),
+        (me.peer, case.tag(), case.size),
+        "{case:?}"
+    );
     assert!(status.bytes().unwrap() == case.payload(me.seed), "{case:?}: other bytes");
 }
 
-/// Receives, and does something as soon as that is posted; without a completion object, before it waits for the message.
+/// Receives, and does something as soon as that is posted; without a completion object, before it
+/// waits for the message.
 fn receive(me: &Me, case: &Case, policy: Matching, then: impl FnOnce()) {
     let payload = case.payload(me.seed);
     let room = case.size + case.spare;
@@ -222,7 +242,8 @@ fn receive(me: &Me, case: &Case, policy: Matching, then: impl FnOnce()) {
     };
     let sink = case.receiver_comp.map(Sink::new);
     let context = UserContext(99);
-    let mut post = me.runtime.post_recv(me.peer, buffer, case.tag()).matching(policy).user_context(context);
+    let mut post =
+        me.runtime.post_recv(me.peer, buffer, case.tag()).matching(policy).user_context(context);
     post = post.allow_done(case.allow_done || sink.is_none());
     let status = match &sink {
         Some(sink) => {
@@ -253,12 +274,19 @@ fn receive(me: &Me, case: &Case, policy: Matching, then: impl FnOnce()) {
     // A counter keeps none.
     let Some(status) = status else { return };
     assert!(status.error.is_none(), "{case:?}: {status:?}");
-    assert_eq!((status.rank, status.tag, status.size), (me.peer, case.tag(), case.size), "{case:?}");
+    assert_eq!(
+        (status.rank, status.tag, status.size),
+        (me.peer, case.tag(), case.size),
+        "{case:?}"
+    );
     assert_eq!(status.user_context, context);
     if case.into != Kind::Region {
         let found = status.buffer.as_slice().unwrap();
         assert_eq!(found.len(), room);
         assert!(found[..case.size] == payload, "{case:?}: other bytes");
-        assert!(found[case.size..].iter().all(|&byte| byte == 0xa5), "{case:?}: written past the message");
+        assert!(
+            found[case.size..].iter().all(|&byte| byte == 0xa5),
+            "{case:?}: written past the message"
+        );
     }
 }

@@ -28,13 +28,15 @@ fn bytes(me: &Me, from: Rank, number: u64) -> Vec<u8> {
 }
 
 pub(crate) fn both_ways(me: &Me) {
-    let (received, sent, taken) = (Sink::new(Sort::Queue), Sink::new(Sort::Queue), Sink::new(Sort::Queue));
+    let (received, sent, taken) =
+        (Sink::new(Sort::Queue), Sink::new(Sort::Queue), Sink::new(Sort::Queue));
     let name = me.runtime.register_comp(&taken).unwrap();
     me.meet();
     for first in (0..COUNT).step_by(AT_ONCE as usize) {
         for number in first..first + AT_ONCE {
             let context = UserContext(number);
-            let mut receive = me.runtime.post_recv(me.peer, vec![0; size(number)], KEY).comp(&received);
+            let mut receive =
+                me.runtime.post_recv(me.peer, vec![0; size(number)], KEY).comp(&received);
             receive = receive.user_context(context).allow_done(false);
             assert!(receive.call().unwrap().is_posted());
         }
@@ -48,11 +50,16 @@ pub(crate) fn both_ways(me: &Me) {
             begun += usize::from(posted(me.all(), || am.call()).is_posted());
         }
         let each = AT_ONCE as usize;
-        until(me.all(), || received.count() == each && taken.count() == each && sent.count() == begun);
+        until(me.all(), || {
+            received.count() == each && taken.count() == each && sent.count() == begun
+        });
         assert_eq!((received.failed(), sent.failed(), taken.failed()), (0, 0, 0));
         for (number, status) in (first..).zip(by_context(&received)) {
             assert_eq!((status.user_context, status.rank), (UserContext(number), me.peer));
-            assert!(status.bytes().unwrap() == bytes(me, me.peer, number), "{number} is another message");
+            assert!(
+                status.bytes().unwrap() == bytes(me, me.peer, number),
+                "{number} is another message"
+            );
         }
         for (number, status) in (first..).zip(taken.take()) {
             assert_eq!((status.tag, status.rank), (Tag(number), me.peer));

@@ -17,15 +17,26 @@ fn simulated(kind: &str) -> String {
 
 #[test]
 fn the_memory_of_a_simulated_gpu_is_measured_and_called_simulated() {
-    for (transport, ops, size) in [("shm", "am,send,put,get,copy", "20000"), ("loopback", "am,send", "4K")] {
+    for (transport, ops, size) in
+        [("shm", "am,send,put,get,copy", "20000"), ("loopback", "am,send", "4K")]
+    {
         for sharing in [&["--threads", "2"][..], &["--threads", "2", "--share-device"]] {
-            let args =
-                ["--mem", "device", "--op", ops, "--size", &format!("8,{size}"), "--transport", transport];
+            let args = [
+                "--mem",
+                "device",
+                "--op",
+                ops,
+                "--size",
+                &format!("8,{size}"),
+                "--transport",
+                transport,
+            ];
             let output = perf_on_fake_gpus(&[&args, sharing].concat());
             let lines = lines(&stdout(&output));
             lines.iter().for_each(assert_sane);
-            let sides =
-                |line: &Value| ["mem", "peer_mem"].map(|name| line[name].as_str().unwrap().to_owned());
+            let sides = |line: &Value| {
+                ["mem", "peer_mem"].map(|name| line[name].as_str().unwrap().to_owned())
+            };
             assert!(lines.iter().all(|line| sides(line) == [const { "device:0 (simulated)" }; 2]));
             assert_eq!(lines.len(), ops.split(',').count() * 2 * 3);
             assert_eq!(stderr(&output), "", "nothing was dropped on the way");
@@ -36,7 +47,17 @@ fn the_memory_of_a_simulated_gpu_is_measured_and_called_simulated() {
 #[test]
 fn what_the_runtime_tells_itself_over_loopback_is_understood_when_packets_are_on_a_gpu() {
     for op in ["put", "send", "am"] {
-        let args = ["latency", "--mem", "device", "--op", op, "--size", "20000", "--transport", "loopback"];
+        let args = [
+            "latency",
+            "--mem",
+            "device",
+            "--op",
+            op,
+            "--size",
+            "20000",
+            "--transport",
+            "loopback",
+        ];
         assert_eq!(stderr(&perf_on_fake_gpus(&args)), "", "{op}");
     }
 }
@@ -54,7 +75,10 @@ fn every_pair_of_kinds_of_memory_is_measured_between_two_processes() {
             lines.iter().for_each(assert_sane);
             assert_eq!(lines.len(), 6, "{pair}");
             let sides = (simulated(mine), simulated(theirs));
-            assert!(lines.iter().all(|line| line["mem"] == sides.0 && line["peer_mem"] == sides.1), "{pair}");
+            assert!(
+                lines.iter().all(|line| line["mem"] == sides.0 && line["peer_mem"] == sides.1),
+                "{pair}"
+            );
             assert_eq!(stderr(&output), "", "{pair}");
         }
     }
@@ -63,20 +87,37 @@ fn every_pair_of_kinds_of_memory_is_measured_between_two_processes() {
 #[test]
 fn a_copy_is_measured_in_rank_0_between_all_kinds_of_memory() {
     for pair in ["host", "host,pinned", "pinned,device:1", "device:0,device:1", "device,host"] {
-        let lines =
-            lines(&stdout(&perf_on_fake_gpus(&["--op", "copy", "--mem", pair, "--size", "0,8,100K"])));
+        let lines = lines(&stdout(&perf_on_fake_gpus(&[
+            "--op", "copy", "--mem", pair, "--size", "0,8,100K",
+        ])));
         lines.iter().for_each(assert_sane);
         assert_eq!(lines.len(), 9);
-        assert!(lines.iter().all(|line| line["op"] == "copy" && line["transport"] == "none"), "{pair}");
+        assert!(
+            lines.iter().all(|line| line["op"] == "copy" && line["transport"] == "none"),
+            "{pair}"
+        );
     }
 }
 
 #[test]
 fn people_are_told_what_memory_both_sides_have() {
-    let args =
-        ["perf", "latency", "--op", "put", "--mem", "host,device:1", "--size", "8", "--seconds", "0.01"];
+    let args = [
+        "perf",
+        "latency",
+        "--op",
+        "put",
+        "--mem",
+        "host,device:1",
+        "--size",
+        "8",
+        "--seconds",
+        "0.01",
+    ];
     let said = stdout(&command(&args).env("CARRACK_GPU", "fake").output().unwrap());
-    assert!(said.starts_with("# two ranks over shm, host to device:1 (simulated) memory, on CPUs"), "{said}");
+    assert!(
+        said.starts_with("# two ranks over shm, host to device:1 (simulated) memory, on CPUs"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -1,17 +1,18 @@
 //! What callers allow × operation × completion object × how much room there is: each combination.
 //!
-//! With all outcomes allowed an operation comes to one of them by nature. What is not allowed gives way: `Done` to `Posted`,
-//! `Posted` to a wait for `Done`, `Retry` to `Posted`, or to a wait if that is not allowed either. A call that waits and may not be
-//! `Done` is an error, and does nothing. An operation on memory that may not be tried again is an error when too many
-//! wait for their peers, unless the call may wait.
+//! With all outcomes allowed an operation comes to one of them by nature. What is not allowed gives
+//! way: `Done` to `Posted`, `Posted` to a wait for `Done`, `Retry` to `Posted`, or to a wait if
+//! that is not allowed either. A call that waits and may not be `Done` is an error, and does
+//! nothing. An operation on memory that may not be tried again is an error when too many wait for
+//! their peers, unless the call may wait.
 
 use crate::memory::{Ground, Way, ways};
 use crate::over_each_transport;
 use crate::support::sink::{SORTS, Sink, Sort};
 use crate::support::*;
 use carrack::{
-    Counter, Handler, Matching, Outcome, PostError, Rank, RemoteComp, RetryReason, Runtime, Status, Tag,
-    UserContext,
+    Counter, Handler, Matching, Outcome, PostError, Rank, RemoteComp, RetryReason, Runtime, Status,
+    Tag, UserContext,
 };
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -130,9 +131,11 @@ impl Case {
         matches!(self.operation, Am { .. } | Send { .. })
     }
 
-    /// Whether the call returns only when the operation is over. What sends bytes ends unseen if there is no completion object.
+    /// Whether the call returns only when the operation is over. What sends bytes ends unseen if
+    /// there is no completion object.
     fn waits(&self) -> bool {
-        !self.posted || self.comp.is_none() && !self.is_message() && !matches!(self.operation, Put { .. })
+        !self.posted
+            || self.comp.is_none() && !self.is_message() && !matches!(self.operation, Put { .. })
     }
 
     fn check(&self, outcome: &Result<Outcome, PostError>) {
@@ -141,14 +144,18 @@ impl Case {
             && self.room == Room::NoSlot
             && matches!(self.operation, Put { .. } | Get { .. })
         {
-            // Whether a queue pair that takes no more messages has room for these depends on what its owner has heard of.
+            // Whether a queue pair that takes no more messages has room for these depends on what
+            // its owner has heard of.
             assert!(self.retry);
             return;
         }
         let comes_to = match self.nature() {
             Nature::Retry if self.retry => Nature::Retry,
             Nature::Retry if !self.waits() && !self.is_message() => {
-                assert!(matches!(outcome, Err(PostError::OffersFull { limit: OFFERS, .. })), "{outcome:?}");
+                assert!(
+                    matches!(outcome, Err(PostError::OffersFull { limit: OFFERS, .. })),
+                    "{outcome:?}"
+                );
                 return;
             }
             _ if self.waits() => Nature::Done,
@@ -159,8 +166,11 @@ impl Case {
             Ok(Outcome::Done(_)) => assert_eq!(comes_to, Nature::Done),
             Ok(Outcome::Posted) => assert_eq!(comes_to, Nature::Posted),
             Ok(Outcome::Retry(reason)) => {
-                let full =
-                    if self.room == Room::NoSlot { RetryReason::Full } else { RetryReason::Unanswered };
+                let full = if self.room == Room::NoSlot {
+                    RetryReason::Full
+                } else {
+                    RetryReason::Unanswered
+                };
                 assert_eq!((comes_to, *reason), (Nature::Retry, full));
             }
             Err(error) => panic!("{error}"),
@@ -292,7 +302,11 @@ impl<'a> Run<'a> {
                 Ok(Outcome::Posted) => {}
                 // It is the caller's again: now that there is room it can go.
                 Ok(Outcome::Retry(_)) | Err(PostError::OffersFull { .. }) => {
-                    assert_eq!(self.comp.as_ref().map_or(0, Sink::count), 0, "not posted, and signalled");
+                    assert_eq!(
+                        self.comp.as_ref().map_or(0, Sink::count),
+                        0,
+                        "not posted, and signalled"
+                    );
                     self.make_room();
                     step(self.bench.ranks());
                     outcome = self.call(&mut *operation);
@@ -345,7 +359,9 @@ impl<'a> Run<'a> {
                 sent(ranks, || ranks[1].post_send(Rank(0), &self.payload[..], self.tag).call());
                 until(ranks, || ranks[0].default_matching_engine().waiting().0 == 1);
             }
-            Get { .. } => self.bench.ground.region.slice(0, 8).unwrap().write(&self.payload).unwrap(),
+            Get { .. } => {
+                self.bench.ground.region.slice(0, 8).unwrap().write(&self.payload).unwrap()
+            }
             FetchAdd | CompareSwap => {
                 self.bench.ground.region.slice(0, 8).unwrap().write(&HELD.to_le_bytes()).unwrap();
             }
@@ -370,14 +386,16 @@ impl<'a> Run<'a> {
             }
             Room::NoOffer => {
                 for _ in 0..self.offers() {
-                    let mut filler = ranks[0].post_send(Rank(1), vec![1; LARGE], FILLER).comp(&self.fillers);
+                    let mut filler =
+                        ranks[0].post_send(Rank(1), vec![1; LARGE], FILLER).comp(&self.fillers);
                     assert!(posted(ranks, || filler.call()).is_posted());
                 }
             }
         }
         if let Flush { follows: true } = self.case.operation {
-            let mut put =
-                ranks[0].post_put(Rank(1), vec![7; 8], &self.bench.ground.rmr, 8).allow_retry(false);
+            let mut put = ranks[0]
+                .post_put(Rank(1), vec![7; 8], &self.bench.ground.rmr, 8)
+                .allow_retry(false);
             assert!(put.call().unwrap().is_posted());
         }
     }
@@ -388,7 +406,8 @@ impl<'a> Run<'a> {
         }
         let one = &self.bench.ranks()[1];
         for _ in 0..self.offers() {
-            let _ = one.post_recv(Rank(0), vec![0; LARGE], FILLER).comp(&self.fillers).call().unwrap();
+            let _ =
+                one.post_recv(Rank(0), vec![0; LARGE], FILLER).comp(&self.fillers).call().unwrap();
         }
     }
 
@@ -400,8 +419,11 @@ impl<'a> Run<'a> {
         let one = &self.bench.ranks()[1];
         match self.case.operation {
             Send { size } => {
-                let recv =
-                    one.post_recv(Rank(0), vec![0; size], self.tag).comp(&self.came).allow_done(false).call();
+                let recv = one
+                    .post_recv(Rank(0), vec![0; size], self.tag)
+                    .comp(&self.came)
+                    .allow_done(false)
+                    .call();
                 assert!(recv.unwrap().is_posted());
             }
             Recv { is_there: false } => {
@@ -430,16 +452,22 @@ impl<'a> Run<'a> {
         match operation {
             Am { .. } => with_options!(zero.post_am(Rank(1), payload(), name).tag(self.tag)),
             Send { .. } => {
-                with_options!(zero.post_send(Rank(1), payload(), self.tag).matching(Matching::RankTag))
+                with_options!(
+                    zero.post_send(Rank(1), payload(), self.tag).matching(Matching::RankTag)
+                )
             }
             Recv { .. } => with_options!(zero.post_recv(Rank(1), vec![0xa5; 8], self.tag)),
             Put { signals: false } => with_options!(zero.post_put(Rank(1), payload(), rmr, 0)),
             Put { signals: true } => {
-                with_options!(zero.post_put(Rank(1), payload(), rmr, 0).remote_comp(name).tag(self.tag))
+                with_options!(
+                    zero.post_put(Rank(1), payload(), rmr, 0).remote_comp(name).tag(self.tag)
+                )
             }
             Get { signals: false } => with_options!(zero.post_get(Rank(1), vec![0xa5; 8], rmr, 0)),
             Get { signals: true } => {
-                with_options!(zero.post_get(Rank(1), vec![0xa5; 8], rmr, 0).remote_comp(name).tag(self.tag))
+                with_options!(
+                    zero.post_get(Rank(1), vec![0xa5; 8], rmr, 0).remote_comp(name).tag(self.tag)
+                )
             }
             FetchAdd => with_options!(zero.post_fetch_add(Rank(1), rmr, 0, 2)),
             CompareSwap => with_options!(zero.post_compare_swap(Rank(1), rmr, 0, HELD, HELD + 2)),
@@ -448,7 +476,10 @@ impl<'a> Run<'a> {
     }
 
     /// Calls it; while the call waits for its end, the other rank goes on and does its part.
-    fn call(&self, operation: &mut dyn FnMut() -> Result<Outcome, PostError>) -> Result<Outcome, PostError> {
+    fn call(
+        &self,
+        operation: &mut dyn FnMut() -> Result<Outcome, PostError>,
+    ) -> Result<Outcome, PostError> {
         let case = &self.case;
         let is_given_back = case.nature() == Nature::Retry && case.retry;
         if !case.waits() || is_given_back && !self.is_room_made.load(Ordering::Acquire) {
@@ -503,7 +534,10 @@ impl<'a> Run<'a> {
         let is_met = self.bench.ranks()[1].default_matching_engine().waiting() == (0, 0);
         let is_free = self.case.room != Room::NoOffer || self.fillers.count() == 2 * self.offers();
         let is_send = matches!(self.case.operation, Send { .. });
-        is_told && is_free && (is_met || is_send) && (!is_put || self.bench.memory(8) == self.payload)
+        is_told
+            && is_free
+            && (is_met || is_send)
+            && (!is_put || self.bench.memory(8) == self.payload)
     }
 
     /// What was to be done has been done, once.
@@ -512,7 +546,10 @@ impl<'a> Run<'a> {
         let tells = self.tells();
         assert_eq!(told.len(), usize::from(tells), "{told:?}");
         if let Some(status) = told.first() {
-            assert_eq!((status.rank, status.tag, status.size), (Rank(0), self.tag, self.payload.len()));
+            assert_eq!(
+                (status.rank, status.tag, status.size),
+                (Rank(0), self.tag, self.payload.len())
+            );
         }
         match self.case.operation {
             Am { .. } => assert_eq!(told[0].bytes().unwrap(), self.payload),

@@ -4,7 +4,8 @@ use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::ProgressChoice;
 use carrack::{
-    AwaitError, Counter, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag,
+    AwaitError, Counter, Handler, OpError, Outcome, PostError, Rank, Runtime, Status, Synchronizer,
+    Tag,
 };
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
@@ -133,20 +134,25 @@ fn a_future_fails_as_its_operation_does<J: Job>() {
     sent(&ranks, || ranks[0].post_send(Rank(1), b"too long", Tag(1)).call());
     let truncated = drive(&ranks, ranks[1].post_recv(Rank(0), vec![0; 3], Tag(1)).into_future());
     assert!(matches!(truncated, Err(AwaitError::Op(OpError::Truncated { message: 8, buffer: 3 }))));
-    let late = ranks[1].post_recv(Rank(0), vec![0; 3], Tag(1)).deadline(Duration::from_millis(5)).start();
+    let late =
+        ranks[1].post_recv(Rank(0), vec![0; 3], Tag(1)).deadline(Duration::from_millis(5)).start();
     assert!(matches!(drive(&ranks, late), Err(AwaitError::Op(OpError::TimedOut(Rank(0))))));
     let one = ranks[1].clone();
     let waits = one.post_recv(Rank(0), vec![0; 3], Tag(1)).start();
     drop(ranks);
     let gone = drive(std::slice::from_ref(&one), waits);
-    assert!(matches!(gone, Err(AwaitError::Op(OpError::PeerDown { rank: Rank(0), .. }))), "{gone:?}");
+    assert!(
+        matches!(gone, Err(AwaitError::Op(OpError::PeerDown { rank: Rank(0), .. }))),
+        "{gone:?}"
+    );
 }
 
 fn a_full_backlog_makes_a_future_wait_and_not_fail<J: Job>() {
     let ranks = J::pair_with(J::settings().shm_slots(8).shm_chunks(1).backlog(2).packets_max(16));
     let arrived = Counter::new();
     let name = ranks[1].register_comp(&arrived).unwrap();
-    let many: Vec<_> = (0..100).map(|_| ranks[0].post_am(Rank(1), &[1; 30], name).start()).collect();
+    let many: Vec<_> =
+        (0..100).map(|_| ranks[0].post_am(Rank(1), &[1; 30], name).start()).collect();
     let all = async {
         for one in many {
             one.await.unwrap();
@@ -176,7 +182,8 @@ fn a_future_is_woken_by_whoever_makes_progress<J: Job>() {
     // And a thread that blocks on one is woken by another's progress.
     let [zero, one] = &ranks;
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| one.block_on(one.post_recv(Rank(0), vec![0; 4], Tag(2)).into_future()));
+        let waiting =
+            scope.spawn(|| one.block_on(one.post_recv(Rank(0), vec![0; 4], Tag(2)).into_future()));
         std::thread::sleep(Duration::from_millis(20));
         sent(std::slice::from_ref(zero), || zero.post_send(Rank(1), b"wake", Tag(2)).call());
         assert_eq!(waiting.join().unwrap().unwrap().unwrap().bytes().unwrap(), b"wake");
@@ -201,7 +208,9 @@ fn blocking_on_a_future_in_a_handler_is_an_error<J: Job>() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let handler = {
         let (rank, seen) = (ranks[1].clone(), seen.clone());
-        Handler::new(move |_| seen.lock().unwrap().push(rank.block_on(async {}).unwrap_err().to_string()))
+        Handler::new(move |_| {
+            seen.lock().unwrap().push(rank.block_on(async {}).unwrap_err().to_string())
+        })
     };
     let name = ranks[1].register_comp(&handler).unwrap();
     sent(&ranks, || ranks[0].post_am(Rank(1), b"x", name).call());
@@ -214,11 +223,15 @@ fn a_progress_thread_delivers_while_nobody_calls_progress<J: Job>() {
     let (count, bytes) = (Counter::new(), Arc::new(Mutex::new(Vec::new())));
     let echo = {
         let bytes = bytes.clone();
-        Handler::new(move |status: Status| bytes.lock().unwrap().push(status.bytes().unwrap().to_vec()))
+        Handler::new(move |status: Status| {
+            bytes.lock().unwrap().push(status.bytes().unwrap().to_vec())
+        })
     };
     let name = ranks[1].register_comp(&echo).unwrap();
     let sent = |size: usize| {
-        let post = || ranks[0].post_am(Rank(1), pattern(2, size), name).comp(&count).allow_done(false).call();
+        let post = || {
+            ranks[0].post_am(Rank(1), pattern(2, size), name).comp(&count).allow_done(false).call()
+        };
         while post().unwrap().is_retry() {
             std::thread::yield_now();
         }
@@ -267,7 +280,8 @@ fn a_device_is_drained_when_everything_that_was_sent_is_over<J: Job>() {
     assert!(!zero.test_drained(device));
     assert!(zero.wait_drained(device, Duration::from_millis(20)).is_err());
     let arrived = Sink::keeping();
-    let recv = || one.post_recv(Rank(0), vec![0; 100_000], Tag(1)).comp(&arrived).allow_done(false).call();
+    let recv =
+        || one.post_recv(Rank(0), vec![0; 100_000], Tag(1)).comp(&arrived).allow_done(false).call();
     assert!(recv().unwrap().is_posted());
     std::thread::scope(|scope| {
         scope.spawn(|| arrived.one(std::slice::from_ref(one)));

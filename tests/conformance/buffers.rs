@@ -48,12 +48,16 @@ fn a_list_of_buffers_is_sent_as_one_message_and_comes_back<J: Job>() {
         let status = over.one(&ranks);
         assert_eq!((status.size, status.user_context), (size, UserContext(3)));
         assert_eq!(status.buffer.to_vec().unwrap(), payload);
-        assert!(matches!(&status.buffer, Buffer::List(list) if list.len() == count), "the list comes back");
+        assert!(
+            matches!(&status.buffer, Buffer::List(list) if list.len() == count),
+            "the list comes back"
+        );
         assert_eq!(heard.one(&ranks).buffer.to_vec().unwrap(), payload);
         // Without a completion object, and waiting for its end.
         let list = cut(&payload, &[1, 1, 1]);
         let arrived = Sink::keeping();
-        let recv = ranks[1].post_recv(Rank(0), vec![0; size], Tag(1)).comp(&arrived).call().unwrap();
+        let recv =
+            ranks[1].post_recv(Rank(0), vec![0; size], Tag(1)).comp(&arrived).call().unwrap();
         assert!(recv.is_posted());
         std::thread::scope(|scope| {
             scope.spawn(|| assert_eq!(arrived.one(&ranks[1..]).bytes().unwrap(), payload));
@@ -121,14 +125,16 @@ fn lists_are_put_and_got_as_one_piece<J: Job>() {
         let payload = pattern(6, 9000);
         let over = Sink::keeping();
         let list = cut(&payload, &[10, 4000, 20]);
-        let outcome = ranks[0].post_put(Rank(1), list, &rmr, 100).comp(&over).allow_done(false).call();
+        let outcome =
+            ranks[0].post_put(Rank(1), list, &rmr, 100).comp(&over).allow_done(false).call();
         assert!(outcome.unwrap().is_posted());
         let status = over.one(&ranks);
         assert!(status.error.is_none());
         assert_eq!(status.buffer.to_vec().unwrap(), payload);
         assert_eq!(region.slice(100, 9000).unwrap().to_vec().unwrap(), payload);
         let list = vec![Buffer::Vec(vec![0; 1]), Buffer::Vec(vec![0; 8999])];
-        let outcome = ranks[0].post_get(Rank(1), list, &rmr, 100).comp(&over).allow_done(false).call();
+        let outcome =
+            ranks[0].post_get(Rank(1), list, &rmr, 100).comp(&over).allow_done(false).call();
         assert!(outcome.unwrap().is_posted());
         assert_eq!(over.one(&ranks).buffer.to_vec().unwrap(), payload);
         region.whole().write(&vec![0; 10_000]).unwrap();
@@ -149,7 +155,10 @@ fn a_list_that_cannot_be_gathered_is_refused_and_given_back<J: Job>() {
     }
     let mut send = ranks[0].post_send(Rank(5), vec![Buffer::Vec(vec![1])], Tag(1));
     for _ in 0..2 {
-        assert!(matches!(send.call(), Err(PostError::NoSuchRank { .. })), "and it still holds them");
+        assert!(
+            matches!(send.call(), Err(PostError::NoSuchRank { .. })),
+            "and it still holds them"
+        );
     }
 }
 
@@ -199,7 +208,8 @@ fn a_handler_of_loans_sees_messages_where_they_lie_and_gives_them_back<J: Job>()
         }
     }
     assert_eq!(lent > 0, J::TRANSPORT == TransportChoice::Shm);
-    // Two that are kept are all there is to be lent: the sender has to wait for them, and loses nothing.
+    // Two that are kept are all there is to be lent: the sender has to wait for them, and loses
+    // nothing.
     if J::TRANSPORT == TransportChoice::Shm {
         let payload = pattern(1, 8192);
         let mut posted = 0;

@@ -1,11 +1,12 @@
-//! The transport contract, below the runtime: what `carrack_transports::contract` states, rule by rule.
+//! The transport contract, below the runtime: what `carrack_transports::contract` states, rule by
+//! rule.
 
 use crate::over_each_transport;
 use crate::support::*;
 use carrack::settings::TransportChoice;
 use carrack::transports::contract::{
-    AddressBlob, Armed, Batch, Busy, Device, Domain, DownCause, Event, Header, Identity, Link, Op, Payload,
-    PeerId, Polled, Reach, Submit, SubmitError, Transport,
+    AddressBlob, Armed, Batch, Busy, Device, Domain, DownCause, Event, Header, Identity, Link, Op,
+    Payload, PeerId, Polled, Reach, Submit, SubmitError, Transport,
 };
 use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Flavour, Gpu};
@@ -37,7 +38,9 @@ over_each_transport!(
 fn transport(choice: TransportChoice) -> Box<dyn Transport> {
     match choice {
         TransportChoice::Loopback => Box::new(Loopback::new(4096)),
-        TransportChoice::Shm => Box::new(Shm::new(Geometry { slots: 16, chunks: 4, chunk_size: 4096 })),
+        TransportChoice::Shm => {
+            Box::new(Shm::new(Geometry { slots: 16, chunks: 4, chunk_size: 4096 }))
+        }
         TransportChoice::VerbsSimulated => Box::new(Rdma::simulated(verbs_options())),
         TransportChoice::Verbs => Box::new(Rdma::new(verbs_options())),
         other => panic!("say here how {other:?} is opened"),
@@ -297,11 +300,17 @@ fn what_was_sent_arrives_before_the_end_also_when_links_lead_both_ways<J: Job>()
         let mut sent = 0;
         for burst in [10, count] {
             while arrived < sent {
-                arrived += stays.poll().iter().filter(|event| matches!(event, Event::Arrived { .. })).count();
+                arrived += stays
+                    .poll()
+                    .iter()
+                    .filter(|event| matches!(event, Event::Arrived { .. }))
+                    .count();
             }
             stays.poll();
             std::thread::sleep(Duration::from_micros(200));
-            sent += (0..burst).take_while(|&number| am(&back, number, &[1; 8]) == Ok(Submit::Done)).count();
+            sent += (0..burst)
+                .take_while(|&number| am(&back, number, &[1; 8]) == Ok(Submit::Done))
+                .count();
         }
         goes.device.close();
         drop((back, goes));
@@ -320,7 +329,10 @@ fn a_link_that_is_dropped_lets_the_receiver_know<J: Job>() {
     bring_up(&link, &mut [&mut here, &mut there]);
     drop(link);
     poll_until(&mut [&mut here, &mut there], |side, event| {
-        assert!(matches!(event, Event::PeerDown { peer: PeerId(0), cause: DownCause::Closed }), "{event:?}");
+        assert!(
+            matches!(event, Event::PeerDown { peer: PeerId(0), cause: DownCause::Closed }),
+            "{event:?}"
+        );
         assert_eq!(side, 1);
         true
     });
@@ -353,7 +365,10 @@ fn a_device_that_closes_is_told_to_those_who_send_to_it<J: Job>() {
     }
     assert_eq!(told, 1, "peers see it gone");
     let sent = am(&link, 0, &[]);
-    assert!(matches!(sent, Err(SubmitError::Down { peer: PeerId(1), cause: DownCause::Closed })), "{sent:?}");
+    assert!(
+        matches!(sent, Err(SubmitError::Down { peer: PeerId(1), cause: DownCause::Closed })),
+        "{sent:?}"
+    );
     assert!(!link.is_up());
 }
 
@@ -390,10 +405,14 @@ fn an_address_that_is_nobodys_is_refused<J: Job>() {
     drop(there);
     // At once, or by a poll.
     match here.device.connect(&gone, PeerId(1)) {
-        Err(refused) => assert!(matches!(refused, SubmitError::Down { peer: PeerId(1), .. }), "{refused:?}"),
+        Err(refused) => {
+            assert!(matches!(refused, SubmitError::Down { peer: PeerId(1), .. }), "{refused:?}")
+        }
         Ok(link) => {
             assert_eq!(am(&link, 0, &[]), Ok(Submit::Busy(Busy::Connecting)));
-            poll_until(&mut [&mut here], |_, event| matches!(event, Event::PeerDown { peer: PeerId(1), .. }));
+            poll_until(&mut [&mut here], |_, event| {
+                matches!(event, Event::PeerDown { peer: PeerId(1), .. })
+            });
             assert!(matches!(am(&link, 0, &[]), Err(SubmitError::Down { .. })));
         }
     }
@@ -431,7 +450,8 @@ fn only_one_thread_polls_at_a_time<J: Job>() {
         batch.drain().for_each(drop);
         // Before another thread can poll: matching happens here.
         let other = there.device.clone();
-        beside = std::thread::spawn(move || other.poll(&mut Batch::new(1), &mut |_| {})).join().ok();
+        beside =
+            std::thread::spawn(move || other.poll(&mut Batch::new(1), &mut |_| {})).join().ok();
     };
     let mut polled = device.poll(&mut batch, &mut ordered);
     while J::IS_RDMA && polled == Polled::Idle {
@@ -447,7 +467,8 @@ fn a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one<J: Job>() {
     for link in &links {
         bring_up(link, &mut [&mut here, &mut there]);
     }
-    // Two threads that answer each other and sleep in between: one wake-up lost is a wait without end.
+    // Two threads that answer each other and sleep in between: one wake-up lost is a wait without
+    // end.
     let serve = |side: &mut Side, link: &Arc<dyn Link>, from: u32, begins: bool| {
         let mut next = 0;
         if begins {

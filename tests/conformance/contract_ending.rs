@@ -3,7 +3,9 @@
 use super::contract::{Side, bring_up};
 use crate::over_each_transport;
 use crate::support::*;
-use carrack::transports::contract::{Event, Header, Link, Op, OpFailure, OpToken, Submit, SubmitError};
+use carrack::transports::contract::{
+    Event, Header, Link, Op, OpFailure, OpToken, Submit, SubmitError,
+};
 use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::{Buffer, Region};
@@ -64,7 +66,8 @@ fn linked<J: Job>() -> ([Side; 2], [Arc<dyn Link>; 2]) {
     ([here, there], [to, back])
 }
 
-/// The operations of whose end a side is told, until it has nothing more to tell. Nobody else polls.
+/// The operations of whose end a side is told, until it has nothing more to tell. Nobody else
+/// polls.
 fn ends_of(side: &mut Side) -> Vec<u64> {
     let mut tokens = Vec::new();
     loop {
@@ -144,8 +147,11 @@ fn an_operation_that_was_posted_ends_once_also_when_a_side_closes<J: Job>() {
         let region = driver.gpu(0).unwrap().allocate(100, Flavour::Plain).unwrap();
         let held = driver.faults().hold_copies();
         let mut buffer = Buffer::from(region.whole());
-        let posted =
-            link.submit(Op::AmOwned { header: Header([0; 2]), buffer: &mut buffer, token: OpToken(77) });
+        let posted = link.submit(Op::AmOwned {
+            header: Header([0; 2]),
+            buffer: &mut buffer,
+            token: OpToken(77),
+        });
         if !here.domain.caps().am_from_device {
             assert_eq!(posted, Err(SubmitError::Kind(region.kind())), "as its caps say");
             assert_eq!(buffer.len(), 100, "and the buffer is the caller's");
@@ -203,7 +209,11 @@ fn an_operation_that_is_posted_while_its_target_closes_ends_once<J: Job>() {
             });
             loop {
                 let mut buffer = Buffer::from(region.whole());
-                let op = Op::AmOwned { header: Header([0; 2]), buffer: &mut buffer, token: OpToken(posted) };
+                let op = Op::AmOwned {
+                    header: Header([0; 2]),
+                    buffer: &mut buffer,
+                    token: OpToken(posted),
+                };
                 match link.submit(op) {
                     Ok(Submit::Posted) => posted += 1,
                     Ok(_) => std::thread::yield_now(),
@@ -215,11 +225,15 @@ fn an_operation_that_is_posted_while_its_target_closes_ends_once<J: Job>() {
         let start = Instant::now();
         while ended < posted {
             let events = here.poll();
-            ended += events.iter().filter(|event| matches!(event, Event::Completion { .. })).count() as u64;
+            ended += events.iter().filter(|event| matches!(event, Event::Completion { .. })).count()
+                as u64;
             assert!(start.elapsed() < LIMIT / 2, "{ended} of {posted} have ended");
         }
         for _ in 0..100 {
-            assert!(!here.poll().iter().any(|event| matches!(event, Event::Completion { .. })), "twice");
+            assert!(
+                !here.poll().iter().any(|event| matches!(event, Event::Completion { .. })),
+                "twice"
+            );
         }
     }
 }

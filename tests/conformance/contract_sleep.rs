@@ -1,4 +1,5 @@
-//! The transport contract, of threads that sleep: none sleeps over a message because another one got up.
+//! The transport contract, of threads that sleep: none sleeps over a message because another one
+//! got up.
 
 use crate::contract::{Side, am, bring_up};
 use crate::over_each_transport;
@@ -16,7 +17,8 @@ over_each_transport!(
     a_thread_that_only_gets_up_does_not_silence_what_was_rung_for_the_next_sleeper,
 );
 
-/// Returns `true` if the descriptor is readable by now, or within a time after which a sleeper would have been woken.
+/// Returns `true` if the descriptor is readable by now, or within a time after which a sleeper
+/// would have been woken.
 fn is_woken(fd: BorrowedFd<'_>, within: Duration) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     let limit = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
@@ -61,7 +63,10 @@ fn a_thread_that_gets_up_and_takes_a_message_leaves_others_to_be_woken_by_the_ne
             assert!(there.poll().is_empty());
         }
         send::<J>(&mut here, &link);
-        assert!(is_woken(fd, LIMIT / 10), "round {round}: the other one sleeps over the second message");
+        assert!(
+            is_woken(fd, LIMIT / 10),
+            "round {round}: the other one sleeps over the second message"
+        );
         device.disarm();
         let start = Instant::now();
         while there.poll().is_empty() {
@@ -101,9 +106,12 @@ fn a_thread_that_only_gets_up_does_not_silence_what_was_rung_for_the_next_sleepe
         let start = Instant::now();
         let mut all_woken = true;
         // On a machine where the two threads take turns it sleeps seldom.
-        while all_woken && slept < 1000 && (slept < 10 || start.elapsed() < Duration::from_secs(5)) {
+        while all_woken && slept < 1000 && (slept < 10 || start.elapsed() < Duration::from_secs(5))
+        {
             assert!(start.elapsed() < LIMIT / 2, "it slept {slept} times only");
-            while there.device.poll(&mut there.batch, &mut |batch| _ = batch.drain()) == Polled::Some {}
+            while there.device.poll(&mut there.batch, &mut |batch| _ = batch.drain())
+                == Polled::Some
+            {}
             let Armed::Wait(fd) = device.arm() else { continue };
             slept += 1;
             send::<J>(&mut here, &link);

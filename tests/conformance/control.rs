@@ -1,13 +1,13 @@
-//! What a caller can do about operations that wait: look, take back, limit in time; and what a rank does about messages
-//! that nobody waits for.
+//! What a caller can do about operations that wait: look, take back, limit in time; and what a rank
+//! does about messages that nobody waits for.
 
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::{KernelCopyChoice, TransportChoice};
 use carrack::{
-    Counter, Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank, RetryReason, Rmr, Runtime,
-    Tag, UserContext,
+    Counter, Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank, RetryReason, Rmr,
+    Runtime, Tag, UserContext,
 };
 use rand::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,8 +60,13 @@ fn a_probe_sees_the_message_that_a_receive_would_take_and_leaves_it_there<J: Job
     assert!(matches!(ranks[1].probe(Rank(2), Tag(1)).call(), Err(PostError::NoSuchRank { .. })));
     for (tag, size) in [(1, 100), (2, 50_000)] {
         let arrived = Sink::keeping();
-        let recv =
-            || ranks[1].post_recv(Rank(0), vec![0; size], Tag(tag)).comp(&arrived).allow_done(false).call();
+        let recv = || {
+            ranks[1]
+                .post_recv(Rank(0), vec![0; size], Tag(tag))
+                .comp(&arrived)
+                .allow_done(false)
+                .call()
+        };
         assert!(recv().unwrap().is_posted());
         assert_eq!(arrived.one(&ranks).bytes().unwrap(), pattern(tag, size));
     }
@@ -113,8 +118,11 @@ fn a_cancelled_receive_leaves_the_others_of_its_key_in_order<J: Job>() {
             sent(&ranks, || ranks[0].post_send(Rank(1), &at.to_le_bytes()[..], Tag(1)).call());
         }
         until(&ranks, || arrived.count() == 3);
-        let got: Vec<_> =
-            arrived.take().iter().map(|status| (status.user_context.0, status.bytes().unwrap()[0])).collect();
+        let got: Vec<_> = arrived
+            .take()
+            .iter()
+            .map(|status| (status.user_context.0, status.bytes().unwrap()[0]))
+            .collect();
         let left: Vec<u64> = (0..4).filter(|&at| at != cancelled as u64).collect();
         assert_eq!(got, left.into_iter().zip(0..).collect::<Vec<_>>());
     }
@@ -134,10 +142,14 @@ fn the_race_of_cancelling_and_arriving_has_one_winner<J: Job>() {
         });
         for round in 0..rounds {
             let arrived = Sink::keeping();
-            let mut recv =
-                ranks[1].post_recv(Rank(0), vec![0; 8], Tag(round)).comp(&arrived).allow_done(false);
+            let mut recv = ranks[1]
+                .post_recv(Rank(0), vec![0; 8], Tag(round))
+                .comp(&arrived)
+                .allow_done(false);
             assert!(recv.call().unwrap().is_posted());
-            sent(&ranks[..1], || ranks[0].post_send(Rank(1), &round.to_le_bytes()[..], Tag(round)).call());
+            sent(&ranks[..1], || {
+                ranks[0].post_send(Rank(1), &round.to_le_bytes()[..], Tag(round)).call()
+            });
             for _ in 0..rng.random_range(0..200) {
                 std::hint::spin_loop();
             }
@@ -147,8 +159,10 @@ fn the_race_of_cancelling_and_arriving_has_one_winner<J: Job>() {
                 cancelled += 1;
                 assert!(matches!(status.ok(), Err(OpError::Cancelled)));
                 // The message is not lost with it.
-                let mut again =
-                    ranks[1].post_recv(Rank(0), vec![0; 8], Tag(round)).comp(&arrived).allow_done(false);
+                let mut again = ranks[1]
+                    .post_recv(Rank(0), vec![0; 8], Tag(round))
+                    .comp(&arrived)
+                    .allow_done(false);
                 assert!(again.call().unwrap().is_posted());
                 assert_eq!(arrived.one(&ranks).bytes().unwrap(), round.to_le_bytes());
             } else {
@@ -183,7 +197,8 @@ fn a_receive_without_a_message_ends_at_its_deadline<J: Job>() {
     let mut recv = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).deadline(SOON);
     assert!(matches!(done(recv.call().unwrap()).ok(), Err(OpError::TimedOut(Rank(0)))));
     // And nothing is posted too late.
-    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&late).deadline(Duration::ZERO);
+    let mut recv =
+        ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&late).deadline(Duration::ZERO);
     assert!(matches!(recv.call(), Err(PostError::TimedOut(Rank(0)))));
     let mut send = ranks[0].post_send(Rank(1), vec![1], Tag(1)).deadline(Duration::ZERO);
     assert!(matches!(send.call(), Err(PostError::TimedOut(Rank(1)))));
@@ -195,7 +210,8 @@ fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
     let over = Sink::keeping();
     let post = |context, size, deadline| {
         let send = zero.post_send(Rank(1), pattern(context, size), Tag(context)).comp(&over);
-        let outcome = send.user_context(UserContext(context)).allow_retry(false).deadline(deadline).call();
+        let outcome =
+            send.user_context(UserContext(context)).allow_retry(false).deadline(deadline).call();
         assert!(outcome.unwrap().is_posted());
     };
     post(0, 8, LATE);
@@ -206,7 +222,11 @@ fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
     until(alone, || over.count() == 2);
     for (context, status) in (1..).zip(over.take()) {
         assert_eq!(status.user_context, UserContext(context));
-        assert_eq!(status.buffer.to_vec().unwrap(), pattern(context, status.size), "the buffer comes back");
+        assert_eq!(
+            status.buffer.to_vec().unwrap(),
+            pattern(context, status.size),
+            "the buffer comes back"
+        );
         assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(1)))));
     }
     // The others go when it comes.
@@ -214,8 +234,13 @@ fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
     let ranks = [zero.clone(), one];
     for tag in [0, 3] {
         let arrived = Sink::keeping();
-        let recv =
-            || ranks[1].post_recv(Rank(0), vec![0; 8], Tag(tag)).comp(&arrived).allow_done(false).call();
+        let recv = || {
+            ranks[1]
+                .post_recv(Rank(0), vec![0; 8], Tag(tag))
+                .comp(&arrived)
+                .allow_done(false)
+                .call()
+        };
         assert!(recv().unwrap().is_posted());
         assert_eq!(arrived.one(&ranks).bytes().unwrap(), pattern(tag, 8));
     }
@@ -226,13 +251,19 @@ fn a_large_message_that_nobody_takes_ends_at_its_deadline_and_may_still_arrive<J
         let ranks = J::pair_with(J::settings().kernel_copy(kernel_copy));
         let (over, arrived) = (Sink::keeping(), Sink::keeping());
         let payload = pattern(3, 100_000);
-        let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over).deadline(SOON);
+        let mut send =
+            ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over).deadline(SOON);
         assert!(send.call().unwrap().is_posted());
         let status = over.one(&ranks);
         assert!(status.buffer.is_empty(), "the peer may still read it");
         assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(1)))));
-        let recv =
-            || ranks[1].post_recv(Rank(0), vec![0; 100_000], Tag(1)).comp(&arrived).allow_done(false).call();
+        let recv = || {
+            ranks[1]
+                .post_recv(Rank(0), vec![0; 100_000], Tag(1))
+                .comp(&arrived)
+                .allow_done(false)
+                .call()
+        };
         assert!(recv().unwrap().is_posted());
         assert_eq!(arrived.one(&ranks).bytes().unwrap(), payload);
         settle(&ranks);
@@ -279,9 +310,14 @@ fn an_operation_that_is_over_in_time_knows_nothing_of_its_deadline<J: Job>() {
     // Long enough beside other work, and waited for below.
     let limit = Duration::from_secs(3);
     for (at, size) in (0..).zip([1, 100, 9000, 200_000]) {
-        let recv = ranks[1].post_recv(Rank(0), vec![0; size], Tag(at)).comp(&arrived).deadline(limit).call();
+        let recv = ranks[1]
+            .post_recv(Rank(0), vec![0; size], Tag(at))
+            .comp(&arrived)
+            .deadline(limit)
+            .call();
         assert!(recv.unwrap().is_posted());
-        let mut send = ranks[0].post_send(Rank(1), pattern(at, size), Tag(at)).comp(&over).deadline(limit);
+        let mut send =
+            ranks[0].post_send(Rank(1), pattern(at, size), Tag(at)).comp(&over).deadline(limit);
         send = send.allow_done(false);
         assert!(posted(&ranks, || send.call()).is_posted());
         until(&ranks, || over.count() == 1 && arrived.count() == 1);
@@ -345,8 +381,13 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
     for at in 0..count {
         let size = sizes[at as usize % sizes.len()];
         let arrived = Sink::keeping();
-        let recv =
-            || ranks[1].post_recv(Rank(0), vec![0; size], Tag(at)).comp(&arrived).allow_done(false).call();
+        let recv = || {
+            ranks[1]
+                .post_recv(Rank(0), vec![0; size], Tag(at))
+                .comp(&arrived)
+                .allow_done(false)
+                .call()
+        };
         assert!(recv().unwrap().is_posted());
         let status = arrived.one(&ranks);
         assert_eq!(status.bytes().unwrap(), pattern(at, size), "message {at}");
@@ -381,14 +422,19 @@ fn a_hundred_thousand_messages_wait_for_a_rank_that_is_late<J: Job>() {
     let arrived = Sink::keeping();
     let mut next = 0;
     for at in 0..count {
-        let recv = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&arrived).allow_done(false);
+        let recv =
+            ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&arrived).allow_done(false);
         assert!(recv.user_context(UserContext(at)).call().unwrap().is_posted());
         if at % 64 == 63 || at + 1 == count {
             until(&ranks, || arrived.count() as u64 == at + 1 - next);
             for status in arrived.take() {
                 let at = status.user_context.0;
                 let bytes = status.bytes().unwrap();
-                assert_eq!((status.size, &bytes[..8]), (size(at), &at.to_le_bytes()[..]), "message {at}");
+                assert_eq!(
+                    (status.size, &bytes[..8]),
+                    (size(at), &at.to_le_bytes()[..]),
+                    "message {at}"
+                );
                 assert_eq!(bytes[8..], payload[8..size(at)]);
                 next += 1;
             }
@@ -399,10 +445,12 @@ fn a_hundred_thousand_messages_wait_for_a_rank_that_is_late<J: Job>() {
 }
 
 fn a_receiver_that_takes_another_message_first_is_no_deadlock<J: Job>() {
-    let ranks =
-        J::pair_with(J::settings().unexpected(4 << 10).packets_max(16).shm_slots(8).shm_chunks(1).backlog(2));
+    let ranks = J::pair_with(
+        J::settings().unexpected(4 << 10).packets_max(16).shm_slots(8).shm_chunks(1).backlog(2),
+    );
     let arrived = Sink::keeping();
-    let last = ranks[1].post_recv(Rank(0), vec![0; 6], Tag(u64::MAX - 5)).comp(&arrived).call().unwrap();
+    let last =
+        ranks[1].post_recv(Rank(0), vec![0; 6], Tag(u64::MAX - 5)).comp(&arrived).call().unwrap();
     assert!(last.is_posted());
     for at in 0..5000_u64 {
         let payload = pattern(at, 60);
@@ -411,8 +459,9 @@ fn a_receiver_that_takes_another_message_first_is_no_deadlock<J: Job>() {
     sent(&ranks, || ranks[0].post_send(Rank(1), b"at end", Tag(u64::MAX - 5)).call());
     assert_eq!(arrived.one(&ranks).bytes().unwrap(), b"at end");
     for at in 0..5000_u64 {
-        let recv =
-            || ranks[1].post_recv(Rank(0), vec![0; 60], Tag(3)).comp(&arrived).allow_done(false).call();
+        let recv = || {
+            ranks[1].post_recv(Rank(0), vec![0; 60], Tag(3)).comp(&arrived).allow_done(false).call()
+        };
         assert!(recv().unwrap().is_posted());
         assert_eq!(arrived.one(&ranks).bytes().unwrap(), pattern(at, 60), "in order");
     }
@@ -422,11 +471,13 @@ fn a_sender_that_does_not_listen_is_told_to<J: Job>() {
     let ranks = J::pair_with(J::settings().unexpected(4 << 10));
     let count = std::cell::Cell::new(0_u64);
     if J::IS_RDMA {
-        // Nothing of a queue pair's is free again before its owner has looked: that bounds what it can send without listening.
+        // Nothing of a queue pair's is free again before its owner has looked: that bounds what it
+        // can send without listening.
         let full = happens(&ranks[1..], LIMIT, || {
             let sent = ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).call().unwrap();
             count.set(count.get() + u64::from(!sent.is_retry()));
-            matches!(sent, Outcome::Retry(RetryReason::Full | RetryReason::Unheard)) && count.get() > 100
+            matches!(sent, Outcome::Retry(RetryReason::Full | RetryReason::Unheard))
+                && count.get() > 100
         });
         assert!(full && count.get() < ranks[0].settings().verbs_depth() as u64, "{}", count.get());
         return;
@@ -472,7 +523,8 @@ fn too_many_offers_are_a_retry_and_go_on_when_some_are_taken<J: Job>() {
     assert_eq!(posted, 16);
     let mr = ranks[1].register_memory(&carrack::region::Region::host(8)).unwrap();
     let rmr = without_keys(&ranks[1].get_rmr(&mr));
-    let put = |retry| ranks[0].post_put(Rank(1), vec![1], &rmr, 0).comp(&over).allow_retry(retry).call();
+    let put =
+        |retry| ranks[0].post_put(Rank(1), vec![1], &rmr, 0).comp(&over).allow_retry(retry).call();
     assert!(matches!(put(true).unwrap(), Outcome::Retry(RetryReason::Unanswered)));
     let error = put(false).unwrap_err();
     assert!(matches!(error, PostError::OffersFull { limit: 16, .. }), "{error}");

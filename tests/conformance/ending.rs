@@ -1,4 +1,5 @@
-//! Runtimes and peers that go while operations are under way: each operation ends once, and says why.
+//! Runtimes and peers that go while operations are under way: each operation ends once, and says
+//! why.
 
 use crate::over_each_transport;
 use crate::support::guard::Guarded;
@@ -9,8 +10,8 @@ use carrack::buffer::Region;
 use carrack::settings::KernelCopyChoice;
 use carrack::transports::contract::DownCause;
 use carrack::{
-    Buffer, Completion, Handler, Matching, OpError, Outcome, PeerState, PostError, Rank, RemoteComp, Runtime,
-    Status, Synchronizer, Tag, UserContext,
+    Buffer, Completion, Handler, Matching, OpError, Outcome, PeerState, PostError, Rank,
+    RemoteComp, Runtime, Status, Synchronizer, Tag, UserContext,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -57,8 +58,11 @@ fn a_runtime_that_is_dropped_ends_each_of_its_operations_once_with_an_error<J: J
         (Matching::RankOnly, region.slice().into()),
         (Matching::None, Buffer::Vec(vec![4; 10])),
     ] {
-        let mut recv =
-            zero.post_recv(Rank(1), buffer, Tag(1)).matching(policy).user_context(next()).comp(&*sink);
+        let mut recv = zero
+            .post_recv(Rank(1), buffer, Tag(1))
+            .matching(policy)
+            .user_context(next())
+            .comp(&*sink);
         assert!(recv.call().unwrap().is_posted());
     }
     // Sends that wait: the ring is full.
@@ -129,8 +133,11 @@ fn what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails<J:
     let sink = Sink::keeping();
     let size = |at: u64| [0, 8, 41, 209, 5000][at as usize % 5];
     for at in 0..30 {
-        let recv =
-            one.post_recv(Rank(0), vec![0; 5000], Tag(1)).user_context(UserContext(at)).comp(&sink).call();
+        let recv = one
+            .post_recv(Rank(0), vec![0; 5000], Tag(1))
+            .user_context(UserContext(at))
+            .comp(&sink)
+            .call();
         assert!(recv.unwrap().is_posted());
     }
     for at in 0..20 {
@@ -331,11 +338,16 @@ fn a_runtime_that_ends_in_order_says_so_to_the_bootstrap<J: Job>() {
     let mut job = unstarted(3).into_iter();
     let told = Arc::new(AtomicU32::new(0));
     let bootstrap = Box::new(Told(job.next().unwrap(), told.clone()));
-    let zero = Runtime::builder().settings(built(J::settings())).bootstrap(bootstrap).start().unwrap();
+    let zero =
+        Runtime::builder().settings(built(J::settings())).bootstrap(bootstrap).start().unwrap();
     let one = start(job.next().unwrap(), J::settings());
     assert_eq!(told.load(Ordering::SeqCst), 0);
     drop(zero);
-    assert_eq!(told.load(Ordering::SeqCst), 1, "else a launcher takes the rank for one that failed");
+    assert_eq!(
+        told.load(Ordering::SeqCst),
+        1,
+        "else a launcher takes the rank for one that failed"
+    );
     // And a rank that starts late is still waited for.
     let mut early = one.post_send(Rank(2), b"x", Tag(1));
     assert!(matches!(early.call(), Ok(Outcome::Retry(_))));
@@ -357,7 +369,8 @@ fn packets_and_buffers_outlive_their_runtime<J: Job>() {
     assert!(!after.test());
 }
 
-/// Over shared memory only: a loopback link to a device that has closed fails at once (docs/roadmap.md).
+/// Over shared memory only: a loopback link to a device that has closed fails at once
+/// (docs/roadmap.md).
 fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>() {
     for choice in [KernelCopyChoice::Auto, KernelCopyChoice::Off] {
         let [zero, one] = J::pair_with(J::settings().kernel_copy(choice));
@@ -375,7 +388,8 @@ fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>(
         let Buffer::Vec(mut buffer) = status.buffer else { panic!("another buffer") };
         buffer.fill(0xee);
         let (arrived, guarded) = (Sink::keeping(), Guarded::new(100_000, 1));
-        let receive = one.post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&arrived).call().unwrap();
+        let receive =
+            one.post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&arrived).call().unwrap();
         let status = match receive {
             Outcome::Done(status) => status,
             _ => arrived.one(&ones),
@@ -405,9 +419,12 @@ fn a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more<J:
         let mut receive = one.post_recv(Rank(0), vec![0; LEN], Tag(1)).comp(&received);
         assert!(receive.call().unwrap().is_posted());
         let over = Sink::keeping();
-        let first = |outcome: Outcome| assert!(matches!(outcome, Outcome::Posted | Outcome::Done(_)));
-        let mut put = zero.post_put(Rank(1), vec![SENT; LEN], &rmr, 0).comp(&over).allow_done(false);
-        let mut send = zero.post_send(Rank(1), vec![SENT; LEN], Tag(1)).comp(&over).allow_done(false);
+        let first =
+            |outcome: Outcome| assert!(matches!(outcome, Outcome::Posted | Outcome::Done(_)));
+        let mut put =
+            zero.post_put(Rank(1), vec![SENT; LEN], &rmr, 0).comp(&over).allow_done(false);
+        let mut send =
+            zero.post_send(Rank(1), vec![SENT; LEN], Tag(1)).comp(&over).allow_done(false);
         if round % 2 == 0 {
             first(put.call().unwrap());
             first(send.call().unwrap());
@@ -443,7 +460,10 @@ fn a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more<J:
         until(&ones, || ones[0].peer_down(Rank(0)).is_some() && received.count() == 1);
         settle(&ones);
         let held = region.whole().to_vec().unwrap();
-        assert!(!held.contains(&LATER), "round {round}: a put has brought what its buffer held later");
+        assert!(
+            !held.contains(&LATER),
+            "round {round}: a put has brought what its buffer held later"
+        );
         let received = received.take().remove(0);
         if received.error.is_none() {
             assert!(received.bytes().unwrap().iter().all(|&byte| byte == SENT), "round {round}");

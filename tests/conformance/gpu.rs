@@ -1,6 +1,6 @@
-//! Memory that the CPU cannot touch: messages from it, into it, and in packets of it. A byte of it that the
-//! library touched itself would end this process. On real GPUs where `TEST_GPU=cuda` says so, but for what needs a driver that
-//! can be told to misbehave.
+//! Memory that the CPU cannot touch: messages from it, into it, and in packets of it. A byte of it
+//! that the library touched itself would end this process. On real GPUs where `TEST_GPU=cuda` says
+//! so, but for what needs a driver that can be told to misbehave.
 
 use crate::over_each_transport_and;
 use crate::support::gpus::{self, is_for_simulated_only};
@@ -11,7 +11,9 @@ use carrack::packet::{GpuAllocator, PacketPool};
 use carrack::transports::gpu::fake::{FailAt, FakeDriver, Which};
 use carrack::transports::gpu::{Flavour, Gpu, Stream};
 use carrack::transports::mem::{CopyError, Region};
-use carrack::{Device, OpError, Outcome, PostError, Rank, RemoteComp, Runtime, Status, Tag, UserContext};
+use carrack::{
+    Device, OpError, Outcome, PostError, Rank, RemoteComp, Runtime, Status, Tag, UserContext,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,8 +57,10 @@ impl Ground {
         let sink = Arc::new(Sink::keeping());
         let name = ranks[1].register_comp(&*sink).unwrap();
         let pool = ranks[1].packet_pool(Arc::new(GpuAllocator::on(gpus.last().clone())));
-        let devices =
-            [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
+        let devices = [
+            ranks[0].device().build().unwrap(),
+            ranks[1].device().packet_pool(&pool).build().unwrap(),
+        ];
         // Up, and the pool has its memory.
         sent(&ranks, || ranks[0].post_am(Rank(1), b"up", name).device(&devices[0]).call());
         drop(sink.one(&ranks));
@@ -95,13 +99,17 @@ fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
         assert!(status.error.is_none(), "{status:?}");
         assert_eq!(status.buffer.kind().gpu(), Some(ground.gpus.last().info().uuid));
         assert!(status.bytes().is_none(), "the CPU is shown no bytes on a GPU");
-        assert_eq!((status.rank, status.size, status.buffer.len()), (Rank(0), message.len(), message.len()));
+        assert_eq!(
+            (status.rank, status.size, status.buffer.len()),
+            (Rank(0), message.len(), message.len())
+        );
         kept.push((status, message));
     }
     assert!(pool.take_with_len(1).is_none(), "all are out");
     // The next waits, is not lost, and arrives when one is back.
     let last = random(&mut rng, 500);
-    let mut am = ranks[0].post_am(Rank(1), last.clone(), *name).device(&devices[0]).allow_retry(false);
+    let mut am =
+        ranks[0].post_am(Rank(1), last.clone(), *name).device(&devices[0]).allow_retry(false);
     assert!(!am.call().unwrap().is_retry());
     assert!(!happens(ranks, Duration::from_millis(20), || sink.count() > 0));
     for (status, message) in &kept {
@@ -122,11 +130,15 @@ fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
     // Through blocks of 512 KiB, too: one and a byte, several and a few.
     for size in SIZES.into_iter().chain([(512 << 10) + 1, (3 << 19) + 5]) {
         // From GPU 0, GPU 1 or the host, into GPU 1 or the host.
-        for (from, into) in [(Some(0), Some(1)), (Some(1), Some(1)), (None, Some(1)), (Some(0), None)] {
+        for (from, into) in
+            [(Some(0), Some(1)), (Some(1), Some(1)), (None, Some(1)), (Some(0), None)]
+        {
             for expected in [true, false] {
                 let payload = random(&mut rng, size);
                 let guarded = |place: Option<usize>, seed| match place {
-                    Some(gpu) => Guarded::within(ground.region(gpu, Guarded::room(size)), size, seed),
+                    Some(gpu) => {
+                        Guarded::within(ground.region(gpu, Guarded::room(size)), size, seed)
+                    }
                     None => Guarded::new(size, seed),
                 };
                 let (source, target) = (guarded(from, 1).filled(&payload), guarded(into, 2));
@@ -171,9 +183,12 @@ fn a_message_into_host_memory_comes_through_a_device_whose_packets_are_on_the_gp
         let message = pattern(size as u64, size);
         let (source, came) = (ground.holding(0, &message), Sink::keeping());
         let target = Guarded::new(size, 3);
-        let mut recv = ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came).device(&devices[1]);
+        let mut recv =
+            ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came).device(&devices[1]);
         assert!(recv.call().unwrap().is_posted());
-        sent(ranks, || ranks[0].post_send(Rank(1), source.slice(), Tag(1)).device(&devices[0]).call());
+        sent(ranks, || {
+            ranks[0].post_send(Rank(1), source.slice(), Tag(1)).device(&devices[0]).call()
+        });
         let status = came.one(ranks);
         assert!(status.error.is_none(), "{status:?}");
         target.assert_holds(&message);
@@ -197,11 +212,15 @@ fn a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken<J: Job>() {
     let held = driver.faults().hold_copies();
     let mut first = ranks[0].post_send(Rank(1), source.slice(), Tag(1)).comp(&left);
     assert!(posted(ranks, || first.call()).is_posted());
-    // With retries forbidden it waits its turn. Where the first one is fetched by the receiver's engine, its offer has gone, and
-    // the second may be there earlier: it meets the second receive all the same.
+    // With retries forbidden it waits its turn. Where the first one is fetched by the receiver's
+    // engine, its offer has gone, and the second may be there earlier: it meets the second receive
+    // all the same.
     let mut second = ranks[0].post_send(Rank(1), &quick[..], Tag(1)).comp(&left).allow_retry(false);
     let over_at_once = second.call().unwrap().is_done();
-    assert!(!happens(ranks, Duration::from_millis(20), || came.count() > 1), "the first cannot have come");
+    assert!(
+        !happens(ranks, Duration::from_millis(20), || came.count() > 1),
+        "the first cannot have come"
+    );
     drop(held);
     until(ranks, || came.count() == 2);
     assert_eq!(by_receive(came.take()), [slow, quick]);
@@ -215,7 +234,9 @@ fn by_receive(mut statuses: Vec<Status>) -> Vec<Vec<u8>> {
     statuses.iter().map(|status| status.bytes().unwrap().to_vec()).collect()
 }
 
-fn messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and_keep_their_order<J: Job>() {
+fn messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and_keep_their_order<
+    J: Job,
+>() {
     const COUNT: usize = 60;
     let gpus = gpus::Ground::new();
     let ranks = J::pair_with(J::settings().unexpected(8 << 10).packets_max(16));
@@ -232,7 +253,8 @@ fn messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and
     assert!(left.count() < COUNT, "the receiver has told its sender to keep them");
     for at in 0..COUNT {
         let came = Sink::keeping();
-        let mut recv = ranks[1].post_recv(Rank(0), vec![0; 2000], Tag(1)).comp(&came).allow_done(false);
+        let mut recv =
+            ranks[1].post_recv(Rank(0), vec![0; 2000], Tag(1)).comp(&came).allow_done(false);
         sent(&ranks, || recv.call());
         let status = came.one(&ranks);
         assert_eq!(status.buffer.to_vec().unwrap()[..status.size], message(at), "number {at}");
@@ -261,7 +283,10 @@ fn a_flush_waits_for_puts_and_gets_that_an_engine_is_at<J: Job>() {
             ranks[0].post_get(Rank(1), mine.slice(), &rmr, 0).comp(&over).call()
         };
         assert!(begun.unwrap().is_posted());
-        assert!(ranks[0].post_flush(Rank(1)).comp(&flushed).call().unwrap().is_posted(), "put: {is_put}");
+        assert!(
+            ranks[0].post_flush(Rank(1)).comp(&flushed).call().unwrap().is_posted(),
+            "put: {is_put}"
+        );
         for _ in 0..1000 {
             step(ranks);
         }
@@ -304,9 +329,11 @@ fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {
             let recv = ranks[1].post_recv(Rank(0), vec![0; 300], Tag(1)).comp(&came);
             assert!(recv.user_context(UserContext(at)).call().unwrap().is_posted());
         }
-        let mut first = ranks[0].post_send(Rank(1), region.whole(), Tag(1)).after(&event).comp(&left);
+        let mut first =
+            ranks[0].post_send(Rank(1), region.whole(), Tag(1)).after(&event).comp(&left);
         assert!(posted(ranks, || first.call()).is_posted());
-        let mut later = ranks[0].post_send(Rank(1), b"later", Tag(1)).comp(&left).allow_retry(false);
+        let mut later =
+            ranks[0].post_send(Rank(1), b"later", Tag(1)).comp(&left).allow_retry(false);
         assert!(later.call().unwrap().is_posted());
         // Nothing passes to other tags either: the order is that of the link.
         let other = ranks[0].post_send(Rank(1), b"other", Tag(2)).call().unwrap();
@@ -353,7 +380,8 @@ fn a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
     let Ground { ranks, sink, name, devices, .. } = &ground;
     let driver = ground.fake();
     for at in [FailAt::Submit, FailAt::Event] {
-        // Over the default devices, where the target is host memory, and over those where it is on the GPU.
+        // Over the default devices, where the target is host memory, and over those where it is on
+        // the GPU.
         for on_gpu in [false, true] {
             let message = pattern(1, 700);
             let (source, left) = (ground.holding(0, &message), Sink::keeping());
@@ -373,7 +401,11 @@ fn a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
             assert!(is_the_engines(&error, 700), "{at:?}: {error}");
             driver.faults().heal_copies();
             settle(ranks);
-            assert_eq!((left.count(), sink.count()), (0, 0), "nothing arrives of it, nothing ends twice");
+            assert_eq!(
+                (left.count(), sink.count()),
+                (0, 0),
+                "nothing arrives of it, nothing ends twice"
+            );
             source.assert_holds(&message);
             // And the link goes on.
             sent(ranks, || ranks[0].post_am(Rank(1), b"next", *name).call());
@@ -430,17 +462,23 @@ fn an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once<J: Job>() 
             let message = pattern(2, size);
             // All of them: a transport may have the runtime try once more.
             driver.faults().fail_copies(at, Which::All, 700);
-            let mut am = ranks[0].post_am(Rank(1), &message[..], *name).tag(Tag(6)).device(&devices[0]);
+            let mut am =
+                ranks[0].post_am(Rank(1), &message[..], *name).tag(Tag(6)).device(&devices[0]);
             sent(ranks, || am.call());
             // The sender was told Done: only the receiver can be told.
             let told = happens(ranks, LIMIT / 2, || sink.count() > 0);
             driver.faults().heal_copies();
-            assert!(told, "{size} bytes, {at:?}: the sender was told Done, and the receiver nothing");
+            assert!(
+                told,
+                "{size} bytes, {at:?}: the sender was told Done, and the receiver nothing"
+            );
             let status = sink.one(ranks);
             assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(6), size));
             let error = status.ok().unwrap_err();
             assert!(is_the_engines(&error, 700), "{error}");
-            sent(ranks, || ranks[0].post_am(Rank(1), &message[..], *name).device(&devices[0]).call());
+            sent(ranks, || {
+                ranks[0].post_am(Rank(1), &message[..], *name).device(&devices[0]).call()
+            });
             assert_eq!(sink.one(ranks).buffer.to_vec().unwrap(), message);
         }
     }
@@ -479,7 +517,9 @@ fn a_runtime_dropped_while_an_engine_is_at_work_ends_each_operation_once<J: Job>
     assert!(recv.call().unwrap().is_posted());
     let held = driver.faults().hold_copies();
     // One that waits for its engine at the receiver, and one at the sender.
-    while matches!(zero.post_send(Rank(1), &message[..], Tag(1)).call().unwrap(), Outcome::Retry(_)) {}
+    while matches!(zero.post_send(Rank(1), &message[..], Tag(1)).call().unwrap(), Outcome::Retry(_))
+    {
+    }
     let mut send = zero.post_send(Rank(1), source.slice(), Tag(2)).comp(&*left);
     assert!(send.call().unwrap().is_posted());
     for _ in 0..10_000 {

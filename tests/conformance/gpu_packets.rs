@@ -1,4 +1,5 @@
-//! Active messages in a line before a GPU: whatever their engines do, they are handed over as they came.
+//! Active messages in a line before a GPU: whatever their engines do, they are handed over as they
+//! came.
 
 use crate::over_each_transport;
 use crate::support::sink::Sink;
@@ -40,13 +41,20 @@ impl Ground {
         Self::with::<J>(comp, packet_size, J::settings())
     }
 
-    fn with<J: Job>(comp: &impl AsCompletion, packet_size: usize, settings: SettingsBuilder) -> Self {
+    fn with<J: Job>(
+        comp: &impl AsCompletion,
+        packet_size: usize,
+        settings: SettingsBuilder,
+    ) -> Self {
         let driver = FakeDriver::new(FakeConfig::default()).unwrap();
         let ranks = J::pair_with(settings.packets_max(64));
         let name = ranks[1].register_comp(comp).unwrap();
-        let pool = PacketPool::new(Arc::new(GpuAllocator::on(driver.gpu(0).unwrap())), packet_size, 64);
-        let devices =
-            [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
+        let pool =
+            PacketPool::new(Arc::new(GpuAllocator::on(driver.gpu(0).unwrap())), packet_size, 64);
+        let devices = [
+            ranks[0].device().build().unwrap(),
+            ranks[1].device().packet_pool(&pool).build().unwrap(),
+        ];
         Self { driver, ranks, name, devices, pool }
     }
 
@@ -89,8 +97,8 @@ fn a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes<J: Job>(
     let Ground { driver, ranks, devices, .. } = &ground;
     let held = driver.faults().hold_copies();
     ground.send(1, 100);
-    // More of them than there are packets: they do not pile up, and no error is made of that. A queue pair takes fewer while
-    // nobody takes them in.
+    // More of them than there are packets: they do not pile up, and no error is made of that. A
+    // queue pair takes fewer while nobody takes them in.
     let count = if J::IS_RDMA { 10 } else { 100 };
     for _ in 0..count {
         ground.send(2, 0);
@@ -122,7 +130,10 @@ fn a_copy_that_fails_is_told_of_in_its_turn<J: Job>() {
             match status.ok() {
                 Ok(status) => assert_eq!(status.buffer.to_vec().unwrap(), pattern(tag, 1000)),
                 Err(error) => {
-                    assert!(tag == 2 && matches!(error, OpError::Copy(_)), "{at:?}, {tag}: {error}");
+                    assert!(
+                        tag == 2 && matches!(error, OpError::Copy(_)),
+                        "{at:?}, {tag}: {error}"
+                    );
                     continue;
                 }
             }
@@ -172,7 +183,9 @@ fn a_message_that_its_sender_holds_overtakes_none_in_the_line<J: Job>() {
     ground.send(1, 100);
     // Beyond the budget: rank 0 is told to hold.
     for tag in 0..6 {
-        sent(ranks, || ranks[0].post_send(Rank(1), &[7; 1000], Tag(tag)).device(&devices[0]).call());
+        sent(ranks, || {
+            ranks[0].post_send(Rank(1), &[7; 1000], Tag(tag)).device(&devices[0]).call()
+        });
     }
     settle(ranks);
     for tag in 2..6 {
@@ -253,7 +266,10 @@ fn several_threads_hand_each_message_over_once<J: Job>() {
                 while !over.load(Ordering::Relaxed) {
                     // Packets are out for as long as they are not looked at below.
                     let progress = ranks[1].progress_device(&devices[1]);
-                    assert!(matches!(progress, Ok(_) | Err(ProgressError::NoPacket(_))), "{progress:?}");
+                    assert!(
+                        matches!(progress, Ok(_) | Err(ProgressError::NoPacket(_))),
+                        "{progress:?}"
+                    );
                 }
             });
         }
@@ -292,6 +308,7 @@ fn a_runtime_that_ends_tells_of_what_stands_in_line<J: Job>() {
     let release = std::thread::spawn(move || drop(held));
     drop(one);
     release.join().unwrap();
-    let told: Vec<_> = sink.take().iter().map(|status| (status.tag, status.error.is_some())).collect();
+    let told: Vec<_> =
+        sink.take().iter().map(|status| (status.tag, status.error.is_some())).collect();
     assert_eq!(told, [(Tag(1), true), (Tag(2), false)]);
 }

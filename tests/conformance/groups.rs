@@ -4,7 +4,9 @@
 
 use crate::support::*;
 use carrack::settings::SettingsBuilder;
-use carrack::{CollectiveError, Group, GroupError, Handler, ProgressError, Rank, Runtime, Tag, WaitError};
+use carrack::{
+    CollectiveError, Group, GroupError, Handler, ProgressError, Rank, Runtime, Tag, WaitError,
+};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -59,7 +61,8 @@ fn groups_broadcast_gather_and_wait_apart_from_each_other<J: Job>() {
                 let members: Vec<Rank> = group.ranks().collect();
                 assert_eq!(members[group.place() as usize], rank.rank());
                 group.barrier().unwrap();
-                let gathered = group.allgather(&[me as u8, round as u8, group.name() as u8]).unwrap();
+                let gathered =
+                    group.allgather(&[me as u8, round as u8, group.name() as u8]).unwrap();
                 let want: Vec<_> = members
                     .iter()
                     .map(|member| vec![member.0 as u8, round as u8, group.name() as u8])
@@ -82,8 +85,15 @@ fn a_broadcast_brings_the_roots_bytes_to_all_whoever_is_the_root<J: Job>() {
             let world = rank.world();
             for root in 0..size {
                 for len in [0, 1, 40, 9000] {
-                    let mine = if root == rank.rank().0 { pattern(u64::from(root), len) } else { vec![9; 3] };
-                    assert_eq!(world.broadcast(Rank(root), &mine).unwrap(), pattern(u64::from(root), len));
+                    let mine = if root == rank.rank().0 {
+                        pattern(u64::from(root), len)
+                    } else {
+                        vec![9; 3]
+                    };
+                    assert_eq!(
+                        world.broadcast(Rank(root), &mine).unwrap(),
+                        pattern(u64::from(root), len)
+                    );
                 }
             }
         });
@@ -167,7 +177,11 @@ fn a_group_that_makes_no_sense_is_refused<J: Job>() {
     let ranks = J::pair();
     let make = |name, members: &[u32]| ranks[0].group(name, &ranks_of(members));
     for name in [0, 1 << 31, u32::MAX] {
-        assert_eq!(make(name, &[0, 1]).unwrap_err(), GroupError::Name(name), "a name of the library's");
+        assert_eq!(
+            make(name, &[0, 1]).unwrap_err(),
+            GroupError::Name(name),
+            "a name of the library's"
+        );
     }
     assert_eq!(make(1, &[0, 1, 0]).unwrap_err(), GroupError::Twice(Rank(0)));
     assert_eq!(make(1, &[0, 2]).unwrap_err(), GroupError::NoSuchRank { rank: Rank(2), last: 1 });
@@ -179,7 +193,10 @@ fn a_group_that_makes_no_sense_is_refused<J: Job>() {
     alone.barrier().unwrap();
     assert_eq!(alone.allgather(b"me").unwrap(), [b"me"]);
     assert_eq!(alone.broadcast(Rank(0), b"me").unwrap(), b"me");
-    assert!(matches!(alone.broadcast(Rank(1), b""), Err(CollectiveError::Root { rank: Rank(1), group: 2 })));
+    assert!(matches!(
+        alone.broadcast(Rank(1), b""),
+        Err(CollectiveError::Root { rank: Rank(1), group: 2 })
+    ));
 }
 
 /// What each rank's error says.
@@ -205,7 +222,10 @@ fn members_that_mean_different_lists_hear_of_it_by_name<J: Job>() {
         );
     }
     let text = all.iter().map(ToString::to_string).find(|text| text.contains("members")).unwrap();
-    assert!(text.contains("group 7") && text.contains("2 members") && text.contains("3 members"), "{text}");
+    assert!(
+        text.contains("group 7") && text.contains("2 members") && text.contains("3 members"),
+        "{text}"
+    );
 }
 
 fn members_that_call_different_operations_hear_of_it_by_name<J: Job>() {
@@ -219,9 +239,15 @@ fn members_that_call_different_operations_hear_of_it_by_name<J: Job>() {
             "{error}"
         );
     }
-    let text =
-        all.iter().find(|error| matches!(error, CollectiveError::Mismatch { .. })).unwrap().to_string();
-    assert!(text.contains("barrier over all ranks") && text.contains("allgather over all ranks"), "{text}");
+    let text = all
+        .iter()
+        .find(|error| matches!(error, CollectiveError::Mismatch { .. }))
+        .unwrap()
+        .to_string();
+    assert!(
+        text.contains("barrier over all ranks") && text.contains("allgather over all ranks"),
+        "{text}"
+    );
 }
 
 fn a_member_in_a_barrier_and_one_that_awaits_a_broadcast_hear_of_each_other<J: Job>() {
@@ -230,8 +256,11 @@ fn a_member_in_a_barrier_and_one_that_awaits_a_broadcast_hear_of_each_other<J: J
             0 => rank.barrier(),
             _ => rank.world().broadcast(Rank(0), b"").map(|_| ()),
         });
-        let text =
-            all.iter().find(|error| matches!(error, CollectiveError::Mismatch { .. })).unwrap().to_string();
+        let text = all
+            .iter()
+            .find(|error| matches!(error, CollectiveError::Mismatch { .. }))
+            .unwrap()
+            .to_string();
         assert!(
             text.contains("barrier over all ranks") && text.contains("broadcast over all ranks"),
             "{text}"
@@ -244,8 +273,11 @@ fn members_that_wait_in_different_groups_hear_of_it_by_name<J: Job>() {
         let groups = [1, 2].map(|name| rank.group(name, &ranks_of(&[0, 1])).unwrap());
         groups[rank.rank().0 as usize].barrier()
     });
-    let text =
-        all.iter().find(|error| matches!(error, CollectiveError::Mismatch { .. })).unwrap().to_string();
+    let text = all
+        .iter()
+        .find(|error| matches!(error, CollectiveError::Mismatch { .. }))
+        .unwrap()
+        .to_string();
     assert!(text.contains("group 1") && text.contains("group 2"), "{text}");
 }
 
@@ -280,8 +312,10 @@ fn a_collective_that_is_refused_in_a_handler_has_not_begun<J: Job>() {
             if me == Rank(0) {
                 let (errors, in_handler) = (Arc::<Mutex<Vec<_>>>::default(), world.clone());
                 let told = errors.clone();
-                let handler = Handler::new(move |_| told.lock().unwrap().extend(refused(&in_handler).err()));
-                let received = rank.post_recv(me, vec![0], Tag(7)).comp(&handler).allow_done(false).call();
+                let handler =
+                    Handler::new(move |_| told.lock().unwrap().extend(refused(&in_handler).err()));
+                let received =
+                    rank.post_recv(me, vec![0], Tag(7)).comp(&handler).allow_done(false).call();
                 assert!(received.unwrap().is_posted());
                 assert!(rank.post_send(me, b"x", Tag(7)).allow_retry(false).call().is_ok());
                 rank.wait(|| !errors.lock().unwrap().is_empty()).unwrap();
@@ -310,7 +344,8 @@ fn a_member_that_goes_fails_the_collective_on_all_others<J: Job>() {
     connect(&ranks);
     let victim = ranks.remove(2);
     std::thread::scope(|scope| {
-        let waiting: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || rank.barrier())).collect();
+        let waiting: Vec<_> =
+            ranks.iter().map(|rank| scope.spawn(move || rank.barrier())).collect();
         std::thread::sleep(Duration::from_millis(20));
         drop(victim);
         for thread in waiting {

@@ -1,4 +1,5 @@
-//! Messages that are too long for one piece: offered, and then copied by the kernel or sent part by part.
+//! Messages that are too long for one piece: offered, and then copied by the kernel or sent part by
+//! part.
 
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
@@ -8,8 +9,8 @@ use crate::support::{
 };
 use carrack::settings::{KernelCopyChoice, TransportChoice};
 use carrack::{
-    AsCompletion, Buffer, Completion, OpError, Outcome, ProgressError, Rank, RemoteComp, Runtime, Status,
-    Tag, UserContext,
+    AsCompletion, Buffer, Completion, OpError, Outcome, ProgressError, Rank, RemoteComp, Runtime,
+    Status, Tag, UserContext,
 };
 use std::sync::{Arc, Mutex};
 
@@ -39,15 +40,20 @@ fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
     for ranks in pairs::<J>() {
         let names = Named::on(&ranks);
         for size in SIZES {
-            for (to, expected, owned) in
-                [(1, true, true), (1, false, false), (1, true, false), (1, false, true), (0, true, true)]
-            {
+            for (to, expected, owned) in [
+                (1, true, true),
+                (1, false, false),
+                (1, true, false),
+                (1, false, true),
+                (0, true, true),
+            ] {
                 let payload = random(&mut rng, size);
                 let (over, arrived) = (Sink::keeping(), Sink::keeping());
                 let spare = size % 7;
                 let guarded = Guarded::new(size + spare, 3);
                 let receive = || {
-                    let mut receive = ranks[to].post_recv(Rank(0), guarded.slice(), Tag(5)).comp(&arrived);
+                    let mut receive =
+                        ranks[to].post_recv(Rank(0), guarded.slice(), Tag(5)).comp(&arrived);
                     assert!(receive.call().unwrap().is_posted());
                 };
                 if expected {
@@ -80,8 +86,10 @@ fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
                 guarded.assert_holds(&payload);
 
                 let over = Sink::keeping();
-                let mut am =
-                    ranks[0].post_am(Rank(to as u32), payload.clone(), names.keeping).tag(Tag(9)).comp(&over);
+                let mut am = ranks[0]
+                    .post_am(Rank(to as u32), payload.clone(), names.keeping)
+                    .tag(Tag(9))
+                    .comp(&over);
                 assert!(posted(&ranks, || am.call()).is_posted());
                 let status = names.arrived[to].one(&ranks);
                 assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(9), size));
@@ -113,7 +121,8 @@ fn large_and_small_messages_of_one_key_keep_their_order<J: Job>() {
             let arrived = Sink::keeping();
             let receive = || {
                 for number in 0..sizes.len() {
-                    let mut receive = ranks[1].post_recv(Rank(0), vec![0; 200_000], Tag(1)).comp(&arrived);
+                    let mut receive =
+                        ranks[1].post_recv(Rank(0), vec![0; 200_000], Tag(1)).comp(&arrived);
                     receive = receive.allow_done(false).user_context(UserContext(number as u64));
                     assert!(receive.call().unwrap().is_posted());
                 }
@@ -122,7 +131,9 @@ fn large_and_small_messages_of_one_key_keep_their_order<J: Job>() {
                 receive();
             }
             for (number, size) in sizes.into_iter().enumerate() {
-                sent(&ranks, || ranks[0].post_send(Rank(1), pattern(number as u64, size), Tag(1)).call());
+                sent(&ranks, || {
+                    ranks[0].post_send(Rank(1), pattern(number as u64, size), Tag(1)).call()
+                });
             }
             if !expected {
                 settle(&ranks);
@@ -147,7 +158,8 @@ fn a_large_message_that_is_too_long_for_its_receive_fails_on_both_sides<J: Job>(
             let (over, arrived) = (Sink::keeping(), Sink::keeping());
             let guarded = Guarded::new(9999, 1);
             let receive = || {
-                let mut receive = ranks[1].post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&arrived);
+                let mut receive =
+                    ranks[1].post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&arrived);
                 receive = receive.allow_done(false);
                 assert!(receive.call().unwrap().is_posted());
             };
@@ -162,7 +174,10 @@ fn a_large_message_that_is_too_long_for_its_receive_fails_on_both_sides<J: Job>(
             }
             for status in [arrived.one(&ranks), over.one(&ranks)] {
                 let error = status.ok().unwrap_err();
-                assert!(matches!(error, OpError::Truncated { message: 10_000, buffer: 9999 }), "{error}");
+                assert!(
+                    matches!(error, OpError::Truncated { message: 10_000, buffer: 9999 }),
+                    "{error}"
+                );
             }
             guarded.assert_holds(&[]);
         }
@@ -192,7 +207,8 @@ fn a_large_active_message_lands_where_its_completion_object_says<J: Job>() {
     for ranks in pairs::<J>() {
         // Room enough, and too little: then it lands in memory of the runtime's.
         for room in [50_000, 39_999] {
-            let placing = Arc::new(Placing { asked: Mutex::default(), room, arrived: Mutex::default() });
+            let placing =
+                Arc::new(Placing { asked: Mutex::default(), room, arrived: Mutex::default() });
             let object: Arc<dyn Completion> = placing.clone();
             let name = ranks[1].register_comp(object.as_completion()).unwrap();
             let payload = pattern(3, 40_000);
@@ -218,7 +234,11 @@ fn a_large_active_message_for_nobody_is_reported_and_ends_at_its_sender<J: Job>(
         let named = |error: &ProgressError| {
             matches!(
                 error,
-                ProgressError::NoSuchCompletion { from: Rank(0), comp: RemoteComp(777), size: 9000 }
+                ProgressError::NoSuchCompletion {
+                    from: Rank(0),
+                    comp: RemoteComp(777),
+                    size: 9000
+                }
             )
         };
         assert!(errors.len() == 1 && errors.iter().all(named), "{errors:?}");
@@ -235,7 +255,8 @@ fn many_large_messages_both_ways_all_end<J: Job>() {
         for number in 0..COUNT {
             for (at, sink) in arrived.iter().enumerate() {
                 let from = Rank(1 - at as u32);
-                let mut receive = ranks[at].post_recv(from, vec![0; 100_000], Tag(number)).comp(sink);
+                let mut receive =
+                    ranks[at].post_recv(from, vec![0; 100_000], Tag(number)).comp(sink);
                 assert!(receive.call().unwrap().is_posted());
             }
         }
@@ -252,7 +273,10 @@ fn many_large_messages_both_ways_all_end<J: Job>() {
         for (at, sink) in arrived.iter().enumerate() {
             for status in sink.take() {
                 let number = status.tag.0;
-                assert_eq!(status.bytes().unwrap(), pattern(number << 1 | (1 - at as u64), size(number)));
+                assert_eq!(
+                    status.bytes().unwrap(),
+                    pattern(number << 1 | (1 - at as u64), size(number))
+                );
             }
         }
         assert_eq!(over.iter().map(Sink::failed).sum::<usize>(), 0);

@@ -12,9 +12,12 @@ use carrack::{Matching, Outcome, PostError, Rank, RemoteComp, Runtime, Tag, User
 use rand::{Rng, rngs::SmallRng};
 use std::sync::Arc;
 
-over_each_transport!(every_pair_of_operation_completion_policy_size_and_buffer_arrives_to_the_last_byte,);
+over_each_transport!(
+    every_pair_of_operation_completion_policy_size_and_buffer_arrives_to_the_last_byte,
+);
 
-/// 40 is the edge of one ring slot, 96 and 152 those of two and three, 208 that of four; 8192 is a packet.
+/// 40 is the edge of one ring slot, 96 and 152 those of two and three, 208 that of four; 8192 is a
+/// packet.
 const SIZES: [usize; 19] =
     [0, 1, 3, 8, 17, 39, 40, 41, 96, 97, 152, 153, 207, 208, 209, 4000, 8191, 8192, 8193];
 
@@ -42,7 +45,8 @@ enum Kind {
     Packet,
 }
 
-const KINDS: [Kind; 6] = [Kind::Slice, Kind::Vec, Kind::Bytes, Kind::BytesMut, Kind::Region, Kind::Packet];
+const KINDS: [Kind; 6] =
+    [Kind::Slice, Kind::Vec, Kind::Bytes, Kind::BytesMut, Kind::Region, Kind::Packet];
 
 /// A packet with those bytes, which are at most its capacity.
 fn packet(pool: &PacketPool, bytes: &[u8]) -> Packet {
@@ -68,7 +72,8 @@ struct Case {
 }
 
 impl Case {
-    /// A message longer than a packet ends for its sender when it is received: that must not wait for its end.
+    /// A message longer than a packet ends for its sender when it is received: that must not wait
+    /// for its end.
     fn possible(self) -> Self {
         if self.size <= 8192 {
             return self;
@@ -134,8 +139,8 @@ impl Ground {
                 self.check_am(case, to.rank(), &payload, tag);
             }
             Operation::Send(policy) => {
-                // Without a completion object a receive does not return before it is over, so its message
-                // must be there or on its way.
+                // Without a completion object a receive does not return before it is over, so its
+                // message must be there or on its way.
                 if case.expected && case.receiver_comp.is_some() {
                     let receive = self.receive(case, policy, to, tag);
                     self.send(case, (from, to.rank()), &payload, tag, context);
@@ -174,8 +179,10 @@ impl Ground {
         let sink = case.sender_comp.map(Sink::new);
         macro_rules! with_options {
             ($post:expr) => {{
-                let mut post =
-                    $post.user_context(context).allow_done(case.allow_done).allow_retry(case.allow_retry);
+                let mut post = $post
+                    .user_context(context)
+                    .allow_done(case.allow_done)
+                    .allow_retry(case.allow_retry);
                 if let Some(sink) = &sink {
                     post = post.comp(sink);
                 }
@@ -188,7 +195,9 @@ impl Ground {
                 let name = self.names.iter().find(|entry| entry.0 == sort).unwrap().1;
                 with_options!(from.post_am(to, buffer, name).tag(tag))
             }
-            Operation::Send(policy) => with_options!(from.post_send(to, buffer, tag).matching(policy)),
+            Operation::Send(policy) => {
+                with_options!(from.post_send(to, buffer, tag).matching(policy))
+            }
         };
         let status = match (outcome, &sink) {
             (Outcome::Done(status), sink) => {
@@ -211,7 +220,11 @@ impl Ground {
             assert_eq!((status.rank, status.tag, status.size), (to, tag, case.size));
             assert_eq!(status.user_context, context);
             if case.from != Kind::Slice {
-                assert_eq!(status.buffer.to_vec().unwrap(), payload, "the buffer comes back as it was");
+                assert_eq!(
+                    status.buffer.to_vec().unwrap(),
+                    payload,
+                    "the buffer comes back as it was"
+                );
             }
         }
         guarded.assert_holds(payload);
@@ -289,7 +302,10 @@ impl Ground {
                 let found = status.buffer.as_slice().unwrap();
                 assert_eq!(found.len(), room);
                 assert_eq!(&found[..payload.len()], payload);
-                assert!(found[payload.len()..].iter().all(|&byte| byte == 0xa5), "written past the message");
+                assert!(
+                    found[payload.len()..].iter().all(|&byte| byte == 0xa5),
+                    "written past the message"
+                );
                 assert_eq!(status.bytes().unwrap(), payload);
             }
         }

@@ -1,4 +1,5 @@
-//! Puts, gets, atomic operations and flushes, on memory that peers map and on memory that its owner has to reach.
+//! Puts, gets, atomic operations and flushes, on memory that peers map and on memory that its owner
+//! has to reach.
 
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
@@ -6,7 +7,8 @@ use crate::support::{Job, done, pattern, posted, settle, until};
 use carrack::buffer::Region;
 use carrack::settings::{KernelCopyChoice, SettingsBuilder};
 use carrack::{
-    Buffer, CompQueue, Handler, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Tag, UserContext,
+    Buffer, CompQueue, Handler, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Tag,
+    UserContext,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -34,7 +36,8 @@ pub(crate) enum Way {
     Asked(KernelCopyChoice),
 }
 
-/// The ways that there are over a transport. Nobody's memory is mapped by RDMA, and no kernel copies there.
+/// The ways that there are over a transport. Nobody's memory is mapped by RDMA, and no kernel
+/// copies there.
 pub(crate) fn ways<J: Job>() -> Vec<Way> {
     let asked = [KernelCopyChoice::Auto, KernelCopyChoice::Off].map(Way::Asked);
     if J::IS_RDMA { vec![asked[0]] } else { [Way::Mapped].into_iter().chain(asked).collect() }
@@ -145,7 +148,10 @@ fn a_signal_comes_when_the_bytes_are_there<J: Job>() {
             assert_eq!(found, bytes, "{way:?} {size}: the signal was early");
             let status = told.take().remove(0);
             assert!(status.error.is_none(), "{status:?}");
-            assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(u64::MAX - number), size));
+            assert_eq!(
+                (status.rank, status.tag, status.size),
+                (Rank(0), Tag(u64::MAX - number), size)
+            );
             let mut get = zero.post_get(Rank(1), vec![0; size], &ground.rmr, 0).comp(&sink);
             get = get.remote_comp(name).tag(Tag(number));
             let _ = posted(&ground.ranks, || get.call());
@@ -177,7 +183,9 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
                             // And a lock-free increment by hand.
                             let mut held = 0;
                             loop {
-                                let swap = rank.post_compare_swap(Rank(1), &rmr, 16, held, held + 1).call();
+                                let swap = rank
+                                    .post_compare_swap(Rank(1), &rmr, 16, held, held + 1)
+                                    .call();
                                 match done(swap.unwrap()).value().unwrap() {
                                     found if found == held => break,
                                     found => held = found,
@@ -208,7 +216,11 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
         });
         assert_eq!(ground.region.fetch_add(8, 0), Ok(2 * 3 * EACH), "{way:?}");
         assert_eq!(ground.region.fetch_add(16, 0), Ok(2 * EACH), "{way:?}");
-        assert_eq!(last.into_iter().max(), Some(2 * 3 * EACH - 3), "the last one saw all but its own");
+        assert_eq!(
+            last.into_iter().max(),
+            Some(2 * 3 * EACH - 3),
+            "the last one saw all but its own"
+        );
     }
 }
 
@@ -284,8 +296,15 @@ fn a_registration_that_has_ended_is_noticed<J: Job>() {
                 Err(PostError::Stale(Rank(1))) => {}
                 Ok(Outcome::Posted) => {
                     let status = sink.one(&ground.ranks);
-                    assert_eq!(status.buffer.to_vec().unwrap(), [9; 100], "the buffer comes back as it was");
-                    assert!(matches!(status.error.as_deref(), Some(OpError::Stale(Rank(1)))), "{status:?}");
+                    assert_eq!(
+                        status.buffer.to_vec().unwrap(),
+                        [9; 100],
+                        "the buffer comes back as it was"
+                    );
+                    assert!(
+                        matches!(status.error.as_deref(), Some(OpError::Stale(Rank(1)))),
+                        "{status:?}"
+                    );
                 }
                 other => panic!("{way:?}: {other:?}"),
             }
@@ -340,7 +359,8 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
                 let mut under_way = 0;
                 for part in 0..4 {
                     let bytes = pattern(4 * round + part, LEN);
-                    let mut put = zero.post_put(Rank(1), bytes, &ground.rmr, part * LEN as u64).comp(&ended);
+                    let mut put =
+                        zero.post_put(Rank(1), bytes, &ground.rmr, part * LEN as u64).comp(&ended);
                     let mut outcome = put.call().unwrap();
                     while outcome.is_retry() {
                         std::thread::yield_now();
@@ -352,7 +372,11 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
                 assert!(flush.error.is_none(), "{flush:?}");
                 let found = ground.region.whole().to_vec().unwrap();
                 for (part, bytes) in (0..).zip(found.chunks(LEN)) {
-                    assert_eq!(bytes, pattern(4 * round + part, LEN), "{way:?}: the flush was early");
+                    assert_eq!(
+                        bytes,
+                        pattern(4 * round + part, LEN),
+                        "{way:?}: the flush was early"
+                    );
                 }
                 while under_way > 0 {
                     let Some(status) = ended.pop() else {
@@ -406,7 +430,9 @@ fn inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_b
         let outcome = seen.lock().unwrap().take().unwrap();
         let held = ground.region.fetch_add(0, 0).unwrap();
         match way {
-            Way::Mapped => assert!(matches!(outcome, Ok(Outcome::Done(_))) && held == 5, "{outcome:?}"),
+            Way::Mapped => {
+                assert!(matches!(outcome, Ok(Outcome::Done(_))) && held == 5, "{outcome:?}")
+            }
             Way::Asked(_) => {
                 assert!(matches!(outcome, Err(PostError::WouldBlock)) && held == 0, "{outcome:?}")
             }

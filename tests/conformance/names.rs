@@ -53,15 +53,18 @@ fn a_reserved_slot_can_be_filled_in_another_order_on_each_rank<J: Job>() {
     let sinks: [[Sink; 3]; 2] = std::array::from_fn(|_| std::array::from_fn(|_| Sink::keeping()));
     for (rank, order) in [(0, [0, 1, 2]), (1, [2, 0, 1])] {
         for at in order {
-            ranks[rank].register_comp_at(RemoteComp(first.0 + at), &sinks[rank][at as usize]).unwrap();
+            ranks[rank]
+                .register_comp_at(RemoteComp(first.0 + at), &sinks[rank][at as usize])
+                .unwrap();
         }
     }
     for (from, to) in [(0, 1), (1, 0)] {
         for at in 0..3_u32 {
             let other = RemoteComp(first.0 + (at + 1) % 3);
             let bytes = at.to_le_bytes();
-            let mut am =
-                ranks[from].post_am(Rank(to as u32), &bytes, other).remote_comp(RemoteComp(first.0 + at));
+            let mut am = ranks[from]
+                .post_am(Rank(to as u32), &bytes, other)
+                .remote_comp(RemoteComp(first.0 + at));
             sent(&ranks, || am.call());
         }
         for (at, sink) in sinks[to].iter().enumerate() {
@@ -106,7 +109,8 @@ fn a_message_for_a_name_that_was_taken_back_reaches_no_object_that_is_registered
             assert!(posted(&ranks[..1], || late.call()).is_posted());
             drop(late);
             let again = is_registered_again.then(|| ranks[1].register_comp(&new).unwrap());
-            let errors = until_with_errors(&ranks, || ranks[0].test_drained(ranks[0].default_device()));
+            let errors =
+                until_with_errors(&ranks, || ranks[0].test_drained(ranks[0].default_device()));
             let told = |errors: &[ProgressError]| {
                 matches!(errors,
                 [ProgressError::NoSuchCompletion { comp, .. }] if *comp == name)
@@ -164,7 +168,10 @@ fn a_handler_that_is_dropped_may_deregister_other_objects<J: Job>() {
     std::thread::spawn(move || {
         let (name, other) = with_session(&runtime);
         runtime.deregister_comp(name).unwrap();
-        assert!(runtime.deregister_comp(other).is_err(), "it is dropped, and has deregistered the other one");
+        assert!(
+            runtime.deregister_comp(other).is_err(),
+            "it is dropped, and has deregistered the other one"
+        );
         told.send(()).unwrap();
     });
     returns(&heard);

@@ -1,4 +1,5 @@
-//! Atomic operations on words whose agent is their owner's NIC; and what those are told who have none.
+//! Atomic operations on words whose agent is their owner's NIC; and what those are told who have
+//! none.
 
 use crate::support::sink::Sink;
 use crate::support::{Job, pattern, posted, settle, step, until};
@@ -38,7 +39,10 @@ fn words<J: Job>(owner: &Runtime, region: &Region) -> Option<(Mr, Rmr)> {
 }
 
 /// Calls until it is no retry, and makes progress until it is over, on this rank alone.
-fn over(rank: &Runtime, call: &mut dyn FnMut() -> Result<Outcome, PostError>) -> Result<Status, PostError> {
+fn over(
+    rank: &Runtime,
+    call: &mut dyn FnMut() -> Result<Outcome, PostError>,
+) -> Result<Status, PostError> {
     loop {
         match call()? {
             Outcome::Done(status) => return Ok(status),
@@ -110,7 +114,10 @@ fn a_nic_counts_for_all_ranks_and_each_sees_another_number<J: Job>() {
     // Of each rank in order, the owner's among them, and none twice.
     assert!(seen.iter().all(|seen| seen.is_sorted()));
     let all: BTreeSet<u64> = seen.into_iter().flatten().collect();
-    assert!(all.into_iter().eq((0..3 * EACH).map(|number| 3 * number)), "a number is lost, or there twice");
+    assert!(
+        all.into_iter().eq((0..3 * EACH).map(|number| 3 * number)),
+        "a number is lost, or there twice"
+    );
     assert_eq!(word(&region, 24), 9 * EACH);
     assert_eq!((word(&region, 16), word(&region, 32)), (0, 0), "words beside it");
 }
@@ -149,7 +156,8 @@ fn an_owner_that_makes_no_progress_is_not_needed<J: Job>() {
     let Some((_mr, rmr)) = words::<J>(&ranks[1], &region) else { return };
     let first = Sink::keeping();
     // It waits until its owner has told where the word is, and takes part in a flush.
-    let post = || ranks[0].post_fetch_add(Rank(1), &rmr, 0, 5).comp(&first).allow_retry(false).call();
+    let post =
+        || ranks[0].post_fetch_add(Rank(1), &rmr, 0, 5).comp(&first).allow_retry(false).call();
     assert!(post().unwrap().is_posted() && post().unwrap().is_posted());
     let pending = ranks[0].pending().to_string();
     assert!(pending.contains("atomic operation, rank 1") && pending.contains("NIC"), "{pending}");
@@ -184,7 +192,10 @@ fn a_word_has_one_agent<J: Job>() {
     let cut = Rmr::from_bytes(&rmr.to_bytes()[..28]).unwrap();
     assert_eq!(cut.atomics(), AtomicAgent::Owner);
     let sink = Sink::keeping();
-    assert!(posted(&ranks, || ranks[0].post_fetch_add(Rank(1), &cut, 0, 1).comp(&sink).call()).is_posted());
+    assert!(
+        posted(&ranks, || ranks[0].post_fetch_add(Rank(1), &cut, 0, 1).comp(&sink).call())
+            .is_posted()
+    );
     let error = sink.one(&ranks).ok().unwrap_err();
     assert!(matches!(error, OpError::Refused), "{error}");
     // And words of the owner's are not given to its NIC, whatever a name says.
@@ -224,8 +235,9 @@ fn what_makes_no_sense_is_refused_before_a_nic_hears_of_it<J: Job>() {
     let part = rmr.slice(4, 40).unwrap();
     for (rmr, offset, at) in [(&rmr, 4, 4), (&rmr, 9, 9), (&part, 0, 4), (&part, 8, 12)] {
         let sink = Sink::keeping();
-        let outcome =
-            posted_or_refused(&ranks, || zero.post_fetch_add(Rank(1), rmr, offset, 1).comp(&sink).call());
+        let outcome = posted_or_refused(&ranks, || {
+            zero.post_fetch_add(Rank(1), rmr, offset, 1).comp(&sink).call()
+        });
         let error = match outcome {
             Err(PostError::Atomic(error)) => error,
             other => panic!("{other:?}"),
@@ -233,7 +245,10 @@ fn what_makes_no_sense_is_refused_before_a_nic_hears_of_it<J: Job>() {
         assert!(matches!(error, AtomicError::Unaligned { offset } if offset == at), "{error}");
     }
     let elsewhere = zero.post_fetch_add(Rank(0), &rmr, 0, 1).call();
-    assert!(matches!(elsewhere, Err(PostError::Owner { rank: Rank(0), owner: Rank(1) })), "{elsewhere:?}");
+    assert!(
+        matches!(elsewhere, Err(PostError::Owner { rank: Rank(0), owner: Rank(1) })),
+        "{elsewhere:?}"
+    );
     let other = zero.post_fetch_add(Rank(1), &rmr, 0, 1).require(Path::CudaIpc).call();
     assert!(matches!(&other, Err(PostError::Path { why, .. }) if why.contains("NIC")), "{other:?}");
     let mut right = zero.post_fetch_add(Rank(1), &part, 4, 1).require(J::PATH);

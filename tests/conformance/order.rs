@@ -63,8 +63,8 @@ fn ten_thousand_messages_of_one_key_meet_receives_in_the_order_in_which_they_wer
         }
         step(&ranks);
         while let Some(status) = queue.pop() {
-            // Several may be done within one call of progress, and matching is what keeps order: the
-            // n-th receive gets the n-th message.
+            // Several may be done within one call of progress, and matching is what keeps order:
+            // the n-th receive gets the n-th message.
             let at = status.user_context.0;
             assert_eq!(status.bytes().unwrap(), pattern(at, sizes[at as usize]), "message {at}");
             assert_eq!(at, got, "receives of one key end in order, with one thread");
@@ -95,7 +95,9 @@ fn ten_thousand_active_messages_arrive_in_the_order_in_which_they_were_sent<J: J
     for at in 0..COUNT {
         let message = pattern(at, sizes[at as usize]);
         let more = rng.random();
-        sent(&ranks, || ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).more(more).call());
+        sent(&ranks, || {
+            ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).more(more).call()
+        });
     }
     until(&ranks, || *next.lock().unwrap() == COUNT);
     settle(&ranks);
@@ -104,7 +106,8 @@ fn ten_thousand_active_messages_arrive_in_the_order_in_which_they_were_sent<J: J
 
 fn messages_that_waited_in_the_backlog_are_not_overtaken<J: Job>() {
     let mut rng = rng();
-    let ranks = J::pair_with(J::settings().shm_slots(8).shm_chunks(1).packets_max(16).backlog(4096));
+    let ranks =
+        J::pair_with(J::settings().shm_slots(8).shm_chunks(1).packets_max(16).backlog(4096));
     let arrived = CompQueue::new(4096);
     let name = ranks[1].register_comp(&arrived).unwrap();
     let (mut parked, mut next) = (0, 0);
@@ -120,7 +123,8 @@ fn messages_that_waited_in_the_backlog_are_not_overtaken<J: Job>() {
     for at in 0..2000_u64 {
         let message = pattern(at, mixed(&mut rng));
         let patient = rng.random_bool(0.3);
-        let mut am = ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).allow_retry(patient);
+        let mut am =
+            ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).allow_retry(patient);
         loop {
             match am.call().unwrap() {
                 Outcome::Retry(_) => {
@@ -213,8 +217,9 @@ fn messages_of_several_ranks_are_told_apart<J: Job>() {
         for policy in [Matching::None, Matching::TagOnly, Matching::RankOnly] {
             let bytes = u64::from(from).to_le_bytes();
             let outcome = posted(&ranks, || {
-                let mut send =
-                    ranks[from as usize].post_send(Rank(3), &bytes, Tag(u64::from(from))).matching(policy);
+                let mut send = ranks[from as usize]
+                    .post_send(Rank(3), &bytes, Tag(u64::from(from)))
+                    .matching(policy);
                 send.call()
             });
             assert!(!matches!(outcome, Outcome::Retry(RetryReason::Full)));

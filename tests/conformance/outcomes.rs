@@ -7,8 +7,8 @@ use crate::support::*;
 use carrack::buffer::Buffer;
 use carrack::transports::gpu::{Event, EventState, GpuError};
 use carrack::{
-    AsCompletion, AwaitError, CompQueue, Handler, Matching, OpError, Outcome, PostError, ProgressError, Rank,
-    Runtime, Synchronizer, Tag, UserContext,
+    AsCompletion, AwaitError, CompQueue, Handler, Matching, OpError, Outcome, PostError,
+    ProgressError, Rank, Runtime, Synchronizer, Tag, UserContext,
 };
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
@@ -55,7 +55,11 @@ fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {
             let status = sink.one(&ranks);
             assert_eq!((status.rank, status.tag, status.user_context), (Rank(0), tag, context));
             assert_eq!(status.buffer.len(), room, "the buffer comes back");
-            assert_eq!((status.bytes(), status.value()), (None, None), "what it holds is not the message");
+            assert_eq!(
+                (status.bytes(), status.value()),
+                (None, None),
+                "what it holds is not the message"
+            );
             let error = status.ok().unwrap_err();
             assert!(
                 matches!(error, OpError::Truncated { message, buffer } if (message, buffer) == (size, room)),
@@ -126,7 +130,8 @@ fn a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent<J: Job>() {
     assert_eq!(status.buffer.to_vec().unwrap(), b"once", "the buffer comes back with the status");
     assert!(matches!(owned.again().call(), Err(PostError::Spent)));
     until(&ranks, || arrived.count() == 4);
-    let texts: Vec<Vec<u8>> = arrived.take().iter().map(|status| status.bytes().unwrap().to_vec()).collect();
+    let texts: Vec<Vec<u8>> =
+        arrived.take().iter().map(|status| status.bytes().unwrap().to_vec()).collect();
     assert_eq!(texts, [&b"again"[..], b"again", b"again", b"once"]);
 }
 
@@ -181,17 +186,23 @@ fn a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_erro
             matches!(policy, Matching::RankOnly | Matching::RankTag),
             matches!(policy, Matching::TagOnly | Matching::RankTag),
         );
-        for (rank, tag) in
-            [Rank(0), Rank::ANY].into_iter().flat_map(|rank| [Tag(7), Tag::ANY].map(|tag| (rank, tag)))
+        for (rank, tag) in [Rank(0), Rank::ANY]
+            .into_iter()
+            .flat_map(|rank| [Tag(7), Tag::ANY].map(|tag| (rank, tag)))
         {
             let is_refused = looks_at_rank && rank == Rank::ANY || looks_at_tag && tag == Tag::ANY;
             let mut recv = one.post_recv(rank, vec![0; 4], tag).matching(policy).comp(&comp);
             let probe = one.probe(rank, tag).matching(policy).call();
             if is_refused {
-                let mut ordered = one.post_recv(rank, vec![0; 4], tag).matching(policy).after(&event);
-                for error in [recv.call().unwrap_err(), ordered.call().unwrap_err(), probe.unwrap_err()] {
-                    let named = matches!(error, PostError::Policy { policy: named, .. } if named == policy);
-                    let wildcard = if looks_at_rank && rank == Rank::ANY { "Rank::ANY" } else { "Tag::ANY" };
+                let mut ordered =
+                    one.post_recv(rank, vec![0; 4], tag).matching(policy).after(&event);
+                for error in
+                    [recv.call().unwrap_err(), ordered.call().unwrap_err(), probe.unwrap_err()]
+                {
+                    let named =
+                        matches!(error, PostError::Policy { policy: named, .. } if named == policy);
+                    let wildcard =
+                        if looks_at_rank && rank == Rank::ANY { "Rank::ANY" } else { "Tag::ANY" };
                     assert!(named && error.to_string().contains(wildcard), "{error}");
                 }
                 continue;
@@ -200,7 +211,11 @@ fn a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_erro
             let tag = if looks_at_tag { tag } else { Tag(9) };
             sent(&ranks, || ranks[0].post_send(Rank(1), b"kept", tag).matching(policy).call());
             until(&ranks, || one.default_matching_engine().waiting().0 == 1);
-            assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), b"kept", "{policy:?} {rank} {tag:?}");
+            assert_eq!(
+                done(recv.call().unwrap()).bytes().unwrap(),
+                b"kept",
+                "{policy:?} {rank} {tag:?}"
+            );
         }
     }
     assert_eq!(one.default_matching_engine().waiting(), (0, 0), "what was refused does not wait");
@@ -209,7 +224,8 @@ fn a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_erro
 fn a_receive_into_immutable_bytes_is_refused_and_gives_them_back<J: Job>() {
     let ranks = J::pair();
     let comp = Synchronizer::new(1);
-    let mut recv = ranks[0].post_recv(Rank(1), Buffer::Bytes(vec![1, 2].into()), Tag(1)).comp(&comp);
+    let mut recv =
+        ranks[0].post_recv(Rank(1), Buffer::Bytes(vec![1, 2].into()), Tag(1)).comp(&comp);
     for _ in 0..2 {
         assert!(matches!(recv.call(), Err(PostError::ReadOnly(_))), "and it still holds them");
     }
@@ -220,7 +236,10 @@ fn a_path_that_is_demanded_is_taken_or_refused_with_the_reason<J: Job>() {
     use carrack::Path;
     let ranks = J::pair();
     let other = if J::PATH == Path::Shm { Path::Loopback } else { Path::Shm };
-    assert!(posted(&ranks, || ranks[0].post_send(Rank(1), b"x", Tag(1)).require(J::PATH).call()).is_done());
+    assert!(
+        posted(&ranks, || ranks[0].post_send(Rank(1), b"x", Tag(1)).require(J::PATH).call())
+            .is_done()
+    );
     for to in [Rank(0), Rank(1)] {
         let mut send = ranks[0].post_send(to, b"x".to_vec(), Tag(1)).require(other);
         for _ in 0..2 {
@@ -240,7 +259,10 @@ fn a_path_that_is_demanded_is_taken_or_refused_with_the_reason<J: Job>() {
         let comp = Synchronizer::new(1);
         let recv = ranks[0].post_recv(Rank(1), vec![0; 1], Tag(2)).comp(&comp).require(path).call();
         assert!(is_kept(recv.err()), "a receive, {path:?}");
-        assert!(is_kept(ranks[0].post_flush(Rank(1)).require(path).call().err()), "a flush, {path:?}");
+        assert!(
+            is_kept(ranks[0].post_flush(Rank(1)).require(path).call().err()),
+            "a flush, {path:?}"
+        );
     }
     let any = ranks[0].post_recv(Rank::ANY, vec![0; 1], Tag(2)).require(J::PATH).call();
     assert!(matches!(any, Err(PostError::Wildcard("Rank::ANY"))), "{any:?}");
@@ -278,7 +300,10 @@ fn a_handler_may_post_and_may_neither_call_progress_nor_block<J: Job>() {
     let question = ranks[1].register_comp(&handler).unwrap();
     sent(&ranks, || ranks[0].post_am(Rank(1), b"ping", question).tag(Tag(41)).call());
     let status = back.one(&ranks);
-    assert_eq!((status.rank, status.tag, status.bytes().unwrap()), (Rank(1), Tag(42), &b"ping"[..]));
+    assert_eq!(
+        (status.rank, status.tag, status.bytes().unwrap()),
+        (Rank(1), Tag(42), &b"ping"[..])
+    );
     let seen = seen.lock().unwrap();
     assert_eq!(seen[0], ProgressError::InHandler.to_string());
     assert_eq!(seen[1], PostError::WouldBlock.to_string());
@@ -287,9 +312,11 @@ fn a_handler_may_post_and_may_neither_call_progress_nor_block<J: Job>() {
 
 fn a_handler_that_panics_fails_its_delivery_and_nothing_else<J: Job>() {
     let ranks = J::pair();
-    let fragile = Handler::new(|status| assert_ne!(status.tag, Tag(2), "the second is one too many"));
+    let fragile =
+        Handler::new(|status| assert_ne!(status.tag, Tag(2), "the second is one too many"));
     let sturdy = Sink::keeping();
-    let (one, other) = (ranks[1].register_comp(&fragile).unwrap(), ranks[1].register_comp(&sturdy).unwrap());
+    let (one, other) =
+        (ranks[1].register_comp(&fragile).unwrap(), ranks[1].register_comp(&sturdy).unwrap());
     for tag in 1..=3 {
         for name in [one, other] {
             sent(&ranks, || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(tag)).call());

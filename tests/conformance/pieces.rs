@@ -1,5 +1,5 @@
-//! Many puts or gets as one: pieces and faces, of host, pinned and device memory, mapped or not. A byte beside a piece that is
-//! written is found, and so is a signal that comes before the bytes.
+//! Many puts or gets as one: pieces and faces, of host, pinned and device memory, mapped or not. A
+//! byte beside a piece that is written is found, and so is a signal that comes before the bytes.
 
 use crate::support::gpus::{self, is_for_simulated_only};
 use crate::support::sink::{Sink, Sort};
@@ -7,7 +7,9 @@ use crate::support::*;
 use carrack::region::Region;
 use carrack::settings::KernelCopyChoice;
 use carrack::transports::gpu::Flavour;
-use carrack::{Face, Outcome, Piece, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Tag, UserContext};
+use carrack::{
+    Face, Outcome, Piece, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Tag, UserContext,
+};
 use rand::seq::SliceRandom;
 use rand::{Rng, rngs::SmallRng};
 use std::ops::Range;
@@ -47,14 +49,16 @@ pub(super) struct Remote {
     pub(super) registered: carrack::Mr,
 }
 
-/// So many pieces of so many bytes, side by side in `local`, and in the other rank's memory where `place` says of each.
+/// So many pieces of so many bytes, side by side in `local`, and in the other rank's memory where
+/// `place` says of each.
 pub(super) fn side_by_side<'a>(
     local: &'a Region,
     rmr: &'a Rmr,
     (count, len): (usize, usize),
     place: impl Fn(usize) -> usize,
 ) -> Vec<Piece<'a>> {
-    let piece = |at: usize| Piece { local, range: at * len..(at + 1) * len, rmr, offset: place(at) as u64 };
+    let piece =
+        |at: usize| Piece { local, range: at * len..(at + 1) * len, rmr, offset: place(at) as u64 };
     (0..count).map(piece).collect()
 }
 
@@ -98,7 +102,11 @@ impl Ground {
     }
 
     /// The status of an operation that may be over at once.
-    pub(super) fn ended(&self, sink: &Sink, call: impl FnMut() -> Result<Outcome, PostError>) -> Status {
+    pub(super) fn ended(
+        &self,
+        sink: &Sink,
+        call: impl FnMut() -> Result<Outcome, PostError>,
+    ) -> Status {
         match posted(&self.ranks, call) {
             Outcome::Done(status) => {
                 assert_eq!(sink.count(), 0, "done, and told");
@@ -114,11 +122,14 @@ fn sorts<J: Job>() -> Vec<(Memory, Memory, bool)> {
     let pairs = ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote)));
     let mapped = if J::IS_RDMA { vec![true] } else { vec![true, false] };
     pairs
-        .flat_map(|(local, remote)| mapped.clone().into_iter().map(move |mapped| (local, remote, mapped)))
+        .flat_map(|(local, remote)| {
+            mapped.clone().into_iter().map(move |mapped| (local, remote, mapped))
+        })
         .collect()
 }
 
-/// Random parts of two regions that do not overlap, in random order; and how long the regions have to be.
+/// Random parts of two regions that do not overlap, in random order; and how long the regions have
+/// to be.
 fn parts(rng: &mut SmallRng, count: usize, longest: usize) -> (Vec<(Range<usize>, usize)>, usize) {
     let place = || {
         let mut at = 0;
@@ -149,9 +160,11 @@ fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
     for (ours, theirs, mapped) in sorts::<J>() {
         for count in [1, 2, 65, 1000] {
             for is_put in [true, false] {
-                let what = format!("{ours:?} {theirs:?} mapped: {mapped}, {count} pieces, put: {is_put}");
+                let what =
+                    format!("{ours:?} {theirs:?} mapped: {mapped}, {count} pieces, put: {is_put}");
                 let (parts, room) = parts(&mut rng, count, if count < 1000 { 3000 } else { 60 });
-                let (local, remote) = (ground.local(ours, room), ground.remote(theirs, mapped, room));
+                let (local, remote) =
+                    (ground.local(ours, room), ground.remote(theirs, mapped, room));
                 let (here, there) = (random(&mut rng, room), random(&mut rng, room));
                 local.whole().write(&here).unwrap();
                 remote.region.whole().write(&there).unwrap();
@@ -186,7 +199,11 @@ fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
                 assert!(found == wanted_there, "{what}: the signal was early, or a byte is wrong");
                 let told = ground.told.take().remove(0);
                 assert!(told.error.is_none(), "{what}: {told:?}");
-                assert_eq!((told.rank, told.tag, told.size), (Rank(0), Tag(count as u64), size), "{what}");
+                assert_eq!(
+                    (told.rank, told.tag, told.size),
+                    (Rank(0), Tag(count as u64), size),
+                    "{what}"
+                );
                 let status = match over {
                     Outcome::Done(status) => status,
                     _ => sink.one(&ground.ranks),
@@ -194,7 +211,10 @@ fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
                 assert!(status.error.is_none(), "{what}: {status:?}");
                 assert_eq!((status.rank, status.size), (Rank(1), size), "{what}");
                 assert_eq!((status.user_context, status.tag), (UserContext(7), Tag(count as u64)));
-                assert!(local.whole().to_vec().unwrap() == wanted_here, "{what}: this rank's memory");
+                assert!(
+                    local.whole().to_vec().unwrap() == wanted_here,
+                    "{what}: this rank's memory"
+                );
                 settle(&ground.ranks);
                 assert_eq!((sink.count(), ground.told.count()), (0, 0), "{what}: told twice");
             }
@@ -202,7 +222,8 @@ fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
     }
 }
 
-/// A face of that shape, and how long a region may be for it: a byte at the least, as no GPU gives memory of none.
+/// A face of that shape, and how long a region may be for it: a byte at the least, as no GPU gives
+/// memory of none.
 fn face(rng: &mut SmallRng, count: [usize; 3]) -> (Face, usize) {
     let offset = rng.random_range(0..100);
     let row = count[0] + rng.random_range(0..2) * rng.random_range(0..50);
@@ -214,14 +235,17 @@ fn face(rng: &mut SmallRng, count: [usize; 3]) -> (Face, usize) {
 
 fn faces_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
     let (ground, mut rng) = (Ground::new::<J>(), rng());
-    let shapes = [[300, 1, 1], [24, 40, 1], [8, 12, 10], [8, 1, 30], [1, 20, 3], [0, 5, 5], [8, 0, 1]];
+    let shapes =
+        [[300, 1, 1], [24, 40, 1], [8, 12, 10], [8, 1, 30], [1, 20, 3], [0, 5, 5], [8, 0, 1]];
     for (ours, theirs, mapped) in sorts::<J>() {
         for count in shapes {
             for is_put in [true, false] {
-                let what = format!("{ours:?} {theirs:?} mapped: {mapped}, {count:?}, put: {is_put}");
+                let what =
+                    format!("{ours:?} {theirs:?} mapped: {mapped}, {count:?}, put: {is_put}");
                 let ((face, len), (other, room)) = (face(&mut rng, count), face(&mut rng, count));
                 // Planes that are no whole number of rows apart are met by chance, too.
-                let (local, remote) = (ground.local(ours, len), ground.remote(theirs, mapped, room + 10));
+                let (local, remote) =
+                    (ground.local(ours, len), ground.remote(theirs, mapped, room + 10));
                 let (here, there) = (random(&mut rng, len), random(&mut rng, room + 10));
                 local.whole().write(&here).unwrap();
                 remote.region.whole().write(&there).unwrap();
@@ -238,8 +262,10 @@ fn faces_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
                 let rows = (0..count[2]).flat_map(|z| (0..count[1]).map(move |y| (z, y)));
                 for (z, y) in rows.filter(|_| count[0] > 0) {
                     let at = |face: &Face| face.offset + y * face.pitch[0] + z * face.pitch[1];
-                    let (ours, theirs) =
-                        (at(&face)..at(&face) + count[0], 10 + at(&other)..10 + at(&other) + count[0]);
+                    let (ours, theirs) = (
+                        at(&face)..at(&face) + count[0],
+                        10 + at(&other)..10 + at(&other) + count[0],
+                    );
                     if is_put {
                         wanted_there[theirs].copy_from_slice(&here[ours]);
                     } else {
@@ -256,7 +282,10 @@ fn faces_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
                     _ => sink.one(&ground.ranks),
                 };
                 assert!(status.error.is_none() && status.size == size, "{what}: {status:?}");
-                assert!(local.whole().to_vec().unwrap() == wanted_here, "{what}: this rank's memory");
+                assert!(
+                    local.whole().to_vec().unwrap() == wanted_here,
+                    "{what}: this rank's memory"
+                );
             }
         }
     }
@@ -266,8 +295,10 @@ fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     const EACH: usize = 500;
     let (ground, mut rng) = (Ground::new::<J>(), rng());
     let locals = ALL.map(|memory| ground.local(memory, EACH));
-    let remotes: Vec<_> =
-        sorts::<J>().into_iter().map(|(_, memory, mapped)| ground.remote(memory, mapped, 3 * EACH)).collect();
+    let remotes: Vec<_> = sorts::<J>()
+        .into_iter()
+        .map(|(_, memory, mapped)| ground.remote(memory, mapped, 3 * EACH))
+        .collect();
     let bytes: Vec<_> = locals.iter().map(|_| random(&mut rng, EACH)).collect();
     locals.iter().zip(&bytes).for_each(|(local, bytes)| local.whole().write(bytes).unwrap());
     let mut pieces = Vec::new();
@@ -283,7 +314,8 @@ fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     }
     pieces.shuffle(&mut rng);
     let sink = Sink::keeping();
-    let mut put = ground.ranks[0].post_put_batch(Rank(1), &pieces).comp(&sink).remote_comp(ground.name);
+    let mut put =
+        ground.ranks[0].post_put_batch(Rank(1), &pieces).comp(&sink).remote_comp(ground.name);
     let status = ground.ended(&sink, || put.call());
     assert!(status.error.is_none(), "{status:?}");
     until(&ground.ranks, || ground.told.count() == 1);
@@ -358,14 +390,16 @@ fn a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_
             assert!(sink.one(&ground.ranks).error.is_none());
             let after = fake.counters();
             let calls = after.batches - before.batches + after.copies - before.copies;
-            let sides = [ours, theirs].into_iter().filter(|side| *side == Memory::Gpu).count() as u64;
+            let sides =
+                [ours, theirs].into_iter().filter(|side| *side == Memory::Gpu).count() as u64;
             assert_eq!(calls + after.copier_copies - before.copier_copies, sides, "{what}");
         }
     }
 }
 
-/// How many pieces of how many bytes are more than 16 operations on memory that only its owner, or a NIC, reaches: some that each go by
-/// themselves, and so many small ones that their messages are as many.
+/// How many pieces of how many bytes are more than 16 operations on memory that only its owner, or
+/// a NIC, reaches: some that each go by themselves, and so many small ones that their messages are
+/// as many.
 pub(super) fn more_than_16<J: Job>() -> [(usize, usize); 2] {
     [(300, 5000), (if J::IS_RDMA { 300 } else { 20_000 }, 100)]
 }

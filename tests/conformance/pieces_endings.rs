@@ -1,4 +1,5 @@
-//! Batches under which something ends: the registration of the memory, the time that they have, the last handle to what an engine is at.
+//! Batches under which something ends: the registration of the memory, the time that they have, the
+//! last handle to what an engine is at.
 
 use super::pieces::{Ground, Memory, more_than_16, on_both, side_by_side};
 use crate::support::gpus::is_for_simulated_only;
@@ -19,19 +20,22 @@ crate::over_each_transport_and!(
 
 /// More pieces than may wait for an answer, of memory that only its owner reaches, or its NIC.
 fn ground<J: Job>() -> Ground {
-    let ground = Ground::over(J::pair_with(J::settings().offers(16).kernel_copy(KernelCopyChoice::Off)));
+    let ground =
+        Ground::over(J::pair_with(J::settings().offers(16).kernel_copy(KernelCopyChoice::Off)));
     connect(&ground.ranks);
     ground
 }
 
 fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
-    let kinds = [(Memory::Host, true), (Memory::Gpu, true), (Memory::Host, false), (Memory::Gpu, false)];
+    let kinds =
+        [(Memory::Host, true), (Memory::Gpu, true), (Memory::Host, false), (Memory::Gpu, false)];
     for ((memory, is_put), (count, len)) in
         kinds.into_iter().flat_map(|kind| more_than_16::<J>().map(|sort| (kind, sort)))
     {
         let ground = ground::<J>();
         let zero = &ground.ranks[0];
-        let (local, remote) = (ground.local(memory, count * len), ground.remote(memory, false, count * len));
+        let (local, remote) =
+            (ground.local(memory, count * len), ground.remote(memory, false, count * len));
         local.whole().write(&vec![7; count * len]).unwrap();
         remote.region.whole().write(&vec![0; count * len]).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
@@ -57,7 +61,8 @@ fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
         let told = ground.told.take();
         assert_eq!((over.count(), told.len()), (0, usize::from(status.error.is_none())));
         // What was refused has moved nothing, and what comes after is refused as well.
-        let (here, there) = (local.whole().to_vec().unwrap(), remote.region.whole().to_vec().unwrap());
+        let (here, there) =
+            (local.whole().to_vec().unwrap(), remote.region.whole().to_vec().unwrap());
         assert!(here.iter().chain(&there).all(|byte| [0, 7].contains(byte)));
         let again = zero.post_put_batch(Rank(1), &pieces).comp(&over).allow_done(false).call();
         assert!(again.is_err() || over.one(&ground.ranks).error.is_some());
@@ -70,8 +75,10 @@ fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
     {
         let ground = ground::<J>();
         let zero = &ground.ranks[0];
-        let (local, remote) =
-            (ground.local(Memory::Host, count * len), ground.remote(Memory::Host, false, count * len));
+        let (local, remote) = (
+            ground.local(Memory::Host, count * len),
+            ground.remote(Memory::Host, false, count * len),
+        );
         local.whole().write(&vec![7; count * len]).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
         let over = Sink::keeping();
@@ -93,11 +100,16 @@ fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
         settle(&ground.ranks);
         assert_eq!((over.count(), ground.told.count()), (0, 0), "put: {is_put}");
         let waiting = zero.pending();
-        assert!(!waiting.operations.iter().any(|op| op.what.ends_with("of a batch")), "{waiting:?}");
+        assert!(
+            !waiting.operations.iter().any(|op| op.what.ends_with("of a batch")),
+            "{waiting:?}"
+        );
     }
 }
 
-fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_who_never_listens<J: Job>() {
+fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_who_never_listens<
+    J: Job,
+>() {
     if J::IS_RDMA {
         return;
     }
@@ -106,8 +118,10 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
         connect(&ground.ranks);
         let zero = &ground.ranks[0];
         let (count, len) = (20_000, 100);
-        let (local, remote) =
-            (ground.local(Memory::Host, count * len), ground.remote(Memory::Host, false, count * len));
+        let (local, remote) = (
+            ground.local(Memory::Host, count * len),
+            ground.remote(Memory::Host, false, count * len),
+        );
         local.whole().write(&vec![7; count * len]).unwrap();
         remote.region.whole().write(&vec![7; count * len]).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| at * len);
@@ -118,10 +132,14 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
         // Of all of them together the other rank would have more lists than a rank may send.
         let over = Sink::keeping();
         for _ in 0..8 {
-            let late = batch().comp(&over).deadline(Duration::from_millis(100)).allow_retry(false).call();
+            let late =
+                batch().comp(&over).deadline(Duration::from_millis(100)).allow_retry(false).call();
             assert!(late.unwrap().is_posted());
             let status = over.one(std::slice::from_ref(zero));
-            assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))), "{status:?}");
+            assert!(
+                matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))),
+                "{status:?}"
+            );
         }
         // It finds them all, before anything comes that it asks for.
         for _ in 0..100 {
@@ -173,6 +191,8 @@ fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() 
         drop(held);
         assert!(over.one(&ground.ranks).error.is_none());
         let freed = if memory == Memory::Gpu { 2 } else { 1 };
-        until(&ground.ranks, || ground.told.count() == 1 && fake.counters().frees == before + freed);
+        until(&ground.ranks, || {
+            ground.told.count() == 1 && fake.counters().frees == before + freed
+        });
     }
 }

@@ -1,13 +1,17 @@
 //! Batches that are refused, wait, are ordered after something, or come to a bad end.
 
-use super::pieces::{Ground, Memory, Remote, more_than_16, on_both, posted_or_refused, side_by_side};
+use super::pieces::{
+    Ground, Memory, Remote, more_than_16, on_both, posted_or_refused, side_by_side,
+};
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::KernelCopyChoice;
 use carrack::transports::gpu::Stream;
 use carrack::transports::gpu::fake::{FailAt, Kernel, Which};
-use carrack::{CompQueue, Face, FaceError, OpError, Outcome, PendingOp, Piece, PostError, Rank, Rmr, Tag};
+use carrack::{
+    CompQueue, Face, FaceError, OpError, Outcome, PendingOp, Piece, PostError, Rank, Rmr, Tag,
+};
 use std::sync::Arc;
 
 crate::over_each_transport_and!(
@@ -28,8 +32,11 @@ fn a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal<J: Job>() {
     let ground = Ground::new::<J>();
     let zero = &ground.ranks[0];
     for is_put in [true, false] {
-        let batch =
-            if is_put { zero.post_put_batch(Rank(1), &[]) } else { zero.post_get_batch(Rank(1), &[]) };
+        let batch = if is_put {
+            zero.post_put_batch(Rank(1), &[])
+        } else {
+            zero.post_get_batch(Rank(1), &[])
+        };
         let status = done(batch.remote_comp(ground.name).tag(Tag(3)).call().unwrap());
         assert!(status.error.is_none() && status.size == 0, "{status:?}");
         until(&ground.ranks, || ground.told.count() == 1);
@@ -37,8 +44,11 @@ fn a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal<J: Job>() {
         assert_eq!((told.rank, told.size, told.tag), (Rank(0), 0, Tag(3)));
         // Not done, if that is not allowed.
         let sink = Sink::keeping();
-        let batch =
-            if is_put { zero.post_put_batch(Rank(1), &[]) } else { zero.post_get_batch(Rank(1), &[]) };
+        let batch = if is_put {
+            zero.post_put_batch(Rank(1), &[])
+        } else {
+            zero.post_get_batch(Rank(1), &[])
+        };
         assert!(batch.comp(&sink).allow_done(false).call().unwrap().is_posted());
         assert_eq!(sink.one(&ground.ranks).size, 0);
     }
@@ -67,14 +77,19 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
                 other => panic!("{other:?}"),
             }
         };
-        for (range, offset) in [(0..10, 991), (0..10, u64::MAX), (0..10, u64::MAX - 4), (5..5, 1001)] {
+        for (range, offset) in
+            [(0..10, 991), (0..10, u64::MAX), (0..10, u64::MAX - 4), (5..5, 1001)]
+        {
             let refused = put(piece(range, offset));
             assert!(matches!(refused, PostError::Outside { room: 1000, .. }), "{refused}");
         }
         #[allow(clippy::reversed_empty_ranges, reason = "that is what is refused")]
         for range in [991..1001, 1001..1001, 10..5, 5..usize::MAX, usize::MAX..usize::MAX] {
             let refused = put(piece(range.clone(), 0));
-            assert!(matches!(&refused, PostError::OutsideLocal { room: 1000, .. }), "{range:?}: {refused}");
+            assert!(
+                matches!(&refused, PostError::OutsideLocal { room: 1000, .. }),
+                "{range:?}: {refused}"
+            );
         }
         // Of this rank's own memory, and of rank 1's as if it were rank 0's.
         let refused = put(Piece { rmr: &own, ..piece(0..10, 200) });
@@ -114,17 +129,28 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
             PostError::Face { which: "remote", cause: FaceError::Pitch { .. } }
         ));
         let other = Face { count: [10, 9, 1], ..whole };
-        assert!(matches!(put(&whole, &other), PostError::Face { cause: FaceError::Shape { .. }, .. }));
+        assert!(matches!(
+            put(&whole, &other),
+            PostError::Face { cause: FaceError::Shape { .. }, .. }
+        ));
         settle(&ground.ranks);
-        assert_eq!(remote.region.whole().to_vec().unwrap(), [0; 1000], "{memory:?}: nothing was moved");
+        assert_eq!(
+            remote.region.whole().to_vec().unwrap(),
+            [0; 1000],
+            "{memory:?}: nothing was moved"
+        );
 
         // A name that says more than there is: what is mapped is checked here, else by its owner.
         let mut forged = rmr.to_bytes();
         forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
         let (forged, sink) = (Rmr::from_bytes(&forged).unwrap(), Sink::keeping());
         let pieces = [Piece { rmr: &forged, ..piece(0..10, 4000) }];
-        match posted_or_refused(&ground.ranks, || zero.post_put_batch(Rank(1), &pieces).comp(&sink).call()) {
-            Err(PostError::Piece { at: 0, cause }) => assert!(matches!(*cause, PostError::Outside { .. })),
+        match posted_or_refused(&ground.ranks, || {
+            zero.post_put_batch(Rank(1), &pieces).comp(&sink).call()
+        }) {
+            Err(PostError::Piece { at: 0, cause }) => {
+                assert!(matches!(*cause, PostError::Outside { .. }))
+            }
             Ok(Outcome::Posted) => {
                 let error = sink.one(&ground.ranks).ok().unwrap_err();
                 assert!(matches!(error, OpError::Outside(Rank(1)) | OpError::Begin(_)), "{error}");
@@ -136,8 +162,12 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
         ground.ranks[1].deregister_memory(registered);
         settle(&ground.ranks);
         let pieces = [Piece { local: &local, range: 0..10, rmr: &rmr, offset: 0 }];
-        match posted_or_refused(&ground.ranks, || zero.post_put_batch(Rank(1), &pieces).comp(&sink).call()) {
-            Err(PostError::Piece { at: 0, cause }) => assert!(matches!(*cause, PostError::Stale(Rank(1)))),
+        match posted_or_refused(&ground.ranks, || {
+            zero.post_put_batch(Rank(1), &pieces).comp(&sink).call()
+        }) {
+            Err(PostError::Piece { at: 0, cause }) => {
+                assert!(matches!(*cause, PostError::Stale(Rank(1))))
+            }
             Ok(Outcome::Posted) => {
                 let error = sink.one(&ground.ranks).ok().unwrap_err();
                 assert!(matches!(error, OpError::Stale(Rank(1))), "{error}");
@@ -151,7 +181,8 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
 fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
     let ground = Ground::new::<J>();
     let zero = &ground.ranks[0];
-    let (local, remote) = (ground.local(Memory::Host, 1000), ground.remote(Memory::Host, true, 1000));
+    let (local, remote) =
+        (ground.local(Memory::Host, 1000), ground.remote(Memory::Host, true, 1000));
     let other = ground.remote(Memory::Host, true, 1000);
     local.whole().write(&[1; 1000]).unwrap();
     let piece = |range, offset| Piece { local: &local, range, rmr: &remote.rmr, offset };
@@ -189,7 +220,8 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
     for (memory, (count, len)) in
         [Memory::Host, Memory::Gpu].into_iter().flat_map(|one| sorts.map(|sort| (one, sort)))
     {
-        let (local, remote) = (ground.local(memory, count * len), ground.remote(memory, false, count * len));
+        let (local, remote) =
+            (ground.local(memory, count * len), ground.remote(memory, false, count * len));
         let bytes = random(&mut rng, count * len);
         local.whole().write(&bytes).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| (count - 1 - at) * len);
@@ -198,14 +230,18 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
         assert!(put.allow_retry(false).call().unwrap().is_posted());
         if !J::IS_RDMA {
             let waiting = zero.pending();
-            let is_rest = |op: &PendingOp| op.what == "put of a batch" && op.waits_for.contains("room");
+            let is_rest =
+                |op: &PendingOp| op.what == "put of a batch" && op.waits_for.contains("room");
             assert!(waiting.operations.iter().any(is_rest), "{waiting:?}");
         }
         let flush = zero.post_flush(Rank(1)).comp(&flushed).allow_done(false).call().unwrap();
         assert!(flush.is_posted());
         until(&ground.ranks, || flushed.count() == 1);
         let found = remote.region.whole().to_vec().unwrap();
-        assert!(found.chunks(len).eq(bytes.chunks(len).rev()), "{memory:?}, {len} B: the flush was early");
+        assert!(
+            found.chunks(len).eq(bytes.chunks(len).rev()),
+            "{memory:?}, {len} B: the flush was early"
+        );
         assert!(over.one(&ground.ranks).error.is_none());
         until(&ground.ranks, || ground.told.count() == 1);
         assert_eq!(ground.told.take().remove(0).size, count * len);
@@ -215,8 +251,10 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
 fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
     let sorts = [(Memory::Host, 1000, 5000), (Memory::Host, 20_000, 100), (Memory::Gpu, 1000, 100)];
     let each = |(peer_goes, sort)| [true, false].map(|is_put| (peer_goes, is_put, sort));
-    for (peer_goes, is_put, (memory, count, len)) in
-        [true, false].into_iter().flat_map(|peer_goes| sorts.map(|sort| (peer_goes, sort))).flat_map(each)
+    for (peer_goes, is_put, (memory, count, len)) in [true, false]
+        .into_iter()
+        .flat_map(|peer_goes| sorts.map(|sort| (peer_goes, sort)))
+        .flat_map(each)
     {
         let settings = J::settings().offers(16).kernel_copy(KernelCopyChoice::Off);
         let ground = Ground::over(J::pair_with(settings));
@@ -250,7 +288,8 @@ fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
     }
 }
 
-/// By an event of the program's, and by a stream: what is read is what was there when the event had fired.
+/// By an event of the program's, and by a stream: what is read is what was there when the event had
+/// fired.
 fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
     if is_for_simulated_only("there is no kernel that a test could hold up") {
         return;
@@ -264,8 +303,10 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
         [(true, true), (true, false), (false, true), (false, false)]
             .map(|(on_stream, as_face)| (memory, mapped, on_stream, as_face))
     }) {
-        let what = format!("{memory:?} mapped: {mapped}, on a stream: {on_stream}, a face: {as_face}");
-        let (local, remote) = (ground.local(memory, 1000), ground.remote(Memory::Gpu, mapped, 2000));
+        let what =
+            format!("{memory:?} mapped: {mapped}, on a stream: {on_stream}, a face: {as_face}");
+        let (local, remote) =
+            (ground.local(memory, 1000), ground.remote(Memory::Gpu, mapped, 2000));
         local.whole().write(&[0; 1000]).unwrap();
         remote.region.whole().write(&[9; 2000]).unwrap();
         let stream = fake.gpu(0).unwrap().fake_stream().unwrap();
@@ -296,8 +337,11 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
             zero.post_put_batch(Rank(1), &pieces)
         };
         let put = put.comp(&over).remote_comp(ground.name);
-        let mut put =
-            if on_stream { put.on_stream(&as_stream) } else { put.after(&stream.record().unwrap()) };
+        let mut put = if on_stream {
+            put.on_stream(&as_stream)
+        } else {
+            put.after(&stream.record().unwrap())
+        };
         assert!(posted(&ground.ranks, || put.call()).is_posted(), "{what}");
         if on_stream && memory == Memory::Gpu {
             // What the stream does later comes after the batch.
@@ -336,8 +380,12 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_gives_no_signal
         let local = ground.local(memory, 1000);
         for at in [FailAt::Submit, FailAt::Event] {
             let remote = ground.remote(Memory::Gpu, mapped, 1000);
-            let piece =
-                |at: usize| Piece { local: &local, range: at..at + 1, rmr: &remote.rmr, offset: at as u64 };
+            let piece = |at: usize| Piece {
+                local: &local,
+                range: at..at + 1,
+                rmr: &remote.rmr,
+                offset: at as u64,
+            };
             let pieces: Vec<_> = (0..100).map(piece).collect();
             let over = Sink::keeping();
             faults.fail_copies(at, Which::All, 700);
@@ -375,18 +423,24 @@ fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
         let (local, remote) = (ground.local(memory, 1000), ground.remote(memory, mapped, 1000));
         local.whole().write(&[5; 1000]).unwrap();
         remote.region.whole().write(&[0; 1000]).unwrap();
-        let piece =
-            |at: usize| Piece { local: &local, range: at..at + 9, rmr: &remote.rmr, offset: at as u64 };
+        let piece = |at: usize| Piece {
+            local: &local,
+            range: at..at + 9,
+            rmr: &remote.rmr,
+            offset: at as u64,
+        };
         let pieces: Vec<_> = (0..50).map(|at| piece(at * 10)).collect();
         let zero = &ground.ranks[0];
         let put = || zero.post_put_batch(Rank(1), &pieces).allow_posted(false).call();
         let status = done(on_both(&ground.ranks, put).unwrap());
         assert!(status.error.is_none() && status.size == 450, "{status:?}");
-        let wanted: Vec<u8> = (0..1000).map(|at| if at < 500 && at % 10 < 9 { 5 } else { 0 }).collect();
+        let wanted: Vec<u8> =
+            (0..1000).map(|at| if at < 500 && at % 10 < 9 { 5 } else { 0 }).collect();
         assert!(remote.region.whole().to_vec().unwrap() == wanted);
         let back = ground.local(memory, 1000);
         back.whole().write(&[0; 1000]).unwrap();
-        let pieces: Vec<_> = pieces.iter().map(|piece| Piece { local: &back, ..piece.clone() }).collect();
+        let pieces: Vec<_> =
+            pieces.iter().map(|piece| Piece { local: &back, ..piece.clone() }).collect();
         let get = || zero.block_on(async { zero.post_get_batch(Rank(1), &pieces).await });
         let status = on_both(&ground.ranks, get).unwrap().unwrap();
         assert_eq!(status.size, 450);
@@ -435,13 +489,24 @@ fn of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_
             let pieces = [piece(0, 0), piece(1, wrong), piece(2, 500)];
             let sink = Sink::keeping();
             let call = || match is_put {
-                true => zero.post_put_batch(Rank(1), &pieces).comp(&sink).remote_comp(ground.name).call(),
-                false => zero.post_get_batch(Rank(1), &pieces).comp(&sink).remote_comp(ground.name).call(),
+                true => zero
+                    .post_put_batch(Rank(1), &pieces)
+                    .comp(&sink)
+                    .remote_comp(ground.name)
+                    .call(),
+                false => zero
+                    .post_get_batch(Rank(1), &pieces)
+                    .comp(&sink)
+                    .remote_comp(ground.name)
+                    .call(),
             };
             let outcome = posted_or_refused(&ground.ranks, call);
             assert!(matches!(outcome, Ok(Outcome::Posted)), "{outcome:?}");
             let error = sink.one(&ground.ranks).ok().unwrap_err();
-            assert!(matches!(error, OpError::Outside(Rank(1)) | OpError::Begin(_)), "{wrong}: {error}");
+            assert!(
+                matches!(error, OpError::Outside(Rank(1)) | OpError::Begin(_)),
+                "{wrong}: {error}"
+            );
             settle(&ground.ranks);
             assert_eq!(ground.told.count(), 0, "no signal");
         }

@@ -40,17 +40,23 @@ fn one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved<J: Jo
                 for offset in [room - 7, room + 1, u64::MAX, u64::MAX - 7, 1 << 63] {
                     let why = refused(Piece { offset, ..good.clone() });
                     let PostError::Piece { at, cause } = why else { panic!("{why}") };
-                    let is_named =
-                        matches!(*cause, PostError::Outside { offset: named, .. } if named == offset);
-                    assert!(at == wrong && is_named, "{memory:?}, {wrong}, {offset}: {at}, {cause}");
+                    let is_named = matches!(*cause, PostError::Outside { offset: named, .. } if named == offset);
+                    assert!(
+                        at == wrong && is_named,
+                        "{memory:?}, {wrong}, {offset}: {at}, {cause}"
+                    );
                 }
                 #[allow(clippy::reversed_empty_ranges, reason = "that is what is refused")]
-                for range in [ROOM - 7..ROOM + 1, 9..8, usize::MAX - 7..1, 0..usize::MAX, 1 << 63..ROOM] {
+                for range in
+                    [ROOM - 7..ROOM + 1, 9..8, usize::MAX - 7..1, 0..usize::MAX, 1 << 63..ROOM]
+                {
                     let why = refused(Piece { range: range.clone(), ..good.clone() });
                     let PostError::Piece { at, cause } = why else { panic!("{why}") };
-                    let is_named =
-                        matches!(&*cause, PostError::OutsideLocal { range: named, .. } if *named == range);
-                    assert!(at == wrong && is_named, "{memory:?}, {wrong}, {range:?}: {at}, {cause}");
+                    let is_named = matches!(&*cause, PostError::OutsideLocal { range: named, .. } if *named == range);
+                    assert!(
+                        at == wrong && is_named,
+                        "{memory:?}, {wrong}, {range:?}: {at}, {cause}"
+                    );
                 }
                 for other in [(wrong + 1) % COUNT, (wrong + 64) % COUNT] {
                     let offset = pieces[other].offset + 7;
@@ -64,6 +70,10 @@ fn one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved<J: Jo
             }
         }
         settle(&ground.ranks);
-        assert_eq!(remote.region.whole().to_vec().unwrap(), [0; ROOM], "{memory:?}: nothing was moved");
+        assert_eq!(
+            remote.region.whole().to_vec().unwrap(),
+            [0; ROOM],
+            "{memory:?}: nothing was moved"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Each reason for a retry, forced by tiny resources: that it is told, that the operation is the caller's
-//! again, and that nothing is lost.
+//! Each reason for a retry, forced by tiny resources: that it is told, that the operation is the
+//! caller's again, and that nothing is lost.
 
 use crate::over_each_transport;
 use crate::support::sink::Sink;
@@ -26,7 +26,8 @@ fn tiny<J: Job>() -> SettingsBuilder {
     J::settings().shm_slots(8).shm_chunks(1).packets_max(16).backlog(4).poll_batch(1)
 }
 
-/// Posts active messages without progress until one has to be retried; how many went, and why no more.
+/// Posts active messages without progress until one has to be retried; how many went, and why no
+/// more.
 fn fill(ranks: &[Runtime; 2], name: carrack::RemoteComp, size: usize) -> (u64, RetryReason) {
     for at in 0..100_000 {
         let message = pattern(at, size);
@@ -125,16 +126,24 @@ fn what_waits_for_a_peer_that_has_not_started_takes_the_path_that_it_demands_or_
     let other = if J::PATH == Path::Shm { Path::Loopback } else { Path::Shm };
     let sinks = [other, J::PATH].map(|path| {
         let over = Sink::keeping();
-        let send = zero.post_send(Rank(1), b"late", Tag(1)).require(path).comp(&over).allow_done(false);
+        let send =
+            zero.post_send(Rank(1), b"late", Tag(1)).require(path).comp(&over).allow_done(false);
         assert!(send.allow_retry(false).call().unwrap().is_posted());
         over
     });
     let ranks = [zero, start(job.next().unwrap(), J::settings())];
     let error = sinks[0].one(&ranks).ok().unwrap_err();
-    assert!(matches!(&error, OpError::Begin(why) if matches!(**why, PostError::Path { .. })), "{error}");
+    assert!(
+        matches!(&error, OpError::Begin(why) if matches!(**why, PostError::Path { .. })),
+        "{error}"
+    );
     assert!(sinks[1].one(&ranks).error.is_none());
     settle(&ranks);
-    assert_eq!(ranks[1].default_matching_engine().waiting(), (1, 0), "by the path that was demanded");
+    assert_eq!(
+        ranks[1].default_matching_engine().waiting(),
+        (1, 0),
+        "by the path that was demanded"
+    );
 }
 
 fn what_waits_for_a_peer_that_has_not_started_arrives_in_order<J: Job>() {
@@ -143,7 +152,8 @@ fn what_waits_for_a_peer_that_has_not_started_arrives_in_order<J: Job>() {
     let over = Sink::keeping();
     for at in 0..50 {
         let message = pattern(at, at as usize * 10);
-        let send = zero.post_send(Rank(1), &message[..], Tag(1)).comp(&over).allow_retry(false).call();
+        let send =
+            zero.post_send(Rank(1), &message[..], Tag(1)).comp(&over).allow_retry(false).call();
         assert!(send.unwrap().is_posted());
         zero.progress().unwrap();
     }
@@ -175,8 +185,11 @@ fn nothing_overtakes_the_backlog_and_a_full_one_is_an_error<J: Job>() {
         assert!(am.allow_retry(false).call().unwrap().is_posted());
     }
     let fifth = tagged(4);
-    let mut am =
-        ranks[0].post_am(Rank(1), fifth.clone(), name).tag(Tag(count + 4)).comp(&over).allow_retry(false);
+    let mut am = ranks[0]
+        .post_am(Rank(1), fifth.clone(), name)
+        .tag(Tag(count + 4))
+        .comp(&over)
+        .allow_retry(false);
     for _ in 0..2 {
         let error = am.call().unwrap_err();
         assert!(matches!(error, PostError::BacklogFull { rank: Rank(1), limit: 4 }), "{error}");
@@ -192,7 +205,8 @@ fn nothing_overtakes_the_backlog_and_a_full_one_is_an_error<J: Job>() {
 
 fn a_link_that_another_thread_uses_is_a_retry_where_locks_are_tried<J: Job>() {
     if !J::TRIES_LOCKS {
-        // Over a transport whose links wait for each other's few instructions there is nothing to see.
+        // Over a transport whose links wait for each other's few instructions there is nothing to
+        // see.
         return;
     }
     let ranks = J::pair();
@@ -223,7 +237,8 @@ fn a_receiver_that_keeps_its_packets_is_told_and_loses_nothing<J: Job>() {
     let mut still = 0;
     while still < 1000 {
         let message = pattern(sent, 1000);
-        let went = ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(sent)).call().unwrap().is_done();
+        let went =
+            ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(sent)).call().unwrap().is_done();
         sent += u64::from(went);
         match ranks[1].progress() {
             Ok(_) => {}
@@ -241,7 +256,11 @@ fn a_receiver_that_keeps_its_packets_is_told_and_loses_nothing<J: Job>() {
         }
     }
     // A NIC needs some of its packets for the receives that stand.
-    assert!(kept.len() == 16 || J::IS_RDMA && (8..16).contains(&kept.len()), "{} of 16 packets", kept.len());
+    assert!(
+        kept.len() == 16 || J::IS_RDMA && (8..16).contains(&kept.len()),
+        "{} of 16 packets",
+        kept.len()
+    );
     assert!(told);
     let mut next = 0;
     let check = |status: carrack::Status, next: &mut u64| {
@@ -283,7 +302,9 @@ fn the_tiniest_resources_carry_everything_in_both_directions<J: Job>() {
             let to = 1 - at;
             if posted[at] < COUNT {
                 let message = pattern(posted[at], size(posted[at]));
-                let mut am = ranks[at].post_am(Rank(to as u32), &message[..], names[to]).tag(Tag(posted[at]));
+                let mut am = ranks[at]
+                    .post_am(Rank(to as u32), &message[..], names[to])
+                    .tag(Tag(posted[at]));
                 posted[at] += u64::from(!am.call().unwrap().is_retry());
             }
             let _ = ranks[at].progress();
@@ -296,8 +317,8 @@ fn the_tiniest_resources_carry_everything_in_both_directions<J: Job>() {
     }
 }
 
-/// Each has as many large messages on offer as there may be, and one more in its backlog. What ends an offer is said by its receiver, whose
-/// backlog has such a message in front.
+/// Each has as many large messages on offer as there may be, and one more in its backlog. What ends
+/// an offer is said by its receiver, whose backlog has such a message in front.
 fn ranks_that_both_offer_as_much_as_they_may_do_not_wait_for_each_other<J: Job>() {
     const OFFERS: u64 = 16;
     const MORE: u64 = 3;
@@ -308,13 +329,15 @@ fn ranks_that_both_offer_as_much_as_they_may_do_not_wait_for_each_other<J: Job>(
     for (rank, to) in peers() {
         for number in 0..OFFERS + MORE {
             let bytes = pattern(number + 100 * u64::from(to.0), SIZE);
-            let mut send = rank.post_send(to, bytes, Tag(number)).comp(&sent).allow_retry(number < OFFERS);
+            let mut send =
+                rank.post_send(to, bytes, Tag(number)).comp(&sent).allow_retry(number < OFFERS);
             assert!(posted(&ranks, || send.call()).is_posted());
         }
     }
     for (rank, from) in peers() {
         for number in 0..OFFERS + MORE {
-            let receive = rank.post_recv(from, vec![0; SIZE], Tag(number)).comp(&received).allow_done(false);
+            let receive =
+                rank.post_recv(from, vec![0; SIZE], Tag(number)).comp(&received).allow_done(false);
             assert!({ receive }.call().unwrap().is_posted());
         }
     }

@@ -35,7 +35,8 @@ fn messages_of_one_device_arrive_by_progress_on_its_counterpart_alone<J: Job>() 
         (0..3).map(|_| [0, 1].map(|at: usize| ranks[at].device().build().unwrap())).collect();
     for (at, [here, there]) in devices.iter().enumerate() {
         assert_eq!((here.index(), there.index()), (at as u32 + 1, at as u32 + 1));
-        let mut am = ranks[0].post_am(Rank(1), vec![at as u8; 100], name).tag(Tag(at as u64)).device(here);
+        let mut am =
+            ranks[0].post_am(Rank(1), vec![at as u8; 100], name).tag(Tag(at as u64)).device(here);
         while am.call().unwrap().is_retry() {
             ranks[0].progress_device(here).unwrap();
             ranks[1].progress_device(there).unwrap();
@@ -82,7 +83,10 @@ fn engines_are_apart_and_go_by_number<J: Job>() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, ResourceError::TooMany { limit, .. } if limit == made), "{made}: {error}");
+    assert!(
+        matches!(error, ResourceError::TooMany { limit, .. } if limit == made),
+        "{made}: {error}"
+    );
 }
 
 fn jobs_of_one_process_do_not_hear_of_each_other<J: Job>() {
@@ -110,7 +114,9 @@ fn jobs_of_one_process_do_not_hear_of_each_other<J: Job>() {
     for (at, job) in jobs.iter().enumerate() {
         settle(job);
         assert_eq!(sinks[at + 1].count(), at + 2);
-        assert!(sinks[at + 1].take().iter().all(|status| status.bytes().unwrap() == [at as u8 + 1; 50]));
+        assert!(
+            sinks[at + 1].take().iter().all(|status| status.bytes().unwrap() == [at as u8 + 1; 50])
+        );
         assert!(job[0].peer_down(Rank(1)).is_none());
     }
 }
@@ -139,8 +145,10 @@ fn packets_of_a_pool_of_the_users_own_return_to_it<J: Job>() {
     let sink = Sink::keeping();
     let name = ranks[1].register_comp(&sink).unwrap();
     let pool = PacketPool::new(Arc::new(HostAllocator), 8192, 16);
-    let devices = [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
-    // A NIC is given packets at once: one that cannot receive into them is to be known at the start.
+    let devices =
+        [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
+    // A NIC is given packets at once: one that cannot receive into them is to be known at the
+    // start.
     assert_eq!(pool.allocated() > 0, J::IS_RDMA);
     // A NIC needs some of them for the receives that stand.
     let most = if J::IS_RDMA { 8 } else { 16 };
@@ -148,7 +156,9 @@ fn packets_of_a_pool_of_the_users_own_return_to_it<J: Job>() {
         let mut kept = Vec::new();
         for at in 0..most {
             let message = pattern(round * 16 + at, 6000);
-            sent(&ranks, || ranks[0].post_am(Rank(1), &message[..], name).device(&devices[0]).call());
+            sent(&ranks, || {
+                ranks[0].post_am(Rank(1), &message[..], name).device(&devices[0]).call()
+            });
             kept.push(sink.one(&ranks));
         }
         assert!(pool.take_with_len(1).is_none(), "all packets of the pool are out");
@@ -161,7 +171,8 @@ fn packets_of_a_pool_of_the_users_own_return_to_it<J: Job>() {
     }
 }
 
-/// Runs `body` on a thread for each rank, and gives their answers, in order; a rank that hangs is named.
+/// Runs `body` on a thread for each rank, and gives their answers, in order; a rank that hangs is
+/// named.
 fn on_each<J: Job, T: Send + 'static>(
     size: u32,
     body: impl Fn(Runtime) -> T + Send + Sync + Clone + 'static,
@@ -181,7 +192,8 @@ fn on_each<J: Job, T: Send + 'static>(
         match take.recv_timeout(Duration::from_secs(20)) {
             Ok((at, answer)) => answers[at as usize] = Some(answer),
             Err(_) => {
-                let hang: Vec<usize> = (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
+                let hang: Vec<usize> =
+                    (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
                 panic!("of {size} ranks, ranks {hang:?} hang (or have panicked)");
             }
         }
@@ -274,7 +286,8 @@ fn a_large_message_that_waits_is_received_by_way_of_another_device<J: Job>() {
     let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over);
     assert!(posted(&ranks, || send.call()).is_posted());
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
-    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 20_000], Tag(1)).comp(&arrived).device(&devices[1]);
+    let mut recv =
+        ranks[1].post_recv(Rank(0), vec![0; 20_000], Tag(1)).comp(&arrived).device(&devices[1]);
     assert!(recv.call().unwrap().is_posted());
     let status = arrived.one(&ranks);
     assert_eq!(status.bytes().unwrap(), payload);
@@ -311,7 +324,8 @@ impl Bootstrap for Busy {
 fn a_bootstrap_may_make_progress_while_it_publishes_a_device<J: Job>() {
     let runtime = Arc::new(OnceLock::new());
     let bootstrap = Busy(unstarted(1).remove(0), runtime.clone());
-    let started = Runtime::builder().settings(built(J::settings())).bootstrap(Box::new(bootstrap)).start();
+    let started =
+        Runtime::builder().settings(built(J::settings())).bootstrap(Box::new(bootstrap)).start();
     let started = runtime.get_or_init(|| started.unwrap()).clone();
     let (told, heard) = channel();
     std::thread::spawn(move || told.send(started.device().build().unwrap().index()));

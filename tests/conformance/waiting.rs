@@ -50,12 +50,16 @@ fn four_threads_that_post_and_poll_one_device_deliver_each_message_once<J: Job>(
                     let message = pattern(number, (number % 700) as usize);
                     let from = (number % 2) as usize;
                     for from in [from, 1 - from] {
-                        let mut am =
-                            ranks[from].post_am(Rank(1 - from as u32), &message[..], names[1 - from]);
+                        let mut am = ranks[from].post_am(
+                            Rank(1 - from as u32),
+                            &message[..],
+                            names[1 - from],
+                        );
                         am = am.tag(Tag(number)).allow_retry(number.is_multiple_of(5));
                         loop {
                             match am.call() {
-                                Ok(Outcome::Retry(_)) | Err(carrack::PostError::BacklogFull { .. }) => {
+                                Ok(Outcome::Retry(_))
+                                | Err(carrack::PostError::BacklogFull { .. }) => {
                                     ranks.iter().for_each(|rank| _ = rank.progress().unwrap());
                                 }
                                 Ok(_) => break,
@@ -142,7 +146,8 @@ impl Waiter {
     /// Returns once the kernel says that it sleeps, and has done so for a while.
     fn sleeps(&self) {
         let state = || {
-            let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", self.id)).unwrap();
+            let stat =
+                std::fs::read_to_string(format!("/proc/self/task/{}/stat", self.id)).unwrap();
             stat.rsplit_once(')').unwrap().1.trim_start().as_bytes()[0]
         };
         let mut asleep = 0;
@@ -153,8 +158,8 @@ impl Waiter {
     }
 }
 
-/// How long the fastest of some wake-ups takes: a lost one costs half a second each time, a slow machine
-/// only now and then.
+/// How long the fastest of some wake-ups takes: a lost one costs half a second each time, a slow
+/// machine only now and then.
 fn fastest(mut one: impl FnMut(u64) -> Duration) -> Duration {
     (0..4).map(&mut one).min().unwrap()
 }
@@ -179,7 +184,8 @@ fn a_thread_that_sleeps_is_woken_by_another_threads_progress<J: Job>() {
     let ranks = J::pair_with(J::settings().spin(Duration::ZERO));
     let counter = Counter::new();
     let name = ranks[1].register_comp(&counter).unwrap();
-    // Messages come on a second device, made after the sleeper has gone to sleep on the first alone.
+    // Messages come on a second device, made after the sleeper has gone to sleep on the first
+    // alone.
     let took = fastest(|round| {
         let wanted = counter.clone();
         let waiter = Waiter::start(&ranks[1], move || wanted.get() > round);
@@ -214,7 +220,11 @@ fn a_thread_that_sleeps_is_woken_by_a_post_that_was_over_at_once<J: Job>() {
             waiter.sleeps();
             let start = Instant::now();
             let outcome = if receives {
-                ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).comp(&counter).allow_done(false).call()
+                ranks[1]
+                    .post_recv(Rank(0), vec![0; 5], Tag(1))
+                    .comp(&counter)
+                    .allow_done(false)
+                    .call()
             } else {
                 posted_once(&ranks[1], &counter)
             };
@@ -222,7 +232,11 @@ fn a_thread_that_sleeps_is_woken_by_a_post_that_was_over_at_once<J: Job>() {
             waiter.thread.join().unwrap().unwrap();
             start.elapsed()
         });
-        assert!(took < PROMPT, "{took:?} until a {} was noticed", if receives { "receive" } else { "send" });
+        assert!(
+            took < PROMPT,
+            "{took:?} until a {} was noticed",
+            if receives { "receive" } else { "send" }
+        );
     }
 }
 
@@ -240,7 +254,8 @@ fn a_thread_that_waits_does_not_burn_its_core<J: Job>() {
     let (start, stop) = (Instant::now(), AtomicBool::new(false));
     let burnt = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let before = burnt();
-    let error = ranks[0].wait_for(Duration::from_secs(1), || stop.load(Ordering::Relaxed)).unwrap_err();
+    let error =
+        ranks[0].wait_for(Duration::from_secs(1), || stop.load(Ordering::Relaxed)).unwrap_err();
     let after = burnt();
     assert!(matches!(error, WaitError::TimedOut(_)), "{error}");
     assert!(start.elapsed() >= Duration::from_secs(1));
@@ -277,7 +292,8 @@ fn a_wait_ends_when_its_time_is_up<J: Job>() {
     assert!(!never.test());
 }
 
-/// Runtimes that a thread uses once more when it drops them: then its other thread-locals may be gone.
+/// Runtimes that a thread uses once more when it drops them: then its other thread-locals may be
+/// gone.
 struct Kept(Vec<Runtime>, Arc<AtomicU64>);
 
 impl Drop for Kept {
@@ -307,7 +323,8 @@ fn a_thread_that_keeps_runtimes_for_itself_ends_in_order<J: Job>() {
                 let ranks = J::ranks_with(2, J::settings().progress(progress));
                 sent(&ranks, || ranks[0].post_send(Rank(1), b"first", Tag(1)).call());
                 let received = Synchronizer::new(1);
-                let recv = ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).comp(&received).call().unwrap();
+                let recv =
+                    ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).comp(&received).call().unwrap();
                 if let Outcome::Posted = recv {
                     until(&ranks, || received.test());
                 }

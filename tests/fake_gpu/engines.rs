@@ -10,9 +10,13 @@ fn random_payloads_arrive_whole_at_odd_offsets_and_leave_the_guards_alone() {
     let one = driver.gpu(0).unwrap().allocate(size, Flavour::Plain).unwrap();
     let other = driver.gpu(1).unwrap().allocate(size, Flavour::Shareable).unwrap();
     for round in 0..60 {
-        let len =
-            if round % 10 == 0 { random.random_range(1..2 * MIB) } else { random.random_range(1..5000) };
-        let (at, to) = (random.random_range(1..size - len - 1), random.random_range(1..size - len - 1));
+        let len = if round % 10 == 0 {
+            random.random_range(1..2 * MIB)
+        } else {
+            random.random_range(1..5000)
+        };
+        let (at, to) =
+            (random.random_range(1..size - len - 1), random.random_range(1..size - len - 1));
         let bytes = payload(len, round);
         one.slice(at - 1, len + 2).unwrap().write(&vec![0xaa; len + 2]).unwrap();
         other.slice(to - 1, len + 2).unwrap().write(&vec![0xbb; len + 2]).unwrap();
@@ -20,9 +24,15 @@ fn random_payloads_arrive_whole_at_odd_offsets_and_leave_the_guards_alone() {
         let (from, onto) = (one.slice(at, len).unwrap(), other.slice(to, len).unwrap());
         carrack_transports::mem::copy::copy_and_wait(onto.view_mut(), from.view()).unwrap();
         let seen = one.slice(at - 1, len + 2).unwrap().to_vec().unwrap();
-        assert!(seen[0] == 0xaa && seen[1..=len] == bytes && seen[len + 1] == 0xaa, "round {round}");
+        assert!(
+            seen[0] == 0xaa && seen[1..=len] == bytes && seen[len + 1] == 0xaa,
+            "round {round}"
+        );
         let seen = other.slice(to - 1, len + 2).unwrap().to_vec().unwrap();
-        assert!(seen[0] == 0xbb && seen[1..=len] == bytes && seen[len + 1] == 0xbb, "round {round}");
+        assert!(
+            seen[0] == 0xbb && seen[1..=len] == bytes && seen[len + 1] == 0xbb,
+            "round {round}"
+        );
     }
 }
 
@@ -37,18 +47,26 @@ fn a_copy_beyond_an_allocation_or_of_freed_or_unknown_memory_is_refused_at_once(
     let mut host = vec![7_u8; 3 * MIB];
     let mut refused = |addr: usize, kind: MemKind, len: usize| {
         // SAFETY: the engine is to refuse; were it not to, the host side has room.
-        let outcome = unsafe { gpu.copy((host.as_mut_ptr(), MemKind::Host), (addr as *const u8, kind), len) };
+        let outcome =
+            unsafe { gpu.copy((host.as_mut_ptr(), MemKind::Host), (addr as *const u8, kind), len) };
         let error = outcome.unwrap_err();
         (error.code, error.hint)
     };
     let (code, hint) = refused(region.addr(), kind, 1001);
     assert!(code == 1 && hint.contains("beyond the allocation's end"), "{hint}");
     assert_eq!(refused(region.addr() + 999, kind, 2).0, 1);
-    assert_eq!(refused(region.addr(), kind, neighbour.addr() - region.addr() + 1).0, 1, "into its neighbour");
+    assert_eq!(
+        refused(region.addr(), kind, neighbour.addr() - region.addr() + 1).0,
+        1,
+        "into its neighbour"
+    );
     assert_eq!(refused(region.addr() + 1000, kind, 1).0, 1);
     assert_eq!(refused(0x1000, kind, 1).0, 1, "never allocated");
     assert!(refused(region.addr(), peer, 1).1.contains("belongs to"));
-    assert!(refused(region.addr(), MemKind::Host, 1).1.contains("is device memory"), "a wrong promise");
+    assert!(
+        refused(region.addr(), MemKind::Host, 1).1.contains("is device memory"),
+        "a wrong promise"
+    );
     assert_eq!(refused(region.addr(), MemKind::Unknown, 1).0, 1);
     assert_eq!(refused(region.addr(), MemKind::Managed(gpu.info().uuid), 1).0, 801);
     let addr = region.addr();
@@ -63,7 +81,8 @@ fn a_copy_beyond_an_allocation_or_of_freed_or_unknown_memory_is_refused_at_once(
 fn memory_freed_under_a_copy_stays_until_the_copy_is_over() {
     let driver = driver(1);
     let gpu = driver.gpu(0).unwrap();
-    let (src, dst) = (gpu.allocate(MIB, Flavour::Plain).unwrap(), gpu.allocate(MIB, Flavour::Plain).unwrap());
+    let (src, dst) =
+        (gpu.allocate(MIB, Flavour::Plain).unwrap(), gpu.allocate(MIB, Flavour::Plain).unwrap());
     src.whole().write(&payload(MIB, 5)).unwrap();
     driver.faults().reuse_addresses(true);
     let held = driver.faults().hold_copies();
@@ -109,7 +128,11 @@ fn copies_fail_as_ordered_at_submit_or_through_the_event_and_only_those() {
     let failed = start_copy(&gpu, &device, &host, 8).unwrap();
     assert_eq!(failed.wait().unwrap_err().code, 719);
     assert_eq!(failed.query().unwrap_err().name, "LAUNCH_FAILED");
-    assert_eq!(device.whole().to_vec().unwrap(), [2, 1, 1, 1, 1, 1, 1, 1], "a failed copy moves nothing");
+    assert_eq!(
+        device.whole().to_vec().unwrap(),
+        [2, 1, 1, 1, 1, 1, 1, 1],
+        "a failed copy moves nothing"
+    );
 
     driver.faults().fail_copies(FailAt::Submit, Which::Nth(1), 700);
     assert_eq!(start_copy(&gpu, &device, &host, 8).unwrap_err().code, 700);
@@ -122,7 +145,8 @@ fn copies_fail_as_ordered_at_submit_or_through_the_event_and_only_those() {
 
 #[test]
 fn without_peer_access_an_engine_refuses_and_says_what_to_do() {
-    let driver = FakeDriver::new(FakeConfig { no_peer: vec![(0, 2)], ..FakeConfig::devices(3) }).unwrap();
+    let driver =
+        FakeDriver::new(FakeConfig { no_peer: vec![(0, 2)], ..FakeConfig::devices(3) }).unwrap();
     let gpus = driver.gpus();
     let [a, b, c] = [0, 1, 2].map(|at: usize| gpus[at].allocate(64, Flavour::Plain).unwrap());
     let uuid = |at: usize| gpus[at].info().uuid;
@@ -169,7 +193,9 @@ fn a_stream_works_in_order_streams_run_side_by_side_and_wait_for_each_other_acro
     other.synchronize().expect("the other stream is not held up");
     other.wait(&written).unwrap();
     let slice = region.slice(0, 2).unwrap();
-    other.launch(move |kernel| kernel.with_bytes(&slice, |bytes| bytes[1] = bytes[0] * 10)).unwrap();
+    other
+        .launch(move |kernel| kernel.with_bytes(&slice, |bytes| bytes[1] = bytes[0] * 10))
+        .unwrap();
     let over = other.record().unwrap();
     assert_eq!((written.query(), over.query()), (Ok(false), Ok(false)));
     flag.store(1, Ordering::SeqCst);

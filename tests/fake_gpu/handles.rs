@@ -46,7 +46,9 @@ fn a_descriptor_that_lies_about_its_length_is_refused() {
 /// gpu.md, legacy IPC rule 9.
 #[test]
 fn memory_of_another_process_is_read_and_written_under_a_permuted_order_of_devices() {
-    for (form, word) in [(HandleForm::Bytes, "bytes"), (HandleForm::Fd, "fd"), (HandleForm::Pool, "pool")] {
+    for (form, word) in
+        [(HandleForm::Bytes, "bytes"), (HandleForm::Fd, "fd"), (HandleForm::Pool, "pool")]
+    {
         let len = 3 * MIB + 17;
         let here = driver(2);
         // Theirs here.
@@ -73,7 +75,8 @@ fn memory_of_another_process_is_read_and_written_under_a_permuted_order_of_devic
         assert_eq!(hear(&importer.wire), b"as expected");
         assert_eq!(mine.whole().to_vec().unwrap(), payload(len, 51));
         assert!(importer.end().success());
-        // They free it: what is open stays, what is not cannot be opened any more, unless it is a descriptor.
+        // They free it: what is open stays, what is not cannot be opened any more, unless it is a
+        // descriptor.
         say(&other.wire, b"go on");
         assert_eq!(hear(&other.wire), b"freed");
         assert_eq!(region.whole().to_vec().unwrap(), payload(len, 41));
@@ -107,7 +110,8 @@ fn a_handle_opened_twice_is_one_mapping_that_goes_with_the_last() {
     assert_ne!(gpu.open(&handle).unwrap().id(), id, "opened anew, it is another buffer");
 }
 
-/// gpu.md, life and death rule 1; legacy IPC rule 10: whoever is not to be found may be in another pid namespace.
+/// gpu.md, life and death rule 1; legacy IPC rule 10: whoever is not to be found may be in another
+/// pid namespace.
 #[test]
 fn an_importer_goes_on_when_the_exporter_is_killed() {
     for word in ["bytes", "fd"] {
@@ -157,7 +161,9 @@ fn opening_fails_for_a_device_out_of_sight_or_reach_and_as_ordered() {
 #[test]
 fn a_handle_with_any_bit_changed_is_an_error_or_names_the_same_memory_and_never_a_crash() {
     let other = Other::start("export bytes 1000 3");
-    let Handle { gpu: uuid, id, len, offset, key: HandleKey::Bytes(good) } = hear_handle(&other.wire) else {
+    let Handle { gpu: uuid, id, len, offset, key: HandleKey::Bytes(good) } =
+        hear_handle(&other.wire)
+    else {
         panic!("bytes were asked for");
     };
     let here = driver(2);
@@ -168,14 +174,20 @@ fn a_handle_with_any_bit_changed_is_an_error_or_names_the_same_memory_and_never_
         let opened = gpu.open(&Handle { gpu: uuid, id, len, offset, key: HandleKey::Bytes(bytes) });
         match (bit / 8, opened) {
             // The magic, start time, descriptor, inode and device are checked.
-            (0..4 | 8..20 | 24..32 | 48..64, Ok(region)) => panic!("bit {bit} went unnoticed: {region:?}"),
+            (0..4 | 8..20 | 24..32 | 48..64, Ok(region)) => {
+                panic!("bit {bit} went unnoticed: {region:?}")
+            }
             // The exporter's address and id are for people.
             (20..24 | 32..40, Err(why)) => panic!("bit {bit}: {why}"),
-            // Another length may lie within the block, another pid may be another thread of the exporter.
+            // Another length may lie within the block, another pid may be another thread of the
+            // exporter.
             (_, Ok(region)) => {
                 assert!(region.len() <= 2 * MIB, "bit {bit}");
                 let len = region.len().min(1000);
-                assert_eq!(region.slice(0, len).unwrap().to_vec().unwrap(), payload(1000, 3)[..len]);
+                assert_eq!(
+                    region.slice(0, len).unwrap().to_vec().unwrap(),
+                    payload(1000, 3)[..len]
+                );
             }
             (_, Err(_)) => {}
         }
@@ -184,7 +196,8 @@ fn a_handle_with_any_bit_changed_is_an_error_or_names_the_same_memory_and_never_
 
 #[test]
 fn after_a_thousand_rounds_descriptors_and_mappings_are_what_they_were() {
-    // In a process of its own: other tests, on other threads of this one, open and map as they like.
+    // In a process of its own: other tests, on other threads of this one, open and map as they
+    // like.
     let other = Other::start("rounds");
     let say = String::from_utf8(hear(&other.wire)).unwrap();
     assert!(other.end().success(), "{say}");
@@ -192,8 +205,8 @@ fn after_a_thousand_rounds_descriptors_and_mappings_are_what_they_were() {
     assert_eq!(before, after, "(descriptors, mappings)");
 }
 
-/// Allocates, exports, opens, copies and frees, again and again, and counts what the process has before
-/// and after.
+/// Allocates, exports, opens, copies and frees, again and again, and counts what the process has
+/// before and after.
 pub(crate) fn rounds() -> String {
     let other = Other::start("export bytes 1000 1");
     let handle = hear_handle(&other.wire);

@@ -25,7 +25,8 @@ fn an_address_is_classified_by_the_allocation_that_it_lies_in() {
     let neighbour = gpu.allocate(2 * MIB + 1, Flavour::Shareable).unwrap();
     assert_eq!(neighbour.addr(), region.addr() + 2 * MIB, "they touch, or this test is no test");
     let on_the_stack = std::ptr::from_ref(&driver) as usize;
-    let what = |addr| driver.classify(addr).unwrap().map(|extent| (extent.base, extent.len, extent.id));
+    let what =
+        |addr| driver.classify(addr).unwrap().map(|extent| (extent.base, extent.len, extent.id));
     let (base, own) = (region.addr(), Some((region.addr(), 2 * MIB, region.id())));
     let next = Some((neighbour.addr(), 2 * MIB + 1, neighbour.id()));
     assert_eq!([what(base), what(base + 4097), what(base + 2 * MIB - 1)], [own; 3]);
@@ -36,7 +37,11 @@ fn an_address_is_classified_by_the_allocation_that_it_lies_in() {
     assert_eq!(extent.kind, MemKind::Device(gpu.info().uuid));
     assert_eq!(extent.gpu.unwrap().info(), gpu.info());
     assert!(extent.context.is_some());
-    assert_eq!(driver.classify(neighbour.addr()).unwrap().unwrap().context, None, "VMM memory has none");
+    assert_eq!(
+        driver.classify(neighbour.addr()).unwrap().unwrap().context,
+        None,
+        "VMM memory has none"
+    );
     driver.faults().null_context(true);
     assert_eq!(driver.classify(base).unwrap().unwrap().context, None);
     drop(region);
@@ -76,7 +81,10 @@ fn memory_runs_out_by_blocks_of_2_mib_and_comes_back() {
     let one = gpu.allocate(1, Flavour::Plain).unwrap();
     let _two = gpu.allocate(2 * MIB, Flavour::Shareable).unwrap();
     let full = gpu.allocate(1, Flavour::Plain).unwrap_err();
-    assert!(full.code == 2 && full.name == "OUT_OF_MEMORY" && full.hint.contains("do not fit"), "{full}");
+    assert!(
+        full.code == 2 && full.name == "OUT_OF_MEMORY" && full.hint.contains("do not fit"),
+        "{full}"
+    );
     drop(one);
     gpu.allocate(1, Flavour::Plain).unwrap();
 }
@@ -124,7 +132,8 @@ fn pinned_memory_is_told_apart_and_the_cpu_may_touch_it() {
     let lock = unsafe { gpu.register_host(mine.addr() as *mut u8, 4096) }.unwrap();
     assert_eq!(driver.classify(mine.addr()).unwrap().unwrap().kind, MemKind::Pinned);
     // SAFETY: as above.
-    assert_eq!(unsafe { gpu.register_host((mine.addr() + 4095) as *mut u8, 1) }.unwrap_err().code, 712);
+    let again = unsafe { gpu.register_host((mine.addr() + 4095) as *mut u8, 1) };
+    assert_eq!(again.unwrap_err().code, 712);
     drop(lock);
     assert!(driver.classify(mine.addr()).unwrap().is_none());
 }
@@ -134,7 +143,10 @@ fn managed_memory_is_named_and_never_copied() {
     let driver = driver(1);
     let gpu = driver.gpu(0).unwrap();
     let managed = gpu.allocate(100, Flavour::Managed).unwrap();
-    assert_eq!(driver.classify(managed.addr()).unwrap().unwrap().kind, MemKind::Managed(gpu.info().uuid));
+    assert_eq!(
+        driver.classify(managed.addr()).unwrap().unwrap().kind,
+        MemKind::Managed(gpu.info().uuid)
+    );
     let refused = managed.whole().write(&[1; 100]).unwrap_err();
     assert!(
         matches!(refused, CopyError::Managed { .. }) && refused.to_string().contains("managed"),
@@ -168,8 +180,9 @@ fn a_range_is_walked_by_its_extents_and_may_not_leave_them() {
     // A handle would stand for the first only.
     let base = std::ptr::NonNull::new(one.addr() as *mut u8).unwrap();
     // SAFETY: both stay until the test is over.
-    let both =
-        unsafe { Region::from_parts(base, 4 * MIB, one.kind(), one.id(), one.gpu().cloned(), Box::new(())) };
+    let both = unsafe {
+        Region::from_parts(base, 4 * MIB, one.kind(), one.id(), one.gpu().cloned(), Box::new(()))
+    };
     let why = gpu.export(&both, HandleForm::Fd).unwrap_err();
     assert!(why.hint.contains("several handles"), "{why}");
 }

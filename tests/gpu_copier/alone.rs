@@ -37,7 +37,8 @@ fn ended(mut transfer: Transfer) -> Result<(), CopyError> {
 }
 
 /// How both ends lie: to what the kernel takes at a time, and to each other.
-const PLACES: [(usize, usize); 8] = [(0, 0), (16, 32), (15, 15), (1, 0), (0, 3), (4, 8), (24, 0), (9, 13)];
+const PLACES: [(usize, usize); 8] =
+    [(0, 0), (16, 32), (15, 15), (1, 0), (0, 3), (4, 8), (24, 0), (9, 13)];
 
 #[test]
 fn copies_of_every_length_between_any_places_are_whole_and_touch_nothing_else() {
@@ -72,7 +73,10 @@ fn copies_of_every_length_between_any_places_are_whole_and_touch_nothing_else() 
                 let got = dst.whole().to_vec().unwrap();
                 assert!(got[..to] == poison[..to], "before: {len} B to {to} from {from}");
                 assert!(got[to..][..len] == sent[from..][..len], "{len} B to {to} from {from}");
-                assert!(got[to + len..] == poison[to + len..], "behind: {len} B to {to} from {from}");
+                assert!(
+                    got[to + len..] == poison[to + len..],
+                    "behind: {len} B to {to} from {from}"
+                );
             }
         }
     }
@@ -81,11 +85,13 @@ fn copies_of_every_length_between_any_places_are_whole_and_touch_nothing_else() 
 /// Pieces of one batch: where they go, where they come from, how long they are.
 type Pieces = Vec<(usize, usize, usize)>;
 
-/// So many, of lengths up to the longest, each end at a multiple of `unit`, in an order of its own on either side.
+/// So many, of lengths up to the longest, each end at a multiple of `unit`, in an order of its own
+/// on either side.
 fn pieces(count: usize, unit: usize, most: usize) -> Pieces {
     let slot = |at: usize| GUARD + at * 2 * most;
-    let piece =
-        |at: usize| (slot(at), slot(at * 7 % count) + unit, unit * (1 + (at + at / 128) % (most / unit)));
+    let piece = |at: usize| {
+        (slot(at), slot(at * 7 % count) + unit, unit * (1 + (at + at / 128) % (most / unit)))
+    };
     (0..count).map(piece).collect()
 }
 
@@ -135,7 +141,8 @@ fn batches_of_every_count_and_of_pieces_anywhere_are_whole_and_touch_nothing_els
     }
 }
 
-/// One batch after the other over the same bytes, with small and big copies in between: the last one stays.
+/// One batch after the other over the same bytes, with small and big copies in between: the last
+/// one stays.
 #[test]
 fn batches_and_copies_over_the_same_bytes_keep_their_order() {
     let _watchdog = Watchdog::over("order of batches");
@@ -176,7 +183,8 @@ fn batches_and_copies_over_the_same_bytes_keep_their_order() {
                 wanted[to..to + len].copy_from_slice(&content[from..from + len]);
             }
         }
-        // Simulated engines have no order among themselves, so no more than one is to have had a part.
+        // Simulated engines have no order among themselves, so no more than one is to have had a
+        // part.
         let is_ordered = copies(&ground.gpus) >= before + 4 || are_real();
         ordered += u32::from(is_ordered);
         for transfer in transfers.into_iter().rev() {
@@ -240,7 +248,8 @@ fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
     assert!(counts(&**gpu).1 > before);
 }
 
-/// Each reads what the one before has written, whatever part of the kernel has which byte, and though one look finds all of them.
+/// Each reads what the one before has written, whatever part of the kernel has which byte, and
+/// though one look finds all of them.
 #[test]
 fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
     let _watchdog = Watchdog::over("chains");
@@ -256,7 +265,8 @@ fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
         a.whole().write(&expected).unwrap();
         let before = copies(&ground.gpus);
         // By 16 bytes at a time, byte by byte, by 4 bytes, and onto what the first has written.
-        let links = [((&b, 0), (&a, 0)), ((&c, 1), (&b, 0)), ((&b, 5), (&c, 1)), ((&c, 16), (&b, 0))];
+        let links =
+            [((&b, 0), (&a, 0)), ((&c, 1), (&b, 0)), ((&b, 5), (&c, 1)), ((&c, 16), (&b, 0))];
         let under_way = links.map(|(to, from)| begun(to, from, LEN));
         let all_by_copier = copies(&ground.gpus) == before + links.len() as u64;
         under_way.into_iter().rev().for_each(|copy| ended(copy).unwrap());
@@ -270,8 +280,8 @@ fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
     }
 }
 
-/// Pieces and faces are an engine's: they come behind what the kernel was given, and the kernel is given nothing while they are under
-/// way.
+/// Pieces and faces are an engine's: they come behind what the kernel was given, and the kernel is
+/// given nothing while they are under way.
 #[test]
 fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
     let _watchdog = Watchdog::over("order of batches");
@@ -285,7 +295,9 @@ fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
     let together = || {
         let mut pieces = Together::between(&dst, &many, PIECES).unwrap();
         // The last first: so they are no rows of a grid.
-        (0..PIECES).rev().for_each(|at| assert!(pieces.push((&dst, 64 * at), (&many, 64 * at), 32)));
+        (0..PIECES)
+            .rev()
+            .for_each(|at| assert!(pieces.push((&dst, 64 * at), (&many, 64 * at), 32)));
         pieces.start().unwrap()
     };
     let grid = || start_face((&dst, &face), (&many, &face), None).unwrap().unwrap();
@@ -327,7 +339,8 @@ fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
             }
         }
         seen[usize::from(is_last)] += u32::from(is_known);
-        // Behind a batch the kernel has a copy only where that was over at once, so that is not waited for.
+        // Behind a batch the kernel has a copy only where that was over at once, so that is not
+        // waited for.
         if seen[0] >= 100 {
             break;
         }
@@ -350,7 +363,10 @@ fn threads_that_copy_at_the_same_time_get_what_they_copied() {
                         (0..16).map(|at| begun((&dst, at * 256), (&src, at * 256), 256)).collect();
                     copies.into_iter().for_each(|copy| ended(copy).unwrap());
                     let got = dst.whole().to_vec().unwrap();
-                    assert!(got.iter().all(|&byte| byte == turn ^ (thread << 6)), "{thread}, {turn}");
+                    assert!(
+                        got.iter().all(|&byte| byte == turn ^ (thread << 6)),
+                        "{thread}, {turn}"
+                    );
                 }
             });
         }
@@ -381,7 +397,8 @@ fn the_kernel_ends_when_there_is_nothing_to_do_and_is_launched_anew() {
     }
 }
 
-/// A kernel that stayed as long as there are copies would hold up for ever whoever waits for the device.
+/// A kernel that stayed as long as there are copies would hold up for ever whoever waits for the
+/// device.
 #[test]
 fn memory_is_freed_and_the_device_waited_for_while_copies_never_cease() {
     let _watchdog = Watchdog::over("freed under traffic");

@@ -1,8 +1,10 @@
-//! How many instructions operations on memory of a GPU take in this library, outside of the driver: a small copy takes the driver some
-//! two microseconds, of which a thousand instructions are a seventh.
+//! How many instructions operations on memory of a GPU take in this library, outside of the driver:
+//! a small copy takes the driver some two microseconds, of which a thousand instructions are a
+//! seventh.
 //!
-//! Counted by callgrind, which runs this program once more; what the mock's functions take, and whatever they call, is taken off. A
-//! build that is not optimised as a release is, or a machine without valgrind, has nothing to count: the test says so.
+//! Counted by callgrind, which runs this program once more; what the mock's functions take, and
+//! whatever they call, is taken off. A build that is not optimised as a release is, or a machine
+//! without valgrind, has nothing to count: the test says so.
 
 use super::profile::{counted, why_not};
 use super::support::{Job, OverShm, built, connect, unstarted};
@@ -26,7 +28,8 @@ const PASSES: u64 = 1000;
 const MESSAGES: u64 = 100;
 const WARM_UP: u64 = 8;
 
-/// What is counted, how often it is done, and the most that it may take each time: what it takes, and a little more.
+/// What is counted, how often it is done, and the most that it may take each time: what it takes,
+/// and a little more.
 const MOST: [(&str, &str, u64, u64); 10] = [
     ("puts_in_their_role", "measured_puts", PUTS, 1290),
     ("puts_in_their_role", "measured_ends", PUTS, 630),
@@ -35,7 +38,8 @@ const MOST: [(&str, &str, u64, u64); 10] = [
     ("messages_in_their_role", "measured_send", MESSAGES, 1310),
     // Until the copy is under way.
     ("messages_in_their_role", "measured_arrival", MESSAGES, 3230),
-    // The receiver asks for the copy three times, of which the last finds it over; and its sender hears of it.
+    // The receiver asks for the copy three times, of which the last finds it over; and its sender
+    // hears of it.
     ("messages_in_their_role", "measured_message", MESSAGES, 5680),
     // One that the resident copier takes: until its command is written.
     ("copier_puts_in_their_role", "measured_copier_put", MESSAGES, 1500),
@@ -143,7 +147,8 @@ fn copier_puts_in_their_role() {
     assert_eq!(copies() - before, MESSAGES, "the copier had all of them");
 }
 
-/// Between two ranks of a process: the copy's way is that of memory that another process has mapped.
+/// Between two ranks of a process: the copy's way is that of memory that another process has
+/// mapped.
 #[test]
 fn messages_in_their_role() {
     if std::env::var_os(ROLE).is_none() {
@@ -160,7 +165,8 @@ fn messages_in_their_role() {
     let (from, to) = (ground.plain(), ground.plain());
     let (sent, received) = (Counter::new(), Counter::new());
     for message in 1..=WARM_UP + MESSAGES {
-        let receive = ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).call().unwrap();
+        let receive =
+            ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).call().unwrap();
         assert!(receive.is_posted());
         if message <= WARM_UP {
             let send = ranks[0].post_send(Rank(1), from.whole(), Tag(1)).comp(&sent);
@@ -220,7 +226,8 @@ fn batches_in_their_role() {
     }
     assert_eq!(lists() - before, BATCHES as i32, "the copier had all of them");
     // 389 and 1000 have no divisor in common.
-    let shuffled: Vec<_> = (0..PIECES as usize).map(|at| piece(at * 389 % PIECES as usize)).collect();
+    let shuffled: Vec<_> =
+        (0..PIECES as usize).map(|at| piece(at * 389 % PIECES as usize)).collect();
     for batch in 1..=BATCHES {
         measured_shuffled(&ground, &shuffled, &over);
         ground.until(|| over.get() == ended + BATCHES + batch);
@@ -230,7 +237,8 @@ fn batches_in_their_role() {
     let [from, window] = [0, 1].map(|_| Region::host(room));
     let registered = ground.runtime.register_memory(&window).unwrap();
     let to = ground.runtime.get_rmr(&registered);
-    let pieces: Vec<_> = pieces.into_iter().map(|piece| Piece { local: &from, rmr: &to, ..piece }).collect();
+    let pieces: Vec<_> =
+        pieces.into_iter().map(|piece| Piece { local: &from, rmr: &to, ..piece }).collect();
     (0..BATCHES).for_each(|_| measured_on_the_host(&ground, &pieces));
 }
 
@@ -249,7 +257,8 @@ fn a_put_of_8_bytes_and_a_message_take_no_more_instructions_than_they_did() {
     }
     let mut wrong = Vec::new();
     for (role, name, times, most) in MOST {
-        let (role, path) = (format!("instructions::{role}"), format!("gpu_costs::instructions::{name}"));
+        let (role, path) =
+            (format!("instructions::{role}"), format!("gpu_costs::instructions::{name}"));
         let each = counted(&path, &role, ROLE, is_the_drivers) / times;
         println!("{name}: {each} instructions");
         if !(20..=most).contains(&each) {
@@ -261,5 +270,7 @@ fn a_put_of_8_bytes_and_a_message_take_no_more_instructions_than_they_did() {
 
 /// `cuMemcpyDtoDAsync_v2`, but no function of this library.
 fn is_the_drivers(function: &str) -> bool {
-    function.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
+    function
+        .strip_prefix("cu")
+        .is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
 }

@@ -2,14 +2,17 @@
 
 use crate::amount;
 use crate::support::Watchdog;
-use crate::support::gpu_ranks::{Gpus, Kind, PATIENCE, get, holds, put, receive, registered, send, told};
+use crate::support::gpu_ranks::{
+    Gpus, Kind, PATIENCE, get, holds, put, receive, registered, send, told,
+};
 use crate::support::ranks::{Ranks, Role};
 use carrack::transports::gpu::Flavour;
 use carrack::{Rank, Tag};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// gpu.md, streams rule 1: what the program does with its devices neither holds our copies up nor is held up by them. Loading
-/// modules, synchronising devices and kernels that need all of a device are in `transports/tests/cuda/beside.rs`.
+/// gpu.md, streams rule 1: what the program does with its devices neither holds our copies up nor
+/// is held up by them. Loading modules, synchronising devices and kernels that need all of a device
+/// are in `transports/tests/cuda/beside.rs`.
 #[test]
 fn a_program_that_allocates_frees_and_synchronises_all_the_time_disturbs_no_message() {
     let _watchdog = Watchdog::over("beside");
@@ -29,7 +32,9 @@ pub(crate) fn rank(role: &Role) {
                 let gpu = &gpus.all[thread % gpus.all.len()];
                 let kept = gpu.stream().unwrap();
                 while !is_over.load(Ordering::Relaxed) {
-                    for flavour in [Flavour::Plain, Flavour::Shareable, Flavour::Pooled, Flavour::Pinned] {
+                    for flavour in
+                        [Flavour::Plain, Flavour::Shareable, Flavour::Pooled, Flavour::Pinned]
+                    {
                         let region = gpu.allocate(5000, flavour).unwrap();
                         region.slice(3, 4).unwrap().write(b"mine").unwrap();
                         let own = gpu.stream().unwrap();
@@ -74,7 +79,8 @@ fn traffic(role: &Role, gpus: &Gpus, runtime: &carrack::Runtime) {
         if role.rank == 0 {
             send(runtime, other, kind.full(gpus, LEN, mine), Tag(round)).unwrap().ok().unwrap();
         }
-        let came = receive(runtime, other, kind.empty(gpus, LEN), Tag(round)).unwrap().ok().unwrap();
+        let came =
+            receive(runtime, other, kind.empty(gpus, LEN), Tag(round)).unwrap().ok().unwrap();
         holds(&came.buffer, LEN, theirs);
         if role.rank == 1 {
             send(runtime, other, kind.full(gpus, LEN, mine), Tag(round)).unwrap().ok().unwrap();

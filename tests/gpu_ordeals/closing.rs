@@ -8,7 +8,8 @@ use crate::support::ranks::{Ranks, Role};
 use carrack::post::Path;
 use carrack::{PostError, Rank, Synchronizer};
 
-/// gpu.md, legacy IPC rule 5: the exporter knows who has its memory mapped, and waits for the last of them.
+/// gpu.md, legacy IPC rule 5: the exporter knows who has its memory mapped, and waits for the last
+/// of them.
 #[test]
 fn memory_that_its_owner_has_dropped_is_freed_when_the_last_of_two_importers_has_closed_it() {
     let _watchdog = Watchdog::over("closing");
@@ -62,7 +63,8 @@ pub(crate) fn rank(role: &Role) {
         heard(role, &runtime, "dropped", 0);
         let stale = runtime.post_get(Rank(0), vec![0; 10], &rmr, 0).call();
         assert!(matches!(stale, Err(PostError::Stale(Rank(0)))), "{stale:?}");
-        let is_open = || gpus.fake.as_ref().is_some_and(|fake| fake.counters().maps > fake.counters().unmaps);
+        let is_open =
+            || gpus.fake.as_ref().is_some_and(|fake| fake.counters().maps > fake.counters().unmaps);
         if role.rank == 1 {
             drop(rmr);
             runtime.wait_for(PATIENCE, || !is_open()).expect("it is closed");
@@ -100,9 +102,11 @@ pub(crate) fn in_flight(role: &Role) {
         let rmr = told(role, "memory", 0);
         // Mapped before copies are held up.
         holds(&get(&runtime, || Kind::Plain(0).empty(&gpus, LEN), &rmr, 0).1, LEN, 5);
-        let (held, done) = (gpus.fake.as_ref().unwrap().faults().hold_copies(), Synchronizer::new(1));
+        let (held, done) =
+            (gpus.fake.as_ref().unwrap().faults().hold_copies(), Synchronizer::new(1));
         let buffer = Kind::Plain(0).empty(&gpus, LEN);
-        let begun = runtime.post_get(Rank(0), buffer, &rmr, 0).comp(&done).require(Path::CudaIpc).call();
+        let begun =
+            runtime.post_get(Rank(0), buffer, &rmr, 0).comp(&done).require(Path::CudaIpc).call();
         assert!(begun.unwrap().is_posted());
         drop(rmr);
         role.says("begun");

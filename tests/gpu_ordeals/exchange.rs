@@ -1,4 +1,5 @@
-//! Two ranks, of which one puts to and gets from a window of the other, to the last byte; and messages of every kind of memory.
+//! Two ranks, of which one puts to and gets from a window of the other, to the last byte; and
+//! messages of every kind of memory.
 
 use crate::support::gpu_ranks::{Gpus, Kind, Went, filled, get, heard, holds, put, receive, send};
 use crate::support::ranks::Role;
@@ -12,7 +13,8 @@ pub(crate) const LEN: usize = 3 << 20;
 const PARTS: [(usize, usize); 4] = [(1, 8), (4097, 40), (12_345, 100_001), (7, (2 << 20) + 1)];
 const POISON: u8 = 0xee;
 
-/// The one that is active: by which way each of its operations went, with memory of these kinds at this end.
+/// The one that is active: by which way each of its operations went, with memory of these kinds at
+/// this end.
 pub(crate) fn uses(
     role: &Role,
     runtime: &Runtime,
@@ -55,7 +57,10 @@ pub(crate) fn lends(
         let bytes = region.whole().to_vec().unwrap();
         let (before, rest) = bytes.split_at(at);
         let (part, behind) = rest.split_at(len);
-        assert!(before.iter().chain(behind).all(|&byte| byte == POISON), "{name}: around {at}+{len}");
+        assert!(
+            before.iter().chain(behind).all(|&byte| byte == POISON),
+            "{name}: around {at}+{len}"
+        );
         assert_eq!(wrong(part, turn, 0), None, "{name}: {at}+{len}");
         region.slice(at, len).unwrap().write(&filled(len, 1000 + turn)).unwrap();
         role.says(&format!("{name} filled {turn}"));
@@ -73,7 +78,8 @@ pub(crate) fn messages(role: &Role, runtime: &Runtime, gpus: &Gpus, kinds: &[Kin
             for len in [1, 8193, 300_001] {
                 salt += 1;
                 if role.rank == sender {
-                    let sent = send(runtime, Rank(1 - sender), from.full(gpus, len, salt), Tag(salt));
+                    let sent =
+                        send(runtime, Rank(1 - sender), from.full(gpus, len, salt), Tag(salt));
                     assert_eq!(sent.unwrap().ok().unwrap().size, len, "{from:?} to {to:?}");
                 } else {
                     let got = receive(runtime, Rank(sender), to.empty(gpus, len + 5), Tag(salt));

@@ -13,8 +13,9 @@ use carrack::{OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchroni
 use rand::Rng;
 use std::time::Duration;
 
-/// gpu.md, life and death rule 1; legacy IPC rule 5. All three ranks are exporters and importers. The two that are left end what
-/// they have with the dead, as that, and go on with each other; what the dead one had mapped can be freed.
+/// gpu.md, life and death rule 1; legacy IPC rule 5. All three ranks are exporters and importers.
+/// The two that are left end what they have with the dead, as that, and go on with each other; what
+/// the dead one had mapped can be freed.
 #[test]
 fn a_rank_that_is_killed_in_mid_copy_costs_the_others_what_they_had_with_it_and_no_more() {
     let count = amount("TEST_KILLS", 9, 30);
@@ -91,7 +92,8 @@ pub(crate) fn rank(role: &Role) {
     role.meet("over", &runtime, [role.rank, survivor].into_iter());
 }
 
-/// Whatever is asked of a rank that is gone is refused, or ends, as that: also where its memory is still mapped.
+/// Whatever is asked of a rank that is gone is refused, or ends, as that: also where its memory is
+/// still mapped.
 fn nothing_is_begun_with(runtime: &Runtime, gpus: &Gpus, gone: Rank, rmr: &Rmr) {
     let buffer = || Kind::Plain(0).empty(gpus, 1000);
     let outcomes = [
@@ -147,7 +149,8 @@ impl<'a> Lane<'a> {
 
     /// Whether it has done all, or the other has gone and nothing is under way with it any more.
     fn is_over(&self) -> bool {
-        let is_over = |flow: &Flow| flow.under_way.is_none() && (self.is_down || flow.ended >= ROUNDS);
+        let is_over =
+            |flow: &Flow| flow.under_way.is_none() && (self.is_down || flow.ended >= ROUNDS);
         // One that will die is waited for until it has.
         self.flows.iter().all(is_over) && self.is_down == self.may_die
     }
@@ -182,7 +185,9 @@ impl<'a> Lane<'a> {
             Ok(status) => match which {
                 RECEIVE => self.holds(&status.buffer, self.salt(self.other, self.me, number)),
                 SEND => assert_eq!(status.size, len()),
-                _ if is_get => self.holds(&status.buffer, self.salt(self.me, self.other, number - 1)),
+                _ if is_get => {
+                    self.holds(&status.buffer, self.salt(self.me, self.other, number - 1))
+                }
                 _ => {}
             },
             Err(OpError::PeerDown { rank, .. }) if self.may_die => {
@@ -215,7 +220,12 @@ impl<'a> Lane<'a> {
         let begun = match which {
             SEND => {
                 fill(&slice);
-                runtime.post_send(peer, slice, tag).comp(&done).allow_retry(false).allow_done(false).call()
+                runtime
+                    .post_send(peer, slice, tag)
+                    .comp(&done)
+                    .allow_retry(false)
+                    .allow_done(false)
+                    .call()
             }
             RECEIVE => {
                 slice.write(&vec![0; len()]).unwrap();

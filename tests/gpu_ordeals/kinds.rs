@@ -10,8 +10,8 @@ use crate::support::ranks::{Ranks, Role};
 use carrack::transports::gpu::HandleForm;
 use carrack::{Rank, Tag};
 
-/// gpu.md, legacy IPC rules 1 and 8; VMM rule 3. The owner knows why others cannot map a pool's memory; they find out that it is not
-/// exported.
+/// gpu.md, legacy IPC rules 1 and 8; VMM rule 3. The owner knows why others cannot map a pool's
+/// memory; they find out that it is not exported.
 #[test]
 fn memory_of_every_kind_is_put_to_got_from_and_sent_and_what_is_not_mapped_is_told_why() {
     let _watchdog = Watchdog::over("kinds");
@@ -27,24 +27,32 @@ fn a_driver_that_exports_or_opens_nothing_costs_speed_only_and_its_reason_is_tol
     }
 }
 
-/// gpu.md, VMM rule 4: where the kernel lets no descriptor be fetched from another process, as in many containers, it is handed
-/// out over a socket.
+/// gpu.md, VMM rule 4: where the kernel lets no descriptor be fetched from another process, as in
+/// many containers, it is handed out over a socket.
 #[test]
 fn a_kernel_that_lets_no_descriptor_be_fetched_costs_nothing() {
     let _watchdog = Watchdog::over("no descriptors");
     Ranks::start("no_descriptors", 2, &[0]).succeed();
 }
 
-/// gpu.md, VMM rule 4: and where there is no such socket either, that costs speed only, and is named as the reason.
+/// gpu.md, VMM rule 4: and where there is no such socket either, that costs speed only, and is
+/// named as the reason.
 #[test]
 fn a_kernel_that_lets_no_descriptor_through_at_all_costs_speed_only_and_is_named_as_the_reason() {
     let _watchdog = Watchdog::over("no sockets");
     Ranks::start("no_descriptors", 2, &[1]).succeed();
 }
 
-const LOCAL: [Kind; 5] = [Kind::Host, Kind::Pinned, Kind::Plain(0), Kind::Shareable(1), Kind::Pooled(1)];
-const WINDOWS: [Kind; 6] =
-    [Kind::Host, Kind::Pinned, Kind::Plain(1), Kind::Shareable(0), Kind::Shareable(1), Kind::Pooled(1)];
+const LOCAL: [Kind; 5] =
+    [Kind::Host, Kind::Pinned, Kind::Plain(0), Kind::Shareable(1), Kind::Pooled(1)];
+const WINDOWS: [Kind; 6] = [
+    Kind::Host,
+    Kind::Pinned,
+    Kind::Plain(1),
+    Kind::Shareable(0),
+    Kind::Shareable(1),
+    Kind::Pooled(1),
+];
 
 pub(crate) fn rank(role: &Role) {
     let gpus = Gpus::here();
@@ -58,7 +66,10 @@ pub(crate) fn rank(role: &Role) {
             assert_eq!(refused.is_none(), kind.is_mapped(), "{kind:?}: {refused:?}");
             if let (Kind::Pooled(_), Some((_, why))) = (kind, refused) {
                 let why = why.to_lowercase();
-                assert!(why.contains("pool") && why.contains("fabric"), "each form's refusal: {why}");
+                assert!(
+                    why.contains("pool") && why.contains("fabric"),
+                    "each form's refusal: {why}"
+                );
             }
             lends(role, &runtime, (&name, &region), 0, &LOCAL);
             continue;
@@ -67,7 +78,10 @@ pub(crate) fn rank(role: &Role) {
         heard(role, &runtime, &format!("{name} is clear"), 1);
         for way in uses(role, &runtime, &gpus, (&name, &rmr), &LOCAL) {
             assert_eq!(way.why().is_empty(), kind.is_mapped(), "{kind:?}: {way:?}");
-            assert!(kind.is_mapped() || way.why().contains("its owner could not export it"), "{way:?}");
+            assert!(
+                kind.is_mapped() || way.why().contains("its owner could not export it"),
+                "{way:?}"
+            );
         }
     }
     messages(role, &runtime, &gpus, &LOCAL);
@@ -85,7 +99,8 @@ pub(crate) fn refused(role: &Role) {
     } else {
         HandleForm::ALL.iter().for_each(|&form| faults.refuse_export(form, true));
     }
-    // First those of rank 1, which are not exported; then its driver is well, and they are not opened.
+    // First those of rank 1, which are not exported; then its driver is well, and they are not
+    // opened.
     for (turn, kind) in
         [Kind::Plain(0), Kind::Shareable(1), Kind::Plain(1), Kind::Shareable(0)].iter().enumerate()
     {
@@ -97,7 +112,10 @@ pub(crate) fn refused(role: &Role) {
             let refused = mr.refused().iter().find(|(transport, _)| *transport == "cuda_ipc");
             assert_eq!(refused.is_none(), exports);
             for form in [HandleForm::Bytes, HandleForm::Fd, HandleForm::Fabric] {
-                assert!(refused.is_none_or(|(_, why)| why.contains(&format!("{form:?}"))), "{refused:?}");
+                assert!(
+                    refused.is_none_or(|(_, why)| why.contains(&format!("{form:?}"))),
+                    "{refused:?}"
+                );
             }
             lends(role, &runtime, (&name, &region), 0, &local);
             continue;

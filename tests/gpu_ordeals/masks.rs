@@ -9,8 +9,8 @@ const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 const MASKS: [[&str; 2]; 3] = [["0", "1"], ["0,1", "1,0"], ["0", "0"]];
 const APART: u64 = 0;
 
-/// gpu.md, legacy IPC rule 9. Each rank takes the first device that it sees, and what it has there is used by the other: by
-/// its engine, or by another way for a reason that is told.
+/// gpu.md, legacy IPC rule 9. Each rank takes the first device that it sees, and what it has there
+/// is used by the other: by its engine, or by another way for a reason that is told.
 #[test]
 fn ranks_under_masks_that_differ_reach_each_others_memory_or_say_why_not() {
     let _watchdog = Watchdog::over("masks");
@@ -54,7 +54,8 @@ pub(crate) fn rank(role: &Role) {
                 match kind {
                     Kind::Pooled(_) => assert!(!is_mapped, "it would go with its owner"),
                     _ if !is_apart => assert!(is_mapped, "{way:?}"),
-                    // Measured: legacy IPC opens what is out of sight. What VMM does is told by the line above.
+                    // Measured: legacy IPC opens what is out of sight. What VMM does is told by the
+                    // line above.
                     Kind::Plain(_) if are_real() => assert!(is_mapped, "{way:?}"),
                     _ if are_real() => {}
                     _ => assert!(
@@ -65,6 +66,11 @@ pub(crate) fn rank(role: &Role) {
             }
         }
     }
-    messages(role, &runtime, &gpus, &[Kind::Host, Kind::Plain(0), Kind::Shareable(1), Kind::Pooled(0)]);
+    messages(
+        role,
+        &runtime,
+        &gpus,
+        &[Kind::Host, Kind::Plain(0), Kind::Shareable(1), Kind::Pooled(0)],
+    );
     role.meet("over", &runtime, 0..2);
 }

@@ -2,7 +2,9 @@
 
 use crate::amount;
 use crate::support::Watchdog;
-use crate::support::gpu_ranks::{Gpus, Kind, PATIENCE, are_real, filled, get, holds, put, receive, send};
+use crate::support::gpu_ranks::{
+    Gpus, Kind, PATIENCE, are_real, filled, get, holds, put, receive, send,
+};
 use crate::support::ranks::{Ranks, Role, listing};
 use carrack::region::Region;
 use carrack::transports::mem::AllocId;
@@ -14,8 +16,8 @@ pub(crate) fn count() -> u64 {
     amount("TEST_ROUNDS", 400, 2000)
 }
 
-/// gpu.md, legacy IPC rules 4 and 5. From the middle to the end mappings and descriptors are no more than they were, and with a
-/// simulated driver neither are its allocations and openings.
+/// gpu.md, legacy IPC rules 4 and 5. From the middle to the end mappings and descriptors are no
+/// more than they were, and with a simulated driver neither are its allocations and openings.
 #[test]
 fn after_thousands_of_rounds_mappings_and_descriptors_are_what_they_were_in_the_middle() {
     let limit = Duration::from_secs(120 + count() / 20);
@@ -63,7 +65,10 @@ fn uses(gpus: &Gpus, runtime: &Runtime, round: u64) -> Names {
     let came = receive(runtime, Rank(1), vec![0; 4000], WINDOW).unwrap().ok().unwrap();
     let rmr = Rmr::from_bytes(&came.buffer.to_vec().unwrap()[..came.size]).unwrap();
     let kind = KINDS[round as usize % KINDS.len()];
-    assert_eq!(put(runtime, || kind.full(gpus, LEN, round), &rmr, 5).why().is_empty(), kind.is_mapped());
+    assert_eq!(
+        put(runtime, || kind.full(gpus, LEN, round), &rmr, 5).why().is_empty(),
+        kind.is_mapped()
+    );
     let (_, buffer) = get(runtime, || kind.empty(gpus, LEN), &rmr, 5);
     holds(&buffer, LEN, round);
     let region = kind.region(gpus, LEN);
@@ -109,7 +114,8 @@ impl Possessions {
         Self { descriptors: listing("/proc/self/fd").len(), mappings: maps.lines().count(), live }
     }
 
-    /// The kernel joins mappings that are neighbours, and splits them: a few more or less are not ours.
+    /// The kernel joins mappings that are neighbours, and splits them: a few more or less are not
+    /// ours.
     fn within(&self, other: &Self) -> bool {
         self.descriptors <= other.descriptors
             && self.mappings <= other.mappings + if are_real() { SLACK_OF_A_DRIVER } else { SLACK }
@@ -121,8 +127,8 @@ const SLACK: usize = 8;
 /// A real driver maps and unmaps for itself, too.
 const SLACK_OF_A_DRIVER: usize = 32;
 
-/// Waits until what the last round had is freed, and this rank has no more than it had; then counts. Memory that others had
-/// mapped is freed when they have noticed.
+/// Waits until what the last round had is freed, and this rank has no more than it had; then
+/// counts. Memory that others had mapped is freed when they have noticed.
 fn settled(
     role: &Role,
     gpus: &Gpus,
@@ -139,7 +145,8 @@ fn settled(
     let waited = runtime.wait_for(PATIENCE, || is_freed() && is_empty());
     assert!(waited.is_ok(), "{when}: {:?} and no less", Possessions::of_this_process(gpus));
     if let Some(before) = before {
-        let waited = runtime.wait_for(PATIENCE, || Possessions::of_this_process(gpus).within(before));
+        let waited =
+            runtime.wait_for(PATIENCE, || Possessions::of_this_process(gpus).within(before));
         let now = Possessions::of_this_process(gpus);
         assert!(waited.is_ok(), "{before:?} in the middle, and at the end {now:?}");
     }

@@ -5,8 +5,9 @@ use crate::support::{Job, OverLoopback, OverShm, Watchdog, posted, unstarted, un
 use carrack::transports::gpu::fake::FakeConfig;
 use carrack::{Buffer, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag};
 
-/// gpu.md, legacy IPC rule 3. Between two devices the engine has peer access on demand, for VMM and pool memory by the allocation,
-/// or takes a peer copy: every kind to every kind, on one device and on two.
+/// gpu.md, legacy IPC rule 3. Between two devices the engine has peer access on demand, for VMM and
+/// pool memory by the allocation, or takes a peer copy: every kind to every kind, on one device and
+/// on two.
 #[test]
 fn ranks_of_one_process_use_each_others_memory_by_its_own_address() {
     let _watchdog = Watchdog::over("same process");
@@ -14,8 +15,9 @@ fn ranks_of_one_process_use_each_others_memory_by_its_own_address() {
     everything::<OverShm>();
 }
 
-/// Devices without peer access to each other: messages between them go by way of host memory, puts and gets are refused with the
-/// driver's reason, and what stays on one device goes on. (A real driver has a peer copy for this, and refuses nothing.)
+/// Devices without peer access to each other: messages between them go by way of host memory, puts
+/// and gets are refused with the driver's reason, and what stays on one device goes on. (A real
+/// driver has a peer copy for this, and refuses nothing.)
 #[test]
 fn between_devices_that_do_not_reach_each_other_messages_go_by_way_of_host_memory() {
     let _watchdog = Watchdog::over("apart");
@@ -29,7 +31,8 @@ fn between_devices_that_do_not_reach_each_other_messages_go_by_way_of_host_memor
 fn apart<J: Job>() {
     let gpus = Gpus::of(FakeConfig { no_peer: vec![(0, 1)], ..FakeConfig::devices(2) });
     let ranks = ranks::<J>(&gpus);
-    let kinds = [Kind::Plain(0), Kind::Shareable(0), Kind::Pooled(0), Kind::Plain(1), Kind::Pooled(1)];
+    let kinds =
+        [Kind::Plain(0), Kind::Shareable(0), Kind::Pooled(0), Kind::Plain(1), Kind::Pooled(1)];
     let device = |kind: Kind| usize::from(matches!(kind, Kind::Plain(1) | Kind::Pooled(1)));
     let mut salt = 0;
     for (from, to) in kinds.iter().flat_map(|from| kinds.iter().map(move |to| (*from, *to))) {
@@ -57,7 +60,8 @@ fn apart<J: Job>() {
             match refusal {
                 None => assert_eq!(bytes, filled(len, salt)),
                 Some(why) => {
-                    let known = ["217 (PEER_ACCESS_UNSUPPORTED)", "its owner moves host memory only"];
+                    let known =
+                        ["217 (PEER_ACCESS_UNSUPPORTED)", "its owner moves host memory only"];
                     assert!(known.iter().any(|known| why.contains(known)), "{why}");
                     assert!(bytes.iter().all(|&byte| byte == 0xee));
                 }
@@ -69,7 +73,10 @@ fn apart<J: Job>() {
 const LENS: [usize; 3] = [1, 8192, 300_001];
 
 fn ranks<J: Job>(gpus: &Gpus) -> Vec<Runtime> {
-    unstarted(2).into_iter().map(|bootstrap| gpus.rank(J::settings(), Box::new(bootstrap))).collect()
+    unstarted(2)
+        .into_iter()
+        .map(|bootstrap| gpus.rank(J::settings(), Box::new(bootstrap)))
+        .collect()
 }
 
 fn everything<J: Job>() {
@@ -97,8 +104,11 @@ fn everything<J: Job>() {
 
 fn message(ranks: &[Runtime], gpus: &Gpus, (from, to): (Kind, Kind), len: usize, salt: u64) {
     let (left, came) = (Synchronizer::new(1), Synchronizer::new(1));
-    let receive =
-        ranks[1].post_recv(Rank(0), to.empty(gpus, len), Tag(salt)).comp(&came).allow_done(false).call();
+    let receive = ranks[1]
+        .post_recv(Rank(0), to.empty(gpus, len), Tag(salt))
+        .comp(&came)
+        .allow_done(false)
+        .call();
     assert!(receive.unwrap().is_posted());
     let mut send = ranks[0].post_send(Rank(1), from.full(gpus, len, salt), Tag(salt));
     send = send.comp(&left).allow_done(false);
@@ -115,7 +125,13 @@ fn ended(done: &Synchronizer) -> Status {
 }
 
 /// Rank 0 puts to, and gets from, a window of rank 1.
-fn remote<J: Job>(ranks: &[Runtime], gpus: &Gpus, (local, remote): (Kind, Kind), len: usize, salt: u64) {
+fn remote<J: Job>(
+    ranks: &[Runtime],
+    gpus: &Gpus,
+    (local, remote): (Kind, Kind),
+    len: usize,
+    salt: u64,
+) {
     let region = remote.region(gpus, len + 20);
     region.whole().write(&vec![0xee; len + 20]).unwrap();
     let mr = ranks[1].register_memory(&region).unwrap();

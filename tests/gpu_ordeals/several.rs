@@ -1,5 +1,5 @@
-//! Memory made of several VMM allocations, one behind the other: one range for the program and its engines, and no handle stands
-//! for all of it.
+//! Memory made of several VMM allocations, one behind the other: one range for the program and its
+//! engines, and no handle stands for all of it.
 
 use crate::exchange::{LEN, lends, uses};
 use crate::support::Watchdog;
@@ -30,7 +30,8 @@ fn made_of_several(gpus: &Gpus, count: usize) -> (Region, Vec<Region>) {
     assert!(parts.windows(2).all(|pair| pair[0].addr() + GRANULE == pair[1].addr()));
     let (addr, drivers) = (parts[0].addr() as *mut u8, [gpus.driver.clone()]);
     // SAFETY: the parts outlive the region's last use in this rank.
-    let whole = unsafe { carrack::buffer::raw::region(addr, count * GRANULE, MemKind::Unknown, &drivers) };
+    let whole =
+        unsafe { carrack::buffer::raw::region(addr, count * GRANULE, MemKind::Unknown, &drivers) };
     (whole.unwrap(), parts)
 }
 
@@ -54,7 +55,9 @@ pub(crate) fn rank(role: &Role) {
         }
     }
     // Messages from such memory, across both borders, into such memory.
-    for (turn, (at, len)) in [(5, 100), ((2 << 20) - 3, 7), (77, (4 << 20) + 99)].into_iter().enumerate() {
+    for (turn, (at, len)) in
+        [(5, 100), ((2 << 20) - 3, 7), (77, (4 << 20) + 99)].into_iter().enumerate()
+    {
         let (slice, salt) = (memory.slice(at, len).unwrap(), turn as u64 + 9);
         if role.rank == 0 {
             slice.write(&filled(len, salt)).unwrap();
@@ -64,7 +67,10 @@ pub(crate) fn rank(role: &Role) {
             let status = receive(&runtime, Rank(0), slice, Tag(salt)).unwrap().ok().unwrap();
             holds(&status.buffer, len, salt);
             let bytes = memory.whole().to_vec().unwrap();
-            assert!(bytes[..at].iter().chain(&bytes[at + len..]).all(|&byte| byte == 0xee), "{at}+{len}");
+            assert!(
+                bytes[..at].iter().chain(&bytes[at + len..]).all(|&byte| byte == 0xee),
+                "{at}+{len}"
+            );
         }
     }
     role.meet("over", &runtime, 0..2);

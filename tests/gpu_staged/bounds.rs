@@ -43,14 +43,19 @@ pub(crate) fn poor(role: &Role) {
         assert!(sent(&runtime, 1, region.whole(), 1).unwrap().error.is_none());
         runtime.barrier().unwrap();
         fill_all(&region, 2);
-        let put = over(&runtime, |done| runtime.post_put(Rank(1), region.whole(), &rmr, 0).comp(done).call());
+        let put = over(&runtime, |done| {
+            runtime.post_put(Rank(1), region.whole(), &rmr, 0).comp(done).call()
+        });
         assert!(put.unwrap().error.is_none());
         runtime.barrier().unwrap();
         runtime.barrier().unwrap();
-        let get = over(&runtime, |done| runtime.post_get(Rank(1), region.whole(), &rmr, 0).comp(done).call());
+        let get = over(&runtime, |done| {
+            runtime.post_get(Rank(1), region.whole(), &rmr, 0).comp(done).call()
+        });
         assert!(get.unwrap().error.is_none());
         check_all(&region, 3);
-        let add = over(&runtime, |done| runtime.post_fetch_add(Rank(1), &rmr, 8, 1).comp(done).call());
+        let add =
+            over(&runtime, |done| runtime.post_fetch_add(Rank(1), &rmr, 8, 1).comp(done).call());
         let word = region.slice(8, 8).unwrap().to_vec().unwrap();
         let held = add.unwrap().ok().unwrap().value().unwrap();
         assert_eq!(held.to_le_bytes(), word[..]);
@@ -104,9 +109,11 @@ pub(crate) fn bounded(role: &Role) {
         let to_pageable = || driver.as_ref().map(|driver| driver.counters().to_pageable);
         let before = to_pageable();
         let posted = match (role.rank, way) {
-            (0, 0) => {
-                runtime.post_send(Rank(1), region.whole(), Tag(1)).comp(&done).allow_retry(false).call()
-            }
+            (0, 0) => runtime
+                .post_send(Rank(1), region.whole(), Tag(1))
+                .comp(&done)
+                .allow_retry(false)
+                .call(),
             (_, 0) => runtime.post_recv(Rank(0), region.whole(), Tag(1)).comp(&done).call(),
             (0, 1) => runtime.post_put(Rank(1), region.whole(), &rmr, 0).comp(&done).call(),
             (0, _) => runtime.post_get(Rank(1), region.whole(), &rmr, 0).comp(&done).call(),
@@ -143,19 +150,22 @@ pub(crate) fn bounded(role: &Role) {
 
 const MESSAGES: u64 = 12;
 
-/// All ranks send to, put to and get from all others at the same time, more than there are blocks for.
+/// All ranks send to, put to and get from all others at the same time, more than there are blocks
+/// for.
 pub(crate) fn crowd(role: &Role) {
     let (runtime, driver) = with_driver(role, 512 << 20);
     let me = role.rank;
     let len = |number: u64| (number as usize % 4) * BLOCK + 1 + 1013 * number as usize;
     // For each message a place at each side.
     let room = 4 * BLOCK + 16_384;
-    let place = |owner: &Region, number: u64, len: usize| owner.slice(number as usize * room, len).unwrap();
+    let place =
+        |owner: &Region, number: u64, len: usize| owner.slice(number as usize * room, len).unwrap();
     let all = || device(&runtime, 3 * MESSAGES as usize * room);
     let (source, target, exposed) = (all(), all(), all());
     let mr = runtime.register_memory(&exposed).unwrap();
     role.tells("memory", &runtime.get_rmr(&mr).to_bytes());
-    let salt = |from: u32, to: u32, number: u64| u64::from(from) << 40 | u64::from(to) << 20 | number;
+    let salt =
+        |from: u32, to: u32, number: u64| u64::from(from) << 40 | u64::from(to) << 20 | number;
     let write = |region: &Region, at: u64, salt: u64, len: usize| {
         let mut bytes = vec![0; len];
         fill(&mut bytes, salt, 0);
@@ -208,14 +218,16 @@ pub(crate) fn crowd(role: &Role) {
                     keep_on(&mut || send.call());
                 }
                 1 => {
-                    let mut put =
-                        runtime.post_put(to, place(&source, at, len), rmr, there * room as u64).comp(&done);
+                    let mut put = runtime
+                        .post_put(to, place(&source, at, len), rmr, there * room as u64)
+                        .comp(&done);
                     put = put.allow_done(false);
                     keep_on(&mut || put.call());
                 }
                 _ => {
-                    let mut get =
-                        runtime.post_get(to, place(&target, at, len), rmr, there * room as u64).comp(&done);
+                    let mut get = runtime
+                        .post_get(to, place(&target, at, len), rmr, there * room as u64)
+                        .comp(&done);
                     get = get.allow_done(false);
                     keep_on(&mut || get.call());
                 }
@@ -232,7 +244,11 @@ pub(crate) fn crowd(role: &Role) {
             let at = u64::from(other) * MESSAGES + number;
             let region = if number % 3 == 1 { &exposed } else { &target };
             let bytes = place(region, at, len(number)).to_vec().unwrap();
-            assert_eq!(wrong(&bytes, salt(other, me, number), 0), None, "number {number} of rank {other}");
+            assert_eq!(
+                wrong(&bytes, salt(other, me, number), 0),
+                None,
+                "number {number} of rank {other}"
+            );
         }
     }
     assert!(runtime.pending().operations.is_empty(), "{}", runtime.pending());

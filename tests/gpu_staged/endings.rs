@@ -96,13 +96,15 @@ pub(crate) fn killed(role: &Role) {
         let addr = region.addr();
         let mut slice = Some(region.whole());
         drop(region);
-        let status = over(&runtime, |done| post(&runtime, way, slice.take().unwrap(), rmr.as_ref(), done));
+        let status =
+            over(&runtime, |done| post(&runtime, way, slice.take().unwrap(), rmr.as_ref(), done));
         let status = status.unwrap();
         is_down(&status);
         assert_eq!(status.buffer.len(), LEN, "the buffer comes back");
         assert!(runtime.pending().operations.is_empty(), "{}", runtime.pending());
         drop(status);
-        let is_there = runtime.gpu_drivers().iter().any(|driver| driver.classify(addr).unwrap().is_some());
+        let is_there =
+            runtime.gpu_drivers().iter().any(|driver| driver.classify(addr).unwrap().is_some());
         assert!(!is_there, "somebody keeps the memory");
     }
     // The others go on, by the same blocks.
@@ -202,9 +204,21 @@ pub(crate) fn failing(role: &Role) {
                 let status = over(&runtime, |done| {
                     let slice = slice.take().unwrap();
                     match way {
-                        0 => runtime.post_send(Rank(1), slice, Tag(7)).comp(done).allow_retry(false).call(),
-                        2 => runtime.post_put(Rank(1), slice, &rmr, 0).comp(done).remote_comp(name).call(),
-                        _ => runtime.post_get(Rank(1), slice, &rmr, 0).comp(done).remote_comp(name).call(),
+                        0 => runtime
+                            .post_send(Rank(1), slice, Tag(7))
+                            .comp(done)
+                            .allow_retry(false)
+                            .call(),
+                        2 => runtime
+                            .post_put(Rank(1), slice, &rmr, 0)
+                            .comp(done)
+                            .remote_comp(name)
+                            .call(),
+                        _ => runtime
+                            .post_get(Rank(1), slice, &rmr, 0)
+                            .comp(done)
+                            .remote_comp(name)
+                            .call(),
                     }
                 });
                 let status = status.unwrap();
@@ -241,7 +255,8 @@ pub(crate) fn late(role: &Role) {
     let region = device(&runtime, LEN);
     let done = Synchronizer::new(1);
     if role.rank == 0 {
-        let mut send = runtime.post_send(Rank(1), region.whole(), Tag(7)).comp(&done).allow_retry(false);
+        let mut send =
+            runtime.post_send(Rank(1), region.whole(), Tag(7)).comp(&done).allow_retry(false);
         assert!(send.call().unwrap().is_posted());
         while moved(&runtime) == 0 && !done.test() {
             runtime.progress().unwrap();
@@ -270,7 +285,8 @@ pub(crate) fn late(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// A rank that stops in the midst of a message there and one back has all the blocks, and keeps nobody else from the GPU.
+/// A rank that stops in the midst of a message there and one back has all the blocks, and keeps
+/// nobody else from the GPU.
 pub(crate) fn silent(role: &Role) {
     let (runtime, _) = with_driver(role, 256 << 20);
     let region = device(&runtime, 2 * LEN);

@@ -6,7 +6,9 @@ use crate::{BLOCK, gpus, over, received, sent, settings};
 use carrack::region::AtomicError;
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::{CopyError, Region, RegionSlice};
-use carrack::{CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer, Tag};
+use carrack::{
+    CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer, Tag,
+};
 use std::sync::Arc;
 
 /// Host, pinned, and memory of each of two devices.
@@ -38,7 +40,11 @@ impl Ground {
     }
 
     fn poison(&self, len: usize) {
-        self.region.slice(0, len + 2 * BORDER).unwrap().write(&vec![POISON; len + 2 * BORDER]).unwrap();
+        self.region
+            .slice(0, len + 2 * BORDER)
+            .unwrap()
+            .write(&vec![POISON; len + 2 * BORDER])
+            .unwrap();
     }
 
     fn fill(&self, len: usize, salt: u64) {
@@ -79,11 +85,13 @@ fn exposed(role: &Role, runtime: &Runtime, grounds: &[Ground]) -> Vec<carrack::r
 }
 
 fn found(role: &Role, by: u32) -> Vec<Rmr> {
-    (0..KINDS).map(|kind| Rmr::from_bytes(&role.told(&format!("memory {kind}"), by)).unwrap()).collect()
+    (0..KINDS)
+        .map(|kind| Rmr::from_bytes(&role.told(&format!("memory {kind}"), by)).unwrap())
+        .collect()
 }
 
-/// Rank 0 posts, rank 1 owns: put and get, each with and without a signal, and a message, for each pair of kinds and each
-/// length.
+/// Rank 0 posts, rank 1 owns: put and get, each with and without a signal, and a message, for each
+/// pair of kinds and each length.
 pub(crate) fn every_pair(role: &Role) {
     let runtime = role.runtime(settings(role.words[0] == 1));
     let gpus = gpus(&runtime);
@@ -147,7 +155,11 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[Rmr], name: RemoteComp) 
         get(salt + 2, false);
         get(salt + 2, true);
         ground.fill(len, salt + 3);
-        assert_eq!(sent(runtime, 1, ground.part(len), salt).unwrap().ok().unwrap().size, len, "{what}");
+        assert_eq!(
+            sent(runtime, 1, ground.part(len), salt).unwrap().ok().unwrap().size,
+            len,
+            "{what}"
+        );
     }
 }
 
@@ -207,8 +219,12 @@ pub(crate) fn words(role: &Role) {
             }
         }
         runtime.wait_for(crate::PATIENCE, || done.test()).unwrap();
-        let mut seen: Vec<_> =
-            done.take().unwrap().into_iter().map(|one| one.ok().unwrap().value().unwrap()).collect();
+        let mut seen: Vec<_> = done
+            .take()
+            .unwrap()
+            .into_iter()
+            .map(|one| one.ok().unwrap().value().unwrap())
+            .collect();
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len() as u64, EACH, "kind {kind}: no two find the same");
@@ -225,11 +241,15 @@ pub(crate) fn words(role: &Role) {
                 }
             }
         }
-        let odd = over(&runtime, |done| runtime.post_fetch_add(Rank(1), rmr, 20, 1).comp(done).call());
+        let odd =
+            over(&runtime, |done| runtime.post_fetch_add(Rank(1), rmr, 20, 1).comp(done).call());
         match odd {
             Err(PostError::Atomic(AtomicError::Unaligned { .. })) => {}
             Ok(status) => {
-                assert!(matches!(status.error.as_deref(), Some(OpError::Word(Rank(1)))), "{status:?}")
+                assert!(
+                    matches!(status.error.as_deref(), Some(OpError::Word(Rank(1)))),
+                    "{status:?}"
+                )
             }
             Err(other) => panic!("{other}"),
         }
@@ -263,16 +283,29 @@ fn refused(runtime: &Runtime, rmrs: &[Rmr]) {
             Err(PostError::Outside { .. } | PostError::Stale(_)) => {}
             Ok(status) => {
                 let error = status.error.expect("it is refused");
-                assert!(matches!(*error, OpError::Outside(Rank(1)) | OpError::Stale(Rank(1))), "{error}");
+                assert!(
+                    matches!(*error, OpError::Outside(Rank(1)) | OpError::Stale(Rank(1))),
+                    "{error}"
+                );
             }
             Err(other) => panic!("{other}"),
         };
-        ends(over(runtime, |done| runtime.post_fetch_add(Rank(1), &long, 1 << 39, 1).comp(done).call()));
-        ends(over(runtime, |done| runtime.post_put(Rank(1), vec![1; 9], &long, 1 << 39).comp(done).call()));
-        ends(over(runtime, |done| runtime.post_get(Rank(1), vec![1; 9], &long, 1 << 39).comp(done).call()));
+        ends(over(runtime, |done| {
+            runtime.post_fetch_add(Rank(1), &long, 1 << 39, 1).comp(done).call()
+        }));
+        ends(over(runtime, |done| {
+            runtime.post_put(Rank(1), vec![1; 9], &long, 1 << 39).comp(done).call()
+        }));
+        ends(over(runtime, |done| {
+            runtime.post_get(Rank(1), vec![1; 9], &long, 1 << 39).comp(done).call()
+        }));
         if !is_mapped(runtime) {
-            ends(over(runtime, |done| runtime.post_get(Rank(1), vec![1; 9], &stale, 0).comp(done).call()));
-            ends(over(runtime, |done| runtime.post_fetch_add(Rank(1), &stale, 0, 1).comp(done).call()));
+            ends(over(runtime, |done| {
+                runtime.post_get(Rank(1), vec![1; 9], &stale, 0).comp(done).call()
+            }));
+            ends(over(runtime, |done| {
+                runtime.post_fetch_add(Rank(1), &stale, 0, 1).comp(done).call()
+            }));
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Within one process: the rules against deadlock, counters, and bad input.
 
 use crate::support::sink::Sink;
-use crate::support::{Job, OverShm, Watchdog, built, connect, happens, sent, settle, unstarted, until};
+use crate::support::{
+    Job, OverShm, Watchdog, built, connect, happens, sent, settle, unstarted, until,
+};
 use crate::{Brake, driver, filled, is_past, memory, raise};
 use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Flavour, Gpu, Stream};
@@ -12,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Tests of one process share its contexts, and so the streams that may wait: they come one after the other.
+/// Tests of one process share its contexts, and so the streams that may wait: they come one after
+/// the other.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Two ranks of this process, and a GPU.
@@ -32,7 +35,8 @@ impl Ground {
     fn over(what: &str, driver: Arc<dyn Driver>) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let start = |bootstrap| {
-            let builder = Runtime::builder().settings(built(OverShm::settings())).gpu_driver(driver.clone());
+            let builder =
+                Runtime::builder().settings(built(OverShm::settings())).gpu_driver(driver.clone());
             builder.bootstrap(Box::new(bootstrap)).start().unwrap()
         };
         let ranks: Vec<_> = unstarted(2).into_iter().map(start).collect();
@@ -71,7 +75,8 @@ fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on()
     assert_eq!(refused.name, "TOO_MANY_WAITING");
     assert!(refused.hint.contains("CUDA_DEVICE_MAX_CONNECTIONS"), "{refused}");
     counter.wait_on(&streams[0], 1).expect("one that waits may wait once more");
-    // What the refused stream is given is not held up by it, and the library's copies are not by the others.
+    // What the refused stream is given is not held up by it, and the library's copies are not by
+    // the others.
     assert!(streams[waiting].synchronize().is_ok());
     let region = gpu.allocate(100_000, Flavour::Plain).unwrap();
     region.whole().write(&filled(100_000, 3)).unwrap();
@@ -80,14 +85,19 @@ fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on()
     let window = ranks[1].allocate(64).unwrap();
     let mr = ranks[1].register_memory(&window).unwrap();
     let (rmr, done) = (ranks[1].get_rmr(&mr), Sink::keeping());
-    let mut put = ranks[0].post_put(Rank(1), vec![5; 64], &rmr, 0).on_stream(&streams[waiting]).comp(&done);
+    let mut put =
+        ranks[0].post_put(Rank(1), vec![5; 64], &rmr, 0).on_stream(&streams[waiting]).comp(&done);
     let refused = put.call();
-    assert!(matches!(&refused, Err(PostError::Stream(why)) if why.name == "TOO_MANY_WAITING"), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(PostError::Stream(why)) if why.name == "TOO_MANY_WAITING"),
+        "{refused:?}"
+    );
     // A copy between GPU memory is the stream's own, and has none wait.
     let mapped = gpu.allocate(100, Flavour::Plain).unwrap();
     let registered = ranks[0].register_memory(&mapped).unwrap();
     let (own, on_gpu) = (memory(gpu, 2, &filled(100, 8)), ranks[0].get_rmr(&registered));
-    let on = ranks[0].post_put(Rank(0), own, &on_gpu, 0).on_stream(&streams[waiting]).comp(&done).call();
+    let on =
+        ranks[0].post_put(Rank(0), own, &on_gpu, 0).on_stream(&streams[waiting]).comp(&done).call();
     assert!(on.unwrap().is_posted());
     drop(done.one(ranks).ok().unwrap());
     assert!(mapped.whole().to_vec().unwrap() == filled(100, 8));
@@ -156,19 +166,28 @@ fn rule_c_a_message_within_the_process_in_the_order_of_a_stream_is_refused_and_h
     let stream = gpu.stream().unwrap();
     let arrived = StreamCounter::new(&ranks[0], gpu).unwrap();
     for peer in 0..2 {
-        let mut send = ranks[0].post_send(Rank(peer), vec![1; 9], Tag(1)).on_stream(&stream).comp(&arrived);
+        let mut send =
+            ranks[0].post_send(Rank(peer), vec![1; 9], Tag(1)).on_stream(&stream).comp(&arrived);
         assert!(matches!(send.call(), Err(PostError::OwnStream(rank)) if rank == Rank(peer)));
-        let mut recv = ranks[0].post_recv(Rank(peer), vec![0; 9], Tag(1)).on_stream(&stream).comp(&arrived);
+        let mut recv =
+            ranks[0].post_recv(Rank(peer), vec![0; 9], Tag(1)).on_stream(&stream).comp(&arrived);
         assert!(matches!(recv.call(), Err(PostError::OwnStream(rank)) if rank == Rank(peer)));
     }
     // The other way: both in the order of the stream, and the stream waits for both.
     for (turn, len) in [9, 300_000].into_iter().enumerate() {
-        let (from, to) = (memory(gpu, 2, &filled(len, 4)), gpu.allocate(len, Flavour::Plain).unwrap());
+        let (from, to) =
+            (memory(gpu, 2, &filled(len, 4)), gpu.allocate(len, Flavour::Plain).unwrap());
         let event = stream.record().unwrap();
-        let mut recv =
-            ranks[0].post_recv(Rank(0), to.whole(), Tag(2)).after(&event).comp(&arrived).allow_done(false);
-        let mut send =
-            ranks[0].post_send(Rank(0), from, Tag(2)).after(&event).comp(&arrived).allow_done(false);
+        let mut recv = ranks[0]
+            .post_recv(Rank(0), to.whole(), Tag(2))
+            .after(&event)
+            .comp(&arrived)
+            .allow_done(false);
+        let mut send = ranks[0]
+            .post_send(Rank(0), from, Tag(2))
+            .after(&event)
+            .comp(&arrived)
+            .allow_done(false);
         sent(ranks, || recv.call());
         sent(ranks, || send.call());
         arrived.wait_on(&stream, 2 * (turn as u64 + 1)).unwrap();
@@ -187,8 +206,9 @@ fn rule_c_a_message_within_the_process_in_the_order_of_a_stream_is_refused_and_h
     assert!(window.whole().to_vec().unwrap() == filled(1000, 6));
 }
 
-/// As `cudaDeviceSynchronize` and `cudaFree` of the program's: they block while a stream waits, which is no deadlock as long
-/// as another thread makes progress. The same is shown on real GPUs in transports/tests/cuda/streams.rs.
+/// As `cudaDeviceSynchronize` and `cudaFree` of the program's: they block while a stream waits,
+/// which is no deadlock as long as another thread makes progress. The same is shown on real GPUs in
+/// transports/tests/cuda/streams.rs.
 #[test]
 fn rule_e_a_thread_that_waits_for_the_whole_device_goes_on_when_another_makes_progress() {
     let fake = FakeDriver::new(FakeConfig::default()).unwrap();
@@ -327,7 +347,8 @@ fn an_event_that_fails_fails_what_waits_for_it_and_a_stream_that_failed_is_told_
             .unwrap()
             .is_posted()
     );
-    let on = ranks[0].post_put(Rank(1), vec![1; 4], &rmr, 0).on_stream(&as_stream).comp(&ended).call();
+    let on =
+        ranks[0].post_put(Rank(1), vec![1; 4], &rmr, 0).on_stream(&as_stream).comp(&ended).call();
     assert!(on.unwrap().is_posted());
     go.send(()).unwrap();
     until(ranks, || ended.len() == 2);
@@ -346,7 +367,8 @@ fn an_event_that_fails_fails_what_waits_for_it_and_a_stream_that_failed_is_told_
     stream.synchronize().unwrap();
 }
 
-/// What a stream waits for may depend on an answer of this rank's, to a rank that has a message coming behind that stream.
+/// What a stream waits for may depend on an answer of this rank's, to a rank that has a message
+/// coming behind that stream.
 #[test]
 fn the_runtimes_own_messages_do_not_wait_behind_a_message_that_waits_for_an_event() {
     let ground = Ground::new("control");

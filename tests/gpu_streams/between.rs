@@ -9,8 +9,8 @@ use carrack::post::Post;
 use carrack::transports::gpu::{Event, Flavour, Stream};
 use carrack::transports::mem::{Region, Transfer};
 use carrack::{
-    CompQueue, Counter, OpError, Outcome, PostError, Rank, RemoteComp, Rmr, Runtime, Status, StreamCounter,
-    Synchronizer, Tag, UserContext,
+    CompQueue, Counter, OpError, Outcome, PostError, Rank, RemoteComp, Rmr, Runtime, Status,
+    StreamCounter, Synchronizer, Tag, UserContext,
 };
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ fn kernels_puts_signals_and_kernels_follow_each_other_round_a_ring_without_the_h
     }
 }
 
-/// Rule d: each rank has a context of its own, and a stream that waits in one does not hold up the other.
+/// Rule d: each rank has a context of its own, and a stream that waits in one does not hold up the
+/// other.
 #[test]
 fn rule_d_two_ranks_share_a_gpu_and_wait_for_each_other() {
     let _watchdog = Watchdog::over("one GPU");
@@ -58,9 +59,9 @@ fn kernel(stream: &Arc<dyn Stream>, to: RegionSlice, from: RegionSlice) -> Trans
     Transfer::start_on(&**stream, to.into(), from.into()).expect("a copy on the stream")
 }
 
-/// Each rank starts a piece on its way round. A step: a kernel writes down the piece that has come, another makes the
-/// one to be passed on, a put brings it to the next rank, and its signal lets that one's stream go on. The host gives all of it to the
-/// stream, and makes progress.
+/// Each rank starts a piece on its way round. A step: a kernel writes down the piece that has come,
+/// another makes the one to be passed on, a put brings it to the next rank, and its signal lets
+/// that one's stream go on. The host gives all of it to the stream, and makes progress.
 pub(crate) fn ring(role: &Role) {
     let [kind, shared] = role.words[..] else { panic!("two words") };
     let runtime = role.runtime(settings());
@@ -104,7 +105,8 @@ pub(crate) fn ring(role: &Role) {
     until(std::slice::from_ref(&runtime), || is_past(&over) && sent.get() == STEPS);
     assert_eq!(arrived.error().map(|error| error.to_string()), None);
     for step in 0..STEPS {
-        let from = (u64::from(role.rank) + STEPS * u64::from(role.size) - 1 - step) % u64::from(role.size);
+        let from =
+            (u64::from(role.rank) + STEPS * u64::from(role.size) - 1 - step) % u64::from(role.size);
         assert_eq!(wrong(&part(&history, step).to_vec().unwrap(), from, 0), None, "step {step}");
     }
     role.meet("over", &runtime, 0..role.size);
@@ -165,7 +167,8 @@ fn in_order<'a, K>(
     }
 }
 
-/// Rank 0 does each operation behind a stream that stands still, which is then let go; rank 1 takes part.
+/// Rank 0 does each operation behind a stream that stands still, which is then let go; rank 1 takes
+/// part.
 pub(crate) fn every(role: &Role) {
     let runtime = role.runtime(settings());
     let came = CompQueue::new(1024);
@@ -185,7 +188,8 @@ fn accept(role: &Role, runtime: &Runtime, came: &CompQueue) {
         let tag = Tag(case.salt);
         match case.operation {
             "send" => {
-                let mut recv = runtime.post_recv(Rank(0), vec![0; ROOM], tag).comp(came).allow_done(false);
+                let mut recv =
+                    runtime.post_recv(Rank(0), vec![0; ROOM], tag).comp(came).allow_done(false);
                 assert!(recv.call().unwrap().is_posted());
             }
             "recv" => {
@@ -199,7 +203,10 @@ fn accept(role: &Role, runtime: &Runtime, came: &CompQueue) {
     until(std::slice::from_ref(runtime), || {
         if let Some(status) = came.pop() {
             let status = status.ok().unwrap();
-            assert_eq!(wrong(&status.buffer.to_vec().unwrap()[..status.size], status.tag.0, 0), None);
+            assert_eq!(
+                wrong(&status.buffer.to_vec().unwrap()[..status.size], status.tag.0, 0),
+                None
+            );
             role.says(&format!("got {}", status.tag.0));
         }
         role.has_said("done", 0)
@@ -219,7 +226,10 @@ fn begin(runtime: &Runtime, mut call: impl FnMut() -> Result<Outcome, PostError>
 }
 
 /// Does an operation in no order.
-fn at_once(runtime: &Runtime, mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>) -> Status {
+fn at_once(
+    runtime: &Runtime,
+    mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
+) -> Status {
     let done = Synchronizer::new(1);
     loop {
         match call(&done).unwrap() {
@@ -307,7 +317,9 @@ pub(crate) fn killed(role: &Role) {
     role.tells("memory", &runtime.get_rmr(&mr).to_bytes());
     if role.rank != 0 {
         let victim = role.rank == 1;
-        until(std::slice::from_ref(&runtime), || role.has_said(if victim { "waits" } else { "went on" }, 0));
+        until(std::slice::from_ref(&runtime), || {
+            role.has_said(if victim { "waits" } else { "went on" }, 0)
+        });
         if victim {
             die();
         }
@@ -323,7 +335,8 @@ pub(crate) fn killed(role: &Role) {
     }
     let rmr = Rmr::from_bytes(&role.told("memory", 1)).unwrap();
     // Heard of, as any rank that was used.
-    let first = at_once(&runtime, |done| runtime.post_put(Rank(1), b"up", &rmr, 0).comp(done).call());
+    let first =
+        at_once(&runtime, |done| runtime.post_put(Rank(1), b"up", &rmr, 0).comp(done).call());
     assert_eq!(first.size, 2);
     at_once(&runtime, |done| runtime.post_send(Rank(1), b"up", Tag(9)).comp(done).call());
     arrived.wait_on(&held, 1).unwrap();
@@ -376,7 +389,10 @@ pub(crate) fn killed(role: &Role) {
     }
     let released = [&held, &receives].map(|stream| stream.record().unwrap());
     (0..100).for_each(|_| assert!(runtime.progress().is_ok()));
-    assert!(ended.is_empty() && released.iter().all(|event| !is_past(event)), "nobody has gone yet");
+    assert!(
+        ended.is_empty() && released.iter().all(|event| !is_past(event)),
+        "nobody has gone yet"
+    );
     role.says("waits");
     let mut contexts = Vec::new();
     until(std::slice::from_ref(&runtime), || {

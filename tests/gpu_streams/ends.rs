@@ -47,17 +47,29 @@ fn an_operation_whose_event_does_not_fire_in_time_ends_by_its_deadline() {
     let (rmr, ended, brake) = (ranks[1].get_rmr(&mr), CompQueue::new(8), ground.brake());
     let held = ground.held(&brake);
     let (event, soon) = (held.record().unwrap(), Duration::from_millis(10));
-    let put =
-        ranks[0].post_put(Rank(1), vec![1; 4], &rmr, 0).after(&event).deadline(soon).comp(&ended).call();
+    let put = ranks[0]
+        .post_put(Rank(1), vec![1; 4], &rmr, 0)
+        .after(&event)
+        .deadline(soon)
+        .comp(&ended)
+        .call();
     assert!(put.unwrap().is_posted());
-    let recv =
-        ranks[0].post_recv(Rank(1), vec![1; 4], Tag(1)).after(&event).deadline(soon).comp(&ended).call();
+    let recv = ranks[0]
+        .post_recv(Rank(1), vec![1; 4], Tag(1))
+        .after(&event)
+        .deadline(soon)
+        .comp(&ended)
+        .call();
     assert!(recv.unwrap().is_posted());
     // A stream that waits for such an operation goes on as well.
     let waits = gpu.stream().unwrap();
     waits.wait(&event).unwrap();
-    let add =
-        ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).on_stream(&waits).deadline(soon).comp(&ended).call();
+    let add = ranks[0]
+        .post_fetch_add(Rank(1), &rmr, 0, 1)
+        .on_stream(&waits)
+        .deadline(soon)
+        .comp(&ended)
+        .call();
     assert!(add.unwrap().is_posted());
     until(ranks, || ended.len() == 3);
     while let Some(status) = ended.pop() {
@@ -84,10 +96,17 @@ fn a_runtime_that_ends_lets_streams_go_and_ends_each_operation_once() {
         let event = held.record().unwrap();
         let posts = [
             rank.post_put(Rank(1), vec![1; 4], &rmr, 0).after(&event).comp(&ended).call(),
-            // A copy on the stream that stands still, and behind it an operation that the stream waits for.
-            rank.post_put(Rank(1), memory(&gpu, 2, &[2; 4]), &rmr, 0).on_stream(&held).comp(&ended).call(),
+            // A copy on the stream that stands still, and behind it an operation that the stream
+            // waits for.
+            rank.post_put(Rank(1), memory(&gpu, 2, &[2; 4]), &rmr, 0)
+                .on_stream(&held)
+                .comp(&ended)
+                .call(),
             rank.post_put(Rank(1), vec![3; 4], &rmr, 0).on_stream(&held).comp(&ended).call(),
-            rank.post_get(Rank(1), memory(&gpu, 2, &[2; 4]), &rmr, 0).on_stream(&held).comp(&ended).call(),
+            rank.post_get(Rank(1), memory(&gpu, 2, &[2; 4]), &rmr, 0)
+                .on_stream(&held)
+                .comp(&ended)
+                .call(),
             rank.post_recv(Rank::ANY, vec![1; 4], Tag(1)).on_stream(&waits).comp(&ended).call(),
             rank.post_recv(Rank(1), vec![1; 4], Tag(2)).after(&event).comp(&ended).call(),
             rank.post_flush(Rank(1)).comp(&ended).call(),
@@ -136,8 +155,11 @@ fn operations_in_random_orders_end_exactly_once() {
             posted_so_far += 1;
             macro_rules! go {
                 ($post:expr) => {{
-                    let mut post =
-                        $post.comp(&ended).user_context(context).allow_done(false).allow_retry(false);
+                    let mut post = $post
+                        .comp(&ended)
+                        .user_context(context)
+                        .allow_done(false)
+                        .allow_retry(false);
                     if rng.random_bool(0.3) {
                         post = post.deadline(Duration::from_micros(rng.random_range(1..3000)));
                     }
@@ -156,10 +178,13 @@ fn operations_in_random_orders_end_exactly_once() {
                 (1, true) => go!(ranks[0].post_get(Rank(1), buffer, rmr, 3).after(&event)),
                 (1, false) => go!(ranks[0].post_get(Rank(1), buffer, rmr, 3).on_stream(stream)),
                 (2, true) => go!(ranks[0].post_fetch_add(Rank(1), &rmrs[0], 0, 1).after(&event)),
-                (2, false) => go!(ranks[0].post_fetch_add(Rank(1), &rmrs[0], 0, 1).on_stream(stream)),
+                (2, false) => {
+                    go!(ranks[0].post_fetch_add(Rank(1), &rmrs[0], 0, 1).on_stream(stream))
+                }
                 (3, _) => go!(ranks[0].post_flush(Rank(1))),
                 (4, _) => {
-                    let mut recv = ranks[0].post_recv(Rank(1), buffer, Tag(1)).after(&event).comp(&ended);
+                    let mut recv =
+                        ranks[0].post_recv(Rank(1), buffer, Tag(1)).after(&event).comp(&ended);
                     recv = recv.user_context(context);
                     assert!(recv.call().unwrap().is_posted());
                     tickets.extend(recv.ticket());
@@ -170,7 +195,8 @@ fn operations_in_random_orders_end_exactly_once() {
         // What lies on a GPU is fetched by its receiver.
         let taken = CompQueue::new(64);
         let receive = || {
-            let mut recv = ranks[1].post_recv(Rank(0), vec![0; 50], tag).comp(&taken).allow_done(false);
+            let mut recv =
+                ranks[1].post_recv(Rank(0), vec![0; 50], tag).comp(&taken).allow_done(false);
             assert!(recv.call().unwrap().is_posted());
             recv.ticket()
         };

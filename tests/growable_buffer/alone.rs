@@ -11,7 +11,8 @@ use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::{MemKind, Transfer};
 use std::sync::Arc;
 
-/// Whether the driver knows memory there. Of addresses without it a real one may say so by an error.
+/// Whether the driver knows memory there. Of addresses without it a real one may say so by an
+/// error.
 fn has_memory(gpus: &Gpus, addr: usize) -> bool {
     matches!(gpus.driver.classify(addr), Ok(Some(_)))
 }
@@ -26,7 +27,9 @@ fn what_is_there_stays_where_and_as_it_is_while_the_buffer_grows_and_shrinks() {
     let addr = buffer.addr();
     // By steps of different lengths, of which each is rounded up.
     for (turn, (asked, held)) in
-        [(1, 1), (STRIPE, 1), (STRIPE + 1, 2), (5 * STRIPE - 1, 5), (16 * STRIPE, 16)].into_iter().enumerate()
+        [(1, 1), (STRIPE, 1), (STRIPE + 1, 2), (5 * STRIPE - 1, 5), (16 * STRIPE, 16)]
+            .into_iter()
+            .enumerate()
     {
         let before = buffer.len() / STRIPE;
         buffer.grow_to(asked).unwrap();
@@ -85,7 +88,8 @@ fn stripes_are_dealt_out_to_the_gpus_in_turn_and_each_is_an_allocation_of_its_ow
     for _ in 0..4 {
         let other = gpus.plain(1);
         assert!(
-            other.addr() + (2 << 20) <= buffer.addr() || other.addr() >= buffer.addr() + buffer.capacity()
+            other.addr() + (2 << 20) <= buffer.addr()
+                || other.addr() >= buffer.addr() + buffer.capacity()
         );
     }
 }
@@ -102,7 +106,8 @@ fn every_gpu_of_the_buffer_copies_from_and_to_all_of_it() {
     for (turn, gpu) in gpus.all.iter().enumerate() {
         let (near, stream) = (gpu.allocate(STRIPE, Flavour::Plain).unwrap(), gpu.stream().unwrap());
         let copied = |to: &Region, from: &Region| {
-            let copy = Transfer::start_on(&*stream, to.whole().into(), from.whole().into()).unwrap();
+            let copy =
+                Transfer::start_on(&*stream, to.whole().into(), from.whole().into()).unwrap();
             drop(copy.into_buffers());
         };
         for (at, stripe) in stripes(&buffer).iter().enumerate() {
@@ -131,7 +136,9 @@ fn ranges(owners: &[Arc<dyn Gpu>]) {
     let mut buffer = GrowableBuffer::reserve(owners, 5 * STRIPE).stripe(STRIPE).build().unwrap();
     buffer.grow_to(5 * STRIPE).unwrap();
     let poison = vec![0xee; buffer.len()];
-    for (at, len) in [(5, 100), (STRIPE - 3, 7), (77, 4 * STRIPE + 99), (0, 5 * STRIPE), (STRIPE, STRIPE)] {
+    for (at, len) in
+        [(5, 100), (STRIPE - 3, 7), (77, 4 * STRIPE + 99), (0, 5 * STRIPE), (STRIPE, STRIPE)]
+    {
         let all = buffer.region(0, buffer.len()).unwrap();
         all.whole().write(&poison).unwrap();
         let part = buffer.region(at, len).unwrap();
@@ -143,7 +150,10 @@ fn ranges(owners: &[Arc<dyn Gpu>]) {
         check(&part, len as u64);
         let bytes = all.whole().to_vec().unwrap();
         assert_eq!(wrong(&bytes[at..at + len], len as u64, 0), None);
-        assert!(bytes[..at].iter().chain(&bytes[at + len..]).all(|&byte| byte == 0xee), "{at}+{len}");
+        assert!(
+            bytes[..at].iter().chain(&bytes[at + len..]).all(|&byte| byte == 0xee),
+            "{at}+{len}"
+        );
         // Other processes open one allocation by a name.
         let named = ipc_export(&all.subregion(at, len).unwrap());
         match (at + len - 1) / STRIPE - at / STRIPE + 1 {
@@ -152,7 +162,8 @@ fn ranges(owners: &[Arc<dyn Gpu>]) {
         }
         // In pieces, it is the same.
         let pieces = buffer.pieces(at, len).unwrap();
-        let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.whole().to_vec().unwrap()).collect();
+        let bytes: Vec<u8> =
+            pieces.iter().flat_map(|piece| piece.whole().to_vec().unwrap()).collect();
         assert_eq!(wrong(&bytes, len as u64, 0), None);
         assert!(pieces.iter().all(|piece| !piece.is_empty()));
         drop((all, pieces));
@@ -178,7 +189,10 @@ fn a_buffer_that_is_dropped_leaves_what_its_regions_hold() {
     assert!(!has_memory(&gpus, addr + STRIPE));
     if let Some(fake) = &gpus.fake {
         let counters = fake.counters();
-        assert_eq!((counters.allocs - counters.frees, counters.reservations - counters.releases), (0, 0));
+        assert_eq!(
+            (counters.allocs - counters.frees, counters.reservations - counters.releases),
+            (0, 0)
+        );
     }
 }
 
@@ -204,7 +218,10 @@ fn what_a_buffer_gives_back_the_device_has_again() {
         let why = buffer.grow_to(20 * stripe).unwrap_err();
         let GrowableError::NotAllocated { len, held, cause, .. } = &why else { panic!("{why}") };
         assert_eq!((*len, *held, cause.code), (20 * stripe, 6 * stripe, 2), "{why}");
-        assert!(why.to_string().contains(&format!("from {} to {} bytes", 6 * stripe, 20 * stripe)), "{why}");
+        assert!(
+            why.to_string().contains(&format!("from {} to {} bytes", 6 * stripe, 20 * stripe)),
+            "{why}"
+        );
         assert_eq!(buffer.len(), 6 * stripe);
         check(&kept, 1);
         drop(gpu[0].allocate(2 * stripe, Flavour::Plain).unwrap());

@@ -2,7 +2,8 @@
 
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{
-    Gpus, Kind, PATIENCE, Went, filled, get, heard, holds, over, put, receive, registered, send, told,
+    Gpus, Kind, PATIENCE, Went, filled, get, heard, holds, over, put, receive, registered, send,
+    told,
 };
 use crate::support::ranks::{Ranks, Role};
 use crate::{STRIPE, buffer, check, fill};
@@ -36,7 +37,13 @@ pub(crate) fn grows(role: &Role) {
 }
 
 /// Registers the place for a peer's bytes in a stripe, and tells of it.
-fn lends(role: &Role, runtime: &Runtime, buffer: &GrowableBuffer, turn: usize, stripe: usize) -> Mr {
+fn lends(
+    role: &Role,
+    runtime: &Runtime,
+    buffer: &GrowableBuffer,
+    turn: usize,
+    stripe: usize,
+) -> Mr {
     let piece = buffer.pieces(stripe * STRIPE, STRIPE).unwrap().remove(0);
     piece.whole().write(&vec![0xee; STRIPE]).unwrap();
     registered(role, runtime, &format!("stripe {turn}"), &piece.subregion(GUARD, LEN).unwrap())
@@ -83,7 +90,10 @@ fn owner_of_what_grows(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     let why = buffer.shrink_to(2 * STRIPE).unwrap_err();
     let GrowableError::InUse { used, processes, .. } = &why else { panic!("{why}") };
     assert_eq!((*used, processes.len()), (STRIPES * STRIPE, 1), "{why}");
-    assert!(why.to_string().contains("have them mapped") && processes[0] != std::process::id(), "{why}");
+    assert!(
+        why.to_string().contains("have them mapped") && processes[0] != std::process::id(),
+        "{why}"
+    );
     assert_eq!(buffer.len(), STRIPES * STRIPE);
     role.says("go on");
     shrink(runtime, &mut buffer, 2 * STRIPE);
@@ -101,7 +111,8 @@ fn owner_of_what_grows(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     runtime.barrier().unwrap();
 }
 
-/// Shrinks it as soon as peers have let go of it: those that are idle, in a barrier for instance, do so at once.
+/// Shrinks it as soon as peers have let go of it: those that are idle, in a barrier for instance,
+/// do so at once.
 pub(crate) fn shrink(runtime: &Runtime, buffer: &mut GrowableBuffer, len: usize) {
     loop {
         match buffer.shrink_to(len) {

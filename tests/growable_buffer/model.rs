@@ -1,4 +1,5 @@
-//! Any order of growing, shrinking, taking parts and dropping them, beside a list that says what has to become of each.
+//! Any order of growing, shrinking, taking parts and dropping them, beside a list that says what
+//! has to become of each.
 
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{Gpus, are_real};
@@ -25,7 +26,10 @@ fn whatever_is_called_in_whatever_order_is_done_or_refused_as_a_list_of_stripes_
     }
     if let Some(fake) = &gpus.fake {
         let counters = fake.counters();
-        assert_eq!((counters.allocs - counters.frees, counters.reservations - counters.releases), (0, 0));
+        assert_eq!(
+            (counters.allocs - counters.frees, counters.reservations - counters.releases),
+            (0, 0)
+        );
     }
 }
 
@@ -55,7 +59,10 @@ fn steps(gpus: &Gpus, seed: u64) {
                 let highest = held.iter().map(|one| one.last + 1).max().unwrap_or(0);
                 match buffer.shrink_to(len) {
                     Ok(()) => {
-                        assert!(highest <= wanted || wanted >= stripes.len(), "it has shrunk under a part");
+                        assert!(
+                            highest <= wanted || wanted >= stripes.len(),
+                            "it has shrunk under a part"
+                        );
                         stripes.truncate(wanted);
                     }
                     Err(GrowableError::InUse { used, .. }) => {

@@ -47,7 +47,11 @@ fn put_and_get(role: &Role, gpus: &Gpus, runtime: &Runtime, name: &str, window: 
     let kinds = [Kind::Host, Kind::Plain(1)];
     if role.rank == 0 {
         let mr = registered(role, runtime, name, window);
-        assert!(mr.refused().iter().all(|(transport, _)| *transport != "cuda_ipc"), "{:?}", mr.refused());
+        assert!(
+            mr.refused().iter().all(|(transport, _)| *transport != "cuda_ipc"),
+            "{:?}",
+            mr.refused()
+        );
         lends(role, runtime, (name, window), 1, &kinds);
         // A word of it, that the peer adds to.
         let word = window.slice(word_of(window.addr()), 8).unwrap();
@@ -65,9 +69,12 @@ fn put_and_get(role: &Role, gpus: &Gpus, runtime: &Runtime, name: &str, window: 
             assert_eq!(way, Went::Mapped, "{name}");
         }
         heard(role, runtime, &format!("{name} has a word"), 0);
-        let at = u64::from_le_bytes(role.told(&format!("{name} has a word"), 0).try_into().unwrap());
+        let at =
+            u64::from_le_bytes(role.told(&format!("{name} has a word"), 0).try_into().unwrap());
         for _ in 0..20 {
-            let add = over(runtime, |done| runtime.post_fetch_add(Rank(0), &rmr, at, 3).comp(done).call());
+            let add = over(runtime, |done| {
+                runtime.post_fetch_add(Rank(0), &rmr, at, 3).comp(done).call()
+            });
             assert_eq!(add.unwrap().ok().unwrap().size, 8);
         }
         role.says(&format!("{name} is added to"));
@@ -78,25 +85,32 @@ fn put_and_get(role: &Role, gpus: &Gpus, runtime: &Runtime, name: &str, window: 
     runtime.barrier().unwrap();
 }
 
-/// Pieces and a face, from memory of every sort, such memory among them, into what the peer has mapped; one of each lies on the border
-/// of two GPUs' stripes, where there is one. All of it is got back in one piece.
+/// Pieces and a face, from memory of every sort, such memory among them, into what the peer has
+/// mapped; one of each lies on the border of two GPUs' stripes, where there is one. All of it is
+/// got back in one piece.
 fn many(gpus: &Gpus, runtime: &Runtime, rmr: &Rmr, own: &Region) {
     let places = [(5, 64), (BORDER - 40, 100), (BORDER + 5000, 8), (2_000_001, 100_003)];
     let face = Face { offset: BORDER - 900, count: [200, 10, 3], pitch: [1000, 20_000] };
     let rows = (0..30).map(|at| (face.offset + at % 10 * 1000 + at / 10 * 20_000, 200));
     let rows: Vec<(usize, usize)> = rows.collect();
     let stream = gpus.all[0].stream().unwrap();
-    let locals =
-        [Kind::Host, Kind::Pinned, Kind::Plain(0), Kind::Plain(1)].map(|kind| kind.region(gpus, LEN));
+    let locals = [Kind::Host, Kind::Pinned, Kind::Plain(0), Kind::Plain(1)]
+        .map(|kind| kind.region(gpus, LEN));
     for (turn, local) in locals.iter().chain([own]).enumerate() {
         for as_face in [false, true] {
             let (salt, poison) = ((2 * turn + usize::from(as_face)) as u64, Region::host(LEN));
             poison.whole().write(&[0xee; LEN]).unwrap();
             local.whole().write(&filled(LEN, salt)).unwrap();
-            over(runtime, |done| runtime.post_put(Rank(0), poison.whole(), rmr, 0).comp(done).call())
-                .unwrap();
-            let piece =
-                |&(at, len): &(usize, usize)| Piece { local, range: at..at + len, rmr, offset: at as u64 };
+            over(runtime, |done| {
+                runtime.post_put(Rank(0), poison.whole(), rmr, 0).comp(done).call()
+            })
+            .unwrap();
+            let piece = |&(at, len): &(usize, usize)| Piece {
+                local,
+                range: at..at + len,
+                rmr,
+                offset: at as u64,
+            };
             let pieces: Vec<Piece<'_>> = places.iter().map(piece).collect();
             let put = |done: &_| {
                 let put = match as_face {
@@ -114,14 +128,21 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &Rmr, own: &Region) {
             // By pieces again where there were rows, and the other way round.
             local.whole().write(&[0xee; LEN]).unwrap();
             let get = |done: &_| runtime.post_get_batch(Rank(0), &pieces).comp(done).call();
-            let back = |done: &_| runtime.post_get(Rank(0), local.whole(), rmr, 0).comp(done).call();
+            let back =
+                |done: &_| runtime.post_get(Rank(0), local.whole(), rmr, 0).comp(done).call();
             over(runtime, get).unwrap().ok().unwrap();
             let found = local.whole().to_vec().unwrap();
             for &(at, len) in &places {
-                assert!(found[at..at + len] == wanted[at..at + len], "local memory {turn}, {at}+{len}");
+                assert!(
+                    found[at..at + len] == wanted[at..at + len],
+                    "local memory {turn}, {at}+{len}"
+                );
             }
             over(runtime, back).unwrap().ok().unwrap();
-            assert!(local.whole().to_vec().unwrap() == wanted, "local memory {turn}, as a face: {as_face}");
+            assert!(
+                local.whole().to_vec().unwrap() == wanted,
+                "local memory {turn}, as a face: {as_face}"
+            );
         }
     }
 }
@@ -142,7 +163,8 @@ fn messages(role: &Role, gpus: &Gpus, runtime: &Runtime, window: &Region) {
                 let (tag, to) = (Tag(turn), Rank(1 - role.rank));
                 if role.rank == sender {
                     send(runtime, to, kind.full(gpus, len, turn), tag).unwrap().ok().unwrap();
-                    let status = receive(runtime, to, kind.empty(gpus, len), tag).unwrap().ok().unwrap();
+                    let status =
+                        receive(runtime, to, kind.empty(gpus, len), tag).unwrap().ok().unwrap();
                     holds(&status.buffer, len, turn);
                 } else {
                     window.whole().write(&[0xee; LEN]).unwrap();

@@ -1,4 +1,5 @@
-//! GPUs that read a buffer and are kept from writing it, and GPUs that write it and have none of it.
+//! GPUs that read a buffer and are kept from writing it, and GPUs that write it and have none of
+//! it.
 
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{Gpus, Kind, can_order, enough_for};
@@ -35,7 +36,8 @@ fn rights(gpu: &Arc<dyn Gpu>, buffer: &GrowableBuffer) -> Vec<Option<Rights>> {
     stripes(buffer).iter().map(|stripe| gpu.rights_at(stripe.addr()).unwrap()).collect()
 }
 
-/// Kernels of the reader, and copies in its context, are `cuda reserved`'s to show: simulated ones write where they like.
+/// Kernels of the reader, and copies in its context, are `cuda reserved`'s to show: simulated ones
+/// write where they like.
 #[test]
 fn a_reader_is_given_every_stripe_for_reading_and_those_that_come_later() {
     let _watchdog = Watchdog::over("reads");
@@ -71,11 +73,25 @@ fn what_the_runtime_writes_there_is_written_by_the_owner_wherever_it_comes_from(
         let registered = runtime.register_memory(stripe).unwrap();
         let (put, got) = (Synchronizer::new(1), Synchronizer::new(1));
         let to = runtime.get_rmr(&registered);
-        assert!(runtime.post_put(Rank(0), near.whole(), &to, 0).comp(&put).allow_done(false).call().is_ok());
+        assert!(
+            runtime
+                .post_put(Rank(0), near.whole(), &to, 0)
+                .comp(&put)
+                .allow_done(false)
+                .call()
+                .is_ok()
+        );
         put.wait(&runtime).unwrap();
         check(stripe, 7 + at as u64);
         fill(&near, 0);
-        assert!(runtime.post_get(Rank(0), near.whole(), &to, 0).comp(&got).allow_done(false).call().is_ok());
+        assert!(
+            runtime
+                .post_get(Rank(0), near.whole(), &to, 0)
+                .comp(&got)
+                .allow_done(false)
+                .call()
+                .is_ok()
+        );
         got.wait(&runtime).unwrap();
         check(&near, 7 + at as u64);
     }
@@ -97,7 +113,8 @@ fn a_writer_without_stripes_reads_and_writes() {
     for stripe in stripes(&buffer) {
         // By the writer's engine.
         let stream = gpus.all[1].stream().unwrap();
-        let mut copy = Transfer::start_on(&*stream, stripe.whole().into(), near.whole().into()).unwrap();
+        let mut copy =
+            Transfer::start_on(&*stream, stripe.whole().into(), near.whole().into()).unwrap();
         while copy.poll().is_none() {}
         assert!(copy.failure().is_none());
         check(&stripe, 3);

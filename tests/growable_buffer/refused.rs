@@ -15,11 +15,13 @@ fn buffers_that_cannot_be_are_refused_before_any_address_is_taken() {
     let _watchdog = Watchdog::over("cannot be");
     let gpus = Gpus::here();
     let all = &gpus.all;
-    let refused = |gpus: &[Arc<dyn Gpu>], most| GrowableBuffer::reserve(gpus, most).build().unwrap_err();
+    let refused =
+        |gpus: &[Arc<dyn Gpu>], most| GrowableBuffer::reserve(gpus, most).build().unwrap_err();
     for most in [0, usize::MAX, isize::MAX as usize] {
         let why = refused(all, most);
         assert!(
-            matches!(why, GrowableError::Most { .. }) && why.to_string().contains(&most.to_string()),
+            matches!(why, GrowableError::Most { .. })
+                && why.to_string().contains(&most.to_string()),
             "{why}"
         );
     }
@@ -33,13 +35,17 @@ fn buffers_that_cannot_be_are_refused_before_any_address_is_taken() {
         (granularity + 1, format!("{granularity} or {}", 2 * granularity)),
     ] {
         let why = GrowableBuffer::reserve(all, 1 << 30).stripe(stripe).build().unwrap_err();
-        let GrowableError::Stripe { stripe: told, granularity: by, .. } = why else { panic!("{why}") };
+        let GrowableError::Stripe { stripe: told, granularity: by, .. } = why else {
+            panic!("{why}")
+        };
         assert_eq!((told, by), (stripe, granularity));
         let says = why.to_string();
         assert!(says.contains(&format!("{stripe} bytes")) && says.ends_with(&instead), "{says}");
     }
-    let why =
-        GrowableBuffer::reserve(all, 1).stripe(usize::MAX / granularity * granularity).build().unwrap_err();
+    let why = GrowableBuffer::reserve(all, 1)
+        .stripe(usize::MAX / granularity * granularity)
+        .build()
+        .unwrap_err();
     assert!(matches!(why, GrowableError::Most { most: 1 }), "{why}");
     for builder in [
         GrowableBuffer::reserve(&all[..1], 1).readers(all),
@@ -62,17 +68,25 @@ fn gpus_that_do_not_reach_each_other_or_have_no_such_memory_are_named_with_the_d
     if !can_order("what a driver refuses") {
         return;
     }
-    let driver = FakeDriver::new(FakeConfig { no_peer: vec![(0, 1)], ..FakeConfig::devices(3) }).unwrap();
+    let driver =
+        FakeDriver::new(FakeConfig { no_peer: vec![(0, 1)], ..FakeConfig::devices(3) }).unwrap();
     let gpus = driver.devices().unwrap();
     let why = GrowableBuffer::reserve(&gpus[..2], 1).build().unwrap_err();
     let GrowableError::Apart { gpu, owner, cause } = &why else { panic!("{why}") };
-    assert_eq!((*gpu, *owner, cause.code), (gpus[0].info().uuid, gpus[1].info().uuid, 217), "{why}");
+    assert_eq!(
+        (*gpu, *owner, cause.code),
+        (gpus[0].info().uuid, gpus[1].info().uuid, 217),
+        "{why}"
+    );
     assert!(why.to_string().contains("leave one of the two out"), "{why}");
     let ends = [gpus[0].clone(), gpus[2].clone()];
     let mut buffer = GrowableBuffer::reserve(&ends, 4 * STRIPE).stripe(STRIPE).build().unwrap();
     buffer.grow_to(2 * STRIPE).unwrap();
     // Two drivers know nothing of each other.
-    let other = FakeDriver::new(FakeConfig { seed: 5, ..FakeConfig::devices(1) }).unwrap().devices().unwrap();
+    let other = FakeDriver::new(FakeConfig { seed: 5, ..FakeConfig::devices(1) })
+        .unwrap()
+        .devices()
+        .unwrap();
     let why = GrowableBuffer::reserve(&[gpus[0].clone(), other[0].clone()], 1).build().unwrap_err();
     assert!(matches!(why, GrowableError::Apart { .. }), "{why}");
     driver.faults().refuse_reservations(true);
@@ -103,11 +117,22 @@ fn growth_beyond_the_reservation_and_ranges_that_are_not_there_are_refused_with_
         assert!(says.contains(&len.to_string()) && says.contains(&capacity.to_string()), "{says}");
     }
     assert_eq!(buffer.len(), 2 * STRIPE);
-    let nowhere =
-        [(0, 0), (2 * STRIPE, 1), (0, 2 * STRIPE + 1), (usize::MAX, 1), (1, usize::MAX), (2 * STRIPE, 0)];
+    let nowhere = [
+        (0, 0),
+        (2 * STRIPE, 1),
+        (0, 2 * STRIPE + 1),
+        (usize::MAX, 1),
+        (1, usize::MAX),
+        (2 * STRIPE, 0),
+    ];
     for (offset, len) in nowhere {
-        for why in [buffer.region(offset, len).unwrap_err(), buffer.pieces(offset, len).unwrap_err()] {
-            assert!(matches!(why, GrowableError::Outside { held, .. } if held == 2 * STRIPE), "{why}");
+        for why in
+            [buffer.region(offset, len).unwrap_err(), buffer.pieces(offset, len).unwrap_err()]
+        {
+            assert!(
+                matches!(why, GrowableError::Outside { held, .. } if held == 2 * STRIPE),
+                "{why}"
+            );
         }
     }
 }
@@ -123,9 +148,12 @@ fn a_range_over_gpus_between_which_no_copy_goes_is_no_region_and_its_pieces_are(
     driver.faults().refuse_copies_across(true);
     let before = driver.counters();
     let why = buffer.region(STRIPE - 1, 2).unwrap_err();
-    let GrowableError::OnSeveral { gpus: 2, stripe: STRIPE, cause, .. } = &why else { panic!("{why}") };
+    let GrowableError::OnSeveral { gpus: 2, stripe: STRIPE, cause, .. } = &why else {
+        panic!("{why}")
+    };
     assert!(
-        cause.contains("over a border by the engines of") && why.to_string().contains("take the pieces"),
+        cause.contains("over a border by the engines of")
+            && why.to_string().contains("take the pieces"),
         "{why}"
     );
     let pieces = buffer.pieces(STRIPE - 1, 2).unwrap();
@@ -138,7 +166,8 @@ fn a_range_over_gpus_between_which_no_copy_goes_is_no_region_and_its_pieces_are(
     );
     // Within a stripe there is nothing to try, nor on one GPU; nor again when it was seen to work.
     assert!(buffer.region(STRIPE, STRIPE).is_ok());
-    let mut of_one = GrowableBuffer::reserve(&gpus[..1], 2 * STRIPE).stripe(STRIPE).build().unwrap();
+    let mut of_one =
+        GrowableBuffer::reserve(&gpus[..1], 2 * STRIPE).stripe(STRIPE).build().unwrap();
     of_one.grow_to(2 * STRIPE).unwrap();
     assert!(of_one.region(STRIPE - 1, 2).is_ok());
     driver.faults().refuse_copies_across(false);
@@ -166,7 +195,9 @@ fn a_buffer_does_not_shrink_below_what_is_registered_in_an_operation_or_held() {
         let held = buffer.len();
         for len in [0, 1, keeps - STRIPE] {
             let why = buffer.shrink_to(len).unwrap_err();
-            let GrowableError::InUse { len: asked, used, processes } = &why else { panic!("{why}") };
+            let GrowableError::InUse { len: asked, used, processes } = &why else {
+                panic!("{why}")
+            };
             assert_eq!((*asked, *used, processes.len()), (len, keeps, 0), "{why}");
             assert!(why.to_string().contains(&format!("first {keeps} are in use")), "{why}");
             assert_eq!(buffer.len(), held, "nothing has changed");
@@ -185,7 +216,13 @@ fn a_buffer_does_not_shrink_below_what_is_registered_in_an_operation_or_held() {
     buffer.grow_to(8 * STRIPE).unwrap();
     drop(mr);
     // A part of a part.
-    let part = buffer.region(5 * STRIPE, STRIPE).unwrap().subregion(1, 100).unwrap().subregion(5, 5).unwrap();
+    let part = buffer
+        .region(5 * STRIPE, STRIPE)
+        .unwrap()
+        .subregion(1, 100)
+        .unwrap()
+        .subregion(5, 5)
+        .unwrap();
     refused(&mut buffer, 6 * STRIPE);
     drop(part);
     // An operation that waits for its message.
@@ -193,7 +230,10 @@ fn a_buffer_does_not_shrink_below_what_is_registered_in_an_operation_or_held() {
     let received = Synchronizer::new(1);
     assert!(!rank.post_recv(me, room, Tag(1)).comp(&received).call().unwrap().is_done());
     refused(&mut buffer, 2 * STRIPE);
-    over(rank, |done| rank.post_send(me, vec![7; 100], Tag(1)).comp(done).call()).unwrap().ok().unwrap();
+    over(rank, |done| rank.post_send(me, vec![7; 100], Tag(1)).comp(done).call())
+        .unwrap()
+        .ok()
+        .unwrap();
     rank.wait_for(PATIENCE, || received.test()).expect("the message comes");
     // Its status has the memory.
     refused(&mut buffer, 2 * STRIPE);

@@ -1,4 +1,5 @@
-//! Ranks that take no answers, and go on asking: what others keep for them is bounded, and they are told by name.
+//! Ranks that take no answers, and go on asking: what others keep for them is bounded, and they are
+//! told by name.
 
 use super::{GEOMETRY, INLINE, Job3};
 use crate::support::sink::Sink;
@@ -30,8 +31,8 @@ fn words<const N: usize>(words: [u64; N]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Sends what `message` makes of numbers, of which `enough` are too many; the attacker is found out, and the honest rank
-/// goes on.
+/// Sends what `message` makes of numbers, of which `enough` are too many; the attacker is found
+/// out, and the honest rank goes on.
 #[track_caller]
 fn too_many(enough: u64, complaint: &str, message: impl Fn(u64) -> ([u64; 2], Vec<u8>)) -> Job3 {
     let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
@@ -40,7 +41,12 @@ fn too_many(enough: u64, complaint: &str, message: impl Fn(u64) -> ([u64; 2], Ve
 }
 
 #[track_caller]
-fn push_up_to(job: &mut Job3, enough: u64, complaint: &str, message: impl Fn(u64) -> ([u64; 2], Vec<u8>)) {
+fn push_up_to(
+    job: &mut Job3,
+    enough: u64,
+    complaint: &str,
+    message: impl Fn(u64) -> ([u64; 2], Vec<u8>),
+) {
     let push = |job: &mut Job3, numbers: std::ops::Range<u64>| {
         for number in numbers {
             let (header, bytes) = message(number);
@@ -81,7 +87,8 @@ fn offers_that_nobody_has_asked_for_are_bounded() {
     assert_eq!(kept(&job), (0, OFFERS as usize));
     // A receive from the attacker is told.
     let sink = Sink::keeping();
-    let recv = job.ranks[0].post_recv(ATTACKER, vec![0; 8], carrack::Tag(u64::MAX - 5)).comp(&sink).call();
+    let recv =
+        job.ranks[0].post_recv(ATTACKER, vec![0; 8], carrack::Tag(u64::MAX - 5)).comp(&sink).call();
     assert!(recv.unwrap().is_posted());
     assert!(sink.one(&job.ranks).error.is_some());
 }
@@ -89,7 +96,8 @@ fn offers_that_nobody_has_asked_for_are_bounded() {
 #[test]
 fn requests_whose_answers_are_not_taken_are_bounded() {
     let _watchdog = Watchdog::over("requests");
-    // It is looked now and then only. Of atomic operations there is nothing but the answers, for which there is more room.
+    // It is looked now and then only. Of atomic operations there is nothing but the answers, for
+    // which there is more room.
     let often = 1024;
     for (kind, enough) in
         [(GET, OFFERS + often), (OFFER_PUT, OFFERS + often), (ATOMIC, 2 * OFFERS + 1024 + often)]
@@ -118,7 +126,8 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
     let mr = job.ranks[0].register_memory(&Region::host(64)).unwrap();
     let rmr = job.ranks[0].get_rmr(&mr).to_bytes();
     let region = u64::from_le_bytes(rmr[4..12].try_into().unwrap());
-    // No list, one longer than any, more bytes than any has, fewer than the list, bytes beside what is asked for.
+    // No list, one longer than any, more bytes than any has, fewer than the list, bytes beside what
+    // is asked for.
     for (landing, count, size) in [
         (0, 0, 0),
         (0, 0, 16),
@@ -133,7 +142,8 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
         for token in 0..1000 {
             job.push(INLINE, [PIECES, landing], &words([token, region, count, size, 0]));
         }
-        assert!(!happens(&job.ranks, Duration::from_millis(2), || job.ranks[0].peer_state(ATTACKER)
+        assert!(!happens(&job.ranks, Duration::from_millis(2), || job.ranks[0]
+            .peer_state(ATTACKER)
             != PeerState::Up));
         // Nothing but the answers, which it does not take.
         let is_coming =
@@ -161,7 +171,12 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
         list(number).into_iter().for_each(|(header, bytes)| job.push(INLINE, header, &bytes));
     }
     let answers = |job: &Job3| {
-        job.ranks[0].pending().operations.iter().filter(|op| op.what == "message on its way out").count()
+        job.ranks[0]
+            .pending()
+            .operations
+            .iter()
+            .filter(|op| op.what == "message on its way out")
+            .count()
     };
     until(&job.ranks, || answers(&job) as u64 == MOST / 2);
     push_up_to(&mut job, 2 * MOST, "lists of pieces", |number| {
@@ -190,7 +205,8 @@ fn groups_that_one_rank_tells_of_are_bounded_and_take_nobody_elses_place() {
     let job = too_many((1 << 14) + 1, "groups", |number| note(1 + number, 7));
     // Groups of ranks that are honest still come about, also under names that it has used.
     for name in [5, 70_000] {
-        let groups = [0, 1].map(|at: usize| job.ranks[at].group(name, &[Rank(0), Rank(2)]).unwrap());
+        let groups =
+            [0, 1].map(|at: usize| job.ranks[at].group(name, &[Rank(0), Rank(2)]).unwrap());
         std::thread::scope(|scope| {
             scope.spawn(|| groups[1].barrier().unwrap());
             groups[0].barrier().unwrap();

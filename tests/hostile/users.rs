@@ -1,5 +1,5 @@
-//! Processes of other users, who can call any name of the abstract namespace, and take one that is free; and descriptors that
-//! are not what they are said to be.
+//! Processes of other users, who can call any name of the abstract namespace, and take one that is
+//! free; and descriptors that are not what they are said to be.
 
 use super::{ATTACKER, GEOMETRY, Ground, am, eventfd, hello};
 use crate::support::Watchdog;
@@ -9,8 +9,8 @@ use carrack::transports::shm::handshake::{Address, Message, Place};
 use carrack::transports::shm::segment::{BellPage, Segment};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    recv, socket_with,
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recv, socket_with,
 };
 use rustix::process::Uid;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,7 +49,9 @@ fn a_process_of_another_user_that_has_taken_a_name_is_told_nothing() {
     let address = Address { place: Place::here().unwrap(), name }.encode();
     let link = ground.victim.connect(&address, ATTACKER).unwrap();
     ground.until("the stranger", |event| match event {
-        Event::PeerDown { peer: ATTACKER, cause: DownCause::Gone(why) } => why.contains("of user 65534"),
+        Event::PeerDown { peer: ATTACKER, cause: DownCause::Gone(why) } => {
+            why.contains("of user 65534")
+        }
         other => panic!("{other:?}"),
     });
     assert!(matches!(am(&link, b"x"), Err(SubmitError::Down { peer: ATTACKER, .. })));
@@ -73,7 +75,9 @@ fn a_process_of_another_user_that_calls_is_hung_up_on_whatever_it_knows() {
             connect(&socket, &named(&name)).unwrap();
             socket
         });
-        let Some(call) = call else { return println!("not tested: this user cannot become another") };
+        let Some(call) = call else {
+            return println!("not tested: this user cannot become another");
+        };
         // Its secret, its rank and its segment are right.
         let (_segment, segment) = Segment::create(GEOMETRY).unwrap();
         send(&call, &hello().encode(), &segment);

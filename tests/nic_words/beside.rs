@@ -1,13 +1,16 @@
 //! Ranks of one process, whose messages go through its queues.
 
 use crate::support::sink::Sink;
-use crate::support::{Job, OverLoopback, Watchdog, built, happens, posted, settle, unstarted, until};
+use crate::support::{
+    Job, OverLoopback, Watchdog, built, happens, posted, settle, unstarted, until,
+};
 use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
 use carrack::transports::verbs::simulated::{Config, Limits, SimulatedNic};
 use carrack::transports::verbs::{Options, Rdma};
 use carrack::{
-    AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RegisterError, Rmr, Runtime, Synchronizer, Tag,
+    AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RegisterError, Rmr, Runtime, Synchronizer,
+    Tag,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,16 +20,19 @@ use std::time::Duration;
 fn nics(configs: impl IntoIterator<Item = Config>) -> Vec<Arc<SimulatedNic>> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let fabric = format!("words {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let nic = |config| SimulatedNic::new(Config { fabric: Some(fabric.clone()), ..config }).unwrap();
+    let nic =
+        |config| SimulatedNic::new(Config { fabric: Some(fabric.clone()), ..config }).unwrap();
     configs.into_iter().map(|config| Arc::new(nic(config))).collect()
 }
 
-/// A rank for each NIC. Their messages go through the queues of this process, since that is quicker.
+/// A rank for each NIC. Their messages go through the queues of this process, since that is
+/// quicker.
 fn ranks(nics: &[Arc<SimulatedNic>]) -> Vec<Runtime> {
     let transports = vec![TransportChoice::Loopback, TransportChoice::VerbsSimulated];
     let settings = built(OverLoopback::settings().transports(transports));
     // A quarter of a second until something is sent again, of what is lost.
-    let options = Options { timeout: 16, packet_size: settings.packet_size(), ..Options::default() };
+    let options =
+        Options { timeout: 16, packet_size: settings.packet_size(), ..Options::default() };
     let ranks = unstarted(u32::try_from(nics.len()).unwrap()).into_iter().zip(nics);
     let start = |(bootstrap, nic): (_, &Arc<SimulatedNic>)| {
         let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
@@ -44,11 +50,15 @@ fn words(owner: &Runtime, region: &Region) -> Result<(Mr, Rmr), RegisterError> {
 /// What the word held, with progress of all.
 fn add(ranks: &[Runtime], at: usize, rmr: &Rmr, value: u64) -> Result<u64, String> {
     let sink = Sink::keeping();
-    let post = || ranks[at].post_fetch_add(rmr.owner(), rmr, 0, value).comp(&sink).allow_retry(false).call();
+    let post = || {
+        ranks[at].post_fetch_add(rmr.owner(), rmr, 0, value).comp(&sink).allow_retry(false).call()
+    };
     match post().map_err(|error| error.to_string())? {
-        Outcome::Posted => {
-            sink.one(ranks).ok().map(|status| status.value().unwrap()).map_err(|error| error.to_string())
-        }
+        Outcome::Posted => sink
+            .one(ranks)
+            .ok()
+            .map(|status| status.value().unwrap())
+            .map_err(|error| error.to_string()),
         other => panic!("{other:?}"),
     }
 }
@@ -95,12 +105,16 @@ fn a_nic_without_atomic_operations_is_no_agent_and_says_so() {
     let _watchdog = Watchdog::over("no atomic operations");
     let none = || Limits { atomics: false, ..Limits::default() };
     let few = || Limits { reads: 0, ..Limits::default() };
-    let configs = [Limits::default(), none(), few()].map(|limits| Config { limits, ..Config::default() });
+    let configs =
+        [Limits::default(), none(), few()].map(|limits| Config { limits, ..Config::default() });
     let ranks = ranks(&nics(configs));
     let region = Region::host(64);
     for rank in &ranks[1..] {
         let refused = words(rank, &region).unwrap_err().to_string();
-        assert!(refused.contains("verbs-simulated: sim0: the NIC does no atomic operations"), "{refused}");
+        assert!(
+            refused.contains("verbs-simulated: sim0: the NIC does no atomic operations"),
+            "{refused}"
+        );
         assert!(
             refused.contains("loopback: it has no NIC") && refused.contains("AtomicAgent::Owner"),
             "{refused}"
@@ -108,8 +122,10 @@ fn a_nic_without_atomic_operations_is_no_agent_and_says_so() {
         // Its owner does them, as ever.
         let mr = rank.register_memory(&region).unwrap();
         assert!(
-            posted(&ranks, || ranks[0].post_fetch_add(rank.rank(), &rank.get_rmr(&mr), 0, 1).call())
-                .is_done()
+            posted(&ranks, || ranks[0]
+                .post_fetch_add(rank.rank(), &rank.get_rmr(&mr), 0, 1)
+                .call())
+            .is_done()
         );
     }
     assert_eq!(region.fetch_add(0, 0), Ok(2));
@@ -117,7 +133,10 @@ fn a_nic_without_atomic_operations_is_no_agent_and_says_so() {
     let (_mr, rmr) = words(&ranks[0], &region).unwrap();
     for at in [1, 2] {
         let refused = add(&ranks, at, &rmr, 1).unwrap_err();
-        assert!(refused.contains("rank 0 cannot be reached") && refused.contains("no atomic"), "{refused}");
+        assert!(
+            refused.contains("rank 0 cannot be reached") && refused.contains("no atomic"),
+            "{refused}"
+        );
     }
     assert_eq!(add(&ranks, 0, &rmr, 1), Ok(2), "the owner itself has a NIC that does");
     // An end that is just being made is waited for, when it closes.
@@ -127,8 +146,8 @@ fn a_nic_without_atomic_operations_is_no_agent_and_says_so() {
 #[test]
 fn a_nic_that_has_few_atomic_operations_under_way_holds_the_others_back() {
     let _watchdog = Watchdog::over("few atomic operations at a time");
-    let few =
-        [16, 1, 2].map(|reads| Config { limits: Limits { reads, ..Limits::default() }, ..Config::default() });
+    let few = [16, 1, 2]
+        .map(|reads| Config { limits: Limits { reads, ..Limits::default() }, ..Config::default() });
     let ranks = ranks(&nics(few));
     let region = Region::host(64);
     for owner in &ranks {
@@ -141,7 +160,8 @@ fn a_nic_that_has_few_atomic_operations_under_way_holds_the_others_back() {
             }
         }
         until(&ranks, || sink.count() == 150);
-        let mut held: Vec<_> = sink.take().iter().map(|status| status.value().unwrap() - before).collect();
+        let mut held: Vec<_> =
+            sink.take().iter().map(|status| status.value().unwrap() - before).collect();
         held.sort_unstable();
         assert!(held.into_iter().eq(0..150), "one is lost, or was done twice");
         // The next one's NIC is the agent then.
@@ -157,13 +177,17 @@ fn what_a_rank_without_that_transport_is_told() {
     let settings = built(OverLoopback::settings());
     let mut job = unstarted(2).into_iter();
     let both = built(
-        OverLoopback::settings().transports(vec![TransportChoice::Loopback, TransportChoice::VerbsSimulated]),
+        OverLoopback::settings()
+            .transports(vec![TransportChoice::Loopback, TransportChoice::VerbsSimulated]),
     );
     let options = Options { packet_size: both.packet_size(), ..Options::default() };
     let builder = Runtime::builder().settings(both).bootstrap(Box::new(job.next().unwrap()));
     let has = builder.transport(Box::new(Rdma::over(nics[0].clone(), options))).start().unwrap();
-    let lacks =
-        Runtime::builder().settings(settings).bootstrap(Box::new(job.next().unwrap())).start().unwrap();
+    let lacks = Runtime::builder()
+        .settings(settings)
+        .bootstrap(Box::new(job.next().unwrap()))
+        .start()
+        .unwrap();
     let ranks = [has, lacks];
     let region = Region::host(64);
     let refused = words(&ranks[1], &region).unwrap_err().to_string();
@@ -182,7 +206,8 @@ fn an_end_is_withdrawn_only_behind_what_goes_over_the_other_link() {
     let region = Region::host(64);
     let (mr, rmr) = words(&ranks[1], &region).unwrap();
     assert_eq!(add(&ranks, 0, &rmr, 1), Ok(0));
-    // Requests are lost for a while; meanwhile the owner ends the registration, and says so by the path of messages.
+    // Requests are lost for a while; meanwhile the owner ends the registration, and says so by the
+    // path of messages.
     assert!(nics[0].set_port(0, 1, false));
     let sink = Sink::keeping();
     let mut begun = 0;
@@ -251,8 +276,10 @@ fn what_a_rank_has_sent_before_it_went_is_heard_though_its_nic_went_first() {
         for number in 0..100 {
             let outcome = last.post_send(Rank(1), &[number], Tag(number.into())).call().unwrap();
             assert!(outcome.is_done());
-            let recv =
-                ranks[0].post_recv(Rank(0), vec![0; 1], Tag(number.into())).comp(&arrived).allow_done(false);
+            let recv = ranks[0]
+                .post_recv(Rank(0), vec![0; 1], Tag(number.into()))
+                .comp(&arrived)
+                .allow_done(false);
             assert!({ recv }.call().unwrap().is_posted());
         }
         drop(last);

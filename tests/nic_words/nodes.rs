@@ -26,7 +26,8 @@ fn start(role: &'static str) -> Ranks {
 }
 
 fn runtime(role: &Role) -> Runtime {
-    let transports = vec![TransportChoice::Loopback, TransportChoice::Shm, TransportChoice::VerbsSimulated];
+    let transports =
+        vec![TransportChoice::Loopback, TransportChoice::Shm, TransportChoice::VerbsSimulated];
     role.runtime(OverShm::settings().transports(transports))
 }
 
@@ -85,7 +86,9 @@ fn dies(role: &Role) {
     let rmr = Rmr::from_bytes(&role.told("words", 0)).unwrap();
     role.meet("ready", &runtime, 0..SIZE);
     if role.rank == 0 {
-        until(std::slice::from_ref(&runtime), || (1..SIZE).all(|rank| role.has_said("adding", rank)));
+        until(std::slice::from_ref(&runtime), || {
+            (1..SIZE).all(|rank| role.has_said("adding", rank))
+        });
         die();
     }
     add(&runtime, &rmr, 10).unwrap();
@@ -125,8 +128,9 @@ fn dies(role: &Role) {
     // Those that are left go on, by the NIC and by themselves.
     let other = Rmr::from_bytes(&role.told("words", 3 - role.rank)).unwrap();
     let counted = Synchronizer::new(1);
-    let post =
-        || runtime.post_fetch_add(other.owner(), &other, 0, 1).comp(&counted).allow_retry(false).call();
+    let post = || {
+        runtime.post_fetch_add(other.owner(), &other, 0, 1).comp(&counted).allow_retry(false).call()
+    };
     assert!(post().unwrap().is_posted());
     until(std::slice::from_ref(&runtime), || counted.test());
     role.meet("over", &runtime, 1..SIZE);

@@ -1,11 +1,13 @@
-//! Children of a rank: a fork is told that the runtime is not its own, and does the parent no harm; a program that is
-//! executed gets none of the runtime's descriptors.
+//! Children of a rank: a fork is told that the runtime is not its own, and does the parent no harm;
+//! a program that is executed gets none of the runtime's descriptors.
 
 use crate::support::ranks::{Ranks, Role, listing};
 use crate::support::sink::Sink;
 use crate::support::{Job, OverShm, Watchdog, done, pattern, rng, sent, until};
 use carrack::buffer::Region;
-use carrack::{CollectiveError, PostError, ProgressError, Rank, RemoteComp, Rmr, Runtime, Tag, WaitError};
+use carrack::{
+    CollectiveError, PostError, ProgressError, Rank, RemoteComp, Rmr, Runtime, Tag, WaitError,
+};
 use rand::Rng;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
@@ -31,10 +33,11 @@ fn a_program_that_is_executed_gets_no_descriptor_of_the_runtime() {
     Ranks::start("exec", 2, &[]).succeed();
 }
 
-/// Runs `child` in a fork of this process, which leaves without a word, or as a program that returns does.
+/// Runs `child` in a fork of this process, which leaves without a word, or as a program that
+/// returns does.
 pub(crate) fn forked(child: impl FnOnce()) -> ExitStatus {
-    // SAFETY: the child has this thread alone; what it calls is what the test is about, and the C library's
-    // allocator is made to work in a fork.
+    // SAFETY: the child has this thread alone; what it calls is what the test is about, and the C
+    // library's allocator is made to work in a fork.
     match unsafe { libc::fork() } {
         0 => {
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
@@ -75,7 +78,8 @@ pub(crate) fn rank(role: &Role) {
     });
     exchange(role, &runtime, 0);
     if role.rank == 0 {
-        // Of the last handle that there is the child's copy is dropped, when it leaves as programs do.
+        // Of the last handle that there is the child's copy is dropped, when it leaves as programs
+        // do.
         let leaves = role.words[1] == 1;
         let mut kept = Some((runtime, registered, theirs));
         let status = forked(|| {
@@ -95,14 +99,22 @@ pub(crate) fn rank(role: &Role) {
         goes_on(role, &runtime, &theirs);
     }
     for region in [&mapped, &owned] {
-        assert_eq!(region.fetch_add(8, 0), Ok(7), "the other's addition, and nothing of its child's");
+        assert_eq!(
+            region.fetch_add(8, 0),
+            Ok(7),
+            "the other's addition, and nothing of its child's"
+        );
     }
 }
 
 fn goes_on(role: &Role, runtime: &Runtime, theirs: &[Rmr; 2]) {
     exchange(role, runtime, 1);
     for rmr in theirs {
-        assert!(done(runtime.post_fetch_add(Rank(1 - role.rank), rmr, 8, 7).call().unwrap()).error.is_none());
+        assert!(
+            done(runtime.post_fetch_add(Rank(1 - role.rank), rmr, 8, 7).call().unwrap())
+                .error
+                .is_none()
+        );
     }
     assert!(runtime.peer_down(Rank(1 - role.rank)).is_none());
     runtime.barrier().unwrap();
@@ -117,10 +129,19 @@ fn refuses_everything(runtime: &Runtime, theirs: &[Rmr; 2]) {
     };
     is_forked("a send", runtime.post_send(other, b"x", Tag(1)).call());
     is_forked("an owned send", runtime.post_send(other, vec![1; 100], Tag(1)).call());
-    is_forked("a large send", runtime.post_send(other, vec![1; 100_000], Tag(1)).comp(&sink).call());
-    is_forked("a waiting send", runtime.post_send(other, vec![1; 100], Tag(1)).allow_posted(false).call());
+    is_forked(
+        "a large send",
+        runtime.post_send(other, vec![1; 100_000], Tag(1)).comp(&sink).call(),
+    );
+    is_forked(
+        "a waiting send",
+        runtime.post_send(other, vec![1; 100], Tag(1)).allow_posted(false).call(),
+    );
     is_forked("a send to itself", runtime.post_send(Rank(0), b"x", Tag(1)).call());
-    is_forked("a send that may wait", runtime.post_send(other, b"x", Tag(1)).allow_retry(false).call());
+    is_forked(
+        "a send that may wait",
+        runtime.post_send(other, b"x", Tag(1)).allow_retry(false).call(),
+    );
     is_forked("an active message", runtime.post_am(other, b"x", RemoteComp(1)).call());
     is_forked("a receive", runtime.post_recv(other, vec![0; 8], Tag(1)).comp(&sink).call());
     is_forked("a waiting receive", runtime.post_recv(other, vec![0; 8], Tag(1)).call());
@@ -184,7 +205,10 @@ pub(crate) fn executes(role: &Role) {
     let region = runtime.allocate(100).unwrap();
     let registered = runtime.register_memory(&region).unwrap();
     runtime.barrier().unwrap();
-    assert!(listing("/proc/self/fd").len() > before + 5, "there are descriptors that could be given away");
+    assert!(
+        listing("/proc/self/fd").len() > before + 5,
+        "there are descriptors that could be given away"
+    );
     let listed = seen();
     assert_eq!(listed.matches(" -> ").count(), inherited.matches(" -> ").count(), "{listed}");
     for ours in ["carrack-", "eventfd", "eventpoll", "socket", "pidfd"] {

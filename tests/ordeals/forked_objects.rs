@@ -1,4 +1,5 @@
-//! A child of a rank that drops one of each object: to the rank, and to its peer, nothing has happened.
+//! A child of a rank that drops one of each object: to the rank, and to its peer, nothing has
+//! happened.
 
 use super::fork::forked;
 use crate::support::gpu_ranks::{Gpus, Kind, get, heard, holds, receive, registered, send, told};
@@ -11,8 +12,8 @@ use carrack::transports::gpu::fake::Held;
 use carrack::transports::gpu::{Event, Stream};
 use carrack::transports::verbs::simulated::FABRIC_VARIABLE;
 use carrack::{
-    AsCompletion, Buffer, CollectiveError, CompQueue, Counter, Handler, Outcome, PostError, Rank, RemoteComp,
-    Rmr, Runtime, Status, StreamCounter, Tag, UserContext,
+    AsCompletion, Buffer, CollectiveError, CompQueue, Counter, Handler, Outcome, PostError, Rank,
+    RemoteComp, Rmr, Runtime, Status, StreamCounter, Tag, UserContext,
 };
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -62,7 +63,8 @@ pub(crate) fn rank(role: &Role) {
     };
     let gpus = Gpus::here();
     let runtime = gpus.rank(settings, Box::new(role.bootstrap()));
-    let (kept, queue, count) = (Arc::new(Mutex::new(Vec::new())), CompQueue::new(16), Counter::new());
+    let (kept, queue, count) =
+        (Arc::new(Mutex::new(Vec::new())), CompQueue::new(16), Counter::new());
     let lent = {
         let kept = kept.clone();
         Handler::of_loans(move |status| kept.lock().unwrap().push(status))
@@ -74,7 +76,8 @@ pub(crate) fn rank(role: &Role) {
     };
     // Memory of GPUs is mapped where ranks share memory.
     let together = (role.words[0] == SHM).then(|| {
-        let allocator = SharedDeviceAllocator::new(&runtime.world(), &gpus.all[0], Scope::Node).unwrap();
+        let allocator =
+            SharedDeviceAllocator::new(&runtime.world(), &gpus.all[0], Scope::Node).unwrap();
         (allocator.allocate(MAPPED).unwrap(), allocator)
     });
     if role.rank == 1 {
@@ -90,8 +93,8 @@ pub(crate) fn rank(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// The messages of rank 0 that wait for an engine, and for a stream. Over a NIC the second would have to wait behind the first,
-/// and be refused.
+/// The messages of rank 0 that wait for an engine, and for a stream. Over a NIC the second would
+/// have to wait behind the first, and be refused.
 fn waiting(role: &Role) -> [bool; 2] {
     let wait = role.words[1] == WAIT;
     [wait && role.words[0] == SHM, wait]
@@ -129,7 +132,8 @@ impl Objects {
         let statuses = [kept.lock().unwrap().pop().unwrap(), queue.pop().unwrap()];
         // Memory that the peer can reach, and memory of the peer's.
         let regions = [runtime.allocate(64).unwrap(), Region::host(64), gpus.plain(MAPPED)];
-        let registered = regions.iter().map(|region| runtime.register_memory(region).unwrap()).collect();
+        let registered =
+            regions.iter().map(|region| runtime.register_memory(region).unwrap()).collect();
         let mapped = ["shared", "gpu"].map(|what| told(role, what, 1));
         for rmr in &mapped {
             get(runtime, || Buffer::Vec(vec![0; 64]), rmr, 0);
@@ -152,7 +156,8 @@ impl Objects {
             }
         };
         let to = Rank(1);
-        let mut post = runtime.post_send(to, pattern(1, LARGE), OFFERED).comp(&sent).allow_done(false);
+        let mut post =
+            runtime.post_send(to, pattern(1, LARGE), OFFERED).comp(&sent).allow_done(false);
         posted(&mut || post.call());
         if at_engine {
             let mut post = runtime.post_send(to, from_gpu, FROM_GPU).comp(&sent).allow_done(false);
@@ -163,7 +168,8 @@ impl Objects {
             let mut post = post.comp(&sent).allow_done(false);
             posted(&mut || post.call());
         }
-        let mut post = runtime.post_recv(to, vec![0; LARGE], AWAITED).comp(&received).allow_done(false);
+        let mut post =
+            runtime.post_recv(to, vec![0; LARGE], AWAITED).comp(&received).allow_done(false);
         posted(&mut || post.call());
         // It has its place among the collectives, and its note is on its way.
         let of = runtime.clone();
@@ -189,7 +195,9 @@ impl Objects {
         drop(self.held);
         until(here, || self.sent.count() == 1 + at_engine);
         raise(&self.counter);
-        until(here, || self.sent.count() == 1 + at_engine + on_stream && self.received.count() == 1);
+        until(here, || {
+            self.sent.count() == 1 + at_engine + on_stream && self.received.count() == 1
+        });
         assert!(self.past.query().unwrap());
         self.stream.synchronize().unwrap();
         assert!(self.sent.take().iter().all(|status| status.error.is_none()));

@@ -1,5 +1,6 @@
-//! A rank is killed at a random moment of traffic among three or four. The operations of the others with it end,
-//! with an error that names it where they end badly; those among the others go on; nothing is left.
+//! A rank is killed at a random moment of traffic among three or four. The operations of the others
+//! with it end, with an error that names it where they end badly; those among the others go on;
+//! nothing is left.
 
 use crate::amount;
 use crate::support::ranks::{Ranks, Role, die, listing};
@@ -22,7 +23,8 @@ fn a_rank_that_is_killed_at_any_moment_harms_nobody_but_itself() {
         let size = rng.random_range(3..=4);
         let lanes = rng.random_range(1..=2);
         let victim = rng.random_range(0..size);
-        // By steps of its own, or by the clock: the one is fine where much happens, the other where little does.
+        // By steps of its own, or by the clock: the one is fine where much happens, the other where
+        // little does.
         let by_clock = rng.random_range(0..2);
         let when = match by_clock {
             0 => rng.random_range(0..=lanes * STEPS * u64::from(size - 1)),
@@ -42,7 +44,14 @@ pub(crate) fn rank(role: &Role) {
     let before = listing("/proc/self/fd").len();
     let kernel_copy = if parts == 1 { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
     let runtime = role.runtime(OverShm::settings().kernel_copy(kernel_copy));
-    let plan = Plan { seed, steps: STEPS, lanes: lanes as u32, large: 25, longest: 300_000, room: 270_000 };
+    let plan = Plan {
+        seed,
+        steps: STEPS,
+        lanes: lanes as u32,
+        large: 25,
+        longest: 300_000,
+        room: 270_000,
+    };
     let mut taking = Taking::part(role, runtime.clone(), plan, (!is_victim).then_some(victim));
     if is_victim {
         match by_clock {

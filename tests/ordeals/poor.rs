@@ -18,13 +18,18 @@ use std::time::{Duration, Instant};
 
 // ---- what a shell can take away ----------------------------------------------------------------------
 
-/// Traffic between three ranks for which a shell has prepared something. Skipped, with the reason, where it cannot.
+/// Traffic between three ranks for which a shell has prepared something. Skipped, with the reason,
+/// where it cannot.
 fn works_after(what: &str, preparation: &str) {
     let _watchdog = Watchdog::over(what);
     let script = format!("{preparation} && exec \"$@\"");
     let wrapper = ["unshare", "--mount", "--propagation", "private", "sh", "-c", &script, "sh"];
     let folder = std::env::temp_dir();
-    let probe = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").env("TEST_FOLDER", folder).output();
+    let probe = Command::new(wrapper[0])
+        .args(&wrapper[1..])
+        .arg("true")
+        .env("TEST_FOLDER", folder)
+        .output();
     match probe {
         Ok(output) if output.status.success() => {}
         Ok(output) => {
@@ -37,7 +42,8 @@ fn works_after(what: &str, preparation: &str) {
 
 const TINY_SHM: &str = "mount -t tmpfs -o size=1m tmpfs /dev/shm";
 /// But for the folder by which the ranks of the test find each other.
-const READ_ONLY_TMP: &str = "mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp && mount --bind $TEST_FOLDER $TEST_FOLDER && mount -o remount,bind,rw $TEST_FOLDER";
+const READ_ONLY_TMP: &str = "mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp && mount \
+    --bind $TEST_FOLDER $TEST_FOLDER && mount -o remount,bind,rw $TEST_FOLDER";
 const LITTLE_LOCKED: &str = "ulimit -l 64";
 
 #[test]
@@ -91,7 +97,8 @@ fn a_kernel_that_refuses_copies_between_processes_costs_speed_only() {
     Ranks::start("traffic", 3, &[rng().random(), COPIES]).succeed();
 }
 
-/// The receivers ask for help with large messages, and get none; or are helped with what they cannot copy themselves.
+/// The receivers ask for help with large messages, and get none; or are helped with what they
+/// cannot copy themselves.
 #[test]
 fn a_kernel_that_refuses_one_of_the_two_ways_costs_speed_only() {
     let _watchdog = Watchdog::over("one way");
@@ -148,7 +155,12 @@ fn a_kernel_that_refuses_barriers_after_the_start_ends_the_rank_with_the_reason(
     for which in 0..RELIANT.len() as u64 {
         let rank = lone_rank("sandbox", &[which]).output().unwrap();
         let said = String::from_utf8_lossy(&rank.stderr);
-        assert_eq!(rank.status.signal(), Some(libc::SIGABRT), "number {which}: {}: {said}", rank.status);
+        assert_eq!(
+            rank.status.signal(),
+            Some(libc::SIGABRT),
+            "number {which}: {}: {said}",
+            rank.status
+        );
         assert!(said.contains("membarrier") && said.contains("seccomp"), "number {which}: {said}");
     }
 }
@@ -191,13 +203,18 @@ fn refuse(which: usize) {
     kernel::refuses(&refused);
 }
 
-/// With `CARRACK_KERNEL_COPY=off` no process is let at this one's memory that the system keeps from it.
+/// With `CARRACK_KERNEL_COPY=off` no process is let at this one's memory that the system keeps from
+/// it.
 #[test]
 fn a_rank_that_has_no_kernel_copies_lets_no_process_at_its_memory() {
     let _watchdog = Watchdog::over("tracers");
     Ranks::start("tracers", 2, &[0]).succeed();
     let ends = Ranks::start("tracers", 1, &[1]).end();
-    assert_eq!(ends[0].signal(), Some(libc::SIGSYS), "with kernel copies the request is made: {ends:?}");
+    assert_eq!(
+        ends[0].signal(),
+        Some(libc::SIGSYS),
+        "with kernel copies the request is made: {ends:?}"
+    );
 }
 
 pub(crate) fn tracers(role: &Role) {
@@ -211,11 +228,15 @@ pub(crate) fn tracers(role: &Role) {
 /// Without shared memory there is no way to another process, and within one there is.
 pub(crate) fn no_memory(role: &Role) {
     refuse(MEMORY as usize);
-    let start =
-        |settings| Runtime::builder().settings(built(settings)).bootstrap(Box::new(role.bootstrap())).start();
+    let start = |settings| {
+        Runtime::builder().settings(built(settings)).bootstrap(Box::new(role.bootstrap())).start()
+    };
     let error = start(OverShm::settings()).unwrap_err();
     assert!(matches!(error, StartError::NoTransport(_)), "{error}");
-    assert!(error.to_string().contains("shm") && error.to_string().contains("no shared memory"), "{error}");
+    assert!(
+        error.to_string().contains("shm") && error.to_string().contains("no shared memory"),
+        "{error}"
+    );
     let runtime = start(Settings::builder().gpu(GpuChoice::None)).unwrap();
     role.says("here");
     role.told("here", 1 - role.rank);
@@ -238,7 +259,8 @@ fn whoever_runs_out_of_descriptors_is_told_so_and_goes_on_when_there_are_some() 
     Ranks::start("few", 1, &[]).succeed();
 }
 
-/// Two ranks in one process, with ever more descriptors to be had while they start and connect, until that is enough.
+/// Two ranks in one process, with ever more descriptors to be had while they start and connect,
+/// until that is enough.
 pub(crate) fn few(_: &Role) {
     let whole = getrlimit(Resource::Nofile);
     let mut waited = 0;
@@ -259,7 +281,10 @@ pub(crate) fn few(_: &Role) {
             Ok(Meeting::Late) => waited += 1,
             Err(error) => {
                 eprintln!("with {spare} descriptors: {error}");
-                assert!(error.to_string().contains("open files"), "with {spare} descriptors: {error}");
+                assert!(
+                    error.to_string().contains("open files"),
+                    "with {spare} descriptors: {error}"
+                );
             }
         }
     }
@@ -318,10 +343,14 @@ pub(crate) fn posts(_: &Role) {
 /// Descriptors of this process, and memory that it shares.
 fn holdings() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    (listing("/proc/self/fd").len(), maps.lines().filter(|line| line.contains("/memfd:carrack-")).count())
+    (
+        listing("/proc/self/fd").len(),
+        maps.lines().filter(|line| line.contains("/memfd:carrack-")).count(),
+    )
 }
 
-/// So many more descriptors can be had, and no more, while what is returned lives and the limit stays.
+/// So many more descriptors can be had, and no more, while what is returned lives and the limit
+/// stays.
 fn limit(spare: usize) -> Vec<File> {
     let low = Rlimit { current: Some(256), ..getrlimit(Resource::Nofile) };
     setrlimit(Resource::Nofile, low).unwrap();
@@ -337,7 +366,8 @@ enum Meeting {
     Late,
 }
 
-/// Both ranks send to each other. What they have not come to by themselves they come to with the `whole` limit.
+/// Both ranks send to each other. What they have not come to by themselves they come to with the
+/// `whole` limit.
 fn meet(ranks: &[Runtime], whole: Rlimit) -> Meeting {
     let arrived = Synchronizer::new(2);
     for (rank, other) in [(0, Rank(1)), (1, Rank(0))] {
@@ -353,7 +383,9 @@ fn meet(ranks: &[Runtime], whole: Rlimit) -> Meeting {
             if !sent[rank] {
                 match ranks[rank].post_send(other, &pattern(1, 100)[..], Tag(1)).call() {
                     Ok(outcome) => sent[rank] = !outcome.is_retry(),
-                    Err(PostError::Lacking { why, .. }) => assert!(why.contains("open files"), "{why}"),
+                    Err(PostError::Lacking { why, .. }) => {
+                        assert!(why.contains("open files"), "{why}")
+                    }
                     Err(error) => panic!("{error}"),
                 }
             }

@@ -1,5 +1,6 @@
-//! Very many messages: four ranks, two threads each with a device of its own, all kinds of operations. Every one is
-//! accounted for, and a rank takes no more memory in the end than when a tenth was done.
+//! Very many messages: four ranks, two threads each with a device of its own, all kinds of
+//! operations. Every one is accounted for, and a rank takes no more memory in the end than when a
+//! tenth was done.
 
 use crate::amount;
 use crate::support::ranks::{Ranks, Role};
@@ -29,7 +30,8 @@ pub(crate) fn rank(role: &Role) {
     let runtime = role.runtime(OverShm::settings());
     let others = u64::from(RANKS - 1) * u64::from(LANES);
     let steps = messages() / (u64::from(RANKS) * others);
-    let plan = Plan { seed: role.words[0], steps, lanes: LANES, large: 2, longest: 40_000, room: 16_384 };
+    let plan =
+        Plan { seed: role.words[0], steps, lanes: LANES, large: 2, longest: 40_000, room: 16_384 };
     let taking = Taking::part(role, runtime.clone(), plan, None);
     let early = std::thread::scope(|scope| {
         let early = scope.spawn(|| {
@@ -43,7 +45,11 @@ pub(crate) fn rank(role: &Role) {
     });
     let late = resident();
     assert_eq!(taking.steps(), others * steps);
-    eprintln!("rank {}: {} messages, {early} bytes resident, then {late}", role.rank, others * steps);
+    eprintln!(
+        "rank {}: {} messages, {early} bytes resident, then {late}",
+        role.rank,
+        others * steps
+    );
     assert!(late < early + SLACK, "{early} bytes after a tenth, {late} in the end");
     role.meet("over", &runtime, 0..role.size);
 }

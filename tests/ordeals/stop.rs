@@ -1,5 +1,5 @@
-//! A rank is stopped in the midst of traffic, and goes on after a while: nothing is lost, nobody takes it for dead, and
-//! no buffer was given back before its bytes were where they should be.
+//! A rank is stopped in the midst of traffic, and goes on after a while: nothing is lost, nobody
+//! takes it for dead, and no buffer was given back before its bytes were where they should be.
 
 use crate::amount;
 use crate::support::ranks::{Ranks, Role};

@@ -32,7 +32,11 @@ pub(crate) fn rank(role: &Role) {
         assert!(shared.slice(len, 1).is_none(), "nobody gets more than was asked for");
         let extent = gpus.driver.classify(shared.addr()).unwrap().expect("memory of a device");
         assert_eq!(extent.kind, shared.kind());
-        assert_eq!((extent.base, extent.len), (shared.addr(), len.next_multiple_of(BLOCK)), "whole blocks");
+        assert_eq!(
+            (extent.base, extent.len),
+            (shared.addr(), len.next_multiple_of(BLOCK)),
+            "whole blocks"
+        );
         for writer in 0..role.size {
             let salt = 1000 * turn + u64::from(writer);
             if writer == role.rank {
@@ -49,10 +53,14 @@ pub(crate) fn rank(role: &Role) {
     for (turn, shared) in (0..).zip(&kept) {
         check(shared, 1000 * turn + last);
     }
-    let (in_use, held) =
-        LENGTHS.iter().fold((0, 0), |(used, held), len| (used + len, held + len.next_multiple_of(BLOCK)));
+    let (in_use, held) = LENGTHS
+        .iter()
+        .fold((0, 0), |(used, held), len| (used + len, held + len.next_multiple_of(BLOCK)));
     let stats = allocator.stats();
-    assert_eq!((stats.allocations, stats.made, stats.in_use), (LENGTHS.len(), LENGTHS.len() as u64, in_use));
+    assert_eq!(
+        (stats.allocations, stats.made, stats.in_use),
+        (LENGTHS.len(), LENGTHS.len() as u64, in_use)
+    );
     assert_eq!((stats.held, stats.highest), (held, in_use));
     // A part of it keeps it; then it is let go of.
     let part = kept[2].subregion(10, 100).unwrap();

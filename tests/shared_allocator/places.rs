@@ -11,7 +11,8 @@ use carrack::transports::gpu::fake::FakeConfig;
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
 #[test]
-fn ranks_with_different_gpus_have_memory_of_the_leaders_or_are_told_which_two_do_not_reach_each_other() {
+fn ranks_with_different_gpus_have_memory_of_the_leaders_or_are_told_which_two_do_not_reach_each_other()
+ {
     let _watchdog = Watchdog::over("peers");
     if enough_for("peers", 2) {
         Ranks::start("peers", 3, &[0]).succeed();
@@ -30,19 +31,28 @@ pub(crate) fn peers(role: &Role) {
     let made = SharedDeviceAllocator::new(&runtime.world(), gpu, Scope::Node);
     if apart {
         let why = made.unwrap_err();
-        let SharedAllocError::NotMapped { rank: Rank(1), leader: Rank(0), gpu: leaders, why: reason } = &why
+        let SharedAllocError::NotMapped {
+            rank: Rank(1),
+            leader: Rank(0),
+            gpu: leaders,
+            why: reason,
+        } = &why
         else {
             panic!("{why}")
         };
         assert_eq!(*leaders, gpus.all[0].info().uuid.to_string());
         assert!(
-            reason.contains("no peer access") && reason.contains(&gpus.all[1].info().uuid.to_string()),
+            reason.contains("no peer access")
+                && reason.contains(&gpus.all[1].info().uuid.to_string()),
             "{why}"
         );
         // Those of one device have it without the other.
         if role.rank != 1 {
             let group = runtime.group(7, &[Rank(0), Rank(2)]).unwrap();
-            let shared = SharedDeviceAllocator::new(&group, gpu, Scope::Node).unwrap().allocate(100).unwrap();
+            let shared = SharedDeviceAllocator::new(&group, gpu, Scope::Node)
+                .unwrap()
+                .allocate(100)
+                .unwrap();
             fill_in_turn(&group, role.rank == 2, &shared);
         }
         role.meet("over", &runtime, 0..3);
@@ -99,7 +109,10 @@ pub(crate) fn masks(role: &Role) {
             // Measured: real drivers open what is out of sight.
             assert!(!are_real(), "{why}");
             assert!(matches!(why, SharedAllocError::NotMapped { rank: Rank(1), .. }), "{why}");
-            assert!(why.to_string().contains("not among the devices that this process can see"), "{why}");
+            assert!(
+                why.to_string().contains("not among the devices that this process can see"),
+                "{why}"
+            );
         }
     }
     role.meet("over", &runtime, 0..2);

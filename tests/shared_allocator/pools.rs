@@ -16,7 +16,8 @@ fn a_piece_is_used_again_when_all_ranks_have_let_go_of_it_and_not_before() {
     Ranks::start("pieces", 3, &[seed]).succeed();
 }
 
-/// All allocate alike; each lets go when it likes, and looks before that whether its bytes are still there.
+/// All allocate alike; each lets go when it likes, and looks before that whether its bytes are
+/// still there.
 pub(crate) fn pieces(role: &Role) {
     let seed = role.words[0];
     let gpus = Gpus::here();
@@ -80,7 +81,10 @@ pub(crate) fn pool(role: &Role) {
     assert_eq!(pool.block(), 2 * BLOCK, "a power of two");
     // Many in one block: one allocation of the allocator's.
     let mut many: Vec<_> = (0..100).map(|_| pool.allocate(1000).unwrap()).collect();
-    assert_eq!((allocator.stats().made, pool.stats().held, pool.stats().in_use), (1, 2 * BLOCK, 100_000));
+    assert_eq!(
+        (allocator.stats().made, pool.stats().held, pool.stats().in_use),
+        (1, 2 * BLOCK, 100_000)
+    );
     // No two meet, and each rank finds the same place.
     let base = many.iter().map(|shared| shared.addr()).min().unwrap();
     let places: Vec<_> = many.iter().map(|shared| (shared.addr() - base) as u64).collect();
@@ -90,7 +94,8 @@ pub(crate) fn pool(role: &Role) {
     let mut sorted = places.clone();
     sorted.sort_unstable();
     assert!(sorted.windows(2).all(|pair| pair[1] - pair[0] >= 1024), "{sorted:?}");
-    // More is let go of than one call tells; the next that does not fit asks for all of it before it takes a new block.
+    // More is let go of than one call tells; the next that does not fit asks for all of it before
+    // it takes a new block.
     let number = many[0].number();
     if role.rank == 0 {
         many.clear();

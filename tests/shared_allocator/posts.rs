@@ -30,7 +30,8 @@ pub(crate) fn rank(role: &Role) {
     {
         let salt = 100 * turn as u64;
         between(role, &gpus, &runtime, &shared, salt);
-        // The leader registers it, and so does another one, whose registration goes by its own help.
+        // The leader registers it, and so does another one, whose registration goes by its own
+        // help.
         for owner in [0, 1] {
             let name = format!("{turn} of {owner}");
             if role.rank == owner {
@@ -59,7 +60,8 @@ pub(crate) fn rank(role: &Role) {
     role.meet("over", &runtime, 0..3);
 }
 
-/// Sends between all kinds of memory and this one, both ways, with bytes around that stay as they are.
+/// Sends between all kinds of memory and this one, both ways, with bytes around that stay as they
+/// are.
 fn between(role: &Role, gpus: &Gpus, runtime: &carrack::Runtime, shared: &SharedRegion, salt: u64) {
     let kinds = [Kind::Host, Kind::Pinned, Kind::Plain(1), Kind::Shareable(0)];
     for (from, to) in [(0, 1), (1, 0), (2, 1)] {
@@ -70,7 +72,8 @@ fn between(role: &Role, gpus: &Gpus, runtime: &carrack::Runtime, shared: &Shared
                 if role.rank == to {
                     shared.whole().write(&[0xee; LEN]).unwrap();
                     let slice: Buffer = shared.slice(50, len).unwrap().into();
-                    let status = receive(runtime, Rank(from), slice, Tag(salt)).unwrap().ok().unwrap();
+                    let status =
+                        receive(runtime, Rank(from), slice, Tag(salt)).unwrap().ok().unwrap();
                     assert_eq!(status.size, len);
                     holds(&status.buffer, len, salt);
                     let bytes = shared.whole().to_vec().unwrap();
@@ -83,9 +86,14 @@ fn between(role: &Role, gpus: &Gpus, runtime: &carrack::Runtime, shared: &Shared
                         .ok()
                         .unwrap();
                 } else if role.rank == from {
-                    send(runtime, Rank(to), kind.full(gpus, len, salt), Tag(salt)).unwrap().ok().unwrap();
-                    let status =
-                        receive(runtime, Rank(to), kind.empty(gpus, len), Tag(salt)).unwrap().ok().unwrap();
+                    send(runtime, Rank(to), kind.full(gpus, len, salt), Tag(salt))
+                        .unwrap()
+                        .ok()
+                        .unwrap();
+                    let status = receive(runtime, Rank(to), kind.empty(gpus, len), Tag(salt))
+                        .unwrap()
+                        .ok()
+                        .unwrap();
                     holds(&status.buffer, len, salt);
                 }
             }

@@ -1,4 +1,5 @@
-//! What cannot be had is refused at all ranks, by name; nothing of it stays, and the allocator goes on.
+//! What cannot be had is refused at all ranks, by name; nothing of it stays, and the allocator goes
+//! on.
 
 use crate::support::gpu_ranks::{Gpus, PATIENCE, can_order};
 use crate::support::ranks::{Ranks, Role};
@@ -31,7 +32,10 @@ pub(crate) fn exhausted(role: &Role) {
             let why = allocator.allocate(len).unwrap_err();
             match &why {
                 SharedAllocError::Leader { leader: Rank(0), ranks: 3, .. } => {
-                    assert!(why.to_string().contains("rank 0, which allocates for 3 ranks"), "{why}");
+                    assert!(
+                        why.to_string().contains("rank 0, which allocates for 3 ranks"),
+                        "{why}"
+                    );
                 }
                 SharedAllocError::Len { len: 0 | usize::MAX } => {}
                 other => panic!("{other}"),
@@ -76,7 +80,9 @@ pub(crate) fn unmapped(role: &Role) {
     let kept = allocator.allocate(1000).unwrap();
     let refused = |by: u32, says: &[&str]| {
         let why = allocator.allocate(1000).unwrap_err();
-        let SharedAllocError::NotMapped { rank, leader: Rank(0), .. } = &why else { panic!("{why}") };
+        let SharedAllocError::NotMapped { rank, leader: Rank(0), .. } = &why else {
+            panic!("{why}")
+        };
         assert_eq!(*rank, Rank(by), "{why}");
         assert!(says.iter().all(|part| why.to_string().contains(part)), "{why}");
     };
@@ -165,7 +171,8 @@ pub(crate) fn differ(role: &Role) {
         drop(gone);
         let why = if odd { second.allocate(300) } else { first.allocate(300) }.unwrap_err();
         named(role, &why, ["allocate(300) of pool 1", "allocate(300) of pool 0"]);
-        let why = if odd { first.trim().map(drop) } else { first.allocate(5).map(drop) }.unwrap_err();
+        let why =
+            if odd { first.trim().map(drop) } else { first.allocate(5).map(drop) }.unwrap_err();
         named(role, &why, ["trim() of pool 0", "allocate(5) of pool 0"]);
         let shared = allocator.allocate(100).unwrap();
         fill_by(&runtime, 2, || fill(&shared, turn));
@@ -209,7 +216,8 @@ pub(crate) fn handler(role: &Role) {
         let sent = runtime.post_send(Rank(0), b"now".to_vec(), Tag(1)).allow_retry(false).call();
         assert!(!sent.unwrap().is_retry());
     } else {
-        let (told, world, gpu) = (Arc::<Mutex<Vec<_>>>::default(), runtime.world(), gpus.all[0].clone());
+        let (told, world, gpu) =
+            (Arc::<Mutex<Vec<_>>>::default(), runtime.world(), gpus.all[0].clone());
         let (kept, calls) = (told.clone(), (allocator.clone(), allocator.pool(BLOCK).unwrap()));
         let handler = Handler::new(move |_| {
             let (allocator, pool) = &calls;
@@ -226,7 +234,10 @@ pub(crate) fn handler(role: &Role) {
         let shared = allocator.allocate(1000).unwrap();
         runtime.wait_for(PATIENCE, || told.lock().unwrap().len() == 5).unwrap();
         let told = told.lock().unwrap();
-        assert!(told.iter().all(|why| matches!(why, Some(SharedAllocError::InHandler))), "{told:?}");
+        assert!(
+            told.iter().all(|why| matches!(why, Some(SharedAllocError::InHandler))),
+            "{told:?}"
+        );
         drop(shared);
     }
     if role.rank == 1 {

@@ -55,6 +55,10 @@ pub(crate) fn rank(role: &Role) {
         }
     }
     let stats = allocator.stats();
-    assert_eq!((stats.allocations, stats.made, stats.held), (0, ROUNDS + ROUNDS / 4, 0), "{last:?}");
+    assert_eq!(
+        (stats.allocations, stats.made, stats.held),
+        (0, ROUNDS + ROUNDS / 4, 0),
+        "{last:?}"
+    );
     role.meet("over", &runtime, 0..3);
 }

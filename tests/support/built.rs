@@ -1,5 +1,5 @@
-//! Programs of this build that Cargo does not name to tests, as they are no binaries of the tests' own package. They are built
-//! here: stale ones would be tested otherwise.
+//! Programs of this build that Cargo does not name to tests, as they are no binaries of the tests'
+//! own package. They are built here: stale ones would be tested otherwise.
 
 #![allow(dead_code, reason = "each suite is a program of its own, and uses a part of this")]
 
@@ -13,7 +13,8 @@ fn folder() -> PathBuf {
     test.parent().and_then(Path::parent).unwrap().to_path_buf()
 }
 
-/// Builds a package's programs as this test was built. A test that Cargo did not start finds them as they are.
+/// Builds a package's programs as this test was built. A test that Cargo did not start finds them
+/// as they are.
 fn build(what: &[&str]) {
     let Some(cargo) = std::env::var_os("CARGO") else { return };
     let folder = folder();
@@ -23,7 +24,10 @@ fn build(what: &[&str]) {
     };
     let mut command = Command::new(cargo);
     command.args(["build", "--quiet", "--profile", profile]).args(what);
-    command.arg("--target-dir").arg(folder.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command
+        .arg("--target-dir")
+        .arg(folder.parent().unwrap())
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
     assert!(command.status().unwrap().success(), "building {what:?} failed");
 }
 

@@ -11,7 +11,8 @@ pub fn counts(gpu: &dyn Gpu) -> (u64, u64) {
     }
 }
 
-/// Copies given to kernels of any of these devices: what two have a part in, is one's or the other's.
+/// Copies given to kernels of any of these devices: what two have a part in, is one's or the
+/// other's.
 pub fn copies(gpus: &[Arc<dyn Gpu>]) -> u64 {
     let of = |gpu: &Arc<dyn Gpu>| match gpu.copier() {
         CopierState::On { copies, .. } => copies,

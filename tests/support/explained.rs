@@ -1,6 +1,10 @@
 //! What `carrack explain` says of resident copiers, in jobs of real processes.
 
-#![allow(dead_code, unreachable_pub, reason = "each suite is a program of its own, and uses a part of this")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each suite is a program of its own, and uses a part of this"
+)]
 
 #[path = "built.rs"]
 mod built;
@@ -23,7 +27,8 @@ pub struct Told {
     pub why: String,
 }
 
-/// `carrack` with these arguments, and with none of its variables that this test may have been started with, but with these.
+/// `carrack` with these arguments, and with none of its variables that this test may have been
+/// started with, but with these.
 pub fn carrack(args: &[&str], vars: &[(&str, &str)]) -> Output {
     let mut command = Command::new(built::carrack());
     for (name, _) in std::env::vars_os() {
@@ -40,7 +45,8 @@ pub fn explain(ranks: u32, first: &str, args: &[&str], vars: &[(&str, &str)]) ->
     let script = format!("{first} exec \"$0\" explain \"$@\"");
     // A job that hangs is a failure, and no test that hangs.
     carrack(
-        &[&["run", "--timeout", "200", "-n", &ranks, "--", "sh", "-c", &script, program], args].concat(),
+        &[&["run", "--timeout", "200", "-n", &ranks, "--", "sh", "-c", &script, program], args]
+            .concat(),
         vars,
     )
 }
@@ -68,7 +74,8 @@ fn told_in(view: &Value) -> Vec<Told> {
     let (rank, peer) = (view["rank"].as_u64().unwrap(), view["peer"].as_u64().unwrap());
     let kinds = view["kinds"].as_array().unwrap().iter().filter(|_| rank != peer);
     let of_gpu = |kind: &Value| {
-        let gpu = kind["memory"].as_str()?.strip_prefix("device ")?.split(' ').next()?.parse().ok()?;
+        let gpu =
+            kind["memory"].as_str()?.strip_prefix("device ")?.split(' ').next()?.parse().ok()?;
         let (state, refused) = (word(&kind["copier"]["state"]), word(&kind["copier"]["why"]));
         let (way, why) = (word(&kind["way"])?, word(&kind["why"]).unwrap_or_default());
         Some(Told { rank, peer, gpu, state, refused, way, why })
@@ -76,8 +83,8 @@ fn told_in(view: &Value) -> Vec<Told> {
     kinds.filter_map(of_gpu).collect()
 }
 
-/// Fails unless each of these ranks says that it has no copier on its GPU since another process wants one there, and says of none
-/// that it is its own.
+/// Fails unless each of these ranks says that it has no copier on its GPU since another process
+/// wants one there, and says of none that it is its own.
 #[track_caller]
 pub fn assert_shared(told: &[Told], ranks: u64) {
     assert_eq!(told.len() as u64, ranks * (ranks - 1), "{told:#?}");
@@ -87,14 +94,19 @@ pub fn assert_shared(told: &[Told], ranks: u64) {
         let refused = refused.as_ref().unwrap();
         assert!(way.contains(&format!("; no resident copier: {refused}")), "{way}");
         let pid = refused.strip_prefix("process ").and_then(|rest| {
-            rest.split_once(" wants a copier on this GPU, too").and_then(|(pid, _)| pid.parse::<u32>().ok())
+            rest.split_once(" wants a copier on this GPU, too")
+                .and_then(|(pid, _)| pid.parse::<u32>().ok())
         });
         who.push(pid.unwrap_or_else(|| panic!("no process in: {refused}")));
-        assert!(refused.contains("CUDA_VISIBLE_DEVICES") && !why.contains("trying the copier"), "{told:#?}");
+        assert!(
+            refused.contains("CUDA_VISIBLE_DEVICES") && !why.contains("trying the copier"),
+            "{told:#?}"
+        );
     }
     // Who was first is told by all others, and tells of one of these; nobody of itself.
-    let of =
-        |rank: u64| told.iter().zip(&who).filter(move |(told, _)| told.rank == rank).map(|(_, pid)| *pid);
+    let of = |rank: u64| {
+        told.iter().zip(&who).filter(move |(told, _)| told.rank == rank).map(|(_, pid)| *pid)
+    };
     let mut named: Vec<u32> = (0..ranks).map(|rank| of(rank).next().unwrap()).collect();
     assert!((0..ranks).all(|rank| of(rank).all(|pid| pid == named[rank as usize])), "{told:#?}");
     named.sort_unstable();

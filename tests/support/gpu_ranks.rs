@@ -1,5 +1,5 @@
-//! GPUs under tests of several ranks: simulated ones here, real ones where `TEST_GPU=cuda` says so. Memory of all kinds, and
-//! operations on memory of another rank, told by the way that they went.
+//! GPUs under tests of several ranks: simulated ones here, real ones where `TEST_GPU=cuda` says so.
+//! Memory of all kinds, and operations on memory of another rank, told by the way that they went.
 
 pub use super::gpus::are_real;
 use super::ranks::Role;
@@ -19,7 +19,8 @@ use std::time::Duration;
 /// How long a rank waits for anything.
 pub const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Whether there are so many devices; else it is said what is skipped. There are two simulated ones.
+/// Whether there are so many devices; else it is said what is skipped. There are two simulated
+/// ones.
 pub fn enough_for(what: &str, devices: usize) -> bool {
     let found = if are_real() { Gpus::here().all.len() } else { 2 };
     if found < devices {
@@ -168,7 +169,12 @@ pub fn over(
 }
 
 /// Sends, and waits until the buffer is free.
-pub fn send(runtime: &Runtime, to: Rank, buffer: impl Into<Buffer>, tag: Tag) -> Result<Status, PostError> {
+pub fn send(
+    runtime: &Runtime,
+    to: Rank,
+    buffer: impl Into<Buffer>,
+    tag: Tag,
+) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
     over(runtime, |done| {
         runtime.post_send(to, buffer.take().unwrap(), tag).comp(done).allow_retry(false).call()

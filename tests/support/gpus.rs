@@ -53,7 +53,8 @@ impl Ground {
     }
 }
 
-/// Prints why a test does not run on real GPUs, where `carrack selftest` finds it. Whether it does not.
+/// Prints why a test does not run on real GPUs, where `carrack selftest` finds it. Whether it does
+/// not.
 pub fn is_for_simulated_only(why: &str) -> bool {
     if are_real() {
         println!("skipped: on real GPUs {why}");

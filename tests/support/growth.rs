@@ -1,5 +1,6 @@
-//! What peers cost that say nothing: the bytes that a rank holds in a job of so many, most of which never speak.
-//! For the test and for the benchmark that draws the curve; each of them counts allocations for itself.
+//! What peers cost that say nothing: the bytes that a rank holds in a job of so many, most of which
+//! never speak. For the test and for the benchmark that draws the curve; each of them counts
+//! allocations for itself.
 
 #![allow(unreachable_pub, reason = "two programs have this as a module")]
 
@@ -71,8 +72,8 @@ impl Bootstrap for Place {
     }
 }
 
-/// Bytes that a rank holds in a job of `size` after it has talked to the few others that do: on the heap, and in
-/// memory that it shares.
+/// Bytes that a rank holds in a job of `size` after it has talked to the few others that do: on the
+/// heap, and in memory that it shares.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     pub size: u32,
@@ -87,8 +88,17 @@ pub fn held(transport: TransportChoice, size: u32) -> Held {
     let table = Arc::<Mutex<HashMap<String, Vec<u8>>>>::default();
     let ranks: Vec<Runtime> = (0..SPEAKERS)
         .map(|rank| {
-            let place = Place { rank, size, job: JobId::from_bytes([size as u8; 16]), table: table.clone() };
-            Runtime::builder().settings(settings.clone()).bootstrap(Box::new(place)).start().unwrap()
+            let place = Place {
+                rank,
+                size,
+                job: JobId::from_bytes([size as u8; 16]),
+                table: table.clone(),
+            };
+            Runtime::builder()
+                .settings(settings.clone())
+                .bootstrap(Box::new(place))
+                .start()
+                .unwrap()
         })
         .collect();
     for from in &ranks {
@@ -102,13 +112,18 @@ pub fn held(transport: TransportChoice, size: u32) -> Held {
     }
     for to in &ranks {
         for from in 0..SPEAKERS {
-            let receive = to.post_recv(Rank(from), vec![0; 100], Tag(1)).allow_posted(false).call().unwrap();
+            let receive =
+                to.post_recv(Rank(from), vec![0; 100], Tag(1)).allow_posted(false).call().unwrap();
             let carrack::Outcome::Done(status) = receive else { panic!("not over") };
             assert_eq!(status.bytes(), Some(&[7; 100][..]));
         }
     }
     let each = SPEAKERS as usize;
-    Held { size, heap: (LIVE.load(Ordering::Relaxed) - heap) / each, shared: (mapped() - shared) / each }
+    Held {
+        size,
+        heap: (LIVE.load(Ordering::Relaxed) - heap) / each,
+        shared: (mapped() - shared) / each,
+    }
 }
 
 /// Bytes of shared memory that this process has mapped.

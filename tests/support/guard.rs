@@ -5,7 +5,8 @@ use rand::{RngCore, SeedableRng, rngs::SmallRng};
 
 const BORDER: usize = 64;
 
-/// A slice inside a larger region whose other bytes, and whose own to begin with, are random poison.
+/// A slice inside a larger region whose other bytes, and whose own to begin with, are random
+/// poison.
 pub struct Guarded {
     region: Region,
     poison: Vec<u8>,

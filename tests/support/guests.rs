@@ -1,10 +1,12 @@
-//! What a program in a guest of `cargo xtask rdma-guest` is told, and how its ranks join those of the other guest.
+//! What a program in a guest of `cargo xtask rdma-guest` is told, and how its ranks join those of
+//! the other guest.
 
 use std::process::{Command, Stdio};
 
-/// A NIC that never gives up, and sends again after a second (4.096 µs times 2 to the power of 18) what is lost: Soft-RoCE takes seven
-/// retries for "for ever". However little of the processor a guest gets, nothing ends but by what a test does. A shorter time would run out
-/// on a loaded machine where nothing is lost.
+/// A NIC that never gives up, and sends again after a second (4.096 µs times 2 to the power of 18)
+/// what is lost: Soft-RoCE takes seven retries for "for ever". However little of the processor a
+/// guest gets, nothing ends but by what a test does. A shorter time would run out on a loaded
+/// machine where nothing is lost.
 pub const NEVER_GIVES_UP: [(&str, &str); 2] =
     [("CARRACK_VERBS_TIMEOUT", "18"), ("CARRACK_VERBS_RETRIES", "7")];
 
@@ -19,7 +21,9 @@ pub fn is_in_guests(what: &str, guests: &str) -> bool {
     let is_there = here.as_deref() == Some(guests);
     if !is_there {
         let program = env!("CARGO_CRATE_NAME");
-        println!("skipped: {what}: cargo xtask rdma-guest --nodes {guests} --test {program} runs it");
+        println!(
+            "skipped: {what}: cargo xtask rdma-guest --nodes {guests} --test {program} runs it"
+        );
     }
     is_there
 }
@@ -29,7 +33,8 @@ pub fn node() -> u32 {
     told("NODE").map_or(0, |number| number.parse().expect("a number"))
 }
 
-/// Where rank 0 of a test's job listens: each has a port of its own, so that none meets what another has left.
+/// Where rank 0 of a test's job listens: each has a port of its own, so that none meets what
+/// another has left.
 #[derive(Clone, Copy)]
 pub struct Port(pub u16);
 

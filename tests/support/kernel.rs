@@ -2,7 +2,8 @@
 
 use libc::sock_filter;
 
-/// The system calls that this thread, and those that it starts, are refused from now on, with EPERM.
+/// The system calls that this thread, and those that it starts, are refused from now on, with
+/// EPERM.
 pub fn refuses(calls: &[libc::c_long]) {
     let mut filter = vec![load(0)];
     for call in calls {
@@ -12,9 +13,11 @@ pub fn refuses(calls: &[libc::c_long]) {
     install(filter);
 }
 
-/// Ends this process when this thread, or one that it starts, makes a call with this first argument.
+/// Ends this process when this thread, or one that it starts, makes a call with this first
+/// argument.
 pub fn ends_at(call: libc::c_long, argument: u32) {
-    // The arguments come behind the number, the architecture and the caller's address, the low half first.
+    // The arguments come behind the number, the architecture and the caller's address, the low half
+    // first.
     let second = [load(16), jump_unless(argument, 1), answer(libc::SECCOMP_RET_KILL_PROCESS)];
     install([&[load(0), jump_unless(call as u32, 3)][..], &second].concat());
 }
@@ -40,10 +43,13 @@ fn step(code: u32, k: u32, jf: u8) -> sock_filter {
 fn install(mut filter: Vec<sock_filter>) {
     filter.push(answer(libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: both calls read what they are given, which is there; the second takes rights away from this
-    // thread, and those that it starts, only.
+    // SAFETY: both calls read what they are given, which is there; the second takes rights away
+    // from this thread, and those that it starts, only.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+        assert_eq!(
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program),
+            0
+        );
     }
 }

@@ -1,7 +1,11 @@
-//! What the suites share: ranks in one process, a watchdog, random bytes, buffers with guards around them,
-//! and completion objects of every sort behind one face.
+//! What the suites share: ranks in one process, a watchdog, random bytes, buffers with guards
+//! around them, and completion objects of every sort behind one face.
 
-#![allow(dead_code, unreachable_pub, reason = "each suite is a program of its own, and uses a part of this")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each suite is a program of its own, and uses a part of this"
+)]
 
 pub mod copiers;
 pub mod folder;
@@ -27,10 +31,12 @@ use std::io::Write;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// A test that takes longer hangs. Most take less than a second; beside other work on a small machine some have taken minutes.
+/// A test that takes longer hangs. Most take less than a second; beside other work on a small
+/// machine some have taken minutes.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// What nothing waits longer for, unless it hangs. `TEST_PATIENCE` multiplies the limit, for machines that are slow.
+/// What nothing waits longer for, unless it hangs. `TEST_PATIENCE` multiplies the limit, for
+/// machines that are slow.
 pub fn patience(limit: Duration) -> Duration {
     let times = std::env::var("TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
     limit * times.unwrap_or(1)
@@ -143,7 +149,8 @@ impl Job for OverVerbs {
 
     fn ranks_with(size: u32, settings: SettingsBuilder) -> Vec<Runtime> {
         let job = InProcess::job(size).expect("a job in this process");
-        let start = |(at, bootstrap)| start(bootstrap, settings.clone().verbs_device(rdma_device(at)));
+        let start =
+            |(at, bootstrap)| start(bootstrap, settings.clone().verbs_device(rdma_device(at)));
         job.into_iter().enumerate().map(start).collect()
     }
 }
@@ -282,8 +289,8 @@ pub fn until_with_errors(ranks: &[Runtime], mut done: impl FnMut() -> bool) -> V
     errors
 }
 
-/// Whether something becomes true while all ranks make progress for a while: for what must not happen, and
-/// for what a bug would keep from happening.
+/// Whether something becomes true while all ranks make progress for a while: for what must not
+/// happen, and for what a bug would keep from happening.
 pub fn happens(ranks: &[Runtime], within: Duration, mut done: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !done() {
@@ -298,7 +305,8 @@ pub fn happens(ranks: &[Runtime], within: Duration, mut done: impl FnMut() -> bo
     true
 }
 
-/// Lets NICs do something: what one has on its way nobody sees. A simulated one is waited for, since its thread may not get to run.
+/// Lets NICs do something: what one has on its way nobody sees. A simulated one is waited for,
+/// since its thread may not get to run.
 pub fn nics_go_on() {
     std::thread::sleep(Duration::from_micros(20));
     go_round();
@@ -307,11 +315,14 @@ pub fn nics_go_on() {
 /// Progress enough that whatever was on its way has come, and nothing comes twice unseen.
 pub fn settle(ranks: &[Runtime]) {
     let start = Instant::now();
-    let is_nics = |choice| matches!(choice, TransportChoice::Verbs | TransportChoice::VerbsSimulated);
-    let has_nic = ranks.iter().any(|rank| rank.settings().transports().iter().copied().any(is_nics));
+    let is_nics =
+        |choice| matches!(choice, TransportChoice::Verbs | TransportChoice::VerbsSimulated);
+    let has_nic =
+        ranks.iter().any(|rank| rank.settings().transports().iter().copied().any(is_nics));
     let mut idle = 0;
     while idle < 200 {
-        let moved = ranks.iter().fold(false, |moved, rank| rank.progress_all().unwrap_or(true) | moved);
+        let moved =
+            ranks.iter().fold(false, |moved, rank| rank.progress_all().unwrap_or(true) | moved);
         idle = if moved { 0 } else { idle + 1 };
         if has_nic {
             nics_go_on();
@@ -358,7 +369,11 @@ pub fn connect(ranks: &[Runtime]) {
             let outcome = posted(ranks, || from.post_send(to.rank(), b"up", tag).call());
             assert!(outcome.is_done());
             let arrived = carrack::Synchronizer::new(1);
-            let came = to.post_recv(from.rank(), vec![0; 2], tag).comp(&arrived).call().expect("a receive");
+            let came = to
+                .post_recv(from.rank(), vec![0; 2], tag)
+                .comp(&arrived)
+                .call()
+                .expect("a receive");
             if came.is_posted() {
                 until(ranks, || arrived.test());
             }

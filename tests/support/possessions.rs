@@ -26,8 +26,8 @@ impl Possessions {
         Self { descriptors: listing("/proc/self/fd").len(), mappings: maps.lines().count(), live }
     }
 
-    /// Whether there is no more of anything than before. The kernel joins mappings that are neighbours, and splits them; a real driver
-    /// maps for itself, too.
+    /// Whether there is no more of anything than before. The kernel joins mappings that are
+    /// neighbours, and splits them; a real driver maps for itself, too.
     pub fn within(&self, other: &Self) -> bool {
         let slack = if are_real() { 32 } else { 8 };
         self.descriptors <= other.descriptors && self.mappings <= other.mappings + slack

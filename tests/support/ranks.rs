@@ -1,8 +1,9 @@
-//! Ranks that are processes: this very program again, in a role. They find each other through a folder, so
-//! that no launcher has an opinion on what a killed rank means for the others. Those of two machines, which share no folder, find each other
-//! over TCP.
+//! Ranks that are processes: this very program again, in a role. They find each other through a
+//! folder, so that no launcher has an opinion on what a killed rank means for the others. Those of
+//! two machines, which share no folder, find each other over TCP.
 //!
-//! A program that uses this has a test by the name of [`ROLE_TEST`], which does what [`Role::of_this_process`] says.
+//! A program that uses this has a test by the name of [`ROLE_TEST`], which does what
+//! [`Role::of_this_process`] says.
 
 use super::folder::Folder;
 use super::{built, until};
@@ -33,7 +34,8 @@ pub fn listing(folder: &str) -> BTreeSet<String> {
 
 /// Where tests put what they need for a while: where `carrack selftest` says, else below target/.
 pub fn scratch() -> PathBuf {
-    std::env::var_os("TEST_SCRATCH").map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from)
+    std::env::var_os("TEST_SCRATCH")
+        .map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from)
 }
 
 // ---- the parent's side -------------------------------------------------------------------------------
@@ -141,7 +143,8 @@ impl Ranks {
         assert_eq!(left.count(), 0, "processes are left");
         // Other programs of the machine come and go there, too: only what stays is a find.
         let start = Instant::now();
-        // What NVIDIA's driver leaves there of a process that was killed, its next start takes away.
+        // What NVIDIA's driver leaves there of a process that was killed, its next start takes
+        // away.
         let is_ours = |name: &&String| !name.starts_with("cuda.shm.");
         while let Some(name) = listing("/dev/shm").difference(&self.shm).find(is_ours) {
             assert!(start.elapsed() < Duration::from_secs(10), "{name} is left in /dev/shm");
@@ -164,7 +167,11 @@ impl Ranks {
         use std::os::unix::process::ExitStatusExt;
         for (rank, status) in self.end().iter().enumerate() {
             if rank == victim.0 as usize {
-                assert_eq!(status.signal(), Some(libc::SIGKILL), "the victim was to be killed: {status}");
+                assert_eq!(
+                    status.signal(),
+                    Some(libc::SIGKILL),
+                    "the victim was to be killed: {status}"
+                );
             } else {
                 succeeded(rank, *status);
             }

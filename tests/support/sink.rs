@@ -1,6 +1,8 @@
 //! Completion objects of every sort, behind one face.
 
-use carrack::{AsCompletion, CompQueue, Completion, Counter, Handler, Runtime, Status, Synchronizer};
+use carrack::{
+    AsCompletion, CompQueue, Completion, Counter, Handler, Runtime, Status, Synchronizer,
+};
 use std::sync::{Arc, Mutex};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,7 +14,8 @@ pub enum Sort {
     User,
 }
 
-pub const SORTS: [Sort; 5] = [Sort::Handler, Sort::Queue, Sort::Synchronizer, Sort::Counter, Sort::User];
+pub const SORTS: [Sort; 5] =
+    [Sort::Handler, Sort::Queue, Sort::Synchronizer, Sort::Counter, Sort::User];
 
 /// A completion object that keeps what it was told, as far as its sort does.
 pub struct Sink {
@@ -80,7 +83,9 @@ impl Sink {
         match &self.source {
             Source::Shared(shared) => taken.append(&mut shared.lock().unwrap()),
             Source::Queue(queue) => taken.extend(std::iter::from_fn(|| queue.pop())),
-            Source::Synchronizer(synchronizer) => taken.extend(synchronizer.take().into_iter().flatten()),
+            Source::Synchronizer(synchronizer) => {
+                taken.extend(synchronizer.take().into_iter().flatten())
+            }
             Source::Counter(_) => {}
         }
     }

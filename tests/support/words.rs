@@ -1,4 +1,5 @@
-//! Bytes that depend on their place and on a number, quick to make and to check: a word is one multiplication.
+//! Bytes that depend on their place and on a number, quick to make and to check: a word is one
+//! multiplication.
 
 /// A number that looks like none of its neighbours.
 pub fn mix(number: u64) -> u64 {

@@ -1,4 +1,5 @@
-//! What ends in the midst of a message ends once, gives its buffer back, and leaves nothing registered.
+//! What ends in the midst of a message ends once, gives its buffer back, and leaves nothing
+//! registered.
 
 use crate::ground::{CHUNK, Ground, Kind};
 use crate::support::sink::Sink;
@@ -11,7 +12,8 @@ const SIZE: usize = 6 * CHUNK + 77;
 
 /// A message of which the sender's NIC has two chunks, and does not begin with them.
 fn in_the_midst(ground: &Ground) -> (Sink, Sink, Held) {
-    let ends = ground.begin((0, Kind::Vec.filled(&pattern(1, SIZE))), (1, vec![0; SIZE].into()), None);
+    let ends =
+        ground.begin((0, Kind::Vec.filled(&pattern(1, SIZE))), (1, vec![0; SIZE].into()), None);
     let held = ground.stop_in_the_midst();
     (ends.0, ends.1, held)
 }
@@ -45,7 +47,10 @@ fn a_receiver_that_goes_ends_the_send_with_its_buffer() {
     assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
     assert_eq!(status.buffer.len(), SIZE);
     let status = ends_once(&ground.ranks, &left);
-    assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { rank: Rank(1), .. })), "{status:?}");
+    assert!(
+        matches!(status.error.as_deref(), Some(OpError::PeerDown { rank: Rank(1), .. })),
+        "{status:?}"
+    );
     assert_eq!(status.buffer.as_slice(), Some(&pattern(1, SIZE)[..]), "its buffer comes back");
 }
 
@@ -60,7 +65,10 @@ fn a_sender_that_goes_ends_the_receive_with_its_buffer() {
     assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
     assert_eq!(status.buffer.as_slice(), Some(&pattern(1, SIZE)[..]), "its buffer comes back");
     let status = ends_once(&ground.ranks, &came);
-    assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { rank: Rank(0), .. })), "{status:?}");
+    assert!(
+        matches!(status.error.as_deref(), Some(OpError::PeerDown { rank: Rank(0), .. })),
+        "{status:?}"
+    );
     assert_eq!(status.buffer.len(), SIZE);
 }
 
@@ -74,7 +82,10 @@ fn a_nic_that_is_taken_out_ends_both_sides_with_their_buffers() {
         drop(held);
         let statuses = [&left, &came].map(|end| ends_once(&ground.ranks, end));
         for status in &statuses {
-            assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })), "{status:?}");
+            assert!(
+                matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })),
+                "{status:?}"
+            );
             assert_eq!(status.buffer.len(), SIZE);
         }
         assert_eq!(statuses[0].buffer.as_slice(), Some(&pattern(1, SIZE)[..]));
@@ -104,7 +115,10 @@ fn a_receive_whose_time_is_over_ends_and_its_sender_comes_to_an_end_all_the_same
         assert_eq!(left.count(), 0);
         drop(held);
         let status = ends_once(&ground.ranks, &left);
-        assert!(status.error.is_none() && status.bytes() == Some(&pattern(1, SIZE)[..]), "{status:?}");
+        assert!(
+            status.error.is_none() && status.bytes() == Some(&pattern(1, SIZE)[..]),
+            "{status:?}"
+        );
         assert_eq!(ground.registered(), [0, 0]);
         true
     });
@@ -127,7 +141,11 @@ fn a_send_whose_time_is_over_ends_and_its_bytes_arrive_all_the_same() {
     assert_eq!(came.count(), 0);
     drop(held);
     let status = ends_once(&ground.ranks, &came);
-    assert_eq!((status.error.is_none(), status.bytes()), (true, Some(&pattern(1, SIZE)[..])), "{status:?}");
+    assert_eq!(
+        (status.error.is_none(), status.bytes()),
+        (true, Some(&pattern(1, SIZE)[..])),
+        "{status:?}"
+    );
     assert_eq!(left.count(), 0, "it has ended once");
     assert_eq!(ground.registered(), [0, 0]);
 }

@@ -59,7 +59,8 @@ impl Ground {
     /// With so many devices on each side.
     pub(crate) fn over(devices: [usize; 2], chunks: [usize; 2]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let fabric = format!("chunks {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let fabric =
+            format!("chunks {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let nic = |devices| {
             let config = Config { fabric: Some(fabric.clone()), ..Config::devices(devices) };
             Arc::new(SimulatedNic::new(config).unwrap())
@@ -68,8 +69,12 @@ impl Ground {
         let start = |(at, bootstrap): (usize, InProcess)| {
             let settings = built(OverSimulatedNic::settings().verbs_chunk(chunks[at]));
             let rails = u8::try_from(devices[at]).unwrap();
-            let options =
-                Options { packet_size: settings.packet_size(), rails, timeout: 14, ..Options::default() };
+            let options = Options {
+                packet_size: settings.packet_size(),
+                rails,
+                timeout: 14,
+                ..Options::default()
+            };
             let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
             builder.transport(Box::new(Rdma::over(nics[at].clone(), options))).start().unwrap()
         };
@@ -91,7 +96,8 @@ impl Ground {
         [0, 1].map(|rank: usize| self.nics[rank].memory_counters(device).unwrap())
     }
 
-    /// Bytes of messages that are registered: the first rank's to be read, the second's to be written.
+    /// Bytes of messages that are registered: the first rank's to be read, the second's to be
+    /// written.
     pub(crate) fn registered(&self) -> [u64; 2] {
         let [first, second] = self.counters();
         // Beside them peers may write some words.
@@ -114,9 +120,11 @@ impl Ground {
         let (left, came) = (Sink::keeping(), Sink::keeping());
         let rank = |at: usize| Rank(u32::try_from(at).unwrap());
         let tag = tag.unwrap_or(Tag(5));
-        let mut recv = self.ranks[to].post_recv(rank(from), target, tag).comp(&came).allow_done(false);
+        let mut recv =
+            self.ranks[to].post_recv(rank(from), target, tag).comp(&came).allow_done(false);
         assert!(recv.call().unwrap().is_posted());
-        let mut send = self.ranks[from].post_send(rank(to), source, tag).comp(&left).allow_done(false);
+        let mut send =
+            self.ranks[from].post_send(rank(to), source, tag).comp(&left).allow_done(false);
         assert!(posted(&self.ranks, || send.call()).is_posted());
         (left, came)
     }
@@ -126,7 +134,8 @@ impl Ground {
         self.counters()[1].to_be_written.now > self.begun[1].to_be_written.now
     }
 
-    /// Lets the first rank's message go on until two of its chunks are with its NIC, which does not begin with them.
+    /// Lets the first rank's message go on until two of its chunks are with its NIC, which does not
+    /// begin with them.
     pub(crate) fn stop_in_the_midst(&self) -> Held {
         // Its offer is out; what it is asked for comes in all the same.
         while !self.is_shown() {

@@ -4,8 +4,8 @@ use crate::ground::{CHUNK, Ground, Kind};
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, settle, until, until_with_errors};
 use carrack::transports::contract::{
-    Batch, Chunk, Device, Domain, DownCause, Identity, OpToken, PeerId, RemotePlace, Submit, SubmitError,
-    Transport,
+    Batch, Chunk, Device, Domain, DownCause, Identity, OpToken, PeerId, RemotePlace, Submit,
+    SubmitError, Transport,
 };
 use carrack::transports::mem::{Buffer, HostAllocator, PacketPool};
 use carrack::transports::verbs::simulated::{Call, Config, SimulatedNic, Visibility, Which};
@@ -14,7 +14,8 @@ use carrack::{OpError, Rank, Synchronizer, Tag};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Two ranks of so many devices each, which are all connected: what each of the receiver's devices was written since is told.
+/// Two ranks of so many devices each, which are all connected: what each of the receiver's devices
+/// was written since is told.
 fn connected(devices: [usize; 2]) -> Ground {
     let ground = Ground::over(devices, [CHUNK, CHUNK]);
     let last = devices[0].min(devices[1]) - 1;
@@ -48,10 +49,16 @@ fn a_long_message_goes_over_all_nics_and_each_is_shown_two_chunks_at_a_time() {
         let before = written(&ground);
         let (nics, chunks) = (before.len(), 8 * before.len());
         arrives(&ground, 99, chunks * CHUNK);
-        let new: Vec<_> =
-            written(&ground).into_iter().zip(before).map(|(after, before)| after - before).collect();
+        let new: Vec<_> = written(&ground)
+            .into_iter()
+            .zip(before)
+            .map(|(after, before)| after - before)
+            .collect();
         // Each begins with two; further ones go to whichever is done first.
-        assert!(new.iter().all(|&chunks| chunks >= 2) && new.iter().sum::<usize>() == chunks, "{new:?}");
+        assert!(
+            new.iter().all(|&chunks| chunks >= 2) && new.iter().sum::<usize>() == chunks,
+            "{new:?}"
+        );
         for device in 0..nics {
             let [here, there] = ground.counters_of(device);
             assert!((2..=2 * nics).contains(&(here.to_be_read.most as usize / CHUNK)), "{here:?}");
@@ -95,7 +102,8 @@ fn what_is_no_longer_than_a_chunk_goes_over_the_first_nic_alone() {
     assert_eq!(ground.counters_of(1), before);
 }
 
-/// The receiver hears of a chunk by its first NIC, which says nothing of the others' writes: those are read behind.
+/// The receiver hears of a chunk by its first NIC, which says nothing of the others' writes: those
+/// are read behind.
 #[test]
 fn a_chunk_is_told_of_when_it_can_be_seen_whatever_nic_has_written_it() {
     let _watchdog = Watchdog::over("chunks that are seen late");
@@ -130,8 +138,11 @@ fn many_messages_both_ways_share_the_nics() {
     for number in 0..20_u64 {
         let (from, size) = (usize::from(number % 2 == 1), CHUNK + number as usize * 19_973);
         let bytes = pattern(number, size);
-        let ends =
-            ground.begin((from, bytes.clone().into()), (1 - from, vec![0; size].into()), Some(Tag(number)));
+        let ends = ground.begin(
+            (from, bytes.clone().into()),
+            (1 - from, vec![0; size].into()),
+            Some(Tag(number)),
+        );
         all.push((bytes, ends));
     }
     for (bytes, (left, came)) in all {
@@ -180,7 +191,10 @@ fn a_further_nic_that_fails_in_the_midst_ends_the_message_and_the_connection_wit
         assert!(ground.nics[lost].set_port(1, 1, false));
         drop(held);
         for status in both_end(&ground, [&left, &came], size) {
-            assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })), "{status:?}");
+            assert!(
+                matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })),
+                "{status:?}"
+            );
         }
     }
 }
@@ -216,8 +230,10 @@ fn ranks_that_sleep_between_chunks_are_woken_whatever_nic_has_something_to_tell(
                 let peer = Rank(1 - at as u32);
                 for seed in 0..10 {
                     let (came, left) = (Synchronizer::new(1), Synchronizer::new(1));
-                    let mut recv =
-                        rank.post_recv(peer, vec![0; size], Tag(seed)).comp(&came).allow_done(false);
+                    let mut recv = rank
+                        .post_recv(peer, vec![0; size], Tag(seed))
+                        .comp(&came)
+                        .allow_done(false);
                     assert!(recv.call().unwrap().is_posted());
                     let send = rank.post_send(peer, pattern(seed, size), Tag(seed)).comp(&left);
                     assert!(send.allow_done(false).allow_retry(false).call().unwrap().is_posted());
@@ -236,7 +252,11 @@ fn it_is_said_over_how_many_nics_large_messages_go_and_in_what_chunks() {
         let ground = Ground::over(devices, [CHUNK, CHUNK]);
         let paths = ground.ranks[0].explain(Duration::from_secs(10)).swap_remove(1);
         let host = paths.kinds.into_iter().find(|kind| kind.memory == "host").unwrap();
-        assert!(host.way.contains("from 64 KiB on in chunks") && host.way.ends_with(says), "{}", host.way);
+        assert!(
+            host.way.contains("from 64 KiB on in chunks") && host.way.ends_with(says),
+            "{}",
+            host.way
+        );
     }
 }
 
@@ -248,8 +268,10 @@ fn a_peer_that_names_a_nic_which_is_not_there_loses_its_connection() {
         let nic = Arc::new(SimulatedNic::new(config).unwrap());
         let transport = Rdma::over(nic, Options { rails: 2, ..Options::default() });
         let info = transport.devices().unwrap().remove(0);
-        let domain = transport.open(&info, Identity { me: PeerId(me), ranks: 2, secret: [5; 16] }).unwrap();
-        let device = domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), 8 << 10, 64))).unwrap();
+        let domain =
+            transport.open(&info, Identity { me: PeerId(me), ranks: 2, secret: [5; 16] }).unwrap();
+        let device =
+            domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), 8 << 10, 64))).unwrap();
         (domain, device)
     };
     let sides: [(Arc<dyn Domain>, Arc<dyn Device>); 2] = [open(0), open(1)];
@@ -262,7 +284,9 @@ fn a_peer_that_names_a_nic_which_is_not_there_loses_its_connection() {
         }
     }
     let chunk = Chunk { of: Arc::new(Buffer::Vec(vec![1; 100_000])), at: 0, len: CHUNK };
-    let put = |rail: u64| link.put_chunk(RemotePlace { addr: 0, key: 1 | rail << 33 }, &chunk, OpToken(1));
+    let put = |rail: u64| {
+        link.put_chunk(RemotePlace { addr: 0, key: 1 | rail << 33 }, &chunk, OpToken(1))
+    };
     // That one is there, and not connected so far.
     assert!(matches!(put(1), Ok(Submit::Busy(_))));
     assert!(link.is_up());

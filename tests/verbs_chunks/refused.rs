@@ -1,4 +1,5 @@
-//! NICs that register some chunks and refuse the next: what was written stays, and the rest comes by another way.
+//! NICs that register some chunks and refuse the next: what was written stays, and the rest comes
+//! by another way.
 
 use crate::ground::{CHUNK, Ground, Kind};
 use crate::support::{Watchdog, pattern};
@@ -35,7 +36,8 @@ fn the_rest_comes_part_by_part_when_the_receivers_nic_refuses_the_kth_chunk() {
     let ground = Ground::new();
     for k in 1..=CHUNKS {
         ground.nics[1].faults().fail_call(Call::RegMr, Which::Nth(k as u64), libc::ENOMEM);
-        // With the first it is asked for once more, and then shown whole, of which the sender writes chunk by chunk.
+        // With the first it is asked for once more, and then shown whole, of which the sender
+        // writes chunk by chunk.
         let written = arrives(&ground, k as u64);
         assert_eq!(written, if k == 1 { CHUNKS - 1 } else { k - 1 }, "chunk {k}");
     }
@@ -63,7 +65,8 @@ fn both_nics_may_refuse_at_once() {
 #[test]
 fn a_receiver_of_longer_chunks_is_written_to_in_those_of_the_sender() {
     let _watchdog = Watchdog::over("chunks of two lengths");
-    for chunks in [[CHUNK, 64 * CHUNK], [CHUNK, 2 * CHUNK], [64 * CHUNK, CHUNK], [2 * CHUNK, CHUNK]] {
+    for chunks in [[CHUNK, 64 * CHUNK], [CHUNK, 2 * CHUNK], [64 * CHUNK, CHUNK], [2 * CHUNK, CHUNK]]
+    {
         let ground = Ground::with(chunks);
         assert_eq!(arrives(&ground, 1), CHUNKS - 1);
         let most = ground.counters()[0].to_be_read.most;

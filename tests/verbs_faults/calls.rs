@@ -1,4 +1,5 @@
-//! Calls of libibverbs that fail, with each reason, at the start, when a connection is made, and in the midst of traffic.
+//! Calls of libibverbs that fail, with each reason, at the start, when a connection is made, and in
+//! the midst of traffic.
 
 use crate::ground::{Ground, Side, fabric, identity, nic, options};
 use crate::support::Watchdog;
@@ -6,7 +7,8 @@ use carrack::transports::contract::{Armed, DownCause, SubmitError};
 use carrack::transports::verbs::simulated::{Call, Config, Which};
 use std::io;
 
-const REASONS: [i32; 6] = [libc::ENOMEM, libc::EIO, libc::EINVAL, libc::EAGAIN, libc::EPERM, libc::EMFILE];
+const REASONS: [i32; 6] =
+    [libc::ENOMEM, libc::EIO, libc::EINVAL, libc::EAGAIN, libc::EPERM, libc::EMFILE];
 
 /// What libibverbs calls it.
 fn name(call: Call) -> &'static str {
@@ -49,15 +51,20 @@ fn whatever_fails_at_the_start_is_an_error_that_names_call_and_reason() {
             nic.faults().fail_call(call, Which::All, errno);
             match open() {
                 Err(error) => {
-                    let (text, reason) = (error.to_string(), io::Error::from_raw_os_error(errno).to_string());
-                    assert!(text.contains(name(call)) && text.contains(&reason), "{call:?} {errno}: {text}");
+                    let (text, reason) =
+                        (error.to_string(), io::Error::from_raw_os_error(errno).to_string());
+                    assert!(
+                        text.contains(name(call)) && text.contains(&reason),
+                        "{call:?} {errno}: {text}"
+                    );
                 }
                 // Room for receives that comes later is no error.
                 Ok(()) => assert_eq!((call, errno), (Call::PostSrqRecv, libc::ENOMEM)),
             }
             nic.faults().heal_call(call);
         }
-        // The first, the second and so on: nothing panics, nothing is left behind, and afterwards it goes.
+        // The first, the second and so on: nothing panics, nothing is left behind, and afterwards
+        // it goes.
         for nth in 1..=4 {
             nic.faults().fail_call(call, Which::Nth(nth), libc::EIO);
             let _ = open();
@@ -86,7 +93,8 @@ fn memory_that_may_not_be_locked_is_an_error_of_the_start_that_names_the_limit()
 }
 
 #[test]
-fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_may_be_tried_again() {
+fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_may_be_tried_again()
+{
     let _watchdog = Watchdog::over("making connections");
     let mut ground = Ground::new();
     for (caller, called) in [(0, 1), (1, 0)] {
@@ -114,7 +122,10 @@ fn a_connection_that_cannot_be_made_is_an_error_that_names_call_and_reason_and_m
                             ground.talk_until(&what, over);
                             if let Some(cause) = &ground.ways[&(caller, called)].down {
                                 let told = cause.to_string();
-                                assert!(told.contains(text) && told.contains(&reason), "{what}: {told}");
+                                assert!(
+                                    told.contains(text) && told.contains(&reason),
+                                    "{what}: {told}"
+                                );
                             }
                         }
                         other => panic!("{what}: {other:?}"),
@@ -169,7 +180,8 @@ fn a_queue_pair_that_takes_no_request_ends_its_connection_alone() {
     }
 }
 
-/// A rank can use its device no more: it is told why for each peer, they hear of its end, and go on among themselves.
+/// A rank can use its device no more: it is told why for each peer, they hear of its end, and go on
+/// among themselves.
 #[track_caller]
 fn rank_0_is_lost(ground: &mut Ground, what: &str, word: &str) {
     ground.talk_until(what, |ground| {

@@ -1,4 +1,5 @@
-//! Ranks that are processes and have few of something, or of everything, on one network of simulated NICs.
+//! Ranks that are processes and have few of something, or of everything, on one network of
+//! simulated NICs.
 
 use crate::ground::fabric;
 use crate::support::ranks::{Ranks, Role};
@@ -12,14 +13,16 @@ use std::time::Duration;
 /// So many times each; `TEST_FEW` says how often.
 fn works_with(what: &str, choices: &[&[&str]], lanes: u64) {
     let times: u32 = std::env::var("TEST_FEW").map_or(2, |text| text.parse().expect("a number"));
-    let _watchdog = Watchdog::patient(what, Duration::from_secs(100) * choices.len() as u32 * times);
+    let _watchdog =
+        Watchdog::patient(what, Duration::from_secs(100) * choices.len() as u32 * times);
     let mut rng = rng();
     for number in 0..times {
         for settings in choices {
             let words = [rng.random(), lanes];
             println!("{number}: {settings:?}, words {words:?}");
             let network = format!("{FABRIC_VARIABLE}={}", fabric());
-            let wrapper: Vec<&str> = ["env", &network].into_iter().chain(settings.iter().copied()).collect();
+            let wrapper: Vec<&str> =
+                ["env", &network].into_iter().chain(settings.iter().copied()).collect();
             Ranks::start_under(&wrapper, "few", 2, &words).succeed();
         }
     }
@@ -36,10 +39,15 @@ fn few_of_everything_cost_time_only() {
     works_with("all settings small", &[SMALL], 2);
 }
 
-/// Most of what goes is offered, so both have as many offers under way as there may be, nearly all the time.
+/// Most of what goes is offered, so both have as many offers under way as there may be, nearly all
+/// the time.
 #[test]
 fn ranks_that_both_have_all_their_offers_under_way_do_not_wait_for_each_other() {
-    works_with("full of offers", &[&SMALL[..1], &["CARRACK_OFFERS=16", "CARRACK_UNEXPECTED=4096"]], 3);
+    works_with(
+        "full of offers",
+        &[&SMALL[..1], &["CARRACK_OFFERS=16", "CARRACK_UNEXPECTED=4096"]],
+        3,
+    );
 }
 
 pub(crate) fn rank(role: &Role) {

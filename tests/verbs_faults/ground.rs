@@ -1,9 +1,10 @@
-//! Ranks with a simulated NIC each, on one network: what is ordered of one NIC happens to that rank alone.
+//! Ranks with a simulated NIC each, on one network: what is ordered of one NIC happens to that rank
+//! alone.
 
 use crate::support::{LIMIT, nics_go_on, pattern};
 use carrack::transports::contract::{
-    Batch, Device, Domain, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Short, Submit,
-    SubmitError, Transport, Unavailable,
+    Batch, Device, Domain, DownCause, Event, Header, Identity, Link, Op, Payload, PeerId, Short,
+    Submit, SubmitError, Transport, Unavailable,
 };
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::verbs::simulated::{Config, Faults, SimulatedNic};
@@ -46,7 +47,11 @@ pub(crate) fn nic(config: Config, fabric: &str) -> Arc<SimulatedNic> {
 }
 
 impl Side {
-    pub(crate) fn open(nic: Arc<SimulatedNic>, options: Options, me: Identity) -> Result<Self, Unavailable> {
+    pub(crate) fn open(
+        nic: Arc<SimulatedNic>,
+        options: Options,
+        me: Identity,
+    ) -> Result<Self, Unavailable> {
         let pool = PacketPool::new(Arc::new(HostAllocator), PACKET, 64);
         Self::open_with(&pool, nic, options, me)
     }
@@ -84,7 +89,8 @@ pub(crate) struct Way {
     turn: u64,
     sent: u64,
     got: u64,
-    /// What the sender's side, and the receiver's, was told of its end; the connection of both ways ends at once.
+    /// What the sender's side, and the receiver's, was told of its end; the connection of both ways
+    /// ends at once.
     pub(crate) down: Option<DownCause>,
     /// The receiver has let go of the connection: what was on its way may still come.
     let_go: bool,
@@ -115,7 +121,11 @@ fn size(number: u64) -> usize {
     [0, 1, 8, 40, 41, 204, 205, 1000, PACKET][number as usize % 9]
 }
 
-pub(crate) fn submit(link: &Arc<dyn Link>, header: [u64; 2], bytes: &[u8]) -> Result<Submit, SubmitError> {
+pub(crate) fn submit(
+    link: &Arc<dyn Link>,
+    header: [u64; 2],
+    bytes: &[u8],
+) -> Result<Submit, SubmitError> {
     link.submit(Op::AmCopied { header: Header(header), bytes: MemRef::host(bytes) })
 }
 
@@ -144,7 +154,9 @@ impl Ground {
 
     pub(crate) fn with(config: &Config, options: &Options) -> Self {
         let fabric = fabric();
-        let side = |me| Side::open(nic(config.clone(), &fabric), options.clone(), identity(me, 4)).unwrap();
+        let side = |me| {
+            Side::open(nic(config.clone(), &fabric), options.clone(), identity(me, 4)).unwrap()
+        };
         let sides = (0..3).map(side).collect();
         let mut ground = Self { sides, ways: BTreeMap::new(), of_the_fourth: Vec::new(), fabric };
         for from in 0..3 {
@@ -159,7 +171,8 @@ impl Ground {
 
     /// Makes one direction anew.
     pub(crate) fn connect(&mut self, from: usize, to: usize) -> Result<(), SubmitError> {
-        let link = self.sides[from].device.connect(&self.sides[to].device.address(), PeerId(to as u32))?;
+        let link =
+            self.sides[from].device.connect(&self.sides[to].device.address(), PeerId(to as u32))?;
         let way = self.ways.get_mut(&(from, to)).unwrap();
         *way = Way { link: Some(link), turn: way.turn + 1, let_go: way.let_go, ..Way::default() };
         Ok(())
@@ -183,13 +196,16 @@ impl Ground {
         self.ways.get_mut(&(from, to)).unwrap()
     }
 
-    /// Lets everybody poll once, and looks at what comes: whole, in order, once, and not after the end.
+    /// Lets everybody poll once, and looks at what comes: whole, in order, once, and not after the
+    /// end.
     #[track_caller]
     pub(crate) fn step(&mut self) {
         for at in 0..self.sides.len() {
             for event in self.sides[at].poll() {
                 match event {
-                    Event::Arrived { from: PeerId(3), .. } => self.of_the_fourth.push((at, Heard::Message)),
+                    Event::Arrived { from: PeerId(3), .. } => {
+                        self.of_the_fourth.push((at, Heard::Message))
+                    }
                     Event::PeerDown { peer: PeerId(3), cause } => {
                         self.of_the_fourth.push((at, Heard::End(cause)));
                     }
@@ -199,11 +215,17 @@ impl Ground {
                             continue;
                         }
                         assert_eq!((turn, number), (way.turn, way.got), "from {from} to {at}");
-                        assert!(bytes_of(&payload) == pattern(number, size(number)), "{number} is torn");
+                        assert!(
+                            bytes_of(&payload) == pattern(number, size(number)),
+                            "{number} is torn"
+                        );
                         way.got += 1;
                         let got = way.got;
                         let back = self.way(at, from.0 as usize);
-                        assert!(back.down.is_none(), "{got} from {from} came to {at} after the end");
+                        assert!(
+                            back.down.is_none(),
+                            "{got} from {from} came to {at} after the end"
+                        );
                     }
                     Event::PeerDown { peer, cause } => {
                         let way = self.way(at, peer.0 as usize);
@@ -224,7 +246,9 @@ impl Ground {
             let Some(link) = way.link.as_ref().filter(|_| way.down.is_none()) else { continue };
             // Some wait for others, though none follow: then for the poll.
             let sent = match way.sent % 4 {
-                3 => submit_with_more(link, [way.sent, way.turn], &pattern(way.sent, size(way.sent))),
+                3 => {
+                    submit_with_more(link, [way.sent, way.turn], &pattern(way.sent, size(way.sent)))
+                }
                 _ => submit(link, [way.sent, way.turn], &pattern(way.sent, size(way.sent))),
             };
             match sent {
@@ -323,7 +347,8 @@ impl Ground {
         }
     }
 
-    /// The connection of two ranks ends while nobody sends anything, so that all receives are posted.
+    /// The connection of two ranks ends while nobody sends anything, so that all receives are
+    /// posted.
     #[track_caller]
     pub(crate) fn end_in_silence(&mut self, one: usize, other: usize) {
         self.settle();

@@ -68,11 +68,17 @@ fn what_a_nic_has_too_little_of_is_named_with_its_number() {
 /// Rank 0 of four has little, the others have enough. What it says when it calls them in turn.
 fn calls_in_turn(limits: Limits, options: &Options) -> (usize, String) {
     let fabric = fabric();
-    let first = Side::open(nic(limited(limits), &fabric), options.clone(), identity(0, 20)).unwrap();
+    let first =
+        Side::open(nic(limited(limits), &fabric), options.clone(), identity(0, 20)).unwrap();
     let mut links = Vec::new();
     for rank in 1..20 {
-        let other = Side::open(nic(Config::default(), &fabric), options.clone(), identity(rank, 20)).unwrap();
-        match first.device.connect(&other.device.address(), carrack::transports::contract::PeerId(rank)) {
+        let other =
+            Side::open(nic(Config::default(), &fabric), options.clone(), identity(rank, 20))
+                .unwrap();
+        match first
+            .device
+            .connect(&other.device.address(), carrack::transports::contract::PeerId(rank))
+        {
             Ok(link) => links.push((link, other)),
             Err(SubmitError::Lacking(why)) => return (links.len(), why),
             Err(other) => panic!("{other}"),

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 const RANKS: u32 = 1000;
 
-/// Descriptors that a rank takes here, both ends of its connections included: measured, and some more.
+/// Descriptors that a rank takes here, both ends of its connections included: measured, and some
+/// more.
 const DESCRIPTORS: u64 = 16;
 
 /// Has this process open as many descriptors as it needs, if it may.
@@ -40,8 +41,9 @@ fn a_thousand_ranks_send_to_their_neighbours_and_to_rank_0() {
     let nic = nic(Config::default(), &fabric());
     // Little of everything: a thousand times.
     let options = Options { send_depth: 16, receives: 16, packet_size: 1024, ..Options::default() };
-    let settings =
-        OverSimulatedNic::settings().transports(vec![TransportChoice::VerbsSimulated]).packet_size(1024);
+    let settings = OverSimulatedNic::settings()
+        .transports(vec![TransportChoice::VerbsSimulated])
+        .packet_size(1024);
     let settings = built(settings);
     let start = |bootstrap: InProcess| {
         let transport = Rdma::over(nic.clone(), options.clone());
@@ -56,8 +58,8 @@ fn a_thousand_ranks_send_to_their_neighbours_and_to_rank_0() {
         let (wrong, arrived) = (wrong.clone(), arrived.clone());
         let check = move |status: carrack::Status| {
             let from = u64::from(status.rank.0);
-            let right =
-                status.error.is_none() && status.bytes() == Some(&pattern(from + status.tag.0, 100)[..]);
+            let right = status.error.is_none()
+                && status.bytes() == Some(&pattern(from + status.tag.0, 100)[..]);
             wrong.fetch_add(u64::from(!right), Ordering::Relaxed);
             arrived.fetch_add(1, Ordering::Relaxed);
         };
@@ -70,8 +72,11 @@ fn a_thousand_ranks_send_to_their_neighbours_and_to_rank_0() {
         let me = rank.rank().0;
         for to in [0, (me + 1) % RANKS, (me + RANKS - 1) % RANKS] {
             let bytes = pattern(u64::from(me) + u64::from(to), 100);
-            let mut am =
-                rank.post_am(Rank(to), bytes, name).tag(Tag(to.into())).comp(&over).allow_retry(false);
+            let mut am = rank
+                .post_am(Rank(to), bytes, name)
+                .tag(Tag(to.into()))
+                .comp(&over)
+                .allow_retry(false);
             let outcome = am.call().unwrap();
             assert!(!outcome.is_retry());
             sent += 1;
@@ -82,13 +87,18 @@ fn a_thousand_ranks_send_to_their_neighbours_and_to_rank_0() {
         for rank in &ranks {
             rank.progress().unwrap();
         }
-        assert!(begun.elapsed() < Duration::from_secs(300), "{} of {sent}", arrived.load(Ordering::Relaxed));
+        assert!(
+            begun.elapsed() < Duration::from_secs(300),
+            "{} of {sent}",
+            arrived.load(Ordering::Relaxed)
+        );
     }
     assert_eq!((arrived.load(Ordering::Relaxed), wrong.load(Ordering::Relaxed)), (sent, 0));
     // And back, over the connections that are there.
     let peer = [ranks[0].clone(), ranks[500].clone()];
     assert!(
-        posted(&peer, || ranks[0].post_am(Rank(500), pattern(500, 100), name).tag(Tag(500)).call()).is_done()
+        posted(&peer, || ranks[0].post_am(Rank(500), pattern(500, 100), name).tag(Tag(500)).call())
+            .is_done()
     );
     while arrived.load(Ordering::Relaxed) <= sent {
         for rank in &peer {

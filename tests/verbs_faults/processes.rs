@@ -1,4 +1,5 @@
-//! Processes on one network of simulated NICs: one is killed in the midst of traffic, another is stopped for a while.
+//! Processes on one network of simulated NICs: one is killed in the midst of traffic, another is
+//! stopped for a while.
 
 use crate::ground::fabric;
 use crate::support::ranks::{Ranks, Role, die};
@@ -33,7 +34,8 @@ fn a_rank_that_is_killed_in_the_midst_of_traffic_is_heard_of_and_harms_nobody_el
     let mut rng = rng();
     for number in 0..6 {
         let victim = rng.random_range(0..SIZE);
-        let words = [rng.random(), victim.into(), rng.random_range(0..=STEPS * u64::from(SIZE - 1))];
+        let words =
+            [rng.random(), victim.into(), rng.random_range(0..=STEPS * u64::from(SIZE - 1))];
         println!("kill {number}: words {words:?}");
         let network = fabric();
         Ranks::start_each(|_| (FABRIC_VARIABLE, &network), "killed", SIZE, &words)
@@ -46,7 +48,8 @@ fn killed(role: &Role) {
     let victim = Rank(victim as u32);
     let is_victim = role.rank == victim.0;
     let runtime = role.runtime(OverSimulatedNic::settings());
-    let mut taking = Taking::part(role, runtime.clone(), plan(seed), (!is_victim).then_some(victim));
+    let mut taking =
+        Taking::part(role, runtime.clone(), plan(seed), (!is_victim).then_some(victim));
     if is_victim {
         taking.dies_at = when;
         taking.run();
@@ -70,7 +73,10 @@ fn a_rank_that_is_stopped_for_a_while_loses_nothing_and_is_not_taken_for_dead() 
     }
     // For the others to fill every queue and wait.
     std::thread::sleep(Duration::from_secs(2));
-    assert!((0..SIZE).all(|rank| !ranks.has_said("over", rank)), "somebody was done before: it was no test");
+    assert!(
+        (0..SIZE).all(|rank| !ranks.has_said("over", rank)),
+        "somebody was done before: it was no test"
+    );
     ranks.signal(Rank(stopped), Signal::CONT);
     ranks.succeed();
 }

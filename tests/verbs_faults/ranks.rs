@@ -1,4 +1,5 @@
-//! Faults as a runtime's operations see them: each ends once, with its buffer, and where it fails the error names the rank.
+//! Faults as a runtime's operations see them: each ends once, with its buffer, and where it fails
+//! the error names the rank.
 
 use crate::ground::{fabric, nic};
 use crate::support::sink::Sink;
@@ -19,7 +20,8 @@ fn job() -> (Vec<Runtime>, Vec<Arc<SimulatedNic>>) {
     let nics: Vec<_> = (0..3).map(|_| nic(Config::default(), &fabric)).collect();
     let settings = built(OverSimulatedNic::settings());
     let start = |(bootstrap, nic): (InProcess, &Arc<SimulatedNic>)| {
-        let options = Options { packet_size: settings.packet_size(), receives: 32, ..Options::default() };
+        let options =
+            Options { packet_size: settings.packet_size(), receives: 32, ..Options::default() };
         let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
         builder.transport(Box::new(Rdma::over(nic.clone(), options))).start().unwrap()
     };
@@ -43,7 +45,8 @@ impl Traffic {
             for to in ranks.iter().filter(|to| to.rank() != from.rank()) {
                 for size in [8, 300, 5000, 100_000] {
                     self.next += 2;
-                    let (tag, concerned) = (Tag(self.next), [from.rank(), to.rank()].contains(&lost));
+                    let (tag, concerned) =
+                        (Tag(self.next), [from.rank(), to.rank()].contains(&lost));
                     let recv = to
                         .post_recv(from.rank(), vec![0; size], tag)
                         .user_context(UserContext(self.next))
@@ -72,16 +75,23 @@ impl Traffic {
                     self.must_succeed.insert(number);
                 }
             }
-            Err(error) => assert!(concerned && matches!(error, PostError::PeerDown { .. }), "{error}"),
+            Err(error) => {
+                assert!(concerned && matches!(error, PostError::PeerDown { .. }), "{error}")
+            }
         }
     }
 }
 
-/// What is posted around a fault of rank 0's NIC ends once each; what does not concern rank 0 succeeds.
+/// What is posted around a fault of rank 0's NIC ends once each; what does not concern rank 0
+/// succeeds.
 fn everything_ends_once(what: &str, fault: impl FnOnce(&SimulatedNic)) {
     let (ranks, nics) = job();
-    let mut traffic =
-        Traffic { ends: Sink::keeping(), posted: BTreeSet::new(), must_succeed: BTreeSet::new(), next: 0 };
+    let mut traffic = Traffic {
+        ends: Sink::keeping(),
+        posted: BTreeSet::new(),
+        must_succeed: BTreeSet::new(),
+        next: 0,
+    };
     traffic.post(&ranks, Rank(0));
     fault(&nics[0]);
     traffic.post(&ranks, Rank(0));
@@ -95,12 +105,19 @@ fn everything_ends_once(what: &str, fault: impl FnOnce(&SimulatedNic)) {
             assert!([8, 300, 5000, 100_000].contains(&size), "{what}: its buffer is lost");
             if let Some(error) = &status.error {
                 failed += 1;
-                assert!(!traffic.must_succeed.contains(&number), "{what}: {number} between others: {error}");
-                assert!(matches!(**error, OpError::PeerDown { .. } | OpError::Refused), "{what}: {error}");
+                assert!(
+                    !traffic.must_succeed.contains(&number),
+                    "{what}: {number} between others: {error}"
+                );
+                assert!(
+                    matches!(**error, OpError::PeerDown { .. } | OpError::Refused),
+                    "{what}: {error}"
+                );
             } else if number % 2 == 0 {
                 let right = carrack::transports::mem::copy::copy_now;
                 let mut bytes = vec![0; size];
-                right(carrack::transports::mem::MemMut::host(&mut bytes), status.buffer.view()).unwrap();
+                right(carrack::transports::mem::MemMut::host(&mut bytes), status.buffer.view())
+                    .unwrap();
                 assert!(bytes == pattern(number, size), "{what}: {number} is torn");
             }
         }
@@ -115,7 +132,9 @@ fn whatever_a_nic_does_each_operation_ends_once() {
     let _watchdog = Watchdog::over("operations");
     for nth in [1, 4, 30] {
         for status in [IBV_WC_RETRY_EXC_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR] {
-            everything_ends_once("a request fails", |nic| nic.faults().fail_sends(Which::Nth(nth), status));
+            everything_ends_once("a request fails", |nic| {
+                nic.faults().fail_sends(Which::Nth(nth), status)
+            });
             everything_ends_once("a receive fails", |nic| {
                 nic.faults().fail_receives(Which::Nth(nth), status)
             });

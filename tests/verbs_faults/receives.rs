@@ -26,7 +26,8 @@ impl Pair {
         let (fabric, config) = (fabric(), Config::default());
         let options = Options { packet_size: pool.packet_size(), ..options() };
         let open = |me| {
-            Side::open_with(pool, nic(config.clone(), &fabric), options.clone(), identity(me, 2)).unwrap()
+            Side::open_with(pool, nic(config.clone(), &fabric), options.clone(), identity(me, 2))
+                .unwrap()
         };
         let mut sides = [open(0), open(1)];
         let link = sides[0].device.connect(&sides[1].device.address(), PeerId(1)).unwrap();
@@ -46,9 +47,14 @@ impl Pair {
     /// The second polls once. What comes is whole, and in order.
     fn receive(&mut self) {
         for event in self.sides[1].poll() {
-            let Event::Arrived { header: Header([number, len]), payload, .. } = event else { continue };
+            let Event::Arrived { header: Header([number, len]), payload, .. } = event else {
+                continue;
+            };
             assert_eq!(number, self.got);
-            assert!(bytes_of(&payload) == pattern(number, len as usize), "{number}, of {len} bytes, is torn");
+            assert!(
+                bytes_of(&payload) == pattern(number, len as usize),
+                "{number}, of {len} bytes, is torn"
+            );
             self.got += 1;
         }
     }
@@ -99,7 +105,8 @@ fn a_short_message_leaves_its_packet_as_it_was_and_a_longer_one_does_not() {
         drop(pair);
         let all: Vec<_> = std::iter::from_fn(|| pool.take_with_len(4096)).collect();
         assert!(all.len() >= PACKETS, "the devices are closed");
-        let written = all.iter().any(|packet| packet.as_slice().unwrap().iter().any(|byte| *byte != 0));
+        let written =
+            all.iter().any(|packet| packet.as_slice().unwrap().iter().any(|byte| *byte != 0));
         assert_eq!(written, are_written, "{len} bytes");
     }
 }

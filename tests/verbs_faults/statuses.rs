@@ -24,7 +24,10 @@ fn a_request_that_fails_ends_its_connection_and_no_other_and_a_new_one_is_as_goo
             let cause = ground.only_these_end(&what, 0, peer);
             match status {
                 IBV_WC_RETRY_EXC_ERR | IBV_WC_RNR_RETRY_EXC_ERR => {
-                    assert!(matches!(&cause, DownCause::Gone(why) if why.contains("exceeded")), "{cause}");
+                    assert!(
+                        matches!(&cause, DownCause::Gone(why) if why.contains("exceeded")),
+                        "{cause}"
+                    );
                 }
                 IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR => {
                     assert!(matches!(cause, DownCause::Protocol(_)), "{cause}");
@@ -74,7 +77,8 @@ fn all_requests_of_a_rank_fail_and_the_others_go_on() {
 fn links_that_go_while_the_peer_sends_leave_no_receive_behind() {
     let _watchdog = Watchdog::over("links that go");
     let mut ground = Ground::new();
-    // Each time some receives have been taken by messages that are for nobody any more. Lost ones would add up.
+    // Each time some receives have been taken by messages that are for nobody any more. Lost ones
+    // would add up.
     for _ in 0..60 {
         for _ in 0..12 {
             ground.talk();

@@ -107,11 +107,15 @@ fn a_rank_whose_port_is_down_is_told_so_also_where_its_peers_notice_first() {
     }
     ground.step();
     drop(held);
-    ground
-        .talk_until("its end", |ground| [(0, 1), (0, 2)].iter().all(|pair| ground.ways[pair].down.is_some()));
+    ground.talk_until("its end", |ground| {
+        [(0, 1), (0, 2)].iter().all(|pair| ground.ways[pair].down.is_some())
+    });
     for peer in [1, 2] {
         let cause = ground.ways[&(0, peer)].down.as_ref().unwrap().to_string();
-        assert!(cause.contains("given the connection up") && cause.contains("port 1 of sim0"), "{cause}");
+        assert!(
+            cause.contains("given the connection up") && cause.contains("port 1 of sim0"),
+            "{cause}"
+        );
     }
 }
 
@@ -125,7 +129,10 @@ fn a_device_that_is_taken_out_is_an_error_with_its_name_for_all_of_its_peers_and
     });
     for peer in [1, 2] {
         let cause = ground.ways[&(0, peer)].down.clone().unwrap();
-        assert!(cause.to_string().contains("sim0") || matches!(cause, DownCause::Gone(_)), "{cause:?}");
+        assert!(
+            cause.to_string().contains("sim0") || matches!(cause, DownCause::Gone(_)),
+            "{cause:?}"
+        );
     }
     ground.all_go_on(50);
     ground.talk_until("the event", |ground| {

@@ -19,7 +19,8 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         let fabric = fabric();
-        let open = |me| Side::open(nic(Config::default(), &fabric), options(), identity(me, 2)).unwrap();
+        let open =
+            |me| Side::open(nic(Config::default(), &fabric), options(), identity(me, 2)).unwrap();
         let mut sides = [open(0), open(1)];
         let link = sides[0].device.connect(&sides[1].device.address(), PeerId(1)).unwrap();
         while !link.is_up() {
@@ -55,7 +56,10 @@ impl Pair {
             match event {
                 Event::Arrived { header: Header([number, len]), payload, .. } => {
                     assert_eq!(number, self.got);
-                    assert!(bytes_of(&payload) == pattern(number, len as usize), "{number} is torn");
+                    assert!(
+                        bytes_of(&payload) == pattern(number, len as usize),
+                        "{number} is torn"
+                    );
                     self.got += 1;
                 }
                 Event::PeerDown { cause, .. } => self.down = Some(cause),

@@ -14,7 +14,8 @@ use std::time::Duration;
 /// What the start of a rank says with these settings, over the process's own simulated NIC.
 fn refused(settings: SettingsBuilder) -> String {
     let bootstrap = InProcess::job(1).unwrap().remove(0);
-    let started = Runtime::builder().settings(built(settings)).bootstrap(Box::new(bootstrap)).start();
+    let started =
+        Runtime::builder().settings(built(settings)).bootstrap(Box::new(bootstrap)).start();
     match started.map(drop) {
         Err(error @ StartError::NoTransport(_)) => error.to_string(),
         other => panic!("{other:?}"),
@@ -87,7 +88,8 @@ fn pair(nics: [&Arc<SimulatedNic>; 2], packet_sizes: [usize; 2]) -> Vec<Runtime>
 /// What a send from rank 0 to rank 1 comes to.
 fn send_fails(ranks: &[Runtime]) -> String {
     let over = crate::support::sink::Sink::keeping();
-    let sent = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).comp(&over).allow_retry(false).call();
+    let sent =
+        ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).comp(&over).allow_retry(false).call();
     match sent {
         Err(error) => error.to_string(),
         Ok(_) => {
@@ -104,11 +106,13 @@ fn no_queue_pair_left_is_an_error_of_the_post_with_the_number() {
     let (poor, rich) = (nic(Config::default(), &fabric), nic(Config::default(), &fabric));
     let ranks = pair([&poor, &rich], [8192; 2]);
     poor.faults().fail_call(Call::CreateQp, Which::All, libc::ENOMEM);
-    // A shortage ends no peer: a post that may be told says what is lacking, and what is queued waits until it is over.
+    // A shortage ends no peer: a post that may be told says what is lacking, and what is queued
+    // waits until it is over.
     let error = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).call().unwrap_err();
     says(&error.to_string(), &["ibv_create_qp", "sim0", "0 connections", "262144 queue pairs"]);
     let over = crate::support::sink::Sink::keeping();
-    let sent = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).comp(&over).allow_retry(false).call();
+    let sent =
+        ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).comp(&over).allow_retry(false).call();
     assert!(sent.unwrap().is_posted());
     assert!(!happens(&ranks, Duration::from_millis(50), || over.count() > 0));
     poor.faults().fail_call(Call::CreateQp, Which::Nth(0), libc::ENOMEM);
@@ -147,7 +151,11 @@ fn explain_tells_why_rdma_cannot_be_used() {
     let transports = vec![TransportChoice::Loopback, TransportChoice::VerbsSimulated];
     let settings = OverSimulatedNic::settings().transports(transports).verbs_device("mlx5_7");
     let bootstrap = InProcess::job(1).unwrap().remove(0);
-    let rank = Runtime::builder().settings(built(settings)).bootstrap(Box::new(bootstrap)).start().unwrap();
+    let rank = Runtime::builder()
+        .settings(built(settings))
+        .bootstrap(Box::new(bootstrap))
+        .start()
+        .unwrap();
     let explained = format!("{:?}", rank.explain(Duration::from_secs(5)));
     says(&explained, &["loopback", "mlx5_7", "sim0"]);
 }

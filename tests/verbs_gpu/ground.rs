@@ -1,4 +1,5 @@
-//! Two ranks in this process, each with a simulated GPU and a simulated NIC of its own, on a network of theirs.
+//! Two ranks in this process, each with a simulated GPU and a simulated NIC of its own, on a
+//! network of theirs.
 
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
@@ -22,8 +23,12 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    pub(crate) const PAIRS: [(Self, Self); 4] =
-        [(Self::Host, Self::Gpu), (Self::Gpu, Self::Host), (Self::Gpu, Self::Gpu), (Self::Host, Self::Host)];
+    pub(crate) const PAIRS: [(Self, Self); 4] = [
+        (Self::Host, Self::Gpu),
+        (Self::Gpu, Self::Host),
+        (Self::Gpu, Self::Gpu),
+        (Self::Host, Self::Host),
+    ];
 }
 
 pub(crate) struct Ground {
@@ -42,7 +47,8 @@ impl Ground {
     /// Whether the NICs reach a GPU's memory by its address, too.
     pub(crate) fn with(addresses: bool) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let fabric = format!("gpus {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let fabric =
+            format!("gpus {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let drivers: Vec<_> = [11, 12]
             .map(|seed| FakeDriver::new(FakeConfig { seed, ..FakeConfig::default() }).unwrap())
             .into();
@@ -50,8 +56,12 @@ impl Ground {
             let gpus: Vec<Arc<dyn Driver>> =
                 if addresses { vec![Arc::new(driver.clone())] } else { Vec::new() };
             Arc::new(
-                SimulatedNic::new(Config { fabric: Some(fabric.clone()), gpus, ..Config::default() })
-                    .unwrap(),
+                SimulatedNic::new(Config {
+                    fabric: Some(fabric.clone()),
+                    gpus,
+                    ..Config::default()
+                })
+                .unwrap(),
             )
         };
         let nics: Vec<_> = drivers.iter().map(nic).collect();
@@ -66,7 +76,8 @@ impl Ground {
         let settings = built(OverSimulatedNic::settings());
         let start = |at: usize, bootstrap: InProcess| {
             let options = Options { packet_size: settings.packet_size(), ..Options::default() };
-            let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
+            let builder =
+                Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
             let builder = builder.gpu_driver(Arc::new(drivers[at].clone()));
             builder.transport(Box::new(Rdma::over(nics[at].clone(), options))).start().unwrap()
         };
@@ -104,8 +115,8 @@ impl Ground {
         self.empty(rank, place, bytes.len()).filled(bytes)
     }
 
-    /// Memory of the second rank's for the first: the name of what the guards are around. The first rank's NIC knows where it is, or
-    /// will never know.
+    /// Memory of the second rank's for the first: the name of what the guards are around. The first
+    /// rank's NIC knows where it is, or will never know.
     pub(crate) fn known(&self, guarded: &Guarded) -> Rmr {
         let slice = guarded.slice();
         let mr = self.ranks[1].register_memory(slice.region()).unwrap();
@@ -115,7 +126,8 @@ impl Ground {
         // The first operation asks where it is.
         let before = guarded.slice().to_vec().unwrap();
         let sink = Sink::keeping();
-        let mut get = self.ranks[0].post_get(Rank(1), vec![0; 1], &rmr, 0).comp(&sink).allow_done(false);
+        let mut get =
+            self.ranks[0].post_get(Rank(1), vec![0; 1], &rmr, 0).comp(&sink).allow_done(false);
         let _ = posted(&self.ranks, || get.call());
         assert_eq!(sink.one(&self.ranks).buffer.to_vec().unwrap(), before[..1]);
         settle(&self.ranks);
@@ -134,7 +146,8 @@ impl Ground {
     /// The first rank puts all of it.
     pub(crate) fn try_put(&self, source: &Guarded, rmr: &Rmr) -> Result<(), String> {
         let sink = Sink::keeping();
-        let mut put = self.ranks[0].post_put(Rank(1), source.slice(), rmr, 0).comp(&sink).allow_done(false);
+        let mut put =
+            self.ranks[0].post_put(Rank(1), source.slice(), rmr, 0).comp(&sink).allow_done(false);
         let put = put.call().map_err(|error| error.to_string())?;
         assert!(put.is_posted(), "{put:?}");
         let status = sink.one(&self.ranks);
@@ -150,7 +163,8 @@ impl Ground {
     #[track_caller]
     pub(crate) fn get(&self, target: &Guarded, rmr: &Rmr) {
         let sink = Sink::keeping();
-        let mut get = self.ranks[0].post_get(Rank(1), target.slice(), rmr, 0).comp(&sink).allow_done(false);
+        let mut get =
+            self.ranks[0].post_get(Rank(1), target.slice(), rmr, 0).comp(&sink).allow_done(false);
         let _ = posted(&self.ranks, || get.call());
         let status = sink.one(&self.ranks);
         assert!(status.error.is_none(), "{status:?}");

@@ -1,4 +1,5 @@
-//! GPUs whose memory a NIC does not reach, or not by the first way: everything still arrives, and it is said why it goes so.
+//! GPUs whose memory a NIC does not reach, or not by the first way: everything still arrives, and
+//! it is said why it goes so.
 
 use crate::ground::{Ground, Place};
 use crate::support::{Watchdog, pattern};
@@ -34,7 +35,10 @@ fn without_dma_bufs_memory_is_registered_by_its_address_and_it_is_said_why() {
     ground.drivers.iter().for_each(|driver| driver.faults().refuse_dmabufs(true));
     everything_arrives(&ground);
     let (way, why) = ground.explained(0);
-    assert!(way.contains("by the NIC, which reaches it by its address, as with nvidia-peermem"), "{way}");
+    assert!(
+        way.contains("by the NIC, which reaches it by its address, as with nvidia-peermem"),
+        "{way}"
+    );
     assert!(way.contains("not by a dma-buf") && way.contains("ordered by a test"), "{way}");
     assert_eq!(why, None);
 }
@@ -60,9 +64,12 @@ fn where_both_ways_are_refused_everything_is_staged_and_it_is_said_why() {
         let (way, why) = ground.explained(rank);
         assert!(way.contains("pinned host memory"), "{way}");
         let why = why.expect("a reason");
-        for part in
-            ["the NIC does not reach it", "by a dma-buf: export_dmabuf", "by its address", "ibv_reg_mr"]
-        {
+        for part in [
+            "the NIC does not reach it",
+            "by a dma-buf: export_dmabuf",
+            "by its address",
+            "ibv_reg_mr",
+        ] {
             assert!(why.contains(part), "{part}: {why}");
         }
     }

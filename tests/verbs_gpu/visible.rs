@@ -1,4 +1,5 @@
-//! A GPU that does not see a NIC's writes in order: it is told before anybody hears that they are there.
+//! A GPU that does not see a NIC's writes in order: it is told before anybody hears that they are
+//! there.
 
 use crate::ground::{Ground, Place};
 use crate::support::guard::Guarded;
@@ -21,7 +22,8 @@ enum Way {
     Get,
 }
 
-const WAYS: [Way; 6] = [Way::Message, Way::Put, Way::SmallPut, Way::SignalledPut, Way::Flush, Way::Get];
+const WAYS: [Way; 6] =
+    [Way::Message, Way::Put, Way::SmallPut, Way::SignalledPut, Way::Flush, Way::Get];
 
 /// The NICs hold back what they write to GPUs until they are flushed, or read from.
 fn ground(gpus_say: RemoteWrites) -> Ground {
@@ -33,7 +35,8 @@ fn ground(gpus_say: RemoteWrites) -> Ground {
     ground
 }
 
-/// Whether the bytes are there when that is told, on whose GPU they were to be, and whether that was flushed.
+/// Whether the bytes are there when that is told, on whose GPU they were to be, and whether that
+/// was flushed.
 fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
     let ranks = &ground.ranks;
     let len = if way == Way::SmallPut { 5 } else { LEN };
@@ -42,13 +45,15 @@ fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
     let sink = Sink::keeping();
     match way {
         Way::Message => {
-            let (source, target) = (ground.full(0, Place::Host, &bytes), ground.empty(1, Place::Gpu, len));
+            let (source, target) =
+                (ground.full(0, Place::Host, &bytes), ground.empty(1, Place::Gpu, len));
             let flushes = ground.flushes(1);
             ground.send((0, &source), (1, &target));
             (there(&target), ground.flushes(1) > flushes)
         }
         Way::Get => {
-            let (source, target) = (ground.full(1, Place::Host, &bytes), ground.empty(0, Place::Gpu, len));
+            let (source, target) =
+                (ground.full(1, Place::Host, &bytes), ground.empty(0, Place::Gpu, len));
             let rmr = ground.known(&source);
             let flushes = ground.flushes(0);
             ground.get(&target, &rmr);
@@ -59,7 +64,8 @@ fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
             let rmr = ground.known(&target);
             let flushes = ground.flushes(1);
             // What is small is not registered, if it is no region.
-            let mut put = ranks[0].post_put(Rank(1), bytes.clone(), &rmr, 0).comp(&sink).allow_done(false);
+            let mut put =
+                ranks[0].post_put(Rank(1), bytes.clone(), &rmr, 0).comp(&sink).allow_done(false);
             let told = Sink::new(Sort::Queue);
             if way == Way::SignalledPut {
                 put = put.remote_comp(ranks[1].register_comp(&told).unwrap());
@@ -100,7 +106,8 @@ fn what_a_gpu_sees_late_is_flushed_before_anybody_hears_of_it() {
     }
 }
 
-/// That the test above can fail: with a GPU that says that it needs no flush, and NICs that hold writes back all the same.
+/// That the test above can fail: with a GPU that says that it needs no flush, and NICs that hold
+/// writes back all the same.
 #[test]
 fn without_the_flush_it_is_not_there() {
     let _watchdog = Watchdog::over("late writes that are not flushed");

@@ -34,7 +34,8 @@ pub(crate) struct Course {
 }
 
 /// A NIC that gives up, when nothing has been answered for a quarter of a minute.
-const GIVES_UP: [(&str, &str); 2] = [("CARRACK_VERBS_TIMEOUT", "19"), ("CARRACK_VERBS_RETRIES", "6")];
+const GIVES_UP: [(&str, &str); 2] =
+    [("CARRACK_VERBS_TIMEOUT", "19"), ("CARRACK_VERBS_RETRIES", "6")];
 
 /// What a rank says when a third of its steps is begun, and when it has lost its peer.
 pub(crate) const UNDER_WAY: &str = "under way";
@@ -54,12 +55,14 @@ impl Course {
         };
         // Ranks of two machines have to be told the same.
         let seed = std::env::var("TEST_SEED").ok().and_then(|text| text.parse().ok());
-        let seed = seed
-            .unwrap_or_else(|| if crate::told("NODES").as_deref() == Some("2") { 7 } else { rng().random() });
+        let seed = seed.unwrap_or_else(|| {
+            if crate::told("NODES").as_deref() == Some("2") { 7 } else { rng().random() }
+        });
         vec![seed, self.steps, self.lanes, parting, rank, after]
     }
 
-    /// How long the NIC tries. A rank that is killed is known by its connection over TCP; a network that is cut by nothing else.
+    /// How long the NIC tries. A rank that is killed is known by its connection over TCP; a network
+    /// that is cut by nothing else.
     pub(crate) const fn nic(self) -> [(&'static str, &'static str); 2] {
         match self.parting {
             Parting::EachOther => GIVES_UP,

@@ -1,5 +1,5 @@
-//! Memory of simulated GPUs that a real driver's dma-bufs are made of: the kernel's Soft-RoCE writes to it and reads from it, with the driver
-//! that `--dmabuf` builds.
+//! Memory of simulated GPUs that a real driver's dma-bufs are made of: the kernel's Soft-RoCE
+//! writes to it and reads from it, with the driver that `--dmabuf` builds.
 
 use crate::is_in_guests;
 use crate::network::LIMIT;
@@ -63,10 +63,12 @@ fn a_gpus_memory_is_put_got_and_sent_by_its_dma_buf_and_no_engine_copies_it() {
         assert!(sink.one(&ranks).error.is_none());
 
         let before = copies();
-        let mut put = ranks[0].post_put(Rank(1), source.slice(), &rmr, 0).comp(&sink).allow_done(false);
+        let mut put =
+            ranks[0].post_put(Rank(1), source.slice(), &rmr, 0).comp(&sink).allow_done(false);
         let _ = posted(&ranks, || put.call());
         assert!(sink.one(&ranks).error.is_none());
-        let mut get = ranks[0].post_get(Rank(1), back.slice(), &rmr, 0).comp(&sink).allow_done(false);
+        let mut get =
+            ranks[0].post_get(Rank(1), back.slice(), &rmr, 0).comp(&sink).allow_done(false);
         let _ = posted(&ranks, || get.call());
         assert!(sink.one(&ranks).error.is_none());
         assert_eq!(copies(), before, "an engine has copied what the NIC was to move, {size} B");
@@ -76,7 +78,8 @@ fn a_gpus_memory_is_put_got_and_sent_by_its_dma_buf_and_no_engine_copies_it() {
         let (arrives, received, sent) = (memory(1, size), Sink::keeping(), Sink::keeping());
         let receive = ranks[1].post_recv(Rank(0), arrives.slice(), Tag(seed)).comp(&received);
         assert!(receive.allow_done(false).call().unwrap().is_posted());
-        let mut send = ranks[0].post_send(Rank(1), source.slice(), Tag(seed)).comp(&sent).allow_done(false);
+        let mut send =
+            ranks[0].post_send(Rank(1), source.slice(), Tag(seed)).comp(&sent).allow_done(false);
         let _ = posted(&ranks, || send.call());
         assert!(received.one(&ranks).error.is_none() && sent.one(&ranks).error.is_none());
         arrives.assert_holds(&bytes);
@@ -88,7 +91,8 @@ fn a_gpus_memory_is_put_got_and_sent_by_its_dma_buf_and_no_engine_copies_it() {
     assert!(way.way.contains("by a dma-buf"), "{way:?}");
 }
 
-/// The driver as the kernel has it: the reason is told, and what cannot be registered goes by engines.
+/// The driver as the kernel has it: the reason is told, and what cannot be registered goes by
+/// engines.
 #[test]
 fn a_driver_that_takes_no_dma_bufs_is_named_as_the_reason() {
     if !is_in_guests("no dma-bufs", "1") || takes_dmabufs() {

@@ -1,4 +1,5 @@
-//! A node is lost, as if its power were cut: what remains ends. It is the last test of a run, since there is nobody left to run another with.
+//! A node is lost, as if its power were cut: what remains ends. It is the last test of a run, since
+//! there is nobody left to run another with.
 
 use crate::course::{Course, PARTED, Parting, UNDER_WAY};
 use crate::network::LIMIT;

@@ -1,5 +1,5 @@
-//! Packets that are lost, repeated, spoilt or late, cuts, and a port that goes down: by the kernel's `netem` on the ways between the two
-//! devices, or by taking an interface down.
+//! Packets that are lost, repeated, spoilt or late, cuts, and a port that goes down: by the
+//! kernel's `netem` on the ways between the two devices, or by taking an interface down.
 
 use crate::course::{Course, PARTED, Parting, UNDER_WAY};
 use crate::support::Watchdog;
@@ -43,7 +43,10 @@ fn interfaces() -> Vec<String> {
 /// Runs a program with these words.
 fn tool(name: &str, words: &str) {
     let status = Command::new(name).args(words.split(' ')).status();
-    assert!(status.as_ref().is_ok_and(std::process::ExitStatus::success), "{name} {words}: {status:?}");
+    assert!(
+        status.as_ref().is_ok_and(std::process::ExitStatus::success),
+        "{name} {words}: {status:?}"
+    );
 }
 
 /// What the devices have counted of one kind of event.
@@ -109,10 +112,11 @@ fn packets_that_overtake_others_change_nothing() {
 fn swallowed() -> u64 {
     let output = Command::new("tc").args(["-s", "qdisc", "show"]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
-    let of_netem = said.lines().skip_while(|line| !line.starts_with("qdisc netem")).filter_map(|line| {
-        let (_, rest) = line.split_once("(dropped ")?;
-        rest.split(',').next()?.parse::<u64>().ok()
-    });
+    let of_netem =
+        said.lines().skip_while(|line| !line.starts_with("qdisc netem")).filter_map(|line| {
+            let (_, rest) = line.split_once("(dropped ")?;
+            rest.split(',').next()?.parse::<u64>().ok()
+        });
     of_netem.sum()
 }
 
@@ -124,7 +128,8 @@ fn a_cut_of_a_second_harms_nothing() {
     let _watchdog = Watchdog::patient("a short cut", LIMIT);
     let mut ranks = Course::of(400).start(&[]);
     are_under_way(&mut ranks);
-    // Stopped meanwhile: else they may be done before it is cut, where this process gets too little of the processor.
+    // Stopped meanwhile: else they may be done before it is cut, where this process gets too little
+    // of the processor.
     let both = |signal| (0..2).for_each(|rank| ranks.signal(Rank(rank), signal));
     both(Signal::STOP);
     while !(0..2).all(|rank| ranks.is_stopped(Rank(rank))) {

@@ -1,4 +1,5 @@
-//! Ranks on two nodes: the same test runs on both at once, and starts the ranks of its own. They join over TCP.
+//! Ranks on two nodes: the same test runs on both at once, and starts the ranks of its own. They
+//! join over TCP.
 
 use crate::course::{Course, PARTED, Parting, UNDER_WAY};
 use crate::network::{LIMIT, Trouble};
@@ -13,7 +14,8 @@ use std::time::Duration;
 
 const NODES: u32 = 2;
 
-/// So many ranks of a program on each node: this one's are started. What each has said, once all have ended well.
+/// So many ranks of a program on each node: this one's are started. What each has said, once all
+/// have ended well.
 #[track_caller]
 fn run(program: &Path, arguments: &[&str], ranks_each: u32, port: Port) -> Vec<String> {
     let start = |at: u32| {
@@ -57,10 +59,15 @@ fn ranks_of_a_node_are_reached_by_shared_memory_and_others_by_verbs() {
             let verdicts: Vec<&str> = lines.take_while(|line| !line.starts_with("rank ")).collect();
             for transport in ["loopback", "shm", "verbs"] {
                 let has = |word: &str| {
-                    verdicts.iter().any(|line| line.starts_with(&format!("  {transport:<10} {word}")))
+                    verdicts
+                        .iter()
+                        .any(|line| line.starts_with(&format!("  {transport:<10} {word}")))
                 };
                 assert_eq!(has("chosen"), transport == chosen, "{head}: {verdicts:?}");
-                assert!(has("chosen") || has("passed: ") || has("refused: "), "{head}: {verdicts:?}");
+                assert!(
+                    has("chosen") || has("passed: ") || has("refused: "),
+                    "{head}: {verdicts:?}"
+                );
             }
         }
     }
@@ -72,8 +79,9 @@ fn four_ranks_on_two_nodes_fill_an_array_together_and_each_finds_all_of_it() {
         return;
     }
     let _watchdog = Watchdog::patient("distributed_array", LIMIT);
-    for (at, said) in
-        run(&built::examples().join("distributed_array"), &[], 2, Port(31001)).into_iter().enumerate()
+    for (at, said) in run(&built::examples().join("distributed_array"), &[], 2, Port(31001))
+        .into_iter()
+        .enumerate()
     {
         print!("{said}");
         assert_eq!(said, format!("rank {}: 400000 words, all right\n", 2 * node() as usize + at));
@@ -89,7 +97,10 @@ fn four_ranks_on_two_nodes_steal_work_until_the_whole_tree_is_searched() {
     let said = run(&built::examples().join("work_stealing"), &[], 2, Port(31002));
     print!("{}", said.concat());
     if node() == 0 {
-        assert!(said[0].contains(" nodes by 4 ranks in ") && said[0].ends_with("verified\n"), "{said:?}");
+        assert!(
+            said[0].contains(" nodes by 4 ranks in ") && said[0].ends_with("verified\n"),
+            "{said:?}"
+        );
     }
 }
 
@@ -144,8 +155,8 @@ fn a_cut_of_a_second_between_nodes_is_survived() {
     rank.succeed();
 }
 
-/// Each node cuts its own way to the other one until its rank has lost its peer. So it lasts as long as it takes, and neither has to know
-/// how far the other one is.
+/// Each node cuts its own way to the other one until its rank has lost its peer. So it lasts as
+/// long as it takes, and neither has to know how far the other one is.
 #[test]
 fn a_cut_that_lasts_between_nodes_ends_every_operation_on_both() {
     if !is_in_guests("a long cut between nodes", "2") {

@@ -1,4 +1,5 @@
-//! Ranks that may lock little memory, or have few of everything: the job goes on, or it is said what is missing.
+//! Ranks that may lock little memory, or have few of everything: the job goes on, or it is said
+//! what is missing.
 
 use crate::course::Course;
 use crate::is_in_guests;
@@ -38,13 +39,21 @@ fn little_memory_to_lock_is_named_and_the_job_goes_on_by_another_way() {
 }
 
 pub(crate) fn little_locked(role: &Role) {
-    let start =
-        |settings| Runtime::builder().settings(built(settings)).bootstrap(Box::new(role.bootstrap())).start();
+    let start = |settings| {
+        Runtime::builder().settings(built(settings)).bootstrap(Box::new(role.bootstrap())).start()
+    };
     let error = start(OverVerbs::settings()).expect_err("it cannot lock its packets");
     assert!(matches!(error, StartError::NoTransport(_)), "{error}");
     assert!(error.to_string().contains("`ulimit -l` is 64 KiB"), "{error}");
     let runtime = start(Settings::builder().gpu(GpuChoice::None)).unwrap();
-    let plan = Plan { seed: role.words[0], steps: 100, lanes: 1, large: 15, longest: 60_000, room: 50_000 };
+    let plan = Plan {
+        seed: role.words[0],
+        steps: 100,
+        lanes: 1,
+        large: 15,
+        longest: 60_000,
+        room: 50_000,
+    };
     Taking::part(role, runtime.clone(), plan, None).run();
     let paths = runtime.explain(Duration::from_secs(10));
     let to_the_other = paths.iter().find(|paths| paths.rank != runtime.rank()).unwrap();
@@ -107,7 +116,8 @@ pub(crate) fn few(_: &Role) {
             }
             Err(error) => {
                 eprintln!("with {spare} descriptors: {error}");
-                let names_it = ["open files", "ulimit -n"].iter().any(|words| error.contains(words));
+                let names_it =
+                    ["open files", "ulimit -n"].iter().any(|words| error.contains(words));
                 assert!(names_it, "with {spare} descriptors: {error}");
             }
         }
@@ -115,11 +125,13 @@ pub(crate) fn few(_: &Role) {
     panic!("a hundred descriptors are not enough");
 }
 
-/// Whoever cannot let a caller in for lack of a descriptor does so when there is one: that is the `whole` limit after a while.
+/// Whoever cannot let a caller in for lack of a descriptor does so when there is one: that is the
+/// `whole` limit after a while.
 fn attempt(whole: Rlimit) -> Result<(), String> {
     let text = |error: &dyn std::error::Error| error.to_string();
     let mut ranks = Vec::new();
-    for (at, bootstrap) in InProcess::job(2).map_err(|error| text(&error))?.into_iter().enumerate() {
+    for (at, bootstrap) in InProcess::job(2).map_err(|error| text(&error))?.into_iter().enumerate()
+    {
         let settings = OverVerbs::settings().verbs_device(rdma_device(at)).verbs_retries(7);
         let settings = built(settings);
         let started = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap)).start();

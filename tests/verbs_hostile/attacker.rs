@@ -89,7 +89,11 @@ impl Attacker {
         let mut memory = vec![0x5a; 4 * PACKET].into_boxed_slice();
         // SAFETY: the memory stays where it is, and goes after the registration.
         let region = unsafe {
-            domain.register(memory.as_mut_ptr(), memory.len(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+            domain.register(
+                memory.as_mut_ptr(),
+                memory.len(),
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            )
         };
         let region = region.unwrap();
         let gid = choose_gid(&context.gids(1).unwrap(), None).unwrap();
@@ -128,7 +132,8 @@ impl Attacker {
     /// Says who it is, rightly or not.
     pub(crate) fn say_hello(&mut self, asked: &Nonce, from: PeerId) {
         let proof = proof(&SECRET, asked, (from, self.key), &self.mine);
-        let hello = Message::Hello { device: self.key, from, nonce: [1; 16], proof, end: self.mine };
+        let hello =
+            Message::Hello { device: self.key, from, nonce: [1; 16], proof, end: self.mine };
         self.channel.send(&hello).unwrap();
     }
 
@@ -159,7 +164,10 @@ impl Attacker {
             qp_access_flags: access,
             ..Default::default()
         };
-        let mask = ibv::IBV_QP_STATE | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | ibv::IBV_QP_ACCESS_FLAGS;
+        let mask = ibv::IBV_QP_STATE
+            | ibv::IBV_QP_PKEY_INDEX
+            | ibv::IBV_QP_PORT
+            | ibv::IBV_QP_ACCESS_FLAGS;
         self.pair.modify(&mut attr, mask).unwrap();
         let grh = ibv_global_route {
             dgid: ibv_gid { raw: self.theirs.gid },
@@ -168,8 +176,15 @@ impl Attacker {
             hop_limit: 64,
             traffic_class: 0,
         };
-        let ah_attr =
-            ibv_ah_attr { grh, dlid: 0, sl: 0, src_path_bits: 0, static_rate: 0, is_global: 1, port_num: 1 };
+        let ah_attr = ibv_ah_attr {
+            grh,
+            dlid: 0,
+            sl: 0,
+            src_path_bits: 0,
+            static_rate: 0,
+            is_global: 1,
+            port_num: 1,
+        };
         let mut attr = ibv_qp_attr {
             qp_state: ibv::IBV_QPS_RTR,
             path_mtu: 5,
@@ -208,8 +223,11 @@ impl Attacker {
 
     /// Posts a request of so many bytes of its memory.
     fn post(&mut self, len: usize, opcode: u32, change: impl FnOnce(&mut ibv_send_wr)) {
-        let mut part =
-            ibv_sge { addr: self.region.addr() as u64, length: len as u32, lkey: self.region.lkey() };
+        let mut part = ibv_sge {
+            addr: self.region.addr() as u64,
+            length: len as u32,
+            lkey: self.region.lkey(),
+        };
         let mut request = ibv_send_wr {
             sg_list: &raw mut part,
             num_sge: i32::from(len > 0),
@@ -218,7 +236,8 @@ impl Attacker {
             ..Default::default()
         };
         change(&mut request);
-        // SAFETY: its memory lives as long as this, and is written by nobody but this, between requests.
+        // SAFETY: its memory lives as long as this, and is written by nobody but this, between
+        // requests.
         unsafe { self.pair.post_send(&mut request) }.unwrap();
     }
 
@@ -239,10 +258,20 @@ impl Attacker {
     }
 
     /// Writes a number to an address of the victim's.
-    pub(crate) fn write(&mut self, value: u64, len: usize, addr: u64, key: u32, immediate: Option<u32>) {
+    pub(crate) fn write(
+        &mut self,
+        value: u64,
+        len: usize,
+        addr: u64,
+        key: u32,
+        immediate: Option<u32>,
+    ) {
         self.memory[..8].copy_from_slice(&value.to_le_bytes());
-        let opcode =
-            if immediate.is_some() { ibv::IBV_WR_RDMA_WRITE_WITH_IMM } else { ibv::IBV_WR_RDMA_WRITE };
+        let opcode = if immediate.is_some() {
+            ibv::IBV_WR_RDMA_WRITE_WITH_IMM
+        } else {
+            ibv::IBV_WR_RDMA_WRITE
+        };
         self.post(len, opcode, |request| {
             (request.wr.rdma.remote_addr, request.wr.rdma.rkey) = (addr, key);
             request.anon_1.imm_data = immediate.unwrap_or(0).to_be();

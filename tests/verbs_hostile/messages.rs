@@ -23,12 +23,18 @@ fn messages_too_short_for_a_header_or_longer_than_a_packet_end_their_connection_
         for len in [0, 1, 8, 15] {
             let mut attacker = Attacker::enter(&mut ground);
             attacker.send(len);
-            is_protocol(&ground.reports_the_attacker(&format!("{len} bytes")), "too short for a header");
+            is_protocol(
+                &ground.reports_the_attacker(&format!("{len} bytes")),
+                "too short for a header",
+            );
         }
         for len in [16 + PACKET + 1, 3 * PACKET] {
             let mut attacker = Attacker::enter(&mut ground);
             attacker.send(len);
-            is_protocol(&ground.reports_the_attacker(&format!("{len} bytes")), "longer than a packet");
+            is_protocol(
+                &ground.reports_the_attacker(&format!("{len} bytes")),
+                "longer than a packet",
+            );
         }
         // Good ones, which are not the last word.
         let mut attacker = Attacker::enter(&mut ground);
@@ -92,7 +98,8 @@ const TOGETHER: u32 = 2;
 fn messages_that_go_together_and_are_none_end_their_connection_alone() {
     let _watchdog = Watchdog::over("together");
     let mut ground = Ground::new();
-    // Whose bytes are counted wrongly; and which say to be longer than they are, or than short ones can be.
+    // Whose bytes are counted wrongly; and which say to be longer than they are, or than short ones
+    // can be.
     for (bytes, word) in [
         (&[8, 0][..], "said to be 8"),
         (&[24, 1, 0, 0, 0], "said to be 24"),
@@ -264,7 +271,10 @@ fn words_out_of_turn_over_tcp_end_their_connection_alone() {
     let mut attacker = Attacker::enter(&mut ground);
     attacker.channel.send(&Message::Refusal("no".into())).unwrap();
     let cause = ground.reports_the_attacker("refusal");
-    assert!(matches!(&cause, DownCause::Gone(why) if why.contains("given the connection up")), "{cause}");
+    assert!(
+        matches!(&cause, DownCause::Gone(why) if why.contains("given the connection up")),
+        "{cause}"
+    );
     let mut attacker = Attacker::enter(&mut ground);
     attacker.channel.send(&Message::Bye).unwrap();
     assert_eq!(ground.reports_the_attacker("bye"), DownCause::Closed);

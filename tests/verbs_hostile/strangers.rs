@@ -27,7 +27,11 @@ fn turned_away(ground: &mut Ground, hello: impl FnOnce(&Attacker, &[u8; 16]) -> 
     why
 }
 
-fn hello_of(end: End, from: PeerId, secret: [u8; 16]) -> impl FnOnce(&Attacker, &[u8; 16]) -> Message {
+fn hello_of(
+    end: End,
+    from: PeerId,
+    secret: [u8; 16],
+) -> impl FnOnce(&Attacker, &[u8; 16]) -> Message {
     move |attacker, asked| {
         let proof = proof(&secret, asked, (from, attacker.key), &end);
         Message::Hello { device: attacker.key, from, nonce: [1; 16], proof, end }
@@ -40,8 +44,13 @@ fn whoever_cannot_be_let_in_is_told_why() {
     let mut ground = Ground::new();
     let good = Attacker::at_the_door(&mut ground).0.mine;
     assert!(turned_away(&mut ground, hello_of(good, ME, [8; 16])).contains("secret"));
-    assert!(turned_away(&mut ground, hello_of(good, PeerId(4), SECRET)).contains("a job of 4 ranks"));
-    assert!(turned_away(&mut ground, hello_of(good, PeerId(u32::MAX), SECRET)).contains("a job of 4 ranks"));
+    assert!(
+        turned_away(&mut ground, hello_of(good, PeerId(4), SECRET)).contains("a job of 4 ranks")
+    );
+    assert!(
+        turned_away(&mut ground, hello_of(good, PeerId(u32::MAX), SECRET))
+            .contains("a job of 4 ranks")
+    );
     // A proof for another number: one that was overheard.
     let old = |attacker: &Attacker, _: &[u8; 16]| hello_of(good, ME, SECRET)(attacker, &[0; 16]);
     assert!(turned_away(&mut ground, old).contains("secret"));
@@ -60,11 +69,16 @@ fn whoever_cannot_be_let_in_is_told_why() {
     }
     for size in [0, 1, u32::MAX] {
         let wrong = End { packet_size: size, ..good };
-        assert!(turned_away(&mut ground, hello_of(wrong, ME, SECRET)).contains("CARRACK_PACKET_SIZE"));
+        assert!(
+            turned_away(&mut ground, hello_of(wrong, ME, SECRET)).contains("CARRACK_PACKET_SIZE")
+        );
     }
-    for message in
-        [Message::Ready, Message::Crossed, Message::Challenge([0; 16]), Message::Refusal("you".into())]
-    {
+    for message in [
+        Message::Ready,
+        Message::Crossed,
+        Message::Challenge([0; 16]),
+        Message::Refusal("you".into()),
+    ] {
         assert!(turned_away(&mut ground, |_, _| message).contains("it began with"));
     }
     ground.all_go_on(20);

@@ -6,7 +6,9 @@ use std::process::Command;
 /// Why nothing can be counted here, if so: `test` is this program's name for Cargo.
 pub(crate) fn why_not(test: &str) -> Option<String> {
     if cfg!(debug_assertions) || profile_of_this_build() == "optimised" {
-        return Some(format!("not optimised as a release is; `cargo test --release --test {test}`"));
+        return Some(format!(
+            "not optimised as a release is; `cargo test --release --test {test}`"
+        ));
     }
     let has_valgrind = Command::new("valgrind").arg("--version").output().is_ok();
     (!has_valgrind).then(|| "there is no valgrind here".into())
@@ -19,9 +21,15 @@ fn profile_of_this_build() -> String {
     folder.unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The instructions that a function, named by its whole path, takes in all while the test `role` runs, which is told so by the variable
-/// `told`; without those functions for which `skipped` is true, nor what they call.
-pub(crate) fn counted(function: &str, role: &str, told: &str, skipped: impl Fn(&str) -> bool) -> u64 {
+/// The instructions that a function, named by its whole path, takes in all while the test `role`
+/// runs, which is told so by the variable `told`; without those functions for which `skipped` is
+/// true, nor what they call.
+pub(crate) fn counted(
+    function: &str,
+    role: &str,
+    told: &str,
+    skipped: impl Fn(&str) -> bool,
+) -> u64 {
     let name = function.replace("::", "-");
     let out = std::env::temp_dir().join(format!("carrack-callgrind-{}-{name}", std::process::id()));
     let done = Command::new("valgrind")
@@ -45,8 +53,8 @@ pub(crate) fn counted(function: &str, role: &str, told: &str, skipped: impl Fn(&
     instructions(&profile, skipped)
 }
 
-/// The instructions of a profile, without those of functions for which `skipped` is true when others call them, nor of what these
-/// call. Names and positions are not compressed in it.
+/// The instructions of a profile, without those of functions for which `skipped` is true when
+/// others call them, nor of what these call. Names and positions are not compressed in it.
 fn instructions(profile: &str, skipped: impl Fn(&str) -> bool) -> u64 {
     let (mut total, mut taken_off) = (0, 0);
     let (mut function, mut callee) = ("", "");
@@ -60,7 +68,8 @@ fn instructions(profile: &str, skipped: impl Fn(&str) -> bool) -> u64 {
             is_call = true;
         } else if line.starts_with(|first: char| first.is_ascii_digit()) {
             // A position, and the instructions there; or those of a call, inclusive.
-            let cost = line.split(' ').nth(1).and_then(|cost| cost.parse::<u64>().ok()).unwrap_or(0);
+            let cost =
+                line.split(' ').nth(1).and_then(|cost| cost.parse::<u64>().ok()).unwrap_or(0);
             match std::mem::take(&mut is_call) {
                 false => total += cost,
                 true if skipped(callee) && !skipped(function) => taken_off += cost,

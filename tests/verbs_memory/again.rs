@@ -1,5 +1,5 @@
-//! A NIC that has not heard the answer to a read asks again, and is given what lies there by then. So nobody may be told that memory was
-//! read before its bytes are here.
+//! A NIC that has not heard the answer to a read asks again, and is given what lies there by then.
+//! So nobody may be told that memory was read before its bytes are here.
 
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, posted, settle, until};
@@ -11,7 +11,8 @@ use carrack::{Rank, Tag};
 const ROUNDS: u64 = 300;
 const LEN: usize = 9000;
 
-/// The owner writes to its memory as soon as it hears of a get, and the get has brought what was there before.
+/// The owner writes to its memory as soon as it hears of a get, and the get has brought what was
+/// there before.
 #[test]
 fn an_owner_that_is_told_of_a_get_may_write_there_although_answers_are_lost() {
     let _watchdog = Watchdog::over("written after a get");
@@ -39,14 +40,18 @@ fn an_owner_that_is_told_of_a_get_may_write_there_although_answers_are_lost() {
         let status = over.one(&ranks);
         assert!(status.error.is_none(), "{status:?}");
         let bytes = status.buffer.to_vec().unwrap();
-        assert!(bytes == pattern(round, LEN)[..len], "round {round}: the owner was told, and asked again");
+        assert!(
+            bytes == pattern(round, LEN)[..len],
+            "round {round}: the owner was told, and asked again"
+        );
         let signals: Vec<_> =
             told.take().iter().map(|status| (status.rank, status.tag, status.size)).collect();
         assert_eq!(signals, [(Rank(0), Tag(round), len)]);
     }
 }
 
-/// Its registration goes while gets are under way: whoever has not got the answer must still be able to ask again.
+/// Its registration goes while gets are under way: whoever has not got the answer must still be
+/// able to ask again.
 #[test]
 fn memory_that_was_read_stays_known_to_the_nic_until_the_bytes_have_arrived() {
     let _watchdog = Watchdog::over("deregistered behind gets");
@@ -59,7 +64,8 @@ fn memory_that_was_read_stays_known_to_the_nic_until_the_bytes_have_arrived() {
         let registered = ranks[1].register_memory(&region).unwrap();
         let (rmr, over) = (ranks[1].get_rmr(&registered), Sink::keeping());
         let get = || {
-            let mut get = ranks[0].post_get(Rank(1), vec![0xee; 100], &rmr, 0).comp(&over).allow_done(false);
+            let mut get =
+                ranks[0].post_get(Rank(1), vec![0xee; 100], &rmr, 0).comp(&over).allow_done(false);
             let _ = posted(&ranks, || get.call());
         };
         get();

@@ -1,12 +1,15 @@
-//! Registrations that end in the midst of puts and gets: operations end, well or with an error that says so, no stale key reaches a NIC
-//! (it would end the connection), and the memory is nobody's afterwards.
+//! Registrations that end in the midst of puts and gets: operations end, well or with an error that
+//! says so, no stale key reaches a NIC (it would end the connection), and the memory is nobody's
+//! afterwards.
 
 use crate::support::{Watchdog, settle, until};
 use crate::{nics, ranks};
 use carrack::buffer::Region;
 use carrack::transports::verbs::Options;
 use carrack::transports::verbs::simulated::Config;
-use carrack::{CompQueue, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, UserContext};
+use carrack::{
+    CompQueue, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, UserContext,
+};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Mutex;
@@ -14,7 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const LEN: usize = 1 << 20;
 const ROUNDS: u64 = 60;
-/// What has to have succeeded, and to have been refused, before a registration goes and the next comes.
+/// What has to have succeeded, and to have been refused, before a registration goes and the next
+/// comes.
 const AT_LEAST: u64 = 5;
 
 /// What has come of operations.
@@ -31,7 +35,10 @@ impl Tally {
         match status.error.as_deref() {
             None if status.user_context == UserContext(1) => {
                 let bytes = status.buffer.to_vec().unwrap();
-                assert!(bytes.iter().all(|byte| *byte < filling), "a get has brought what nobody put there");
+                assert!(
+                    bytes.iter().all(|byte| *byte < filling),
+                    "a get has brought what nobody put there"
+                );
                 self.succeeded.fetch_add(1, Ordering::Relaxed);
             }
             None => {
@@ -59,7 +66,10 @@ fn load(rank: &Runtime, told: &Mutex<Rmr>, over: &AtomicBool, tally: &Tally, see
                 let bytes = vec![rng.random_range(0..100); len];
                 rank.post_put(Rank(1), bytes, &rmr, offset).comp(&ended).allow_done(false).call()
             } else {
-                let get = rank.post_get(Rank(1), vec![255; len], &rmr, offset).comp(&ended).allow_done(false);
+                let get = rank
+                    .post_get(Rank(1), vec![255; len], &rmr, offset)
+                    .comp(&ended)
+                    .allow_done(false);
                 { get }.user_context(UserContext(1)).call()
             };
             match outcome {
@@ -103,7 +113,9 @@ fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_
             scope.spawn(move || load(rank, told, over, tally, seed));
         }
         let reached = |count: &AtomicU64, before| {
-            until(std::slice::from_ref(owner), || count.load(Ordering::Relaxed) >= before + AT_LEAST);
+            until(std::slice::from_ref(owner), || {
+                count.load(Ordering::Relaxed) >= before + AT_LEAST
+            });
         };
         let mut mr = Some(first);
         for _ in 0..ROUNDS {

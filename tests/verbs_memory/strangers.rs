@@ -1,4 +1,5 @@
-//! Names of regions that are none of this job's, or of nobody any more: each is a clear error, and no NIC hears of it.
+//! Names of regions that are none of this job's, or of nobody any more: each is a clear error, and
+//! no NIC hears of it.
 
 use crate::support::folder::Folder;
 use crate::support::ranks::scratch;
@@ -53,7 +54,8 @@ fn still_works(ranks: &[Runtime], rmr: &Rmr) {
     for _ in 0..3 {
         let _ = posted(ranks, || ranks[0].post_put(Rank(1), vec![0; 8], rmr, 8).comp(&sink).call());
         assert!(sink.one(ranks).error.is_none());
-        let add = || ranks[0].post_fetch_add(Rank(1), rmr, 16, 1).comp(&sink).allow_retry(false).call();
+        let add =
+            || ranks[0].post_fetch_add(Rank(1), rmr, 16, 1).comp(&sink).allow_retry(false).call();
         let _ = posted(ranks, add);
         assert!(sink.one(ranks).error.is_none());
     }
@@ -64,7 +66,8 @@ fn still_works(ranks: &[Runtime], rmr: &Rmr) {
 fn a_region_of_another_job_is_none_of_this_one() {
     let _watchdog = Watchdog::over("another job");
     let options = Options::default();
-    let [mine, theirs] = [(); 2].map(|()| ranks(&nics([(); 2].map(|()| Config::default())), &options));
+    let [mine, theirs] =
+        [(); 2].map(|()| ranks(&nics([(); 2].map(|()| Config::default())), &options));
     // Registered in the same order on the same rank, so that all but the job is alike.
     let (own, other) = (Region::host(1024), Region::host(1024));
     let own_names = registered(&mine[1], &own);
@@ -77,7 +80,10 @@ fn a_region_of_another_job_is_none_of_this_one() {
         still_works(&mine, right);
     }
     assert!(other.whole().to_vec().unwrap().iter().all(|byte| *byte == 0));
-    assert!(own.slice(0, 8).unwrap().to_vec().unwrap() == [0; 8], "it was taken for one of its own");
+    assert!(
+        own.slice(0, 8).unwrap().to_vec().unwrap() == [0; 8],
+        "it was taken for one of its own"
+    );
 }
 
 #[test]
@@ -89,13 +95,14 @@ fn a_region_of_the_same_rank_before_it_started_again_is_not_registered() {
         // Empty: nobody finds what was published in an earlier life.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
-        let ranks = nics([(); 2].map(|()| Config::default())).into_iter().zip(0..).map(|(nic, rank)| {
-            let settings = built(settings());
-            let options = Options { packet_size: settings.packet_size(), ..Options::default() };
-            let bootstrap = Folder::new(folder.clone(), rank, 2);
-            let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
-            builder.transport(Box::new(Rdma::over(nic, options))).start().unwrap()
-        });
+        let ranks =
+            nics([(); 2].map(|()| Config::default())).into_iter().zip(0..).map(|(nic, rank)| {
+                let settings = built(settings());
+                let options = Options { packet_size: settings.packet_size(), ..Options::default() };
+                let bootstrap = Folder::new(folder.clone(), rank, 2);
+                let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
+                builder.transport(Box::new(Rdma::over(nic, options))).start().unwrap()
+            });
         let ranks: Vec<_> = ranks.collect();
         connect(&ranks);
         let names = registered(&ranks[1], &region);
@@ -124,7 +131,8 @@ fn a_region_of_a_rank_that_has_gone_is_nobodys() {
     // One is known by use, the other not.
     let used = names[1].1.clone();
     let sink = Sink::keeping();
-    let add = || ranks[0].post_fetch_add(Rank(1), &used, 0, 1).comp(&sink).allow_retry(false).call();
+    let add =
+        || ranks[0].post_fetch_add(Rank(1), &used, 0, 1).comp(&sink).allow_retry(false).call();
     let _ = posted(&ranks, add);
     assert!(sink.one(&ranks).error.is_none());
     settle(&ranks);
@@ -140,7 +148,10 @@ fn a_region_of_a_rank_that_has_gone_is_nobodys() {
     drop(ranks.remove(1));
     until(&ranks, || ranks[0].peer_down(Rank(1)).is_some() && late.count() == 1);
     let error = late.one(&ranks).ok().unwrap_err();
-    assert!(matches!(error, OpError::PeerDown { rank: Rank(1), .. } | OpError::Stale(Rank(1))), "{error}");
+    assert!(
+        matches!(error, OpError::PeerDown { rank: Rank(1), .. } | OpError::Stale(Rank(1))),
+        "{error}"
+    );
     for name in names.iter().chain(&fresh) {
         all_say(&refusals(&ranks, name), "rank 1 is gone");
     }

@@ -1,7 +1,7 @@
 //! A clock that costs nothing to read and is good for nothing but "has some time passed?".
 
-/// Ticks since some moment: the processor's own counter where there is one (never a system call, which
-/// the standard clock is on some virtual machines), else nanoseconds.
+/// Ticks since some moment: the processor's own counter where there is one (never a system call,
+/// which the standard clock is on some virtual machines), else nanoseconds.
 #[inline(always)]
 pub fn ticks() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -18,5 +18,6 @@ pub fn ticks() -> u64 {
     }
 }
 
-/// About so many ticks a microsecond: 1000 for nanoseconds, 2000 to 4000 for processors of these years.
+/// About so many ticks a microsecond: 1000 for nanoseconds, 2000 to 4000 for processors of these
+/// years.
 pub const TICKS_PER_MICROSECOND: u64 = if cfg!(target_arch = "x86_64") { 2500 } else { 1000 };

@@ -1,18 +1,18 @@
 //! Unix sockets that carry file descriptors.
 //!
-//! Sequenced packets, so a message is whole or not there; non-blocking, so a device can drive them from
-//! its poll; in the abstract namespace, so nothing stays behind in any file system, whatever kills the
-//! process.
+//! Sequenced packets, so a message is whole or not there; non-blocking, so a device can drive them
+//! from its poll; in the abstract namespace, so nothing stays behind in any file system, whatever
+//! kills the process.
 //!
 //! Abstract names have no permissions: any user can call one, and take one that its owner has left.
-//! So both ends look at the user of the other, as the kernel tells it, before a byte is sent or read.
-//! That the other end belongs to the job is for a secret to show.
+//! So both ends look at the user of the other, as the kernel tells it, before a byte is sent or
+//! read. That the other end belongs to the job is for a secret to show.
 
 use crate::fork::Owner;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{Pid, PidfdFlags};
 use std::collections::BTreeSet;
@@ -61,12 +61,13 @@ pub const INHERITED: &str = "CARRACK_BOOTSTRAP_FD";
 /// See [`AdoptError`].
 pub fn inherited() -> Result<OwnedFd, AdoptError> {
     let number = std::env::var(INHERITED).ok().and_then(|number| number.parse().ok());
-    // SAFETY: the variable is the launcher's word that the descriptor was passed on for this, and it alone
-    // can pass one on. Safe code of this edition sets no variable.
+    // SAFETY: the variable is the launcher's word that the descriptor was passed on for this, and
+    // it alone can pass one on. Safe code of this edition sets no variable.
     unsafe { adopt(number.ok_or(AdoptError::NotOpen)?) }
 }
 
-/// Takes over a Unix socket of sequenced packets, and sets it to close on exec. Each number can be taken over once.
+/// Takes over a Unix socket of sequenced packets, and sets it to close on exec. Each number can be
+/// taken over once.
 ///
 /// # Errors
 /// See [`AdoptError`].
@@ -97,7 +98,8 @@ pub unsafe fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
     }
     rustix::io::fcntl_setfd(seen, rustix::io::FdFlags::CLOEXEC).map_err(AdoptError::System)?;
     taken.insert(number);
-    // SAFETY: it is open. Nothing else owns it, says the caller, and the set remembers that this does.
+    // SAFETY: it is open. Nothing else owns it, says the caller, and the set remembers that this
+    // does.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -186,7 +188,11 @@ impl Listener {
             }
             if !self.has_told.swap(true, Ordering::Relaxed) {
                 let Peer { pid, uid } = peer;
-                tracing::warn!(pid, uid, "a process of another user calls this one, and is hung up on");
+                tracing::warn!(
+                    pid,
+                    uid,
+                    "a process of another user calls this one, and is hung up on"
+                );
             }
         }
         Ok(None)
@@ -209,8 +215,8 @@ impl Channel {
         let len = libc::socklen_t::try_from(size_of::<libc::ucred>());
         let mut len = len.map_err(|_| Errno::INVAL)?;
         // Not by rustix, whose type for it has no process id 0.
-        // SAFETY: the socket is open; the kernel writes `len` bytes at most, which is the length of what
-        // is written, a structure of integers.
+        // SAFETY: the socket is open; the kernel writes `len` bytes at most, which is the length of
+        // what is written, a structure of integers.
         let outcome = unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),
@@ -226,15 +232,15 @@ impl Channel {
         }
     }
 
-    /// A descriptor that becomes readable when the process at the other end is dead: even when a child
-    /// of it still holds the socket open.
+    /// A descriptor that becomes readable when the process at the other end is dead: even when a
+    /// child of it still holds the socket open.
     pub fn peer_process(&self) -> Result<OwnedFd, Errno> {
         let pid = Pid::from_raw(self.peer()?.pid).ok_or(Errno::SRCH)?;
         rustix::process::pidfd_open(pid, PidfdFlags::empty())
     }
 
-    /// Sends one message. It goes as a whole or not at all; `Errno::AGAIN` when the socket is full. `Errno::PERM` in a
-    /// fork, whose words would be taken for its parent's.
+    /// Sends one message. It goes as a whole or not at all; `Errno::AGAIN` when the socket is full.
+    /// `Errno::PERM` in a fork, whose words would be taken for its parent's.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         if !self.1.is_here() {
             return Err(Errno::PERM);
@@ -245,26 +251,35 @@ impl Channel {
             return Err(Errno::MSGSIZE);
         }
         // NOSIGNAL: a peer that has gone is an error here, not a signal to the application.
-        let sent =
-            rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        let sent = rustix::net::sendmsg(
+            &self.0,
+            &[IoSlice::new(bytes)],
+            &mut ancillary,
+            SendFlags::NOSIGNAL,
+        )?;
         if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
     }
 
-    /// Receives one message into `bytes`; one that is longer, or brings too many descriptors, is an error.
-    /// `Errno::MFILE`: this process can have no more descriptors. The message stays, and is received when
-    /// it can.
+    /// Receives one message into `bytes`; one that is longer, or brings too many descriptors, is an
+    /// error. `Errno::MFILE`: this process can have no more descriptors. The message stays, and is
+    /// received when it can.
     pub fn receive(&self, bytes: &mut [u8]) -> Result<Received, Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        // The kernel drops descriptors that it cannot give, so the message is looked at before it is taken.
+        // The kernel drops descriptors that it cannot give, so the message is looked at before it
+        // is taken.
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        let message =
-            match rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags) {
-                Ok(message) => message,
-                Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
-                Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::Closed),
-                Err(error) => return Err(error),
-            };
+        let message = match rustix::net::recvmsg(
+            &self.0,
+            &mut [IoSliceMut::new(bytes)],
+            &mut ancillary,
+            flags,
+        ) {
+            Ok(message) => message,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+            Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::Closed),
+            Err(error) => return Err(error),
+        };
         let mut fds = Vec::new();
         for part in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = part {
@@ -285,7 +300,8 @@ impl Channel {
         Ok(Received::Message(message.bytes, fds))
     }
 
-    /// Takes the message off that was looked at. The descriptors that it brought are those that were given.
+    /// Takes the message off that was looked at. The descriptors that it brought are those that
+    /// were given.
     fn take(&self) -> Result<(), Errno> {
         loop {
             match rustix::net::recv(&self.0, &mut [0; 0], RecvFlags::DONTWAIT) {

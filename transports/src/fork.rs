@@ -1,7 +1,8 @@
 //! Whether this is still the process that something belongs to.
 //!
-//! A fork shares its parent's rings, sockets and descriptors: whatever it did with them would be taken for its
-//! parent's doing. The C library tells each child of `fork` what it is; to ask costs one load.
+//! A fork shares its parent's rings, sockets and descriptors: whatever it did with them would be
+//! taken for its parent's doing. The C library tells each child of `fork` what it is; to ask costs
+//! one load.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,8 +19,8 @@ impl Owner {
     pub fn this_process() -> Self {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // SAFETY: the function lives as long as the program, and does what a fork may do: it changes an atomic.
-            // Should there be no memory to note it in, forks are not noticed.
+            // SAFETY: the function lives as long as the program, and does what a fork may do: it
+            // changes an atomic. Should there be no memory to note it in, forks are not noticed.
             unsafe { libc::pthread_atfork(None, None, Some(count)) };
         });
         Self(FORKS.load(Ordering::Relaxed))

@@ -1,5 +1,5 @@
-//! What talks to hardware and to other processes, and the lock-free structures. All the unsafe code of
-//! Carrack is here, in the leaf modules that need it.
+//! What talks to hardware and to other processes, and the lock-free structures. All the unsafe code
+//! of Carrack is here, in the leaf modules that need it.
 //!
 //! In the order in which a message passes through:
 //!

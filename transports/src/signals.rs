@@ -11,16 +11,17 @@ use std::io;
 pub struct Listener(signal_hook::SigId);
 
 impl Listener {
-    /// Has each SIGUSR1 set a bit. No thread is woken for it: a system call of a thread that sleeps is
-    /// interrupted where the kernel delivers the signal to that thread.
+    /// Has each SIGUSR1 set a bit. No thread is woken for it: a system call of a thread that sleeps
+    /// is interrupted where the kernel delivers the signal to that thread.
     ///
     /// # Errors
     /// The kernel refuses a handler.
     pub fn to_usr1(chores: &Chores, chore: impl Into<Bit>) -> io::Result<Self> {
         let (chores, bit) = (chores.clone(), chore.into());
         let action = move || chores.raise(bit);
-        // SAFETY: the action changes one atomic word, which is safe whatever the signal has interrupted.
-        // It does not panic, and what it owns is dropped outside of the handler, by `unregister`.
+        // SAFETY: the action changes one atomic word, which is safe whatever the signal has
+        // interrupted. It does not panic, and what it owns is dropped outside of the handler, by
+        // `unregister`.
         unsafe { register(SIGUSR1, action) }.map(Self)
     }
 }

@@ -1,7 +1,9 @@
-//! Trials: what only an attempt can show, where the attempt may cost a process its GPU context, is tried in a process of its own.
+//! Trials: what only an attempt can show, where the attempt may cost a process its GPU context, is
+//! tried in a process of its own.
 //!
-//! Nobody can fork for it: a child of a process that has used CUDA cannot use it. So a program is started anew, one that
-//! [answers](answer): this one, if its `main` begins with that, or another that was [named](by).
+//! Nobody can fork for it: a child of a process that has used CUDA cannot use it. So a program is
+//! started anew, one that [answers](answer): this one, if its `main` begins with that, or another
+//! that was [named](by).
 //!
 //! ```
 //! // First thing in `main`:
@@ -25,7 +27,8 @@ const QUESTION: &str = "CARRACK_TRIAL";
 /// What the line begins with that is the answer: the program may print others.
 const MARK: &str = "carrack trial: ";
 
-/// How long an attempt may take: two contexts are made for it, seconds each on machines with many devices.
+/// How long an attempt may take: two contexts are made for it, seconds each on machines with many
+/// devices.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a process may take to end that has closed its output.
@@ -38,11 +41,12 @@ fn program() -> MutexGuard<'static, Option<(PathBuf, Vec<OsString>)>> {
     PROGRAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// To be called first thing in `main`, before there are threads. In a process that was started for a trial it makes the attempt,
-/// prints what came of it, and ends the process. In any other it only notes that this program answers, unless another was named.
+/// To be called first thing in `main`, before there are threads. In a process that was started for
+/// a trial it makes the attempt, prints what came of it, and ends the process. In any other it only
+/// notes that this program answers, unless another was named.
 ///
-/// A program that has more rights than its user (set-uid, or with capabilities of its file) makes no trials, as its user would choose
-/// what is tried: it has to name another.
+/// A program that has more rights than its user (set-uid, or with capabilities of its file) makes
+/// no trials, as its user would choose what is tried: it has to name another.
 pub fn answer() {
     let is_privileged = has_rights_of_its_own();
     let Some(question) = std::env::var_os(QUESTION) else {
@@ -52,8 +56,10 @@ pub fn answer() {
         return;
     };
     if is_privileged {
-        let _ =
-            writeln!(std::io::stderr(), "carrack: {QUESTION} is not for programs with rights of their own");
+        let _ = writeln!(
+            std::io::stderr(),
+            "carrack: {QUESTION} is not for programs with rights of their own"
+        );
         std::process::exit(1);
     }
     let said = said_of(&question.to_string_lossy());
@@ -62,16 +68,17 @@ pub fn answer() {
     std::process::exit(0)
 }
 
-/// Names a program that answers, and what it is to be started with: the `carrack` command does, with no arguments. For libraries
-/// whose program is not theirs, and for tests.
+/// Names a program that answers, and what it is to be started with: the `carrack` command does,
+/// with no arguments. For libraries whose program is not theirs, and for tests.
 ///
-/// A program that does not come to [`answer`] does what it does otherwise, until it is ended after a minute; but it makes no trials of its
-/// own.
+/// A program that does not come to [`answer`] does what it does otherwise, until it is ended after
+/// a minute; but it makes no trials of its own.
 pub fn by<A: Into<OsString>>(path: impl Into<PathBuf>, arguments: impl IntoIterator<Item = A>) {
     *program() = Some((path.into(), arguments.into_iter().map(A::into).collect()));
 }
 
-/// Whether it does for its user what the user may not: as the kernel has it in the process's auxiliary vector, as `AT_SECURE`.
+/// Whether it does for its user what the user may not: as the kernel has it in the process's
+/// auxiliary vector, as `AT_SECURE`.
 fn has_rights_of_its_own() -> bool {
     const AT_SECURE: usize = 23;
     // Of such a process it may not even be readable.
@@ -96,7 +103,8 @@ fn said_of(question: &str) -> String {
 pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String, String> {
     let Some((path, arguments)) = program().clone() else {
         return Err("only an attempt shows it, which is made in a process of its own, and no program is known that answers: call \
-                    carrack::trial::answer() first thing in main, or name one, carrack::trial::by(\"carrack\", [\"\"; 0])"
+                    carrack::trial::answer() first thing in main, or name one, \
+                    carrack::trial::by(\"carrack\", [\"\"; 0])"
             .into());
     };
     if std::env::var_os(QUESTION).is_some() {
@@ -105,7 +113,8 @@ pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String
             .into());
     }
     let mut command = Command::new(&path);
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"CARRACK_"))
+    for (name, _) in
+        std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"CARRACK_"))
     {
         command.env_remove(name);
     }
@@ -113,7 +122,8 @@ pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     // All that it starts ends with it.
     command.process_group(0);
-    let mut child = command.spawn().map_err(|why| format!("{} does not start: {why}", path.display()))?;
+    let mut child =
+        command.spawn().map_err(|why| format!("{} does not start: {why}", path.display()))?;
     let said = child.stdout.take().map_or(Err(Silence::NotHeard), heard);
     if matches!(said, Err(Silence::Ended)) {
         // How it ended says why; unless it only has no output any more.
@@ -132,11 +142,17 @@ pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String
             (Silence::NotHeard, _) => "could not be listened to: there is no thread for it".into(),
             (Silence::Late, _) => format!("did not answer within {PATIENCE:?}"),
             (Silence::Ended, Ok(status)) => {
-                format!("ended without an answer, with {status}: does it begin with trial::answer()?")
+                format!(
+                    "ended without an answer, with {status}: does it begin with trial::answer()?"
+                )
             }
             (Silence::Ended, Err(why)) => format!("ended without an answer: {why}"),
         };
-        format!("{} {what} (to see what it says: {QUESTION}='{question}' {})", path.display(), path.display())
+        format!(
+            "{} {what} (to see what it says: {QUESTION}='{question}' {})",
+            path.display(),
+            path.display()
+        )
     })
 }
 
@@ -152,8 +168,8 @@ fn heard(stdout: ChildStdout) -> Result<String, Silence> {
     let (tell, told) = channel();
     let reads = move || {
         let lines = BufReader::new(stdout).split(b'\n').map_while(Result::ok);
-        let mut said =
-            lines.filter_map(|line| Some(String::from_utf8(line).ok()?.split_once(MARK)?.1.to_owned()));
+        let mut said = lines
+            .filter_map(|line| Some(String::from_utf8(line).ok()?.split_once(MARK)?.1.to_owned()));
         if let Some(said) = said.next() {
             let _ = tell.send(said);
         }
@@ -179,7 +195,8 @@ mod tests {
             ask("something", &[("TRIED", "here")])
         };
         assert_eq!(
-            asked("echo noise; echo \"test a ... carrack trial: $CARRACK_TRIAL\"; sleep 100").unwrap(),
+            asked("echo noise; echo \"test a ... carrack trial: $CARRACK_TRIAL\"; sleep 100")
+                .unwrap(),
             "something"
         );
         let why = asked("echo noise; exit 3").unwrap_err();
@@ -187,7 +204,10 @@ mod tests {
         assert_eq!(asked("printf '\\377\\n'; echo \"carrack trial: $TRIED\"").unwrap(), "here");
         // Not waited for, nor for what they have started.
         let why = asked("sleep 1000 >/dev/null & exec >&-; exec sleep 1000").unwrap_err();
-        assert!(why.contains("signal: 9") && why.contains("CARRACK_TRIAL='something' /bin/sh"), "{why}");
+        assert!(
+            why.contains("signal: 9") && why.contains("CARRACK_TRIAL='something' /bin/sh"),
+            "{why}"
+        );
         let why = asked("kill -9 $$").unwrap_err();
         assert!(why.contains("signal: 9"), "{why}");
         by("/nowhere/at/all", [""; 0]);

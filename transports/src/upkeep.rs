@@ -11,7 +11,8 @@ pub(crate) struct Upkeep {
 }
 
 impl Upkeep {
-    /// After a poll: whether it is time. Idle polls read the clock now and then, busy ones hardly ever.
+    /// After a poll: whether it is time. Idle polls read the clock now and then, busy ones hardly
+    /// ever.
     #[inline(always)]
     pub(crate) fn is_due(&mut self, idle: bool) -> bool {
         if idle {

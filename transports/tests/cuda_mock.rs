@@ -1,5 +1,6 @@
-//! What becomes of a driver that is not there, is a stub, is too old, lacks calls, answers with what no header has, or
-//! goes away. The libraries are mocks, made from `mock/libcuda.c` by the machine's C compiler.
+//! What becomes of a driver that is not there, is a stub, is too old, lacks calls, answers with
+//! what no header has, or goes away. The libraries are mocks, made from `mock/libcuda.c` by the
+//! machine's C compiler.
 
 #[path = "cuda_mock/capture.rs"]
 mod capture;
@@ -43,7 +44,10 @@ fn without_a_library_every_address_is_host_memory_and_the_reason_is_told() {
     assert!(driver.buffer_id(0x1000).unwrap().is_none());
     let why = driver.devices().unwrap_err();
     assert_eq!((why.code, why.name), (-1, "NO_LIBRARY"));
-    assert!(why.hint.contains("/nowhere/libcuda.so.1") && why.hint.contains("NVIDIA driver"), "{why}");
+    assert!(
+        why.hint.contains("/nowhere/libcuda.so.1") && why.hint.contains("NVIDIA driver"),
+        "{why}"
+    );
     assert_eq!(driver.version(), None);
 }
 
@@ -176,7 +180,8 @@ fn a_legacy_handle_is_opened_once_and_closed_once_however_often_it_is_asked_for(
     assert_eq!(word(&library, "mock_depth"), 0, "the caller's context is restored");
 }
 
-/// gpu.md, legacy IPC rules 3, 9 and 10: what the driver's code may mean is said, because the code alone does not tell.
+/// gpu.md, legacy IPC rules 3, 9 and 10: what the driver's code may mean is said, because the code
+/// alone does not tell.
 #[test]
 fn a_legacy_handle_that_is_refused_is_refused_with_all_that_may_be_behind_it() {
     let library = mock("refusals", "-DMOCK");
@@ -184,8 +189,13 @@ fn a_legacy_handle_that_is_refused_is_refused_with_all_that_may_be_behind_it() {
     let refused = |code: u8| {
         let (mut bytes, id) = ([0; 64], AllocId(1));
         bytes[0] = code;
-        let handle =
-            Handle { gpu: GpuUuid([9; 16]), id, len: 2 << 20, offset: 0, key: HandleKey::Bytes(bytes) };
+        let handle = Handle {
+            gpu: GpuUuid([9; 16]),
+            id,
+            len: 2 << 20,
+            offset: 0,
+            key: HandleKey::Bytes(bytes),
+        };
         gpu.open(&handle).map(drop).unwrap_err()
     };
     let why = refused(1);
@@ -236,7 +246,9 @@ fn codes_and_types_that_no_header_has_are_errors() {
     let (known, drivers): (_, [Arc<dyn Driver>; 1]) = (KnownMemory::of(4), [Arc::new(driver)]);
     for hint in [MR_UNKNOWN, MR_DEVICE] {
         // SAFETY: it is refused.
-        let why = unsafe { known.region(0xa0_0000 as *mut u8, 10, hint, &drivers) }.unwrap_err().to_string();
+        let why = unsafe { known.region(0xa0_0000 as *mut u8, 10, hint, &drivers) }
+            .unwrap_err()
+            .to_string();
         assert!(why.contains("0xa00000") && why.contains("widen CUDA_VISIBLE_DEVICES"), "{why}");
     }
 }
@@ -277,7 +289,10 @@ fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
     let library = mock("lacks", "-DMOCK");
     let driver = open(&library);
     let missing = driver.missing_calls().unwrap();
-    assert!(missing.contains(&"cuMemCreate") && missing.contains(&"cuIpcGetMemHandle"), "{missing:?}");
+    assert!(
+        missing.contains(&"cuMemCreate") && missing.contains(&"cuIpcGetMemHandle"),
+        "{missing:?}"
+    );
     assert!(!missing.contains(&"cuDeviceGetUuid_v2"), "the older name will do");
     let gpu = driver.devices().unwrap().remove(0);
     for (flavour, call) in [
@@ -305,11 +320,12 @@ fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
     assert_eq!(word(&library, "mock_depth"), 0, "every way out restores the caller's context");
 }
 
-/// Deadlock rule b of docs/gpu.md: freeing memory blocks in the driver while a stream of the context
-/// waits, and the thread that frees may be the one that has to release the stream.
+/// Deadlock rule b of docs/gpu.md: freeing memory blocks in the driver while a stream of the
+/// context waits, and the thread that frees may be the one that has to release the stream.
 #[test]
 fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
-    // With pinned memory the stream tells by a word that it is past its wait, without it by an event.
+    // With pinned memory the stream tells by a word that it is past its wait, without it by an
+    // event.
     for define in ["-DMOCK", "-DPINNED"] {
         let library = mock(&format!("waits{define}"), define);
         let driver = open(&library);
@@ -366,14 +382,18 @@ fn a_stream_tells_of_each_of_its_waits_and_another_can_wait_for_that() {
     second.wait().unwrap();
     self::word(&library, "mock_tell");
     assert_eq!([(); 3].map(|()| behind.query().unwrap()), [false, false, true]);
-    // What is dropped with a wait to come keeps its word; what is not gives it to the next stream, which goes on counting.
+    // What is dropped with a wait to come keeps its word; what is not gives it to the next stream,
+    // which goes on counting.
     wait(&*stream, 4);
     drop((stream, other, first, second, apart));
     let (third, fourth) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let late = [wait(&*third, 5), wait(&*fourth, 5)];
     assert!(late.iter().all(|event| !event.query().unwrap()));
     raise(4);
-    assert!(late.iter().all(|event| !event.query().unwrap()), "the word of another's wait is not theirs");
+    assert!(
+        late.iter().all(|event| !event.query().unwrap()),
+        "the word of another's wait is not theirs"
+    );
     raise(5);
     assert!(late.iter().all(|event| event.query().unwrap()));
 }
@@ -385,10 +405,12 @@ fn no_more_streams_wait_than_leave_connections_to_others() {
     let gpu = driver.devices().unwrap().remove(0);
     let word = Box::leak(Box::new(AtomicU64::new(0)));
     // SAFETY: an aligned word that stays.
-    let wait = |stream: &dyn Stream| unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) };
+    let wait =
+        |stream: &dyn Stream| unsafe { stream.wait_value64(word.as_ptr(), 1, Until::Reached) };
     let streams: Vec<_> = (0..40).map(|_| gpu.stream().unwrap()).collect();
     let waiting = streams.iter().take_while(|stream| wait(&***stream).is_ok()).count();
-    let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").map_or(8, |text| text.parse().unwrap());
+    let connections =
+        std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").map_or(8, |text| text.parse().unwrap());
     assert_eq!(waiting, connections - 2);
     let refused = wait(&*streams[waiting]).unwrap_err();
     assert!(refused.hint.contains("CUDA_DEVICE_MAX_CONNECTIONS"), "{refused}");
@@ -446,7 +468,10 @@ fn memory_is_lent_to_nics_by_whole_pages_and_flushed_where_the_device_asks_for_t
     let gpu = open(&library).devices().unwrap().remove(0);
     let region = gpu.allocate(100_000, Flavour::Plain).unwrap();
     let lent = gpu.export_dmabuf(region.addr() + 5000, 5000).unwrap();
-    assert_eq!((lent.offset, rustix::fs::fstat(&lent.fd).unwrap().st_size), (5000 - 4096, 2 * 4096));
+    assert_eq!(
+        (lent.offset, rustix::fs::fstat(&lent.fd).unwrap().st_size),
+        (5000 - 4096, 2 * 4096)
+    );
     assert!(rustix::io::fcntl_getfd(&lent.fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
     assert_eq!(gpu.export_dmabuf(0x5000, 4096).unwrap_err().name, "INVALID_VALUE", "host memory");
     // It says 1 to every question: not in order, and flushed by the host.

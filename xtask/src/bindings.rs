@@ -104,8 +104,12 @@ const TYPES: &[&str] = &[
 ];
 
 /// Others by their whole names.
-const OTHER_TYPES: &[&str] =
-    &["verbs_context", "_compat_ibv_port_attr", "ib_uverbs_access_flags", "mlx5_ib_uapi_reg_dmabuf_flags"];
+const OTHER_TYPES: &[&str] = &[
+    "verbs_context",
+    "_compat_ibv_port_attr",
+    "ib_uverbs_access_flags",
+    "mlx5_ib_uapi_reg_dmabuf_flags",
+];
 
 /// What the tables of functions point to, and Carrack never looks into.
 const OPAQUE: &[&str] = &[
@@ -279,9 +283,14 @@ impl Headers {
         let path = self.include.join("infiniband/verbs.h");
         let text = fs::read_to_string(&path).map_err(TaskError::file(&path))?;
         let end = text.find("*/").unwrap_or_default();
-        let lines = text[..end].lines().map(|line| line.trim().trim_start_matches(['/', '*']).trim_end());
+        let lines =
+            text[..end].lines().map(|line| line.trim().trim_start_matches(['/', '*']).trim_end());
         let lines = lines.skip_while(|line| line.is_empty());
-        Ok(lines.map(|line| format!("//{line}\n")).collect::<String>().trim_end_matches("//\n").to_owned())
+        Ok(lines
+            .map(|line| format!("//{line}\n"))
+            .collect::<String>()
+            .trim_end_matches("//\n")
+            .to_owned())
     }
 }
 
@@ -308,7 +317,13 @@ fn apt(home: &Path, arguments: &[&str]) -> Result<(), TaskError> {
         ("Dir::Etc::PreferencesParts", "/dev/null".into()),
         ("Dir::Etc::Preferences", "/dev/null".into()),
     ];
-    command.current_dir(home).args(["-qq", "-o", "Acquire::Languages=none", "-o", "APT::Sandbox::User=root"]);
+    command.current_dir(home).args([
+        "-qq",
+        "-o",
+        "Acquire::Languages=none",
+        "-o",
+        "APT::Sandbox::User=root",
+    ]);
     for (name, path) in ours {
         command.arg("-o").arg(format!("{name}={}", path.display()));
     }
@@ -351,7 +366,8 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
     let made = only_here(&heard.unless_failed(&command)?);
     let source = format!("\n{MADE_OF} {} by bindgen {BINDGEN}.\n", headers.version);
     let notice = headers.notice()?;
-    let terms = "// The headers are taken under the second of their two licences. Their notice:\n//\n";
+    let terms =
+        "// The headers are taken under the second of their two licences. Their notice:\n//\n";
     let opaque: String = OPAQUE
         .iter()
         .map(|name| format!("#[repr(C)]\npub struct {name} {{\n    _opaque: [u8; 0],\n}}\n"))
@@ -362,7 +378,10 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
 /// Has the assertions of sizes and offsets hold where they were made: locks of the C library differ by machine.
 fn only_here(made: &str) -> String {
     let allowance = "#[allow(clippy::unnecessary_operation, clippy::identity_op)]\n";
-    made.replace(allowance, "#[cfg(all(target_arch = \"x86_64\", target_pointer_width = \"64\"))]\n")
+    made.replace(
+        allowance,
+        "#[cfg(all(target_arch = \"x86_64\", target_pointer_width = \"64\"))]\n",
+    )
 }
 
 /// The first line in which two results differ, both ways; of which version's headers they were made does not count.
@@ -374,7 +393,8 @@ fn first_difference(there: &str, made: &str) -> Option<String> {
             (Some((_, one)), Some((_, other))) if one == other => {}
             (one, other) => {
                 let number = one.or(other).map_or(0, |(number, _)| number + 1);
-                let [one, other] = [one, other].map(|line| line.map_or("(the end)", |(_, line)| line));
+                let [one, other] =
+                    [one, other].map(|line| line.map_or("(the end)", |(_, line)| line));
                 return Some(format!("line {number}: {one}\n  should be: {other}"));
             }
         }
@@ -402,7 +422,8 @@ mod tests {
 
     #[test]
     fn asserted_layouts_are_bound_to_the_machine_that_they_were_made_on() {
-        let made = "#[allow(clippy::unnecessary_operation, clippy::identity_op)]\nconst _: () = {};\n";
+        let made =
+            "#[allow(clippy::unnecessary_operation, clippy::identity_op)]\nconst _: () = {};\n";
         assert!(only_here(made).starts_with("#[cfg("), "{}", only_here(made));
     }
 

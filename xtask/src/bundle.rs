@@ -42,8 +42,9 @@ const LEFT_OUT: &[(&str, &str)] = &[
 /// Without these a bundle is none.
 const NEEDED: &[&str] = &["conformance", "gpu_ipc", "cuda"];
 
-/// How far back what repeats is found. What all programs have in common lies a program's length away, and what only some have,
-/// tens of megabytes. Packing takes about ten times as much memory, unpacking as much.
+/// How far back what repeats is found. What all programs have in common lies a program's length
+/// away, and what only some have, tens of megabytes. Packing takes about ten times as much memory,
+/// unpacking as much.
 const DICTIONARY: u32 = 64 << 20;
 
 /// The command's place in a bundle; that of all others is in the archive.
@@ -65,7 +66,8 @@ exec \"$here/carrack\" selftest \"$@\"
 ";
 
 const README: &str = "\
-./selftest.sh tests this machine, in some minutes with --quick, and writes carrack-selftest/report.md and report.json where it is started.
+./selftest.sh tests this machine, in some minutes with --quick, and writes \
+carrack-selftest/report.md and report.json where it is started.
 It needs Linux and nothing else; under mpirun or srun start it with one rank for each node. ./carrack --help tells the rest.
 
 The programs that it runs are in programs.tar.xz. The first run unpacks them (some 100 MB) into programs-..., here if it can write here, else in
@@ -120,7 +122,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
         fs::write(&path, text).map_err(TaskError::file(&path))?;
     }
     let script = folder.join("selftest.sh");
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).map_err(TaskError::file(&script))?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))
+        .map_err(TaskError::file(&script))?;
     let sizes = fill(&folder, &programs, can_strip)?;
     let bytes = carried(&folder)?;
     if bytes > MOST {
@@ -129,16 +132,24 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let folder = folder.display();
     let (unpacked, bytes) = (sizes.values().sum::<u64>() as f64 / 1e6, bytes as f64 / 1e6);
     println!(
-        "{folder}: {} programs, {bytes:.1} MB, unpacked {unpacked:.1} MB; there: {folder}/selftest.sh",
+        "{folder}: {} programs, {bytes:.1} MB, unpacked {unpacked:.1} MB; there: \
+        {folder}/selftest.sh",
         sizes.len()
     );
     Ok(ExitCode::SUCCESS)
 }
 
-/// Puts the programs into the folder, the command as it is and all others into the archive, and gives the sizes that they have without it.
-fn fill(folder: &Path, programs: &Programs, can_strip: bool) -> Result<BTreeMap<PathBuf, u64>, TaskError> {
+/// Puts the programs into the folder, the command as it is and all others into the archive, and
+/// gives the sizes that they have without it.
+fn fill(
+    folder: &Path,
+    programs: &Programs,
+    can_strip: bool,
+) -> Result<BTreeMap<PathBuf, u64>, TaskError> {
     println!("packing {} programs, which takes a minute", programs.len());
-    let slim = |from: &Path, to: &Path| if can_strip { slim::strip(from, to) } else { slim::copy(from, to) };
+    let slim = |from: &Path, to: &Path| {
+        if can_strip { slim::strip(from, to) } else { slim::copy(from, to) }
+    };
     let (archive, next) = (folder.join(ARCHIVE), folder.join("next"));
     let mut packing = Packing::begin(&archive, DICTIONARY).map_err(TaskError::file(&archive))?;
     let mut sizes = BTreeMap::new();
@@ -164,8 +175,8 @@ fn carried(folder: &Path) -> Result<u64, TaskError> {
     Ok(entries.map_err(TaskError::file(folder))?.iter().sum())
 }
 
-/// The test programs that belong in: all that the tree has, but for those that are left out. A name in the lists above that is not in
-/// the tree is an error, and no silent gap.
+/// The test programs that belong in: all that the tree has, but for those that are left out. A name
+/// in the lists above that is not in the tree is an error, and no silent gap.
 fn tests(workspace: &Workspace) -> Result<Vec<String>, TaskError> {
     let ours = workspace.packages.iter().filter(|package| package.source.is_none());
     let targets = ours.flat_map(|package| &package.targets);
@@ -187,8 +198,8 @@ fn belonging(all: Vec<String>) -> Result<Vec<String>, TaskError> {
     Ok(tests)
 }
 
-/// Builds everything, and tells where each program is, by its place in the bundle. The command is a release build, since it measures; of
-/// the others there are many, and they are built to be small.
+/// Builds everything, and tells where each program is, by its place in the bundle. The command is a
+/// release build, since it measures; of the others there are many, and they are built to be small.
 fn build(workspace: &Workspace, tests: &[String], can_strip: bool) -> Result<Programs, TaskError> {
     let mut command = workspace.cargo();
     command.args(["build", "--release", "--workspace", "--bin", COMMAND]);
@@ -235,7 +246,8 @@ fn program(line: &str) -> Option<(PathBuf, PathBuf)> {
         "example" => "examples",
         _ => return None,
     };
-    (message.reason == "compiler-artifact").then(|| (Path::new(folder).join(target.name), executable))
+    (message.reason == "compiler-artifact")
+        .then(|| (Path::new(folder).join(target.name), executable))
 }
 
 /// An empty folder. One that is something else is left as it is.
@@ -264,9 +276,13 @@ fn about(workspace: &Workspace) -> Result<About, TaskError> {
         let heard = child::hear(command.args(args).current_dir(&workspace.root), limit)?;
         Ok::<_, TaskError>(heard.unless_failed(&command)?.trim().to_owned())
     };
-    let changed = if line("git", &["status", "--porcelain"])?.is_empty() { "" } else { ", changed" };
-    let built =
-        format!("{}, release, {}", line("date", &["-u", "+%F %T UTC"])?, line("rustc", &["--version"])?);
+    let changed =
+        if line("git", &["status", "--porcelain"])?.is_empty() { "" } else { ", changed" };
+    let built = format!(
+        "{}, release, {}",
+        line("date", &["-u", "+%F %T UTC"])?,
+        line("rustc", &["--version"])?
+    );
     let version = workspace.packages.iter().find(|package| package.name == "carrack-cli");
     Ok(About {
         version: version.map_or_else(String::new, |package| package.version.clone()),
@@ -279,8 +295,9 @@ fn about(workspace: &Workspace) -> Result<About, TaskError> {
 fn by_size(sizes: &BTreeMap<PathBuf, u64>) -> String {
     let mut sizes: Vec<_> = sizes.iter().collect();
     sizes.sort_by_key(|(_, size)| std::cmp::Reverse(**size));
-    let line =
-        |(below, size): (&PathBuf, &u64)| format!("{:>8.2} MB  {}", *size as f64 / 1e6, below.display());
+    let line = |(below, size): (&PathBuf, &u64)| {
+        format!("{:>8.2} MB  {}", *size as f64 / 1e6, below.display())
+    };
     sizes.into_iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
@@ -311,17 +328,20 @@ mod tests {
         ];
         assert_eq!(belonging(names(&all)).unwrap(), ["another", "conformance", "cuda", "gpu_ipc"]);
         for gone in ["cuda_mock", "conformance"] {
-            let error = belonging(names(&all.map(|name| if name == gone { "renamed" } else { name })));
+            let error =
+                belonging(names(&all.map(|name| if name == gone { "renamed" } else { name })));
             assert!(error.unwrap_err().to_string().contains(gone));
         }
     }
 
-    /// The tests of `cli/src/selftest/suites.rs` see to it that every test program of the tree is in one of its two lists.
+    /// The tests of `cli/src/selftest/suites.rs` see to it that every test program of the tree is
+    /// in one of its two lists.
     #[test]
     fn what_is_no_part_of_a_selftest_is_left_out() {
         let suites = include_str!("../../cli/src/selftest/suites.rs");
         let (_, list) = suites.split_once("const NO_PARTS: &[&str] =").unwrap();
-        let names: Vec<&str> = list.split_once("];").unwrap().0.split('"').skip(1).step_by(2).collect();
+        let names: Vec<&str> =
+            list.split_once("];").unwrap().0.split('"').skip(1).step_by(2).collect();
         assert!(names.len() > 3, "{names:?}");
         for name in names {
             assert!(LEFT_OUT.iter().any(|(left_out, _)| *left_out == name), "{name}");
@@ -333,9 +353,11 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("xtask-bundle-{}", std::process::id()));
         begin(&folder).unwrap();
         let program = std::env::current_exe().unwrap();
-        let places = [COMMAND, "tests/a", "examples/b"].map(|below| (PathBuf::from(below), program.clone()));
+        let places =
+            [COMMAND, "tests/a", "examples/b"].map(|below| (PathBuf::from(below), program.clone()));
         let sizes = fill(&folder, &Programs::from(places), slim::can_strip()).unwrap();
-        let names: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let names: Vec<_> =
+            fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         let carried = carried(&folder).unwrap();
         let command = fs::metadata(folder.join(COMMAND)).unwrap();
         fs::remove_dir_all(&folder).unwrap();

@@ -1,4 +1,5 @@
-//! Runs a command with a watchdog: its output streams through, and at its limit it ends with all it has started.
+//! Runs a command with a watchdog: its output streams through, and at its limit it ends with all it
+//! has started.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,17 +14,19 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::TaskError;
 
-/// How long to go on reading once a command has ended: something it left behind may hold the pipe for ever.
+/// How long to go on reading once a command has ended: something it left behind may hold the pipe
+/// for ever.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// How often the command is asked whether it has ended.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// Runs `command` and hands each line of its standard output to `on_line`, which also prints it if it wants to.
-/// Standard error streams through.
+/// Runs `command` and hands each line of its standard output to `on_line`, which also prints it if
+/// it wants to. Standard error streams through.
 ///
 /// # Errors
-/// When it cannot be started, fails, or is not done within `limit`; in each case nothing of it is left running.
+/// When it cannot be started, fails, or is not done within `limit`; in each case nothing of it is
+/// left running.
 pub(crate) fn run(
     command: &mut Command,
     limit: Duration,
@@ -33,7 +36,11 @@ pub(crate) fn run(
     if status.success() {
         return Ok(());
     }
-    Err(TaskError::Failed { command: spoken(command), status: status.to_string(), said: String::new() })
+    Err(TaskError::Failed {
+        command: spoken(command),
+        status: status.to_string(),
+        said: String::new(),
+    })
 }
 
 /// What a command said, and how it ended.
@@ -46,7 +53,8 @@ pub(crate) struct Heard {
     pub(crate) complained: String,
 }
 
-/// Runs `command` in silence, and gives what it said and how it ended: for whom a failure is an answer, too.
+/// Runs `command` in silence, and gives what it said and how it ended: for whom a failure is an
+/// answer, too.
 ///
 /// # Errors
 /// When it cannot be started, is not done within `limit`, or leaves something running.
@@ -121,7 +129,9 @@ pub(crate) fn read(command: &mut Command, limit: Duration) -> Result<String, Tas
         said.push('\n');
     });
     match result {
-        Err(TaskError::Failed { command, status, .. }) => Err(TaskError::Failed { command, status, said }),
+        Err(TaskError::Failed { command, status, .. }) => {
+            Err(TaskError::Failed { command, status, said })
+        }
         Err(other) => Err(other),
         Ok(()) => Ok(said),
     }
@@ -141,8 +151,9 @@ pub(crate) struct Running {
 impl Running {
     /// Starts a command with nothing to read.
     ///
-    /// Everything it starts inherits a variable that marks it, by which even a process whose parent is gone is
-    /// found again. A process group would do that too, but take Ctrl-C away from the user.
+    /// Everything it starts inherits a variable that marks it, by which even a process whose parent
+    /// is gone is found again. A process group would do that too, but take Ctrl-C away from the
+    /// user.
     pub(crate) fn start(command: &mut Command) -> Result<Self, TaskError> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -188,7 +199,8 @@ impl Running {
             .flatten()
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
             .filter(move |pid| {
-                // A zombie has no environment left, and another user's cannot be read: neither is ours to end.
+                // A zombie has no environment left, and another user's cannot be read: neither is
+                // ours to end.
                 let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
                 environment.split(|byte| *byte == 0).any(|variable| variable == mark)
             })
@@ -201,14 +213,16 @@ impl Drop for Running {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
-        // A process may start another between the look and the kill: look again until there is none.
+        // A process may start another between the look and the kill: look again until there is
+        // none.
         for _ in 0..50 {
             if self.marked().map(end).count() == 0 {
                 break;
             }
             thread::sleep(GLANCE);
         }
-        // It is dead or dying by now, and this only takes its status; nothing is left to do about an error.
+        // It is dead or dying by now, and this only takes its status; nothing is left to do about
+        // an error.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -216,7 +230,8 @@ impl Drop for Running {
 
 /// Ends a process, and says which it was.
 fn end(pid: Pid) -> String {
-    let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
+    let name =
+        fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
     // The one error is that it has ended by itself.
     let _ = kill_process(pid, Signal::KILL);
     format!("{} (pid {})", name.trim(), pid.as_raw_nonzero())
@@ -260,7 +275,8 @@ pub(crate) fn echo(line: &str) {
 pub(crate) fn spoken(command: &Command) -> String {
     let program = std::path::Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str());
-    let words: Vec<_> = std::iter::once(name).chain(command.get_args()).map(OsStr::to_string_lossy).collect();
+    let words: Vec<_> =
+        std::iter::once(name).chain(command.get_args()).map(OsStr::to_string_lossy).collect();
     words.join(" ")
 }
 
@@ -279,8 +295,10 @@ mod tests {
     #[test]
     fn the_lines_of_a_command_arrive_in_order_and_whole() {
         let mut lines = Vec::new();
-        run(&mut shell("echo one; echo two; printf three"), SOON, |line| lines.push(line.to_owned()))
-            .unwrap();
+        run(&mut shell("echo one; echo two; printf three"), SOON, |line| {
+            lines.push(line.to_owned())
+        })
+        .unwrap();
         assert_eq!(lines, ["one", "two", "three"]);
     }
 
@@ -293,7 +311,10 @@ mod tests {
     #[test]
     fn both_outputs_of_a_command_that_fails_are_heard_apart() {
         let heard = hear(&mut shell("echo one; echo two >&2; exit 2"), SOON).unwrap();
-        assert_eq!((heard.status.code(), &*heard.said, &*heard.complained), (Some(2), "one\n", "two\n"));
+        assert_eq!(
+            (heard.status.code(), &*heard.said, &*heard.complained),
+            (Some(2), "one\n", "two\n")
+        );
     }
 
     #[test]
@@ -301,7 +322,9 @@ mod tests {
         let began = Instant::now();
         let script = "sh -c 'echo $$; exec sleep 600' & wait";
         let mut grandchild = String::new();
-        let error = run(&mut shell(script), Duration::from_millis(500), |line| grandchild = line.to_owned());
+        let error = run(&mut shell(script), Duration::from_millis(500), |line| {
+            grandchild = line.to_owned()
+        });
         assert!(matches!(error, Err(TaskError::TimedOut { .. })), "{error:?}");
         assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
         let state = fs::read_to_string(format!("/proc/{grandchild}/stat")).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Puts programs and libraries where they are to be carried from, without what only a debugger reads.
+//! Puts programs and libraries where they are to be carried from, without what only a debugger
+//! reads.
 
 use std::fs;
 use std::io;

@@ -66,7 +66,8 @@ impl Workspace {
     /// Whether any package of ours has integration tests.
     pub(crate) fn has_integration_tests(&self) -> bool {
         let ours = self.packages.iter().filter(|package| package.source.is_none());
-        ours.flat_map(|package| &package.targets).any(|target| target.kind.iter().any(|kind| kind == "test"))
+        ours.flat_map(|package| &package.targets)
+            .any(|target| target.kind.iter().any(|kind| kind == "test"))
     }
 }
 
@@ -77,8 +78,8 @@ fn cargo(root: &Path) -> Command {
     command
 }
 
-/// Takes away what `cargo run` told *this* program about itself, and settings of Carrack that the caller happens
-/// to have: a step must find the same environment on every machine.
+/// Takes away what `cargo run` told *this* program about itself, and settings of Carrack that the
+/// caller happens to have: a step must find the same environment on every machine.
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();

@@ -1,9 +1,10 @@
-//! Whether there can be a resident copier on this rank's GPU, found out by having one: no driver tells beforehand, and that other ranks
-//! want one on the same GPU, too, shows only when they do.
+//! Whether there can be a resident copier on this rank's GPU, found out by having one: no driver
+//! tells beforehand, and that other ranks want one on the same GPU, too, shows only when they do.
 //!
-//! Each rank makes a small copy within the GPU of its turn, at which a copier is set up or refused: the rank claims the GPU, or tells who has
-//! that it is shared. When all ranks have come so far, those that have a copier go on until it has had a copy, and a kernel was launched once
-//! more, before which the claim is looked at.
+//! Each rank makes a small copy within the GPU of its turn, at which a copier is set up or refused:
+//! the rank claims the GPU, or tells who has that it is shared. When all ranks have come so far,
+//! those that have a copier go on until it has had a copy, and a kernel was launched once more,
+//! before which the claim is looked at.
 
 use super::meeting::Meeting;
 use crate::gpus;
@@ -42,8 +43,8 @@ impl Tried {
     }
 }
 
-/// Tries the copier, if one was asked for and there is a GPU. The ranks may have been told different things, so none waits for the others
-/// but one that has a copier.
+/// Tries the copier, if one was asked for and there is a GPU. The ranks may have been told
+/// different things, so none waits for the others but one that has a copier.
 pub(super) fn try_out(runtime: &Runtime, meeting: &Meeting<'_>) -> Option<Tried> {
     if !runtime.settings().gpu_copier() {
         return None;
@@ -90,8 +91,8 @@ impl<'r> Trial<'r> {
         self.until(|state| *state != CopierState::Wanted)
     }
 
-    /// Copies until the copier has had one, and more kernels than these were launched for it, of which each ends after some milliseconds;
-    /// or there is none any more.
+    /// Copies until the copier has had one, and more kernels than these were launched for it, of
+    /// which each ends after some milliseconds; or there is none any more.
     fn until_had_and_launched_anew(&self, before: u64) -> Result<(), String> {
         self.until(|state| match state {
             CopierState::On { launches, copies } => *launches > before && *copies > 0,
@@ -114,7 +115,8 @@ impl<'r> Trial<'r> {
         }
     }
 
-    /// Puts some bytes to this rank itself, and looks whether they have come. Others than in the turn before.
+    /// Puts some bytes to this rank itself, and looks whether they have come. Others than in the
+    /// turn before.
     fn copy(&self, turn: u8) -> Result<(), String> {
         let bytes: Vec<u8> =
             (0..LEN as u8).map(|at| turn.wrapping_mul(LEN as u8 + 1).wrapping_add(at)).collect();
@@ -132,7 +134,9 @@ impl<'r> Trial<'r> {
         let failure = match put.comp(&done).allow_retry(false).call().map_err(failed("a put"))? {
             Outcome::Done(status) => status.error,
             Outcome::Posted => {
-                self.runtime.wait_for(self.patience, || done.test()).map_err(failed("the end of a put"))?;
+                self.runtime
+                    .wait_for(self.patience, || done.test())
+                    .map_err(failed("the end of a put"))?;
                 done.take().into_iter().flatten().find_map(|status| status.error)
             }
             Outcome::Retry(why) => return Err(format!("a put was not taken: {why:?}")),
@@ -142,7 +146,9 @@ impl<'r> Trial<'r> {
 
     /// What is copied, or where it goes.
     fn part(&self, at: usize) -> Result<RegionSlice, String> {
-        self.region.slice(at, LEN).ok_or_else(|| "the memory is shorter than it was asked for".to_owned())
+        self.region
+            .slice(at, LEN)
+            .ok_or_else(|| "the memory is shorter than it was asked for".to_owned())
     }
 }
 

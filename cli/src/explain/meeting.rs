@@ -1,4 +1,5 @@
-//! A barrier that is given some time, and waited for at the end: what can be said without the others is said before.
+//! A barrier that is given some time, and waited for at the end: what can be said without the
+//! others is said before.
 
 use super::ExplainError;
 use carrack::{CollectiveError, Group, Runtime};
@@ -17,7 +18,8 @@ enum State<'g> {
 }
 
 impl<'g> Meeting<'g> {
-    /// It is the group's next operation, in which the others hear of this member when it waits for them.
+    /// It is the group's next operation, in which the others hear of this member when it waits for
+    /// them.
     pub(super) fn of(group: &'g Group) -> Self {
         Self(RefCell::new(State::Begun(Box::pin(group.barrier_async()))))
     }
@@ -38,7 +40,8 @@ impl<'g> Meeting<'g> {
     fn is_over(&self) -> bool {
         let mut state = self.0.borrow_mut();
         let State::Begun(barrier) = &mut *state else { return true };
-        let Poll::Ready(how) = barrier.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+        let Poll::Ready(how) = barrier.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        else {
             return false;
         };
         *state = State::Over(how);

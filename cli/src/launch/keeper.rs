@@ -12,7 +12,9 @@ use carrack::bootstrap::{Departure, JobId};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, read};
-use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getrlimit, setrlimit, wait};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getrlimit, setrlimit, wait,
+};
 
 use super::binding::{Bind, allowed_cpus, cpu_of};
 use super::ending::{Due, Ending, GRACE};
@@ -45,7 +47,10 @@ impl Drop for SweepOnDrop {
         match sweep() {
             Ok(left) => {
                 for pid in left {
-                    eprintln!("carrack: process {pid} of another user could not be killed; end it yourself");
+                    eprintln!(
+                        "carrack: process {pid} of another user could not be killed; end it \
+                        yourself"
+                    );
                 }
             }
             Err(error) => eprintln!("carrack: looking for processes to end failed: {error}"),
@@ -116,15 +121,21 @@ impl<'a> Keeper<'a> {
         // Only a label in `ps`; it may fail.
         let _ = rustix::thread::set_name(c"carrack-keeper");
         // SIGTTOU would stop a keeper that writes to the terminal from the background.
-        let signals =
-            Signals::take(&[libc::SIGTTOU]).map_err(LaunchError::os("taking signals (signalfd)"))?;
+        let signals = Signals::take(&[libc::SIGTTOU])
+            .map_err(LaunchError::os("taking signals (signalfd)"))?;
         adopt_orphans()?;
         let open_files = raise_open_files()?;
-        let job = JobId::random()
-            .map_err(|error| LaunchError::os("making the job's identity")(io::Error::other(error)))?;
+        let job = JobId::random().map_err(|error| {
+            LaunchError::os("making the job's identity")(io::Error::other(error))
+        })?;
         let watch = |main: &OwnedFd| {
             let add = |fd, source: Source| {
-                epoll::add(main, fd, epoll::EventData::new_u64(source.token()), epoll::EventFlags::IN)
+                epoll::add(
+                    main,
+                    fd,
+                    epoll::EventData::new_u64(source.token()),
+                    epoll::EventFlags::IN,
+                )
             };
             add(lifeline.as_fd(), Source::Lifeline)?;
             add(signals.as_fd(), Source::Signals)
@@ -132,8 +143,8 @@ impl<'a> Keeper<'a> {
         let main = epoll::create(epoll::CreateFlags::CLOEXEC)
             .and_then(|main| watch(&main).map(|()| main))
             .map_err(LaunchError::os("making the event loop (epoll)"))?;
-        let outputs =
-            Outputs::new(options.ranks).map_err(LaunchError::os("making the event loop (epoll)"))?;
+        let outputs = Outputs::new(options.ranks)
+            .map_err(LaunchError::os("making the event loop (epoll)"))?;
         let time_limit = options.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
         Ok(Self {
             options,
@@ -206,7 +217,9 @@ impl<'a> Keeper<'a> {
                 Output::Tagged => format!("[{rank}] "),
                 Output::Plain | Output::Inherited => String::new(),
             };
-            self.outputs.add(rank, stream, pipe, tag).map_err(LaunchError::os("watching a rank's output"))?;
+            self.outputs
+                .add(rank, stream, pipe, tag)
+                .map_err(LaunchError::os("watching a rank's output"))?;
         }
         Ok(())
     }
@@ -238,7 +251,9 @@ impl<'a> Keeper<'a> {
                 }
                 Source::Signals => self.take_signals()?,
                 Source::Pipes(stream) => {
-                    self.outputs.read(stream).map_err(LaunchError::os("reading a rank's output"))?;
+                    self.outputs
+                        .read(stream)
+                        .map_err(LaunchError::os("reading a rank's output"))?;
                 }
                 // It has room again; every turn begins with a flush.
                 Source::Sink => {}
@@ -256,8 +271,13 @@ impl<'a> Keeper<'a> {
         }
         match self.ending.due(now) {
             Some(Due::TimeLimit) => {
-                let seconds = Duration::from_millis(self.options.timeout_ms.unwrap_or(0)).as_secs_f64();
-                self.end(124, Signal::TERM, &format!("the job took longer than {seconds} s (--timeout)"));
+                let seconds =
+                    Duration::from_millis(self.options.timeout_ms.unwrap_or(0)).as_secs_f64();
+                self.end(
+                    124,
+                    Signal::TERM,
+                    &format!("the job took longer than {seconds} s (--timeout)"),
+                );
             }
             Some(Due::Kill) => {
                 self.kill(&format!("{} s have passed", GRACE.as_secs()));
@@ -346,7 +366,10 @@ impl<'a> Keeper<'a> {
         match how {
             Departure::Exited(0) => {}
             Departure::Killed(signal) => {
-                let what = format!("rank {rank} was killed by signal {signal} ({})", signals::name(signal));
+                let what = format!(
+                    "rank {rank} was killed by signal {signal} ({})",
+                    signals::name(signal)
+                );
                 self.end(signals::exit_status(signal), Signal::TERM, &what);
             }
             _ => {
@@ -399,8 +422,8 @@ impl<'a> Keeper<'a> {
         self.ranks.iter().flatten().count()
     }
 
-    /// Writes what the ranks left in their pipes. A reader that does not read is waited for, but not
-    /// beyond the launcher's life, nor a signal.
+    /// Writes what the ranks left in their pipes. A reader that does not read is waited for, but
+    /// not beyond the launcher's life, nor a signal.
     fn finish_output(&mut self) -> Result<(), LaunchError> {
         let failed = "reading a rank's output";
         loop {
@@ -448,7 +471,8 @@ fn take_lifeline(number: i32) -> Result<OwnedFd, LaunchError> {
     // SAFETY: the launcher has passed the number of a descriptor for this process to own; nothing
     // else here has opened one yet, and a number that is not open only makes the next call fail.
     let lifeline = unsafe { OwnedFd::from_raw_fd(number) };
-    let is_pipe = fstat(&lifeline).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
+    let is_pipe =
+        fstat(&lifeline).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
     if !is_pipe {
         // Not ours to close, then.
         std::mem::forget(lifeline);
@@ -463,7 +487,8 @@ fn take_lifeline(number: i32) -> Result<OwnedFd, LaunchError> {
 fn raise_open_files() -> Result<Rlimit, LaunchError> {
     let before = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: before.maximum, maximum: before.maximum };
-    setrlimit(Resource::Nofile, raised).map_err(LaunchError::os("raising the limit on open files"))?;
+    setrlimit(Resource::Nofile, raised)
+        .map_err(LaunchError::os("raising the limit on open files"))?;
     Ok(before)
 }
 
@@ -472,8 +497,12 @@ fn not_started(error: &io::Error) -> (u8, &'static str) {
     match Errno::from_io_error(error) {
         Some(Errno::NOENT) => (127, "; the file or the interpreter that it names is missing"),
         Some(Errno::ACCESS) => (126, "; make the file executable (`chmod +x`)"),
-        Some(Errno::NOEXEC) => (126, "; it is no program for this machine, or a script without `#!`"),
-        Some(Errno::AGAIN) => (1, "; raise the limit on processes (`ulimit -u`) or start fewer ranks"),
+        Some(Errno::NOEXEC) => {
+            (126, "; it is no program for this machine, or a script without `#!`")
+        }
+        Some(Errno::AGAIN) => {
+            (1, "; raise the limit on processes (`ulimit -u`) or start fewer ranks")
+        }
         Some(Errno::MFILE | Errno::NFILE) => {
             (1, "; raise the limit on open files (`ulimit -n`) or start fewer ranks")
         }
@@ -487,9 +516,13 @@ mod tests {
 
     #[test]
     fn a_source_comes_back_from_its_token() {
-        for source in
-            [Source::Lifeline, Source::Signals, Source::Sink, Source::Socket(0), Source::Socket(4095)]
-        {
+        for source in [
+            Source::Lifeline,
+            Source::Signals,
+            Source::Sink,
+            Source::Socket(0),
+            Source::Socket(4095),
+        ] {
             assert_eq!(Source::of(source.token()).token(), source.token());
         }
     }

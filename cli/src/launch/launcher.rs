@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
-    Pid, PidfdFlags, Resource, WaitOptions, WaitStatus, getpgrp, getrlimit, pidfd_open, set_child_subreaper,
-    waitpid,
+    Pid, PidfdFlags, Resource, WaitOptions, WaitStatus, getpgrp, getrlimit, pidfd_open,
+    set_child_subreaper, waitpid,
 };
 
 use super::binding::{Bind, allowed_cpus};
@@ -52,14 +52,15 @@ fn start_keeper(job: &Job, options: &KeeperOptions, theirs: OwnedFd) -> Result<P
     let inherit = move || fcntl_setfd(&theirs, FdFlags::empty()).map_err(io::Error::from);
     // SAFETY: between fork and exec the closure makes one system call, and nothing else.
     unsafe { command.pre_exec(inherit) };
-    let keeper = command.spawn().map_err(LaunchError::os("starting the keeper (/proc/self/exe)"))?;
+    let keeper =
+        command.spawn().map_err(LaunchError::os("starting the keeper (/proc/self/exe)"))?;
     Ok(Pid::from_child(&keeper))
     // Our copy of their end goes with the command here.
 }
 
 fn wait_for(keeper: Pid, signals: &Signals, lifeline: &OwnedFd) -> Result<u8, LaunchError> {
-    // SIGCHLD alone would not do: where a library has threads in this process (CUDA's has), the kernel may give it to one of
-    // those, which has it neither blocked nor handled.
+    // SIGCHLD alone would not do: where a library has threads in this process (CUDA's has), the
+    // kernel may give it to one of those, which has it neither blocked nor handled.
     let ended = pidfd_open(keeper, PidfdFlags::empty()).ok();
     let look_again = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let patience = if ended.is_none() { Some(&look_again) } else { None };
@@ -91,11 +92,16 @@ fn keeper_ended(status: WaitStatus) -> u8 {
         return status.exit_status().and_then(|status| u8::try_from(status).ok()).unwrap_or(1);
     };
     // Its ranks die with it; what they had started has become ours.
-    eprintln!("carrack: the keeper of this job was killed by {}; ending the job", signals::name(signal));
+    eprintln!(
+        "carrack: the keeper of this job was killed by {}; ending the job",
+        signals::name(signal)
+    );
     match sweep() {
         Ok(left) => {
             for pid in left {
-                eprintln!("carrack: process {pid} of another user could not be killed; end it yourself");
+                eprintln!(
+                    "carrack: process {pid} of another user could not be killed; end it yourself"
+                );
             }
         }
         Err(error) => eprintln!("carrack: looking for processes to end failed: {error}"),
@@ -120,7 +126,9 @@ fn warn_of_shared_cpus(job: &Job) -> Result<(), LaunchError> {
         let cpus = allowed_cpus()?.len();
         if cpus < job.ranks as usize {
             let ranks = job.ranks;
-            eprintln!("carrack: warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)");
+            eprintln!(
+                "carrack: warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)"
+            );
         }
     }
     Ok(())

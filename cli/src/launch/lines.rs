@@ -85,7 +85,10 @@ mod tests {
     fn a_line_at_the_limit_is_one_and_a_longer_one_comes_in_pieces() {
         let line = |len: usize| "x".repeat(len);
         assert_eq!(run(&[line(LONGEST).as_bytes(), b"\n"]), format!("[3] {}\n", line(LONGEST)));
-        assert_eq!(run(&[line(LONGEST + 1).as_bytes(), b"\n"]), format!("[3] {}\n[3] x\n", line(LONGEST)));
+        assert_eq!(
+            run(&[line(LONGEST + 1).as_bytes(), b"\n"]),
+            format!("[3] {}\n[3] x\n", line(LONGEST))
+        );
         assert_eq!(run(&[line(3 * LONGEST).as_bytes()]).matches("[3] ").count(), 3);
     }
 

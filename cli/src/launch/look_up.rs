@@ -23,7 +23,11 @@ impl Places {
     /// Those of this process.
     pub(super) fn of_this_process() -> Self {
         let own_folder = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
-        Self { path: env::var_os("PATH").unwrap_or_default(), own_folder, current: env::current_dir().ok() }
+        Self {
+            path: env::var_os("PATH").unwrap_or_default(),
+            own_folder,
+            current: env::current_dir().ok(),
+        }
     }
 
     /// The path of a program: as it is when it has a slash, else from PATH, else from beside the
@@ -47,7 +51,9 @@ impl Places {
         }
         Err(match found_but_not_executable {
             Some(path) => LaunchError::NotExecutable { path },
-            None => LaunchError::NotFound { program: named.to_owned(), looked, hint: self.hint(named) },
+            None => {
+                LaunchError::NotFound { program: named.to_owned(), looked, hint: self.hint(named) }
+            }
         })
     }
 
@@ -83,8 +89,11 @@ impl Places {
             return String::new();
         }
         let of_debug_build = self.own_folder.as_ref().is_some_and(|own| own.ends_with("debug"));
-        let release =
-            if of_debug_build && !program.starts_with("target/release") { "" } else { " --release" };
+        let release = if of_debug_build && !program.starts_with("target/release") {
+            ""
+        } else {
+            " --release"
+        };
         format!("; if it is one of the examples, build it: cargo build{release} --examples")
     }
 }
@@ -98,7 +107,11 @@ mod tests {
     use super::*;
 
     fn places(own_folder: Option<&Path>) -> Places {
-        Places { path: "/bin:/usr/bin".into(), own_folder: own_folder.map(Path::to_owned), current: None }
+        Places {
+            path: "/bin:/usr/bin".into(),
+            own_folder: own_folder.map(Path::to_owned),
+            current: None,
+        }
     }
 
     #[test]
@@ -108,7 +121,8 @@ mod tests {
 
     #[test]
     fn what_is_not_found_is_named_with_the_places_looked_in() {
-        let error = places(Some(Path::new("/nowhere/release"))).look_up("no-such".as_ref()).unwrap_err();
+        let error =
+            places(Some(Path::new("/nowhere/release"))).look_up("no-such".as_ref()).unwrap_err();
         assert_eq!(error.exit_status(), 127);
         let shown = error.to_string();
         for expected in ["no-such", "PATH", "/nowhere/release/examples"] {

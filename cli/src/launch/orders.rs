@@ -1,4 +1,5 @@
-//! What the launcher tells the keeper, as the keeper's command line: `ps` shows what a keeper keeps.
+//! What the launcher tells the keeper, as the keeper's command line: `ps` shows what a keeper
+//! keeps.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -37,9 +38,14 @@ impl KeeperOptions {
             ranks: job.ranks,
             bind: job.bind,
             output: job.output,
-            timeout_ms: job.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
+            timeout_ms: job
+                .timeout
+                .map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
             foreground,
-            command: [program.into_os_string()].into_iter().chain(job.args.iter().cloned()).collect(),
+            command: [program.into_os_string()]
+                .into_iter()
+                .chain(job.args.iter().cloned())
+                .collect(),
         }
     }
 
@@ -84,7 +90,9 @@ mod tests {
             foreground: Some(42),
             command: ["/bin/x", "--ranks", "3", "-n", "--", ""].map(OsString::from).into(),
         };
-        let heard = Command::try_parse_from([OsString::from("x")].into_iter().chain(said.to_args())).unwrap();
+        let heard =
+            Command::try_parse_from([OsString::from("x")].into_iter().chain(said.to_args()))
+                .unwrap();
         assert_eq!(format!("{said:?}"), format!("{:?}", heard.options));
     }
 }

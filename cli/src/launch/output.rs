@@ -71,7 +71,12 @@ impl Outputs {
                 is_watched: false,
             })
         };
-        Ok(Self { sinks, blocked: [false; 2], flows: [flow()?, flow()?], buffer: vec![0; 64 * 1024] })
+        Ok(Self {
+            sinks,
+            blocked: [false; 2],
+            flows: [flow()?, flow()?],
+            buffer: vec![0; 64 * 1024],
+        })
     }
 
     /// Adds one stream of a rank, whose lines are to bear this tag.
@@ -84,7 +89,12 @@ impl Outputs {
     ) -> rustix::io::Result<()> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         let flow = &mut self.flows[stream.index()];
-        epoll::add(&flow.watch, &fd, epoll::EventData::new_u64(rank.into()), epoll::EventFlags::IN)?;
+        epoll::add(
+            &flow.watch,
+            &fd,
+            epoll::EventData::new_u64(rank.into()),
+            epoll::EventFlags::IN,
+        )?;
         flow.pipes[rank as usize] = Some(Pipe { fd, lines: Lines::new(tag) });
         Ok(())
     }

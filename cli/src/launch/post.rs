@@ -10,7 +10,9 @@ use carrack::bootstrap::{Departure, JobId};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
 
 /// How much may wait for a rank that does not read before it is not listened to any more, in bytes.
 /// That bounds memory: every answer was asked for.
@@ -20,7 +22,8 @@ const OUTBOX_FULL: usize = 1024 * 1024;
 const FRAMES_A_TURN: usize = 64;
 
 /// How long after a rank's socket has hung up its death may follow, so that the others are told
-/// what it died of and not only that it hung up. The kernel closes files before it tells the parent.
+/// what it died of and not only that it hung up. The kernel closes files before it tells the
+/// parent.
 const DEATH_FOLLOWS: Duration = Duration::from_millis(200);
 
 /// The sockets of all ranks, and the server behind them.
@@ -54,7 +57,12 @@ impl Post {
     }
 
     /// A socket for this rank, with the greeting in it. Our end is watched under `token`.
-    pub(super) fn open(&mut self, rank: u32, main: &OwnedFd, token: u64) -> rustix::io::Result<OwnedFd> {
+    pub(super) fn open(
+        &mut self,
+        rank: u32,
+        main: &OwnedFd,
+        token: u64,
+    ) -> rustix::io::Result<OwnedFd> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         for end in [&ours, &theirs] {
@@ -65,7 +73,8 @@ impl Post {
         let hello = self.server.hello(rank).encode();
         send(&ours, &hello, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         let (outbox, outbox_bytes) = (VecDeque::new(), 0);
-        self.boxes[rank as usize] = Some(Mailbox { socket: ours, outbox, outbox_bytes, watched_for, token });
+        self.boxes[rank as usize] =
+            Some(Mailbox { socket: ours, outbox, outbox_bytes, watched_for, token });
         Ok(theirs)
     }
 
@@ -80,7 +89,12 @@ impl Post {
     }
 
     /// Takes in that a rank's process has ended. What it had sent before still counts.
-    pub(super) fn died(&mut self, rank: u32, how: Departure, main: &OwnedFd) -> rustix::io::Result<()> {
+    pub(super) fn died(
+        &mut self,
+        rank: u32,
+        how: Departure,
+        main: &OwnedFd,
+    ) -> rustix::io::Result<()> {
         self.receive(rank, main, usize::MAX)?;
         self.close(rank, main)?;
         self.hung_up.retain(|(_, hung_up)| *hung_up != rank);
@@ -110,7 +124,12 @@ impl Post {
         std::mem::take(&mut self.complaints)
     }
 
-    fn receive(&mut self, rank: u32, main: &OwnedFd, at_most: usize) -> rustix::io::Result<Received> {
+    fn receive(
+        &mut self,
+        rank: u32,
+        main: &OwnedFd,
+        at_most: usize,
+    ) -> rustix::io::Result<Received> {
         for _ in 0..at_most {
             let Some(mailbox) = &self.boxes[rank as usize] else {
                 return Ok(Received::All);

@@ -24,7 +24,8 @@ fn end_with(parent: Pid) -> io::Result<()> {
     if getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH.into()) }
 }
 
-/// Has what a command starts killed when this process ends: the thread that starts it has to stay to the end.
+/// Has what a command starts killed when this process ends: the thread that starts it has to stay
+/// to the end.
 pub(crate) fn tie(command: &mut Command) {
     let parent = getpid();
     // SAFETY: between fork and exec the closure makes system calls only.
@@ -66,7 +67,12 @@ pub(super) struct Started {
 
 impl Template<'_> {
     /// Starts this rank with its end of the bootstrap's socket, on that CPU.
-    pub(super) fn start(&self, rank: u32, socket: &OwnedFd, cpu: Option<CpuSet>) -> io::Result<Started> {
+    pub(super) fn start(
+        &self,
+        rank: u32,
+        socket: &OwnedFd,
+        cpu: Option<CpuSet>,
+    ) -> io::Result<Started> {
         let output = || {
             if self.piped { Stdio::piped() } else { Stdio::inherit() }
         };
@@ -112,7 +118,8 @@ impl Rank {
     ///
     /// The rank must not have been waited for, or its number may be another's.
     pub(super) fn signal(&self, signal: Signal) {
-        // It fails only for one that has just died, or has changed its user: sweeping reports those.
+        // It fails only for one that has just died, or has changed its user: sweeping reports
+        // those.
         let _ = if self.leads_group {
             kill_process_group(self.pid, signal)
         } else {

@@ -32,7 +32,8 @@ impl Signals {
     pub(super) fn take(also: &[i32]) -> io::Result<Self> {
         let wanted = TERMINATING.into_iter().filter(|signal| !is_ignored(*signal));
         let set = SignalSet::of(wanted.chain([libc::SIGCHLD]));
-        let blocked = SignalSet::of((0..64).filter(|signal| set.has(*signal)).chain(also.iter().copied()));
+        let blocked =
+            SignalSet::of((0..64).filter(|signal| set.has(*signal)).chain(also.iter().copied()));
         let mut before = MaybeUninit::uninit();
         // SAFETY: the first set is initialised, and the second is written before it is read.
         let before = unsafe {

@@ -41,9 +41,14 @@ pub(super) enum Flushed {
 impl Sink {
     /// A queue before this descriptor.
     pub(super) fn new(fd: BorrowedFd<'static>) -> Self {
-        let is_file =
-            fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-        Self { fd, chunk: if is_file { usize::MAX } else { PIPE_BUF }, queue: Vec::new(), written: 0 }
+        let is_file = fstat(fd)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+        Self {
+            fd,
+            chunk: if is_file { usize::MAX } else { PIPE_BUF },
+            queue: Vec::new(),
+            written: 0,
+        }
     }
 
     /// Where to append. Append whole lines only: what is in the queue is written in one piece.

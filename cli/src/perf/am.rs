@@ -47,7 +47,8 @@ impl AmLine<'_> {
             }
             Message::Owned(slice) => {
                 let Seat { runtime, device, peer, arrivals_name, .. } = self.seat;
-                let mut message = runtime.post_am(*peer, slice.clone(), *arrivals_name).device(device);
+                let mut message =
+                    runtime.post_am(*peer, slice.clone(), *arrivals_name).device(device);
                 self.seat.post(|| message.call())
             }
         }

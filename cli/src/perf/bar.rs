@@ -4,8 +4,8 @@ use super::plan::Point;
 use super::table::size_in_words;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar with a step for each point. It has no thread and draws only when it is called, so that it disturbs no
-/// measurement; it is not drawn at all when stderr is no terminal.
+/// A bar with a step for each point. It has no thread and draws only when it is called, so that it
+/// disturbs no measurement; it is not drawn at all when stderr is no terminal.
 pub(super) struct Bar(ProgressBar);
 
 impl Bar {

@@ -28,7 +28,8 @@ pub(super) fn round(
     Ok(vec![measured])
 }
 
-/// Looks whether no rank leaves a barrier before all have come. The seed says which of them is late.
+/// Looks whether no rank leaves a barrier before all have come. The seed says which of them is
+/// late.
 pub(super) fn check(runtime: &Runtime, seed: u64) -> Result<(), PerfError> {
     if seed % u64::from(runtime.size()) == u64::from(runtime.rank().0) {
         std::thread::sleep(LATE);
@@ -41,7 +42,8 @@ pub(super) fn check(runtime: &Runtime, seed: u64) -> Result<(), PerfError> {
     if is_kept(all.iter().map(|times| times.as_slice())) { Ok(()) } else { Err(PerfError::Barrier) }
 }
 
-/// Of the times at which each rank came and left, eight bytes each: whether none left before the last one came.
+/// Of the times at which each rank came and left, eight bytes each: whether none left before the
+/// last one came.
 fn is_kept<'a>(times: impl Iterator<Item = &'a [u8]>) -> bool {
     let times = times.map(|times| match times.as_chunks::<8>() {
         ([came, left], []) => (u64::from_le_bytes(*came), u64::from_le_bytes(*left)),
@@ -66,7 +68,8 @@ mod tests {
     #[test]
     fn a_barrier_is_broken_by_a_rank_that_left_before_the_last_one_came() {
         let kept = |times: &[[u64; 2]]| {
-            let bytes: Vec<_> = times.iter().map(|pair| pair.map(u64::to_le_bytes).concat()).collect();
+            let bytes: Vec<_> =
+                times.iter().map(|pair| pair.map(u64::to_le_bytes).concat()).collect();
             is_kept(bytes.iter().map(Vec::as_slice))
         };
         assert!(kept(&[[1, 9], [8, 9], [2, 8]]));

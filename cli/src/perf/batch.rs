@@ -20,8 +20,8 @@ fn room(point: Point) -> Result<usize, PerfError> {
     bytes.ok_or_else(|| PostError::NoMemory(usize::MAX).into())
 }
 
-/// Where the piece lies here that goes to a slot there: two neighbours have changed places, so that pieces are no rows at equal
-/// distances.
+/// Where the piece lies here that goes to a slot there: two neighbours have changed places, so that
+/// pieces are no rows at equal distances.
 fn slot(at: usize, pieces: usize) -> usize {
     if at ^ 1 < pieces { at ^ 1 } else { at }
 }
@@ -30,7 +30,12 @@ fn pieces<'a>(point: Point, local: &'a Region, window: &'a Window) -> Vec<Piece<
     let Point { size, pieces, .. } = point;
     let piece = |at| {
         let start = slot(at, pieces) * 2 * size;
-        Piece { local, range: start..start + size, rmr: &window.theirs, offset: (at * 2 * size) as u64 }
+        Piece {
+            local,
+            range: start..start + size,
+            rmr: &window.theirs,
+            offset: (at * 2 * size) as u64,
+        }
     };
     (0..pieces).map(piece).collect()
 }
@@ -63,7 +68,8 @@ pub(super) fn measure(
     Ok(Measured::Spans(times))
 }
 
-/// Puts pieces of a random payload, and compares all of the memory that they went to, what lies between them included.
+/// Puts pieces of a random payload, and compares all of the memory that they went to, what lies
+/// between them included.
 pub(super) fn check(
     seat: &Seat,
     memory: &Memory,
@@ -79,8 +85,11 @@ pub(super) fn check(
         local.write(&content)?;
         let pieces = pieces(point, local.region(), &window);
         let Seat { runtime, device, peer, over, checks_name, .. } = seat;
-        let mut put =
-            runtime.post_put_batch(*peer, &pieces).device(device).comp(over).remote_comp(*checks_name);
+        let mut put = runtime
+            .post_put_batch(*peer, &pieces)
+            .device(device)
+            .comp(over)
+            .remote_comp(*checks_name);
         seat.start(|| put.call())?;
         return seat.settle(0);
     }

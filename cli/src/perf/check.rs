@@ -1,5 +1,5 @@
-//! A random payload, compared to the last byte, wherever bytes go that are measured: figures of messages that do not
-//! arrive as they were sent are worth nothing.
+//! A random payload, compared to the last byte, wherever bytes go that are measured: figures of
+//! messages that do not arrive as they were sent are worth nothing.
 
 use super::error::PerfError;
 use super::fetch;
@@ -29,8 +29,8 @@ pub(super) fn payload(seed: u64, size: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends a payload made of `seed`, and takes in the peer's, as far as the point has both. Each side knows what the other
-/// one sends.
+/// Sends a payload made of `seed`, and takes in the peer's, as far as the point has both. Each side
+/// knows what the other one sends.
 pub(super) fn there_and_back(
     seat: &Seat,
     memory: &Memory,
@@ -44,8 +44,8 @@ pub(super) fn there_and_back(
     match point.op {
         Op::Am | Op::Send => {
             let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
-            // Also the side that takes first: what it gave last may still wait for an engine, and nobody looks after this
-            // seat's device when it goes on to the next.
+            // Also the side that takes first: what it gave last may still wait for an engine, and
+            // nobody looks after this seat's device when it goes on to the next.
             let give = || send(seat, point.op, &mine).and_then(|()| seat.settle(0));
             in_turn(leads, give, || receive(seat, memory, point, &theirs))
         }
@@ -70,7 +70,8 @@ pub(super) fn there_and_back(
         Op::Get => {
             let window = Window::open(seat, memory, &mine)?;
             let look = || {
-                let room = memory.holding(&poison(&theirs), memory.is_lent(point, &seat.runtime))?;
+                let room =
+                    memory.holding(&poison(&theirs), memory.is_lent(point, &seat.runtime))?;
                 compare(fetch::get_once(seat, &window, room)?, &theirs, point)
             };
             by_leader(seat, leads, look)
@@ -127,7 +128,8 @@ fn by_leader(
 fn send(seat: &Seat, op: Op, payload: &Buffer) -> Result<(), PerfError> {
     let Seat { runtime, device, peer, tag, checks_name, over, .. } = seat;
     if op == Op::Am {
-        let mut message = runtime.post_am(*peer, lent(payload), *checks_name).device(device).comp(over);
+        let mut message =
+            runtime.post_am(*peer, lent(payload), *checks_name).device(device).comp(over);
         seat.start(|| message.call())
     } else {
         let mut message = runtime.post_send(*peer, lent(payload), *tag).device(device).comp(over);

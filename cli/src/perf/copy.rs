@@ -1,5 +1,5 @@
-//! Copies within rank 0, from its memory to memory of rank 1's kind: what the driver's engine does, or the CPU where no
-//! GPU has to do with it, without anything of a communication's.
+//! Copies within rank 0, from its memory to memory of rank 1's kind: what the driver's engine does,
+//! or the CPU where no GPU has to do with it, without anything of a communication's.
 
 use super::check::payload;
 use super::error::PerfError;
@@ -24,14 +24,20 @@ pub(super) struct Copying {
 
 impl Copying {
     /// Of this content.
-    pub(super) fn new(from: &Memory, to: &Memory, content: &[u8], pace: Pace) -> Result<Self, PerfError> {
+    pub(super) fn new(
+        from: &Memory,
+        to: &Memory,
+        content: &[u8],
+        pace: Pace,
+    ) -> Result<Self, PerfError> {
         let (from, to) = (from.room(content.len())?, to.room(content.len())?);
         from.write(content)?;
         Ok(Self { from, to, pace })
     }
 
     fn begin(&self) -> Result<Transfer, PerfError> {
-        let begun = Transfer::start(Buffer::Region(self.to.clone()), Buffer::Region(self.from.clone()));
+        let begun =
+            Transfer::start(Buffer::Region(self.to.clone()), Buffer::Region(self.from.clone()));
         begun.map_err(|refused| refused.cause.into())
     }
 
@@ -46,7 +52,12 @@ impl Copying {
     }
 
     /// `count` of them, one at a time or back to back.
-    pub(super) fn measure(&self, test: Test, clock: &Clock, count: u64) -> Result<Measured, PerfError> {
+    pub(super) fn measure(
+        &self,
+        test: Test,
+        clock: &Clock,
+        count: u64,
+    ) -> Result<Measured, PerfError> {
         if test == Test::Latency {
             return latency::each(clock, count, || self.finish(self.begin()?)).map(Measured::Spans);
         }

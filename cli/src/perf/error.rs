@@ -8,8 +8,8 @@ use carrack::transports::contract::DownCause;
 use carrack::transports::gpu::GpuError;
 use carrack::transports::mem::CopyError;
 use carrack::{
-    CollectiveError, OpError, PostError, ProgressError, Rank, RegisterError, ResourceError, StartError,
-    WaitError,
+    CollectiveError, OpError, PostError, ProgressError, Rank, RegisterError, ResourceError,
+    StartError, WaitError,
 };
 use std::collections::TryReserveError;
 use std::io;
@@ -22,17 +22,20 @@ pub(super) enum PerfError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
     #[error(
-        "there is no room for {most} bytes on this machine: {why}; ask for less by --size (-m of put_get_bench)"
+        "there is no room for {most} bytes on this machine: {why}; ask for less by --size (-m of \
+        put_get_bench)"
     )]
     Room { most: usize, why: TryReserveError },
     #[error(
-        "all but --op barrier is measured between two ranks, and this job has {0}: start it with `carrack run -n 2`, or without a launcher, as two ranks"
+        "all but --op barrier is measured between two ranks, and this job has {0}: start it with \
+        `carrack run -n 2`, or without a launcher, as two ranks"
     )]
     Ranks(u32),
     #[error("--ranks {asked}, but the launcher started {started}: leave it out, or start {asked}")]
     RanksOfLauncher { asked: u32, started: u32 },
     #[error(
-        "there is nothing to measure: barrier, put_batch, put_seen and put_over have a latency only, and fetch_add a latency and a rate; ask for one of them"
+        "there is nothing to measure: barrier, put_batch, put_seen and put_over have a latency \
+        only, and fetch_add a latency and a rate; ask for one of them"
     )]
     NoPoints,
     #[error(
@@ -44,7 +47,8 @@ pub(super) enum PerfError {
     #[error("memory {kind}: there is no such device; {driver} has {there}")]
     NoDevice { kind: Kind, driver: &'static str, there: String },
     #[error(
-        "--op {op} works on words of rank 1 that CPUs can reach: give rank 1 host or pinned memory instead of {kind}, or leave {op} out of --op"
+        "--op {op} works on words of rank 1 that CPUs can reach: give rank 1 host or pinned memory \
+        instead of {kind}, or leave {op} out of --op"
     )]
     HostOnly { op: &'static str, kind: Kind },
     #[error("the ranks were started with different arguments: give all the same")]
@@ -56,24 +60,31 @@ pub(super) enum PerfError {
     #[error("{from} gave an order that makes no sense: are both ranks of the same build?")]
     Order { from: Rank },
     #[error(
-        "a message of {size} bytes ({what}) came out different at byte {at}: the figures are worthless; please report this"
+        "a message of {size} bytes ({what}) came out different at byte {at}: the figures are \
+        worthless; please report this"
     )]
     Corrupt { what: &'static str, size: usize, at: usize },
     #[error(
-        "a message of {size} bytes ({what}) came with a length of {got}: the figures are worthless; please report this"
+        "a message of {size} bytes ({what}) came with a length of {got}: the figures are \
+        worthless; please report this"
     )]
     Length { what: &'static str, size: usize, got: usize },
     #[error(
-        "{added} was added to a word, and it holds {held}: the figures are worthless; please report this"
+        "{added} was added to a word, and it holds {held}: the figures are worthless; please \
+        report this"
     )]
     Sum { added: u64, held: u64 },
     #[error(
-        "a rank left a barrier before another one had come: the figures are worthless; please report this"
+        "a rank left a barrier before another one had come: the figures are worthless; please \
+        report this"
     )]
     Barrier,
     #[error("an operation failed: {0}")]
     Arrival(String),
-    #[error("--plot or --plot-percentiles {path:?}: {why}; name a file in a folder that you may write to")]
+    #[error(
+        "--plot or --plot-percentiles {path:?}: {why}; name a file in a folder that you may write \
+        to"
+    )]
     Plot { path: PathBuf, why: String },
     #[error("writing to stdout failed: {0}")]
     Output(#[from] io::Error),
@@ -97,7 +108,8 @@ pub(super) enum PerfError {
     Progress(#[from] ProgressError),
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// Boxed: it is several times the size of all others, and every call of a measured loop returns one or none.
+    /// Boxed: it is several times the size of all others, and every call of a measured loop returns
+    /// one or none.
     #[error(transparent)]
     Collective(Box<CollectiveError>),
     #[error(transparent)]

@@ -1,7 +1,7 @@
 //! Gets from the peer's memory, additions to it, and puts that are waited for.
 //!
-//! Rank 0 does all of it. Rank 1 makes progress until it is told that it is over: memory that is not mapped is
-//! reached through its owner.
+//! Rank 0 does all of it. Rank 1 makes progress until it is told that it is over: memory that is
+//! not mapped is reached through its owner.
 
 use super::check::lent;
 use super::error::PerfError;
@@ -24,8 +24,8 @@ pub(super) struct Fetch<'a> {
 }
 
 enum What {
-    /// The whole window, into the same memory each time. The buffer that came back is at hand for the next one; while
-    /// others are under way, another handle to that memory is made.
+    /// The whole window, into the same memory each time. The buffer that came back is at hand for
+    /// the next one; while others are under way, another handle to that memory is made.
     Get { room: Buffer, spare: Option<Buffer> },
     /// The same bytes are put into the window.
     Put(Buffer),
@@ -70,7 +70,8 @@ impl<'a> Fetch<'a> {
                 Ok(())
             }
             What::Put(payload) => {
-                let mut put = runtime.post_put(*peer, lent(payload), theirs, 0).device(device).comp(over);
+                let mut put =
+                    runtime.post_put(*peer, lent(payload), theirs, 0).device(device).comp(over);
                 self.seat.start(|| put.call())
             }
             What::Add => {

@@ -54,7 +54,8 @@ pub(super) struct Latency {
     pub(super) max: f64,
 }
 
-/// Puts what seats measured together: the figures, and how long the slowest took. `count` messages each.
+/// Puts what seats measured together: the figures, and how long the slowest took. `count` messages
+/// each.
 pub(super) fn together(
     clock: &Clock,
     count: u64,
@@ -82,7 +83,9 @@ pub(super) fn together(
         longest = longest.max(times.mean() * times.len() as f64 * tick);
         match &mut trips {
             // The same bounds, so that everything fits.
-            Some(all) => all.add(&times).unwrap_or_else(|_| unreachable!("all histograms are alike")),
+            Some(all) => {
+                all.add(&times).unwrap_or_else(|_| unreachable!("all histograms are alike"))
+            }
             None => trips = Some(times),
         }
     }
@@ -130,13 +133,22 @@ mod tests {
         for us in 1..=1000 {
             times.record((f64::from(us) * per_us) as u64).unwrap();
         }
-        for (measured, ways) in [(Measured::Trips(times.clone()), 2.0), (Measured::Spans(times), 1.0)] {
-            let Ok(Some((Figures::Latency(latency), _))) = together(&clock, 1, [measured]) else { panic!() };
+        for (measured, ways) in
+            [(Measured::Trips(times.clone()), 2.0), (Measured::Spans(times), 1.0)]
+        {
+            let Ok(Some((Figures::Latency(latency), _))) = together(&clock, 1, [measured]) else {
+                panic!()
+            };
             let Latency { min, mean, p50, p90, p99, p999, p9999, max } = latency;
             assert!([min, p50, p90, p99, p999, p9999, max].is_sorted());
             let wanted = [1.0, 500.5, 500.0, 900.0, 990.0, 999.0, 1000.0, 1000.0];
-            for (got, wanted) in [min, mean, p50, p90, p99, p999, p9999, max].into_iter().zip(wanted) {
-                assert!((got * ways / wanted - 1.0).abs() < 0.003, "{got} for {wanted} over {ways}");
+            for (got, wanted) in
+                [min, mean, p50, p90, p99, p999, p9999, max].into_iter().zip(wanted)
+            {
+                assert!(
+                    (got * ways / wanted - 1.0).abs() < 0.003,
+                    "{got} for {wanted} over {ways}"
+                );
             }
         }
     }
@@ -146,7 +158,9 @@ mod tests {
         let clock = Clock::new();
         let ticks = (1.0 / seconds_of_a_tick(&clock)) as u64;
         let both = [Measured::Stream(ticks), Measured::Stream(2 * ticks)];
-        let Ok(Some((Figures::Stream { rate }, took))) = together(&clock, 1000, both) else { panic!() };
+        let Ok(Some((Figures::Stream { rate }, took))) = together(&clock, 1000, both) else {
+            panic!()
+        };
         assert!((rate - 1500.0).abs() < 1.0, "{rate}");
         assert!((took.as_secs_f64() - 2.0).abs() < 0.01, "{took:?}");
     }

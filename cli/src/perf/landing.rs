@@ -18,7 +18,8 @@ impl Landing {
         Self { memory: memory.clone(), room: Mutex::default() }
     }
 
-    /// Memory for a message. None when the driver has no more: then it lands in memory of the runtime's.
+    /// Memory for a message. None when the driver has no more: then it lands in memory of the
+    /// runtime's.
     pub(super) fn place(&self, size: usize) -> Option<Buffer> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let whole = match room.take() {

@@ -7,7 +7,8 @@ use quanta::Clock;
 
 /// Round trips before the first that counts: both threads are there, and caches are warm.
 const WARM_UP: u64 = 64;
-/// Round trips whose times are kept before they go into the histogram, outside the measured time: 8 KiB.
+/// Round trips whose times are kept before they go into the histogram, outside the measured time: 8
+/// KiB.
 const BLOCK: usize = 1024;
 
 /// What comes in on either side.
@@ -16,7 +17,8 @@ pub(super) fn traffic(size: usize, count: u64) -> Traffic {
     Traffic { size, incoming: WARM_UP + count, depth: 2 }
 }
 
-/// The side that measures: `count` round trips, each with a time of its own, in ticks of the raw clock.
+/// The side that measures: `count` round trips, each with a time of its own, in ticks of the raw
+/// clock.
 pub(super) fn ping(line: &mut impl Line, clock: &Clock, count: u64) -> Result<Times, PerfError> {
     let times = each(clock, count, || {
         line.send()?;
@@ -55,7 +57,10 @@ pub(super) fn each(
 }
 
 /// The steps that others measure: as many as [`each`] takes.
-pub(super) fn join_in(count: u64, mut step: impl FnMut() -> Result<(), PerfError>) -> Result<(), PerfError> {
+pub(super) fn join_in(
+    count: u64,
+    mut step: impl FnMut() -> Result<(), PerfError>,
+) -> Result<(), PerfError> {
     (0..WARM_UP + count).try_for_each(|_| step())
 }
 

@@ -2,8 +2,8 @@
 
 use super::error::PerfError;
 
-/// One direction there and one back between two seats, for messages of one size. The loops are compiled for
-/// each kind of line.
+/// One direction there and one back between two seats, for messages of one size. The loops are
+/// compiled for each kind of line.
 pub(super) trait Line {
     /// Sends a message.
     fn send(&mut self) -> Result<(), PerfError>;
@@ -17,8 +17,9 @@ pub(super) trait Line {
     /// Waits for `count` more messages.
     fn receive(&mut self, count: u64) -> Result<(), PerfError>;
 
-    /// Waits until at most `most` of those that were sent are under way as far as this side knows. Of what the
-    /// receiver has to take in there is nothing to know here: it is there when it was received.
+    /// Waits until at most `most` of those that were sent are under way as far as this side knows.
+    /// Of what the receiver has to take in there is nothing to know here: it is there when it was
+    /// received.
     #[inline]
     fn settle(&mut self, most: u64) -> Result<(), PerfError> {
         let _ = most;

@@ -12,15 +12,16 @@ use std::sync::Arc;
 
 /// Packets of a seat on a GPU: each is an allocation of the driver's, and those are large.
 const GPU_PACKETS: usize = 16;
-/// Host buffers of up to so many bytes are not the same memory: those of all receives that a stream has posted are
-/// half a megabyte then.
+/// Host buffers of up to so many bytes are not the same memory: those of all receives that a stream
+/// has posted are half a megabyte then.
 const APART: usize = 256;
 
 /// Memory to send from and to receive into, of which others read and write a part.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     place: Place,
-    /// Whether it is host memory at all ranks: what works on remote memory is then over with its call, as a rule.
+    /// Whether it is host memory at all ranks: what works on remote memory is then over with its
+    /// call, as a rule.
     all_host: bool,
 }
 
@@ -32,7 +33,8 @@ enum Place {
     Device(Arc<dyn Gpu>),
 }
 
-/// A rank's memory, and memory of the other side's kind where copies within the rank are to be measured.
+/// A rank's memory, and memory of the other side's kind where copies within the rank are to be
+/// measured.
 #[derive(Clone, Debug)]
 pub(super) struct Memories {
     pub(super) own: Memory,
@@ -60,7 +62,8 @@ impl Memory {
         Ok(Self { place, all_host: sides.are_host() })
     }
 
-    /// Makes its GPU's context the calling thread's, as a program that uses the GPU has it from `cudaSetDevice`.
+    /// Makes its GPU's context the calling thread's, as a program that uses the GPU has it from
+    /// `cudaSetDevice`.
     pub(super) fn make_current(&self) -> Result<(), PerfError> {
         match &self.place {
             Place::Host => Ok(()),
@@ -76,8 +79,9 @@ impl Memory {
         }
     }
 
-    /// Whether operations of this point own what they work on while they run, since they are not over with their
-    /// calls: large messages, and all that a GPU's engine or the owner of remote memory carries out.
+    /// Whether operations of this point own what they work on while they run, since they are not
+    /// over with their calls: large messages, and all that a GPU's engine or the owner of remote
+    /// memory carries out.
     pub(super) fn is_lent(&self, point: Point, runtime: &Runtime) -> bool {
         match point.op {
             Op::Put | Op::PutSeen | Op::PutOver | Op::PutBatch | Op::Get => !self.all_host,
@@ -93,7 +97,8 @@ impl Memory {
         }
     }
 
-    /// A device whose active messages land here; in ordinary memory rather than pinned, for which there are no packets.
+    /// A device whose active messages land here; in ordinary memory rather than pinned, for which
+    /// there are no packets.
     pub(super) fn device(&self, runtime: &Runtime) -> Result<Device, PerfError> {
         Ok(match &self.place {
             Place::Host | Place::Pinned(_) => runtime.device().build()?,
@@ -105,12 +110,15 @@ impl Memory {
         })
     }
 
-    /// Buffers of `size` bytes for `count` receives that are posted at once. All of them are the same memory, as in
-    /// `ucx_perftest` and `osu_bw`: one for each message would measure the memory beyond the caches. Small ones are
-    /// apart, since they fit into the caches, and a vector is nearer at hand than a part of a region.
+    /// Buffers of `size` bytes for `count` receives that are posted at once. All of them are the
+    /// same memory, as in `ucx_perftest` and `osu_bw`: one for each message would measure the
+    /// memory beyond the caches. Small ones are apart, since they fit into the caches, and a vector
+    /// is nearer at hand than a part of a region.
     pub(super) fn buffers(&self, count: usize, size: usize) -> Result<Vec<Buffer>, PerfError> {
         match self.place {
-            Place::Host if size <= APART => Ok((0..count).map(|_| Buffer::Vec(vec![0; size])).collect()),
+            Place::Host if size <= APART => {
+                Ok((0..count).map(|_| Buffer::Vec(vec![0; size])).collect())
+            }
             _ => {
                 let room = self.room(size)?;
                 Ok((0..count).map(|_| Buffer::Region(room.clone())).collect())
@@ -149,7 +157,8 @@ impl Memory {
         }
     }
 
-    /// A buffer that holds these bytes: one to be borrowed from, or one to be lent to every operation.
+    /// A buffer that holds these bytes: one to be borrowed from, or one to be lent to every
+    /// operation.
     pub(super) fn holding(&self, bytes: &[u8], lent: bool) -> Result<Buffer, PerfError> {
         match self.place {
             Place::Host if !lent => Ok(Buffer::Vec(bytes.to_vec())),
@@ -169,7 +178,9 @@ fn gpu(runtime: &Runtime, kind: Kind, number: usize) -> Result<Arc<dyn Gpu>, Per
         match driver.devices() {
             Ok(gpus) if gpus.is_empty() => reasons.push(format!("{} has no device", driver.name())),
             Ok(gpus) => {
-                let named = |(at, gpu): (usize, &Arc<dyn Gpu>)| format!("device:{at} ({})", gpu.info().name);
+                let named = |(at, gpu): (usize, &Arc<dyn Gpu>)| {
+                    format!("device:{at} ({})", gpu.info().name)
+                };
                 return gpus.get(number).cloned().ok_or_else(|| PerfError::NoDevice {
                     kind,
                     driver: driver.name(),
@@ -192,8 +203,9 @@ mod tests {
             let host = Memory { place: Place::Host, all_host: true };
             let buffers = host.buffers(3, size).unwrap();
             assert!(buffers.len() == 3 && buffers.iter().all(|buffer| buffer.len() == size));
-            let id =
-                |buffer| if let Buffer::Region(slice) = buffer { Some(slice.region().id()) } else { None };
+            let id = |buffer| {
+                if let Buffer::Region(slice) = buffer { Some(slice.region().id()) } else { None }
+            };
             buffers.into_iter().map(id).collect::<Vec<_>>()
         };
         assert_eq!(regions(APART), [None; 3]);

@@ -1,8 +1,9 @@
-//! `carrack perf`: latency, bandwidth and message rate between two ranks, and barriers of any number.
+//! `carrack perf`: latency, bandwidth and message rate between two ranks, and barriers of any
+//! number.
 //!
-//! Rank 0 measures and prints; the others follow its orders. All know the same list of points from the same
-//! command line, so an order is a few bytes. A point is measured in rounds: short ones until it is known how
-//! many messages fill the time asked for, then the one that counts.
+//! Rank 0 measures and prints; the others follow its orders. All know the same list of points from
+//! the same command line, so an order is a few bytes. A point is measured in rounds: short ones
+//! until it is known how many messages fill the time asked for, then the one that counts.
 //!
 //! In the order in which a run passes through:
 //!

@@ -17,7 +17,8 @@ const MAX_PIECES: usize = 1 << 20;
 /// The options of `carrack perf`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-Without a launcher, perf starts two ranks of its own on this machine. Under `carrack run -n 2` it uses those.
+Without a launcher, perf starts two ranks of its own on this machine. Under `carrack run -n 2` it \
+uses those.
 Threads poll when each can have a core, and sleep when idle when they cannot; the first line says which.
 Before each point a random payload goes wherever those go that are measured, and is compared to the last byte. The messages that are measured
 are all sent from one buffer and received into one, as in ucx_perftest and the OSU benchmarks, so that both are in the
@@ -64,7 +65,13 @@ pub(crate) struct PerfOptions {
     pub(super) test: Wanted,
 
     /// Operations, separated by commas.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "am,send", value_name = "OP,...")]
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "am,send",
+        value_name = "OP,..."
+    )]
     pub(super) op: Vec<Op>,
 
     /// Bytes of a message, such as 8,4K: 8,64,512,4K,8K,64K,1M if not given, and 8 for rate.
@@ -87,13 +94,14 @@ pub(crate) struct PerfOptions {
     #[arg(long)]
     pub(super) share_device: bool,
 
-    /// Memory that is sent from and received into, put from and put to: host, pinned (locked for GPUs), device:N (the
-    /// GPU of this number) or device (the first). Two kinds are rank 0's, which measures, and rank 1's.
+    /// Memory that is sent from and received into, put from and put to: host, pinned (locked for
+    /// GPUs), device:N (the GPU of this number) or device (the first). Two kinds are rank 0's,
+    /// which measures, and rank 1's.
     #[arg(long, value_parser = Sides::parse, default_value = "host", value_name = "KIND[,KIND]")]
     pub(super) mem: Sides,
 
-    /// The transport; that of CARRACK_TRANSPORT, or shm, if not given. loopback measures two ranks on two
-    /// threads of one process.
+    /// The transport; that of CARRACK_TRANSPORT, or shm, if not given. loopback measures two ranks
+    /// on two threads of one process.
     #[arg(long, value_parser = transport, value_name = "NAME")]
     pub(super) transport: Option<TransportChoice>,
 
@@ -101,8 +109,8 @@ pub(crate) struct PerfOptions {
     #[arg(long, value_parser = seconds, default_value = "0.5", value_name = "SECONDS")]
     pub(super) seconds: Duration,
 
-    /// core pins each thread to a core of its own where there are enough, so that figures are stable; none
-    /// leaves placement to the kernel.
+    /// core pins each thread to a core of its own where there are enough, so that figures are
+    /// stable; none leaves placement to the kernel.
     #[arg(long, value_enum, value_name = "core|none", default_value_t = Bind::Core, hide_possible_values = true)]
     pub(super) bind: Bind,
 
@@ -161,7 +169,8 @@ pub(super) enum Op {
     FetchAdd,
     /// Barriers of all ranks.
     Barrier,
-    /// Copies within rank 0, from its memory to memory of rank 1's kind: what puts are compared with.
+    /// Copies within rank 0, from its memory to memory of rank 1's kind: what puts are compared
+    /// with.
     Copy,
 }
 
@@ -210,7 +219,8 @@ pub(super) fn threads(text: &str) -> Result<usize, String> {
 
 /// Read as its variable is, so that a transport which is added to the settings is known here, too.
 pub(super) fn transport(text: &str) -> Result<TransportChoice, String> {
-    let settings = Settings::from_vars([("CARRACK_TRANSPORT", text)]).map_err(|error| error.to_string())?;
+    let settings =
+        Settings::from_vars([("CARRACK_TRANSPORT", text)]).map_err(|error| error.to_string())?;
     match settings.transports() {
         [one] => Ok(*one),
         _ => Err("name one transport: a figure of several would be of whichever was chosen".into()),

@@ -1,9 +1,9 @@
-//! `carrack put_get_bench`: the figures of `carrack perf`, asked for and printed as the OSU benchmarks are, so that they can be laid
-//! beside theirs.
+//! `carrack put_get_bench`: the figures of `carrack perf`, asked for and printed as the OSU
+//! benchmarks are, so that they can be laid beside theirs.
 //!
-//! Of the format (OSU Micro-Benchmarks 5 to 7): two lines of comment that name test and memory, one that names the columns, and a row
-//! for each size: the size in ten columns, figures in eighteen each, with two decimals. Latencies are means in microseconds, as theirs;
-//! a MB is 10^6 bytes.
+//! Of the format (OSU Micro-Benchmarks 5 to 7): two lines of comment that name test and memory, one
+//! that names the columns, and a row for each size: the size in ten columns, figures in eighteen
+//! each, with two decimals. Latencies are means in microseconds, as theirs; a MB is 10^6 bytes.
 
 use super::options::{self, Op, PerfOptions, Wanted};
 use super::plan::Test;
@@ -118,7 +118,8 @@ const PUT_BW: OsuTest = of("put_bw", "Put Bandwidth", Op::Put, Test::Bandwidth);
 const GET_LATENCY: OsuTest = of("get_latency", "Get Latency", Op::Get, Test::Latency);
 const GET_BW: OsuTest = of("get_bw", "Get Bandwidth", Op::Get, Test::Bandwidth);
 const AM_LATENCY: OsuTest = of("am_latency", "Active Message Latency", Op::Am, Test::Latency);
-const ALL: [OsuTest; 8] = [LATENCY, BW, MBW_MR, PUT_LATENCY, PUT_BW, GET_LATENCY, GET_BW, AM_LATENCY];
+const ALL: [OsuTest; 8] =
+    [LATENCY, BW, MBW_MR, PUT_LATENCY, PUT_BW, GET_LATENCY, GET_BW, AM_LATENCY];
 
 impl Asked {
     fn tests(self) -> &'static [OsuTest] {
@@ -153,7 +154,9 @@ fn place(text: &str) -> Result<Place, String> {
         ("P", _) => Ok(Place::Kind(Kind::Pinned)),
         ("D", _) => Ok(Place::Device),
         ("all", _) => Ok(Place::All),
-        ("M" | "MD" | "MH", _) => Err("managed memory is not sent: the driver moves it meanwhile".into()),
+        ("M" | "MD" | "MH", _) => {
+            Err("managed memory is not sent: the driver moves it meanwhile".into())
+        }
         (_, Some(number)) => match number.parse() {
             Ok(number) => Ok(Place::Kind(Kind::Device(number))),
             Err(_) => Err(format!("{number:?} is no number of a device: {known}")),
@@ -204,7 +207,8 @@ pub(crate) fn put_get_bench(options: &OsuOptions) -> ExitCode {
         ([sides], [test]) => start::perf(&as_perf(options, *test, *sides)),
         _ if is_rank() => {
             complain(
-                "`all` starts jobs of its own: leave the launcher out, or name one test and one pair of memory",
+                "`all` starts jobs of its own: leave the launcher out, or name one test and one \
+                pair of memory",
             );
             ExitCode::from(USAGE)
         }
@@ -226,7 +230,10 @@ fn pairs(memory: &[Place]) -> Result<Vec<Sides>, String> {
             first: kind(first, || Kind::Device(0))?,
             others: kind(others, || Kind::Device(far(count_devices())))?,
         }]),
-        _ => Err("give the memory of both ranks, such as D D or H D; or none, for host memory".into()),
+        _ => {
+            Err("give the memory of both ranks, such as D D or H D; or none, for host memory"
+                .into())
+        }
     }
 }
 
@@ -235,7 +242,8 @@ fn every_pair(devices: usize) -> Vec<Sides> {
         0 => vec![Kind::Host],
         _ => vec![Kind::Host, Kind::Pinned, Kind::Device(device)],
     };
-    let with_each = |first| kinds(far(devices)).into_iter().map(move |others| Sides { first, others });
+    let with_each =
+        |first| kinds(far(devices)).into_iter().map(move |others| Sides { first, others });
     kinds(0).into_iter().flat_map(with_each).collect()
 }
 
@@ -253,11 +261,12 @@ fn count_devices() -> usize {
     alone().map_or(0, |runtime: Runtime| gpus::of(&runtime).len())
 }
 
-/// A pair and a test after another, each as a job of its own. What cannot be measured on this machine is said, and the
-/// others go on; the status is then that of the last that failed.
+/// A pair and a test after another, each as a job of its own. What cannot be measured on this
+/// machine is said, and the others go on; the status is then that of the last that failed.
 fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
     let mut failed = None;
-    for (sides, test) in pairs.iter().flat_map(|sides| tests.iter().map(move |test| (sides, test))) {
+    for (sides, test) in pairs.iter().flat_map(|sides| tests.iter().map(move |test| (sides, test)))
+    {
         let mut command = Command::new("/proc/self/exe");
         command.args(["put_get_bench", test.word]);
         command.args([sides.first, sides.others].map(letters));
@@ -278,7 +287,9 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
                     return ExitCode::FAILURE;
                 }
             },
-            Ok(status) => failed = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
+            Ok(status) => {
+                failed = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+            }
             Err(error) => {
                 complain(format_args!("starting this command once more: {error}"));
                 failed = Some(1);
@@ -343,7 +354,8 @@ pub(super) fn heading(osu: OsuTest, sides: Sides) -> String {
         _ => format!("# Rank 0 Memory on {first} and Rank 1 Memory on {others}"),
     };
     format!(
-        "# Carrack {title} Test v{version}, in the format of the OSU Micro-Benchmarks\n{memory}\n{columns}"
+        "# Carrack {title} Test v{version}, in the format of the OSU \
+        Micro-Benchmarks\n{memory}\n{columns}"
     )
 }
 
@@ -378,7 +390,11 @@ mod tests {
     #[test]
     fn memory_is_named_by_letters_and_comes_in_pairs() {
         let all = |words: &[&str]| {
-            words.iter().map(|word| place(word)).collect::<Result<Vec<_>, _>>().and_then(|all| pairs(&all))
+            words
+                .iter()
+                .map(|word| place(word))
+                .collect::<Result<Vec<_>, _>>()
+                .and_then(|all| pairs(&all))
         };
         let pair = |first, others| Ok(vec![Sides { first, others }]);
         assert_eq!(all(&[]), pair(Kind::Host, Kind::Host));
@@ -386,7 +402,9 @@ mod tests {
         assert_eq!(all(&["P", "H"]), pair(Kind::Pinned, Kind::Host));
         assert_eq!([0, 1, 2].map(|devices| every_pair(devices).len()), [1, 9, 9]);
         assert_eq!(every_pair(2)[8], Sides { first: Kind::Device(0), others: Kind::Device(1) });
-        for wrong in [&["H"][..], &["M", "M"], &["D-1", "H"], &["h", "H"], &["all", "H"], &["Dx", "D"]] {
+        for wrong in
+            [&["H"][..], &["M", "M"], &["D-1", "H"], &["h", "H"], &["all", "H"], &["Dx", "D"]]
+        {
             assert!(all(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -7,13 +7,15 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// CPUs of each rank.
 pub(super) type Cpus = Vec<Vec<usize>>;
 
-/// A CPU for each of `threads` threads of all ranks, none of them twice; `None` when there are too few. As long as there are
-/// enough, they are on cores of their own: two that share one take turns, also when one of them only waits.
+/// A CPU for each of `threads` threads of all ranks, none of them twice; `None` when there are too
+/// few. As long as there are enough, they are on cores of their own: two that share one take turns,
+/// also when one of them only waits.
 pub(super) fn cores(cpus: &Cpus, threads: usize) -> Option<Cpus> {
     spread(cpus, threads, core_of)
 }
 
-/// The core that a CPU is a thread of, by its first thread; the CPU itself where the kernel does not say.
+/// The core that a CPU is a thread of, by its first thread; the CPU itself where the kernel does
+/// not say.
 fn core_of(cpu: usize) -> usize {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     let siblings = std::fs::read_to_string(path).unwrap_or_default();
@@ -29,7 +31,8 @@ fn spread(cpus: &Cpus, threads: usize, core_of: impl Fn(usize) -> usize) -> Opti
     for rank in order {
         for _ in 0..threads {
             let free = || cpus[rank].iter().copied().filter(|cpu| !taken.contains(cpu));
-            let alone = free().find(|&cpu| taken.iter().all(|&other| core_of(other) != core_of(cpu)));
+            let alone =
+                free().find(|&cpu| taken.iter().all(|&other| core_of(other) != core_of(cpu)));
             let cpu = alone.or_else(|| free().next())?;
             taken.push(cpu);
             cores[rank].push(cpu);
@@ -77,7 +80,10 @@ mod tests {
         assert_eq!(cores(&cpus, 1), Some(vec![vec![0], vec![1]]));
         assert_eq!(cores(&cpus, 2), Some(vec![vec![0, 1], vec![2, 3]]));
         assert_eq!(cores(&cpus, 3), None);
-        assert_eq!(cores(&vec![vec![0, 1, 2, 3]; 4], 1), Some(vec![vec![0], vec![1], vec![2], vec![3]]));
+        assert_eq!(
+            cores(&vec![vec![0, 1, 2, 3]; 4], 1),
+            Some(vec![vec![0], vec![1], vec![2], vec![3]])
+        );
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::hint::black_box;
 use std::time::Duration;
 
-/// Sizes of latency and bandwidth when none are given: within a cache line, within a ring, a page, a packet, and two
-/// that are too long for one.
+/// Sizes of latency and bandwidth when none are given: within a cache line, within a ring, a page,
+/// a packet, and two that are too long for one.
 const SIZES: [usize; 7] = [8, 64, 512, 4 << 10, 8 << 10, 64 << 10, 1 << 20];
 /// Size of rate when none is given.
 const RATE_SIZE: usize = 8;
@@ -18,7 +18,8 @@ const PIECE: usize = 64;
 /// What is added to.
 const WORD: usize = 8;
 /// There is one barrier, whatever the sizes and threads of others.
-const BARRIER: Point = Point { op: Op::Barrier, test: Test::Latency, size: 0, threads: 1, pieces: 1 };
+const BARRIER: Point =
+    Point { op: Op::Barrier, test: Test::Latency, size: 0, threads: 1, pieces: 1 };
 
 /// What is measured at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,7 +91,10 @@ impl Plan {
                 for &test in tests {
                     let sizes: &[usize] = match (op, test) {
                         (Op::FetchAdd, Test::Bandwidth) => &[],
-                        (Op::PutSeen | Op::PutOver | Op::PutBatch, Test::Bandwidth | Test::Rate) => &[],
+                        (
+                            Op::PutSeen | Op::PutOver | Op::PutBatch,
+                            Test::Bandwidth | Test::Rate,
+                        ) => &[],
                         (Op::PutBatch, _) if !given => &[PIECE],
                         (Op::FetchAdd, _) => &[WORD],
                         (Op::Barrier, Test::Latency) if !points.contains(&BARRIER) => &[0],
@@ -100,7 +104,13 @@ impl Plan {
                     };
                     let threads = if op == Op::Barrier { 1 } else { threads };
                     let pieces = if op == Op::PutBatch { options.pieces } else { 1 };
-                    points.extend(sizes.iter().map(|&size| Point { op, test, size, threads, pieces }));
+                    points.extend(sizes.iter().map(|&size| Point {
+                        op,
+                        test,
+                        size,
+                        threads,
+                        pieces,
+                    }));
                 }
             }
         }
@@ -135,13 +145,15 @@ impl Plan {
             _ => false,
         };
         match self.points.iter().find(host_only) {
-            Some(point) => Err(PerfError::HostOnly { op: point.op.name(), kind: self.sides.others }),
+            Some(point) => {
+                Err(PerfError::HostOnly { op: point.op.name(), kind: self.sides.others })
+            }
             None => Ok(()),
         }
     }
 
-    /// Whether a process could have as much memory as the longest message, which is made in host memory first. Systems promise more
-    /// than they have; what is far beyond it is refused here.
+    /// Whether a process could have as much memory as the longest message, which is made in host
+    /// memory first. Systems promise more than they have; what is far beyond it is refused here.
     pub(super) fn has_room(&self) -> Result<(), PerfError> {
         let most = self.points.iter().map(|point| point.size.saturating_mul(point.pieces)).max();
         let most = most.unwrap_or(0);
@@ -210,7 +222,9 @@ mod tests {
     #[test]
     fn a_put_that_is_seen_has_a_latency_only_and_host_memory() {
         let all = plan(&["--op", "put_seen", "--size", "8,64"]);
-        assert!(all.points.len() == 2 && all.points.iter().all(|point| point.test == Test::Latency));
+        assert!(
+            all.points.len() == 2 && all.points.iter().all(|point| point.test == Test::Latency)
+        );
         assert!(all.suits_memory().is_ok());
         assert!(plan(&["--op", "put_seen", "--mem", "device"]).suits_memory().is_err());
         assert!(plan(&["--op", "put_seen", "--mem", "pinned,host"]).suits_memory().is_err());
@@ -218,12 +232,18 @@ mod tests {
         // More than there are addresses.
         let why = plan(&["--size", "8,900000000G"]).has_room().unwrap_err().to_string();
         assert!(why.contains("966367641600000000 bytes") && why.contains("--size"), "{why}");
-        assert!(plan(&["--op", "put_batch", "--size", "16000000G", "--pieces", "4000"]).has_room().is_err());
+        assert!(
+            plan(&["--op", "put_batch", "--size", "16000000G", "--pieces", "4000"])
+                .has_room()
+                .is_err()
+        );
     }
 
     #[test]
     fn a_batch_has_a_latency_only_and_as_many_pieces_as_is_said() {
-        let of = |args: &[&str]| plan(args).points.iter().map(|p| (p.size, p.pieces)).collect::<Vec<_>>();
+        let of = |args: &[&str]| {
+            plan(args).points.iter().map(|p| (p.size, p.pieces)).collect::<Vec<_>>()
+        };
         assert_eq!(of(&["--op", "put_batch"]), [(64, 1000)]);
         assert_eq!(of(&["--op", "put_batch", "--pieces", "7", "--size", "8,9"]), [(8, 7), (9, 7)]);
         assert!(plan(&["latency"]).points.iter().all(|point| point.pieces == 1));

@@ -7,7 +7,8 @@ use super::window::Window;
 use carrack::Buffer;
 use carrack::buffer::{RegionSlice, SendBuffer};
 
-/// A line of puts. The last of each window carries a signal, so that both sides know how far they are.
+/// A line of puts. The last of each window carries a signal, so that both sides know how far they
+/// are.
 pub(super) struct PutLine<'a> {
     seat: &'a Seat,
     window: &'a Window,
@@ -38,7 +39,8 @@ impl<'a> PutLine<'a> {
     #[inline]
     fn put(&mut self, payload: impl Into<SendBuffer<'a>>) -> Result<(), PerfError> {
         let Seat { runtime, device, peer, arrivals_name, over, .. } = self.seat;
-        let mut put = runtime.post_put(*peer, payload, &self.window.theirs, 0).device(device).comp(over);
+        let mut put =
+            runtime.post_put(*peer, payload, &self.window.theirs, 0).device(device).comp(over);
         if self.sent.is_multiple_of(self.every) {
             put = put.remote_comp(*arrivals_name);
         }
@@ -62,7 +64,8 @@ impl Line for PutLine<'_> {
         self.seat.take(count.div_ceil(self.every))
     }
 
-    /// A signal says that the bytes of its own put are there, and nothing of those before it: their sender knows.
+    /// A signal says that the bytes of its own put are there, and nothing of those before it: their
+    /// sender knows.
     #[inline]
     fn settle(&mut self, most: u64) -> Result<(), PerfError> {
         self.seat.settle(most)
@@ -103,8 +106,8 @@ impl Line for SeenLine<'_> {
         self.seat.start(|| put.call())
     }
 
-    /// The last byte is there last: a NIC writes what one packet holds in the order of addresses, as those who poll memory take for
-    /// granted, and a CPU that copies does, too.
+    /// The last byte is there last: a NIC writes what one packet holds in the order of addresses,
+    /// as those who poll memory take for granted, and a CPU that copies does, too.
     #[inline]
     fn receive(&mut self, count: u64) -> Result<(), PerfError> {
         for _ in 0..count {

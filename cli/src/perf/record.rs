@@ -4,7 +4,8 @@ use super::figures::{Figures, Latency};
 use super::plan::Point;
 use serde::Serialize;
 
-/// A point's result: what `--json` prints on a line of its own. The help of `perf` says what the fields mean.
+/// A point's result: what `--json` prints on a line of its own. The help of `perf` says what the
+/// fields mean.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Record {
     pub(super) op: &'static str,
@@ -35,13 +36,22 @@ impl Conditions {
     /// The memory of both sides, in words.
     pub(super) fn memory(&self) -> String {
         let Self { mem, peer_mem, .. } = self;
-        if mem == peer_mem { format!("{mem} memory") } else { format!("{mem} to {peer_mem} memory") }
+        if mem == peer_mem {
+            format!("{mem} memory")
+        } else {
+            format!("{mem} to {peer_mem} memory")
+        }
     }
 }
 
 impl Record {
     /// Puts it together.
-    pub(super) fn new(point: Point, conditions: Conditions, messages: u64, figures: Figures) -> Self {
+    pub(super) fn new(
+        point: Point,
+        conditions: Conditions,
+        messages: u64,
+        figures: Figures,
+    ) -> Self {
         let Point { op, test, size, threads, pieces } = point;
         let (latency_us, rate) = match figures {
             Figures::Latency(latency) => (Some(latency), None),

@@ -35,8 +35,8 @@ pub(super) struct Round<'a> {
 impl Round<'_> {
     /// Goes it, on these seats. The first seat's thread is the caller's.
     ///
-    /// Threads do not wait for each other: each begins with its peer's, and what they lose at the ends is the
-    /// time that it takes to start a thread.
+    /// Threads do not wait for each other: each begins with its peer's, and what they lose at the
+    /// ends is the time that it takes to start a thread.
     pub(super) fn go(&self, seats: &mut [Seat]) -> Result<Vec<Measured>, PerfError> {
         let Some((first, others)) = seats.split_first_mut() else { return Ok(Vec::new()) };
         thread::scope(|scope| {
@@ -50,10 +50,13 @@ impl Round<'_> {
                 })?);
             }
             let mut measured = vec![self.sit_down(first)];
-            measured
-                .extend(started.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))));
+            measured.extend(
+                started.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))),
+            );
             // The seat that failed says more than those that gave up because of it.
-            if let Some(at) = measured.iter().position(|one| matches!(one, Err(error) if !error.is_echo())) {
+            if let Some(at) =
+                measured.iter().position(|one| matches!(one, Err(error) if !error.is_echo()))
+            {
                 measured.swap(0, at);
             }
             measured.into_iter().collect()
@@ -70,7 +73,8 @@ impl Round<'_> {
         self.memory.make_current()?;
         let Point { op, test, size, .. } = self.point;
         let content = payload(1, size);
-        let outgoing = || self.memory.holding(&content, self.memory.is_lent(self.point, &seat.runtime));
+        let outgoing =
+            || self.memory.holding(&content, self.memory.is_lent(self.point, &seat.runtime));
         let traffic = match test {
             Test::Latency => latency::traffic(size, self.count),
             Test::Bandwidth | Test::Rate if self.leads => stream::outward(size),
@@ -78,7 +82,9 @@ impl Round<'_> {
         };
         match op {
             Op::Am => self.measure(&mut AmLine::new(seat, &outgoing()?), seat),
-            Op::Send => self.measure(&mut SendLine::new(seat, &outgoing()?, self.memory, traffic)?, seat),
+            Op::Send => {
+                self.measure(&mut SendLine::new(seat, &outgoing()?, self.memory, traffic)?, seat)
+            }
             Op::Get => {
                 let window = Window::open(seat, self.memory, &content)?;
                 self.fetch(seat, || Fetch::get(seat, &window, self.memory, size))
@@ -93,7 +99,9 @@ impl Round<'_> {
                 None => Ok(Measured::Nothing),
             },
             Op::Barrier => Ok(Measured::Nothing),
-            Op::PutBatch => batch::measure(seat, self.memory, self.point, self.clock, self.count, self.leads),
+            Op::PutBatch => {
+                batch::measure(seat, self.memory, self.point, self.clock, self.count, self.leads)
+            }
             Op::PutSeen => {
                 let window = Window::open(seat, self.memory, &vec![0; size.max(1)])?;
                 self.measure(&mut SeenLine::new(seat, &window, size), seat)
@@ -116,15 +124,23 @@ impl Round<'_> {
         make: impl FnOnce() -> Result<Fetch<'a>, PerfError>,
     ) -> Result<Measured, PerfError> {
         let Point { test, size, .. } = self.point;
-        if self.leads { make()?.measure(test, self.clock, self.count, size) } else { fetch::lend(seat) }
+        if self.leads {
+            make()?.measure(test, self.clock, self.count, size)
+        } else {
+            fetch::lend(seat)
+        }
     }
 
     fn measure(&self, line: &mut impl Line, seat: &Seat) -> Result<Measured, PerfError> {
         let window = stream::window(self.point.size);
         match (self.point.test, self.leads) {
-            (Test::Latency, true) => latency::ping(line, self.clock, self.count).map(Measured::Trips),
+            (Test::Latency, true) => {
+                latency::ping(line, self.clock, self.count).map(Measured::Trips)
+            }
             (Test::Latency, false) => latency::echo(line, self.count).map(|()| Measured::Nothing),
-            (_, true) => stream::source(line, seat, self.clock, self.count, window).map(Measured::Stream),
+            (_, true) => {
+                stream::source(line, seat, self.clock, self.count, window).map(Measured::Stream)
+            }
             (_, false) => stream::sink(line, seat, self.count, window).map(|()| Measured::Nothing),
         }
     }

@@ -5,7 +5,8 @@ use super::landing::landing_queue;
 use super::memory::Memory;
 use super::tally::Tally;
 use carrack::{
-    CompQueue, Device, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime, Status, Tag, WaitError,
+    CompQueue, Device, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime, Status, Tag,
+    WaitError,
 };
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,15 +25,16 @@ const CHECKS: usize = 4;
 pub(super) enum Pace {
     /// It polls without pause: each thread has a core of its own.
     Spin,
-    /// It sleeps when there is nothing to do: threads share cores, and one that spins keeps others from theirs.
+    /// It sleeps when there is nothing to do: threads share cores, and one that spins keeps others
+    /// from theirs.
     Sleep,
 }
 
-/// A device with all that goes with it. Both ranks make theirs in the same order, so that devices and names
-/// are the same on both.
+/// A device with all that goes with it. Both ranks make theirs in the same order, so that devices
+/// and names are the same on both.
 ///
-/// While a round runs, at most one thread makes progress on a seat's device if the pace is `Spin` and the device is the
-/// seat's own; before and after it, the rank's main thread does.
+/// While a round runs, at most one thread makes progress on a seat's device if the pace is `Spin`
+/// and the device is the seat's own; before and after it, the rank's main thread does.
 pub(super) struct Seat {
     pub(super) runtime: Runtime,
     pub(super) device: Device,
@@ -42,21 +44,24 @@ pub(super) struct Seat {
     pub(super) cpus: Vec<usize>,
     /// Tag of this seat's matched messages.
     pub(super) tag: Tag,
-    /// Active messages. What has been taken of them is counted beside them from the first round on: a quick
-    /// peer's message may be here before the round that it belongs to has begun on this side.
+    /// Active messages. What has been taken of them is counted beside them from the first round on:
+    /// a quick peer's message may be here before the round that it belongs to has begun on this
+    /// side.
     arrivals: Tally,
     taken: Cell<u64>,
     pub(super) arrivals_name: RemoteComp,
     /// Windows that the peer has received.
     pub(super) acks: Tally,
     acks_name: RemoteComp,
-    /// Operations on the peer's memory that ended after their call, and all that were under way after it.
+    /// Operations on the peer's memory that ended after their call, and all that were under way
+    /// after it.
     pub(super) over: Tally,
     posted: Cell<u64>,
     /// Active messages whose bytes are looked at.
     pub(super) checks: CompQueue,
     pub(super) checks_name: RemoteComp,
-    /// What nobody else polls: looked after while this seat waits, so that a peer that leaves is noticed.
+    /// What nobody else polls: looked after while this seat waits, so that a peer that leaves is
+    /// noticed.
     bystanders: Vec<Device>,
     /// Whether another seat of this rank has failed.
     given_up: Arc<AtomicBool>,
@@ -97,9 +102,15 @@ impl Seat {
         })
     }
 
-    /// Before a point: how its thread is to wait, whether others use its device, on which CPUs it runs, and the devices
-    /// that nobody else will poll.
-    pub(super) fn prepare(&mut self, pace: Pace, is_shared: bool, cpus: Vec<usize>, bystanders: Vec<Device>) {
+    /// Before a point: how its thread is to wait, whether others use its device, on which CPUs it
+    /// runs, and the devices that nobody else will poll.
+    pub(super) fn prepare(
+        &mut self,
+        pace: Pace,
+        is_shared: bool,
+        cpus: Vec<usize>,
+        bystanders: Vec<Device>,
+    ) {
         self.pace = pace;
         self.cpus = cpus;
         // Whoever sleeps makes progress on all devices first.
@@ -117,7 +128,10 @@ impl Seat {
 
     /// Calls an operation until it is under way.
     #[inline]
-    pub(super) fn post(&self, mut call: impl FnMut() -> Result<Outcome, PostError>) -> Result<(), PerfError> {
+    pub(super) fn post(
+        &self,
+        mut call: impl FnMut() -> Result<Outcome, PostError>,
+    ) -> Result<(), PerfError> {
         // Not by way of `begin`: to hand a status on takes half as long as a small message.
         loop {
             match call()? {
@@ -127,7 +141,8 @@ impl Seat {
         }
     }
 
-    /// Calls an operation that tells `over` of its end, until it is under way. [`settle`](Self::settle) waits for it.
+    /// Calls an operation that tells `over` of its end, until it is under way.
+    /// [`settle`](Self::settle) waits for it.
     #[inline]
     pub(super) fn start(
         &self,
@@ -275,8 +290,8 @@ impl Seat {
     }
 }
 
-/// Passes on an error, but for one that says only that messages wait for a packet: they come back, since nothing
-/// here keeps them.
+/// Passes on an error, but for one that says only that messages wait for a packet: they come back,
+/// since nothing here keeps them.
 #[cold]
 fn passing(error: ProgressError) -> Result<(), PerfError> {
     match error {

@@ -10,9 +10,9 @@ use carrack::{Buffer, CompQueue};
 
 /// A line of sends and receives.
 ///
-/// It posts exactly as many receives as messages will come, so that none is left over for the next round, and
-/// keeps `depth` of them posted: the buffer of a receive that is over goes into the next one. Messages are sent from
-/// one buffer and, but for small ones, received into one.
+/// It posts exactly as many receives as messages will come, so that none is left over for the next
+/// round, and keeps `depth` of them posted: the buffer of a receive that is over goes into the next
+/// one. Messages are sent from one buffer and, but for small ones, received into one.
 pub(super) struct SendLine<'a> {
     seat: &'a Seat,
     message: Message<'a>,
@@ -20,8 +20,8 @@ pub(super) struct SendLine<'a> {
     size: usize,
     /// Receives that are still to be posted.
     to_post: u64,
-    /// The buffer of the last receive. Posted again once the answer is on its way, or with the next receive:
-    /// off the path that is measured where that is possible.
+    /// The buffer of the last receive. Posted again once the answer is on its way, or with the next
+    /// receive: off the path that is measured where that is possible.
     spare: Option<Buffer>,
 }
 
@@ -45,7 +45,9 @@ impl<'a> SendLine<'a> {
             Buffer::Region(slice) => Message::Owned(slice.clone()),
             host => {
                 let bytes = host.as_slice().unwrap_or_default();
-                Message::Borrowed(seat.runtime.post_send(seat.peer, bytes, seat.tag).device(&seat.device))
+                Message::Borrowed(
+                    seat.runtime.post_send(seat.peer, bytes, seat.tag).device(&seat.device),
+                )
             }
         };
         let posted = traffic.depth.min(traffic.incoming);
@@ -75,8 +77,11 @@ impl<'a> SendLine<'a> {
         self.to_post -= 1;
         let Seat { runtime, device, peer, tag, .. } = self.seat;
         // A message that is here already ends in the queue, too.
-        let mut receive =
-            runtime.post_recv(*peer, buffer, *tag).device(device).comp(&self.over).allow_done(false);
+        let mut receive = runtime
+            .post_recv(*peer, buffer, *tag)
+            .device(device)
+            .comp(&self.over)
+            .allow_done(false);
         self.seat.post(|| receive.call())
     }
 }

@@ -41,7 +41,11 @@ pub(super) struct Session {
 
 impl Session {
     /// Makes the seats, and agrees with the other ranks on what will be measured.
-    pub(super) fn open(runtime: Runtime, plan: Plan, memories: Memories) -> Result<Self, PerfError> {
+    pub(super) fn open(
+        runtime: Runtime,
+        plan: Plan,
+        memories: Memories,
+    ) -> Result<Self, PerfError> {
         let memory = &memories.own;
         plan.fits(runtime.size())?;
         // Seats are for two ranks; of more than two, rank 1 stands for all that rank 0 deals with.
@@ -85,13 +89,16 @@ impl Session {
         threads.sort_unstable();
         threads.dedup();
         let ways = threads.iter().map(|&threads| match place::pace(&self.cpus, threads) {
-            Pace::Spin if self.plan.pin => format!("{threads} thread(s) a rank poll, pinned to a core each"),
+            Pace::Spin if self.plan.pin => {
+                format!("{threads} thread(s) a rank poll, pinned to a core each")
+            }
             Pace::Spin => format!("{threads} thread(s) a rank poll"),
             Pace::Sleep => format!("{threads} thread(s) a rank share cores, and sleep when idle"),
         });
         let ways = ways.collect::<Vec<_>>().join("; ");
         let (transport, memory) = (self.conditions.transport, self.conditions.memory());
-        let devices = if self.plan.share_device { "; all threads of a rank share a device" } else { "" };
+        let devices =
+            if self.plan.share_device { "; all threads of a rank share a device" } else { "" };
         format!("{ranks} ranks over {transport}, {memory}, on CPUs {cpus}; {ways}{devices}")
     }
 
@@ -120,8 +127,8 @@ impl Session {
         self.part()
     }
 
-    /// Ends with the others. Messages that a receiver fetches are over when it has said so, on their own device: a barrier is not behind
-    /// that.
+    /// Ends with the others. Messages that a receiver fetches are over when it has said so, on
+    /// their own device: a barrier is not behind that.
     fn part(&self) -> Result<(), PerfError> {
         for seat in &self.seats {
             self.runtime.wait_drained(&seat.device, PATIENCE)?;
@@ -166,7 +173,9 @@ impl Session {
         loop {
             match (Order::take(&self.runtime, Rank(0))?, point) {
                 (Order::Point(number), _) => {
-                    let at = usize::try_from(number).ok().and_then(|at| self.plan.points.get(at).copied());
+                    let at = usize::try_from(number)
+                        .ok()
+                        .and_then(|at| self.plan.points.get(at).copied());
                     let Some(next) = at else { return Err(nonsense) };
                     self.go_to(next)?;
                     point = Some(next);
@@ -192,7 +201,9 @@ impl Session {
         let (seats, others) = self.seats.split_at_mut(point.seats());
         let mut bystanders: Vec<_> = others.iter().map(|seat| seat.device.clone()).collect();
         for (number, seat) in seats.iter_mut().enumerate() {
-            let cpus = cores.as_ref().map_or_else(|| self.cpus[me].clone(), |cores| vec![cores[me][number]]);
+            let cpus = cores
+                .as_ref()
+                .map_or_else(|| self.cpus[me].clone(), |cores| vec![cores[me][number]]);
             seat.prepare(pace, self.plan.share_device, cpus, std::mem::take(&mut bystanders));
         }
         Ok(self.runtime.barrier()?)
@@ -206,7 +217,9 @@ impl Session {
             (Op::Copy, Some(beside)) => {
                 seats.try_for_each(|seat| copy::check(own, beside, point, seed, seat.pace))
             }
-            (Op::PutBatch, _) => seats.try_for_each(|seat| batch::check(seat, own, point, seed, leads)),
+            (Op::PutBatch, _) => {
+                seats.try_for_each(|seat| batch::check(seat, own, point, seed, leads))
+            }
             _ => seats.try_for_each(|seat| check::there_and_back(seat, own, point, seed, leads)),
         }
     }
@@ -228,8 +241,13 @@ fn scaled(count: u64, factor: f64) -> u64 {
     ((count as f64 * factor) as u64).clamp(1, MOST)
 }
 
-/// The CPUs of all ranks, and of which the memory is simulated; and whether they mean the same points.
-fn agree(runtime: &Runtime, fingerprint: u64, simulated: bool) -> Result<(Cpus, Vec<bool>), PerfError> {
+/// The CPUs of all ranks, and of which the memory is simulated; and whether they mean the same
+/// points.
+fn agree(
+    runtime: &Runtime,
+    fingerprint: u64,
+    simulated: bool,
+) -> Result<(Cpus, Vec<bool>), PerfError> {
     // A bit for each CPU, as many as the kernel's default set has.
     const CPUS: usize = 1024;
     const SIMULATED: usize = 8 + CPUS / 8;
@@ -243,7 +261,8 @@ fn agree(runtime: &Runtime, fingerprint: u64, simulated: bool) -> Result<(Cpus, 
     if all.iter().any(|theirs| theirs.get(..8) != facts.get(..8)) {
         return Err(PerfError::DifferentArguments);
     }
-    let cpus_of = |facts: &[u8]| (0..CPUS).filter(|cpu| facts[8 + cpu / 8] & 1 << (cpu % 8) != 0).collect();
+    let cpus_of =
+        |facts: &[u8]| (0..CPUS).filter(|cpu| facts[8 + cpu / 8] & 1 << (cpu % 8) != 0).collect();
     let cpus = all.iter().map(|facts| cpus_of(facts)).collect();
     Ok((cpus, all.iter().map(|facts| facts.get(SIMULATED) == Some(&1)).collect()))
 }

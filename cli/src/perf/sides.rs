@@ -18,8 +18,8 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// As it is called in the results. What a simulated GPU has to do with says so: its figures are those of a copy
-    /// by the CPU.
+    /// As it is called in the results. What a simulated GPU has to do with says so: its figures are
+    /// those of a copy by the CPU.
     pub(super) fn name(self, simulated: bool) -> String {
         if simulated { format!("{self} (simulated)") } else { self.to_string() }
     }
@@ -87,12 +87,17 @@ mod tests {
         assert_eq!(Sides::parse("device"), both(Kind::Device(0)));
         let two = Sides { first: Kind::Pinned, others: Kind::Device(11) };
         assert_eq!(Sides::parse("pinned,device:11"), Ok(two));
-        assert_eq!((two.of(Rank(0)), two.of(Rank(1)), two.of(Rank(5))), (two.first, two.others, two.others));
+        assert_eq!(
+            (two.of(Rank(0)), two.of(Rank(1)), two.of(Rank(5))),
+            (two.first, two.others, two.others)
+        );
     }
 
     #[test]
     fn what_is_no_kind_of_memory_is_refused() {
-        for text in ["", "gpu", "device:", "device:-1", "device:x", "host,", "host,host,host", "Host"] {
+        for text in
+            ["", "gpu", "device:", "device:-1", "device:x", "host,", "host,host,host", "Host"]
+        {
             assert!(Sides::parse(text).is_err(), "{text}");
         }
     }

@@ -28,8 +28,8 @@ pub(crate) fn perf(options: &PerfOptions) -> ExitCode {
     }
 }
 
-/// Says what went wrong, and gives the exit status. Every rank speaks for itself: the launcher ends the others
-/// as soon as one has failed, so that none could leave it to another.
+/// Says what went wrong, and gives the exit status. Every rank speaks for itself: the launcher ends
+/// the others as soon as one has failed, so that none could leave it to another.
 fn tell(error: &PerfError) -> ExitCode {
     match (error, own_ranks::rank()) {
         (PerfError::Output(error), _) if is_closed_pipe(error) => return ExitCode::SUCCESS,
@@ -67,8 +67,10 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
             if !plan.sides.are_host() {
                 // Looked for before two ranks say that there is none.
                 let alone = Alone::new().map_err(StartError::from)?;
-                let runtime =
-                    Runtime::builder().settings(settings.clone()).bootstrap(Box::new(alone)).start()?;
+                let runtime = Runtime::builder()
+                    .settings(settings.clone())
+                    .bootstrap(Box::new(alone))
+                    .start()?;
                 for rank in [Rank(0), Rank(1)] {
                     Memories::choose(&plan, rank, &runtime)?;
                 }
@@ -81,12 +83,14 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The settings, with the transport of the command line: shared memory when neither it nor the environment
-/// names one.
+/// The settings, with the transport of the command line: shared memory when neither it nor the
+/// environment names one.
 fn settings(options: &PerfOptions) -> Result<Settings, SettingsError> {
     let settings = Settings::from_env()?;
-    let is_default =
-        settings.describe().iter().any(|line| line.variable == TRANSPORT && line.origin == Origin::Default);
+    let is_default = settings
+        .describe()
+        .iter()
+        .any(|line| line.variable == TRANSPORT && line.origin == Origin::Default);
     match options.transport.or(is_default.then_some(TransportChoice::Shm)) {
         Some(transport) => Settings::builder().transports([transport]).build(),
         None => Ok(settings),
@@ -102,7 +106,8 @@ fn in_this_process(
 ) -> Result<(), PerfError> {
     let mut runtimes = Runtime::in_process_with(ranks, settings)?.into_iter();
     let zero = runtimes.next().ok_or(PerfError::Ranks(0))?;
-    // Of one driver for all: each runtime has simulated GPUs of its own, which know nothing of the others'.
+    // Of one driver for all: each runtime has simulated GPUs of its own, which know nothing of the
+    // others'.
     let own = Memories::choose(&plan, Rank(0), &zero)?;
     let others = Memories::choose(&plan, Rank(1), &zero)?;
     thread::scope(|scope| {
@@ -115,11 +120,11 @@ fn in_this_process(
         }
         let led = rank(zero, plan, own, options);
         let mut outcomes = vec![led];
-        outcomes
-            .extend(followers.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))));
+        outcomes.extend(
+            followers.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))),
+        );
         // A rank that finds another one gone has less to say than that other one.
-        let says_more =
-            |outcome: &Result<(), _>| matches!(outcome, Err(error) if !PerfError::is_of_peer(error));
+        let says_more = |outcome: &Result<(), _>| matches!(outcome, Err(error) if !PerfError::is_of_peer(error));
         if let Some(at) = outcomes.iter().position(says_more) {
             outcomes.swap(0, at);
         }
@@ -128,7 +133,12 @@ fn in_this_process(
 }
 
 /// One of them.
-fn rank(runtime: Runtime, plan: Plan, memories: Memories, options: &PerfOptions) -> Result<(), PerfError> {
+fn rank(
+    runtime: Runtime,
+    plan: Plan,
+    memories: Memories,
+    options: &PerfOptions,
+) -> Result<(), PerfError> {
     let me = runtime.rank();
     let mut session = Session::open(runtime, plan, memories)?;
     if me == Rank(0) { lead(&mut session, options) } else { session.follow() }
@@ -140,7 +150,9 @@ fn lead(session: &mut Session, options: &PerfOptions) -> Result<(), PerfError> {
     let mut records = Vec::new();
     let osu = options.like_osu.map(|test| (test, session.plan().sides));
     let heading = match osu {
-        Some((test, sides)) => Some(format!("# {}\n{}", session.describe(), osu::heading(test, sides))),
+        Some((test, sides)) => {
+            Some(format!("# {}\n{}", session.describe(), osu::heading(test, sides)))
+        }
         None => (!options.json).then(|| format!("# {}\n{}", session.describe(), table::heading())),
     };
     let mut heading = heading.into_iter();

@@ -1,7 +1,8 @@
 //! A stream of windows, one way.
 //!
-//! The receiver acknowledges each window; the sender may be some windows ahead, so that it does not stand
-//! still while an acknowledgement is on its way. The clock stops at the last one: what is counted has arrived.
+//! The receiver acknowledges each window; the sender may be some windows ahead, so that it does not
+//! stand still while an acknowledgement is on its way. The clock stops at the last one: what is
+//! counted has arrived.
 
 use super::error::PerfError;
 use super::line::{Line, Traffic};
@@ -11,8 +12,8 @@ use quanta::Clock;
 /// Windows that the sender may be ahead.
 pub(super) const AHEAD: u64 = 4;
 
-/// Messages of a window: so many that what an acknowledgement costs is not seen in the rate of small messages, and so
-/// few that the receives which wait for large ones stay within the caches.
+/// Messages of a window: so many that what an acknowledgement costs is not seen in the rate of
+/// small messages, and so few that the receives which wait for large ones stay within the caches.
 pub(super) fn window(size: usize) -> u64 {
     match size {
         0..=1024 => 512,
@@ -26,7 +27,8 @@ pub(super) fn whole_windows(count: u64, size: usize) -> u64 {
     count.next_multiple_of(window(size))
 }
 
-/// What comes in at the receiver: the stream, and a message in front of it that says both are there.
+/// What comes in at the receiver: the stream, and a message in front of it that says both are
+/// there.
 pub(super) fn inward(size: usize, count: u64) -> Traffic {
     Traffic { size, incoming: 1 + count, depth: window(size) * AHEAD }
 }
@@ -66,7 +68,12 @@ pub(super) fn source(
 }
 
 /// The side that receives.
-pub(super) fn sink(line: &mut impl Line, seat: &Seat, count: u64, window: u64) -> Result<(), PerfError> {
+pub(super) fn sink(
+    line: &mut impl Line,
+    seat: &Seat,
+    count: u64,
+    window: u64,
+) -> Result<(), PerfError> {
     line.receive(1)?;
     seat.acknowledge()?;
     for _ in 0..count / window {

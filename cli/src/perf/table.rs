@@ -16,12 +16,14 @@ pub(super) fn row(record: &Record) -> String {
         Some(us) => [us.min, us.p50, us.p99, us.max].map(|us| format!("{us:.3}")),
         None => [const { String::new() }; 4].map(|_| "-".to_owned()),
     };
-    let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+    let or_dash =
+        |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
     let (bandwidth, rate) = (or_dash(record.bandwidth_gbps), or_dash(record.rate_mps));
     let Record { op, test, threads, .. } = record;
     let size = size_in_words(record.size);
     format!(
-        "{op:<9} {test:<10} {size:>8} {threads:>7} | {min:>8} {p50:>8} {p99:>8} {max:>9} | {bandwidth:>9} {rate:>9}"
+        "{op:<9} {test:<10} {size:>8} {threads:>7} | {min:>8} {p50:>8} {p99:>8} {max:>9} | \
+        {bandwidth:>9} {rate:>9}"
     )
 }
 
@@ -40,7 +42,9 @@ mod tests {
 
     #[test]
     fn a_size_is_given_in_the_largest_unit_that_needs_no_fraction() {
-        for (size, words) in [(0, "0 B"), (8, "8 B"), (1024, "1 KiB"), (1025, "1025 B"), (3 << 20, "3 MiB")] {
+        for (size, words) in
+            [(0, "0 B"), (8, "8 B"), (1024, "1 KiB"), (1025, "1025 B"), (3 << 20, "3 MiB")]
+        {
             assert_eq!(size_in_words(size), words);
         }
     }

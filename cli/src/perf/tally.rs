@@ -9,9 +9,10 @@ use std::sync::{Arc, OnceLock};
 
 /// A completion object that counts and throws the statuses away.
 ///
-/// A [`Counter`](carrack::Counter) does the same for any number of threads, at the price of a locked
-/// instruction for each message. Here one thread at a time makes progress on a device (see `seat`), so that a
-/// load and a store are enough: the least that any program could do with a message.
+/// A [`Counter`](carrack::Counter) does the same for any number of threads, at the price of a
+/// locked instruction for each message. Here one thread at a time makes progress on a device (see
+/// `seat`), so that a load and a store are enough: the least that any program could do with a
+/// message.
 pub(super) struct Tally {
     counts: Arc<Counts>,
     object: Arc<dyn Completion>,
@@ -65,7 +66,8 @@ impl Tally {
         Self { object: counts.clone(), counts }
     }
 
-    /// Whether several threads may make progress on its device at a time. Told while nothing is under way.
+    /// Whether several threads may make progress on its device at a time. Told while nothing is
+    /// under way.
     pub(super) fn set_shared(&self, shared: bool) {
         self.counts.shared.store(shared, Ordering::Relaxed);
     }

@@ -17,8 +17,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Of as many bytes as `content` on each side, and eight at least, in such memory. The content lies there before the other side
-    /// knows of it.
+    /// Of as many bytes as `content` on each side, and eight at least, in such memory. The content
+    /// lies there before the other side knows of it.
     pub(super) fn open(seat: &Seat, memory: &Memory, content: &[u8]) -> Result<Self, PerfError> {
         let Seat { runtime, device, peer, tag, .. } = seat;
         let mine = memory.window(runtime, content.len().max(8))?;
@@ -26,8 +26,11 @@ impl Window {
         let registered = runtime.register_memory(&mine)?;
         let tag = Tag(tag.0 | 1 << 63);
         let over = CompQueue::new(2);
-        let mut receive =
-            runtime.post_recv(*peer, vec![0; NAME], tag).device(device).comp(&over).allow_done(false);
+        let mut receive = runtime
+            .post_recv(*peer, vec![0; NAME], tag)
+            .device(device)
+            .comp(&over)
+            .allow_done(false);
         seat.post(|| receive.call())?;
         let name = runtime.get_rmr(&registered).to_bytes();
         let mut send = runtime.post_send(*peer, &name[..], tag).device(device);

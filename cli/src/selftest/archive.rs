@@ -1,7 +1,8 @@
 //! The archive of a bundle's programs: what may stand in it, and how it becomes files.
 //!
-//! `xtask/src/bundle/pack.rs` writes it. It comes from somewhere else all the same: nothing in it can name a file outside of the folder
-//! that it is unpacked into, and what is not all there is an error.
+//! `xtask/src/bundle/pack.rs` writes it. It comes from somewhere else all the same: nothing in it
+//! can name a file outside of the folder that it is unpacked into, and what is not all there is an
+//! error.
 
 use lzma_rust2::{XzReader, xz_uncompressed_size};
 use sha2::{Digest, Sha256};
@@ -17,7 +18,8 @@ pub(super) const ARCHIVE: &str = "programs.tar.xz";
 /// The folders that it has, with a program in each place below.
 const FOLDERS: [&str; 2] = ["tests", "examples"];
 
-/// What unpacking may take, in KiB: four times what our archives need, and not what a header may ask for (4 GiB).
+/// What unpacking may take, in KiB: four times what our archives need, and not what a header may
+/// ask for (4 GiB).
 const MOST_MEMORY: u32 = 256 << 10;
 
 /// What is read and written at once.
@@ -29,17 +31,20 @@ pub(super) enum UnpackError {
     #[error("{}: {source}; it has to be readable", archive.display())]
     Unreadable { archive: PathBuf, source: io::Error },
     #[error(
-        "{}: {source}: the archive is damaged, or not all of it is here; carry the bundle here again", archive.display()
+        "{}: {source}: the archive is damaged, or not all of it is here; carry the bundle here \
+        again", archive.display()
     )]
     Broken { archive: PathBuf, source: io::Error },
     #[error(
-        "{} has {entry}, and no bundle has: programs are files, and lie in tests/ or examples/. Nothing was unpacked; make the bundle again with `cargo xtask bundle`", archive.display()
+        "{} has {entry}, and no bundle has: programs are files, and lie in tests/ or examples/. \
+        Nothing was unpacked; make the bundle again with `cargo xtask bundle`", archive.display()
     )]
     Foreign { archive: PathBuf, entry: String },
     #[error(transparent)]
     Unfit(#[from] Unfit),
     #[error(
-        "there is no place for the programs: {beside}; {below}; name a folder with --report that can be written to, has room, and is on no file system mounted noexec"
+        "there is no place for the programs: {beside}; {below}; name a folder with --report that \
+        can be written to, has room, and is on no file system mounted noexec"
     )]
     Nowhere { beside: Unfit, below: Unfit },
     #[error("a signal came while the programs were unpacked; nothing of them is left")]
@@ -89,7 +94,8 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Reads an archive. What its bytes mean is not looked at, but for their end: one that was cut off is known at once.
+    /// Reads an archive. What its bytes mean is not looked at, but for their end: one that was cut
+    /// off is known at once.
     pub(super) fn open(path: PathBuf) -> Result<Self, UnpackError> {
         let unreadable = |source| UnpackError::Unreadable { archive: path.clone(), source };
         let bytes = fs::read(&path).map_err(unreadable)?;
@@ -101,12 +107,17 @@ impl Archive {
     }
 
     /// Unpacks all of it into a folder of ours that is empty, unless `stop` says that it is to end.
-    pub(super) fn unpack(&self, into: &Path, stop: &dyn Fn() -> bool) -> Result<Files, UnpackError> {
+    pub(super) fn unpack(
+        &self,
+        into: &Path,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Files, UnpackError> {
         for folder in FOLDERS {
             let folder = into.join(folder);
             fs::create_dir(&folder).map_err(Unfit::file(&folder))?;
         }
-        let mut tar = tar::Archive::new(XzReader::new_mem_limit(self.bytes.as_slice(), true, MOST_MEMORY));
+        let mut tar =
+            tar::Archive::new(XzReader::new_mem_limit(self.bytes.as_slice(), true, MOST_MEMORY));
         let mut files = Files::new();
         for entry in tar.entries().map_err(|source| self.broken(source))? {
             let mut entry = entry.map_err(|source| self.broken(source))?;
@@ -114,8 +125,12 @@ impl Archive {
             let name = name.ok_or_else(|| self.foreign(&entry))?;
             let path = into.join(&name);
             let mut options = OpenOptions::new();
-            let mut file =
-                options.write(true).create_new(true).mode(0o755).open(&path).map_err(Unfit::file(&path))?;
+            let mut file = options
+                .write(true)
+                .create_new(true)
+                .mode(0o755)
+                .open(&path)
+                .map_err(Unfit::file(&path))?;
             let bytes = self.copy(&mut entry, &mut file, &path, stop)?;
             files.insert(name, bytes);
         }
@@ -164,7 +179,8 @@ impl Archive {
 
 /// The program that an entry is, as FOLDER/NAME: no link, no folder, and no file anywhere else.
 fn program(entry: &tar::Entry<'_, impl Read>) -> Option<String> {
-    let path = entry.path().ok().filter(|_| entry.header().entry_type() == tar::EntryType::Regular)?;
+    let path =
+        entry.path().ok().filter(|_| entry.header().entry_type() == tar::EntryType::Regular)?;
     let mut components = path.components();
     let (Some(Component::Normal(folder)), Some(Component::Normal(name)), None) =
         (components.next(), components.next(), components.next())

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often a process is asked whether it has ended, where the kernel does not tell, and how often the bar moves.
+/// How often a process is asked whether it has ended, where the kernel does not tell, and how often
+/// the bar moves.
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// What a process gets to end by itself once it was told to.
@@ -23,12 +24,14 @@ const GRACE: Duration = Duration::from_secs(3);
 pub(super) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Takes note of the terminating signals from now on, and makes this process the parent of what its children leave behind.
+    /// Takes note of the terminating signals from now on, and makes this process the parent of what
+    /// its children leave behind.
     pub(super) fn watch() -> Result<Self, SelftestError> {
         let came = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, came.clone())
-                .map_err(|source| SelftestError::System { doing: "watching for signals", source })?;
+            signal_hook::flag::register(signal, came.clone()).map_err(|source| {
+                SelftestError::System { doing: "watching for signals", source }
+            })?;
         }
         adopt_orphans()?;
         Ok(Self(came))
@@ -53,8 +56,8 @@ pub(super) enum End {
     NotStarted(io::Error),
 }
 
-/// Runs a command in a process group of its own, and ends that, with whatever it has started, at the limit or on a signal.
-/// `on_tick` is called now and then.
+/// Runs a command in a process group of its own, and ends that, with whatever it has started, at
+/// the limit or on a signal. `on_tick` is called now and then.
 pub(super) fn run(
     command: &mut Command,
     limit: Duration,

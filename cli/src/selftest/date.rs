@@ -8,8 +8,8 @@ pub(super) fn now() -> String {
     in_words(since)
 }
 
-/// Seconds since 1970. The calendar is the one of Howard Hinnant's `civil_from_days`: years that begin in March, so that a leap
-/// day is their last.
+/// Seconds since 1970. The calendar is the one of Howard Hinnant's `civil_from_days`: years that
+/// begin in March, so that a leap day is their last.
 fn in_words(since: u64) -> String {
     let (days, second) = (since / 86_400, since % 86_400);
     let day_of_eras = days + 719_468;

@@ -41,20 +41,25 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// All examples.
 pub(super) fn parts(kit: &Kit, machine: &Machine) -> Vec<Part> {
     let known = |name: &str| EXAMPLES.iter().any(|(known, ..)| *known == name);
-    let others = kit.examples.keys().filter(|name| !known(name)).map(|name| (name.as_str(), 2, Memory::Gpu));
+    let others =
+        kit.examples.keys().filter(|name| !known(name)).map(|name| (name.as_str(), 2, Memory::Gpu));
     EXAMPLES.iter().copied().chain(others).map(|example| part(example, kit, machine)).collect()
 }
 
 fn part((name, ranks, memory): (&str, u32, Memory), kit: &Kit, machine: &Machine) -> Part {
     let program = kit.examples.get(name);
     let gpus = (memory != Memory::Host).then_some(machine.gpus);
-    let ranks =
-        if memory == Memory::EachGpu { ranks.max(u32::try_from(machine.count).unwrap_or(2)) } else { ranks };
+    let ranks = if memory == Memory::EachGpu {
+        ranks.max(u32::try_from(machine.count).unwrap_or(2))
+    } else {
+        ranks
+    };
     let path = program.cloned().unwrap_or_else(|| PathBuf::from(name));
     let (program_of_part, args) = match ranks {
         0 => (path, Vec::new()),
         ranks => {
-            let args = ["run", "-n", &ranks.to_string(), "--no-tag", "--", &path.display().to_string()];
+            let args =
+                ["run", "-n", &ranks.to_string(), "--no-tag", "--", &path.display().to_string()];
             (kit.carrack.clone(), args.map(str::to_owned).to_vec())
         }
     };

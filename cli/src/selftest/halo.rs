@@ -1,5 +1,6 @@
-//! The heat equation of `examples/halo_2d` on one GPU, on two, and so on: what the exchange of edges costs, and what a step takes as GPUs
-//! become more, as figures, with a picture of the field and a plot.
+//! The heat equation of `examples/halo_2d` on one GPU, on two, and so on: what the exchange of
+//! edges costs, and what a step takes as GPUs become more, as figures, with a picture of the field
+//! and a plot.
 
 use super::kit::Kit;
 use super::machine::{Gpus, Machine};
@@ -34,7 +35,12 @@ pub(super) fn drawn(suffix: Option<&str>) -> [String; 2] {
 }
 
 /// On 1, 2, 4 … GPUs, and on all; those draw the picture.
-pub(super) fn parts(kit: &Kit, machine: &Machine, folder: &Path, suffix: Option<&str>) -> Vec<Part> {
+pub(super) fn parts(
+    kit: &Kit,
+    machine: &Machine,
+    folder: &Path,
+    suffix: Option<&str>,
+) -> Vec<Part> {
     let doubled = std::iter::successors(Some(1), |count| Some(2 * count));
     let counts = doubled.take_while(|&count| count < machine.count).chain([machine.count]);
     let [picture, _] = drawn(suffix);
@@ -89,13 +95,15 @@ impl Halo {
         })
     }
 
-    /// What a step takes on the first of the runs, over what it takes here: 1 where more GPUs cost nothing.
+    /// What a step takes on the first of the runs, over what it takes here: 1 where more GPUs cost
+    /// nothing.
     pub(super) fn scaling(&self, first: &Self) -> f64 {
         first.step_us / self.step_us
     }
 }
 
-/// A plot of a step's time over the number of GPUs, as SVG. Nothing is in proportion across: each run has a place of its own.
+/// A plot of a step's time over the number of GPUs, as SVG. Nothing is in proportion across: each
+/// run has a place of its own.
 pub(super) fn draw(runs: &[Halo], simulated: bool) -> Option<String> {
     const WIDE: f64 = 420.0;
     const HIGH: f64 = 240.0;
@@ -106,17 +114,24 @@ pub(super) fn draw(runs: &[Halo], simulated: bool) -> Option<String> {
     let most = runs.iter().map(|run| run.step_us.max(run.alone_us)).fold(0.0, f64::max);
     // Lines at round numbers, four to nine apart.
     let tenth = 10_f64.powf((most / 4.0).log10().floor());
-    let apart = [1.0, 2.0, 5.0].map(|by| by * tenth).into_iter().rfind(|apart| most / apart >= 4.0)?;
+    let apart =
+        [1.0, 2.0, 5.0].map(|by| by * tenth).into_iter().rfind(|apart| most / apart >= 4.0)?;
     let height = |micros: f64| GROUND - micros / (most * 1.05) * (GROUND - TOP);
     let place = |at: usize| LEFT + (WIDE - LEFT - 20.0) * (at as f64 + 0.5) / runs.len() as f64;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDE} {HIGH}\" width=\"{WIDE}\" height=\"{HIGH}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{WIDE}\" height=\"{HIGH}\" fill=\"#fff\"/>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDE} {HIGH}\" width=\"{WIDE}\" \
+        height=\"{HIGH}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{WIDE}\" \
+        height=\"{HIGH}\" fill=\"#fff\"/>\n"
     );
     let mut line = |text: String| svg.push_str(&(text + "\n"));
     for at in 0..=(most / apart) as usize {
         let (micros, y) = (at as f64 * apart, height(at as f64 * apart));
         line(format!("<path d=\"M{LEFT} {y:.1}H{}\" stroke=\"#ddd\"/>", WIDE - 20.0));
-        line(format!("<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{micros}</text>", LEFT - 6.0, y + 4.0));
+        line(format!(
+            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{micros}</text>",
+            LEFT - 6.0,
+            y + 4.0
+        ));
     }
     let simulated = if simulated { "; simulated: says nothing" } else { "" };
     line(format!(
@@ -124,15 +139,20 @@ pub(super) fn draw(runs: &[Halo], simulated: bool) -> Option<String> {
         first.cells
     ));
     let curve = |of: fn(&Halo) -> f64| {
-        let points =
-            runs.iter().enumerate().map(|(at, run)| format!("{:.1},{:.1}", place(at), height(of(run))));
+        let points = runs
+            .iter()
+            .enumerate()
+            .map(|(at, run)| format!("{:.1},{:.1}", place(at), height(of(run))));
         points.collect::<Vec<_>>().join(" ")
     };
     line(format!(
         "<polyline points=\"{}\" fill=\"none\" stroke=\"#999\" stroke-dasharray=\"4 3\"/>",
         curve(|run| run.alone_us)
     ));
-    line(format!("<polyline points=\"{}\" fill=\"none\" stroke=\"#05c\"/>", curve(|run| run.step_us)));
+    line(format!(
+        "<polyline points=\"{}\" fill=\"none\" stroke=\"#05c\"/>",
+        curve(|run| run.step_us)
+    ));
     for (at, run) in runs.iter().enumerate() {
         let (x, y) = (place(at), height(run.step_us));
         line(format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"#05c\"/>"));
@@ -142,7 +162,10 @@ pub(super) fn draw(runs: &[Halo], simulated: bool) -> Option<String> {
             run.step_us
         ));
         let s = if run.gpus == 1 { "" } else { "s" };
-        line(format!("<text x=\"{x:.1}\" y=\"218\" text-anchor=\"middle\">{} GPU{s}</text>", run.gpus));
+        line(format!(
+            "<text x=\"{x:.1}\" y=\"218\" text-anchor=\"middle\">{} GPU{s}</text>",
+            run.gpus
+        ));
     }
     let mut foot = "dashed: without the exchange".to_owned();
     if runs.len() > 1 {
@@ -177,7 +200,12 @@ mod tests {
 
     #[test]
     fn a_plot_has_a_point_for_each_run_within_its_frame_and_lines_at_round_numbers() {
-        let run = |gpus: usize, step_us: f64| Halo { gpus, cells: 8192, step_us, alone_us: 0.9 * step_us };
+        let run = |gpus: usize, step_us: f64| Halo {
+            gpus,
+            cells: 8192,
+            step_us,
+            alone_us: 0.9 * step_us,
+        };
         assert_eq!(draw(&[], false), None);
         for (runs, words) in [
             (vec![run(1, 314.3), run(2, 315.4), run(4, 331.0)], "weak scaling 0.950 at 4 GPUs"),

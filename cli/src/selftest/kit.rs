@@ -1,4 +1,5 @@
-//! Where the programs are: in the archive that `cargo xtask bundle` puts beside this one, unpacked beside it, or in a built tree.
+//! Where the programs are: in the archive that `cargo xtask bundle` puts beside this one, unpacked
+//! beside it, or in a built tree.
 
 use super::archive::{ARCHIVE, Archive};
 use super::child::Interrupt;
@@ -35,14 +36,18 @@ pub(super) struct About {
 }
 
 impl Kit {
-    /// Those beside the running command. An archive is unpacked there, or in the folder of the report.
+    /// Those beside the running command. An archive is unpacked there, or in the folder of the
+    /// report.
     pub(super) fn find(report: &Path, interrupt: &Interrupt) -> Result<Self, SelftestError> {
-        let system =
-            |source| SelftestError::System { doing: "finding this program (/proc/self/exe)", source };
+        let system = |source| SelftestError::System {
+            doing: "finding this program (/proc/self/exe)",
+            source,
+        };
         let carrack = std::env::current_exe().map_err(system)?;
         let folder = carrack.parent().unwrap_or(Path::new("/")).to_owned();
         let about = fs::read_to_string(folder.join(ABOUT)).ok();
-        let (about, tests, examples) = match about.and_then(|text| serde_json::from_str(&text).ok()) {
+        let (about, tests, examples) = match about.and_then(|text| serde_json::from_str(&text).ok())
+        {
             Some(about) => {
                 let folder = unpacked(&folder, &carrack, report, interrupt)?;
                 (about, programs(&folder.join("tests")), programs(&folder.join("examples")))
@@ -50,7 +55,8 @@ impl Kit {
             None => {
                 let mut examples = programs(&folder.join("examples"));
                 // Cargo keeps a copy of each under a longer name.
-                let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+                let is_plain =
+                    |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
                 examples.retain(|name, _| is_plain(name));
                 (About::of_tree(&folder), of_cargo(&folder.join("deps")), examples)
             }
@@ -62,7 +68,8 @@ impl Kit {
     }
 }
 
-/// The folder of a bundle's programs: its own, if they were unpacked by hand, and the archive is gone.
+/// The folder of a bundle's programs: its own, if they were unpacked by hand, and the archive is
+/// gone.
 fn unpacked(
     bundle: &Path,
     carrack: &Path,
@@ -80,16 +87,25 @@ fn unpacked(
 
 impl About {
     fn of_tree(folder: &Path) -> Self {
-        let profile = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let profile =
+            folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let git = |args: &[&str]| {
-            let output =
-                Command::new("git").arg("-C").arg(folder).args(args).stderr(Stdio::null()).output().ok()?;
-            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+            let output = Command::new("git")
+                .arg("-C")
+                .arg(folder)
+                .args(args)
+                .stderr(Stdio::null())
+                .output()
+                .ok()?;
+            output
+                .status
+                .success()
+                .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
         };
-        let changed =
-            git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|said| !said.is_empty());
-        let commit =
-            git(&["rev-parse", "HEAD"]).map(|commit| commit + if changed { ", changed" } else { "" });
+        let changed = git(&["status", "--porcelain", "--untracked-files=no"])
+            .is_some_and(|said| !said.is_empty());
+        let commit = git(&["rev-parse", "HEAD"])
+            .map(|commit| commit + if changed { ", changed" } else { "" });
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
             commit: commit.unwrap_or_else(|| "unknown".into()),
@@ -111,8 +127,12 @@ fn programs(folder: &Path) -> BTreeMap<String, PathBuf> {
 fn of_cargo(folder: &Path) -> BTreeMap<String, PathBuf> {
     let mut newest: BTreeMap<String, (SystemTime, PathBuf)> = BTreeMap::new();
     for (file, path) in programs(folder) {
-        let Some((name, _)) = file.rsplit_once('-').filter(|(_, hash)| is_hash(hash)) else { continue };
-        let Some(built) = fs::metadata(&path).and_then(|about| about.modified()).ok() else { continue };
+        let Some((name, _)) = file.rsplit_once('-').filter(|(_, hash)| is_hash(hash)) else {
+            continue;
+        };
+        let Some(built) = fs::metadata(&path).and_then(|about| about.modified()).ok() else {
+            continue;
+        };
         if suites::is_known(name) && newest.get(name).is_none_or(|(known, _)| *known < built) {
             newest.insert(name.to_owned(), (built, path));
         }

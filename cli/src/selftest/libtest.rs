@@ -11,14 +11,17 @@ pub(super) struct Tally {
     pub(super) ignored: u64,
     /// The tests that failed, by name.
     pub(super) failures: Vec<String>,
-    /// Why tests have left out what they test, or a part of it, and how often each reason was given.
+    /// Why tests have left out what they test, or a part of it, and how often each reason was
+    /// given.
     pub(super) left_out: BTreeMap<String, u64>,
 }
 
 impl Tally {
-    /// Reads what was printed. `None` where there is no result: the program ended before its tests did.
+    /// Reads what was printed. `None` where there is no result: the program ended before its tests
+    /// did.
     ///
-    /// Tests start this program again as ranks, and what those print may be among it. The program itself has the last word.
+    /// Tests start this program again as ranks, and what those print may be among it. The program
+    /// itself has the last word.
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut tally = None;
         let mut failures = Vec::new();
@@ -61,8 +64,10 @@ mod tests {
     #[test]
     fn the_last_result_counts_and_failures_and_reasons_are_kept() {
         let text = "\nrunning 3 tests\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 40 filtered out\n\
-            test a::b ... ok\ntest a::c ... FAILED\nskipped: no compiler\n  skipped: no compiler\nskipped: no GPU\n\
-            test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; finished in 0.10s\n";
+            test a::b ... ok\ntest a::c ... FAILED\nskipped: no compiler\n  skipped: no \
+            compiler\nskipped: no GPU\n\
+            test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; \
+            finished in 0.10s\n";
         let tally = Tally::read(text).unwrap();
         assert_eq!((tally.passed, tally.failed, tally.ignored), (2, 1, 4));
         assert_eq!(tally.failures, ["a::c"]);

@@ -1,4 +1,5 @@
-//! What the machine has, as `carrack info` says. Asked of another process: a driver that hangs then ends nothing but that.
+//! What the machine has, as `carrack info` says. Asked of another process: a driver that hangs then
+//! ends nothing but that.
 
 use super::child::{self, End, Interrupt};
 use super::kit::Kit;
@@ -80,7 +81,8 @@ impl Machine {
 /// How many devices the driver has whose name begins like that, or why it has none.
 fn devices(info: &Value, driver: &str) -> Result<usize, String> {
     let drivers = info["gpus"].as_array().into_iter().flatten();
-    let named = |entry: &&Value| entry["driver"].as_str().is_some_and(|name| name.starts_with(driver));
+    let named =
+        |entry: &&Value| entry["driver"].as_str().is_some_and(|name| name.starts_with(driver));
     let Some(found) = drivers.into_iter().find(named) else {
         return Err(format!("there is no driver {driver}"));
     };
@@ -90,7 +92,12 @@ fn devices(info: &Value, driver: &str) -> Result<usize, String> {
     }
 }
 
-fn info(gpu: &str, kit: &Kit, scratch: &Path, interrupt: &Interrupt) -> Result<Value, SelftestError> {
+fn info(
+    gpu: &str,
+    kit: &Kit,
+    scratch: &Path,
+    interrupt: &Interrupt,
+) -> Result<Value, SelftestError> {
     let (said, complained) = (scratch.join("info.out"), scratch.join("info.err"));
     let mut command = Command::new(&kit.carrack);
     command.args(["info", "--json"]);
@@ -107,7 +114,9 @@ fn info(gpu: &str, kit: &Kit, scratch: &Path, interrupt: &Interrupt) -> Result<V
         End::Exited(status) if status.success() => {}
         End::Exited(status) => return Err(failed(format!("ended with {status}"))),
         End::Overran(limit) => {
-            return Err(failed(format!("was still running after {limit:?} (a driver that hangs?)")));
+            return Err(failed(format!(
+                "was still running after {limit:?} (a driver that hangs?)"
+            )));
         }
         End::Interrupted => return Err(failed("was ended by a signal".into())),
         End::NotStarted(why) => return Err(failed(format!("could not be started: {why}"))),

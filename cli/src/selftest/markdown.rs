@@ -27,7 +27,11 @@ fn write_all(report: &Report, text: &mut String) -> Result {
         if at == 0 {
             writeln!(text, "\n## What failed")?;
         }
-        writeln!(text, "\n### {name}\n\n{words}\n\n```\n$ {command}\n{}\n```", tail.replace("```", "` ` `"))?;
+        writeln!(
+            text,
+            "\n### {name}\n\n{words}\n\n```\n$ {command}\n{}\n```",
+            tail.replace("```", "` ` `")
+        )?;
     }
     write_left_out(report, text)?;
     write_halo(report, text)?;
@@ -40,15 +44,29 @@ fn write_machine(report: &Report, text: &mut String) -> Result {
     let gib = |bytes: &Value| bytes.as_f64().unwrap_or(0.0) / f64::from(1 << 30);
     writeln!(text, "| | |\n|---|---|")?;
     writeln!(text, "| command | `{command}` |")?;
-    writeln!(text, "| version | {}, commit {}, built {} |", about.version, about.commit, about.built)?;
+    writeln!(
+        text,
+        "| version | {}, commit {}, built {} |",
+        about.version, about.commit, about.built
+    )?;
     writeln!(text, "| host | {host}; launcher: {launcher} |")?;
     let cpu = machine["cpu"].as_str().unwrap_or("unknown");
-    writeln!(text, "| CPU | {cpu}; {} allowed: {} |", machine["cpu_count"], words(&machine["cpus_allowed"]))?;
+    writeln!(
+        text,
+        "| CPU | {cpu}; {} allowed: {} |",
+        machine["cpu_count"],
+        words(&machine["cpus_allowed"])
+    )?;
     writeln!(text, "| memory | {:.1} GiB |", gib(&machine["memory_bytes"]))?;
     writeln!(text, "| kernel | {} |", words(&machine["kernel"]))?;
     for transport in each(&info["transports"]) {
         let state = if transport["available"] == true { "" } else { "not available: " };
-        writeln!(text, "| {} | {state}{} |", words(&transport["name"]), cell(words(&transport["note"])))?;
+        writeln!(
+            text,
+            "| {} | {state}{} |",
+            words(&transport["name"]),
+            cell(words(&transport["note"]))
+        )?;
     }
     if let Some(why) = &report.no_cuda {
         writeln!(text, "| NVIDIA's GPUs | not tested: {} |", cell(why))?;
@@ -70,8 +88,11 @@ fn write_machine(report: &Report, text: &mut String) -> Result {
             )?;
             for peer in each(&gpu["peers"]) {
                 let access = if peer["access"] == true { "peer access" } else { "no peer access" };
-                let atomics =
-                    if peer["native_atomics"] == true { "native atomics" } else { "no native atomics" };
+                let atomics = if peer["native_atomics"] == true {
+                    "native atomics"
+                } else {
+                    "no native atomics"
+                };
                 let (rank, link) = (&peer["performance_rank"], words(&peer["link"]));
                 let link = if link.is_empty() { "link unknown" } else { link };
                 let (from, to) = (&gpu["ordinal"], &peer["ordinal"]);
@@ -89,8 +110,9 @@ fn write_machine(report: &Report, text: &mut String) -> Result {
 /// What tests have skipped by themselves, with their reasons.
 fn write_left_out(report: &Report, text: &mut String) -> Result {
     let rows = report.parts.iter().filter_map(|row| Some((&row.name, row.tests.as_ref()?)));
-    let mut reasons =
-        rows.flat_map(|(name, tally)| tally.left_out.iter().map(move |(why, count)| (name, why, count)));
+    let mut reasons = rows.flat_map(|(name, tally)| {
+        tally.left_out.iter().map(move |(why, count)| (name, why, count))
+    });
     let Some(first) = reasons.next() else { return Ok(()) };
     writeln!(text, "\n## What tests have skipped\n\n| part | times | why |\n|---|---:|---|")?;
     for (name, why, count) in std::iter::once(first).chain(reasons) {
@@ -108,17 +130,27 @@ fn write_halo(report: &Report, text: &mut String) -> Result {
         "{0} × {0} cells a GPU; simulated GPUs are threads: their figures say nothing.\n",
         first.cells
     )?;
-    writeln!(text, "| GPUs | µs a step | without the exchange | ratio | scaling from {} |", first.gpus)?;
+    writeln!(
+        text,
+        "| GPUs | µs a step | without the exchange | ratio | scaling from {} |",
+        first.gpus
+    )?;
     writeln!(text, "|---:|---:|---:|---:|---:|")?;
     for run in &report.halo {
         let Halo { gpus, step_us, alone_us, .. } = run;
         let ratio = step_us / alone_us;
-        writeln!(text, "| {gpus} | {step_us:.1} | {alone_us:.1} | {ratio:.3} | {:.3} |", run.scaling(first))?;
+        writeln!(
+            text,
+            "| {gpus} | {step_us:.1} | {alone_us:.1} | {ratio:.3} | {:.3} |",
+            run.scaling(first)
+        )?;
     }
     writeln!(text)?;
     let captions = ["the field", "a step on more and more GPUs"];
-    for (caption, name) in
-        captions.iter().zip(&report.drawn).filter_map(|(caption, name)| Some((caption, name.as_ref()?)))
+    for (caption, name) in captions
+        .iter()
+        .zip(&report.drawn)
+        .filter_map(|(caption, name)| Some((caption, name.as_ref()?)))
     {
         writeln!(text, "![{caption}]({name})")?;
     }
@@ -132,16 +164,19 @@ fn write_figures(report: &Report, text: &mut String) -> Result {
     writeln!(text, "\n## Figures\n")?;
     writeln!(
         text,
-        "One way for messages and puts, as `carrack perf --help` says. Simulated GPUs are threads: their figures say nothing.\n"
+        "One way for messages and puts, as `carrack perf --help` says. Simulated GPUs are threads: \
+        their figures say nothing.\n"
     )?;
     writeln!(
         text,
-        "| op | memory | size | test | p50 µs | p99 µs | GB/s | M/s |\n|---|---|---:|---|---:|---:|---:|---:|"
+        "| op | memory | size | test | p50 µs | p99 µs | GB/s | M/s \
+        |\n|---|---|---:|---|---:|---:|---:|---:|"
     )?;
     for line in &report.perf {
         let (mine, theirs) = (words(&line["mem"]), words(&line["peer_mem"]));
         let memory = if mine == theirs { mine.to_owned() } else { format!("{mine} to {theirs}") };
-        let figure = |value: &Value| value.as_f64().map_or_else(String::new, |value| format!("{value:.3}"));
+        let figure =
+            |value: &Value| value.as_f64().map_or_else(String::new, |value| format!("{value:.3}"));
         writeln!(
             text,
             "| {} | {memory} | {} | {} | {} | {} | {} | {} |",

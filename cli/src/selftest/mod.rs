@@ -1,8 +1,9 @@
-//! `carrack selftest`: conformance, examples and performance of this machine, as one program that a user runs from the folder
-//! of `cargo xtask bundle` or from a built tree, under any launcher or none; it writes report.md and report.json.
+//! `carrack selftest`: conformance, examples and performance of this machine, as one program that a
+//! user runs from the folder of `cargo xtask bundle` or from a built tree, under any launcher or
+//! none; it writes report.md and report.json.
 //!
-//! Each part is a process of its own with a time limit, and its output goes to a file: so nothing that a part does can end or
-//! hang this one. In the order in which a run passes through:
+//! Each part is a process of its own with a time limit, and its output goes to a file: so nothing
+//! that a part does can end or hang this one. In the order in which a run passes through:
 //!
 //! | module | idea |
 //! |---|---|
@@ -62,7 +63,8 @@ enum SelftestError {
     #[error("{}: {source}; name another folder with --report", path.display())]
     File { path: PathBuf, source: io::Error },
     #[error(
-        "there are no test programs in {}: run this from the folder that `cargo xtask bundle` made, or after `cargo build --workspace --examples` and `cargo test --no-run`", .0.display()
+        "there are no test programs in {}: run this from the folder that `cargo xtask bundle` \
+        made, or after `cargo build --workspace --examples` and `cargo test --no-run`", .0.display()
     )]
     NoKit(PathBuf),
     #[error("--gpu cuda: {0}")]
@@ -111,8 +113,9 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
         parts.iter().for_each(|part| println!("{}{}", part.name, part.skip_in_words()));
         return Ok(0);
     }
-    let logs =
-        options.report.join(suffix.as_ref().map_or_else(|| "logs".into(), |node| format!("logs-{node}")));
+    let logs = options
+        .report
+        .join(suffix.as_ref().map_or_else(|| "logs".into(), |node| format!("logs-{node}")));
     fs::create_dir_all(&logs).map_err(file(&logs))?;
     println!("carrack selftest, {date}: {} parts; {}", parts.len(), machine.gpus_in_words());
     let ran = run_all(parts, &logs, &scratch.0, &interrupt);
@@ -142,7 +145,8 @@ fn chosen(
     parts.extend(halo::parts(kit, machine, &options.report, suffix));
     // Last, when nothing else of this run is left that could disturb it.
     parts.extend(perf::parts(kit, machine, options.quick, options.seconds));
-    let is_wanted = |part: &Part| options.filter.iter().any(|text| part.name.contains(text.as_str()));
+    let is_wanted =
+        |part: &Part| options.filter.iter().any(|text| part.name.contains(text.as_str()));
     parts.retain(|part| options.filter.is_empty() || is_wanted(part));
     if parts.is_empty() {
         return Err(SelftestError::NothingChosen(options.filter.join(",")));
@@ -153,7 +157,8 @@ fn chosen(
     Ok(parts)
 }
 
-/// Runs one part after another, with a line for each that is over, and a bar where there is a terminal.
+/// Runs one part after another, with a line for each that is over, and a bar where there is a
+/// terminal.
 fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt) -> Vec<Ran> {
     let bar = ProgressBar::with_draw_target(Some(parts.len() as u64), ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("[{bar:24}] {pos}/{len} {elapsed} {msg}") {

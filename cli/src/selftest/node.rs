@@ -1,7 +1,8 @@
 //! Which of a launcher's ranks does the work of a node.
 //!
-//! Launchers tell their ranks who they are in environment variables, and most of them which rank of its node each is. Where only the
-//! rank in the job is told, the first to come on a node does its work.
+//! Launchers tell their ranks who they are in environment variables, and most of them which rank of
+//! its node each is. Where only the rank in the job is told, the first to come on a node does its
+//! work.
 
 use carrack::bootstrap::launchers::{LAUNCHERS, Launcher};
 use std::os::linux::net::SocketAddrExt;
@@ -42,15 +43,23 @@ struct Seat {
 impl Seat {
     fn find(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
-        [OURS].iter().chain(LAUNCHERS).filter(|launcher| launcher.is_marked(&variable)).find_map(|launcher| {
-            let Launcher { name, rank, size, rank_on_node, size_on_node, nodes, .. } = *launcher;
-            let has_others = match (number(size), number(size_on_node), number(nodes)) {
-                (_, _, Some(nodes)) => nodes > 1,
-                (Some(size), Some(here), _) => size > here,
-                (size, ..) => size != Some(1),
-            };
-            Some(Self { launcher: name, rank: number(rank)?, on_node: number(rank_on_node), has_others })
-        })
+        [OURS].iter().chain(LAUNCHERS).filter(|launcher| launcher.is_marked(&variable)).find_map(
+            |launcher| {
+                let Launcher { name, rank, size, rank_on_node, size_on_node, nodes, .. } =
+                    *launcher;
+                let has_others = match (number(size), number(size_on_node), number(nodes)) {
+                    (_, _, Some(nodes)) => nodes > 1,
+                    (Some(size), Some(here), _) => size > here,
+                    (size, ..) => size != Some(1),
+                };
+                Some(Self {
+                    launcher: name,
+                    rank: number(rank)?,
+                    on_node: number(rank_on_node),
+                    has_others,
+                })
+            },
+        )
     }
 }
 
@@ -66,19 +75,22 @@ impl Node {
         let Seat { launcher, rank, on_node, .. } = self.seat.as_ref()?;
         match on_node {
             Some(0) => None,
-            Some(_) => Some(format!("rank {rank} of {launcher} leaves this node to the first rank on it")),
-            None if self.turn.is_some() => None,
-            None => {
-                Some(format!("rank {rank} of {launcher} leaves this node to another rank, which came first"))
+            Some(_) => {
+                Some(format!("rank {rank} of {launcher} leaves this node to the first rank on it"))
             }
+            None if self.turn.is_some() => None,
+            None => Some(format!(
+                "rank {rank} of {launcher} leaves this node to another rank, which came first"
+            )),
         }
     }
 
     /// The launcher, in words.
     pub(super) fn launcher(&self) -> String {
-        self.seat
-            .as_ref()
-            .map_or_else(|| "none".into(), |Seat { launcher, rank, .. }| format!("{launcher}, rank {rank}"))
+        self.seat.as_ref().map_or_else(
+            || "none".into(),
+            |Seat { launcher, rank, .. }| format!("{launcher}, rank {rank}"),
+        )
     }
 
     /// What the names of the report's files have in addition where several nodes write theirs.
@@ -90,10 +102,13 @@ impl Node {
 /// This machine's name, as it can stand in a file's name.
 pub(super) fn host() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    name.chars().map(|c| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' }).collect()
+    name.chars()
+        .map(|c| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' })
+        .collect()
 }
 
-/// Takes the work of this node, unless somebody of the same job has it: a name of the abstract namespace goes with its process.
+/// Takes the work of this node, unless somebody of the same job has it: a name of the abstract
+/// namespace goes with its process.
 fn first_come() -> Option<UnixListener> {
     let job = JOBS.iter().find_map(|name| std::env::var(name).ok());
     // The ranks of a node have the same parent, as a rule.
@@ -127,7 +142,10 @@ mod tests {
     #[test]
     fn each_launcher_is_known_by_its_variables_and_one_rank_of_a_node_works() {
         let ours = seat(&[("CARRACK_RANK", "1"), ("CARRACK_SIZE", "2")]).unwrap();
-        assert_eq!(ours, Seat { launcher: "carrack run", rank: 1, on_node: Some(1), has_others: false });
+        assert_eq!(
+            ours,
+            Seat { launcher: "carrack run", rank: 1, on_node: Some(1), has_others: false }
+        );
         let within_slurm = [
             ("SLURM_STEP_NUM_TASKS", "2"),
             ("SLURM_PROCID", "0"),
@@ -138,9 +156,15 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
         ];
         let open_mpi = seat(&within_slurm).unwrap();
-        assert_eq!(open_mpi, Seat { launcher: "Open MPI", rank: 5, on_node: Some(1), has_others: true });
+        assert_eq!(
+            open_mpi,
+            Seat { launcher: "Open MPI", rank: 5, on_node: Some(1), has_others: true }
+        );
         assert!(
-            Node { seat: Some(open_mpi), turn: None }.stands_by().unwrap().contains("rank 5 of Open MPI")
+            Node { seat: Some(open_mpi), turn: None }
+                .stands_by()
+                .unwrap()
+                .contains("rank 5 of Open MPI")
         );
         let slurm = [
             ("SLURM_STEP_NUM_TASKS", "8"),
@@ -152,12 +176,21 @@ mod tests {
         assert_eq!(slurm, Seat { launcher: "Slurm", rank: 4, on_node: Some(0), has_others: true });
         let node = Node { seat: Some(slurm), turn: None };
         assert_eq!((node.stands_by(), node.suffix()), (None, Some(host())));
-        let hydra =
-            [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")];
+        let hydra = [
+            ("PMI_RANK", "1"),
+            ("PMI_SIZE", "2"),
+            ("MPI_LOCALRANKID", "1"),
+            ("MPI_LOCALNRANKS", "2"),
+        ];
         assert_eq!(seat(&hydra).unwrap().launcher, "Hydra");
         let told_little = seat(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]).unwrap();
         let launcher = "a launcher with PMI";
         assert_eq!(told_little, Seat { launcher, rank: 1, on_node: None, has_others: true });
-        assert!(Node { seat: Some(told_little), turn: None }.stands_by().unwrap().contains("came first"));
+        assert!(
+            Node { seat: Some(told_little), turn: None }
+                .stands_by()
+                .unwrap()
+                .contains("came first")
+        );
     }
 }

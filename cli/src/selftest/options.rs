@@ -7,7 +7,8 @@ use std::time::Duration;
 /// The options of `carrack selftest`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-The parts are the test programs, the examples, and `carrack perf` between every pair of kinds of memory. Each is a process of its own
+The parts are the test programs, the examples, and `carrack perf` between every pair of kinds of \
+memory. Each is a process of its own
 with a time limit; what it prints goes to DIR/logs. The report is DIR/report.md, and the same as JSON in DIR/report.json. The status is
 0 only if no part failed. Simulated GPUs are called simulated wherever they are named; their figures say nothing of any real one.
 
@@ -29,11 +30,13 @@ pub(crate) struct SelftestOptions {
     #[arg(long)]
     pub(super) quick: bool,
 
-    /// On which GPUs: NVIDIA's if there are any, else simulated ones (auto); NVIDIA's or an error (cuda); simulated ones (fake).
+    /// On which GPUs: NVIDIA's if there are any, else simulated ones (auto); NVIDIA's or an error
+    /// (cuda); simulated ones (fake).
     #[arg(long, value_enum, value_name = "auto|cuda|fake", default_value_t = Choice::Auto, hide_possible_values = true)]
     pub(super) gpu: Choice,
 
-    /// How long to measure each figure of `carrack perf`, in seconds; 0.1 if not given, 0.02 of simulated GPUs and with --quick.
+    /// How long to measure each figure of `carrack perf`, in seconds; 0.1 if not given, 0.02 of
+    /// simulated GPUs and with --quick.
     #[arg(long, value_parser = crate::perf::seconds, value_name = "SECONDS")]
     pub(super) seconds: Option<Duration>,
 

@@ -121,7 +121,10 @@ impl Part {
             return Ran::without_output(self, Outcome::Skipped(why));
         }
         if interrupt.came() {
-            return Ran::without_output(self, Outcome::Skipped("the run was interrupted before it".into()));
+            return Ran::without_output(
+                self,
+                Outcome::Skipped("the run was interrupted before it".into()),
+            );
         }
         let (said, complained) = (self.log(logs, "out"), self.log(logs, "err"));
         let end = match self.command(&said, &complained, scratch) {
@@ -129,7 +132,8 @@ impl Part {
             Err(error) => End::NotStarted(error),
         };
         let read = |path: &Path| {
-            fs::read(path).map_or_else(|_| String::new(), |text| String::from_utf8_lossy(&text).into_owned())
+            fs::read(path)
+                .map_or_else(|_| String::new(), |text| String::from_utf8_lossy(&text).into_owned())
         };
         let (said, complaints) = (read(&said), read(&complained));
         if complaints.is_empty() {
@@ -148,8 +152,12 @@ impl Part {
         let mut command = Command::new(&self.program);
         command.args(&self.args);
         clean(&mut command);
-        command.envs(self.env.iter().map(|(name, value)| (name, value))).env("TEST_SCRATCH", scratch);
-        command.stdout(Stdio::from(File::create(said)?)).stderr(Stdio::from(File::create(complained)?));
+        command
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .env("TEST_SCRATCH", scratch);
+        command
+            .stdout(Stdio::from(File::create(said)?))
+            .stderr(Stdio::from(File::create(complained)?));
         Ok(command)
     }
 
@@ -159,10 +167,14 @@ impl Part {
             End::Exited(status) => Some(Outcome::Failed(status.to_string())),
             End::Overran(limit) => {
                 let limit = limit.as_secs_f64();
-                Some(Outcome::Failed(format!("it was still running after {limit:.1} s, and was ended")))
+                Some(Outcome::Failed(format!(
+                    "it was still running after {limit:.1} s, and was ended"
+                )))
             }
             End::Interrupted => Some(Outcome::Skipped("interrupted".into())),
-            End::NotStarted(why) => Some(Outcome::Failed(format!("it could not be started: {why}"))),
+            End::NotStarted(why) => {
+                Some(Outcome::Failed(format!("it could not be started: {why}")))
+            }
         };
         let tally = if self.sort == Sort::Tests { Tally::read(said) } else { None };
         let figures: Vec<Value> = match self.sort {
@@ -172,7 +184,9 @@ impl Part {
         let last = said.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned);
         let outcome = match (ended, self.sort) {
             // Not every pair of kinds can be put and got; what cannot is told in these words.
-            (Some(Outcome::Failed(_)), Sort::Perf) if complaints.contains("cannot be mapped here") => {
+            (Some(Outcome::Failed(_)), Sort::Perf)
+                if complaints.contains("cannot be mapped here") =>
+            {
                 Outcome::Skipped(complaints.lines().last().unwrap_or_default().to_owned())
             }
             (Some(Outcome::Failed(why)), Sort::Tests) => Outcome::Failed(match &tally {
@@ -185,15 +199,21 @@ impl Part {
             (Some(outcome), _) => outcome,
             (None, Sort::Tests) => match &tally {
                 None => Outcome::Failed("it printed no result of its tests".into()),
-                Some(tally) if tally.failed > 0 => Outcome::Failed(format!("{} tests failed", tally.failed)),
+                Some(tally) if tally.failed > 0 => {
+                    Outcome::Failed(format!("{} tests failed", tally.failed))
+                }
                 Some(tally) if tally.passed == 0 => Outcome::Failed("no test ran".into()),
                 Some(_) => Outcome::Passed,
             },
             (None, Sort::Example) if last.is_none() => Outcome::Failed("it printed nothing".into()),
-            (None, Sort::Halo(gpus)) if last.as_deref().and_then(|line| Halo::read(gpus, line)).is_none() => {
+            (None, Sort::Halo(gpus))
+                if last.as_deref().and_then(|line| Halo::read(gpus, line)).is_none() =>
+            {
                 Outcome::Failed("it printed no figures".into())
             }
-            (None, Sort::Perf) if figures.is_empty() => Outcome::Failed("it printed no figures".into()),
+            (None, Sort::Perf) if figures.is_empty() => {
+                Outcome::Failed("it printed no figures".into())
+            }
             (None, _) => Outcome::Passed,
         };
         let tail = match &outcome {
@@ -223,7 +243,10 @@ impl Ran {
         let counts = self.tally.as_ref().map(|tally| match tally.left_out.values().sum::<u64>() {
             0 => format!("{} tests", tally.passed),
             some => {
-                format!("{} tests, {some} of which skipped what they test, or a part of it", tally.passed)
+                format!(
+                    "{} tests, {some} of which skipped what they test, or a part of it",
+                    tally.passed
+                )
             }
         });
         match (&self.outcome, counts) {
@@ -243,12 +266,13 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(TAIL)..].join("\n")
 }
 
-/// Takes away the caller's settings: the defaults are tested, and what each part sets. So is what makes a rank of a process: parts are
-/// jobs of their own.
+/// Takes away the caller's settings: the defaults are tested, and what each part sets. So is what
+/// makes a rank of a process: parts are jobs of their own.
 pub(super) fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let lossy = name.to_string_lossy();
-        let is_setting = ["CARRACK_", "CARGO", "TEST_GPU"].iter().any(|prefix| lossy.starts_with(prefix));
+        let is_setting =
+            ["CARRACK_", "CARGO", "TEST_GPU"].iter().any(|prefix| lossy.starts_with(prefix));
         let marks_rank = |launcher: &Launcher| [launcher.mark, launcher.rank].contains(&&*lossy);
         let is_of_rank = [RANK, WORLD_SIZE].contains(&&*lossy) || LAUNCHERS.iter().any(marks_rank);
         if is_setting || is_of_rank {
@@ -284,7 +308,11 @@ mod tests {
         };
         let fails = |code: i32, said: &str, why: &str| {
             let ran = judged(Sort::Tests, code, said, "");
-            assert!(matches!(&ran.outcome, Outcome::Failed(told) if told.contains(why)), "{:?}", ran.outcome);
+            assert!(
+                matches!(&ran.outcome, Outcome::Failed(told) if told.contains(why)),
+                "{:?}",
+                ran.outcome
+            );
         };
         assert_eq!(judged(Sort::Tests, 0, &result(3, 0), "").outcome, Outcome::Passed);
         fails(0, "", "no result");
@@ -296,11 +324,15 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_read_and_what_cannot_be_mapped_is_skipped_and_all_else_that_ends_badly_has_failed() {
+    fn figures_are_read_and_what_cannot_be_mapped_is_skipped_and_all_else_that_ends_badly_has_failed()
+     {
         let ran = judged(Sort::Perf, 0, "{\"op\":\"put\"}\nnot JSON\n{\"op\":\"get\"}\n", "");
         assert_eq!((ran.outcome, ran.figures.len()), (Outcome::Passed, 2));
-        let refused = judged(Sort::Perf, 1, "", "carrack: memory of rank 1 cannot be mapped here: why\n");
-        assert!(matches!(refused.outcome, Outcome::Skipped(why) if why.contains("mapped here: why")));
+        let refused =
+            judged(Sort::Perf, 1, "", "carrack: memory of rank 1 cannot be mapped here: why\n");
+        assert!(
+            matches!(refused.outcome, Outcome::Skipped(why) if why.contains("mapped here: why"))
+        );
         assert!(matches!(judged(Sort::Perf, 1, "", "carrack: no\n").outcome, Outcome::Failed(_)));
         assert!(matches!(judged(Sort::Perf, 0, "", "").outcome, Outcome::Failed(_)));
         assert!(matches!(judged(Sort::Example, 0, " \n", "").outcome, Outcome::Failed(_)));

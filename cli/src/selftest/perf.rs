@@ -1,4 +1,5 @@
-//! The measurements: `carrack perf` in host memory, and between every pair of kinds of memory that the machine has.
+//! The measurements: `carrack perf` in host memory, and between every pair of kinds of memory that
+//! the machine has.
 
 use super::kit::Kit;
 use super::machine::{Gpus, Machine};
@@ -12,7 +13,12 @@ const GPU_SIZES: &str = "8,4K,64K,1M,16M";
 const SIMULATED_SIZES: &str = "8,64K";
 
 /// All measurements, each figure of `seconds`, if those are given.
-pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool, seconds: Option<Duration>) -> Vec<Part> {
+pub(super) fn parts(
+    kit: &Kit,
+    machine: &Machine,
+    quick: bool,
+    seconds: Option<Duration>,
+) -> Vec<Part> {
     let measure = |what: &str, gpus: Option<Gpus>, args: &[&str]| {
         let otherwise = if quick || gpus == Some(Gpus::Simulated) { 0.02 } else { 0.1 };
         let seconds = seconds.map_or(otherwise, |seconds| seconds.as_secs_f64()).to_string();

@@ -83,7 +83,8 @@ impl Report {
         ran: Vec<Ran>,
     ) -> Self {
         let count = |word: &str| ran.iter().filter(|ran| ran.outcome.word() == word).count();
-        let sum = |of: fn(&Tally) -> u64| ran.iter().filter_map(|ran| ran.tally.as_ref()).map(of).sum();
+        let sum =
+            |of: fn(&Tally) -> u64| ran.iter().filter_map(|ran| ran.tally.as_ref()).map(of).sum();
         let totals = Totals {
             parts_passed: count("passed"),
             parts_failed: count("failed"),
@@ -117,10 +118,16 @@ impl Report {
         }
     }
 
-    /// Writes report.md and report.json, with the name of the node in theirs if several write. Their paths, in words.
-    pub(super) fn write(&self, folder: &Path, suffix: Option<&str>) -> Result<String, SelftestError> {
+    /// Writes report.md and report.json, with the name of the node in theirs if several write.
+    /// Their paths, in words.
+    pub(super) fn write(
+        &self,
+        folder: &Path,
+        suffix: Option<&str>,
+    ) -> Result<String, SelftestError> {
         let stem = suffix.map_or_else(|| "report".to_owned(), |node| format!("report-{node}"));
-        let (people, machines) = (folder.join(format!("{stem}.md")), folder.join(format!("{stem}.json")));
+        let (people, machines) =
+            (folder.join(format!("{stem}.md")), folder.join(format!("{stem}.json")));
         // Plain data under names that are strings: it has a form in JSON.
         let json = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
         fs::write(&machines, json).map_err(file(&machines))?;
@@ -135,10 +142,12 @@ impl Report {
     }
 
     pub(super) fn summary(&self) -> String {
-        let Totals { parts_passed, parts_failed, parts_skipped, tests_passed, tests_failed, .. } =
-            self.totals;
+        let Totals {
+            parts_passed, parts_failed, parts_skipped, tests_passed, tests_failed, ..
+        } = self.totals;
         format!(
-            "{parts_passed} parts passed, {parts_failed} failed, {parts_skipped} skipped; {tests_passed} tests passed, {tests_failed} failed"
+            "{parts_passed} parts passed, {parts_failed} failed, {parts_skipped} skipped; \
+            {tests_passed} tests passed, {tests_failed} failed"
         )
     }
 }

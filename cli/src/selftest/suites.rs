@@ -1,7 +1,7 @@
 //! The test programs: what each is about, on which GPUs it runs, and how long it may take.
 //!
-//! A bundle's are run also if they are not known here, but for those that are no parts. In a built tree, where programs of many
-//! sorts lie side by side, only those that are known.
+//! A bundle's are run also if they are not known here, but for those that are no parts. In a built
+//! tree, where programs of many sorts lie side by side, only those that are known.
 
 use super::kit::Kit;
 use super::machine::{Gpus, Machine};
@@ -74,11 +74,19 @@ const SUITES: &[Suite] = &[
     suite("huge", On::Nothing, false, 30),
 ];
 
-/// Test programs of the tree that are no parts of a selftest: it runs the examples by itself, one of its own tests would run
-/// it again, the mock library needs a C compiler and its source (three programs), the table of rules is read in the tree, and a guest is made
-/// from it. A bundle leaves them out; a test of xtask sees to that.
-const NO_PARTS: &[&str] =
-    &["cli_selftest", "cuda_mock", "examples", "explain_claims", "gpu_costs", "gpu_rules", "verbs_guest"];
+/// Test programs of the tree that are no parts of a selftest: it runs the examples by itself, one
+/// of its own tests would run it again, the mock library needs a C compiler and its source (three
+/// programs), the table of rules is read in the tree, and a guest is made from it. A bundle leaves
+/// them out; a test of xtask sees to that.
+const NO_PARTS: &[&str] = &[
+    "cli_selftest",
+    "cuda_mock",
+    "examples",
+    "explain_claims",
+    "gpu_costs",
+    "gpu_rules",
+    "verbs_guest",
+];
 
 /// Whether a test program of that name is one of the parts.
 pub(super) fn is_known(name: &str) -> bool {
@@ -87,8 +95,11 @@ pub(super) fn is_known(name: &str) -> bool {
 
 /// All test programs, on all GPUs that they are to run on.
 pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
-    let mut parts: Vec<Part> = SUITES.iter().flat_map(|suite| suite.parts(kit, machine, quick)).collect();
-    for name in kit.tests.keys().filter(|name| !is_known(name) && !NO_PARTS.contains(&name.as_str())) {
+    let mut parts: Vec<Part> =
+        SUITES.iter().flat_map(|suite| suite.parts(kit, machine, quick)).collect();
+    for name in
+        kit.tests.keys().filter(|name| !is_known(name) && !NO_PARTS.contains(&name.as_str()))
+    {
         parts.extend(suite(name_for_ever(name), On::Any, true, 15).parts(kit, machine, quick));
     }
     parts
@@ -117,9 +128,12 @@ impl Suite {
                 let why = format!("it needs an NVIDIA GPU: {why}");
                 vec![self.part(program.clone(), Some(Gpus::Cuda), left_out.or(Some(why)))]
             }
-            (On::Any, Gpus::Simulated) => vec![self.part(program.clone(), Some(Gpus::Simulated), left_out)],
+            (On::Any, Gpus::Simulated) => {
+                vec![self.part(program.clone(), Some(Gpus::Simulated), left_out)]
+            }
             (On::Any, Gpus::Cuda) => {
-                let beside = (quick).then(|| "--quick leaves it out where there are real GPUs".to_owned());
+                let beside =
+                    (quick).then(|| "--quick leaves it out where there are real GPUs".to_owned());
                 let mut simulated = self.part(program.clone(), Some(Gpus::Simulated), beside);
                 simulated.args.extend(self.beside.map(str::to_owned));
                 vec![self.part(program.clone(), Some(Gpus::Cuda), left_out), simulated]
@@ -128,14 +142,16 @@ impl Suite {
     }
 
     fn part(&self, program: PathBuf, gpus: Option<Gpus>, skip: Option<String>) -> Part {
-        // Tests that say why they skip something say it in their output, which is shown only if it is asked for.
+        // Tests that say why they skip something say it in their output, which is shown only if it
+        // is asked for.
         let mut args = vec!["--show-output".to_owned()];
         let mut env = Vec::new();
         if let Some(gpus) = gpus {
             env.push(("TEST_GPU", gpus.setting().to_owned()));
         }
         if gpus == Some(Gpus::Cuda) {
-            // Two processes that share a device take turns of milliseconds: several tests at once take longer, not shorter.
+            // Two processes that share a device take turns of milliseconds: several tests at once
+            // take longer, not shorter.
             args.push("--test-threads=1".into());
         }
         if self.on == On::Cuda {
@@ -164,7 +180,8 @@ mod tests {
     #[test]
     fn each_test_program_of_the_tree_is_a_part_or_left_out_on_purpose() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let entries = std::fs::read_dir(root.join("tests")).unwrap().map(|entry| entry.unwrap().path());
+        let entries =
+            std::fs::read_dir(root.join("tests")).unwrap().map(|entry| entry.unwrap().path());
         let files = entries.filter(|path| path.extension().is_some_and(|ending| ending == "rs"));
         let names: BTreeSet<String> =
             files.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();

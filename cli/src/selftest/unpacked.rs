@@ -1,10 +1,11 @@
-//! Where a bundle's programs are unpacked: beside the command where that can be, else below the report's folder. Once: the next
-//! selftest of the same bundle finds them there.
+//! Where a bundle's programs are unpacked: beside the command where that can be, else below the
+//! report's folder. Once: the next selftest of the same bundle finds them there.
 //!
-//! Several selftests may do this at once on one file system, the first rank of each node of a job. So the folder is named by its
-//! archive, is filled under another name that nobody else has, and gets its own by one rename: whoever sees it sees all of it.
-//! Who comes second uses what is there. Nothing under that name is ever written to, renamed or removed again, since the programs
-//! of others run from it; what was spoiled stays, and the next name is taken.
+//! Several selftests may do this at once on one file system, the first rank of each node of a job.
+//! So the folder is named by its archive, is filled under another name that nobody else has, and
+//! gets its own by one rename: whoever sees it sees all of it. Who comes second uses what is there.
+//! Nothing under that name is ever written to, renamed or removed again, since the programs of
+//! others run from it; what was spoiled stays, and the next name is taken.
 
 use super::archive::{Archive, Files, Unfit, UnpackError, megabytes};
 use rustix::fs::{Access, StatVfs, StatVfsMountFlags, access, statvfs};
@@ -21,7 +22,8 @@ const MARK: &str = "unpacked.json";
 /// The command, which test programs look for in the folder above their own.
 const COMMAND: &str = "carrack";
 
-/// How many folders of one archive there may be in a place. The second is taken when the first was spoiled.
+/// How many folders of one archive there may be in a place. The second is taken when the first was
+/// spoiled.
 const TRIES: usize = 9;
 
 #[derive(Serialize, Deserialize)]
@@ -69,12 +71,14 @@ impl Programs<'_> {
         }
     }
 
-    /// The folder in one place; unpacks it there if it is missing. `since` says what was wrong with a better place.
+    /// The folder in one place; unpacks it there if it is missing. `since` says what was wrong with
+    /// a better place.
     fn in_place(&self, place: &Path, since: Option<&Unfit>) -> Result<PathBuf, UnpackError> {
         let name = format!("programs-{}", &self.archive.sum[..16]);
         let mut part = None;
         for again in 1..=TRIES {
-            let folder = place.join(if again == 1 { name.clone() } else { format!("{name}-{again}") });
+            let folder =
+                place.join(if again == 1 { name.clone() } else { format!("{name}-{again}") });
             match self.look(&folder) {
                 Found::Whole => return Ok(folder),
                 Found::Spoiled => continue,
@@ -97,7 +101,9 @@ impl Programs<'_> {
         match fs::symlink_metadata(folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Nothing,
             // What others have put there may be anything, under whatever name.
-            Ok(about) if about.is_dir() && self.is_trusted(about.uid()) && self.is_whole(folder) => {
+            Ok(about)
+                if about.is_dir() && self.is_trusted(about.uid()) && self.is_whole(folder) =>
+            {
                 Found::Whole
             }
             _ => Found::Spoiled,
@@ -110,7 +116,9 @@ impl Programs<'_> {
 
     fn is_whole(&self, folder: &Path) -> bool {
         let mark = fs::read_to_string(folder.join(MARK)).ok();
-        let Some(mark) = mark.and_then(|text| serde_json::from_str::<Mark>(&text).ok()) else { return false };
+        let Some(mark) = mark.and_then(|text| serde_json::from_str::<Mark>(&text).ok()) else {
+            return false;
+        };
         let is_there = |(name, bytes): (&String, &u64)| {
             let path = folder.join(name);
             fs::symlink_metadata(&path).is_ok_and(|about| about.is_file() && about.len() == *bytes)
@@ -122,13 +130,23 @@ impl Programs<'_> {
     }
 
     /// Unpacks into a folder of a name that is only ours, beside the one that it is to be.
-    fn unpack(&self, place: &Path, folder: &Path, since: Option<&Unfit>) -> Result<Part, UnpackError> {
+    fn unpack(
+        &self,
+        place: &Path,
+        folder: &Path,
+        since: Option<&Unfit>,
+    ) -> Result<Part, UnpackError> {
         let about = statvfs(place).map_err(|error| Unfit::file(place)(error.into()))?;
         self.fits(place, &about)?;
         let part = Part::begin(place, folder)?;
-        let (size, since) =
-            (megabytes(self.archive.unpacked), since.map_or_else(String::new, |why| format!(" ({why})")));
-        (self.tell)(&format!("unpacking the programs, {size:.1} MB, into {}{since}", folder.display()));
+        let (size, since) = (
+            megabytes(self.archive.unpacked),
+            since.map_or_else(String::new, |why| format!(" ({why})")),
+        );
+        (self.tell)(&format!(
+            "unpacking the programs, {size:.1} MB, into {}{since}",
+            folder.display()
+        ));
         let files = self.archive.unpack(&part.0, self.stop)?;
         let command = part.0.join(COMMAND);
         // A bundle that is moved keeps its programs.
@@ -166,7 +184,8 @@ struct Part(PathBuf);
 impl Part {
     fn begin(place: &Path, folder: &Path) -> Result<Self, Unfit> {
         let mut random = [0; 8];
-        getrandom(&mut random, GetRandomFlags::empty()).map_err(|error| Unfit::file(place)(error.into()))?;
+        getrandom(&mut random, GetRandomFlags::empty())
+            .map_err(|error| Unfit::file(place)(error.into()))?;
         let path = folder.with_extension(format!("part-{:016x}", u64::from_ne_bytes(random)));
         fs::create_dir(&path).map_err(Unfit::file(place))?;
         Ok(Self(path))
@@ -177,7 +196,9 @@ impl Part {
         use io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
         match fs::rename(&self.0, folder) {
             Ok(()) => Ok(None),
-            Err(error) if matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | NotADirectory) => {
+            Err(error)
+                if matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | NotADirectory) =>
+            {
                 Ok(Some(self))
             }
             Err(error) => Err(Unfit::file(folder)(error)),

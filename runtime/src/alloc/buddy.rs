@@ -1,5 +1,5 @@
-//! The pieces of a block: by powers of two, each at a multiple of its length, the lowest first. Whoever makes the same calls
-//! gets the same places.
+//! The pieces of a block: by powers of two, each at a multiple of its length, the lowest first.
+//! Whoever makes the same calls gets the same places.
 
 use std::collections::BTreeSet;
 
@@ -30,8 +30,8 @@ impl Buddy {
     /// Where a piece for so many bytes begins. `None`: there is no room.
     pub(super) fn take(&mut self, len: usize) -> Option<usize> {
         let wanted = order(len);
-        let found =
-            (wanted..self.free.len()).find(|&at| self.free.get(at).is_some_and(|free| !free.is_empty()))?;
+        let found = (wanted..self.free.len())
+            .find(|&at| self.free.get(at).is_some_and(|free| !free.is_empty()))?;
         let begin = self.free.get_mut(found)?.pop_first()?;
         // The upper halves of what is cut up stay.
         for at in wanted..found {

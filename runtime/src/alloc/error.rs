@@ -4,14 +4,15 @@ use crate::error::{CollectiveError, GroupError};
 use crate::names::Rank;
 use carrack_transports::contract::DownCause;
 
-/// Memory was not allocated for several ranks. All ranks of the scope get an error; unless it is said otherwise, the allocator
-/// works as before, and nothing of the attempt is left.
+/// Memory was not allocated for several ranks. All ranks of the scope get an error; unless it is
+/// said otherwise, the allocator works as before, and nothing of the attempt is left.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedAllocError {
     /// That many bytes cannot be allocated at all.
     #[error(
-        "{len} bytes cannot be allocated: ask for at least 1, and for less than half of the address space"
+        "{len} bytes cannot be allocated: ask for at least 1, and for less than half of the \
+        address space"
     )]
     Len {
         /// Bytes that were asked for.
@@ -62,9 +63,11 @@ pub enum SharedAllocError {
         /// Why, as the driver and each transport say.
         why: String,
     },
-    /// The leader is gone. This allocator is at its end; what it has allocated stays mapped until it is dropped.
+    /// The leader is gone. This allocator is at its end; what it has allocated stays mapped until
+    /// it is dropped.
     #[error(
-        "{leader}, whose memory it is, is gone ({cause}): nothing more is allocated; what is mapped stays until it is dropped. Make an allocator over a group without it"
+        "{leader}, whose memory it is, is gone ({cause}): nothing more is allocated; what is \
+        mapped stays until it is dropped. Make an allocator over a group without it"
     )]
     LeaderGone {
         /// The leader.
@@ -74,17 +77,22 @@ pub enum SharedAllocError {
     },
     /// The ranks do not hear each other any more. This allocator is at its end.
     #[error(
-        "the ranks of the scope cannot agree any more: {0}; nothing more is allocated, what is mapped stays until it is dropped"
+        "the ranks of the scope cannot agree any more: {0}; nothing more is allocated, what is \
+        mapped stays until it is dropped"
     )]
     Ended(Box<CollectiveError>),
-    /// Called inside of a completion handler, which waits for nothing. Only this rank gets it, and has told nobody: the others wait for
-    /// its call.
+    /// Called inside of a completion handler, which waits for nothing. Only this rank gets it, and
+    /// has told nobody: the others wait for its call.
     #[error(
-        "memory of several ranks cannot be had inside of a completion handler, which may wait for nobody: have the handler tell the thread that calls progress, and call it there"
+        "memory of several ranks cannot be had inside of a completion handler, which may wait for \
+        nobody: have the handler tell the thread that calls progress, and call it there"
     )]
     InHandler,
     /// A rank has said something that makes no sense.
-    #[error("{rank} has sent what no rank of this version sends: run one version of Carrack on all ranks")]
+    #[error(
+        "{rank} has sent what no rank of this version sends: run one version of Carrack on all \
+        ranks"
+    )]
     Garbled {
         /// Which rank.
         rank: Rank,

@@ -11,19 +11,22 @@ use carrack_transports::gpu::Flavour;
 
 /// What this rank's part of an allocation keeps, behind the memory itself.
 struct Part {
-    /// At the leader of several ranks: ends with the part, and the memory goes when nobody has it mapped.
+    /// At the leader of several ranks: ends with the part, and the memory goes when nobody has it
+    /// mapped.
     _mr: Option<Mr>,
     _counted: Counted,
 }
 
 /// Why memory of GPUs is mapped nowhere.
-const NO_IPC: &str = "GPU memory is not shared: CARRACK_GPU_IPC=off, or CARRACK_TRANSPORT without shm";
+const NO_IPC: &str =
+    "GPU memory is not shared: CARRACK_GPU_IPC=off, or CARRACK_TRANSPORT without shm";
 
 impl Shared {
     /// A new allocation, in whole blocks, of which the region is the first `len` bytes.
     pub(super) fn fresh(&self, len: usize, counts: &Counts) -> Result<Region, SharedAllocError> {
         let runtime = self.group.runtime();
-        // What all have let go of before this call is closed by those who have it mapped, and then freed by the leader.
+        // What all have let go of before this call is closed by those who have it mapped, and then
+        // freed by the leader.
         runtime.0.look_after_domains();
         self.group.barrier().map_err(|cause| self.over(cause))?;
         runtime.0.look_after_domains();
@@ -37,13 +40,19 @@ impl Shared {
         let told = self.group.broadcast(self.leader, &told).map_err(|cause| self.over(cause))?;
         let mine = match (made, Offer::decode(&told)) {
             (_, Some(Offer::Failed(why))) => {
-                return Err(SharedAllocError::Leader { leader: self.leader, ranks: self.group.size(), why });
+                return Err(SharedAllocError::Leader {
+                    leader: self.leader,
+                    ranks: self.group.size(),
+                    why,
+                });
             }
             (Some((whole, mr)), _) => Ok((whole, mr)),
             (None, Some(Offer::Made { rmr, refused })) => {
                 self.map(&rmr, span, &refused).map(|whole| (whole, None))
             }
-            (None, None) => Err("its leader has sent what no rank of this version sends".to_owned()),
+            (None, None) => {
+                Err("its leader has sent what no rank of this version sends".to_owned())
+            }
         };
         for (rank, bytes) in self.each_tells(&encode_verdict(&mine))? {
             match decode_verdict(&bytes) {
@@ -75,11 +84,17 @@ impl Shared {
         }
         let mr = runtime.register_memory(&region).map_err(|why| why.to_string())?;
         let refused = match runtime.0.domains.iter().any(|(name, _)| *name == cuda_ipc::NAME) {
-            true => mr.refused().iter().find(|(name, _)| *name == cuda_ipc::NAME).map(|(_, why)| why.clone()),
+            true => mr
+                .refused()
+                .iter()
+                .find(|(name, _)| *name == cuda_ipc::NAME)
+                .map(|(_, why)| why.clone()),
             false => Some(NO_IPC.into()),
         };
-        let offer =
-            Offer::Made { rmr: runtime.get_rmr(&mr).to_bytes(), refused: refused.unwrap_or_default() };
+        let offer = Offer::Made {
+            rmr: runtime.get_rmr(&mr).to_bytes(),
+            refused: refused.unwrap_or_default(),
+        };
         Ok((region, Some(mr), offer))
     }
 
@@ -97,8 +112,11 @@ impl Shared {
         let (_, imported) = rmr.imported(inner, Some(&self.gpu)).map_err(|why| {
             let is_here = inner.domains.iter().any(|(name, _)| *name == cuda_ipc::NAME);
             let here = if is_here { String::new() } else { format!("; {NO_IPC}") };
-            let there =
-                if refused.is_empty() { String::new() } else { format!("; at its leader: {refused}") };
+            let there = if refused.is_empty() {
+                String::new()
+            } else {
+                format!("; at its leader: {refused}")
+            };
             format!("{why}{here}{there}")
         })?;
         let region = imported.region().ok_or("its leader has let go of it meanwhile")?.clone();
@@ -106,7 +124,9 @@ impl Shared {
         let owner = region.kind().gpu().ok_or("it is not memory of a GPU")?;
         let own = self.gpu.info();
         if imported.is_own() {
-            self.gpu.reaches(owner).map_err(|why| format!("{}, in the same process: {why}", own.uuid))?;
+            self.gpu
+                .reaches(owner)
+                .map_err(|why| format!("{}, in the same process: {why}", own.uuid))?;
         } else if !self.gpu.reaches_region(&region) {
             let why = self.gpu.reaches(owner).err().map_or_else(
                 || "the driver opens it for another device of this process only".to_owned(),

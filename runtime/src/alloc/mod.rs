@@ -1,11 +1,12 @@
 //! Memory of GPUs that the ranks of a node have together, and memory that grows in place.
 //!
-//! [`GrowableBuffer`] is one rank's, of one or several GPUs: addresses that stay, and memory that comes and goes there. All else here
-//! is memory of several ranks.
+//! [`GrowableBuffer`] is one rank's, of one or several GPUs: addresses that stay, and memory that
+//! comes and goes there. All else here is memory of several ranks.
 //!
-//! One rank of them, the leader, allocates; the others map what it has, so that kernels and copy engines of all read and write
-//! the same bytes. Every call is collective, and ends alike at all ranks: with memory for each, or with an error for each that
-//! names the rank which could not, and its driver's reason.
+//! One rank of them, the leader, allocates; the others map what it has, so that kernels and copy
+//! engines of all read and write the same bytes. Every call is collective, and ends alike at all
+//! ranks: with memory for each, or with an error for each that names the rank which could not, and
+//! its driver's reason.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -22,12 +23,13 @@
 //!
 //! Rules, for whoever uses memory of several ranks:
 //!
-//! - **The same calls in the same order** on all ranks of the scope. Calls that differ are an error at all of them, and are
-//!   named.
-//! - **Letting go is no call.** A [`SharedRegion`] is dropped when its rank needs it no more, in any order; the memory is freed,
-//!   or used again, when all ranks have let go of it. Work of GPUs on it must be over before.
-//! - **Addresses differ.** Each rank has the memory at an address of its own ([`Region::addr`](crate::region::Region::addr), for
-//!   kernels).
+//! - **The same calls in the same order** on all ranks of the scope. Calls that differ are an error
+//!   at all of them, and are named.
+//! - **Letting go is no call.** A [`SharedRegion`] is dropped when its rank needs it no more, in
+//!   any order; the memory is freed, or used again, when all ranks have let go of it. Work of GPUs
+//!   on it must be over before.
+//! - **Addresses differ.** Each rank has the memory at an address of its own
+//!   ([`Region::addr`](crate::region::Region::addr), for kernels).
 //! - **Nobody orders accesses.** Messages, barriers and events do.
 //! - **It is not cleared**, and what lies there may be somebody's who had it before.
 //!
@@ -68,7 +70,8 @@ pub use scope::Scope;
 pub use shared::SharedDeviceAllocator;
 pub use stats::SharedStats;
 
-/// What is exposed to others is exposed by whole blocks of the driver: so sizes are multiples of it (gpu.md, legacy IPC rule 2).
+/// What is exposed to others is exposed by whole blocks of the driver: so sizes are multiples of it
+/// (gpu.md, legacy IPC rule 2).
 const BLOCK: usize = 2 << 20;
 
 /// Pieces that a rank tells of in one message to have let go of.

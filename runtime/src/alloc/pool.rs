@@ -1,9 +1,9 @@
 //! Many small allocations in few blocks.
 //!
-//! All ranks keep the same books, changed by nothing but what all have told each other: so they find the same place for a piece
-//! without asking. Each call tells which pieces the rank has let go of since; a piece is used again when all have, since until
-//! then somebody may still read it. That is one message round for each call, which no pool whose pieces are used again can do
-//! without.
+//! All ranks keep the same books, changed by nothing but what all have told each other: so they
+//! find the same place for a piece without asking. Each call tells which pieces the rank has let go
+//! of since; a piece is used again when all have, since until then somebody may still read it. That
+//! is one message round for each call, which no pool whose pieces are used again can do without.
 
 use super::buddy::Buddy;
 use super::error::SharedAllocError;
@@ -16,11 +16,11 @@ use crate::region::Region;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Cuts blocks of a [`SharedDeviceAllocator`] into pieces: for what is small, or comes and goes. Pieces begin at multiples of
-/// 256 bytes.
+/// Cuts blocks of a [`SharedDeviceAllocator`] into pieces: for what is small, or comes and goes.
+/// Pieces begin at multiples of 256 bytes.
 ///
-/// What is longer than a block gets one of its own, which goes when all ranks have let go of it. Other blocks stay until
-/// [`trim`](Self::trim), or until the pool and its pieces are dropped.
+/// What is longer than a block gets one of its own, which goes when all ranks have let go of it.
+/// Other blocks stay until [`trim`](Self::trim), or until the pool and its pieces are dropped.
 pub struct SharedPool {
     allocator: SharedDeviceAllocator,
     number: u32,
@@ -113,8 +113,10 @@ impl Books {
 
     /// Room for a piece in the blocks that there are: which, and where in it.
     fn room(&mut self, len: usize) -> Option<(u64, usize)> {
-        let mut cut =
-            self.blocks.iter_mut().filter_map(|(number, block)| Some((*number, block.cut.as_mut()?)));
+        let mut cut = self
+            .blocks
+            .iter_mut()
+            .filter_map(|(number, block)| Some((*number, block.cut.as_mut()?)));
         cut.find_map(|(number, cut)| Some((number, cut.take(len)?)))
     }
 
@@ -168,7 +170,8 @@ impl SharedPool {
                 // There may be room in what is not told yet.
                 None if more && !is_long => {}
                 None => {
-                    let region = shared.fresh(if is_long { len } else { self.block }, shared.counts())?;
+                    let region =
+                        shared.fresh(if is_long { len } else { self.block }, shared.counts())?;
                     let mut cut = (!is_long).then(|| Buddy::of(self.block));
                     let at = cut.as_mut().and_then(|cut| cut.take(len)).unwrap_or(0);
                     let number = books.blocks_made;
@@ -184,13 +187,16 @@ impl SharedPool {
         let counted = self.counts.allocation(len, 0);
         self.hold(&books);
         let part = Part { number, freed: self.freed.clone(), _counted: counted };
-        let region =
-            books.blocks.get(&block).and_then(|block| block.region.subregion_with(at, len, Box::new(part)));
+        let region = books
+            .blocks
+            .get(&block)
+            .and_then(|block| block.region.subregion_with(at, len, Box::new(part)));
         let region = region.ok_or(SharedAllocError::Len { len })?;
         Ok(SharedRegion { region, leader: shared.leader, number })
     }
 
-    /// Gives back the blocks of which no rank has a piece: a collective call of the scope. How many bytes they had.
+    /// Gives back the blocks of which no rank has a piece: a collective call of the scope. How many
+    /// bytes they had.
     ///
     /// # Errors
     /// See [`SharedAllocError`].
@@ -230,6 +236,10 @@ impl SharedPool {
 
 impl std::fmt::Debug for SharedPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SharedPool(#{}, blocks of {} bytes, of {:?})", self.number, self.block, self.allocator)
+        write!(
+            f,
+            "SharedPool(#{}, blocks of {} bytes, of {:?})",
+            self.number, self.block, self.allocator
+        )
     }
 }

@@ -4,10 +4,11 @@ use crate::names::Rank;
 use crate::region::Region;
 use std::ops::Deref;
 
-/// Memory of the leader's GPU that all ranks of the scope have, as a [`Region`] of this rank's: to be registered, posted,
-/// copied, and given to kernels by its [address](Region::addr).
+/// Memory of the leader's GPU that all ranks of the scope have, as a [`Region`] of this rank's: to
+/// be registered, posted, copied, and given to kernels by its [address](Region::addr).
 ///
-/// This rank has let go of it when the last clone is dropped, of it, of its region, and of parts of that.
+/// This rank has let go of it when the last clone is dropped, of it, of its region, and of parts of
+/// that.
 #[derive(Clone, Debug)]
 pub struct SharedRegion {
     pub(super) region: Region,

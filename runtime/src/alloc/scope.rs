@@ -10,11 +10,13 @@ use carrack_transports::mem::GpuUuid;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Scope {
-    /// Those of one node: of one Linux kernel. Ranks in containers of one machine are of one node; where what keeps them apart
-    /// keeps GPU memory from being mapped, making the allocator, or its first allocation, says so.
+    /// Those of one node: of one Linux kernel. Ranks in containers of one machine are of one node;
+    /// where what keeps them apart keeps GPU memory from being mapped, making the allocator, or its
+    /// first allocation, says so.
     Node,
-    /// Those of a node whose GPUs sit at the same NUMA node, as Linux says of their PCI addresses. GPUs of which it says nothing
-    /// count as of one socket, which [`describe`](super::SharedDeviceAllocator::describe) tells.
+    /// Those of a node whose GPUs sit at the same NUMA node, as Linux says of their PCI addresses.
+    /// GPUs of which it says nothing count as of one socket, which
+    /// [`describe`](super::SharedDeviceAllocator::describe) tells.
     Socket,
 }
 
@@ -37,7 +39,11 @@ pub(super) struct Card {
 
 impl Card {
     /// This rank's. It is made whatever is wrong, since the others wait for it.
-    pub(super) fn of(gpu: &dyn Gpu, scope: Scope, ticket: Option<u32>) -> (Self, Result<u32, String>) {
+    pub(super) fn of(
+        gpu: &dyn Gpu,
+        scope: Scope,
+        ticket: Option<u32>,
+    ) -> (Self, Result<u32, String>) {
         let (boot, socket) = (boot(), gpu.numa_node());
         let spent = || "it has made all the allocators that a rank can make".to_owned();
         let trouble = boot.as_ref().err().cloned().or_else(|| ticket.is_none().then(spent));
@@ -93,7 +99,9 @@ impl Card {
 
 /// Whatever is wrong is found at all ranks alike.
 pub(super) fn check(all: &[(Rank, Card)], me: Rank) -> Result<(), SharedAllocError> {
-    if let Some((rank, why)) = all.iter().find_map(|(rank, card)| Some((*rank, card.trouble.clone()?))) {
+    if let Some((rank, why)) =
+        all.iter().find_map(|(rank, card)| Some((*rank, card.trouble.clone()?)))
+    {
         return Err(SharedAllocError::Unable { rank, why });
     }
     let ours = all.iter().find(|(rank, _)| *rank == me).map(|(_, card)| card.scope);
@@ -113,7 +121,8 @@ pub(super) fn check(all: &[(Rank, Card)], me: Rank) -> Result<(), SharedAllocErr
     }
 }
 
-/// Those that have memory together with this rank, itself among them, in the order of ranks: the first is the leader.
+/// Those that have memory together with this rank, itself among them, in the order of ranks: the
+/// first is the leader.
 pub(super) fn of(all: &[(Rank, Card)], me: Rank) -> Vec<(Rank, Card)> {
     let Some((_, mine)) = all.iter().find(|(rank, _)| *rank == me) else { return Vec::new() };
     let mut with: Vec<_> = all.iter().filter(|(_, card)| card.is_with(mine)).cloned().collect();
@@ -124,7 +133,8 @@ pub(super) fn of(all: &[(Rank, Card)], me: Rank) -> Vec<(Rank, Card)> {
 /// The boot of this kernel: what tells machines apart, and virtual ones.
 fn boot() -> Result<u128, String> {
     let path = "/proc/sys/kernel/random/boot_id";
-    let text = std::fs::read_to_string(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
+    let text =
+        std::fs::read_to_string(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     u128::from_str_radix(&digits, 16).map_err(|_| format!("{path} holds no id: {text:?}"))
 }
@@ -148,8 +158,15 @@ mod tests {
 
     #[test]
     fn ranks_have_memory_together_by_node_or_by_socket_and_the_lowest_leads() {
-        let places =
-            [(1, Some(0)), (2, Some(0)), (1, Some(1)), (1, Some(0)), (2, Some(0)), (1, None), (1, None)];
+        let places = [
+            (1, Some(0)),
+            (2, Some(0)),
+            (1, Some(1)),
+            (1, Some(0)),
+            (2, Some(0)),
+            (1, None),
+            (1, None),
+        ];
         let of_scope = |scope| ranks(places.map(|(boot, socket)| card(scope, boot, socket)));
         let (nodes, sockets) = (of_scope(Scope::Node), of_scope(Scope::Socket));
         assert_eq!(with(&nodes, 3), [0, 2, 3, 5, 6]);
@@ -164,8 +181,11 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named_at_every_rank() {
-        let mut all =
-            ranks([card(Scope::Node, 1, None), card(Scope::Node, 1, None), card(Scope::Node, 1, None)]);
+        let mut all = ranks([
+            card(Scope::Node, 1, None),
+            card(Scope::Node, 1, None),
+            card(Scope::Node, 1, None),
+        ]);
         assert!(check(&all, Rank(0)).is_ok());
         all[2].1.scope = Scope::Socket;
         let named = |me| match check(&all, Rank(me)) {

@@ -8,9 +8,10 @@
 //!   tell each other how it went: if it went wrong for one, all give it back
 //! ```
 //!
-//! The registration is how the leader's memory outlives its own use of it: its ledger knows who has the memory mapped (gpu.md,
-//! legacy IPC rule 5). What fails is agreed upon. Only a rank that hears the others no more ends the allocator, and fails the
-//! next of the group's operations for them, so that nobody waits for it.
+//! The registration is how the leader's memory outlives its own use of it: its ledger knows who has
+//! the memory mapped (gpu.md, legacy IPC rule 5). What fails is agreed upon. Only a rank that hears
+//! the others no more ends the allocator, and fails the next of the group's operations for them, so
+//! that nobody waits for it.
 
 use super::error::SharedAllocError;
 use super::pool::SharedPool;
@@ -26,10 +27,11 @@ use crate::progress::in_handler;
 use carrack_transports::gpu::Gpu;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Allocates GPU memory that the ranks of a node, or of a socket, have together. See [the module](crate::alloc).
+/// Allocates GPU memory that the ranks of a node, or of a socket, have together. See
+/// [the module](crate::alloc).
 ///
-/// The memory lies on the GPU of the scope's leader, its lowest rank. The others map it for the GPU that each has named; it may
-/// be the same one. Clones are handles to the same allocator.
+/// The memory lies on the GPU of the scope's leader, its lowest rank. The others map it for the GPU
+/// that each has named; it may be the same one. Clones are handles to the same allocator.
 #[derive(Clone)]
 pub struct SharedDeviceAllocator(pub(super) Arc<Shared>);
 
@@ -55,18 +57,20 @@ pub(super) struct Turn {
 }
 
 impl SharedDeviceAllocator {
-    /// Makes an allocator: a collective call of all ranks of the group, each with the GPU that it works with, and the same
-    /// scope. Each scope within the group gets one of its own.
+    /// Makes an allocator: a collective call of all ranks of the group, each with the GPU that it
+    /// works with, and the same scope. Each scope within the group gets one of its own.
     ///
-    /// Each allocator takes a group of those that a rank can have, 65536 in all, for as long as the runtime lives: make one, and keep it.
+    /// Each allocator takes a group of those that a rank can have, 65536 in all, for as long as the
+    /// runtime lives: make one, and keep it.
     ///
-    /// Where ranks of a scope have named different GPUs, all of them try at once whether they can map a block of the leader's:
-    /// masks differ between processes, so only trying tells (gpu.md, legacy IPC rule 9).
+    /// Where ranks of a scope have named different GPUs, all of them try at once whether they can
+    /// map a block of the leader's: masks differ between processes, so only trying tells (gpu.md,
+    /// legacy IPC rule 9).
     ///
     /// # Errors
-    /// [`Unable`](SharedAllocError::Unable), [`Differ`](SharedAllocError::Differ): all ranks of the group get it.
-    /// [`NotMapped`](SharedAllocError::NotMapped), [`Leader`](SharedAllocError::Leader): the trial has failed; all ranks of that
-    /// scope get it.
+    /// [`Unable`](SharedAllocError::Unable), [`Differ`](SharedAllocError::Differ): all ranks of the
+    /// group get it. [`NotMapped`](SharedAllocError::NotMapped),
+    /// [`Leader`](SharedAllocError::Leader): the trial has failed; all ranks of that scope get it.
     /// [`Ended`](SharedAllocError::Ended): a rank is gone, or does something else.
     pub fn new(group: &Group, gpu: &Arc<dyn Gpu>, scope: Scope) -> Result<Self, SharedAllocError> {
         if in_handler() {
@@ -92,7 +96,8 @@ impl SharedDeviceAllocator {
         let made = runtime.own_group(leader, first.ticket, &ranks);
         let verdict = encode_verdict(&made.as_ref().map_err(ToString::to_string));
         let verdicts = group.allgather(&verdict).map_err(|cause| {
-            // Others may have heard everybody, and have an allocator in which they wait for this rank.
+            // Others may have heard everybody, and have an allocator in which they wait for this
+            // rank.
             if let Ok(of_scope) = &made {
                 of_scope.leave(&cause);
             }
@@ -125,9 +130,9 @@ impl SharedDeviceAllocator {
         Ok(allocator)
     }
 
-    /// Allocates so many bytes for all ranks of the scope, in whole blocks of 2 MiB of their own, so that nobody's neighbours
-    /// are exposed: a collective call of the scope. It takes milliseconds; [`pool`](Self::pool) is for what is small, or comes
-    /// and goes.
+    /// Allocates so many bytes for all ranks of the scope, in whole blocks of 2 MiB of their own,
+    /// so that nobody's neighbours are exposed: a collective call of the scope. It takes
+    /// milliseconds; [`pool`](Self::pool) is for what is small, or comes and goes.
     ///
     /// What all ranks have let go of before the call is freed before anything is allocated.
     ///
@@ -144,8 +149,8 @@ impl SharedDeviceAllocator {
         Ok(SharedRegion { region, leader: shared.leader, number: turn.calls })
     }
 
-    /// A pool of pieces of blocks of so many bytes, rounded up to a power of two of at least 2 MiB. Sends nothing; but the ranks
-    /// of the scope must make their pools in the same order.
+    /// A pool of pieces of blocks of so many bytes, rounded up to a power of two of at least 2 MiB.
+    /// Sends nothing; but the ranks of the scope must make their pools in the same order.
     ///
     /// # Errors
     /// [`SharedAllocError::Len`]: there is no such power of two. [`SharedAllocError::InHandler`].
@@ -218,7 +223,8 @@ impl Shared {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One call at a time. Not inside of a handler: it may be a call of this very thread's that makes the progress.
+    /// One call at a time. Not inside of a handler: it may be a call of this very thread's that
+    /// makes the progress.
     pub(super) fn turn(&self) -> Result<MutexGuard<'_, Turn>, SharedAllocError> {
         if in_handler() {
             return Err(SharedAllocError::InHandler);
@@ -266,7 +272,8 @@ impl Shared {
         Ok(self.group.ranks().zip(told))
     }
 
-    /// All ranks tell which call they are in, and what they have let go of. They are in the same one, or none goes on.
+    /// All ranks tell which call they are in, and what they have let go of. They are in the same
+    /// one, or none goes on.
     pub(super) fn meet(
         &self,
         turn: &mut Turn,
@@ -279,14 +286,17 @@ impl Shared {
         let mut differs = None;
         for (rank, bytes) in self.each_tells(&mine.encode())? {
             let call = Call::decode(&bytes).ok_or(SharedAllocError::Garbled { rank })?;
-            // Of calls that are alike here, one that is not makes it fail for all: each sees all of them.
+            // Of calls that are alike here, one that is not makes it fail for all: each sees all of
+            // them.
             if (call.number, call.asks) != (mine.number, mine.asks) && differs.is_none() {
                 differs = Some((rank, call.describe()));
             }
             calls.push(call);
         }
         match differs {
-            Some((rank, theirs)) => Err(SharedAllocError::Differ { rank, theirs, ours: mine.describe() }),
+            Some((rank, theirs)) => {
+                Err(SharedAllocError::Differ { rank, theirs, ours: mine.describe() })
+            }
             None => Ok(calls),
         }
     }
@@ -308,7 +318,9 @@ mod tests {
         let gpu = ranks[0].gpu_drivers()[0].devices().unwrap().remove(0);
         let (end, ended) = mpsc::channel();
         let (zero, own) = (ranks[0].clone(), gpu.clone());
-        let made = std::thread::spawn(move || SharedDeviceAllocator::new(&zero.world(), &own, Scope::Node));
+        let made = std::thread::spawn(move || {
+            SharedDeviceAllocator::new(&zero.world(), &own, Scope::Node)
+        });
         let one = ranks[1].clone();
         std::thread::spawn(move || {
             let world = one.world();

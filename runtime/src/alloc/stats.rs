@@ -12,7 +12,8 @@ pub struct SharedStats {
     pub made: u64,
     /// Bytes of the former, as they were asked for.
     pub in_use: usize,
-    /// Bytes that they take up: of an allocator in multiples of 2 MiB; of a pool its blocks, in use or not.
+    /// Bytes that they take up: of an allocator in multiples of 2 MiB; of a pool its blocks, in use
+    /// or not.
     pub held: usize,
     /// The most bytes in use that there have been at a time.
     pub highest: usize,

@@ -1,4 +1,5 @@
-//! What ranks tell each other about allocations. Whatever is read is checked: nothing panics on what a peer sends.
+//! What ranks tell each other about allocations. Whatever is read is checked: nothing panics on
+//! what a peer sends.
 
 use super::POOL_FREED;
 
@@ -19,10 +20,14 @@ impl Writer {
         self.0.extend_from_slice(bytes);
     }
 
-    /// A text, or none, of which so many bytes go over the wire whatever there is; what is longer is cut off.
+    /// A text, or none, of which so many bytes go over the wire whatever there is; what is longer
+    /// is cut off.
     pub(super) fn text(&mut self, text: Option<&str>, longest: usize) {
         let whole = text.unwrap_or("");
-        let end = (0..=longest.min(whole.len())).rev().find(|&end| whole.is_char_boundary(end)).unwrap_or(0);
+        let end = (0..=longest.min(whole.len()))
+            .rev()
+            .find(|&end| whole.is_char_boundary(end))
+            .unwrap_or(0);
         let cut = whole.get(..end).unwrap_or("");
         self.byte(u8::from(text.is_some()));
         self.word(cut.len() as u64);

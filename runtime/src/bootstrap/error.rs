@@ -46,7 +46,8 @@ impl fmt::Display for Departure {
             Self::Disconnected => f.write_str("left without ending its runtime"),
             Self::Misbehaved => f.write_str("was cut off because it sent bad frames"),
             Self::NeverCame => f.write_str(
-                "has not come to the job in time (CARRACK_BOOTSTRAP_TIMEOUT says how many seconds it has)",
+                "has not come to the job in time (CARRACK_BOOTSTRAP_TIMEOUT says how many seconds \
+                it has)",
             ),
         }
     }
@@ -104,7 +105,8 @@ pub enum BootstrapError {
         key: String,
     },
 
-    /// The launcher, or rank 0 where there is none of ours, refused something that this rank sent, and listens to it no more.
+    /// The launcher, or rank 0 where there is none of ours, refused something that this rank sent,
+    /// and listens to it no more.
     #[error("what this rank sent was refused, and it has been cut off: {why}")]
     Refused {
         /// The reason.
@@ -142,8 +144,10 @@ pub enum BootstrapError {
     /// Another launcher started this process as a rank of a job that this build cannot join.
     #[error(
         "{launcher} started this process as a rank of its own job ({variables}), and Carrack cannot join such a job \
-         yet; start the program with `carrack run -n N -- PROGRAM`, or set RANK, WORLD_SIZE, MASTER_ADDR and \
-         MASTER_PORT as torchrun does, or set CARRACK_BOOTSTRAP=alone to run each process as a job of one"
+         yet; start the program with `carrack run -n N -- PROGRAM`, or set RANK, WORLD_SIZE, \
+         MASTER_ADDR and \
+         MASTER_PORT as torchrun does, or set CARRACK_BOOTSTRAP=alone to run each process as a job \
+         of one"
     )]
     OtherLauncher {
         /// The launcher's name.
@@ -167,7 +171,8 @@ pub enum BootstrapError {
     /// A rank that this one has to connect to was not there in time.
     #[error(
         "{who} was not reached at {address} within {seconds} s ({why}); check that it has been started there, that MASTER_ADDR, \
-         MASTER_PORT and CARRACK_PORT are the same for all ranks, and that no firewall is in between; \
+         MASTER_PORT and CARRACK_PORT are the same for all ranks, and that no firewall is in \
+         between; \
          CARRACK_BOOTSTRAP_TIMEOUT is how many seconds to try"
     )]
     NotReached {

@@ -43,10 +43,12 @@ impl JobId {
         Self(bytes)
     }
 
-    /// A number by which names of one job's things are told from those of another's, for who is mistaken, not who is hostile. It may
-    /// be sent to anybody: of the secret it says nothing that can be computed.
+    /// A number by which names of one job's things are told from those of another's, for who is
+    /// mistaken, not who is hostile. It may be sent to anybody: of the secret it says nothing that
+    /// can be computed.
     pub(crate) fn tag(&self) -> u64 {
-        let hash = Sha256::new().chain_update(b"carrack: a job's tag").chain_update(self.0).finalize();
+        let hash =
+            Sha256::new().chain_update(b"carrack: a job's tag").chain_update(self.0).finalize();
         hash.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 

@@ -18,7 +18,8 @@ use super::arrivals::Arrivals;
 use super::error::BootstrapError;
 use super::job::JobId;
 use super::protocol::{
-    FD_VARIABLE, Frame, MAX_FRAME, RANK_VARIABLE, SIZE_VARIABLE, VERSION, check_key, check_total, check_value,
+    FD_VARIABLE, Frame, MAX_FRAME, RANK_VARIABLE, SIZE_VARIABLE, VERSION, check_key, check_total,
+    check_value,
 };
 use super::{Bootstrap, MAX_RANKS};
 
@@ -115,8 +116,8 @@ impl FromLauncher {
     /// The connection, after what has come has been taken in and what waits has been sent as far
     /// as there is room.
     fn connection(&self) -> Result<MutexGuard<'_, Connection>, BootstrapError> {
-        // Calls in a forked child are an error: parent and child would take each other's answers off
-        // the one socket.
+        // Calls in a forked child are an error: parent and child would take each other's answers
+        // off the one socket.
         let used_in = getpid();
         if used_in != self.made_in {
             return Err(BootstrapError::Forked {
@@ -167,7 +168,8 @@ impl FromLauncher {
             interest |= PollFlags::OUT;
         }
         drop(connection);
-        let mut fds = [PollFd::new(&self.socket, interest), PollFd::new(&self.fence_news, PollFlags::IN)];
+        let mut fds =
+            [PollFd::new(&self.socket, interest), PollFd::new(&self.fence_news, PollFlags::IN)];
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(BootstrapError::os("waiting for the launcher", errno)),
@@ -272,7 +274,12 @@ impl Bootstrap for FromLauncher {
 }
 
 /// Reads the launcher's `Hello`, which lies in the socket before the program starts.
-fn greeting(socket: &OwnedFd, buffer: &mut [u8], rank: u32, size: u32) -> Result<JobId, BootstrapError> {
+fn greeting(
+    socket: &OwnedFd,
+    buffer: &mut [u8],
+    rank: u32,
+    size: u32,
+) -> Result<JobId, BootstrapError> {
     let len = loop {
         match recv(socket, &mut *buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) | Err(Errno::CONNRESET) => return Err(BootstrapError::LauncherGone),

@@ -1,13 +1,16 @@
-//! Launchers that set variables of their own, by which no bootstrap of this build finds the other ranks.
+//! Launchers that set variables of their own, by which no bootstrap of this build finds the other
+//! ranks.
 //!
-//! A process that such a launcher started is one of several, and must not run as a job of one in silence.
+//! A process that such a launcher started is one of several, and must not run as a job of one in
+//! silence.
 
 #![forbid(unsafe_code)]
 
 use super::error::BootstrapError;
 use crate::settings::Settings;
 
-/// The environment variables of a launcher. An empty name stands for what the launcher does not tell.
+/// The environment variables of a launcher. An empty name stands for what the launcher does not
+/// tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Launcher {
     /// Its name.
@@ -26,7 +29,8 @@ pub struct Launcher {
     pub nodes: &'static str,
 }
 
-/// The known launchers, the innermost first: a launcher that runs within a Slurm job knows better than Slurm.
+/// The known launchers, the innermost first: a launcher that runs within a Slurm job knows better
+/// than Slurm.
 ///
 /// An MPI library's launcher also sets the variables of PMI or PMIx, so those rows come last.
 pub const LAUNCHERS: &[Launcher] = &[
@@ -84,7 +88,8 @@ pub const LAUNCHERS: &[Launcher] = &[
         size_on_node: "",
         nodes: "FLUX_JOB_NNODES",
     },
-    // Batch scripts and the shells of salloc have SLURM_PROCID or SLURM_NTASKS as well. Only tasks of srun have this mark.
+    // Batch scripts and the shells of salloc have SLURM_PROCID or SLURM_NTASKS as well. Only tasks
+    // of srun have this mark.
     Launcher {
         name: "Slurm",
         mark: "SLURM_STEP_NUM_TASKS",
@@ -142,12 +147,14 @@ pub fn check(settings: &Settings) -> Result<(), BootstrapError> {
     refuse(|name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned()))
 }
 
-/// Looks at all launchers: the one that the process is alone in may run within another that started several.
+/// Looks at all launchers: the one that the process is alone in may run within another that started
+/// several.
 fn refuse(variable: impl Fn(&str) -> Option<String>) -> Result<(), BootstrapError> {
     let size = |launcher: &Launcher| variable(launcher.size)?.trim().parse::<u32>().ok();
     let marked = || LAUNCHERS.iter().filter(|launcher| launcher.is_marked(&variable));
     let most = marked().filter_map(size).max();
-    let Some(launcher) = marked().find(|launcher| size(launcher) != Some(1)).filter(|_| most != Some(1))
+    let Some(launcher) =
+        marked().find(|launcher| size(launcher) != Some(1)).filter(|_| most != Some(1))
     else {
         return Ok(());
     };
@@ -175,13 +182,19 @@ mod tests {
     fn one_process_of_several_is_refused_by_each_launchers_name_and_variables() {
         for launcher in LAUNCHERS {
             let variables = [(launcher.mark, "1"), (launcher.rank, "1"), (launcher.size, "2")];
-            let variables: Vec<_> = variables.into_iter().filter(|(name, _)| !name.is_empty()).collect();
+            let variables: Vec<_> =
+                variables.into_iter().filter(|(name, _)| !name.is_empty()).collect();
             // Slurm's mark is its size.
-            let first = if launcher.mark == launcher.size { variables[1..].to_vec() } else { variables };
+            let first =
+                if launcher.mark == launcher.size { variables[1..].to_vec() } else { variables };
             let why = refused(&first).unwrap_or_else(|| panic!("{} is not seen", launcher.name));
-            for part in
-                [launcher.name, launcher.rank, launcher.size, "CARRACK_BOOTSTRAP=alone", "carrack run"]
-            {
+            for part in [
+                launcher.name,
+                launcher.rank,
+                launcher.size,
+                "CARRACK_BOOTSTRAP=alone",
+                "carrack run",
+            ] {
                 assert!(why.contains(part), "{part}: {why}");
             }
         }
@@ -201,8 +214,12 @@ mod tests {
 
     #[test]
     fn batch_scripts_and_shells_of_a_slurm_job_are_alone() {
-        let batch =
-            [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0"), ("SLURM_JOB_ID", "7")];
+        let batch = [
+            ("SLURM_PROCID", "0"),
+            ("SLURM_NTASKS", "4"),
+            ("SLURM_LOCALID", "0"),
+            ("SLURM_JOB_ID", "7"),
+        ];
         assert_eq!(refused(&batch), None);
         assert_eq!(refused(&[("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")]), None);
     }
@@ -210,8 +227,9 @@ mod tests {
     #[test]
     fn of_several_launchers_one_that_started_several_counts_and_the_innermost_is_named() {
         let of_slurm = [("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", "1")];
-        let within =
-            |others: &[(&'static str, &'static str)]| refused(&[others, &of_slurm].concat()).unwrap();
+        let within = |others: &[(&'static str, &'static str)]| {
+            refused(&[others, &of_slurm].concat()).unwrap()
+        };
         let hydra = [("PMI_RANK", "5"), ("PMI_SIZE", "8"), ("MPI_LOCALRANKID", "1")];
         assert!(within(&hydra).contains("Hydra"));
         let alone = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
@@ -221,6 +239,8 @@ mod tests {
     #[test]
     fn a_size_that_is_not_told_or_no_number_is_not_taken_for_one() {
         assert!(refused(&[("PMIX_RANK", "0")]).unwrap().contains("PMIX_RANK=0"));
-        assert!(refused(&[("PMI_RANK", "0"), ("PMI_SIZE", "many")]).unwrap().contains("PMI_SIZE=many"));
+        assert!(
+            refused(&[("PMI_RANK", "0"), ("PMI_SIZE", "many")]).unwrap().contains("PMI_SIZE=many")
+        );
     }
 }

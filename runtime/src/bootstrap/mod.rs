@@ -69,8 +69,9 @@ pub trait Bootstrap: Send + Sync {
     /// The number of ranks in the job, at least one.
     fn size(&self) -> u32;
 
-    /// The number of this rank among those of its node, from 0: by it they share out what the node has, such as RDMA devices. The
-    /// rank's own number where a bootstrap knows no better, and under `carrack run`, which has all ranks on one node.
+    /// The number of this rank among those of its node, from 0: by it they share out what the node
+    /// has, such as RDMA devices. The rank's own number where a bootstrap knows no better, and
+    /// under `carrack run`, which has all ranks on one node.
     fn place_on_node(&self) -> u32 {
         self.rank()
     }

@@ -150,8 +150,9 @@ impl Server {
         }
         let state = &mut self.ranks[rank as usize];
         if state.keys_awaited == MAX_WAITING_PER_RANK {
-            let why =
-                format!("rank {rank} waits for more than {MAX_WAITING_PER_RANK} keys that nobody has put");
+            let why = format!(
+                "rank {rank} waits for more than {MAX_WAITING_PER_RANK} keys that nobody has put"
+            );
             return self.refuse(rank, why);
         }
         let waiters = self.waiting.entry(key).or_default();
@@ -233,7 +234,10 @@ mod tests {
         assert_eq!(server.handle(2, get("a")), []);
         assert_eq!(server.handle(2, get("a")), [], "asked twice");
         assert_eq!(server.handle(0, put("b", b"no")), []);
-        assert_eq!(server.handle(0, put("a", b"1")), [(1, value("a", b"1")), (2, value("a", b"1"))]);
+        assert_eq!(
+            server.handle(0, put("a", b"1")),
+            [(1, value("a", b"1")), (2, value("a", b"1"))]
+        );
         assert_eq!(server.handle(0, put("a", b"1")), [], "nobody waits any more");
     }
 
@@ -324,7 +328,10 @@ mod tests {
             Frame::Refused { why } => Some((*to, why.as_str())),
             _ => None,
         });
-        assert_eq!(reason, Some((1, "rank 1 sent a bad frame: its kind is 99, which no frame has")));
+        assert_eq!(
+            reason,
+            Some((1, "rank 1 sent a bad frame: its kind is 99, which no frame has"))
+        );
         assert!(outgoing.contains(&(0, Frame::Gone { rank: 1, how: Departure::Misbehaved })));
         assert_eq!(server.receive(1, &Frame::Finished.encode()), [], "it is heard no more");
     }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use carrack_transports::mem::{MemKind, MemRef, Packet};
 
-/// What is sent: borrowed bytes, which are copied before the call returns, or a buffer that the operation
-/// owns until it is over.
+/// What is sent: borrowed bytes, which are copied before the call returns, or a buffer that the
+/// operation owns until it is over.
 #[derive(Debug)]
 pub enum SendBuffer<'a> {
     /// Borrowed bytes.

@@ -1,9 +1,10 @@
 //! Raw memory: the one door of this crate that is `unsafe`.
 //!
-//! What an address is, is found out once for each allocation of a GPU, for the whole process, and believed as long as the driver
-//! gives the allocation the same number. Regions in one allocation share their [root](Region::root): it is exported, and
-//! introduced to peers, once. Whoever frees memory that was given here tells
-//! [`invalidate_memory`](crate::Runtime::invalidate_memory) before.
+//! What an address is, is found out once for each allocation of a GPU, for the whole process, and
+//! believed as long as the driver gives the allocation the same number. Regions in one allocation
+//! share their [root](Region::root): it is exported, and introduced to peers, once. Whoever frees
+//! memory that was given here tells [`invalidate_memory`](crate::Runtime::invalidate_memory)
+//! before.
 //!
 //! | said | in a known extent | elsewhere |
 //! |---|---|---|
@@ -48,14 +49,14 @@ use std::sync::Arc;
 /// [`gpu_drivers`](crate::Runtime::gpu_drivers).
 ///
 /// # Errors
-/// It is not what it was said to be, it was freed, it is managed memory or a device's that this process cannot see, or it is
-/// shorter than was said: see [`RawError`].
+/// It is not what it was said to be, it was freed, it is managed memory or a device's that this
+/// process cannot see, or it is shorter than was said: see [`RawError`].
 ///
 /// # Safety
-/// `len` bytes at `addr` stay allocated, and are not used through Rust references, until the last clone of
-/// the region, of its slices and of its root is gone. Memory said to be [`MR_HOST`](crate::MR_HOST) is host memory. Memory said
-/// to be [`MR_DEVICE`](crate::MR_DEVICE) is a GPU's, and `invalidate_memory` was told before what lay at its address earlier was
-/// freed.
+/// `len` bytes at `addr` stay allocated, and are not used through Rust references, until the last
+/// clone of the region, of its slices and of its root is gone. Memory said to be
+/// [`MR_HOST`](crate::MR_HOST) is host memory. Memory said to be [`MR_DEVICE`](crate::MR_DEVICE) is
+/// a GPU's, and `invalidate_memory` was told before what lay at its address earlier was freed.
 pub unsafe fn region(
     addr: *mut u8,
     len: usize,
@@ -66,9 +67,9 @@ pub unsafe fn region(
     unsafe { KnownMemory::of_the_process().region(addr, len, hint.into(), drivers) }
 }
 
-/// Registers memory that the caller answers for, as [`Runtime::register_memory`] does a region. A registration is no matter of
-/// nanoseconds: what is said of the memory is looked into whatever it is, so that memory of a GPU that is said to be the host's
-/// is always refused.
+/// Registers memory that the caller answers for, as [`Runtime::register_memory`] does a region. A
+/// registration is no matter of nanoseconds: what is said of the memory is looked into whatever it
+/// is, so that memory of a GPU that is said to be the host's is always refused.
 ///
 /// # Errors
 /// As [`region`], and as [`Runtime::register_memory`].
@@ -86,7 +87,9 @@ pub unsafe fn register_memory(
     let region = match unsafe { region(addr, len, MemHint::Unknown, drivers) } {
         // No driver knows it: that it is the host's now is for the caller to say.
         // SAFETY: the caller's promise.
-        Err(RawError::Freed(_)) if hint == MemHint::Host => unsafe { region(addr, len, hint, drivers) },
+        Err(RawError::Freed(_)) if hint == MemHint::Host => unsafe {
+            region(addr, len, hint, drivers)
+        },
         other => other,
     }?;
     let found = region.kind();
@@ -94,7 +97,8 @@ pub unsafe fn register_memory(
         return Err(RawError::Kind { addr: addr as usize, said: hint, found }.into());
     }
     let mr = runtime.register_memory(&region)?;
-    // What was asked just now was asked for this: peers come later, and the memory is looked at each time they ask for it.
+    // What was asked just now was asked for this: peers come later, and the memory is looked at
+    // each time they ask for it.
     mr.region().recheck().map_err(RawError::Freed)?;
     Ok(mr)
 }

@@ -20,14 +20,15 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// For bytes that no CPU may touch, from the `first` on. `None`: some CPU may, or nobody has an engine for them.
+    /// For bytes that no CPU may touch, from the `first` on. `None`: some CPU may, or nobody has an
+    /// engine for them.
     pub(super) fn of(bytes: &Buffer, first: usize) -> Option<Box<Self>> {
         let gpu = bytes.view().place().gpu()?.clone();
         Some(Box::new(Self { gpu, begun: first, copying: None, ready: VecDeque::new(), sent: 0 }))
     }
 
-    /// Looks whether the engine is done with a block, and gives it the next one of the first `limit` bytes. While it is at
-    /// work it has the buffer. Whether anything moved.
+    /// Looks whether the engine is done with a block, and gives it the next one of the first
+    /// `limit` bytes. While it is at work it has the buffer. Whether anything moved.
     pub(super) fn step(
         &mut self,
         bytes: &mut Buffer,
@@ -47,7 +48,9 @@ impl Ahead {
         if len == 0 {
             return Ok(moved);
         }
-        let Some(block) = staging.take(&self.gpu, Way::Out, self.ready.is_empty()) else { return Ok(moved) };
+        let Some(block) = staging.take(&self.gpu, Way::Out, self.ready.is_empty()) else {
+            return Ok(moved);
+        };
         let source = (std::mem::take(bytes), self.begun);
         match Transfer::start_part((block.first(len), 0), source, len) {
             Ok(transfer) => {

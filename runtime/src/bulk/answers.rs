@@ -1,8 +1,8 @@
 //! What progress does about the messages that large ones need.
 
 use super::wire::{
-    HelpWanted, Offer, Request, Verdict, Window, decode_clear, decode_landing, decode_place, decode_window,
-    decode_writable, encode_place,
+    HelpWanted, Offer, Request, Verdict, Window, decode_clear, decode_landing, decode_place,
+    decode_window, decode_writable, encode_place,
 };
 use super::words::Change;
 use super::{Flush, Target};
@@ -28,7 +28,8 @@ impl Pass<'_> {
         if let (Some(route), Some(nic)) = (route, self.inner.regions.nic_of_words(region)) {
             route.shows_words(nic);
         }
-        let linked = route.and_then(|route| route.linked()).filter(|linked| linked.caps.remote_memory);
+        let linked =
+            route.and_then(|route| route.linked()).filter(|linked| linked.caps.remote_memory);
         let link = linked.map(|linked| &*linked.link);
         let place = self.inner.regions.tell(region, (self.device.index, from), link);
         self.device.control(self.inner, from, Message::Here { region }, encode_place(place));
@@ -39,10 +40,16 @@ impl Pass<'_> {
         let device = self.device;
         let before = device.bulk.now();
         if !was_known || !device.has_memory_operations(owner, before) {
-            return device.control(self.inner, owner, Message::LetGo { region }, SmallBytes::empty());
+            return device.control(
+                self.inner,
+                owner,
+                Message::LetGo { region },
+                SmallBytes::empty(),
+            );
         }
-        // Not behind what is under way there: a NIC asks again for what it has read and has not got, and to ask for memory that
-        // nobody may reach any more ends the connection. And some goes over another link.
+        // Not behind what is under way there: a NIC asks again for what it has read and has not
+        // got, and to ask for memory that nobody may reach any more ends the connection. And some
+        // goes over another link.
         let nobody = (Tag::default(), UserContext::default(), None, Deadline::NEVER);
         let (tag, user_context, comp, deadline) = nobody;
         let operation = Outstanding { rank: owner, tag, size: 0, user_context, comp, deadline };
@@ -82,8 +89,8 @@ impl Pass<'_> {
             return;
         };
         // One that its sender holds keeps its place among those that come whole.
-        let is_held =
-            usize::try_from(offer.size).is_ok_and(|size| size <= self.device.host_pool.packet_size());
+        let is_held = usize::try_from(offer.size)
+            .is_ok_and(|size| size <= self.device.host_pool.packet_size());
         if !self.queue_offer(comp, (from, tag), offer, is_held) {
             self.fetch_am(comp, comp.clone(), (from, tag), offer);
         }
@@ -162,7 +169,8 @@ impl Pass<'_> {
                         None => bulk.clear_to_write(from, token, landing, place),
                     },
                     None => {
-                        let (landing, limit) = decode_clear(small).ok_or("it clears an offer for nothing")?;
+                        let (landing, limit) =
+                            decode_clear(small).ok_or("it clears an offer for nothing")?;
                         bulk.clear(from, token, landing, limit)
                     }
                 };
@@ -185,7 +193,8 @@ impl Pass<'_> {
                 Ok(())
             }
             Message::Here { region } => {
-                let place = decode_place(small).ok_or("it says where a region is, and names no place")?;
+                let place =
+                    decode_place(small).ok_or("it says where a region is, and names no place")?;
                 self.device.remotes.answered(from, region, place);
                 Ok(())
             }
@@ -207,7 +216,8 @@ impl Pass<'_> {
                 let verdict = Verdict::decode(small).ok_or("it ends an offer without a verdict")?;
                 let bulk = &self.device.bulk;
                 let ended = bulk.finish(from, token, verdict).map(Some);
-                // It may also be the end of what was asked for here, which only ends so when it cannot be had.
+                // It may also be the end of what was asked for here, which only ends so when it
+                // cannot be had.
                 let ended = ended.or_else(|| bulk.refuse(from, token, verdict));
                 if let Some((comp, status)) = ended.ok_or_else(unknown)? {
                     self.signal(comp.as_ref(), status);
@@ -219,7 +229,9 @@ impl Pass<'_> {
                 self.asked_to_help(from, token, wanted);
                 Ok(())
             }
-            Message::Introduce { name } => self.device.bulk.introduced.introduce(from, name, payload),
+            Message::Introduce { name } => {
+                self.device.bulk.introduced.introduce(from, name, payload)
+            }
             Message::Signal { comp, tag } => {
                 let size = decode_landing(small).ok_or("it signals a put of no size")?;
                 // What was put may lie in memory of a GPU.
@@ -243,8 +255,8 @@ impl Pass<'_> {
                 Ok(())
             }
             Message::Note { group, number } => {
-                let note =
-                    Note::decode(from, number, small).ok_or("it tells a group nothing that makes sense")?;
+                let note = Note::decode(from, number, small)
+                    .ok_or("it tells a group nothing that makes sense")?;
                 if let Err(why) = self.inner.boards.pin(group, note) {
                     self.device.break_with(from, why);
                 }
@@ -255,7 +267,8 @@ impl Pass<'_> {
                 Ok(())
             }
             Message::Atomic { swap } => {
-                let request = Request::decode(small).ok_or("it asks for an atomic operation nowhere")?;
+                let request =
+                    Request::decode(small).ok_or("it asks for an atomic operation nowhere")?;
                 self.asked_to_change(from, swap, request);
                 Ok(())
             }
@@ -282,7 +295,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The completion object that a put or a get names. The outer `None`: it names one that is not there.
+    /// The completion object that a put or a get names. The outer `None`: it names one that is not
+    /// there.
     fn named(
         &mut self,
         from: Rank,
@@ -318,7 +332,14 @@ impl Pass<'_> {
     }
 
     /// A put that this rank has to carry out.
-    fn offered_put(&mut self, from: Rank, name: RemoteComp, tag: Tag, request: Request, comps: &Snapshot) {
+    fn offered_put(
+        &mut self,
+        from: Rank,
+        name: RemoteComp,
+        tag: Tag,
+        request: Request,
+        comps: &Snapshot,
+    ) {
         let Request { token, first: size, second: addr, .. } = request;
         let Some(slice) = self.meant(from, &request, size) else { return };
         let comp = self.named(from, name, size, comps);
@@ -331,7 +352,14 @@ impl Pass<'_> {
     }
 
     /// A get that this rank has to answer.
-    fn asked_for(&mut self, from: Rank, name: RemoteComp, tag: Tag, request: Request, comps: &Snapshot) {
+    fn asked_for(
+        &mut self,
+        from: Rank,
+        name: RemoteComp,
+        tag: Tag,
+        request: Request,
+        comps: &Snapshot,
+    ) {
         let Request { token, first: size, second: limit, .. } = request;
         let Some(slice) = self.meant(from, &request, size) else { return };
         let place = slice.view().place().kind();
@@ -339,7 +367,8 @@ impl Pass<'_> {
             // Nobody asks for nothing.
             return self.finish(from, token, Verdict::Failed);
         }
-        let limit = if limit == 0 { usize::MAX } else { usize::try_from(limit).unwrap_or(usize::MAX) };
+        let limit =
+            if limit == 0 { usize::MAX } else { usize::try_from(limit).unwrap_or(usize::MAX) };
         let comp = self.named(from, name, size, comps);
         self.device.bulk.answer(from, (token, limit), Buffer::Region(slice), tag, comp);
     }
@@ -355,8 +384,11 @@ impl Pass<'_> {
         }
         match slice.kind() {
             MemKind::Device(_) => {
-                let change =
-                    if swap { Change::Swap { expected: first, new: second } } else { Change::Add(first) };
+                let change = if swap {
+                    Change::Swap { expected: first, new: second }
+                } else {
+                    Change::Add(first)
+                };
                 self.change_on_gpu(from, token, change, slice);
             }
             // No such memory is registered.

@@ -69,7 +69,8 @@ impl Pass<'_> {
     pub(crate) fn move_flushes(&mut self) {
         let bulk = &self.device.bulk;
         let Some(mut flushes) = bulk.flushes.try_lock() else { return };
-        let over = |flush: &mut Flush| !self.device.has_memory_operations(flush.rank(), flush.before);
+        let over =
+            |flush: &mut Flush| !self.device.has_memory_operations(flush.rank(), flush.before);
         let ended: Vec<_> = flushes.extract_if(.., over).collect();
         bulk.flushes.set_count(flushes.len());
         drop(flushes);

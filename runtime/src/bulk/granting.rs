@@ -46,7 +46,8 @@ enum Look {
 }
 
 impl Arriving {
-    /// Moves on what an engine has to put down. One that `must` has at least one block: no other of its sender's comes.
+    /// Moves on what an engine has to put down. One that `must` has at least one block: no other of
+    /// its sender's comes.
     fn look(&mut self, landing: u64, staging: &Staging, must: bool, moved: &mut bool) -> Look {
         if let (Some(inflow), Some(buffer)) = (&mut self.inflow, self.target.buffer()) {
             match inflow.step(buffer, staging, must) {
@@ -73,8 +74,8 @@ impl Arriving {
         }
     }
 
-    /// Has the sender told how many bytes may come, if that is news. It is asked first, and told of more only when some have
-    /// come: then it has heard what it was asked.
+    /// Has the sender told how many bytes may come, if that is news. It is asked first, and told of
+    /// more only when some have come: then it has heard what it was asked.
     fn tell(&mut self, landing: u64, granted: usize) -> Option<Todo> {
         if granted <= self.told || (self.told > 0 && self.got == 0) {
             return None;
@@ -123,7 +124,12 @@ impl DeviceInner {
     }
 
     /// Waits for bytes that their owner is about to be asked for. Its name, for the owner.
-    pub(crate) fn expect_answer(&self, runtime: &Inner, from: Rank, (size, target): (usize, Target)) -> u64 {
+    pub(crate) fn expect_answer(
+        &self,
+        runtime: &Inner,
+        from: Rank,
+        (size, target): (usize, Target),
+    ) -> u64 {
         let (landing, deadline) = (self.bulk.name(), target.deadline());
         let mut all = self.bulk.arriving.lock();
         all.insert(landing, Arriving::new(from, size, target));
@@ -169,7 +175,12 @@ impl DeviceInner {
                 self.control(runtime, from, Message::Clear { token }, payload);
             }
             Ask::Window(token, window) => {
-                self.control(runtime, from, Message::Clear { token }, encode_window(landing, window));
+                self.control(
+                    runtime,
+                    from,
+                    Message::Clear { token },
+                    encode_window(landing, window),
+                );
             }
             Ask::Region(message, request) => {
                 let request = Request { second: limit.unwrap_or(0), ..request };

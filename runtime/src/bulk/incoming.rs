@@ -32,7 +32,8 @@ pub(crate) enum Target {
     },
     /// To a completion object, in the memory that it named or in fresh memory.
     Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
-    /// Into a region of this rank: a put. Then its sender is told, and a completion object if there is one.
+    /// Into a region of this rank: a put. Then its sender is told, and a completion object if there
+    /// is one.
     Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, token: u64 },
     /// A list of places in a region of this rank's, and the bytes of a put behind it.
     Pieces { buffer: Buffer, asked: Box<Asked> },
@@ -93,7 +94,8 @@ impl Arriving {
         self.lost = Some(Box::new(error));
     }
 
-    /// Whether an engine is still writing to its buffer: then it ends when that is done, with the error.
+    /// Whether an engine is still writing to its buffer: then it ends when that is done, with the
+    /// error.
     pub(super) fn must_wait(&mut self, error: &dyn Fn(Rank) -> OpError) -> bool {
         let is_busy = self.is_busy();
         if is_busy {
@@ -129,7 +131,8 @@ impl Arriving {
         true
     }
 
-    /// Ends it without its bytes, and without its buffer while its sender's NIC may write to it; waits for an engine that is at it. What still comes goes nowhere.
+    /// Ends it without its bytes, and without its buffer while its sender's NIC may write to it;
+    /// waits for an engine that is at it. What still comes goes nowhere.
     pub(super) fn give_up(&mut self, error: OpError) -> Option<Ended> {
         if let (Some(inflow), Some(buffer)) = (&mut self.inflow, self.target.buffer()) {
             inflow.settle(buffer);
@@ -166,7 +169,8 @@ impl Target {
         }
     }
 
-    /// Whether it is for this rank's memory: its sender is told when that is as it wants it, and not before.
+    /// Whether it is for this rank's memory: its sender is told when that is as it wants it, and
+    /// not before.
     pub(super) fn is_memory(&self) -> bool {
         matches!(self, Self::Put { .. } | Self::Pieces { .. })
     }
@@ -181,7 +185,9 @@ impl Target {
 
     pub(super) fn end(self, from: Rank, size: usize, error: Option<OpError>) -> Ended {
         let (tag, buffer, comp, user_context) = match self {
-            Self::Receive { tag, buffer, comp, user_context, .. } => (tag, buffer, comp, user_context),
+            Self::Receive { tag, buffer, comp, user_context, .. } => {
+                (tag, buffer, comp, user_context)
+            }
             Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp), UserContext::default()),
             // Its buffer is the region's, and stays there.
             Self::Put { tag, comp, .. } => (tag, Buffer::Empty, comp, UserContext::default()),
@@ -192,7 +198,8 @@ impl Target {
         (comp, Status { rank: from, tag, size, user_context, buffer, error: error.map(Box::new) })
     }
 
-    /// Ends it without its bytes. `None`: an active message that never came is nobody's operation here.
+    /// Ends it without its bytes. `None`: an active message that never came is nobody's operation
+    /// here.
     pub(super) fn fail(self, from: Rank, size: usize, error: OpError) -> Option<Ended> {
         match self {
             Self::Receive { .. } => Some(self.end(from, size, Some(error))),
@@ -221,7 +228,8 @@ impl DeviceInner {
             return target.fail(from, message, OpError::Truncated { message, buffer: room });
         };
         if let Some(cause) = self.known_route(from).and_then(|route| route.down()) {
-            // It offered before it went. Its bytes are gone with it, and what is at their address now is not known.
+            // It offered before it went. Its bytes are gone with it, and what is at their address
+            // now is not known.
             let error = OpError::PeerDown { rank: from, cause: cause.clone() };
             return target.fail(from, size, error);
         }
@@ -241,7 +249,8 @@ impl DeviceInner {
             return target.fail(from, size, OpError::Copy(cause));
         }
         // Onto a GPU they go block by block.
-        let memory = if place.is_host() { self.peer_memory(runtime, from, offer.addr) } else { None };
+        let memory =
+            if place.is_host() { self.peer_memory(runtime, from, offer.addr) } else { None };
         match memory {
             Some(memory) => {
                 let pull = Box::new(Pull::new(from, (size, target), offer, memory));
@@ -269,7 +278,13 @@ impl DeviceInner {
     }
 
     /// Asks for the parts of a message that was fetched from where it may not have been any more.
-    pub(crate) fn ask_again(&self, runtime: &Inner, landing: &mut Landing, token: u64, deadline: Deadline) {
+    pub(crate) fn ask_again(
+        &self,
+        runtime: &Inner,
+        landing: &mut Landing,
+        token: u64,
+        deadline: Deadline,
+    ) {
         let Landing { rank: from, tag, size, user_context, .. } = *landing;
         let (buffer, comp) = (landing.transfer.take_buffers().0, landing.comp.take());
         let target = Target::Receive { tag, buffer, comp, user_context, deadline };
@@ -293,9 +308,9 @@ impl Bulk {
             return Err("it sent a part of a message that it is to write".into());
         }
         let len = part.len();
-        let inside = usize::try_from(offset)
-            .ok()
-            .filter(|offset| offset.checked_add(len).is_some_and(|end| end <= arriving.size) && len > 0);
+        let inside = usize::try_from(offset).ok().filter(|offset| {
+            offset.checked_add(len).is_some_and(|end| end <= arriving.size) && len > 0
+        });
         let offset = inside.ok_or("it sent a part that lies outside its message")?;
         if let Some(inflow) = &mut arriving.inflow {
             // It is over when the last block is put down.
@@ -320,8 +335,8 @@ impl Bulk {
 }
 
 impl Bulk {
-    /// What was asked for is not to be had. The outer `None`: nothing was, under that name, or that is no refusal; the inner: it
-    /// was nobody's operation here, or an engine is at it.
+    /// What was asked for is not to be had. The outer `None`: nothing was, under that name, or that
+    /// is no refusal; the inner: it was nobody's operation here, or an engine is at it.
     pub(crate) fn refuse(&self, by: Rank, landing: u64, verdict: Verdict) -> Option<Option<Ended>> {
         let error = verdict.error(by)?;
         // Parts that another thread has yet to take in are no nonsense, though nobody wants them.
@@ -381,7 +396,9 @@ impl Bulk {
 
     /// Whether an operation on a peer's memory is under way that began before `name`.
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
-        self.sends_to_memory(peer, before) || self.gets_from(peer, before) || self.packed.has(peer, before)
+        self.sends_to_memory(peer, before)
+            || self.gets_from(peer, before)
+            || self.packed.has(peer, before)
     }
 }
 
@@ -401,13 +418,24 @@ impl Pass<'_> {
     }
 
     /// All bytes of a message are on this side: in place, or lost.
-    pub(super) fn arrived(&mut self, from: Rank, size: usize, target: Target, lost: Option<Box<OpError>>) {
+    pub(super) fn arrived(
+        &mut self,
+        from: Rank,
+        size: usize,
+        target: Target,
+        lost: Option<Box<OpError>>,
+    ) {
         if let Target::Pieces { buffer, asked } = target {
             return self.carry_out(from, *asked, &buffer);
         }
         if let Target::Put { token, .. } = &target {
             let verdict = if lost.is_none() { Verdict::Done } else { Verdict::Failed };
-            self.device.control(self.inner, from, Message::Finish { token: *token }, verdict.encode());
+            self.device.control(
+                self.inner,
+                from,
+                Message::Finish { token: *token },
+                verdict.encode(),
+            );
         }
         let is_peers = matches!(target, Target::Am { .. });
         let ended = match lost {
@@ -427,13 +455,14 @@ impl Pass<'_> {
 }
 
 impl DeviceInner {
-    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room. It is never
-    /// refused, and its number is bounded by that of the operations which it answers.
+    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room.
+    /// It is never refused, and its number is bounded by that of the operations which it answers.
     pub(crate) fn control(&self, runtime: &Inner, to: Rank, message: Message, payload: SmallBytes) {
         self.control_or_later(runtime, to, message, payload, || None);
     }
 
-    /// As `control`; if it has to wait, what `late` gives is told when it is on its way, or never will be.
+    /// As `control`; if it has to wait, what `late` gives is told when it is on its way, or never
+    /// will be.
     pub(crate) fn control_or_later(
         &self,
         runtime: &Inner,
@@ -447,7 +476,8 @@ impl DeviceInner {
             if let Some(comp) = late() {
                 let (tag, user_context, size) = Default::default();
                 let error = Some(Box::new(OpError::PeerDown { rank: to, cause: cause.clone() }));
-                let status = Status { rank: to, tag, size, user_context, buffer: Buffer::Empty, error };
+                let status =
+                    Status { rank: to, tag, size, user_context, buffer: Buffer::Empty, error };
                 self.tell_later([(Some(comp), status)]);
             }
             return;
@@ -459,8 +489,8 @@ impl DeviceInner {
         self.send_control(route, linked, message.encode(), payload, late);
     }
 
-    /// After something with a peer was noted here: if the peer went meanwhile, on another thread, that thread may have
-    /// looked before it was noted, and nobody else would end it.
+    /// After something with a peer was noted here: if the peer went meanwhile, on another thread,
+    /// that thread may have looked before it was noted, and nobody else would end it.
     pub(crate) fn end_if_gone(&self, runtime: &Inner, peer: Rank) {
         let Some(cause) = self.known_route(peer).and_then(|route| route.down()) else { return };
         let error = |rank| OpError::PeerDown { rank, cause: cause.clone() };
@@ -491,7 +521,10 @@ mod tests {
         let status = ended.expect("the receive ends").1;
         assert!(matches!(status.error.as_deref(), Some(OpError::Refused)));
         assert_eq!(status.buffer.len(), 1000);
-        assert!(bulk.take_part(Rank(1), 5, 100, &part).unwrap().is_some(), "the last that was sent");
+        assert!(
+            bulk.take_part(Rank(1), 5, 100, &part).unwrap().is_some(),
+            "the last that was sent"
+        );
         assert!(bulk.take_part(Rank(1), 5, 200, &part).is_err());
         expect(6);
         assert!(bulk.refuse(Rank(1), 6, Verdict::Failed).is_some());

@@ -1,7 +1,9 @@
-//! Bytes on their way onto a GPU: parts fill blocks of host memory, and its engine copies those that are full.
+//! Bytes on their way onto a GPU: parts fill blocks of host memory, and its engine copies those
+//! that are full.
 //!
-//! The receiver says how many bytes may come: as many as it has blocks for. So its memory is bounded, a message whose GPU is
-//! slow holds up no other, and nothing that comes has to wait outside a block.
+//! The receiver says how many bytes may come: as many as it has blocks for. So its memory is
+//! bounded, a message whose GPU is slow holds up no other, and nothing that comes has to wait
+//! outside a block.
 
 use super::staging::{BLOCK, BLOCKS, Block, Staging, Way};
 use carrack_transports::contract::Payload;
@@ -19,7 +21,8 @@ pub(super) struct Inflow {
     filling: VecDeque<Filling>,
     /// Where in the message the first of them begins.
     begin: usize,
-    /// The copy that the engine is at. Before the block that it reads: a transfer that is dropped waits.
+    /// The copy that the engine is at. Before the block that it reads: a transfer that is dropped
+    /// waits.
     copying: Option<(Transfer, Block)>,
     /// Bytes that there are blocks for, or were.
     granted: usize,
@@ -40,7 +43,8 @@ pub(super) struct Stepped {
 }
 
 impl Inflow {
-    /// For a message of so many bytes into memory that no CPU may touch. `None`: some CPU may, or nobody has an engine for it.
+    /// For a message of so many bytes into memory that no CPU may touch. `None`: some CPU may, or
+    /// nobody has an engine for it.
     pub(super) fn into(buffer: &Buffer, size: usize) -> Option<Box<Self>> {
         let gpu = buffer.view().place().gpu()?.clone();
         let (filling, copying) = (VecDeque::new(), None);
@@ -73,8 +77,9 @@ impl Inflow {
         Ok(())
     }
 
-    /// Looks whether the engine is done with a block, gives it the next one that is full, and takes blocks for what is still to
-    /// come: at least one if it `must`. While the engine is at work it has the buffer.
+    /// Looks whether the engine is done with a block, gives it the next one that is full, and takes
+    /// blocks for what is still to come: at least one if it `must`. While the engine is at work it
+    /// has the buffer.
     ///
     /// # Errors
     /// The engine failed, or refused.

@@ -10,9 +10,9 @@
 //!   copies the bytes into host memory, and sends them part by part
 //! ```
 //!
-//! What is exposed is a whole allocation, for all messages in it, as long as somebody has it: nobody's memory is kept for it
-//! here. What the engine has fetched counts only if the region was not withdrawn meanwhile; else the parts are asked for, and a
-//! sender that has gone is found out.
+//! What is exposed is a whole allocation, for all messages in it, as long as somebody has it:
+//! nobody's memory is kept for it here. What the engine has fetched counts only if the region was
+//! not withdrawn meanwhile; else the parts are asked for, and a sender that has gone is found out.
 
 use super::incoming::Target;
 use super::through::Moving;
@@ -24,7 +24,8 @@ use crate::progress::{Fetched, Landing, Owed};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::{
-    Busy, Domain, Exported, Header, Imported, Op, Payload, Submit, SubmitError, WeakImported, WireKey,
+    Busy, Domain, Exported, Header, Imported, Op, Payload, Submit, SubmitError, WeakImported,
+    WireKey,
 };
 use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::copy::copy_now;
@@ -42,7 +43,8 @@ const KNOWN: usize = 2 * EXPOSED;
 /// Bytes of a key, at most.
 const LONGEST_KEY: usize = 1024;
 
-/// Regions of a rank's in which messages lie. None is kept by this: see [`Keeper`](carrack_transports::mem::Keeper).
+/// Regions of a rank's in which messages lie. None is kept by this: see
+/// [`Keeper`](carrack_transports::mem::Keeper).
 #[derive(Default)]
 pub(crate) struct Exposures(Mutex<State>);
 
@@ -91,10 +93,14 @@ impl Exposures {
         let name = state.names;
         // Without the lock: what is freed on the occasion may be the program's.
         drop(state);
-        // What lay at its address before, first: a peer's driver may not open the one while it has the other open.
+        // What lay at its address before, first: a peer's driver may not open the one while it has
+        // the other open.
         self.let_go();
         let exported = match region.is_joined() {
-            true => Err("it is made of several handles, whose names are too long for an introduction".into()),
+            true => {
+                Err("it is made of several handles, whose names are too long for an introduction"
+                    .into())
+            }
             false => match domain.export(region) {
                 // The next message tries again.
                 Err(MapError::Lacking(_)) => return None,
@@ -121,7 +127,8 @@ impl Exposures {
         if state.all.iter().all(|one| !one.region.is_gone()) {
             return;
         }
-        let (gone, kept) = std::mem::take(&mut state.all).into_iter().partition(|one| one.region.is_gone());
+        let (gone, kept) =
+            std::mem::take(&mut state.all).into_iter().partition(|one| one.region.is_gone());
         state.all = kept;
         drop(state);
         drop::<VecDeque<_>>(gone);
@@ -168,8 +175,8 @@ impl Unmapped {
     }
 }
 
-/// Regions of peers' in which messages lie, by the rank and its name for them: looked up for each message, of few as a rule, and under names that
-/// peers choose.
+/// Regions of peers' in which messages lie, by the rank and its name for them: looked up for each
+/// message, of few as a rule, and under names that peers choose.
 #[derive(Default)]
 pub(crate) struct Introduced(Mutex<BTreeMap<(Rank, u64), Arc<Known>>>);
 
@@ -184,7 +191,8 @@ pub(crate) struct Known {
 /// How a region of a peer's is known.
 enum Held {
     Mapped(Imported),
-    /// It is of this very process, of another rank in it: whoever kept it would keep it from being freed.
+    /// It is of this very process, of another rank in it: whoever kept it would keep it from being
+    /// freed.
     Own(WeakImported),
 }
 
@@ -237,7 +245,8 @@ impl Introduced {
         }
         let mut bytes = vec![0; key.len()];
         copy_now(MemMut::host(&mut bytes), key.view()).map_err(|error| error.to_string())?;
-        let known = Known { key: WireKey(bytes), imported: OnceLock::new(), used: AtomicU64::new(now()) };
+        let known =
+            Known { key: WireKey(bytes), imported: OnceLock::new(), used: AtomicU64::new(now()) };
         let mut all = self.all();
         let theirs = all.iter().filter(|((rank, _), _)| *rank == by);
         let oldest = theirs.clone().min_by_key(|(_, known)| known.used.load(Ordering::Relaxed));
@@ -275,8 +284,8 @@ impl Inner {
         found.map(|(_, domain)| &**domain)
     }
 
-    /// Maps a peer's region. What peers have withdrawn may be in the way: memory that was freed and allocated again over there
-    /// has the old address, which a driver opens once at a time.
+    /// Maps a peer's region. What peers have withdrawn may be in the way: memory that was freed and
+    /// allocated again over there has the old address, which a driver opens once at a time.
     pub(crate) fn import(
         &self,
         (transport, domain): (&str, &dyn Domain),
@@ -313,8 +322,9 @@ impl Inner {
 }
 
 impl DeviceInner {
-    /// Offers a message that lies in memory of a GPU to a rank that can map it. `None`: it cannot be exported, and goes by
-    /// way of host memory. The buffer is taken when the link has taken the offer.
+    /// Offers a message that lies in memory of a GPU to a rank that can map it. `None`: it cannot
+    /// be exported, and goes by way of host memory. The buffer is taken when the link has taken the
+    /// offer.
     pub(crate) fn offer_mapped(
         &self,
         runtime: &Inner,
@@ -359,10 +369,11 @@ impl DeviceInner {
     ) -> Result<(), Target> {
         let known = self.bulk.introduced.all().get(&(from, mapped.name)).cloned();
         let near = target.buffer().and_then(|buffer| buffer.gpu().cloned());
-        let source = known
-            .as_ref()
-            .and_then(|known| known.part(runtime, from, near.as_ref(), (mapped.offset, offer.size)));
-        let (Some(known), Some((imported, source)), Some(place)) = (known, source, target.buffer()) else {
+        let source = known.as_ref().and_then(|known| {
+            known.part(runtime, from, near.as_ref(), (mapped.offset, offer.size))
+        });
+        let (Some(known), Some((imported, source)), Some(place)) = (known, source, target.buffer())
+        else {
             return Err(target);
         };
         known.used.store(now(), Ordering::Relaxed);

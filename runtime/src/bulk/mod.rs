@@ -21,7 +21,8 @@
 //!   unwritten (landing) ─────────────►  has the parts sent, as many as it has room for
 //! ```
 //!
-//! What is longer than a chunk, and not in a GPU's memory, goes so chunk by chunk (see `showing` and `writing`):
+//! What is longer than a chunk, and not in a GPU's memory, goes so chunk by chunk (see `showing`
+//! and `writing`):
 //!
 //! ```text
 //!   ◄── clear (token, landing, chunk, where to)     two at a time
@@ -33,7 +34,8 @@
 //!   ◄───────── grant (landing, all of it)
 //! ```
 //!
-//! Into memory of a GPU that cannot be mapped (see `inflow`, and `ahead` for what comes out of such):
+//! Into memory of a GPU that cannot be mapped (see `inflow`, and `ahead` for what comes out of
+//! such):
 //!
 //! ```text
 //!   ◄─── clear (token, landing, so many)
@@ -50,10 +52,10 @@
 //!
 //! Pieces of a batch whose memory only its owner reaches go many together: see `packed`.
 //!
-//! An offer travels in the place of its message: it is matched, delivered and held back in the same order.
-//! The bytes take whatever way there is. Names of transfers are numbers that are never used
-//! again, and are looked up together with the rank that they were given to: one that is late, repeated or
-//! forged finds nothing.
+//! An offer travels in the place of its message: it is matched, delivered and held back in the same
+//! order. The bytes take whatever way there is. Names of transfers are numbers that are never used
+//! again, and are looked up together with the rank that they were given to: one that is late,
+//! repeated or forged finds nothing.
 
 mod ahead;
 pub(crate) mod answers;
@@ -106,8 +108,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A device's large messages. Whoever needs two of the locks takes that of `writings` before that of `streams`, and that of
-/// `streams` or `helps` before that of `offered`; that of `ready` or `packed` last.
+/// A device's large messages. Whoever needs two of the locks takes that of `writings` before that
+/// of `streams`, and that of `streams` or `helps` before that of `offered`; that of `ready` or
+/// `packed` last.
 pub(crate) struct Bulk {
     /// Sent, and not asked for yet.
     offered: Waiting<ByName<Offered>>,
@@ -197,16 +200,18 @@ impl Bulk {
         self.under_way() >= self.limit
     }
 
-    /// Returns `true` if a message may be offered. Messages that are offered only because their receiver keeps too
-    /// many (`is_held`) leave an eighth of the places to large ones and to other peers. What a collective sends needs
-    /// no place: members wait for it before they take anything else.
+    /// Returns `true` if a message may be offered. Messages that are offered only because their
+    /// receiver keeps too many (`is_held`) leave an eighth of the places to large ones and to other
+    /// peers. What a collective sends needs no place: members wait for it before they take anything
+    /// else.
     pub(crate) fn may_offer(&self, header: Header, is_held: bool) -> bool {
         let limit = if is_held { self.limit - self.limit / 8 } else { self.limit };
         self.under_way() < limit || Message::decode(header).is_ok_and(Message::is_collective)
     }
 
-    /// Ends what goes to or comes from a rank, or from and to anybody. What engines are at ends when they are done; if it is
-    /// all, they are waited for. `is_used`: whether a rank may be copying from or to buffers of this one's.
+    /// Ends what goes to or comes from a rank, or from and to anybody. What engines are at ends
+    /// when they are done; if it is all, they are waited for. `is_used`: whether a rank may be
+    /// copying from or to buffers of this one's.
     fn fail(
         &self,
         rank: Option<Rank>,
@@ -214,9 +219,11 @@ impl Bulk {
         is_used: &dyn Fn(Rank) -> bool,
     ) -> Vec<Ended> {
         let concerns = |other: Rank| rank.is_none_or(|rank| rank == other);
-        // All is taken out first, and ended without the locks: what it owns is dropped then, and may be anybody's code.
+        // All is taken out first, and ended without the locks: what it owns is dropped then, and
+        // may be anybody's code.
         let mut streams = self.streams.lock();
-        let gone = |one: &mut Stream| concerns(one.rank()) && (rank.is_none() || !one.must_wait(error));
+        let gone =
+            |one: &mut Stream| concerns(one.rank()) && (rank.is_none() || !one.must_wait(error));
         let ended_streams: Vec<_> = streams.extract_if(.., gone).collect();
         self.streams.set_count(streams.len());
         let mut offered = self.offered.lock();
@@ -246,7 +253,8 @@ impl Bulk {
             one.give_up(error)
         }));
         let mut pulls = self.pulls.lock();
-        let (gone, others) = std::mem::take(&mut *pulls).into_iter().partition(|one| concerns(one.from));
+        let (gone, others) =
+            std::mem::take(&mut *pulls).into_iter().partition(|one| concerns(one.from));
         *pulls = others;
         self.pulls.set_count(pulls.len());
         drop(pulls);
@@ -269,7 +277,8 @@ impl Bulk {
     /// Memory of GPUs in which messages to a rank lie, by its addresses.
     fn offered_by_gpus(&self, rank: Rank) -> Vec<Range<usize>> {
         let offered = self.offered.lock();
-        let on_gpus = offered.values().filter(|one| one.rank() == rank && !one.view().place().is_host());
+        let on_gpus =
+            offered.values().filter(|one| one.rank() == rank && !one.view().place().is_host());
         let ranges = on_gpus.map(|one| {
             let begin = one.view().as_ptr().addr();
             begin..begin.saturating_add(one.view().len())
@@ -279,9 +288,9 @@ impl Bulk {
 }
 
 impl DeviceInner {
-    /// Ends what goes to or comes from a rank, or from and to anybody, and first makes sure that the rank reads and
-    /// writes buffers no more which are given back so. One that still does, as it is in the midst of a copy and does not come to the
-    /// end of it, keeps them.
+    /// Ends what goes to or comes from a rank, or from and to anybody, and first makes sure that
+    /// the rank reads and writes buffers no more which are given back so. One that still does, as
+    /// it is in the midst of a copy and does not come to the end of it, keeps them.
     pub(crate) fn fail_bulk(
         &self,
         runtime: &Inner,
@@ -289,8 +298,12 @@ impl DeviceInner {
         error: &dyn Fn(Rank) -> OpError,
     ) -> Vec<Ended> {
         if let Some(rank) = rank {
-            // Its engines may be fetching. What they have fetched does not count then, unless the rank asks for it part by part.
-            self.bulk.offered_by_gpus(rank).iter().for_each(|range| runtime.exposures.withdraw(range));
+            // Its engines may be fetching. What they have fetched does not count then, unless the
+            // rank asks for it part by part.
+            self.bulk
+                .offered_by_gpus(rank)
+                .iter()
+                .for_each(|range| runtime.exposures.withdraw(range));
         }
         self.bulk.fail(rank, error, &|rank| !self.is_revoked(rank))
     }
@@ -309,9 +322,17 @@ mod tests {
         let bulk = Bulk::new(10, &Chores::default());
         for rank in [Rank(1), Rank(2)] {
             let (size, comp, deadline) = (100, None, Deadline::NEVER);
-            let operation =
-                Outstanding { rank, tag: Tag(7), size, user_context: UserContext(8), comp, deadline };
-            bulk.offered.lock().insert(bulk.name(), Offered::message(operation, vec![9; 100].into()));
+            let operation = Outstanding {
+                rank,
+                tag: Tag(7),
+                size,
+                user_context: UserContext(8),
+                comp,
+                deadline,
+            };
+            bulk.offered
+                .lock()
+                .insert(bulk.name(), Offered::message(operation, vec![9; 100].into()));
         }
         let error = |rank| OpError::PeerDown { rank, cause: DownCause::Closed };
         let fail = |rank| bulk.fail(rank, &error, &|rank| rank == Rank(1));

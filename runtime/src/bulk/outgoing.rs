@@ -14,7 +14,9 @@ use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
-use carrack_transports::contract::{DownCause, Header, Op, OpToken, RemotePlace, Submit, SubmitError};
+use carrack_transports::contract::{
+    DownCause, Header, Op, OpToken, RemotePlace, Submit, SubmitError,
+};
 use carrack_transports::mem::{Buffer, MemRef, PacketSource};
 use std::sync::Arc;
 
@@ -94,7 +96,8 @@ impl Offered {
         (self.operation.rank, self.operation.tag, self.operation.size as u64)
     }
 
-    /// Ends the operation, if it has not been over in time. Its bytes stay: the peer may still read them.
+    /// Ends the operation, if it has not been over in time. Its bytes stay: the peer may still read
+    /// them.
     pub(super) fn expire(&mut self, now: Deadline, left: &Deadlines) -> Option<Ended> {
         let operation = &mut self.operation;
         if !operation.deadline.has_passed(now) {
@@ -117,7 +120,8 @@ impl Offered {
 
     pub(super) fn end(self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
         if self.matter == Matter::Answer {
-            // The bytes are this rank's region; and of a get that came to nothing nobody here is told.
+            // The bytes are this rank's region; and of a get that came to nothing nobody here is
+            // told.
             let comp = if error.is_none() { self.operation.comp.clone() } else { None };
             return Outstanding { comp, ..self.operation }.end(Buffer::Empty, None);
         }
@@ -139,7 +143,8 @@ impl Stream {
         self.offered.end(error)
     }
 
-    /// Whether an engine is still reading its bytes: then it ends when that is done, with the error.
+    /// Whether an engine is still reading its bytes: then it ends when that is done, with the
+    /// error.
     pub(super) fn must_wait(&mut self, error: &dyn Fn(Rank) -> OpError) -> bool {
         let is_busy = self.is_busy();
         if is_busy {
@@ -254,8 +259,8 @@ impl Stream {
     }
 }
 
-/// Where bytes lie, for the kernel's copy; 0 for those in place, which move with whatever holds them, and for those that no
-/// CPU reaches.
+/// Where bytes lie, for the kernel's copy; 0 for those in place, which move with whatever holds
+/// them, and for those that no CPU reaches.
 fn address(bytes: &Buffer) -> u64 {
     match bytes {
         Buffer::Small(_) | Buffer::Empty => 0,
@@ -265,8 +270,8 @@ fn address(bytes: &Buffer) -> u64 {
 }
 
 impl Bulk {
-    /// Offers a message: `header` is the one that it would have travelled under, in one piece. The buffers are
-    /// taken when the link has taken the offer, and left when it has not.
+    /// Offers a message: `header` is the one that it would have travelled under, in one piece. The
+    /// buffers are taken when the link has taken the offer, and left when it has not.
     pub(crate) fn offer(
         &self,
         linked: &Linked,
@@ -275,7 +280,8 @@ impl Bulk {
         bytes: &mut Buffer,
         mapped: Option<Mapped>,
     ) -> Result<Submit, SubmitError> {
-        let offer = Offer { size: bytes.len() as u64, token: self.name(), addr: address(bytes), mapped };
+        let offer =
+            Offer { size: bytes.len() as u64, token: self.name(), addr: address(bytes), mapped };
         let offered = Offered::message(operation, std::mem::take(bytes));
         // First: the answer may come on another thread before this call returns.
         let mut all = self.offered.lock();
@@ -283,12 +289,15 @@ impl Bulk {
         self.offered.set_count(all.len());
         drop(all);
         let payload = offer.encode();
-        let op = Op::AmCopied { header: Message::offering(header), bytes: MemRef::host(payload.as_slice()) };
+        let op = Op::AmCopied {
+            header: Message::offering(header),
+            bytes: MemRef::host(payload.as_slice()),
+        };
         match linked.link.submit(op) {
             Ok(Submit::Busy(busy)) if self.take_back(offer.token, bytes) => Ok(Submit::Busy(busy)),
             Err(error) if self.take_back(offer.token, bytes) => Err(error),
-            // It has gone; or it was ended on another thread, with its buffer and for its completion object: once is
-            // enough.
+            // It has gone; or it was ended on another thread, with its buffer and for its
+            // completion object: once is enough.
             _ => Ok(Submit::Posted),
         }
     }
@@ -297,8 +306,11 @@ impl Bulk {
     pub(crate) fn expire_outgoing(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
         let mut ended: Vec<_> =
             self.offered.lock().values_mut().filter_map(|one| one.expire(now, left)).collect();
-        ended.extend(self.streams.lock().iter_mut().filter_map(|one| one.offered.expire(now, left)));
-        ended.extend(self.writings.lock().values_mut().filter_map(|one| one.offered.expire(now, left)));
+        ended
+            .extend(self.streams.lock().iter_mut().filter_map(|one| one.offered.expire(now, left)));
+        ended.extend(
+            self.writings.lock().values_mut().filter_map(|one| one.offered.expire(now, left)),
+        );
         ended
     }
 
@@ -321,7 +333,8 @@ impl Bulk {
         offered
     }
 
-    /// The receiver asks for the parts, as many as make up `limit` bytes at first. Whether there is such an offer.
+    /// The receiver asks for the parts, as many as make up `limit` bytes at first. Whether there is
+    /// such an offer.
     pub(crate) fn clear(&self, by: Rank, token: u64, landing: u64, limit: usize) -> bool {
         // Both locks, so that nobody finds it in neither place.
         let mut streams = self.streams.lock();
@@ -331,8 +344,15 @@ impl Bulk {
         true
     }
 
-    /// The receiver wants all of it written to a place in its memory. Whether there is such an offer.
-    pub(crate) fn clear_to_write(&self, by: Rank, token: u64, landing: u64, place: RemotePlace) -> bool {
+    /// The receiver wants all of it written to a place in its memory. Whether there is such an
+    /// offer.
+    pub(crate) fn clear_to_write(
+        &self,
+        by: Rank,
+        token: u64,
+        landing: u64,
+        place: RemotePlace,
+    ) -> bool {
         let mut streams = self.streams.lock();
         let Some(offered) = self.take_offered(token, Some(by)) else { return false };
         // Nothing may come part by part, unless the receiver hears that it has to.
@@ -341,13 +361,16 @@ impl Bulk {
         true
     }
 
-    /// The receiver has room for more. What it has room for may be over here already: its source has failed.
+    /// The receiver has room for more. What it has room for may be over here already: its source
+    /// has failed.
     pub(crate) fn grant(&self, by: Rank, landing: u64, limit: usize) {
         if self.grant_writing(by, landing, limit) {
             return;
         }
         let mut streams = self.streams.lock();
-        if let Some(stream) = streams.iter_mut().find(|one| one.landing == landing && one.rank() == by) {
+        if let Some(stream) =
+            streams.iter_mut().find(|one| one.landing == landing && one.rank() == by)
+        {
             stream.limit = stream.limit.max(limit);
         }
     }
@@ -355,7 +378,8 @@ impl Bulk {
     /// The receiver has all it wants. `None`: there is no such offer.
     pub(crate) fn finish(&self, by: Rank, token: u64, verdict: Verdict) -> Option<Ended> {
         let offered = self.take_offered(token, Some(by)).or_else(|| {
-            // A put whose last part another thread is just sending: it will stand there when that thread is done.
+            // A put whose last part another thread is just sending: it will stand there when that
+            // thread is done.
             drop(self.streams.lock());
             self.take_offered(token, Some(by))
         });
@@ -369,7 +393,8 @@ impl Bulk {
         })
     }
 
-    /// Sends a request about the peer's memory, from the backlog if need be; `bytes` are what is sent to it.
+    /// Sends a request about the peer's memory, from the backlog if need be; `bytes` are what is
+    /// sent to it.
     pub(crate) fn request(
         &self,
         device: &DeviceInner,
@@ -395,7 +420,8 @@ impl Bulk {
         device.end_if_gone(runtime, peer);
     }
 
-    /// Sends what a peer has asked for, `limit` bytes of it at first. When it is sent, `comp` is told.
+    /// Sends what a peer has asked for, `limit` bytes of it at first. When it is sent, `comp` is
+    /// told.
     pub(crate) fn answer(
         &self,
         peer: Rank,
@@ -405,20 +431,24 @@ impl Bulk {
         comp: Option<Arc<dyn Completion>>,
     ) {
         let (size, user_context) = (bytes.len(), UserContext::default());
-        let operation = Outstanding { rank: peer, tag, size, user_context, comp, deadline: Deadline::NEVER };
+        let operation =
+            Outstanding { rank: peer, tag, size, user_context, comp, deadline: Deadline::NEVER };
         let offered = Offered { operation, bytes, matter: Matter::Answer, is_late: false };
         let mut streams = self.streams.lock();
         streams.push(Stream::of(offered, landing, limit));
         self.streams.set_count(streams.len());
     }
 
-    /// Whether an operation on a peer's memory that sends something is under way and began before `name`.
+    /// Whether an operation on a peer's memory that sends something is under way and began before
+    /// `name`.
     pub(super) fn sends_to_memory(&self, peer: Rank, before: u64) -> bool {
-        let concerns =
-            |one: &Offered| one.rank() == peer && matches!(one.matter, Matter::Memory(name) if name < before);
+        let concerns = |one: &Offered| {
+            one.rank() == peer && matches!(one.matter, Matter::Memory(name) if name < before)
+        };
         // It may be on its way from the one to the other.
         let streams = self.streams.lock();
-        streams.iter().any(|stream| concerns(&stream.offered)) || self.offered.lock().values().any(concerns)
+        streams.iter().any(|stream| concerns(&stream.offered))
+            || self.offered.lock().values().any(concerns)
     }
 
     /// All bytes of a put are sent. It is over when its owner says that they are in place.
@@ -465,7 +495,11 @@ impl Pass<'_> {
                             Handed::Refused => {
                                 stream.place = None;
                                 stream.ahead = Ahead::of(&stream.offered.bytes, 0);
-                                told.push((rank, Message::Unwritten { landing }, encode_landing(0)));
+                                told.push((
+                                    rank,
+                                    Message::Unwritten { landing },
+                                    encode_landing(0),
+                                ));
                                 continue;
                             }
                             Handed::Failed(error) => Some(Err(error)),
@@ -494,7 +528,8 @@ impl Pass<'_> {
                 Some(outcome) => {
                     let stream = streams.remove(at);
                     match (outcome, stream.offered.matter) {
-                        // With the lock held: its owner's verdict may be here already, on another thread.
+                        // With the lock held: its owner's verdict may be here already, on another
+                        // thread.
                         (Ok(()), Matter::Memory(name)) => {
                             let deadline = stream.offered.operation.deadline;
                             bulk.await_verdict(name, stream.offered);
@@ -531,7 +566,8 @@ impl Pass<'_> {
 }
 
 impl<'a> Pass<'a> {
-    /// The link to a rank, made if need be: who only answers may have had none so far. `None`: it is not up yet.
+    /// The link to a rank, made if need be: who only answers may have had none so far. `None`: it
+    /// is not up yet.
     pub(super) fn way_to(&self, rank: Rank) -> Result<Option<&'a Linked>, OpError> {
         let device = self.device;
         let Some(route) = device.route(rank) else { return Ok(None) };

@@ -8,8 +8,8 @@
 //!   ◄──────────── part (landing, offset) of a get: all that was asked for, maybe before the finish
 //! ```
 //!
-//! A list is one of places in one region: where a piece begins there, and its bytes, sixteen bytes for each. All of it is checked before
-//! anything is copied.
+//! A list is one of places in one region: where a piece begins there, and its bytes, sixteen bytes
+//! for each. All of it is checked before anything is copied.
 
 use super::wire::{Offer, Request, Verdict};
 use super::{Bulk, Ended, Moving, Staging, Target};
@@ -40,17 +40,19 @@ pub(crate) const BYTES: usize = 64 << 10;
 /// Pieces of one message, at most.
 pub(crate) const COUNT: usize = 1024;
 
-/// Messages of pieces that a rank has under way to another, at most, on one device: bounds what both sides allocate.
+/// Messages of pieces that a rank has under way to another, at most, on one device: bounds what
+/// both sides allocate.
 pub(crate) const AT_ONCE: usize = 32;
 
-/// Those of a peer's, at most. It may hear of the end of as many as it has under way before a thread here has let go of them: one that is
-/// held up just then, or several.
+/// Those of a peer's, at most. It may hear of the end of as many as it has under way before a
+/// thread here has let go of them: one that is held up just then, or several.
 const OF_A_PEER: usize = 4 * AT_ONCE;
 
 /// Bytes of a place in a list.
 const PLACE: usize = 16;
 
-/// A list of places, where each begins in the region, and its bytes; and behind it room for `room` bytes. Where that begins.
+/// A list of places, where each begins in the region, and its bytes; and behind it room for `room`
+/// bytes. Where that begins.
 ///
 /// # Errors
 /// None: it is host memory.
@@ -81,11 +83,13 @@ fn read_list(bytes: &[u8], room: usize) -> Result<(Vec<(usize, usize)>, usize), 
     places.map(|places| (places, size)).ok_or(Verdict::Outside)
 }
 
-/// Copies between bytes that lie one behind the other in `packed`, from `at` on, and places in regions. Between host memory the CPU does
-/// it now; else the regions are all of one GPU, whose engine is given all of them together.
+/// Copies between bytes that lie one behind the other in `packed`, from `at` on, and places in
+/// regions. Between host memory the CPU does it now; else the regions are all of one GPU, whose
+/// engine is given all of them together.
 ///
 /// # Errors
-/// Something lies outside of its memory, no engine reaches it, or the engine refuses: then nothing is under way.
+/// Something lies outside of its memory, no engine reaches it, or the engine refuses: then nothing
+/// is under way.
 pub(crate) fn copy_packed<'r>(
     (packed, mut at): (&Region, usize),
     places: impl ExactSizeIterator<Item = (&'r Region, usize, usize)>,
@@ -114,8 +118,8 @@ pub(crate) fn copy_packed<'r>(
     together.map(|together| Moving::start_together(together, staging)).transpose()
 }
 
-/// Pieces that are under way, on this rank's behalf and on others': for those who wait until there are none of its own, and so that there
-/// are not too many.
+/// Pieces that are under way, on this rank's behalf and on others': for those who wait until there
+/// are none of its own, and so that there are not too many.
 pub(crate) struct Packed(Arc<Waiting<Vec<One>>>);
 
 impl Default for Packed {
@@ -135,8 +139,8 @@ struct One {
 pub(crate) struct UnderWay(Arc<Waiting<Vec<One>>>, u64);
 
 impl UnderWay {
-    /// They are, as long as there is `region`, too: an operation that was not over in time leaves its bytes to the peer, which has not
-    /// done with them.
+    /// They are, as long as there is `region`, too: an operation that was not over in time leaves
+    /// its bytes to the peer, which has not done with them.
     pub(crate) fn with(self: &Arc<Self>, region: &Region) {
         region.keep_with(|| self.clone());
     }
@@ -185,7 +189,8 @@ impl Packed {
 }
 
 impl Bulk {
-    /// Pieces to or from a peer's memory will be under way. `None`: so many are that others have to wait.
+    /// Pieces to or from a peer's memory will be under way. `None`: so many are that others have to
+    /// wait.
     pub(crate) fn note_packed(&self, peer: Rank) -> Option<UnderWay> {
         // Those that an engine is at are to be offered yet.
         let most = AT_ONCE.min(usize::try_from(self.limit).unwrap_or(AT_ONCE));
@@ -212,7 +217,8 @@ pub(crate) struct Asked {
 }
 
 impl Pass<'_> {
-    /// Pieces are offered, or asked for. Not inlined: what it keeps on the stack is nothing for other messages.
+    /// Pieces are offered, or asked for. Not inlined: what it keeps on the stack is nothing for
+    /// other messages.
     #[inline(never)]
     pub(super) fn offered_pieces(&mut self, from: Rank, landing: u64, request: Request) {
         let Request { token, region, offset: count, first: size, second: addr } = request;
@@ -221,7 +227,8 @@ impl Pass<'_> {
         let (count, size) = (fits(count), fits(size));
         let list = count.saturating_mul(PLACE);
         let bytes = size.checked_sub(list).filter(|&bytes| bytes <= BYTES);
-        if !(1..=COUNT).contains(&count) || bytes.is_none_or(|bytes| wanted.is_some() && bytes > 0) {
+        if !(1..=COUNT).contains(&count) || bytes.is_none_or(|bytes| wanted.is_some() && bytes > 0)
+        {
             return self.finish(from, token, Verdict::Failed);
         }
         let bulk = &self.device.bulk;
@@ -252,11 +259,13 @@ impl Pass<'_> {
     fn begin_pieces(&mut self, from: Rank, asked: Asked, buffer: &Buffer) -> Result<(), Verdict> {
         let Buffer::Region(come) = buffer else { return Err(Verdict::Failed) };
         let (come, list) = (come.region(), asked.count * PLACE);
-        let places = come.slice(0, list).and_then(|places| places.to_vec().ok()).ok_or(Verdict::Failed)?;
-        let meant = self.inner.regions.find(asked.region, 0, 0).map_err(|refusal| match refusal {
-            Refusal::Stale => Verdict::Stale,
-            Refusal::Outside => Verdict::Outside,
-        })?;
+        let places =
+            come.slice(0, list).and_then(|places| places.to_vec().ok()).ok_or(Verdict::Failed)?;
+        let meant =
+            self.inner.regions.find(asked.region, 0, 0).map_err(|refusal| match refusal {
+                Refusal::Stale => Verdict::Stale,
+                Refusal::Outside => Verdict::Outside,
+            })?;
         let region = meant.region();
         check_kinds(MemKind::Host, region.kind()).map_err(|_| Verdict::Failed)?;
         let (places, size) = read_list(&places, region.len())?;
@@ -267,11 +276,13 @@ impl Pass<'_> {
         if !is_sound {
             return Err(Verdict::Failed);
         }
-        let packed = if asked.wanted.is_some() { (Region::host(size), 0) } else { (come.clone(), list) };
+        let packed =
+            if asked.wanted.is_some() { (Region::host(size), 0) } else { (come.clone(), list) };
         // Whoever takes no answers has them counted.
         asked.under_way.with(&packed.0);
         let each = places.iter().map(|&(offset, len)| (region, offset, len));
-        let begun = copy_packed((&packed.0, packed.1), each, asked.wanted.is_none(), &self.inner.staging);
+        let begun =
+            copy_packed((&packed.0, packed.1), each, asked.wanted.is_none(), &self.inner.staging);
         let moving = begun.map_err(|why| {
             tracing::warn!(%from, %why, "pieces of memory of this rank's could not be copied");
             Verdict::Failed
@@ -316,11 +327,18 @@ impl DeviceInner {
         }
     }
 
-    /// Pieces are in their places, or out of them: whoever asked is told, and gets what it asked for.
+    /// Pieces are in their places, or out of them: whoever asked is told, and gets what it asked
+    /// for.
     fn pieces_are_done(&self, runtime: &Inner, from: Rank, asked: &Asked, packed: &Region) {
         self.control(runtime, from, Message::Finish { token: asked.token }, Verdict::Done.encode());
         if let Some(landing) = asked.wanted {
-            self.bulk.answer(from, (landing, usize::MAX), packed.whole().into(), Tag::default(), None);
+            self.bulk.answer(
+                from,
+                (landing, usize::MAX),
+                packed.whole().into(),
+                Tag::default(),
+                None,
+            );
             self.end_if_gone(runtime, from);
         }
     }
@@ -367,9 +385,12 @@ mod tests {
     fn no_more_than_so_many_are_under_way_with_a_peer_and_each_counts_until_its_bytes_are_gone() {
         let packed = Packed::default();
         let one = |name, peer, is_asked| One { name, peer: Rank(peer), is_asked };
-        let mut held: Vec<_> = (0..3).map(|name| packed.note(one(name, 1, false), 3).map(Arc::new)).collect();
+        let mut held: Vec<_> =
+            (0..3).map(|name| packed.note(one(name, 1, false), 3).map(Arc::new)).collect();
         assert!(held.iter().all(Option::is_some) && packed.note(one(3, 1, false), 3).is_none());
-        assert!(packed.note(one(4, 2, false), 3).is_some() && packed.note(one(5, 1, true), 3).is_some());
+        assert!(
+            packed.note(one(4, 2, false), 3).is_some() && packed.note(one(5, 1, true), 3).is_some()
+        );
         assert!(packed.has(Rank(1), 1) && !packed.has(Rank(1), 0) && !packed.has(Rank(2), 9));
         let bytes = Region::host(10);
         held[0].take().unwrap().with(&bytes);
@@ -409,7 +430,9 @@ mod tests {
             let found = region.whole().to_vec().unwrap();
             let mut wanted = [0; 100];
             for (place, first, len) in [(90, 5, 10), (3, 15, 15), (60, 30, 5)] {
-                (first..first + len).zip(&mut wanted[place..]).for_each(|(byte, place)| *place = byte);
+                (first..first + len)
+                    .zip(&mut wanted[place..])
+                    .for_each(|(byte, place)| *place = byte);
             }
             assert_eq!(found, wanted);
             let back = Region::host(35);
@@ -420,7 +443,10 @@ mod tests {
             assert!(copy(&packed, &[(&region, 91, 10)], true).is_err());
             assert!(copy(&packed, &[(&region, 0, 31)], true).is_err());
             if !region.kind().is_host() {
-                assert!(copy(&packed, &[(&region, 0, 5), (&other, 0, 5)], true).is_err(), "of two GPUs");
+                assert!(
+                    copy(&packed, &[(&region, 0, 5), (&other, 0, 5)], true).is_err(),
+                    "of two GPUs"
+                );
             }
         }
     }

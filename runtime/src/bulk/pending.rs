@@ -60,7 +60,13 @@ impl Bulk {
         }
         for flush in self.flushes.lock().iter() {
             let waits_for = "earlier operations on its memory".into();
-            list(PendingOp { what: "flush", rank: flush.rank(), tag: Tag::default(), size: 0, waits_for });
+            list(PendingOp {
+                what: "flush",
+                rank: flush.rank(),
+                tag: Tag::default(),
+                size: 0,
+                waits_for,
+            });
         }
     }
 }

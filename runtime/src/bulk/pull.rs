@@ -14,7 +14,8 @@ use carrack_transports::mem::{Buffer, MemMut};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Leaves a buffer to a peer whose kernel is copying from it or to it, and that cannot be waited for any longer.
+/// Leaves a buffer to a peer whose kernel is copying from it or to it, and that cannot be waited
+/// for any longer.
 pub(super) fn abandon(buffer: Option<Buffer>, to: Rank) {
     let size = buffer.as_ref().map_or(0, Buffer::len);
     tracing::warn!(
@@ -68,7 +69,8 @@ enum Pulled {
 }
 
 impl Pass<'_> {
-    /// Lets the kernel copy what was offered, in the order in which it was, as much as is copied at a time.
+    /// Lets the kernel copy what was offered, in the order in which it was, as much as is copied at
+    /// a time.
     #[cold]
     pub(crate) fn move_pulls(&mut self) {
         let bulk = &self.device.bulk;
@@ -104,8 +106,8 @@ impl Pass<'_> {
         *pulls = left;
         bulk.pulls.set_count(pulls.len());
         drop(pulls);
-        // Who has gone meanwhile was looked for on another thread when these were not in the list; and those that wait would for
-        // ever.
+        // Who has gone meanwhile was looked for on another thread when these were not in the list;
+        // and those that wait would for ever.
         waits.into_iter().for_each(|from| self.device.end_if_gone(self.inner, from));
     }
 
@@ -120,7 +122,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Copies several messages of one peer by one call of the kernel, if there are such in front. Whether any was.
+    /// Copies several messages of one peer by one call of the kernel, if there are such in front.
+    /// Whether any was.
     fn pull_together(&mut self, turn: &mut VecDeque<Box<Pull>>, budget: &mut usize) -> bool {
         let Some(from) = turn.front().map(|first| first.from) else { return false };
         let mut size = 0;
@@ -194,7 +197,8 @@ impl Pass<'_> {
         let Pull { from, size, target, offer, .. } = pull;
         let error = match why {
             PeerMemoryError::Refused(why) => {
-                if let Some(linked) = self.device.known_route(from).and_then(|route| route.linked()) {
+                if let Some(linked) = self.device.known_route(from).and_then(|route| route.linked())
+                {
                     linked.refuse_peer_memory(why);
                 }
                 return self.device.ask_for_parts(self.inner, offer.token, (from, size, target));
@@ -209,7 +213,8 @@ impl Pass<'_> {
         }
     }
 
-    /// A message that waits for its sender's help may be late. Its memory stays here until the sender is done with it.
+    /// A message that waits for its sender's help may be late. Its memory stays here until the
+    /// sender is done with it.
     fn expire_pull(&mut self, pull: &mut Pull) {
         let deadline = pull.target.deadline();
         if !deadline.is_some() || !deadline.has_passed(Deadline::now()) {
@@ -220,7 +225,9 @@ impl Pass<'_> {
         pull.kept = buffer;
         self.moved = true;
         self.inner.suspect(pull.from);
-        if let Some((comp, status)) = target.fail(pull.from, pull.size, OpError::TimedOut(pull.from)) {
+        if let Some((comp, status)) =
+            target.fail(pull.from, pull.size, OpError::TimedOut(pull.from))
+        {
             self.signal(comp.as_ref(), status);
         }
     }
@@ -304,8 +311,9 @@ impl Pull {
         // An address that runs over is the sender's nonsense, and no memory's.
         let addr = self.offer.addr.wrapping_add(begin as u64);
         let memory = self.memory.clone();
-        let room =
-            self.room().ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;
+        let room = self
+            .room()
+            .ok_or_else(|| PeerMemoryError::Failed("the buffer cannot be written".into()))?;
         memory.read(addr, room.part(begin, len))
     }
 
@@ -332,8 +340,8 @@ impl Pull {
             && self.memory.is_ready()
     }
 
-    /// Ends it without its bytes; and without its buffer, which stays where it is, if its sender may be writing to it
-    /// (`is_used`): a sender that is known to be dead writes no more.
+    /// Ends it without its bytes; and without its buffer, which stays where it is, if its sender
+    /// may be writing to it (`is_used`): a sender that is known to be dead writes no more.
     pub(super) fn fail(mut self, error: OpError, is_used: bool) -> Option<Ended> {
         let helps = self.share.as_ref().is_some_and(|share| !share.close());
         if helps && is_used && !self.memory.is_gone() {

@@ -1,8 +1,10 @@
-//! Copying a message by both sides at once: the receiver's kernel reads from the front, the sender's writes from the back.
+//! Copying a message by both sides at once: the receiver's kernel reads from the front, the
+//! sender's writes from the back.
 //!
-//! One core copies at the speed of one core. While a large message is on its way its sender often has nothing to do but
-//! to wait for it, so the receiver asks it to help. Whoever takes a piece copies it; a sender that makes no progress
-//! takes none, and costs nothing. Who has what is said by a [`Split`] in memory that both see.
+//! One core copies at the speed of one core. While a large message is on its way its sender often
+//! has nothing to do but to wait for it, so the receiver asks it to help. Whoever takes a piece
+//! copies it; a sender that makes no progress takes none, and costs nothing. Who has what is said
+//! by a [`Split`] in memory that both see.
 
 use super::Bulk;
 use super::outgoing::Offered;
@@ -18,8 +20,9 @@ use carrack_transports::sync::split::{MAX_UNITS, Piece, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes from which the receiver asks for help: for a message that is waited for, and for one of many,
-/// where two cores that copy at the same time slow each other down (docs/adr/0011-thresholds.md).
+/// Bytes from which the receiver asks for help: for a message that is waited for, and for one of
+/// many, where two cores that copy at the same time slow each other down
+/// (docs/adr/0011-thresholds.md).
 const WORTH_IT: (usize, usize) = (48 << 10, 192 << 10);
 /// Bytes that are taken at least: each piece is a system call, which costs as much as copying some
 /// 20 KiB (docs/adr/0011-thresholds.md).
@@ -30,7 +33,8 @@ pub(super) const MOST: usize = 1 << 20;
 /// Messages behind the one that is being copied whose senders are asked for help already.
 pub(super) const ASK_AHEAD: usize = 3;
 
-/// Whether help with a message of `size` bytes is to be asked for; `is_alone`: no other one is to be copied.
+/// Whether help with a message of `size` bytes is to be asked for; `is_alone`: no other one is to
+/// be copied.
 pub(super) fn is_worth_it(size: usize, is_alone: bool) -> bool {
     size >= if is_alone { WORTH_IT.0 } else { WORTH_IT.1 }
 }
@@ -95,7 +99,12 @@ impl Shares {
             ) {
                 Ok(_) => {
                     let turn = self.splits.get(number)?.open();
-                    return Some(Share { shares: self.clone(), number, turn, division: Division::of(size) });
+                    return Some(Share {
+                        shares: self.clone(),
+                        number,
+                        turn,
+                        division: Division::of(size),
+                    });
                 }
                 Err(now) => used = now,
             }
@@ -163,7 +172,8 @@ pub(super) enum Others {
 }
 
 impl DeviceInner {
-    /// Asks the sender of a message that is about to be copied to `to` for its help, if that is worth while.
+    /// Asks the sender of a message that is about to be copied to `to` for its help, if that is
+    /// worth while.
     pub(super) fn ask_for_help(
         &self,
         runtime: &Inner,
@@ -185,7 +195,8 @@ pub(super) struct Help {
     wanted: HelpWanted,
     splits: Arc<dyn Splits>,
     memory: Arc<dyn PeerMemory>,
-    /// Bytes written so far: never more than there are, whatever the receiver writes into the split.
+    /// Bytes written so far: never more than there are, whatever the receiver writes into the
+    /// split.
     written: usize,
 }
 
@@ -196,7 +207,9 @@ impl Help {
         let division = Division::of(bytes.len());
         let HelpWanted { addr, split, turn } = self.wanted;
         let Some(split) = self.splits.get(split) else { return false };
-        let Some(piece) = split.take_back(turn, division.units(), division.most()) else { return false };
+        let Some(piece) = split.take_back(turn, division.units(), division.most()) else {
+            return false;
+        };
         let (begin, len) = division.range(piece);
         self.written += len;
         match self.memory.write(addr.wrapping_add(begin as u64), bytes.part(begin, len)) {
@@ -245,8 +258,8 @@ impl Pass<'_> {
     pub(crate) fn move_helps(&mut self) {
         let bulk = &self.device.bulk;
         let Some(mut helps) = bulk.helps.try_lock() else { return };
-        // With the lock of the offers held, so that the bytes stay where they are: what has ended finds no offer, and what is
-        // being written ends only afterwards.
+        // With the lock of the offers held, so that the bytes stay where they are: what has ended
+        // finds no offer, and what is being written ends only afterwards.
         let offered = bulk.offered.lock();
         while let Some(help) = helps.front_mut() {
             let one = offered.get(&help.token).filter(|one| one.rank() == help.by);

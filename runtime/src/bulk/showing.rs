@@ -1,5 +1,6 @@
-//! The receiver's side of a message that its sender's NIC writes chunk by chunk: while one is written, the next is made known to this
-//! rank's NIC. What is written is over for the NIC at once, so that no more than a few chunks are pinned.
+//! The receiver's side of a message that its sender's NIC writes chunk by chunk: while one is
+//! written, the next is made known to this rank's NIC. What is written is over for the NIC at once,
+//! so that no more than a few chunks are pinned.
 
 use super::Bulk;
 use super::granting::Ask;
@@ -40,7 +41,12 @@ enum Next {
 }
 
 impl Showing {
-    pub(super) fn new(exposed: Box<dyn ExposedChunks>, token: u64, chunk: usize, size: usize) -> Self {
+    pub(super) fn new(
+        exposed: Box<dyn ExposedChunks>,
+        token: u64,
+        chunk: usize,
+        size: usize,
+    ) -> Self {
         Self { exposed, token, chunk, shown: 0, until: size, open: Vec::new() }
     }
 
@@ -73,9 +79,11 @@ impl Showing {
         Some(self.open.swap_remove(found).1)
     }
 
-    /// What lies from a byte on will not be written. How many bytes of that byte's chunk were; `None`: nobody asked for that byte.
+    /// What lies from a byte on will not be written. How many bytes of that byte's chunk were;
+    /// `None`: nobody asked for that byte.
     fn unwritten(&mut self, from: usize) -> Option<usize> {
-        let &(begin, _) = self.open.iter().find(|(begin, len)| (*begin..begin + len).contains(&from))?;
+        let &(begin, _) =
+            self.open.iter().find(|(begin, len)| (*begin..begin + len).contains(&from))?;
         for (at, _) in self.open.extract_if(.., |(at, _)| *at >= begin) {
             self.exposed.hide(at);
         }
@@ -117,7 +125,11 @@ impl DeviceInner {
         let linked = self.known_route(from)?.linked()?;
         let is_put = arriving.target.is_memory();
         let buffer = arriving.target.buffer()?;
-        if arriving.size <= chunk || is_put || !linked.caps.remote_memory || !buffer.kind().is_host() {
+        if arriving.size <= chunk
+            || is_put
+            || !linked.caps.remote_memory
+            || !buffer.kind().is_host()
+        {
             return None;
         }
         let refused = match linked.link.expose_chunks(std::mem::take(buffer)) {
@@ -148,7 +160,12 @@ impl DeviceInner {
             };
             match next {
                 Next::Show { token, window } => {
-                    self.control(runtime, from, Message::Clear { token }, encode_window(landing, window));
+                    self.control(
+                        runtime,
+                        from,
+                        Message::Clear { token },
+                        encode_window(landing, window),
+                    );
                 }
                 Next::Grant(size) => {
                     let limit = encode_landing(size as u64);
@@ -161,8 +178,8 @@ impl DeviceInner {
 }
 
 impl Bulk {
-    /// A chunk of a message is written, or from that byte on nothing will be. `Err`: it was not asked for. `Some` when all of it is
-    /// here.
+    /// A chunk of a message is written, or from that byte on nothing will be. `Err`: it was not
+    /// asked for. `Some` when all of it is here.
     fn take_chunk(
         &self,
         from: Rank,
@@ -173,7 +190,8 @@ impl Bulk {
         let unasked = "it has written what it was not asked to, or will not write that";
         let mut all = self.arriving.lock();
         let one = all.get_mut(&landing).filter(|one| one.from == from).ok_or(unasked)?;
-        let (showing, at) = (one.showing.as_mut().ok_or(unasked)?, usize::try_from(at).map_err(|_| unasked)?);
+        let (showing, at) =
+            (one.showing.as_mut().ok_or(unasked)?, usize::try_from(at).map_err(|_| unasked)?);
         let len = if is_written { showing.written(at) } else { showing.unwritten(at) };
         one.got += len.ok_or(unasked)?;
         if one.got < one.until {
@@ -273,7 +291,10 @@ mod tests {
         assert_eq!(showing.unwritten(20), None, "that was not to be written");
         assert_eq!(showing.unwritten(13), Some(3));
         assert_eq!(*at.lock().unwrap(), [0]);
-        assert_eq!((next(&mut showing), showing.written(10), showing.written(0)), (None, None, Some(10)));
+        assert_eq!(
+            (next(&mut showing), showing.written(10), showing.written(0)),
+            (None, None, Some(10))
+        );
         assert!(at.lock().unwrap().is_empty() && showing.open.is_empty());
     }
 
@@ -282,6 +303,9 @@ mod tests {
         let (mut showing, _) = showing(10);
         assert!(next(&mut showing).is_some());
         assert!(showing.next().is_err());
-        assert_eq!((next(&mut showing), showing.written(0), next(&mut showing)), (None, Some(10), None));
+        assert_eq!(
+            (next(&mut showing), showing.written(0), next(&mut showing)),
+            (None, Some(10), None)
+        );
     }
 }

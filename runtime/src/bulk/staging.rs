@@ -1,24 +1,29 @@
-//! Host memory on the way to and from GPUs: blocks that engines copy into and out of, used again and again.
+//! Host memory on the way to and from GPUs: blocks that engines copy into and out of, used again
+//! and again.
 //!
-//! A block is pinned, so that a copy is the engine's work alone: with pageable memory the driver's call waits for it. It is
-//! never given back to the system before the runtime ends, since freeing pinned memory waits for all of a device's work,
-//! streams of the program's included (gpu.md, streams rule 1). But a context of the program's that it destroys takes blocks along
-//! that were allocated there: it is asked for before one is used again.
+//! A block is pinned, so that a copy is the engine's work alone: with pageable memory the driver's
+//! call waits for it. It is never given back to the system before the runtime ends, since freeing
+//! pinned memory waits for all of a device's work, streams of the program's included (gpu.md,
+//! streams rule 1). But a context of the program's that it destroys takes blocks along that were
+//! allocated there: it is asked for before one is used again.
 //!
-//! Each way has a pool of its own for each GPU: what goes out waits for peers to take it in, and must not keep what comes in from
-//! being put down. A pool gives out [`BLOCKS`] at most; beyond that, one for each peer that would have none: so a peer that
-//! does not go on holds up nobody else, and memory is bounded by the number of peers, whatever is sent.
+//! Each way has a pool of its own for each GPU: what goes out waits for peers to take it in, and
+//! must not keep what comes in from being put down. A pool gives out [`BLOCKS`] at most; beyond
+//! that, one for each peer that would have none: so a peer that does not go on holds up nobody
+//! else, and memory is bounded by the number of peers, whatever is sent.
 
 use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::{Buffer, GpuUuid, Region};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of a block. An engine needs some 10 µs for so many at 55 GB/s, as long as it takes to start a copy and to hear of its end
-/// (6 to 8 µs; gpu.md, "Measured"): larger ones would win little, and the first parts of a message wait for the first block.
+/// Bytes of a block. An engine needs some 10 µs for so many at 55 GB/s, as long as it takes to
+/// start a copy and to hear of its end (6 to 8 µs; gpu.md, "Measured"): larger ones would win
+/// little, and the first parts of a message wait for the first block.
 pub(crate) const BLOCK: usize = 512 << 10;
 
-/// Blocks of a pool that are in use at a time: one that is copied, one that is sent or filled, and two for a second message.
+/// Blocks of a pool that are in use at a time: one that is copied, one that is sent or filled, and
+/// two for a second message.
 pub(crate) const BLOCKS: usize = 4;
 
 /// Bytes of a word.
@@ -60,8 +65,8 @@ struct State {
 }
 
 impl Staging {
-    /// A block for copies to or from a GPU. `None`: all are in use; one will be free when an engine is done. Whoever has
-    /// none, for its peer, `must` have one.
+    /// A block for copies to or from a GPU. `None`: all are in use; one will be free when an engine
+    /// is done. Whoever has none, for its peer, `must` have one.
     pub(crate) fn take(&self, gpu: &Arc<dyn Gpu>, way: Way, must: bool) -> Option<Block> {
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let pool = pools.entry((gpu.info().uuid, way)).or_default().clone();
@@ -74,7 +79,9 @@ impl Staging {
         let mut gone = Vec::new();
         let kept = loop {
             match state.free.pop() {
-                Some(memory) if memory.gpu().is_some_and(|gpu| gpu.check().is_err()) => gone.push(memory),
+                Some(memory) if memory.gpu().is_some_and(|gpu| gpu.check().is_err()) => {
+                    gone.push(memory)
+                }
                 other => break other,
             }
         };
@@ -97,7 +104,8 @@ impl Pool {
             match gpu.allocate(way.size(), Flavour::Pinned) {
                 Ok(memory) => return memory,
                 Err(why) => {
-                    if gpu.check().is_ok() && !std::mem::replace(&mut self.state().is_refused, true) {
+                    if gpu.check().is_ok() && !std::mem::replace(&mut self.state().is_refused, true)
+                    {
                         tracing::warn!(%why, "no pinned memory: copies to and from a GPU go through pageable memory, and take longer");
                     }
                 }
@@ -107,7 +115,8 @@ impl Pool {
     }
 }
 
-/// A block, in use until this is dropped. Whoever has an engine copy to or from it keeps it until the engine is done.
+/// A block, in use until this is dropped. Whoever has an engine copy to or from it keeps it until
+/// the engine is done.
 pub(crate) struct Block {
     memory: Region,
     pool: Arc<Pool>,
@@ -150,7 +159,10 @@ mod tests {
             assert_eq!(taken.len(), BLOCKS);
             assert!(taken.iter().all(|block| block.memory().kind() == MemKind::Pinned));
             taken.push(staging.take(&gpu, Way::Out, true).expect("whoever has none gets one"));
-            assert!(staging.take(&gpu, Way::In, false).is_some(), "the other way has blocks of its own");
+            assert!(
+                staging.take(&gpu, Way::In, false).is_some(),
+                "the other way has blocks of its own"
+            );
         }
         let counters = driver.counters();
         assert_eq!((counters.pinned, counters.unpinned), (BLOCKS as u64 + 2, 0));
@@ -177,7 +189,8 @@ mod tests {
         driver.faults().refuse_pinned(true);
         let gpu: Arc<dyn Gpu> = driver.gpu(0).unwrap();
         let staging = Staging::default();
-        let blocks: Vec<_> = std::iter::from_fn(|| staging.take(&gpu, Way::In, false)).take(100).collect();
+        let blocks: Vec<_> =
+            std::iter::from_fn(|| staging.take(&gpu, Way::In, false)).take(100).collect();
         assert_eq!(blocks.len(), BLOCKS);
         assert!(blocks.iter().all(|block| block.memory().kind() == MemKind::Host));
         assert_eq!(driver.counters().pinned, 0);

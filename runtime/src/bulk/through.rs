@@ -1,6 +1,7 @@
-//! Copies within this process between memory of a GPU and host memory that is not pinned: block by block, because the driver's own
-//! call would wait until the engine has copied all of it. So one copy goes, and many that go together: of these a block has as many as
-//! it has room for, which the engine is given in one call.
+//! Copies within this process between memory of a GPU and host memory that is not pinned: block by
+//! block, because the driver's own call would wait until the engine has copied all of it. So one
+//! copy goes, and many that go together: of these a block has as many as it has room for, which the
+//! engine is given in one call.
 
 use super::staging::{BLOCK, Block, Staging, Way};
 use carrack_transports::gpu::Gpu;
@@ -8,8 +9,8 @@ use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, ByWay, CopyError, MemKind, Refused, Together, Transfer};
 use std::sync::Arc;
 
-/// Bytes of pageable host memory that a driver's call takes in at once, and returns before the engine is at them (the CUDA driver's
-/// documentation, "API synchronization behavior").
+/// Bytes of pageable host memory that a driver's call takes in at once, and returns before the
+/// engine is at them (the CUDA driver's documentation, "API synchronization behavior").
 const AT_ONCE: usize = 64 << 10;
 
 /// A copy that an engine does, alone or with the CPU's help.
@@ -32,18 +33,28 @@ impl Moving {
     /// # Errors
     /// As there.
     #[inline]
-    pub(crate) fn start(dst: Buffer, src: Buffer, staging: &Arc<Staging>) -> Result<Self, Box<Refused>> {
+    pub(crate) fn start(
+        dst: Buffer,
+        src: Buffer,
+        staging: &Arc<Staging>,
+    ) -> Result<Self, Box<Refused>> {
         if matches!((dst.kind(), src.kind()), (MemKind::Device(_), MemKind::Device(_))) {
             return Transfer::start(dst, src).map(Self::Engine);
         }
         Self::start_with_host(dst, src, staging)
     }
 
-    fn start_with_host(mut dst: Buffer, src: Buffer, staging: &Arc<Staging>) -> Result<Self, Box<Refused>> {
+    fn start_with_host(
+        mut dst: Buffer,
+        src: Buffer,
+        staging: &Arc<Staging>,
+    ) -> Result<Self, Box<Refused>> {
         let len = src.len();
         let gpu = match (dst.kind(), src.kind()) {
             (MemKind::Host, MemKind::Device(_)) => src.view().place().gpu().cloned(),
-            (MemKind::Device(_), MemKind::Host) if len > AT_ONCE => dst.view().place().gpu().cloned(),
+            (MemKind::Device(_), MemKind::Host) if len > AT_ONCE => {
+                dst.view().place().gpu().cloned()
+            }
             _ => None,
         };
         let Some(gpu) = gpu.filter(|_| len <= dst.len() && dst.view_mut().is_some()) else {
@@ -64,7 +75,10 @@ impl Moving {
     ///
     /// # Errors
     /// The engine's. Nothing is under way then.
-    pub(crate) fn start_together(together: Together, staging: &Arc<Staging>) -> Result<Self, CopyError> {
+    pub(crate) fn start_together(
+        together: Together,
+        staging: &Arc<Staging>,
+    ) -> Result<Self, CopyError> {
         if !together.goes_by_way() {
             return together.start().map(Self::Engine);
         }
@@ -75,8 +89,8 @@ impl Moving {
         through.step(false).map(|()| Self::Through(Box::new(through)))
     }
 
-    /// Whether it is over: `None` while it is not. Never waits. Whoever is `first` of those who look after their copies is sure
-    /// of a block.
+    /// Whether it is over: `None` while it is not. Never waits. Whoever is `first` of those who
+    /// look after their copies is sure of a block.
     pub(crate) fn poll(&mut self, first: bool) -> Option<Result<(), CopyError>> {
         match self {
             Self::Engine(transfer) => transfer.poll(),
@@ -118,7 +132,8 @@ impl Moving {
         }
     }
 
-    /// Gives back target and source, in this order; waits for an engine that is at them. Of many copies there are none.
+    /// Gives back target and source, in this order; waits for an engine that is at them. Of many
+    /// copies there are none.
     pub(crate) fn take_buffers(&mut self) -> (Buffer, Buffer) {
         match self {
             Self::Engine(transfer) => transfer.take_buffers(),
@@ -132,13 +147,15 @@ impl Moving {
 
 /// Between what.
 enum Ends {
-    /// Target and source of one copy. The engine has the end that is on the GPU while it is at work.
+    /// Target and source of one copy. The engine has the end that is on the GPU while it is at
+    /// work.
     One(Buffer, Buffer),
     Many(ByWay),
 }
 
 impl Ends {
-    /// Has the engine begin `len` bytes, which are `at` so many from the beginning, with a block on the other side.
+    /// Has the engine begin `len` bytes, which are `at` so many from the beginning, with a block on
+    /// the other side.
     fn start(
         &mut self,
         (block, len): (&Block, usize),
@@ -174,7 +191,8 @@ impl Ends {
         }
     }
 
-    /// Has the CPU copy `len` bytes, which are `at` so many from the beginning, between a block and the host memory.
+    /// Has the CPU copy `len` bytes, which are `at` so many from the beginning, between a block and
+    /// the host memory.
     fn copy_now(
         &mut self,
         (block, len): (&Block, usize),
@@ -204,8 +222,8 @@ impl Ends {
 
 /// A copy by way of blocks.
 pub(crate) struct Through {
-    /// What the engine is at, and how many bytes. It has the end that is on the GPU meanwhile. Before the block: a
-    /// transfer that is dropped waits.
+    /// What the engine is at, and how many bytes. It has the end that is on the GPU meanwhile.
+    /// Before the block: a transfer that is dropped waits.
     copying: Option<(Transfer, Block, usize)>,
     /// Onto a GPU: the next block, which the engine has not begun.
     filled: Option<(Block, usize)>,
@@ -222,9 +240,25 @@ pub(crate) struct Through {
 
 impl Through {
     /// Of so many bytes, from a GPU or onto it; nothing has begun.
-    fn new(ends: Ends, (len, from_gpu): (usize, bool), gpu: Arc<dyn Gpu>, staging: &Arc<Staging>) -> Self {
+    fn new(
+        ends: Ends,
+        (len, from_gpu): (usize, bool),
+        gpu: Arc<dyn Gpu>,
+        staging: &Arc<Staging>,
+    ) -> Self {
         let (begun, done, copying, filled, failed) = (0, 0, None, None, None);
-        Self { copying, filled, ends, len, gpu, from_gpu, begun, done, failed, staging: staging.clone() }
+        Self {
+            copying,
+            filled,
+            ends,
+            len,
+            gpu,
+            from_gpu,
+            begun,
+            done,
+            failed,
+            staging: staging.clone(),
+        }
     }
 
     fn poll(&mut self, first: bool) -> Option<Result<(), CopyError>> {
@@ -330,7 +364,8 @@ mod tests {
             let onto = Moving::start(region.whole().into(), want.clone().into(), &staging).unwrap();
             assert!(ended(onto).0.is_ok());
             let before = driver.counters().to_pageable;
-            let from = Moving::start(vec![0; len + 1].into(), region.whole().into(), &staging).unwrap();
+            let from =
+                Moving::start(vec![0; len + 1].into(), region.whole().into(), &staging).unwrap();
             let (outcome, (dst, src)) = ended(from);
             assert!(outcome.is_ok());
             assert_eq!((driver.counters().to_pageable, src.len()), (before, len));
@@ -356,12 +391,18 @@ mod tests {
                         Err(refused) => (refused.dst, refused.src),
                         Ok(moving) => {
                             let (outcome, buffers) = ended(moving);
-                            assert!(matches!(outcome, Err(CopyError::Engine { .. })), "{outcome:?}");
+                            assert!(
+                                matches!(outcome, Err(CopyError::Engine { .. })),
+                                "{outcome:?}"
+                            );
                             buffers
                         }
                     };
                     assert_eq!((dst.len(), src.len()), (5 * BLOCK, 5 * BLOCK));
-                    assert!(matches!((&dst, &src), (Buffer::Region(_), _) | (_, Buffer::Region(_))));
+                    assert!(matches!(
+                        (&dst, &src),
+                        (Buffer::Region(_), _) | (_, Buffer::Region(_))
+                    ));
                 }
             }
         }
@@ -376,11 +417,13 @@ mod tests {
         let staging = Arc::default();
         let moving = Moving::start(pinned.whole().into(), region.whole().into(), &staging).unwrap();
         assert!(matches!(moving, Moving::Engine(_)));
-        let refused = Moving::start(vec![0; 99].into(), region.whole().into(), &staging).err().unwrap();
+        let refused =
+            Moving::start(vec![0; 99].into(), region.whole().into(), &staging).err().unwrap();
         assert!(matches!(refused.cause, CopyError::TooLong { len: 100, room: 99 }));
     }
 
-    /// Many copies between a region of host memory and one of a GPU, in another order there; what has to be where.
+    /// Many copies between a region of host memory and one of a GPU, in another order there; what
+    /// has to be where.
     fn many(gpu: &Arc<dyn Gpu>, lens: &[usize], from_gpu: bool) -> (Together, Region, Vec<u8>) {
         let room = lens.iter().sum::<usize>();
         let (host, device) = (Region::host(room), gpu.allocate(room, Flavour::Plain).unwrap());
@@ -415,7 +458,8 @@ mod tests {
                 for from_gpu in [true, false] {
                     let (together, target, wanted) = many(&gpu, &lens, from_gpu);
                     let before = driver.counters();
-                    let (outcome, buffers) = ended(Moving::start_together(together, &staging).unwrap());
+                    let (outcome, buffers) =
+                        ended(Moving::start_together(together, &staging).unwrap());
                     let after = driver.counters();
                     assert!(outcome.is_ok() && matches!(buffers, (Buffer::Empty, Buffer::Empty)));
                     assert!(target.whole().to_vec().unwrap() == wanted, "from a GPU: {from_gpu}");

@@ -12,7 +12,8 @@ pub(crate) struct Offer {
     pub(crate) size: u64,
     /// The sender's name for it.
     pub(crate) token: u64,
-    /// Where it lies in the sender's memory, for the kernel's cross-memory copy; 0 when that is no help.
+    /// Where it lies in the sender's memory, for the kernel's cross-memory copy; 0 when that is no
+    /// help.
     pub(crate) addr: u64,
     /// Where it lies in memory of a GPU that the receiver can map.
     pub(crate) mapped: Option<Mapped>,
@@ -45,7 +46,11 @@ impl HelpWanted {
 
     #[allow(clippy::cast_possible_truncation, reason = "one half and the other")]
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        read(bytes).map(|[addr, split]| Self { addr, split: (split >> 32) as u32, turn: split as u32 })
+        read(bytes).map(|[addr, split]| Self {
+            addr,
+            split: (split >> 32) as u32,
+            turn: split as u32,
+        })
     }
 }
 
@@ -89,8 +94,8 @@ pub(crate) struct Request {
     pub(crate) offset: u64,
     /// Bytes; or the first operand. Of pieces: those of their list as well.
     pub(crate) first: u64,
-    /// Of a put, or of pieces: where they lie in the asker's memory, or 0. Of a get: how many may come at first, or 0 for all. Or the second
-    /// operand.
+    /// Of a put, or of pieces: where they lie in the asker's memory, or 0. Of a get: how many may
+    /// come at first, or 0 for all. Or the second operand.
     pub(crate) second: u64,
 }
 

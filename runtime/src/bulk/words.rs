@@ -1,9 +1,10 @@
 //! Atomic operations on words in memory of GPUs.
 //!
-//! A word has one agent: its owner's progress, by the GPU's copy engine. The engine brings the word into pinned
-//! host memory, there it is changed, and the engine takes it back; whoever asks meanwhile has its turn with the next round. One
-//! round does all that waits, in the order in which it was asked for: so many who ask for one word do not wait for a round
-//! each. Nobody else may do atomic operations on such a word, the program's own kernels included.
+//! A word has one agent: its owner's progress, by the GPU's copy engine. The engine brings the word
+//! into pinned host memory, there it is changed, and the engine takes it back; whoever asks
+//! meanwhile has its turn with the next round. One round does all that waits, in the order in which
+//! it was asked for: so many who ask for one word do not wait for a round each. Nobody else may do
+//! atomic operations on such a word, the program's own kernels included.
 
 use super::staging::{Block, Staging, WORD, Way};
 use super::wire::Verdict;
@@ -180,7 +181,8 @@ impl Word {
             Some(Round::Going(mut transfer, block, found)) => match transfer.poll() {
                 None => Some(Round::Going(transfer, block, found)),
                 Some(outcome) => {
-                    let verdict = |held| if outcome.is_ok() { Verdict::Held(held) } else { Verdict::Failed };
+                    let verdict =
+                        |held| if outcome.is_ok() { Verdict::Held(held) } else { Verdict::Failed };
                     answers.extend(found.into_iter().map(|(asked, held)| (asked, verdict(held))));
                     None
                 }
@@ -189,7 +191,8 @@ impl Word {
         };
     }
 
-    /// The word is here: changes it as often as was asked, and has the engine take it back if it is another one now.
+    /// The word is here: changes it as often as was asked, and has the engine take it back if it is
+    /// another one now.
     fn change(&mut self, block: Block, answers: &mut Vec<Answer>) -> Option<Round> {
         let was = match read(&block) {
             Ok(was) => was,
@@ -244,7 +247,13 @@ fn write(block: &Block, word: u64) -> Result<(), CopyError> {
 
 impl Pass<'_> {
     /// A peer wants a word of a GPU's memory changed.
-    pub(super) fn change_on_gpu(&mut self, from: Rank, token: u64, change: Change, place: RegionSlice) {
+    pub(super) fn change_on_gpu(
+        &mut self,
+        from: Rank,
+        token: u64,
+        change: Change,
+        place: RegionSlice,
+    ) {
         if !address(&place).is_multiple_of(WORD) {
             let message = Message::Finish { token };
             return self.device.control(self.inner, from, message, Verdict::Word.encode());

@@ -1,7 +1,9 @@
-//! The sender's side of a message that its NIC writes chunk by chunk: while one is on its way, the next is made known to the NIC.
+//! The sender's side of a message that its NIC writes chunk by chunk: while one is on its way, the
+//! next is made known to the NIC.
 //!
-//! A message under way so is looked at when something has happened to it: the receiver has shown a further window, or a chunk is over.
-//! In between it costs nobody anything, and keeps no thread from sleeping.
+//! A message under way so is looked at when something has happened to it: the receiver has shown a
+//! further window, or a chunk is over. In between it costs nobody anything, and keeps no thread
+//! from sleeping.
 
 use super::outgoing::{Matter, Offered, Stream};
 use super::wire::{Window, encode_landing};
@@ -21,8 +23,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Chunks of a message that are shown, and those that are being written, at a time: one that bytes go to, and one that is made ready.
-/// So no more than these are pinned on either side, however long a message is; of each NIC that chunks are dealt out over.
+/// Chunks of a message that are shown, and those that are being written, at a time: one that bytes
+/// go to, and one that is made ready. So no more than these are pinned on either side, however long
+/// a message is; of each NIC that chunks are dealt out over.
 pub(super) const AT_ONCE: usize = 2;
 
 /// Windows that a receiver may show at a time: more than an honest one does, of whatever version.
@@ -86,7 +89,8 @@ impl Completion for UnderWay {
     }
 }
 
-/// A window whose bytes no message follows on the same queue pair: its receiver is told when its chunks are over.
+/// A window whose bytes no message follows on the same queue pair: its receiver is told when its
+/// chunks are over.
 struct Apart {
     at: usize,
     chunks: usize,
@@ -151,13 +155,15 @@ impl Writing {
         self.bytes.len()
     }
 
-    /// The receiver has shown a further window. They may come in any order: two threads may take them in.
+    /// The receiver has shown a further window. They may come in any order: two threads may take
+    /// them in.
     fn add(&mut self, window: Window) -> Result<(), String> {
         if self.is_refused {
             // It was shown before the receiver heard of that.
             return Ok(());
         }
-        let end = window.at.checked_add(window.len).filter(|&end| window.len > 0 && end <= self.size());
+        let end =
+            window.at.checked_add(window.len).filter(|&end| window.len > 0 && end <= self.size());
         let end = end.ok_or("it wants bytes written that its message does not have")?;
         let place = self.windows.partition_point(|other| other.at < window.at);
         let before = place.checked_sub(1).and_then(|at| self.windows.get(at));
@@ -180,7 +186,8 @@ impl Writing {
             && self.under_way.count.load(Ordering::Acquire) < AT_ONCE * linked.link.nics()
         {
             let within = self.sent - at;
-            let chunk = Chunk { of: self.bytes.clone(), at: self.sent, len: self.chunk.min(len - within) };
+            let chunk =
+                Chunk { of: self.bytes.clone(), at: self.sent, len: self.chunk.min(len - within) };
             let to = RemotePlace { addr: place.addr.wrapping_add(within as u64), ..place };
             match self.write(device, linked, to, &chunk, at) {
                 Ok(true) => {}
@@ -190,7 +197,8 @@ impl Writing {
                     self.is_refused = true;
                     self.windows.clear();
                     if len == self.size() {
-                        // Its receiver knows of no chunks. What was written comes once more, behind that.
+                        // Its receiver knows of no chunks. What was written comes once more, behind
+                        // that.
                         self.sent = 0;
                     }
                     break;
@@ -232,7 +240,8 @@ impl Writing {
                 apart.chunks -= 1;
             }
         }
-        let over: Vec<_> = self.apart.extract_if(.., |apart| apart.is_given && apart.chunks == 0).collect();
+        let over: Vec<_> =
+            self.apart.extract_if(.., |apart| apart.is_given && apart.chunks == 0).collect();
         told.extend(over.iter().map(|apart| self.written(apart.at)));
         if !has_none {
             return Look::Rests;
@@ -264,7 +273,8 @@ impl Writing {
         let (rank, tag, _) = self.offered.about();
         let comp: Arc<dyn Completion> = self.under_way.clone();
         let (user_context, deadline) = (UserContext(window as u64), Deadline::NEVER);
-        let operation = Outstanding { rank, tag, size: chunk.len, user_context, comp: Some(comp), deadline };
+        let operation =
+            Outstanding { rank, tag, size: chunk.len, user_context, comp: Some(comp), deadline };
         let Ok(token) = device.outstanding.insert(operation) else { return Ok(false) };
         // First: it may be over on another thread before this call returns.
         self.under_way.count.fetch_add(1, Ordering::AcqRel);
@@ -276,7 +286,8 @@ impl Writing {
         submitted.map(|submit| submit == Submit::Posted)
     }
 
-    /// Its bytes are this rank's alone again; none, if a link that has failed in the midst of a chunk still has a share in them.
+    /// Its bytes are this rank's alone again; none, if a link that has failed in the midst of a
+    /// chunk still has a share in them.
     fn into_offered(self) -> Offered {
         let Self { mut offered, bytes, .. } = self;
         offered.bytes = Arc::into_inner(bytes).unwrap_or_default();
@@ -293,10 +304,13 @@ impl Writing {
 }
 
 impl Bulk {
-    /// Whether a message that may be written as a whole is made known to the NIC in chunks all the same: how long it is then.
+    /// Whether a message that may be written as a whole is made known to the NIC in chunks all the
+    /// same: how long it is then.
     pub(crate) fn is_for_chunks(&self, by: Rank, token: u64, chunk: usize) -> Option<usize> {
         let offered = self.offered.lock();
-        let one = offered.get(&token).filter(|one| one.rank() == by && one.matter() == Matter::Message)?;
+        let one = offered
+            .get(&token)
+            .filter(|one| one.rank() == by && one.matter() == Matter::Message)?;
         let is_kept = matches!(one.bytes, Buffer::Region(_));
         Some(one.bytes.len()).filter(|&len| len > chunk && !is_kept)
     }
@@ -317,8 +331,12 @@ impl Bulk {
             Some(writing) if writing.landing == landing => writing.add(window),
             Some(_) => Err("it calls a message by two names".into()),
             None => {
-                let known =
-                    self.offered.lock().get(&token).filter(|one| one.rank() == by).map(Offered::matter);
+                let known = self
+                    .offered
+                    .lock()
+                    .get(&token)
+                    .filter(|one| one.rank() == by)
+                    .map(Offered::matter);
                 match known {
                     Some(Matter::Message) => {}
                     // Of one that has ended here, or goes on part by part.
@@ -337,7 +355,8 @@ impl Bulk {
         added
     }
 
-    /// The receiver has its NIC take no more, and room for so many bytes. Whether it is a message that is written.
+    /// The receiver has its NIC take no more, and room for so many bytes. Whether it is a message
+    /// that is written.
     pub(super) fn grant_writing(&self, by: Rank, landing: u64, limit: usize) -> bool {
         let mut writings = self.writings.lock();
         let found = writings.iter_mut().find(|(_, one)| one.landing == landing && one.rank() == by);
@@ -347,8 +366,13 @@ impl Bulk {
         true
     }
 
-    /// Ends what goes to a rank, or to anybody: at once where no chunk is under way, and else when that is over.
-    pub(super) fn fail_writings(&self, rank: Option<Rank>, error: &dyn Fn(Rank) -> OpError) -> Vec<Ended> {
+    /// Ends what goes to a rank, or to anybody: at once where no chunk is under way, and else when
+    /// that is over.
+    pub(super) fn fail_writings(
+        &self,
+        rank: Option<Rank>,
+        error: &dyn Fn(Rank) -> OpError,
+    ) -> Vec<Ended> {
         let mut writings = self.writings.lock();
         let gone = writings.extract_if(|_, one| {
             let is_meant = rank.is_none_or(|rank| rank == one.rank());
@@ -395,11 +419,14 @@ impl Pass<'_> {
             match look {
                 Look::Rests => {}
                 Look::Again => note(&bulk.ready, name),
-                Look::Over(outcome) => over.extend(writings.remove(&name).map(|writing| (writing, outcome))),
+                Look::Over(outcome) => {
+                    over.extend(writings.remove(&name).map(|writing| (writing, outcome)))
+                }
                 Look::Parts => {
                     let Some(writing) = writings.remove(&name) else { continue };
                     let (landing, sent, limit) = (writing.landing, writing.sent, writing.limit);
-                    // With the lock held: whoever looks for it finds it in the one place or in the other.
+                    // With the lock held: whoever looks for it finds it in the one place or in the
+                    // other.
                     let mut streams = bulk.streams.lock();
                     streams.push(Stream::from(writing.into_offered(), landing, (sent, limit)));
                     bulk.streams.set_count(streams.len());
@@ -435,8 +462,14 @@ mod tests {
     fn offered() -> Bulk {
         let bulk = Bulk::new(10, &Chores::default());
         let (user_context, deadline) = (UserContext::default(), Deadline::NEVER);
-        let operation =
-            Outstanding { rank: Rank(1), tag: Tag(0), size: 100, user_context, comp: None, deadline };
+        let operation = Outstanding {
+            rank: Rank(1),
+            tag: Tag(0),
+            size: 100,
+            user_context,
+            comp: None,
+            deadline,
+        };
         bulk.offered.lock().insert(7, Offered::message(operation, vec![0; 100].into()));
         bulk
     }
@@ -455,7 +488,8 @@ mod tests {
             assert!(clear(1, 5, wrong).is_err(), "{wrong:?}");
         }
         assert_eq!((clear(1, 5, (10, 10)), clear(1, 5, (90, 10))), (Ok(()), Ok(())));
-        let order: Vec<_> = bulk.writings.lock()[&7].windows.iter().map(|window| window.at).collect();
+        let order: Vec<_> =
+            bulk.writings.lock()[&7].windows.iter().map(|window| window.at).collect();
         assert_eq!(order, [0, 10, 20, 90]);
         assert!(bulk.offered.lock().is_empty() && bulk.ready.count() > 0);
     }
@@ -463,7 +497,8 @@ mod tests {
     #[test]
     fn a_receiver_cannot_show_more_windows_than_there_is_room_for() {
         let bulk = offered();
-        let clear = |at| bulk.clear_window(Rank(1), (7, 5), Window { at, len: 1, place: place() }, 10);
+        let clear =
+            |at| bulk.clear_window(Rank(1), (7, 5), Window { at, len: 1, place: place() }, 10);
         assert!((0..WINDOWS).all(|at| clear(at).is_ok()));
         assert!(clear(WINDOWS).is_err());
     }
@@ -477,7 +512,8 @@ mod tests {
         let gone = |rank| bulk.fail_writings(Some(Rank(rank)), &|_| OpError::Closed).len();
         assert_eq!([gone(2), gone(1)], [0, 0]);
         let (user_context, buffer) = (UserContext::default(), Buffer::Small(SmallBytes::empty()));
-        let status = Status { rank: Rank(1), tag: Tag(0), size: 10, user_context, buffer, error: None };
+        let status =
+            Status { rank: Rank(1), tag: Tag(0), size: 10, user_context, buffer, error: None };
         assert!(under_way.signal(status).is_ok());
         assert!(matches!(
             bulk.writings.lock().get_mut(&7).unwrap().look(&mut Told::new()),

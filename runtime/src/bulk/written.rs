@@ -12,16 +12,17 @@ use crate::protocol::header::Message;
 use carrack_transports::contract::RemotePlace;
 use carrack_transports::mem::{CopyError, MemKind};
 
-/// Shorter messages go part by part: their bytes are copied sooner than their memory is made known to a NIC. An estimate; on
-/// ConnectX devices registering takes some tens of microseconds.
+/// Shorter messages go part by part: their bytes are copied sooner than their memory is made known
+/// to a NIC. An estimate; on ConnectX devices registering takes some tens of microseconds.
 pub(crate) const WRITTEN: usize = 32 << 10;
 
 impl DeviceInner {
-    /// Lets the sender's NIC write to where a message goes, where that is worth while and can be had: host memory, or a GPU's that
-    /// this rank's NIC reaches, which then needs no blocks.
+    /// Lets the sender's NIC write to where a message goes, where that is worth while and can be
+    /// had: host memory, or a GPU's that this rank's NIC reaches, which then needs no blocks.
     pub(super) fn expose(&self, from: Rank, arriving: &mut Arriving) -> Option<RemotePlace> {
         let linked = self.known_route(from)?.linked()?;
-        // The bytes of a put are not written: if the NIC could reach the region, it would not have come to this.
+        // The bytes of a put are not written: if the NIC could reach the region, it would not have
+        // come to this.
         let is_put = arriving.target.is_memory();
         if arriving.size < WRITTEN || is_put || !linked.caps.remote_memory {
             return None;
@@ -52,8 +53,8 @@ impl Bulk {
         whole
     }
 
-    /// A message will not be written, and its buffer is this rank's again. How many bytes may come now; `None`: there is no such
-    /// message.
+    /// A message will not be written, and its buffer is this rank's again. How many bytes may come
+    /// now; `None`: there is no such message.
     fn take_unwritten(&self, from: Rank, landing: u64) -> Option<usize> {
         let mut all = self.arriving.lock();
         let one = all.get_mut(&landing).filter(|one| one.from == from)?;
@@ -79,8 +80,8 @@ impl Pass<'_> {
     pub(super) fn written(&mut self, from: Rank, landing: u64) -> Result<(), String> {
         let whole = self.device.bulk.take_written(from, landing);
         let mut whole = whole.ok_or("it has written what it was not asked to")?;
-        // Before anybody hears of it, and while the NIC still knows the memory: its word for the bytes' arrival does not mean that
-        // the GPU sees them (gpu.md, streams rule 8).
+        // Before anybody hears of it, and while the NIC still knows the memory: its word for the
+        // bytes' arrival does not mean that the GPU sees them (gpu.md, streams rule 8).
         if let Some(gpu) = whole.exposed.as_ref().and_then(|exposed| exposed.flush())
             && let Err(cause) = gpu.flush_remote_writes()
         {
@@ -98,7 +99,12 @@ impl Pass<'_> {
         let now = self.device.bulk.take_unwritten(from, landing);
         let now = now.ok_or("it will not write what it was not asked to")?;
         if now > 0 {
-            self.device.control(self.inner, from, Message::Grant { landing }, encode_landing(now as u64));
+            self.device.control(
+                self.inner,
+                from,
+                Message::Grant { landing },
+                encode_landing(now as u64),
+            );
         }
         Ok(())
     }

@@ -10,8 +10,8 @@ use std::future::Future;
 impl Group {
     /// Each member's bytes, in the group's order. All must contribute the same number of bytes.
     ///
-    /// Bruck's algorithm (1997): in round k each member passes on all it has, up to 2^k contributions, to the one 2^k
-    /// places back; ⌈log₂ n⌉ rounds.
+    /// Bruck's algorithm (1997): in round k each member passes on all it has, up to 2^k
+    /// contributions, to the one 2^k places back; ⌈log₂ n⌉ rounds.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -20,7 +20,8 @@ impl Group {
         call.block(allgather(&call, mine.to_vec()))
     }
 
-    /// As [`allgather`](Self::allgather), to be awaited. It takes its place among the group's operations when this is called.
+    /// As [`allgather`](Self::allgather), to be awaited. It takes its place among the group's
+    /// operations when this is called.
     pub fn allgather_async<'g>(
         &'g self,
         mine: &[u8],
@@ -68,7 +69,8 @@ async fn allgather(call: &Call<'_>, mine: Vec<u8>) -> Result<Vec<Vec<u8>>, Colle
         .collect())
 }
 
-/// Sends and receives at the same time: a ring of members that each sent first would wait for each other.
+/// Sends and receives at the same time: a ring of members that each sent first would wait for each
+/// other.
 async fn both<T>(
     send: impl Future<Output = Result<(), CollectiveError>>,
     receive: impl Future<Output = Result<T, CollectiveError>>,

@@ -10,8 +10,9 @@ use std::future::Future;
 impl Group {
     /// Returns once every member has called it. Makes progress meanwhile, and does not burn a core.
     ///
-    /// Dissemination (Hensgen, Finkel and Manber, 1988): in round k each member tells the one 2^k places on, so ⌈log₂ n⌉
-    /// messages a member. It says nothing of messages sent before: they may still be on their way.
+    /// Dissemination (Hensgen, Finkel and Manber, 1988): in round k each member tells the one 2^k
+    /// places on, so ⌈log₂ n⌉ messages a member. It says nothing of messages sent before: they may
+    /// still be on their way.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -29,7 +30,8 @@ impl Group {
         call.conclude(here)
     }
 
-    /// As [`barrier`](Self::barrier), to be awaited. It takes its place among the group's operations when this is called.
+    /// As [`barrier`](Self::barrier), to be awaited. It takes its place among the group's
+    /// operations when this is called.
     pub fn barrier_async(&self) -> impl Future<Output = Result<(), CollectiveError>> {
         let call = Call::begin(self, What::Barrier, Rank(0));
         async move {

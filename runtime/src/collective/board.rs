@@ -16,8 +16,9 @@ pub(crate) struct Board {
     members: OnceLock<Members>,
     hash: OnceLock<u64>,
     state: Mutex<State>,
-    /// For each step of a barrier, the number of the last whose note has come: a barrier's notes say nothing but this, so
-    /// they need no list. What is not as expected goes into the list all the same. Those who listen have a waker in the state.
+    /// For each step of a barrier, the number of the last whose note has come: a barrier's notes
+    /// say nothing but this, so they need no list. What is not as expected goes into the list all
+    /// the same. Those who listen have a waker in the state.
     barriers: Ticks<STEPS>,
     /// Grows with all else that those who wait may want to know.
     stirred: AtomicU64,
@@ -114,7 +115,8 @@ impl Note {
             self.word,
         ];
         let mut bytes = [0; SmallBytes::MAX];
-        for (place, byte) in bytes.iter_mut().zip(words.iter().flat_map(|word| word.to_le_bytes())) {
+        for (place, byte) in bytes.iter_mut().zip(words.iter().flat_map(|word| word.to_le_bytes()))
+        {
             *place = byte;
         }
         SmallBytes::first(size_of_val(&words), bytes)
@@ -179,10 +181,13 @@ impl Board {
         number
     }
 
-    /// A note has come that says nothing but that a member is there. Whether that is all there is to it.
+    /// A note has come that says nothing but that a member is there. Whether that is all there is
+    /// to it.
     #[inline]
     pub(super) fn tick(&self, note: &Note) -> bool {
-        let (Some(members), Some(&hash)) = (self.members.get(), self.hash.get()) else { return false };
+        let (Some(members), Some(&hash)) = (self.members.get(), self.hash.get()) else {
+            return false;
+        };
         let count = members.count();
         let meaning = Meaning { hash, count, what: What::Barrier, root: Rank(0) };
         if note.meaning != meaning || members.before(self.me, note.step) != Some(note.from) {
@@ -198,12 +203,17 @@ impl Board {
 
     pub(super) fn pin(&self, note: Note) -> Result<(), String> {
         let mut state = self.lock();
-        if note.number < state.begun && !state.active.iter().any(|active| active.number == note.number) {
+        if note.number < state.begun
+            && !state.active.iter().any(|active| active.number == note.number)
+        {
             // It says that an operation has failed which is over here.
             return Ok(());
         }
         if !self.ledger.add(note.from) {
-            return Err(format!("it is more than {NOTES} notes ahead, here in group {}", self.name));
+            return Err(format!(
+                "it is more than {NOTES} notes ahead, here in group {}",
+                self.name
+            ));
         }
         state.notes.push(note);
         drop(state);
@@ -221,13 +231,18 @@ impl Board {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// The note of a member that is in a barrier, where this one's operation of that number is none.
+    /// The note of a member that is in a barrier, where this one's operation of that number is
+    /// none.
     pub(super) fn barrier_instead(&self, number: u64) -> Option<Note> {
         // A member further on has a higher number there: that one has passed this operation.
         let step = self.barriers.last_was(number)?;
         let members = self.members.get()?;
-        let meaning =
-            Meaning { hash: self.hash(), count: members.count(), what: What::Barrier, root: Rank(0) };
+        let meaning = Meaning {
+            hash: self.hash(),
+            count: members.count(),
+            what: What::Barrier,
+            root: Rank(0),
+        };
         Some(Note { from: members.before(self.me, step)?, number, step, meaning, word: 0 })
     }
 
@@ -248,7 +263,8 @@ impl Board {
         self.lock().active.iter().find(|active| active.number == number)?.awaits
     }
 
-    /// Takes the note that is meant, or the first that speaks against it; if there is neither, `waker` will be told.
+    /// Takes the note that is meant, or the first that speaks against it; if there is neither,
+    /// `waker` will be told.
     pub(super) fn take(
         &self,
         number: u64,
@@ -269,7 +285,8 @@ impl Board {
                 Some(note)
             }
             None => {
-                if let Some(active) = state.active.iter_mut().find(|active| active.number == number) {
+                if let Some(active) = state.active.iter_mut().find(|active| active.number == number)
+                {
                     active.awaits = from;
                 }
                 self.add(&mut state, waker);
@@ -299,7 +316,8 @@ impl Board {
         state.active.retain(|active| active.number != number);
     }
 
-    /// A note from a rank on an operation that has not begun here. What it has given up does not count: it is not there any more.
+    /// A note from a rank on an operation that has not begun here. What it has given up does not
+    /// count: it is not there any more.
     pub(super) fn unclaimed(&self, from: Rank) -> Option<Note> {
         let state = self.lock();
         let is_one = |note: &&Note| {
@@ -310,10 +328,15 @@ impl Board {
         drop(state);
         listed.or_else(|| {
             let members = self.members.get()?;
-            let step = (0..STEPS as u32)
-                .find(|&step| members.before(self.me, step) == Some(from) && self.has_ticked(begun, step))?;
-            let meaning =
-                Meaning { hash: self.hash(), count: members.count(), what: What::Barrier, root: Rank(0) };
+            let step = (0..STEPS as u32).find(|&step| {
+                members.before(self.me, step) == Some(from) && self.has_ticked(begun, step)
+            })?;
+            let meaning = Meaning {
+                hash: self.hash(),
+                count: members.count(),
+                what: What::Barrier,
+                root: Rank(0),
+            };
             Some(Note { from, number: begun, step, meaning, word: 0 })
         })
     }
@@ -325,7 +348,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Who has failed in an operation is not in it any more: it may be waited for in another group's for as long as it likes.
+    /// Who has failed in an operation is not in it any more: it may be waited for in another
+    /// group's for as long as it likes.
     #[test]
     fn a_member_is_taken_to_be_elsewhere_for_what_it_does_there_and_not_for_what_it_has_given_up() {
         let boards = Boards::new(Rank(0), 2);
@@ -335,8 +359,12 @@ mod tests {
         let note = Note { from: Rank(1), number: 0, step: u32::MAX, meaning, word: 0 };
         boards.pin(7, note).unwrap();
         assert_eq!(boards.unclaimed(Rank(1), 0), None);
-        let comes =
-            Note { number: 1, step: 0, meaning: Meaning { what: What::Allgather, ..meaning }, ..note };
+        let comes = Note {
+            number: 1,
+            step: 0,
+            meaning: Meaning { what: What::Allgather, ..meaning },
+            ..note
+        };
         boards.pin(7, comes).unwrap();
         assert_eq!(boards.unclaimed(Rank(1), 0), Some((7, comes)));
     }

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) const GROUPS: usize = 1 << 16;
 /// Groups that this rank has not made yet of which one other may be the first to tell.
 const UNMADE: usize = 1 << 14;
-/// Notes of one rank that may lie on all boards together: members are never so far ahead of each other.
+/// Notes of one rank that may lie on all boards together: members are never so far ahead of each
+/// other.
 pub(super) const NOTES: usize = 1 << 18;
 
 /// A runtime's boards, by the names of their groups.
@@ -76,7 +77,9 @@ impl Boards {
 
     /// A number that this gives only once. `None` when there are none left.
     pub(super) fn ticket(&self) -> Option<u32> {
-        self.tickets.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| last.checked_add(1)).ok()
+        self.tickets
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| last.checked_add(1))
+            .ok()
     }
 
     fn lock(&self) -> MutexGuard<'_, Others> {
@@ -135,7 +138,8 @@ impl Boards {
         }
     }
 
-    /// Takes a note in that says nothing but that a member has come to a barrier: the path of each barrier. Whether it is one.
+    /// Takes a note in that says nothing but that a member has come to a barrier: the path of each
+    /// barrier. Whether it is one.
     #[inline]
     pub(crate) fn tick(&self, name: u32, note: &Note) -> bool {
         match name {
@@ -154,7 +158,8 @@ impl Boards {
     pub(crate) fn active(&self) -> Vec<(u32, Active)> {
         let others = self.others();
         let all = std::iter::once(&self.world).chain(&others);
-        all.flat_map(|board| board.active().into_iter().map(|active| (board.name, active))).collect()
+        all.flat_map(|board| board.active().into_iter().map(|active| (board.name, active)))
+            .collect()
     }
 
     /// A group whose notes from a rank nobody here has asked for, but for one group.

@@ -9,9 +9,11 @@ use bytes::Bytes;
 use std::future::Future;
 
 impl Group {
-    /// The bytes of `root`, at every member. What other members give does not matter; an empty slice will do.
+    /// The bytes of `root`, at every member. What other members give does not matter; an empty
+    /// slice will do.
     ///
-    /// A binomial tree: ⌈log₂ n⌉ rounds, in each of which those who have the bytes pass them on to as many others.
+    /// A binomial tree: ⌈log₂ n⌉ rounds, in each of which those who have the bytes pass them on to
+    /// as many others.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -21,7 +23,8 @@ impl Group {
         call.block(broadcast(&call, root, bytes.to_vec().into()))
     }
 
-    /// As [`broadcast`](Self::broadcast), to be awaited. It takes its place among the group's operations when this is called.
+    /// As [`broadcast`](Self::broadcast), to be awaited. It takes its place among the group's
+    /// operations when this is called.
     pub fn broadcast_async(
         &self,
         root: Rank,
@@ -47,7 +50,8 @@ async fn broadcast(call: &Call<'_>, root: Rank, bytes: Bytes) -> Result<Vec<u8>,
     let count = u64::from(call.count());
     let start = u64::from(call.place_of(root).unwrap_or(0));
     let at = |place: u64| ((start + place) % count) as u32;
-    // Places counted from the root: a member's parent is its own place without its lowest bit, its children's have one bit more.
+    // Places counted from the root: a member's parent is its own place without its lowest bit, its
+    // children's have one bit more.
     let mine = (u64::from(call.place()) + count - start) % count;
     let lowest = if mine == 0 { count.next_power_of_two() } else { mine & mine.wrapping_neg() };
     let bytes = if mine == 0 {

@@ -30,9 +30,11 @@ pub(super) struct Call<'a> {
     late: OnceLock<Arc<Late>>,
 }
 
-/// In the lowest byte of a failure's word: that the rank to blame is gone, or never came, or cannot be reached.
+/// In the lowest byte of a failure's word: that the rank to blame is gone, or never came, or cannot
+/// be reached.
 const GONE: u64 = 1;
-/// That it contributes another number of bytes: that number above, and the sender's own in place of the list's hash.
+/// That it contributes another number of bytes: that number above, and the sender's own in place of
+/// the list's hash.
 const UNEVEN: u64 = 2;
 
 /// Notes that wait for room.
@@ -77,7 +79,8 @@ impl<'a> Call<'a> {
     /// Takes the group's next number, for an operation that is awaited.
     ///
     /// # Errors
-    /// Called in a forked process. A call that is refused takes no number and tells no member anything.
+    /// Called in a forked process. A call that is refused takes no number and tells no member
+    /// anything.
     pub(super) fn begin(group: &'a Group, what: What, root: Rank) -> Result<Self, CollectiveError> {
         if group.runtime.0.is_forked() {
             return Err(refused(what, ProgressError::Forked.into()));
@@ -100,7 +103,11 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// Called in a forked process, or from a completion handler.
-    pub(super) fn begin_blocking(group: &'a Group, what: What, root: Rank) -> Result<Self, CollectiveError> {
+    pub(super) fn begin_blocking(
+        group: &'a Group,
+        what: What,
+        root: Rank,
+    ) -> Result<Self, CollectiveError> {
         group.runtime.may_block().map_err(|cause| refused(what, cause))?;
         Self::begin(group, what, root)
     }
@@ -155,8 +162,8 @@ impl<'a> Call<'a> {
         });
     }
 
-    /// Waits until the notes are on their way: a member that leaves, and makes no progress any more, must not take them with it. Why
-    /// one never will be, if so.
+    /// Waits until the notes are on their way: a member that leaves, and makes no progress any
+    /// more, must not take them with it. Why one never will be, if so.
     async fn told(&self, limit: Duration) -> Option<Box<OpError>> {
         let late = self.late.get()?;
         let until = Deadline::after(limit);
@@ -187,7 +194,13 @@ impl<'a> Call<'a> {
             if let Some(note) = self.barrier_instead() {
                 return Poll::Ready(Err(self.contradiction(&note)));
             }
-            match self.board.take(self.number, Some(from), is_meant, speaks_against, context.waker()) {
+            match self.board.take(
+                self.number,
+                Some(from),
+                is_meant,
+                speaks_against,
+                context.waker(),
+            ) {
                 Some(note) if note.meaning == self.meaning => Poll::Ready(Ok(note.word)),
                 Some(note) => Poll::Ready(Err(self.contradiction(&note))),
                 // A note of a barrier may have come before the waker was there.
@@ -197,7 +210,8 @@ impl<'a> Call<'a> {
                     (None, Some(error)) => Poll::Ready(Err(error)),
                     (None, None) => {
                         if !self.is_linked(from) {
-                            // Nothing else tells of the end of a rank that has published no address.
+                            // Nothing else tells of the end of a rank that has published no
+                            // address.
                             let inner = &self.runtime.0;
                             inner.look_out_for(&inner.default_device().0, from);
                         }
@@ -217,14 +231,20 @@ impl<'a> Call<'a> {
 
     /// The note of a member that is in a barrier, where this operation is none.
     fn barrier_instead(&self) -> Option<Note> {
-        if self.meaning.what == What::Barrier { None } else { self.board.barrier_instead(self.number) }
+        if self.meaning.what == What::Barrier {
+            None
+        } else {
+            self.board.barrier_instead(self.number)
+        }
     }
 
-    /// As `hear`, of a barrier's note, on a thread that does nothing else: looks at one word while nothing else stirs.
+    /// As `hear`, of a barrier's note, on a thread that does nothing else: looks at one word while
+    /// nothing else stirs.
     pub(super) fn hear_tick(&self, from: u32, step: u32) -> Result<(), CollectiveError> {
         let stirred = self.board.stirred();
         let done = || self.has_ticked(step) || self.board.stirred() != stirred;
-        // A rank that is known to be gone stirs nothing any more: after a short while everything is looked at.
+        // A rank that is known to be gone stirs nothing any more: after a short while everything is
+        // looked at.
         let heard = self.runtime.0.wait_keeping(&done, Some(Duration::from_millis(1)));
         if heard.is_ok() && self.has_ticked(step) {
             return Ok(());
@@ -233,9 +253,15 @@ impl<'a> Call<'a> {
     }
 
     /// Sends bytes to a member that waits for them.
-    pub(super) async fn send(&self, to: u32, step: u32, bytes: bytes::Bytes) -> Result<(), CollectiveError> {
+    pub(super) async fn send(
+        &self,
+        to: u32,
+        step: u32,
+        bytes: bytes::Bytes,
+    ) -> Result<(), CollectiveError> {
         let engine = self.runtime.0.engine(Engines::COLLECTIVE);
-        let send = self.runtime.post_send(self.rank(to), bytes, self.tag(step)).matching_engine(engine);
+        let send =
+            self.runtime.post_send(self.rank(to), bytes, self.tag(step)).matching_engine(engine);
         let sent = self.unless_trouble(send.start()).await?;
         sent.map(|_| ()).map_err(|error| self.failed(error))
     }
@@ -248,7 +274,8 @@ impl<'a> Call<'a> {
                 return Poll::Ready(Ok(done));
             }
             let speaks_against = |note: &Note| note.meaning != self.meaning;
-            let note = self.board.take(self.number, None, |_| false, speaks_against, context.waker());
+            let note =
+                self.board.take(self.number, None, |_| false, speaks_against, context.waker());
             match note.or_else(|| self.barrier_instead()) {
                 Some(note) => Poll::Ready(Err(self.contradiction(&note))),
                 None => Poll::Pending,
@@ -258,14 +285,20 @@ impl<'a> Call<'a> {
     }
 
     /// Waits for bytes of a member.
-    pub(super) async fn receive(&self, from: u32, step: u32, len: usize) -> Result<Vec<u8>, CollectiveError> {
+    pub(super) async fn receive(
+        &self,
+        from: u32,
+        step: u32,
+        len: usize,
+    ) -> Result<Vec<u8>, CollectiveError> {
         let engine = self.runtime.0.engine(Engines::COLLECTIVE);
         let mut room = Vec::new();
         if room.try_reserve_exact(len).is_err() {
             return Err(self.failed(OpError::Memory(len).into()));
         }
         room.resize(len, 0);
-        let receive = self.runtime.post_recv(self.rank(from), room, self.tag(step)).matching_engine(engine);
+        let receive =
+            self.runtime.post_recv(self.rank(from), room, self.tag(step)).matching_engine(engine);
         let receive = receive.start();
         let ticket = receive.ticket();
         let status = match self.unless_trouble(receive).await {
@@ -278,16 +311,23 @@ impl<'a> Call<'a> {
         };
         match status.buffer {
             crate::buffer::Buffer::Vec(bytes) if status.size == len => Ok(bytes),
-            _ => Err(CollectiveError::Uneven { rank: self.rank(from), theirs: status.size, ours: len }),
+            _ => Err(CollectiveError::Uneven {
+                rank: self.rank(from),
+                theirs: status.size,
+                ours: len,
+            }),
         }
     }
 
     fn tag(&self, step: u32) -> Tag {
-        Tag(u64::from(self.board.name) << 32 | (self.number & 0xff_ffff) << 8 | u64::from(step & 0xff))
+        Tag(u64::from(self.board.name) << 32
+            | (self.number & 0xff_ffff) << 8
+            | u64::from(step & 0xff))
     }
 
-    /// Why nothing will be heard of a rank any more, if that is known. Whoever is waited for has to be heard of when it goes, also if it
-    /// never came: then its address cannot be had. Nor is one heard that there is no path to.
+    /// Why nothing will be heard of a rank any more, if that is known. Whoever is waited for has to
+    /// be heard of when it goes, also if it never came: then its address cannot be had. Nor is one
+    /// heard that there is no path to.
     fn gone(&self, rank: Rank) -> Option<CollectiveError> {
         let inner = &self.runtime.0;
         let device = &inner.default_device().0;
@@ -392,8 +432,11 @@ impl<'a> Call<'a> {
     #[cold]
     fn give_up(&self, (root, word): (Rank, u64)) {
         let me = self.runtime.rank();
-        let hash =
-            if word & 0xff == UNEVEN { self.contributes.load(Ordering::Relaxed) } else { self.meaning.hash };
+        let hash = if word & 0xff == UNEVEN {
+            self.contributes.load(Ordering::Relaxed)
+        } else {
+            self.meaning.hash
+        };
         let meaning = Meaning { what: What::Failed, root, hash, ..self.meaning };
         for place in 0..self.count() {
             let to = self.rank(place);
@@ -404,7 +447,10 @@ impl<'a> Call<'a> {
     }
 
     /// Ends the operation on a thread that does nothing else.
-    pub(super) fn conclude<T>(&self, result: Result<T, CollectiveError>) -> Result<T, CollectiveError> {
+    pub(super) fn conclude<T>(
+        &self,
+        result: Result<T, CollectiveError>,
+    ) -> Result<T, CollectiveError> {
         if result.is_ok() && self.late.get().is_none() {
             self.is_over.store(true, Ordering::Relaxed);
             return result;
@@ -412,8 +458,8 @@ impl<'a> Call<'a> {
         self.block(async { result })
     }
 
-    /// Blocks on the operation. A member that is in another group's operation, of which this rank knows nothing, while this one waits
-    /// for it is taken for a mistake after a while.
+    /// Blocks on the operation. A member that is in another group's operation, of which this rank
+    /// knows nothing, while this one waits for it is taken for a mistake after a while.
     pub(super) fn block<T>(
         &self,
         work: impl Future<Output = Result<T, CollectiveError>>,
@@ -422,7 +468,10 @@ impl<'a> Call<'a> {
     }
 
     /// Blocks on a part of the operation.
-    fn drive<T>(&self, work: impl Future<Output = Result<T, CollectiveError>>) -> Result<T, CollectiveError> {
+    fn drive<T>(
+        &self,
+        work: impl Future<Output = Result<T, CollectiveError>>,
+    ) -> Result<T, CollectiveError> {
         let patience = Duration::from_secs(self.runtime.settings().mismatch_seconds() as u64);
         let begun = Instant::now();
         let work = pin!(work);
@@ -432,7 +481,8 @@ impl<'a> Call<'a> {
             }
             let rank = self.board.awaits(self.number)?;
             let (name, note) = self.runtime.0.boards.unclaimed(rank, self.board.name)?;
-            let (theirs, ours) = (describe(note.meaning, name), describe(self.meaning, self.board.name));
+            let (theirs, ours) =
+                (describe(note.meaning, name), describe(self.meaning, self.board.name));
             Some(CollectiveError::Mismatch { rank, theirs, ours })
         };
         match self.runtime.block_on_unless(work, Duration::from_millis(100), strayed) {
@@ -449,8 +499,9 @@ impl<'a> Call<'a> {
 }
 
 impl Group {
-    /// Fails the next operation here without taking part in it: for members that have to stop between operations that belong
-    /// together. Whoever begins it, or is in it, hears of that, and of what was the `cause`.
+    /// Fails the next operation here without taking part in it: for members that have to stop
+    /// between operations that belong together. Whoever begins it, or is in it, hears of that, and
+    /// of what was the `cause`.
     pub(crate) fn abandon(&self, cause: &CollectiveError) {
         // In a forked process there is nothing to tell: the group is the parent's.
         let Ok(call) = Call::begin(self, What::Barrier, Rank(0)) else { return };
@@ -459,9 +510,10 @@ impl Group {
         let _ = self.runtime.block_on(call.told(Duration::from_secs(1)));
     }
 
-    /// The same for good: of a group that this member has done with, nobody waits for it any more. A broadcast may be over for others
-    /// without having heard of this member; the operation behind it is not, so that is abandoned, too. Two broadcasts one behind the
-    /// other must not be what is left.
+    /// The same for good: of a group that this member has done with, nobody waits for it any more.
+    /// A broadcast may be over for others without having heard of this member; the operation behind
+    /// it is not, so that is abandoned, too. Two broadcasts one behind the other must not be what
+    /// is left.
     pub(crate) fn leave(&self, cause: &CollectiveError) {
         self.abandon(cause);
         self.abandon(cause);

@@ -6,16 +6,17 @@ use crate::names::Rank;
 use crate::runtime::Runtime;
 use std::sync::Arc;
 
-/// Names from here on are the library's: behind this bit the root's rank, of which there are no more than `MAX_RANKS`, and its
-/// ticket.
+/// Names from here on are the library's: behind this bit the root's rank, of which there are no
+/// more than `MAX_RANKS`, and its ticket.
 pub(super) const OWN_NAMES: u32 = 1 << 31;
 const OWN_BITS: u32 = 19;
 const _: () = assert!(crate::bootstrap::MAX_RANKS <= 1 << (31 - OWN_BITS));
 
 /// Ranks that do collective operations together.
 ///
-/// Groups go by names that the program gives, numbers from 1 to 2147483647: whoever names the same one means the same ranks in
-/// the same order. Making one sends nothing. The same name gives the same group again.
+/// Groups go by names that the program gives, numbers from 1 to 2147483647: whoever names the same
+/// one means the same ranks in the same order. Making one sends nothing. The same name gives the
+/// same group again.
 #[derive(Clone)]
 pub struct Group {
     pub(super) runtime: Runtime,
@@ -49,7 +50,9 @@ impl Members {
     pub(super) fn place(&self, rank: Rank) -> Option<u32> {
         match self {
             Self::All(count) => (rank.0 < *count).then_some(rank.0),
-            Self::Some(ranks) => ranks.iter().position(|&other| other == rank).map(|place| place as u32),
+            Self::Some(ranks) => {
+                ranks.iter().position(|&other| other == rank).map(|place| place as u32)
+            }
         }
     }
 
@@ -75,8 +78,8 @@ impl Runtime {
         Group { runtime: self.clone(), board: self.0.boards.world() }
     }
 
-    /// A group of ranks, in an order of the program's choice. This rank must be one of them. It has to be made alike on all of
-    /// them.
+    /// A group of ranks, in an order of the program's choice. This rank must be one of them. It has
+    /// to be made alike on all of them.
     ///
     /// # Errors
     /// See [`GroupError`].
@@ -87,17 +90,27 @@ impl Runtime {
         self.group_of(name, ranks)
     }
 
-    /// A number for a group of the library's own, of which this rank is to be the root: never given twice. `None` when all have
-    /// been.
+    /// A number for a group of the library's own, of which this rank is to be the root: never given
+    /// twice. `None` when all have been.
     pub(crate) fn group_ticket(&self) -> Option<u32> {
         self.0.boards.ticket().filter(|&ticket| ticket < 1 << OWN_BITS)
     }
 
-    /// A group of the library's own, by the rank that is its root, and a ticket of that rank's: no other group has that name.
-    pub(crate) fn own_group(&self, root: Rank, ticket: u32, ranks: &[Rank]) -> Result<Group, GroupError> {
+    /// A group of the library's own, by the rank that is its root, and a ticket of that rank's: no
+    /// other group has that name.
+    pub(crate) fn own_group(
+        &self,
+        root: Rank,
+        ticket: u32,
+        ranks: &[Rank],
+    ) -> Result<Group, GroupError> {
         let name = OWN_NAMES | root.0 << OWN_BITS | ticket;
         // It came from another rank.
-        if ticket >> OWN_BITS != 0 { Err(GroupError::Name(name)) } else { self.group_of(name, ranks) }
+        if ticket >> OWN_BITS != 0 {
+            Err(GroupError::Name(name))
+        } else {
+            self.group_of(name, ranks)
+        }
     }
 
     fn group_of(&self, name: u32, ranks: &[Rank]) -> Result<Group, GroupError> {
@@ -168,7 +181,8 @@ mod tests {
 
     /// What the others hear in the operation after one that a member has abandoned for this cause.
     fn heard(cause: &CollectiveError, next: Collective) -> Vec<CollectiveError> {
-        let settings = Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
+        let settings =
+            Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
         let ranks = Runtime::in_process_with(5, &settings.build().unwrap()).unwrap();
         let members: Vec<Rank> = (0..4).map(Rank).collect();
         let groups: Vec<Group> =
@@ -202,8 +216,9 @@ mod tests {
         for next in operations {
             let failed = CollectiveError::Failed { what: "allgather", rank: Rank(1) };
             // Who hears it first fails, too, and may be who the others hear of.
-            let heard_first =
-                |why: &CollectiveError| matches!(why, CollectiveError::Failed { rank: Rank(1), .. });
+            let heard_first = |why: &CollectiveError| {
+                matches!(why, CollectiveError::Failed { rank: Rank(1), .. })
+            };
             let all = heard(&failed, next);
             assert!(all.iter().all(|why| matches!(why, CollectiveError::Failed { .. })), "{all:?}");
             assert!(all.len() == 3 && all.iter().any(heard_first), "{all:?}");
@@ -215,8 +230,10 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_when_others_have_done_with_a_broadcast_is_waited_for_by_nobody_in_the_next_operation() {
-        let settings = Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
+    fn who_leaves_when_others_have_done_with_a_broadcast_is_waited_for_by_nobody_in_the_next_operation()
+     {
+        let settings =
+            Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
         let ranks = Runtime::in_process_with(4, &settings.build().unwrap()).unwrap();
         let members: Vec<Rank> = (0..4).map(Rank).collect();
         let groups: Vec<Group> =
@@ -237,7 +254,8 @@ mod tests {
         let cause = OpError::PeerDown { rank: Rank(9), cause: DownCause::Closed };
         groups[1].leave(&CollectiveError::Op { what: "barrier", cause });
         for _ in 0..3 {
-            let why = failed.recv_timeout(Duration::from_secs(100)).expect("nobody waits").unwrap_err();
+            let why =
+                failed.recv_timeout(Duration::from_secs(100)).expect("nobody waits").unwrap_err();
             assert!(why.to_string().contains("rank 9 is gone"), "{why}");
         }
     }

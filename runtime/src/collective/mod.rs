@@ -1,4 +1,5 @@
-//! Collective operations of a [`Group`]: barrier, broadcast, allgather; each as a call and as a future.
+//! Collective operations of a [`Group`]: barrier, broadcast, allgather; each as a call and as a
+//! future.
 //!
 //! ```text
 //! group      who takes part, and in which order
@@ -8,11 +9,12 @@
 //! barrier, broadcast, allgather     one algorithm each: an `async fn` over a call
 //! ```
 //!
-//! The n-th operation of one member meets the n-th of each other, whatever thread began it. Each note says which operation over
-//! which members it belongs to, so members that mean different things hear of it, by name, and none waits for ever. Members
-//! that fail say so to all others.
+//! The n-th operation of one member meets the n-th of each other, whatever thread began it. Each
+//! note says which operation over which members it belongs to, so members that mean different
+//! things hear of it, by name, and none waits for ever. Members that fail say so to all others.
 //!
-//! This is the seam for further ones: a reduction is one more `async fn` over a [`Call`](call::Call). Graphs of operations compose futures.
+//! This is the seam for further ones: a reduction is one more `async fn` over a
+//! [`Call`](call::Call). Graphs of operations compose futures.
 
 mod allgather;
 mod barrier;

@@ -1,8 +1,9 @@
 //! Completion objects: where the end of an operation is announced.
 //!
-//! Any object goes with any operation, on either side. [`Handler`] calls a function, [`CompQueue`] keeps
-//! statuses until they are taken, [`Counter`] counts, [`Synchronizer`] waits for a number of them, a [`StreamCounter`] is
-//! waited for by streams of GPUs; a type of your own implements [`Completion`].
+//! Any object goes with any operation, on either side. [`Handler`] calls a function, [`CompQueue`]
+//! keeps statuses until they are taken, [`Counter`] counts, [`Synchronizer`] waits for a number of
+//! them, a [`StreamCounter`] is waited for by streams of GPUs; a type of your own implements
+//! [`Completion`].
 
 mod counter;
 mod handler;
@@ -35,29 +36,30 @@ pub trait Completion: Send + Sync {
     /// Takes a status.
     ///
     /// # Errors
-    /// The status itself, when there is no room for it now. The runtime keeps it, and later ones for the same
-    /// object behind it, tells the user once
+    /// The status itself, when there is no room for it now. The runtime keeps it, and later ones
+    /// for the same object behind it, tells the user once
     /// ([`ProgressError::CompletionFull`](crate::ProgressError::CompletionFull)), and tries again.
     #[allow(clippy::result_large_err, reason = "the error is the status that did not fit")]
     fn signal(&self, status: Status) -> Result<(), Status>;
 
-    /// Where a large active message of `size` bytes shall land: called before its bytes come, so that they come
-    /// straight to where they are wanted, on a GPU as well. `None`, or a buffer that is too small: in a fresh
-    /// `Vec`. The buffer comes back in the status.
+    /// Where a large active message of `size` bytes shall land: called before its bytes come, so
+    /// that they come straight to where they are wanted, on a GPU as well. `None`, or a buffer that
+    /// is too small: in a fresh `Vec`. The buffer comes back in the status.
     fn place(&self, from: Rank, tag: Tag, size: usize) -> Option<Buffer> {
         let _ = (from, tag, size);
         None
     }
 
-    /// Whether active messages may be seen where their sender has put them, as [`Buffer::Loan`], and not only in a packet of
-    /// their own: saves a copy for those who copy the bytes on anyway. The place is the sender's again when the status's
-    /// buffer is dropped; whoever keeps it makes the sender wait.
+    /// Whether active messages may be seen where their sender has put them, as [`Buffer::Loan`],
+    /// and not only in a packet of their own: saves a copy for those who copy the bytes on anyway.
+    /// The place is the sender's again when the status's buffer is dropped; whoever keeps it makes
+    /// the sender wait.
     fn takes_loans(&self) -> bool {
         false
     }
 
-    /// The queue that this is: telling it runs no code of the user's and waits for nobody, so that may be done with a device's
-    /// lock held, as soon as a message has met its receive.
+    /// The queue that this is: telling it runs no code of the user's and waits for nobody, so that
+    /// may be done with a device's lock held, as soon as a message has met its receive.
     #[doc(hidden)]
     fn as_queue(&self) -> Option<&Statuses> {
         None

@@ -4,9 +4,10 @@ use super::{AsCompletion, Completion, Status};
 use carrack_transports::sync::Queue;
 use std::sync::{Arc, Weak};
 
-/// Keeps statuses until they are taken, in the order in which they came: any number of threads may push
-/// and pop. It never overwrites. What comes while it is full waits for room, in order, and progress reports
-/// [`CompletionFull`](crate::ProgressError::CompletionFull) once; everything else goes on.
+/// Keeps statuses until they are taken, in the order in which they came: any number of threads may
+/// push and pop. It never overwrites. What comes while it is full waits for room, in order, and
+/// progress reports [`CompletionFull`](crate::ProgressError::CompletionFull) once; everything else
+/// goes on.
 #[derive(Clone)]
 pub struct CompQueue {
     queue: Arc<Statuses>,
@@ -22,7 +23,8 @@ pub struct Statuses {
 }
 
 impl Statuses {
-    /// Adds what `make` makes, where it will stand. `false`: there is no room, and nothing was made.
+    /// Adds what `make` makes, where it will stand. `false`: there is no room, and nothing was
+    /// made.
     #[inline(always)]
     pub(crate) fn push_made(&self, make: impl FnOnce() -> Status) -> bool {
         self.queue.push_made(make)
@@ -52,26 +54,28 @@ impl CompQueue {
     /// For at least `length` statuses, rounded up to a power of two.
     pub fn new(length: usize) -> Self {
         let handle = Arc::new(());
-        let queue = Arc::new(Statuses { queue: Queue::new(length), handles: Arc::downgrade(&handle) });
+        let queue =
+            Arc::new(Statuses { queue: Queue::new(length), handles: Arc::downgrade(&handle) });
         Self { object: queue.clone(), queue, _handle: handle }
     }
 
     /// Takes the oldest status.
-    // Not inlined: a status is then moved as a whole. Inlined, its first byte travels alone, and the others are loaded from across
-    // the stores that brought them, for which the processor waits.
+    // Not inlined: a status is then moved as a whole. Inlined, its first byte travels alone, and
+    // the others are loaded from across the stores that brought them, for which the processor
+    // waits.
     #[inline(never)]
     pub fn pop(&self) -> Option<Status> {
         self.queue.queue.pop()
     }
 
-    /// Returns how many statuses can be taken now. While one thread alone calls [`pop`](Self::pop), at
-    /// least as many calls succeed.
+    /// Returns how many statuses can be taken now. While one thread alone calls [`pop`](Self::pop),
+    /// at least as many calls succeed.
     pub fn len(&self) -> usize {
         self.queue.queue.len()
     }
 
-    /// Returns `true` if there is nothing to be taken. While one thread alone calls [`pop`](Self::pop), a
-    /// `false` means that its next one succeeds.
+    /// Returns `true` if there is nothing to be taken. While one thread alone calls
+    /// [`pop`](Self::pop), a `false` means that its next one succeeds.
     pub fn is_empty(&self) -> bool {
         self.queue.queue.is_empty()
     }

@@ -1,7 +1,7 @@
 //! The completion objects that other ranks can name.
 //!
-//! A message carries a number; progress looks it up in a snapshot of the table that the thread keeps, so
-//! that the path of a message takes no lock and counts no reference.
+//! A message carries a number; progress looks it up in a snapshot of the table that the thread
+//! keeps, so that the path of a message takes no lock and counts no reference.
 
 use super::Completion;
 use crate::error::ResourceError;
@@ -32,10 +32,11 @@ struct Slot {
 
 /// The table.
 ///
-/// A slot is given under another generation each time, so a message that was sent to an earlier object does not
-/// reach a later one. A slot whose generations have been used up is given no more. Which name comes next depends on
-/// the order of the calls only, so ranks that make the same calls have the same names. A reserved slot keeps its name,
-/// which the program chose before it knew the object.
+/// A slot is given under another generation each time, so a message that was sent to an earlier
+/// object does not reach a later one. A slot whose generations have been used up is given no more.
+/// Which name comes next depends on the order of the calls only, so ranks that make the same calls
+/// have the same names. A reserved slot keeps its name, which the program chose before it knew the
+/// object.
 pub(crate) struct Registry {
     slots: Mutex<Vec<Slot>>,
     /// Grows with each change.
@@ -72,8 +73,9 @@ impl Registry {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Brings a thread's snapshot up to date. One load when nothing has changed. Objects that are not registered any more
-    /// go to `left`: this thread's may be the last handles, and dropping one runs users' code.
+    /// Brings a thread's snapshot up to date. One load when nothing has changed. Objects that are
+    /// not registered any more go to `left`: this thread's may be the last handles, and dropping
+    /// one runs users' code.
     #[inline]
     pub(crate) fn refresh(&self, snapshot: &mut Snapshot, left: &mut Vec<Arc<dyn Completion>>) {
         if self.version.load(Ordering::Acquire) != snapshot.version {
@@ -91,7 +93,8 @@ impl Registry {
         });
         let before = std::mem::replace(&mut snapshot.comps, comps.collect());
         drop(slots);
-        let is_left = |(name, comp): &Named| snapshot.get(*name).is_none_or(|now| !Arc::ptr_eq(now, comp));
+        let is_left =
+            |(name, comp): &Named| snapshot.get(*name).is_none_or(|now| !Arc::ptr_eq(now, comp));
         left.extend(before.into_iter().flatten().filter(is_left).map(|(_, comp)| comp));
     }
 
@@ -137,7 +140,8 @@ impl Registry {
     ) -> Result<(), ResourceError> {
         let wrong = |why| ResourceError::Slot { slot: name, why };
         let mut slots = self.lock();
-        let slot = slots.get_mut(name.number()).filter(|slot| slot.name == name && name.number() != 0);
+        let slot =
+            slots.get_mut(name.number()).filter(|slot| slot.name == name && name.number() != 0);
         match slot.map(|slot| &mut slot.state) {
             Some(state @ State::Reserved) => *state = State::Used(comp, true),
             Some(State::Used(..)) => return Err(wrong("is in use: deregister it first")),
@@ -165,7 +169,8 @@ impl Registry {
         };
         self.changed();
         drop(slots);
-        // Without the lock: this may be the last handle, and what a handler has captured may deregister others.
+        // Without the lock: this may be the last handle, and what a handler has captured may
+        // deregister others.
         drop(left);
         Ok(())
     }
@@ -203,7 +208,8 @@ mod tests {
         let registries = [Registry::new(), Registry::new()];
         let mut given = std::collections::HashSet::new();
         let mut register = || {
-            let [one, other] = registries.each_ref().map(|registry| registry.register(comp()).unwrap());
+            let [one, other] =
+                registries.each_ref().map(|registry| registry.register(comp()).unwrap());
             assert_eq!(one, other);
             assert!(given.insert(one), "{one:?} was given before");
             one

@@ -11,8 +11,9 @@ pub struct Status {
     pub rank: Rank,
     /// The message's tag.
     pub tag: Tag,
-    /// Bytes of the message, or 0 for a receive that ended without one. For a receive this may be less than the buffer holds. Where
-    /// the operation failed, they need not be in the buffer: a message that is too long for it has more.
+    /// Bytes of the message, or 0 for a receive that ended without one. For a receive this may be
+    /// less than the buffer holds. Where the operation failed, they need not be in the buffer: a
+    /// message that is too long for it has more.
     pub size: usize,
     /// What was given to the operation; 0 for a message that came in by itself.
     pub user_context: UserContext,
@@ -36,9 +37,9 @@ impl Status {
         self.filled()?.as_slice()?.try_into().ok().map(u64::from_le_bytes)
     }
 
-    /// The message's bytes, if they are host memory that nobody else may write. A receive's buffer may be
-    /// longer than the message: these are the message's bytes only. `None` if the operation failed: then the buffer holds
-    /// what it held before, or a part of the message.
+    /// The message's bytes, if they are host memory that nobody else may write. A receive's buffer
+    /// may be longer than the message: these are the message's bytes only. `None` if the operation
+    /// failed: then the buffer holds what it held before, or a part of the message.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.filled()?.as_slice().map(|bytes| &bytes[..self.size.min(bytes.len())])
     }

@@ -9,28 +9,32 @@ use carrack_transports::gpu::{Gpu, GpuError, Stream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Counts operations that succeeded, in a word that streams of GPUs wait for: so that a kernel begins when what it needs has
-/// come, and nobody on the host waits for it. Registered, it counts what other ranks signal.
+/// Counts operations that succeeded, in a word that streams of GPUs wait for: so that a kernel
+/// begins when what it needs has come, and nobody on the host waits for it. Registered, it counts
+/// what other ranks signal.
 ///
-/// The count is raised by progress, of whatever thread; so some thread has to make it, or the runtime's own
-/// (`CARRACK_PROGRESS=thread`).
+/// The count is raised by progress, of whatever thread; so some thread has to make it, or the
+/// runtime's own (`CARRACK_PROGRESS=thread`).
 ///
 /// # When it cannot come any more
-/// An operation that failed *poisons* the counter: all streams that wait for it go on, now and later, whatever the
-/// count; [`error`](Self::error) tells the first failure. So does the end of a rank while a stream waits: of any rank, or of
-/// those that it was told to [`watch`](Self::watch). And so does the end of the runtime. What is behind the wait then runs on
-/// data that have not come: a kernel can look at the word, at [`device_addr`](Self::device_addr), which has the bit
+/// An operation that failed *poisons* the counter: all streams that wait for it go on, now and
+/// later, whatever the count; [`error`](Self::error) tells the first failure. So does the end of a
+/// rank while a stream waits: of any rank, or of those that it was told to [`watch`](Self::watch).
+/// And so does the end of the runtime. What is behind the wait then runs on data that have not
+/// come: a kernel can look at the word, at [`device_addr`](Self::device_addr), which has the bit
 /// [`POISON`](Self::POISON) set.
 ///
 /// # Rules against deadlock
-/// - A stream that waits takes up one of the context's connections to its GPU. As many as `CUDA_DEVICE_MAX_CONNECTIONS` says
-///   (8, if it is not set) are two more than may wait at a time; [`wait_on`](Self::wait_on) refuses one more. Streams
-///   that wait for events of waiting streams are not known to it.
-/// - Calls of CUDA that wait for all of a context block while a stream of it waits: `cudaFree`, `cudaFreeHost`,
-///   `cudaHostUnregister`, `cudaDeviceSynchronize`, loading and unloading a module. Whoever makes progress must not call
-///   them meanwhile, and other threads may. The runtime puts its own off.
-/// - A kernel that takes up the whole GPU and waits for what only later work can bring waits for ever, as in any CUDA
-///   program.
+/// - A stream that waits takes up one of the context's connections to its GPU. As many as
+///   `CUDA_DEVICE_MAX_CONNECTIONS` says (8, if it is not set) are two more than may wait at a time;
+///   [`wait_on`](Self::wait_on) refuses one more. Streams that wait for events of waiting streams
+///   are not known to it.
+/// - Calls of CUDA that wait for all of a context block while a stream of it waits: `cudaFree`,
+///   `cudaFreeHost`, `cudaHostUnregister`, `cudaDeviceSynchronize`, loading and unloading a module.
+///   Whoever makes progress must not call them meanwhile, and other threads may. The runtime puts
+///   its own off.
+/// - A kernel that takes up the whole GPU and waits for what only later work can bring waits for
+///   ever, as in any CUDA program.
 #[derive(Clone)]
 pub struct StreamCounter {
     counted: Arc<Counted>,
@@ -127,12 +131,13 @@ impl StreamCounter {
 
     /// Lets work that `stream` is given later begin only when the count has reached `count`.
     ///
-    /// It does not block, unless the stream is full: CUDA's take about a thousand operations, and then have whoever gives
-    /// them more wait. So whoever makes progress keeps a stream that waits a few hundred operations ahead at most.
+    /// It does not block, unless the stream is full: CUDA's take about a thousand operations, and
+    /// then have whoever gives them more wait. So whoever makes progress keeps a stream that waits
+    /// a few hundred operations ahead at most.
     ///
     /// # Errors
-    /// `TOO_MANY_WAITING`: as many streams of the context wait as may; nothing was given to the stream. `INVALID_VALUE`: the
-    /// count is no number of operations. And the driver's own.
+    /// `TOO_MANY_WAITING`: as many streams of the context wait as may; nothing was given to the
+    /// stream. `INVALID_VALUE`: the count is no number of operations. And the driver's own.
     pub fn wait_on(&self, stream: &Arc<dyn Stream>, count: u64) -> Result<(), GpuError> {
         if count >= Self::POISON {
             let hint = format!("{count} operations: a count is less than {}", Self::POISON);
@@ -149,8 +154,8 @@ impl StreamCounter {
         word.hold(&**stream, count)
     }
 
-    /// Has the end of `rank` poison it, and of those ranks only that are watched. Without any, the end of each rank does, so
-    /// that no stream waits for ever. May be called for several.
+    /// Has the end of `rank` poison it, and of those ranks only that are watched. Without any, the
+    /// end of each rank does, so that no stream waits for ever. May be called for several.
     pub fn watch(&self, rank: Rank) {
         self.counted.watched.lock().unwrap_or_else(PoisonError::into_inner).push(rank);
         if let Some(runtime) = self.counted.runtime.upgrade() {
@@ -168,8 +173,8 @@ impl StreamCounter {
         self.counted.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Where the word is: 8 bytes that kernels of all devices of the driver can read, and nobody else may write. Valid while
-    /// there is a handle to the counter.
+    /// Where the word is: 8 bytes that kernels of all devices of the driver can read, and nobody
+    /// else may write. Valid while there is a handle to the counter.
     pub fn device_addr(&self) -> usize {
         self.counted.word.addr()
     }

@@ -6,8 +6,8 @@ use crate::runtime::Runtime;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Waits for a number of operations: like an MPI request, for as many as its threshold says. Once their
-/// statuses are taken it can be used again.
+/// Waits for a number of operations: like an MPI request, for as many as its threshold says. Once
+/// their statuses are taken it can be used again.
 ///
 /// It takes no more statuses than its threshold at a time: further ones wait, as for a full queue.
 #[derive(Clone)]
@@ -69,8 +69,8 @@ impl Synchronizer {
         self.inner.count.load(Ordering::Acquire) >= self.inner.threshold
     }
 
-    /// Takes the statuses, if all operations are over, in the order in which they ended; it then starts
-    /// again from zero.
+    /// Takes the statuses, if all operations are over, in the order in which they ended; it then
+    /// starts again from zero.
     pub fn take(&self) -> Option<Vec<Status>> {
         let mut statuses = self.inner.lock();
         if statuses.len() < self.inner.threshold {
@@ -81,7 +81,8 @@ impl Synchronizer {
         Some(std::mem::replace(&mut statuses, room))
     }
 
-    /// Makes progress until all operations are over, and takes their statuses. Does not burn a core.
+    /// Makes progress until all operations are over, and takes their statuses. Does not burn a
+    /// core.
     pub fn wait(&self, runtime: &Runtime) -> Result<Vec<Status>, WaitError> {
         loop {
             runtime.wait(|| self.test())?;
@@ -100,6 +101,11 @@ impl AsCompletion for Synchronizer {
 
 impl std::fmt::Debug for Synchronizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Synchronizer({} of {})", self.inner.count.load(Ordering::Relaxed), self.inner.threshold)
+        write!(
+            f,
+            "Synchronizer({} of {})",
+            self.inner.count.load(Ordering::Relaxed),
+            self.inner.threshold
+        )
     }
 }

@@ -12,8 +12,9 @@ use carrack_transports::mem::Buffer;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-/// A place where messages and receives meet. Engines are apart: a message meets only receives of the engine
-/// that its sender named. They go by number, so they must be made in the same order on all ranks.
+/// A place where messages and receives meet. Engines are apart: a message meets only receives of
+/// the engine that its sender named. They go by number, so they must be made in the same order on
+/// all ranks.
 #[derive(Clone)]
 pub struct MatchingEngine(Arc<Inner>);
 
@@ -35,7 +36,8 @@ pub(crate) struct Unexpected {
 pub(crate) enum Content {
     /// Its bytes.
     Here(Payload),
-    /// It is large: its bytes are still with the sender, and come by way of the device that the offer came by.
+    /// It is large: its bytes are still with the sender, and come by way of the device that the
+    /// offer came by.
     Offered(Offer, u32),
 }
 
@@ -79,7 +81,11 @@ impl Ticket {
         tag: Tag,
         number: u64,
     ) -> Self {
-        Self { engine: engine.index(), key: Key::new(policy, rank, tag), stamp: number | Self::PARKED }
+        Self {
+            engine: engine.index(),
+            key: Key::new(policy, rank, tag),
+            stamp: number | Self::PARKED,
+        }
     }
 
     /// The number, if it is one of those.
@@ -108,8 +114,8 @@ impl MatchingEngine {
         self.0.index
     }
 
-    /// A message has come. What `taken` makes of it and the receive that it is for, which ends with that; or it waits, as what
-    /// `keep` makes of its payload.
+    /// A message has come. What `taken` makes of it and the receive that it is for, which ends with
+    /// that; or it waits, as what `keep` makes of its payload.
     #[inline(always)]
     pub(crate) fn arrive<P, T>(
         &self,
@@ -199,7 +205,8 @@ impl std::fmt::Debug for MatchingEngine {
 
 /// All engines of a runtime, by number.
 ///
-/// A message may name an engine that this rank is about to make: its place is made when it is first named.
+/// A message may name an engine that this rank is about to make: its place is made when it is first
+/// named.
 pub(crate) struct Engines {
     engines: Box<[OnceLock<MatchingEngine>]>,
     made: AtomicUsize,
@@ -236,7 +243,9 @@ impl Engines {
     pub(crate) fn make(&self) -> Result<MatchingEngine, ResourceError> {
         let index = self.made.fetch_add(1, Ordering::Relaxed);
         let engine = u16::try_from(index).ok().and_then(|index| self.get(index));
-        engine.cloned().ok_or(ResourceError::TooMany { what: "matching engines", limit: Self::LIMIT })
+        engine
+            .cloned()
+            .ok_or(ResourceError::TooMany { what: "matching engines", limit: Self::LIMIT })
     }
 
     pub(crate) fn each(&self) -> impl Iterator<Item = &MatchingEngine> {

@@ -1,12 +1,13 @@
 //! Matching: which message is for which receive.
 //!
-//! Both sides name a [`Matching`] policy, and a message meets a receive of the same policy whose rank and
-//! tag, as far as the policy looks at them, are the same. So there is one key on both sides, and
-//! finding its partner is one look into a hash table, however many are outstanding (MPI's wildcards, which
-//! a receive may put against any message, are what makes its matching a search).
+//! Both sides name a [`Matching`] policy, and a message meets a receive of the same policy whose
+//! rank and tag, as far as the policy looks at them, are the same. So there is one key on both
+//! sides, and finding its partner is one look into a hash table, however many are outstanding
+//! (MPI's wildcards, which a receive may put against any message, are what makes its matching a
+//! search).
 //!
-//! Keys hold the policy beside rank and tag at full width: two policies never collide (in LCI they share
-//! one 64-bit key). Messages and receives of one key meet in the order in which they came.
+//! Keys hold the policy beside rank and tag at full width: two policies never collide (in LCI they
+//! share one 64-bit key). Messages and receives of one key meet in the order in which they came.
 
 mod engine;
 mod probe;
@@ -58,7 +59,12 @@ impl Matching {
 
     /// The policy of a receive, or of a probe. Wildcards choose it, unless the program named one.
     #[inline(always)]
-    pub(crate) fn of_receive(self, is_named: bool, rank: Rank, tag: Tag) -> Result<Self, PostError> {
+    pub(crate) fn of_receive(
+        self,
+        is_named: bool,
+        rank: Rank,
+        tag: Tag,
+    ) -> Result<Self, PostError> {
         if rank == Rank::ANY || tag == Tag::ANY {
             let narrowed = self.narrowed(rank, tag);
             if is_named && narrowed != self {

@@ -20,19 +20,28 @@ pub struct Probe<'a> {
 }
 
 impl Runtime {
-    /// Looks whether a message has come that a receive of this rank and tag would take, and how long it is. It
-    /// stays where it is: with several threads, another one's receive may take it first.
+    /// Looks whether a message has come that a receive of this rank and tag would take, and how
+    /// long it is. It stays where it is: with several threads, another one's receive may take it
+    /// first.
     ///
-    /// [`Rank::ANY`] and [`Tag::ANY`] stand for what they do in a receive. Messages come in by progress, which this
-    /// does not call.
+    /// [`Rank::ANY`] and [`Tag::ANY`] stand for what they do in a receive. Messages come in by
+    /// progress, which this does not call.
     pub fn probe(&self, rank: Rank, tag: Tag) -> Probe<'_> {
-        Probe { runtime: self, rank, tag, policy: Matching::default(), is_named: false, engine: None }
+        Probe {
+            runtime: self,
+            rank,
+            tag,
+            policy: Matching::default(),
+            is_named: false,
+            engine: None,
+        }
     }
 
     /// Takes a receive back that has not met its message. Then its completion object is told, with
-    /// [`OpError::Cancelled`] and the buffer in the status; it is told of nothing else. Returns whether that is so; if not, the
-    /// receive has met its message, or has ended otherwise, and its completion object is or was told of that. One that waits
-    /// for an event is taken back as well, but at the very moment when it begins.
+    /// [`OpError::Cancelled`] and the buffer in the status; it is told of nothing else. Returns
+    /// whether that is so; if not, the receive has met its message, or has ended otherwise, and its
+    /// completion object is or was told of that. One that waits for an event is taken back as well,
+    /// but at the very moment when it begins.
     ///
     /// # Errors
     /// The completion object has panicked.

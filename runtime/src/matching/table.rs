@@ -12,14 +12,15 @@ const SPARE: usize = 1024;
 /// No place.
 const NIL: usize = usize::MAX;
 
-/// Values of two sorts that wait for each other under a key. Under one key only one sort waits at a time.
+/// Values of two sorts that wait for each other under a key. Under one key only one sort waits at a
+/// time.
 pub(crate) struct Table<A, B> {
     shards: Box<[BiasedLock<Shard<A, B>>]>,
 }
 
-/// Places in one vector, linked by their numbers: values of one key in a line, first in, first out; the heads of
-/// lines in their bucket. So a value is written once and read once, wherever it stands, and nothing is
-/// allocated but for more places.
+/// Places in one vector, linked by their numbers: values of one key in a line, first in, first out;
+/// the heads of lines in their bucket. So a value is written once and read once, wherever it
+/// stands, and nothing is allocated but for more places.
 struct Shard<A, B> {
     places: Vec<Place<A, B>>,
     free: usize,
@@ -32,7 +33,8 @@ struct Shard<A, B> {
 
 struct Place<A, B> {
     key: Key,
-    /// For the head of a line: the head of the next line in the bucket. For a free place: the next free one.
+    /// For the head of a line: the head of the next line in the bucket. For a free place: the next
+    /// free one.
     below: usize,
     /// The next in line.
     behind: usize,
@@ -81,8 +83,10 @@ impl<A, B> Shard<A, B> {
         match self.places.get_mut(self.free) {
             Some(place) => {
                 let at = std::mem::replace(&mut self.free, place.below);
-                let free =
-                    std::mem::replace(place, Place { key, below, behind: NIL, last: at, stamp, value });
+                let free = std::mem::replace(
+                    place,
+                    Place { key, below, behind: NIL, last: at, stamp, value },
+                );
                 // There is nothing in it to be dropped, which only this line knows.
                 std::mem::forget(free);
                 at
@@ -211,8 +215,9 @@ impl<A, B> Table<A, B> {
         Self { shards: (0..SHARDS).map(|_| BiasedLock::new(Shard::new())).collect() }
     }
 
-    /// The oldest `B` under the key, and what `taken` makes of it where it stands, since to move it costs more than all the rest.
-    /// It takes all that would have to be dropped. Or, when there is no `B`, the `A` stays and waits. It is made only then.
+    /// The oldest `B` under the key, and what `taken` makes of it where it stands, since to move it
+    /// costs more than all the rest. It takes all that would have to be dropped. Or, when there is
+    /// no `B`, the `A` stays and waits. It is made only then.
     ///
     /// # Errors
     /// The stamp of what waits.
@@ -232,7 +237,8 @@ impl<A, B> Table<A, B> {
         self.meet(key, value, is_theirs, take, |value| Value::A(keep_as(value)))
     }
 
-    /// The oldest `A` under the key; or, when there is none, the `B` stays and waits. It is made only then.
+    /// The oldest `A` under the key; or, when there is none, the `B` stays and waits. It is made
+    /// only then.
     ///
     /// # Errors
     /// The stamp of what waits.
@@ -345,7 +351,8 @@ impl<A, B> Table<A, B> {
         let mut plucked = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
-            let meant = |place: &Place<A, B>| matches!(&place.value, Value::B(value) if which(value));
+            let meant =
+                |place: &Place<A, B>| matches!(&place.value, Value::B(value) if which(value));
             let meant: Vec<_> = shard
                 .places
                 .iter()
@@ -380,12 +387,13 @@ impl<A, B> Table<A, B> {
     }
 }
 
-/// One multiplication, folded, as wyhash has it. Keys come from ranks of one job, which share a secret; a hostile
-/// one could make its own messages slow to match, no more.
+/// One multiplication, folded, as wyhash has it. Keys come from ranks of one job, which share a
+/// secret; a hostile one could make its own messages slow to match, no more.
 #[inline(always)]
 fn hash(key: &Key) -> u64 {
     let [who, tag] = key.words();
-    let product = u128::from(who ^ 0x9e37_79b9_7f4a_7c15_u64) * u128::from(tag ^ 0xd6e8_feb8_6659_fd93_u64);
+    let product =
+        u128::from(who ^ 0x9e37_79b9_7f4a_7c15_u64) * u128::from(tag ^ 0xd6e8_feb8_6659_fd93_u64);
     (product >> 64) as u64 ^ product as u64
 }
 

@@ -5,8 +5,9 @@ use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::runtime::Inner;
 
-/// Ranks that are waited for and have published no address, each with a device's number. The runtime looks for each again before a
-/// thread sleeps, and now and then in progress: the end of a rank is heard of over a link only.
+/// Ranks that are waited for and have published no address, each with a device's number. The
+/// runtime looks for each again before a thread sleeps, and now and then in progress: the end of a
+/// rank is heard of over a link only.
 pub(crate) struct Absent(Waiting<Vec<(u32, Rank)>>);
 
 impl Absent {
@@ -21,8 +22,8 @@ impl Absent {
 }
 
 impl Inner {
-    /// Makes the link to a rank that is waited for, now or when the rank has published its address. A
-    /// rank to which nothing was ever sent must be heard of, too, when it goes.
+    /// Makes the link to a rank that is waited for, now or when the rank has published its address.
+    /// A rank to which nothing was ever sent must be heard of, too, when it goes.
     #[cold]
     pub(crate) fn listen_to(&self, rank: Rank) {
         let device = &self.default_device().0;
@@ -64,7 +65,9 @@ impl Inner {
 
     /// Tries to make the link to a rank. Returns `true` if the rank has published no address yet.
     fn is_absent(&self, device: &DeviceInner, rank: Rank) -> bool {
-        let Some(route) = device.route(rank).filter(|route| route.linked().is_none()) else { return false };
+        let Some(route) = device.route(rank).filter(|route| route.linked().is_none()) else {
+            return false;
+        };
         match route.link(self, device) {
             Ok(linked) => linked.is_none(),
             Err(error) => {

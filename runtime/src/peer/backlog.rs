@@ -1,8 +1,8 @@
 //! Operations that wait for an event, a staging copy, or room.
 //!
-//! Each peer has a backlog of its own, so that one that is slow holds up nobody else (LCI has one for
-//! all). It is first in, first out, and while it is not empty nothing overtakes it: so messages to a
-//! peer keep their order, whatever they wait for.
+//! Each peer has a backlog of its own, so that one that is slow holds up nobody else (LCI has one
+//! for all). It is first in, first out, and while it is not empty nothing overtakes it: so messages
+//! to a peer keep their order, whatever they wait for.
 
 use crate::bulk::{BLOCK, Block, Way};
 use crate::comp::{Completion, Status};
@@ -53,8 +53,8 @@ pub(crate) enum Stage {
 pub(crate) enum Step {
     /// It still waits for its turn or for room.
     Waits,
-    /// It waits for something that may need what the runtime has to say: an event of the user's, or the end of operations that wait
-    /// for this peer, as it is to be offered and no more may be.
+    /// It waits for something that may need what the runtime has to say: an event of the user's, or
+    /// the end of operations that wait for this peer, as it is to be offered and no more may be.
     Held,
     /// It is over.
     Ended(Result<(), OpError>),
@@ -71,7 +71,10 @@ impl Step {
 
 impl Parked {
     /// The status with which it ends, its buffer included.
-    pub(crate) fn into_status(self, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
+    pub(crate) fn into_status(
+        self,
+        error: Option<OpError>,
+    ) -> (Option<Arc<dyn Completion>>, Status) {
         let buffer = match self.stage {
             Stage::After(_, buffer)
             | Stage::Ready(buffer)
@@ -102,7 +105,8 @@ impl Parked {
 
     /// Whether it is one of the runtime's own messages, or what a collective sends.
     pub(crate) fn is_of_runtime(&self) -> bool {
-        Message::decode(self.header).is_ok_and(|message| message.is_bulk() || message.is_collective())
+        Message::decode(self.header)
+            .is_ok_and(|message| message.is_bulk() || message.is_collective())
     }
 
     /// Whether no engine is at it.
@@ -192,7 +196,8 @@ impl Parked {
         let maps = (Message::is_send(self.header) || len > packet) && runtime.may_map(linked);
         let mut planned = plan(kind, len, &linked.caps, packet, maps);
         if planned == Plan::Map {
-            match device.offer_mapped(runtime, linked, self.header, self.outstanding(), &mut buffer) {
+            match device.offer_mapped(runtime, linked, self.header, self.outstanding(), &mut buffer)
+            {
                 Some(Ok(Submit::Busy(_))) => {
                     let may_offer = !device.bulk.is_full();
                     return Ok((Stage::Ready(buffer), Some(Step::until_offered(may_offer))));
@@ -223,7 +228,8 @@ impl Parked {
                 let Ok(token) = device.outstanding.insert(self.outstanding()) else {
                     return Ok((Stage::Ready(buffer), Some(Step::Waits)));
                 };
-                let op = Op::AmOwned { header: self.header, buffer: &mut buffer, token: OpToken(token) };
+                let op =
+                    Op::AmOwned { header: self.header, buffer: &mut buffer, token: OpToken(token) };
                 match linked.link.submit(op) {
                     Ok(Submit::Posted) => Err(Step::HandedOver),
                     other => {
@@ -250,11 +256,16 @@ impl Parked {
 
     /// Whether its receiver keeps too many messages to take it whole.
     fn has_to_offer(&self, device: &DeviceInner) -> bool {
-        Message::decode(self.header).is_ok_and(|message| !message.is_bulk()) && device.offers_all(self.rank)
+        Message::decode(self.header).is_ok_and(|message| !message.is_bulk())
+            && device.offers_all(self.rank)
     }
 
     /// Starts the copy into a block.
-    fn copy_first(&mut self, mut buffer: Buffer, runtime: &Inner) -> Result<(Stage, Option<Step>), Step> {
+    fn copy_first(
+        &mut self,
+        mut buffer: Buffer,
+        runtime: &Inner,
+    ) -> Result<(Stage, Option<Step>), Step> {
         let (kind, len) = (buffer.view().place().kind(), buffer.len());
         let refused = match buffer.view().place().gpu().cloned() {
             // One for each peer: the others behind it wait.

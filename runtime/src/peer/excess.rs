@@ -1,12 +1,13 @@
 //! A bound on what one peer may have waiting here.
 //!
-//! A rank has no more operations waiting for its peers than its settings allow (`CARRACK_OFFERS`), and tries again later. One
-//! that goes on regardless would fill its peers' memory: with offers that nobody has a receive for, with requests whose answers
-//! it does not take, with notes for groups. Such a rank breaks the protocol, and is treated as one that is gone: what waits for it
+//! A rank has no more operations waiting for its peers than its settings allow (`CARRACK_OFFERS`),
+//! and tries again later. One that goes on regardless would fill its peers' memory: with offers
+//! that nobody has a receive for, with requests whose answers it does not take, with notes for
+//! groups. Such a rank breaks the protocol, and is treated as one that is gone: what waits for it
 //! ends, with the reason, and what more it sends of these sorts is dropped.
 //!
-//! What another rank allows itself is not known here. It is taken to be as much as this rank does, and not less than what a
-//! rank does that was told nothing.
+//! What another rank allows itself is not known here. It is taken to be as much as this rank does,
+//! and not less than what a rank does that was told nothing.
 
 use crate::bulk::wire::Offer;
 use crate::matching::Content;
@@ -62,7 +63,10 @@ impl WaitingOffers {
     /// Whether a peer has as many as it may. As long as all together have not, no lock is taken.
     fn are_full(&self, from: Rank, devices: impl FnOnce() -> usize) -> bool {
         self.total.load(Ordering::Relaxed) >= self.limit
-            && self.lock().get(&from).is_some_and(|&count| count >= self.limit.saturating_mul(devices()))
+            && self
+                .lock()
+                .get(&from)
+                .is_some_and(|&count| count >= self.limit.saturating_mul(devices()))
     }
 }
 
@@ -72,7 +76,8 @@ impl Pass<'_> {
         let offers = &self.inner.waiting_offers;
         let are_full = offers.are_full(from, || self.inner.devices().len());
         if are_full {
-            let why = format!("it offers more than {} messages that nobody has asked for", offers.limit);
+            let why =
+                format!("it offers more than {} messages that nobody has asked for", offers.limit);
             self.device.break_with(from, why);
         }
         !are_full
@@ -84,7 +89,8 @@ impl Pass<'_> {
         Content::Offered(offer, self.device.index)
     }
 
-    /// Whether a peer may ask for one more thing. Now and then it is looked how much is under way already because it has asked.
+    /// Whether a peer may ask for one more thing. Now and then it is looked how much is under way
+    /// already because it has asked.
     pub(crate) fn takes_request(&self, from: Rank) -> bool {
         let Some(route) = self.device.route(from) else { return false };
         if let Some(DownCause::Protocol(_)) = route.down() {

@@ -1,20 +1,21 @@
 //! A bound on messages that wait for their receives.
 //!
-//! Small messages are sent whole, before their receiver is known to have room for them. A message to be matched
-//! waits at the receiver for its receive; an active message waits for room in its completion object. The
-//! receiver has one budget for both (`CARRACK_UNEXPECTED`). A sender whose message goes beyond half of it is
-//! told to *hold*: from then on its messages travel as offers, and their bytes stay with it, until the receiver
-//! keeps no more than a quarter. Offers take the place of their messages, so only the place where the bytes
-//! wait changes. A message is neither refused nor held up because others wait, so a correct program cannot
-//! deadlock on it.
+//! Small messages are sent whole, before their receiver is known to have room for them. A message
+//! to be matched waits at the receiver for its receive; an active message waits for room in its
+//! completion object. The receiver has one budget for both (`CARRACK_UNEXPECTED`). A sender whose
+//! message goes beyond half of it is told to *hold*: from then on its messages travel as offers,
+//! and their bytes stay with it, until the receiver keeps no more than a quarter. Offers take the
+//! place of their messages, so only the place where the bytes wait changes. A message is neither
+//! refused nor held up because others wait, so a correct program cannot deadlock on it.
 //!
-//! A notification of a put or a get is no longer than its offer would be. Where deliveries alone go beyond half
-//! of the budget, puts and gets that notify are to be tried again.
+//! A notification of a put or a get is no longer than its offer would be. Where deliveries alone go
+//! beyond half of the budget, puts and gets that notify are to be tried again.
 //!
-//! The other half is for what senders send before they hear of it: each of them has a share of that half ([`Deaf`]), after which
-//! it has to make progress before it sends more. So a rank keeps its budget, and no more beyond it than what the links to it
-//! hold: a ring of shared memory, or the requests of a queue pair. A share is [`LEAST`] at least, so a budget that is too
-//! small for all ranks of the job is exceeded by that, too.
+//! The other half is for what senders send before they hear of it: each of them has a share of that
+//! half ([`Deaf`]), after which it has to make progress before it sends more. So a rank keeps its
+//! budget, and no more beyond it than what the links to it hold: a ring of shared memory, or the
+//! requests of a queue pair. A share is [`LEAST`] at least, so a budget that is too small for all
+//! ranks of the job is exceeded by that, too.
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::device::DeviceInner;
@@ -138,8 +139,8 @@ impl Unexpected {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What there is room for, at a rank that was told `before`. A window that was closed opens when three
-    /// quarters of the budget are free.
+    /// What there is room for, at a rank that was told `before`. A window that was closed opens
+    /// when three quarters of the budget are free.
     fn room(&self, before: Room) -> Room {
         let undelivered = self.undelivered.load(Ordering::Relaxed);
         let most = if before == Room::OffersOnly { self.budget / 4 } else { self.budget / 2 };
@@ -154,7 +155,8 @@ impl Unexpected {
 /// Ranks that a device has told to hold, or is about to.
 pub(crate) struct Holds {
     ranks: Waiting<Vec<(Rank, Room)>>,
-    /// Counts what ranks are told, under the lock of the list: two threads may send it in any order.
+    /// Counts what ranks are told, under the lock of the list: two threads may send it in any
+    /// order.
     turns: AtomicU64,
 }
 
@@ -192,8 +194,8 @@ impl Deaf {
 
     #[inline(always)]
     pub(crate) fn sent(&self, size: usize) {
-        // Not exact when several threads send: nothing depends on it. Nobody sends beyond the limit, so it is
-        // exceeded by a message of each thread at most.
+        // Not exact when several threads send: nothing depends on it. Nobody sends beyond the
+        // limit, so it is exceeded by a message of each thread at most.
         let bytes = self.bytes.load(Ordering::Relaxed).wrapping_add((size + ENTRY) as u32);
         self.bytes.store(bytes, Ordering::Relaxed);
     }
@@ -236,7 +238,12 @@ impl Pass<'_> {
         holds.set_count(ranks.len());
         drop(ranks);
         for (rank, room) in news {
-            self.device.control(self.inner, rank, Message::Hold { room, turn }, SmallBytes::empty());
+            self.device.control(
+                self.inner,
+                rank,
+                Message::Hold { room, turn },
+                SmallBytes::empty(),
+            );
         }
     }
 

@@ -25,7 +25,8 @@ pub(crate) struct Route {
     /// What an operation was told of the peer's end, maybe before progress hears of it.
     told: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
-    /// How many wait, [`DOWN`] once the peer is gone, [`HELD`] while it wants offers; read without a lock by each post.
+    /// How many wait, [`DOWN`] once the peer is gone, [`HELD`] while it wants offers; read without
+    /// a lock by each post.
     hurdles: Hurdles,
     /// The last turn of the peer's word on offers.
     held_turn: Mutex<u64>,
@@ -33,7 +34,8 @@ pub(crate) struct Route {
     takes_no_notifications: AtomicBool,
     /// How often the peer has asked for something.
     asked: AtomicU32,
-    /// The transport over which one of the two ranks reaches words of the other's whose agent is a NIC.
+    /// The transport over which one of the two ranks reaches words of the other's whose agent is a
+    /// NIC.
     words_over: OnceLock<&'static str>,
     /// The link to the peer's NIC for that, where messages take another path.
     to_words: OnceLock<Arc<dyn Link>>,
@@ -43,7 +45,8 @@ pub(crate) struct Route {
 
 /// In `hurdles`: the peer is gone. Its ring may still take a message, which nobody would ever read.
 const DOWN: Flag = Flag::FIRST;
-/// In `hurdles`: the peer keeps too many messages already, and wants those to be matched to be offered.
+/// In `hurdles`: the peer keeps too many messages already, and wants those to be matched to be
+/// offered.
 const HELD: Flag = Flag::SECOND;
 
 /// A link, and what is to be known of it.
@@ -80,7 +83,8 @@ impl Linked {
         memory
     }
 
-    /// What it takes to have the peer help with the copying of what it sends, if the transport has it.
+    /// What it takes to have the peer help with the copying of what it sends, if the transport has
+    /// it.
     pub(crate) fn shares(&self) -> Option<&Arc<Shares>> {
         self.shares.get_or_init(|| Some(Arc::new(Shares::new(self.link.splits()?)))).as_ref()
     }
@@ -138,8 +142,10 @@ impl Route {
     /// An operation is told that the peer is gone.
     #[cold]
     pub(crate) fn tell_down(&self, cause: &DownCause) {
-        // The end of a link to words is none of the peer's, and without descriptors nothing is known of the peer.
-        let is_of_words = self.words_over.get().is_some_and(|transport| self.is_for_words(transport));
+        // The end of a link to words is none of the peer's, and without descriptors nothing is
+        // known of the peer.
+        let is_of_words =
+            self.words_over.get().is_some_and(|transport| self.is_for_words(transport));
         if !is_of_words && !matches!(cause, DownCause::Lacking(_)) {
             let _ = self.told.set(cause.clone());
         }
@@ -150,8 +156,8 @@ impl Route {
         self.down().or_else(|| self.told.get())
     }
 
-    /// Whether any message can go straight to the link: nothing waits before it, and the peer is not known to be gone, nor
-    /// wants offers.
+    /// Whether any message can go straight to the link: nothing waits before it, and the peer is
+    /// not known to be gone, nor wants offers.
     #[inline(always)]
     pub(crate) fn is_clear(&self) -> bool {
         self.hurdles.none()
@@ -207,10 +213,14 @@ impl Route {
         self.hurdles.set_count(count);
     }
 
-    /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread is at it,
-    /// or this process lacks what a link takes, which was told and is tried again.
+    /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread is
+    /// at it, or this process lacks what a link takes, which was told and is tried again.
     #[cold]
-    pub(crate) fn link(&self, runtime: &Inner, device: &DeviceInner) -> Result<Option<&Linked>, PostError> {
+    pub(crate) fn link(
+        &self,
+        runtime: &Inner,
+        device: &DeviceInner,
+    ) -> Result<Option<&Linked>, PostError> {
         if runtime.is_forked() {
             // The peer would take the link for the parent's.
             return Err(PostError::Forked);
@@ -218,7 +228,11 @@ impl Route {
         match self.try_link(runtime, device) {
             Err(PostError::Lacking { rank, why }) => {
                 if !self.has_told.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(rank = rank.0, why, "what is sent to a rank waits for a connection");
+                    tracing::warn!(
+                        rank = rank.0,
+                        why,
+                        "what is sent to a rank waits for a connection"
+                    );
                 }
                 Ok(None)
             }
@@ -244,7 +258,9 @@ impl Route {
         if let Some(cause) = self.down() {
             return Err(PostError::PeerDown { rank: self.rank, cause: cause.clone() });
         }
-        let Some((candidates, blobs)) = candidates(runtime, device, self.rank)? else { return Ok(None) };
+        let Some((candidates, blobs)) = candidates(runtime, device, self.rank)? else {
+            return Ok(None);
+        };
         let (chosen, verdicts) = choose(&candidates);
         let Some((lane, blob)) =
             chosen.and_then(|at| Some((device.lanes.get(at)?, blobs.get(at)?.as_ref()?)))
@@ -260,7 +276,12 @@ impl Route {
             SubmitError::Lacking(why) => PostError::Lacking { rank: self.rank, why },
             other => PostError::Unreachable { rank: self.rank, why: other.to_string() },
         })?;
-        tracing::info!(rank = self.rank.0, device = device.index, path = lane.transport, "path chosen");
+        tracing::info!(
+            rank = self.rank.0,
+            device = device.index,
+            path = lane.transport,
+            "path chosen"
+        );
         let linked = Linked {
             link,
             transport: lane.transport,
@@ -278,8 +299,9 @@ impl Route {
 }
 
 impl Route {
-    /// The link to the NIC that is the agent of words of the peer's: the one of messages, where these go by that NIC, or one beside it.
-    /// `Ok(None)`: the peer has not published its address yet, or another thread is at it.
+    /// The link to the NIC that is the agent of words of the peer's: the one of messages, where
+    /// these go by that NIC, or one beside it. `Ok(None)`: the peer has not published its address
+    /// yet, or another thread is at it.
     #[cold]
     pub(crate) fn link_to_words(
         &self,
@@ -295,27 +317,38 @@ impl Route {
             let why = format!("the NIC that is the agent of its words ({transport}): {why}");
             PostError::Unreachable { rank: self.rank, why }
         };
-        let Some((at, lane)) = device.lanes.iter().enumerate().find(|(_, lane)| lane.transport == transport)
+        let Some((at, lane)) =
+            device.lanes.iter().enumerate().find(|(_, lane)| lane.transport == transport)
         else {
             let refused = device.refused.iter().chain(&runtime.unavailable);
-            let reason =
-                refused.filter(|why| why.transport == transport).map(|why| why.reason.clone()).next();
-            return Err(why_not(reason.unwrap_or_else(|| "this rank has no such transport".into())));
+            let reason = refused
+                .filter(|why| why.transport == transport)
+                .map(|why| why.reason.clone())
+                .next();
+            return Err(why_not(
+                reason.unwrap_or_else(|| "this rank has no such transport".into()),
+            ));
         };
         if self.words_over.get_or_init(|| lane.transport) != &transport {
-            return Err(why_not("other words of this peer are reached over another NIC already".into()));
+            return Err(why_not(
+                "other words of this peer are reached over another NIC already".into(),
+            ));
         }
         if let Some(link) = self.to_words.get() {
             return Ok(Some(link.clone()));
         }
         let Ok(_linking) = self.linking.try_lock() else { return Ok(None) };
-        let Some((reaches, blobs)) = candidates(runtime, device, self.rank)? else { return Ok(None) };
+        let Some((reaches, blobs)) = candidates(runtime, device, self.rank)? else {
+            return Ok(None);
+        };
         if let Some((_, Reach::No(why))) = reaches.get(at) {
             return Err(why_not(why.clone()));
         }
         let Some(blob) = blobs.get(at).and_then(Option::as_ref) else { return Ok(None) };
         let link = match lane.device.connect(blob, PeerId(self.rank.0)) {
-            Err(SubmitError::Lacking(why)) => return Err(PostError::Lacking { rank: self.rank, why }),
+            Err(SubmitError::Lacking(why)) => {
+                return Err(PostError::Lacking { rank: self.rank, why });
+            }
             connected => connected.map_err(|why| why_not(why.to_string()))?,
         };
         Ok(Some(self.to_words.get_or_init(|| link).clone()))
@@ -326,18 +359,19 @@ impl Route {
         let _ = self.words_over.set(transport);
     }
 
-    /// Whether a transport brings nothing of the peer but what words need, so that its end there says nothing of the peer's: the link
-    /// of messages will, behind the last of them.
+    /// Whether a transport brings nothing of the peer but what words need, so that its end there
+    /// says nothing of the peer's: the link of messages will, behind the last of them.
     pub(crate) fn is_for_words(&self, transport: &str) -> bool {
         self.words_over.get().is_some_and(|words| *words == transport)
             && self.linked().is_some_and(|linked| linked.transport != transport)
     }
 }
 
-type Candidates = (Vec<(&'static str, Reach)>, Vec<Option<carrack_transports::contract::AddressBlob>>);
+type Candidates =
+    (Vec<(&'static str, Reach)>, Vec<Option<carrack_transports::contract::AddressBlob>>);
 
-/// What each transport says of a peer: first those that this device has, in the order of its lanes, then
-/// those that this rank could not open. `None`: the peer has not published its address yet.
+/// What each transport says of a peer: first those that this device has, in the order of its lanes,
+/// then those that this rank could not open. `None`: the peer has not published its address yet.
 pub(crate) fn candidates(
     runtime: &Inner,
     device: &DeviceInner,
@@ -348,15 +382,18 @@ pub(crate) fn candidates(
     let Some(bytes) = runtime.bootstrap.get(&key).map_err(|error| bad(error.to_string()))? else {
         return Ok(None);
     };
-    let theirs =
-        address::decode(&bytes).ok_or_else(|| bad("what it published is not a list of addresses".into()))?;
+    let theirs = address::decode(&bytes)
+        .ok_or_else(|| bad("what it published is not a list of addresses".into()))?;
     let mut reaches = Vec::new();
     let mut blobs = Vec::new();
     for lane in &device.lanes {
-        let blob = theirs.iter().find(|(name, _)| name == lane.transport).map(|(_, blob)| blob.clone());
+        let blob =
+            theirs.iter().find(|(name, _)| name == lane.transport).map(|(_, blob)| blob.clone());
         let reach = match &blob {
             Some(blob) => lane.device.reach(blob),
-            None => Reach::No("the peer does not have it (its CARRACK_TRANSPORT, or its machine)".into()),
+            None => Reach::No(
+                "the peer does not have it (its CARRACK_TRANSPORT, or its machine)".into(),
+            ),
         };
         reaches.push((lane.transport, reach));
         blobs.push(blob);

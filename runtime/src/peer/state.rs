@@ -12,8 +12,8 @@ use std::collections::HashSet;
 pub enum PeerState {
     /// Nothing speaks against it; it may not have been used yet.
     Up,
-    /// It is silent: an operation with it was not over by its deadline, and nothing has come from it since. It may
-    /// be stopped, or busy; memory that it could still reach is kept for it.
+    /// It is silent: an operation with it was not over by its deadline, and nothing has come from
+    /// it since. It may be stopped, or busy; memory that it could still reach is kept for it.
     Suspect,
     /// It is known to be gone, and does not come back.
     Down(DownCause),
@@ -59,7 +59,8 @@ impl Inner {
         if rank.0 < self.size && rank != self.rank {
             let mut ranks = self.suspects.0.lock();
             if ranks.insert(rank) {
-                tracing::warn!(%rank, "it is silent: an operation with it was not over by its deadline");
+                tracing::warn!(%rank, "it is silent: an operation with it was not over by its \
+                    deadline");
             }
             self.suspects.0.set_count(ranks.len());
         }
@@ -67,8 +68,9 @@ impl Inner {
 }
 
 impl Runtime {
-    /// What is known of a rank's life: by progress, or by an operation that failed because the rank is gone. Messages that it sent
-    /// before may still come; [`peer_down`](Self::peer_down) tells of its end behind them.
+    /// What is known of a rank's life: by progress, or by an operation that failed because the rank
+    /// is gone. Messages that it sent before may still come; [`peer_down`](Self::peer_down) tells
+    /// of its end behind them.
     pub fn peer_state(&self, rank: Rank) -> PeerState {
         match self.0.told_down(rank) {
             Some(cause) => PeerState::Down(cause),

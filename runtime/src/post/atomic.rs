@@ -1,10 +1,10 @@
 //! Atomic operations on words of other ranks' memory, and the wait for all that was done there.
 //!
-//! A word has one agent, since operations of two agents are not atomic with each other. The CPUs of the
-//! owner's machine change host memory: a rank that has the memory mapped does the operation itself, any
-//! other asks the owner. The owner's copy engine serves memory of a GPU: every rank asks the owner, mapped
-//! or not, the owner itself included. A registration may make its owner's NIC the agent: then every rank
-//! uses that NIC (`words`).
+//! A word has one agent, since operations of two agents are not atomic with each other. The CPUs of
+//! the owner's machine change host memory: a rank that has the memory mapped does the operation
+//! itself, any other asks the owner. The owner's copy engine serves memory of a GPU: every rank
+//! asks the owner, mapped or not, the owner itself included. A registration may make its owner's
+//! NIC the agent: then every rank uses that NIC (`words`).
 
 use super::options::{Kind, Outcome, Path, Post};
 use super::rma::{Begun, Place};
@@ -50,14 +50,20 @@ impl ToFlush {
 }
 
 impl Runtime {
-    /// Adds to a word of `rank`'s memory, at `offset` in the region or part that `rmr` names. What the word held is
-    /// the status's [`value`](crate::Status::value).
-    pub fn post_fetch_add<'a>(&'a self, rank: Rank, rmr: &'a Rmr, offset: u64, value: u64) -> PostAtomic<'a> {
+    /// Adds to a word of `rank`'s memory, at `offset` in the region or part that `rmr` names. What
+    /// the word held is the status's [`value`](crate::Status::value).
+    pub fn post_fetch_add<'a>(
+        &'a self,
+        rank: Rank,
+        rmr: &'a Rmr,
+        offset: u64,
+        value: u64,
+    ) -> PostAtomic<'a> {
         Post::new(self, rank, Tag::default(), Atomic::new(rmr, offset, Operation::FetchAdd(value)))
     }
 
-    /// Puts `new` into a word of `rank`'s memory if it holds `expected`. What the word held is the status's
-    /// [`value`](crate::Status::value): the operation had an effect if that is `expected`.
+    /// Puts `new` into a word of `rank`'s memory if it holds `expected`. What the word held is the
+    /// status's [`value`](crate::Status::value): the operation had an effect if that is `expected`.
     pub fn post_compare_swap<'a>(
         &'a self,
         rank: Rank,
@@ -70,8 +76,8 @@ impl Runtime {
         Post::new(self, rank, Tag::default(), Atomic::new(rmr, offset, operation))
     }
 
-    /// Ends when all puts, gets and atomic operations that this rank has posted to `rank` on the device before
-    /// have ended and are visible there.
+    /// Ends when all puts, gets and atomic operations that this rank has posted to `rank` on the
+    /// device before have ended and are visible there.
     pub fn post_flush(&self, rank: Rank) -> PostFlush<'_> {
         Post::new(self, rank, Tag::default(), ToFlush::new())
     }
@@ -89,7 +95,8 @@ impl Post<'_, Atomic<'_>> {
         let waits = this.comp.is_none() || !this.allow.posted();
         let place = &this.kind.place;
         let is_nics = place.rmr.nic().is_some();
-        let at_once = || this.order.is_none() && !is_nics && this.ends_at_once(place, MemKind::Host);
+        let at_once =
+            || this.order.is_none() && !is_nics && this.ends_at_once(place, MemKind::Host);
         let begun = this.begin_or_wait(waits, at_once, |comp| match &this.order {
             None => this.begin(comp),
             Some(order) => this.begin_in_order(order, comp),
@@ -133,10 +140,16 @@ impl Post<'_, Atomic<'_>> {
             return Err(PostError::Atomic(AtomicError::Unaligned { offset }));
         }
         if self.required == Some(Path::CudaIpc) {
-            let linked = self.device_inner().known_route(self.rank).and_then(|route| route.linked());
+            let linked =
+                self.device_inner().known_route(self.rank).and_then(|route| route.linked());
             let chosen = linked.map_or("none so far", |linked| linked.transport);
             let why = "atomic operations on memory of a GPU are done by its owner".into();
-            return Err(PostError::Path { rank: self.rank, chosen, required: Path::CudaIpc.name(), why });
+            return Err(PostError::Path {
+                rank: self.rank,
+                chosen,
+                required: Path::CudaIpc.name(),
+                why,
+            });
         }
         Ok(())
     }
@@ -163,7 +176,8 @@ impl Post<'_, ToFlush> {
         let device = this.device_inner();
         // What waits for an event is to end before this as well.
         let is_ordered = || this.order.is_some() || device.orders_memory(this.rank);
-        let at_once = || !is_ordered() && !device.has_memory_operations(this.rank, device.bulk.now());
+        let at_once =
+            || !is_ordered() && !device.has_memory_operations(this.rank, device.bulk.now());
         let begun = this.begin_or_wait(waits, at_once, |comp| match is_ordered() {
             true => this.begin_in_order(this.order.as_deref(), comp),
             false => Ok(this.begin_flush(comp)),

@@ -1,7 +1,7 @@
 //! Posting: one builder for each operation.
 //!
-//! [`call`](Post::call) never blocks and comes to one of three outcomes: `Done`, `Posted`, or `Retry`. After a
-//! retry the operation, its buffer included, is still the caller's: call it again.
+//! [`call`](Post::call) never blocks and comes to one of three outcomes: `Done`, `Posted`, or
+//! `Retry`. After a retry the operation, its buffer included, is still the caller's: call it again.
 //!
 //! ```text
 //! Done     over: the status is returned, and no completion object is signalled
@@ -37,7 +37,8 @@ pub(crate) use transmit::wrong_path;
 
 /// An active message to be posted. Made by [`Runtime::post_am`](crate::Runtime::post_am).
 pub type PostAm<'a> = Post<'a, am::Am<'a>>;
-/// A message to be sent to a matching receive. Made by [`Runtime::post_send`](crate::Runtime::post_send).
+/// A message to be sent to a matching receive. Made by
+/// [`Runtime::post_send`](crate::Runtime::post_send).
 pub type PostSend<'a> = Post<'a, send::Send<'a>>;
 /// A receive to be posted. Made by [`Runtime::post_recv`](crate::Runtime::post_recv).
 pub type PostRecv<'a> = Post<'a, recv::Recv<'a>>;
@@ -45,11 +46,14 @@ pub type PostRecv<'a> = Post<'a, recv::Recv<'a>>;
 pub type PostPut<'a> = Post<'a, rma::Put<'a>>;
 /// A get to be posted. Made by [`Runtime::post_get`](crate::Runtime::post_get).
 pub type PostGet<'a> = Post<'a, rma::Get<'a>>;
-/// Many puts or gets to be posted as one. Made by [`Runtime::post_put_batch`](crate::Runtime::post_put_batch),
-/// [`post_get_batch`](crate::Runtime::post_get_batch), [`post_put_face`](crate::Runtime::post_put_face) and
+/// Many puts or gets to be posted as one. Made by
+/// [`Runtime::post_put_batch`](crate::Runtime::post_put_batch),
+/// [`post_get_batch`](crate::Runtime::post_get_batch),
+/// [`post_put_face`](crate::Runtime::post_put_face) and
 /// [`post_get_face`](crate::Runtime::post_get_face).
 pub type PostBatch<'a> = Post<'a, batch::Batch<'a>>;
-/// An atomic operation to be posted. Made by [`Runtime::post_fetch_add`](crate::Runtime::post_fetch_add) and
+/// An atomic operation to be posted. Made by
+/// [`Runtime::post_fetch_add`](crate::Runtime::post_fetch_add) and
 /// [`Runtime::post_compare_swap`](crate::Runtime::post_compare_swap).
 pub type PostAtomic<'a> = Post<'a, atomic::Atomic<'a>>;
 /// A flush to be posted. Made by [`Runtime::post_flush`](crate::Runtime::post_flush).

@@ -130,8 +130,11 @@ impl Post<'_, Put<'_>> {
         let (mut buffer, borrowed) = own_or_take(self.device_inner(), given);
         let slot = &mut buffer;
         let size_and_signal = (size, None);
-        let outcome =
-            self.give(&*linked.link, size_and_signal, comp, move |token| Op::Put { to, buffer: slot, token });
+        let outcome = self.give(&*linked.link, size_and_signal, comp, move |token| Op::Put {
+            to,
+            buffer: slot,
+            token,
+        });
         drop(known);
         if !matches!(outcome, Ok(Given::UnderWay)) {
             *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
@@ -160,8 +163,8 @@ impl Post<'_, Get<'_>> {
         let Some(from) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let mut buffer = given.take().unwrap_or_default();
         let slot = &mut buffer;
-        // Told of when the bytes are here, and not by a message behind the request: a NIC that has not heard the answer asks
-        // again, and is given what lies there by then.
+        // Told of when the bytes are here, and not by a message behind the request: a NIC that has
+        // not heard the answer asks again, and is given what lies there by then.
         let size_and_signal = (size, place.signal);
         let outcome = self.give(&*linked.link, size_and_signal, comp, move |token| Op::Get {
             from,

@@ -1,7 +1,8 @@
 //! Operations that are awaited.
 //!
-//! `runtime.post_send(…).await` posts when it is first polled, and is ready when the operation is over. Any executor will do, as
-//! long as some thread makes progress; [`Runtime::block_on`] does both on this one.
+//! `runtime.post_send(…).await` posts when it is first polled, and is ready when the operation is
+//! over. Any executor will do, as long as some thread makes progress; [`Runtime::block_on`] does
+//! both on this one.
 
 use super::options::{Allow, Kind, Outcome, Post};
 use crate::chores::{Chore, Chores, Waiting};
@@ -19,9 +20,10 @@ use std::time::{Duration, Instant};
 
 /// An operation to be awaited: what a [`Post`] turns into.
 ///
-/// It is posted when it is first polled, and waits in the peer's backlog if need be; while that is full, progress wakes it to
-/// try again. Dropping it before it is over detaches the operation, which goes on and keeps its buffer; a
-/// [`deadline`](Post::deadline) is the way to limit it. `.comp`, and which outcomes are allowed, do not matter here.
+/// It is posted when it is first polled, and waits in the peer's backlog if need be; while that is
+/// full, progress wakes it to try again. Dropping it before it is over detaches the operation,
+/// which goes on and keeps its buffer; a [`deadline`](Post::deadline) is the way to limit it.
+/// `.comp`, and which outcomes are allowed, do not matter here.
 #[must_use = "nothing is posted until this is awaited or started"]
 pub struct Operation<'a, K> {
     state: State<'a, K>,
@@ -77,7 +79,8 @@ impl<'a, K: Kind + Unpin> IntoFuture for Post<'a, K> {
 }
 
 impl<'a, K: Kind + Unpin> Post<'a, K> {
-    /// Posts it now, if it is no retry, to be awaited later: so that several are under way at the same time.
+    /// Posts it now, if it is no retry, to be awaited later: so that several are under way at the
+    /// same time.
     pub fn start(self) -> Operation<'a, K> {
         let mut operation = self.into_future();
         operation.post();
@@ -91,7 +94,8 @@ impl<K: Kind> Post<'_, K> {
         if self.allow.is_spent() {
             return (self, Err(PostError::Spent));
         }
-        let Self { runtime, rank, tag, device, comp: own, user_context, allow, required, .. } = self;
+        let Self { runtime, rank, tag, device, comp: own, user_context, allow, required, .. } =
+            self;
         let Self { deadline, order, kind, .. } = self;
         let mut post = Post {
             runtime,
@@ -100,7 +104,8 @@ impl<K: Kind> Post<'_, K> {
             device,
             comp: Some(comp),
             user_context,
-            // What cannot go now waits in the peer's backlog, so that nobody has to try again and again.
+            // What cannot go now waits in the peer's backlog, so that nobody has to try again and
+            // again.
             allow: Allow::ALL.without_retry(),
             required,
             deadline,
@@ -239,9 +244,9 @@ impl Wake for Ring {
 }
 
 impl Runtime {
-    /// Drives a future to its end on this thread, and makes progress meanwhile; sleeps when there is nothing to do.
-    /// Errors of progress are kept: the next calls of [`progress`](Self::progress) and
-    /// [`wait`](Self::wait) return them.
+    /// Drives a future to its end on this thread, and makes progress meanwhile; sleeps when there
+    /// is nothing to do. Errors of progress are kept: the next calls of
+    /// [`progress`](Self::progress) and [`wait`](Self::wait) return them.
     ///
     /// # Errors
     /// Called in a forked process, or from a completion handler. The future is dropped, and was not
@@ -276,7 +281,8 @@ impl Runtime {
         gives_up: impl Fn() -> Option<E>,
     ) -> Result<Result<F::Output, E>, WaitError> {
         self.may_block()?;
-        let ring = Arc::new(Ring { woken: AtomicBool::new(true), runtime: Arc::downgrade(&self.0) });
+        let ring =
+            Arc::new(Ring { woken: AtomicBool::new(true), runtime: Arc::downgrade(&self.0) });
         let waker = Waker::from(ring.clone());
         let mut future = std::pin::pin!(future);
         let mut asked = Instant::now();

@@ -58,8 +58,8 @@ pub enum RetryReason {
     Backlog,
     /// Much was sent without listening: make progress, to hear whether the peer can take more.
     Unheard,
-    /// As many operations as may (`CARRACK_OFFERS`) wait for their peers to take them up; or a put or a get is to notify a
-    /// peer that keeps too many notifications.
+    /// As many operations as may (`CARRACK_OFFERS`) wait for their peers to take them up; or a put
+    /// or a get is to notify a peer that keeps too many notifications.
     Unanswered,
 }
 
@@ -136,27 +136,29 @@ pub trait Kind: Sized {
 }
 
 impl<K: Kind> Post<'_, K> {
-    /// Posts it. Never blocks, but for operations that could not tell anybody of their end: receives, gets and atomic
-    /// operations without a completion object, flushes, and whatever has `allow_posted(false)`; these make
-    /// progress until they are over.
+    /// Posts it. Never blocks, but for operations that could not tell anybody of their end:
+    /// receives, gets and atomic operations without a completion object, flushes, and whatever has
+    /// `allow_posted(false)`; these make progress until they are over.
     ///
     /// # Errors
-    /// See [`PostError`]; the operation is as it was, its buffer included. After `Done` or `Posted` it is
-    /// [`PostError::Spent`].
+    /// See [`PostError`]; the operation is as it was, its buffer included. After `Done` or `Posted`
+    /// it is [`PostError::Spent`].
     #[inline]
     pub fn call(&mut self) -> Result<Outcome, PostError> {
         K::post(self)
     }
 
-    /// Lets an operation be called once more after `Done` or `Posted`, to do the same again: one that sends borrowed bytes, or
-    /// has no buffer. One that has given its buffer away stays [spent](PostError::Spent).
+    /// Lets an operation be called once more after `Done` or `Posted`, to do the same again: one
+    /// that sends borrowed bytes, or has no buffer. One that has given its buffer away stays
+    /// [spent](PostError::Spent).
     #[inline]
     pub fn again(&mut self) -> &mut Self {
         self.allow.set(Allow::SPENT, false);
         self
     }
 
-    /// Posts it, unless that was done before. Receives and gets need it not: they have no buffer any more.
+    /// Posts it, unless that was done before. Receives and gets need it not: they have no buffer
+    /// any more.
     #[inline(always)]
     pub(super) fn once(
         &mut self,
@@ -173,8 +175,8 @@ impl<K: Kind> Post<'_, K> {
     }
 }
 
-/// A kind of operation that tells a completion object of the other rank: with an active message, or by the signal of a put or
-/// get.
+/// A kind of operation that tells a completion object of the other rank: with an active message, or
+/// by the signal of a put or get.
 pub trait Tells: Kind {
     /// Names the object.
     #[doc(hidden)]
@@ -188,10 +190,12 @@ impl<K: Tells> Post<'_, K> {
         self
     }
 
-    /// The completion object of the other rank that is told: of an active message, when it comes, and if it is not the one that
-    /// was named first; of a put, when every byte is visible there; of a get, when the bytes have been read.
+    /// The completion object of the other rank that is told: of an active message, when it comes,
+    /// and if it is not the one that was named first; of a put, when every byte is visible there;
+    /// of a get, when the bytes have been read.
     ///
-    /// What is told of a put or a get may come before messages that were sent earlier, if their receiver has no room for them.
+    /// What is told of a put or a get may come before messages that were sent earlier, if their
+    /// receiver has no room for them.
     pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
         self.kind.tell(comp);
         self
@@ -206,8 +210,8 @@ pub trait Matches<'a>: Kind {
 }
 
 impl<'a, K: Matches<'a>> Post<'a, K> {
-    /// What message and receive must agree on: both name the same policy. A receive that names one has no wildcard for what the
-    /// policy looks at.
+    /// What message and receive must agree on: both name the same policy. A receive that names one
+    /// has no wildcard for what the policy looks at.
     pub fn matching(mut self, policy: Matching) -> Self {
         let matching = self.kind.matching();
         (matching.policy, matching.is_named) = (policy, true);
@@ -221,7 +225,8 @@ impl<'a, K: Matches<'a>> Post<'a, K> {
     }
 }
 
-/// Which outcomes the caller can do with, and what else is seldom: one look tells that nothing is out of the ordinary.
+/// Which outcomes the caller can do with, and what else is seldom: one look tells that nothing is
+/// out of the ordinary.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Allow(u8);
 
@@ -382,35 +387,36 @@ impl<'a, K> Post<'a, K> {
         self
     }
 
-    /// Whether the operation may be `Done`. If not, the completion object is signalled also when the
-    /// operation is over at once, and the outcome is `Posted`. A call that waits for its end is then an error:
-    /// [`PostError::NoOutcome`].
+    /// Whether the operation may be `Done`. If not, the completion object is signalled also when
+    /// the operation is over at once, and the outcome is `Posted`. A call that waits for its end is
+    /// then an error: [`PostError::NoOutcome`].
     pub fn allow_done(mut self, allowed: bool) -> Self {
         self.allow.set(Allow::NOT_DONE, !allowed);
         self
     }
 
-    /// Whether the operation may be `Posted`. If not, the call makes progress until the operation is
-    /// over, and returns `Done`. Not possible inside a completion handler.
+    /// Whether the operation may be `Posted`. If not, the call makes progress until the operation
+    /// is over, and returns `Done`. Not possible inside a completion handler.
     pub fn allow_posted(mut self, allowed: bool) -> Self {
         self.allow.set(Allow::NOT_POSTED, !allowed);
         self
     }
 
-    /// Whether the operation may have to be tried again. If not, it waits in the peer's backlog, and the
-    /// outcome is `Posted`; beyond the backlog's limit, or the one of operations on memory, it is an error, but for calls
-    /// that wait, which then wait for room as well.
+    /// Whether the operation may have to be tried again. If not, it waits in the peer's backlog,
+    /// and the outcome is `Posted`; beyond the backlog's limit, or the one of operations on memory,
+    /// it is an error, but for calls that wait, which then wait for room as well.
     pub fn allow_retry(mut self, allowed: bool) -> Self {
         self.allow.set(Allow::NOT_RETRY, !allowed);
         self
     }
 
-    /// Whether more short messages to the same rank follow at once, so that this one may wait for them and go together with them:
-    /// libfabric's `FI_MORE`, `MSG_MORE` of `send`(2). It goes with the first message to that rank over this device that does not say so, and
-    /// at the latest with the next call of `progress` for the device; so the last of several is to be posted without.
+    /// Whether more short messages to the same rank follow at once, so that this one may wait for
+    /// them and go together with them: libfabric's `FI_MORE`, `MSG_MORE` of `send`(2). It goes with
+    /// the first message to that rank over this device that does not say so, and at the latest with
+    /// the next call of `progress` for the device; so the last of several is to be posted without.
     ///
-    /// Over verbs, messages of up to 40 bytes then share doorbell, packet and completion. Shared memory has nothing to share, and longer messages and
-    /// other operations are not held back.
+    /// Over verbs, messages of up to 40 bytes then share doorbell, packet and completion. Shared
+    /// memory has nothing to share, and longer messages and other operations are not held back.
     pub fn more(mut self, more: bool) -> Self {
         self.set_more(more);
         self
@@ -422,19 +428,22 @@ impl<'a, K> Post<'a, K> {
         self.allow.set(Allow::MORE, more);
     }
 
-    /// Demands a path to the peer. If another one was chosen, the call is an error that says why; so is the status of a message
-    /// that waited for its link. A receive that demands one has to name its rank.
+    /// Demands a path to the peer. If another one was chosen, the call is an error that says why;
+    /// so is the status of a message that waited for its link. A receive that demands one has to
+    /// name its rank.
     pub fn require(mut self, path: Path) -> Self {
         self.required = Some(path);
         self
     }
 
-    /// Fails the operation, with [`OpError::TimedOut`](crate::OpError::TimedOut) in its status, if it is not over so
-    /// long after this call, and with [`PostError::TimedOut`] if it is posted only then.
+    /// Fails the operation, with [`OpError::TimedOut`](crate::OpError::TimedOut) in its status, if
+    /// it is not over so long after this call, and with [`PostError::TimedOut`] if it is posted
+    /// only then.
     ///
-    /// Memory that the peer may still read or write stays with the runtime until the peer is done with it or gone,
-    /// so the status of what was sent may come without its buffer; and a message may arrive although its sender has
-    /// given up. An operation that an engine of a GPU is carrying out is waited for.
+    /// Memory that the peer may still read or write stays with the runtime until the peer is done
+    /// with it or gone, so the status of what was sent may come without its buffer; and a message
+    /// may arrive although its sender has given up. An operation that an engine of a GPU is
+    /// carrying out is waited for.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.deadline = Deadline::after(after);
         self

@@ -19,32 +19,37 @@ pub(crate) struct Order {
 }
 
 impl<K> Post<'_, K> {
-    /// Begins the operation only once `event` has fired: after the kernel that writes the buffer, say. Given several times,
-    /// all have to have fired. Progress asks for events; until then the operation waits on this rank, keeps its buffer, and
-    /// can end by its deadline, by the peer's end, or, a receive, by being cancelled.
+    /// Begins the operation only once `event` has fired: after the kernel that writes the buffer,
+    /// say. Given several times, all have to have fired. Progress asks for events; until then the
+    /// operation waits on this rank, keeps its buffer, and can end by its deadline, by the peer's
+    /// end, or, a receive, by being cancelled.
     ///
-    /// A message keeps its place among those to the same peer: what is sent later waits behind it. A receive takes part in the matching
-    /// from when its event has fired, so one that is posted later may come before it. Puts, gets and atomic operations wait
-    /// each for itself; a flush waits for all that were posted before it.
+    /// A message keeps its place among those to the same peer: what is sent later waits behind it.
+    /// A receive takes part in the matching from when its event has fired, so one that is posted
+    /// later may come before it. Puts, gets and atomic operations wait each for itself; a flush
+    /// waits for all that were posted before it.
     pub fn after(mut self, event: &Event) -> Self {
         self.order.get_or_insert_default().after.push(event.clone());
         self
     }
 
-    /// Carries the operation out in the order of a stream: it begins when all work given to the stream so far is over, and
-    /// work that the stream is given later begins when the operation is over on this rank, well or badly: then the status
-    /// says how. What the stream has to wait for is raised by progress.
+    /// Carries the operation out in the order of a stream: it begins when all work given to the
+    /// stream so far is over, and work that the stream is given later begins when the operation is
+    /// over on this rank, well or badly: then the status says how. What the stream has to wait for
+    /// is raised by progress.
     ///
-    /// A put or get between GPU memory, and pinned or GPU memory that is mapped, is a copy on the stream itself, and the stream
-    /// waits for nobody. Everything else has the stream wait for a word: then the rules of
-    /// [`StreamCounter`](crate::StreamCounter) hold, and as many streams may wait.
+    /// A put or get between GPU memory, and pinned or GPU memory that is mapped, is a copy on the
+    /// stream itself, and the stream waits for nobody. Everything else has the stream wait for a
+    /// word: then the rules of [`StreamCounter`](crate::StreamCounter) hold, and as many streams
+    /// may wait.
     ///
     /// # Errors
-    /// When it is posted: [`PostError::OtherGpu`] when the buffer is memory of another GPU than the stream's;
-    /// [`PostError::OwnStream`] for a message from or to a rank of this very process, whose other side could stand behind it
-    /// on the same stream: order that one by `.after(&stream.record()?)`, and have the stream wait for a
-    /// [`StreamCounter`](crate::StreamCounter) when both are posted; [`PostError::Stream`] when the stream cannot be used, is
-    /// being captured into a graph, or must not wait because too many do.
+    /// When it is posted: [`PostError::OtherGpu`] when the buffer is memory of another GPU than the
+    /// stream's; [`PostError::OwnStream`] for a message from or to a rank of this very process,
+    /// whose other side could stand behind it on the same stream: order that one by
+    /// `.after(&stream.record()?)`, and have the stream wait for a
+    /// [`StreamCounter`](crate::StreamCounter) when both are posted; [`PostError::Stream`] when the
+    /// stream cannot be used, is being captured into a graph, or must not wait because too many do.
     pub fn on_stream(mut self, stream: &Arc<dyn Stream>) -> Self {
         self.order.get_or_insert_default().stream = Some(stream.clone());
         self
@@ -77,16 +82,19 @@ impl Order {
     /// Whether memory of this kind can be used in the order of the stream.
     pub(super) fn check_memory(&self, memory: MemKind) -> Result<(), PostError> {
         match (self.gpu()?.map(|gpu| gpu.info().uuid), memory.gpu()) {
-            (Some(stream), Some(owner)) if stream != owner => Err(PostError::OtherGpu { stream, memory }),
+            (Some(stream), Some(owner)) if stream != owner => {
+                Err(PostError::OtherGpu { stream, memory })
+            }
             _ => Ok(()),
         }
     }
 
-    /// The stream, where a copy between these two can be given to it: it is all that there is to the order, and its engine
-    /// reaches both.
+    /// The stream, where a copy between these two can be given to it: it is all that there is to
+    /// the order, and its engine reaches both.
     pub(super) fn stream_for(&self, region: &Region, buffer: MemKind) -> Option<&Arc<dyn Stream>> {
         let stream = self.stream.as_ref().filter(|_| self.after.is_empty())?;
-        let is_reached = goes_on_a_stream(region.kind(), buffer) && stream.gpu().ok()?.reaches_region(region);
+        let is_reached =
+            goes_on_a_stream(region.kind(), buffer) && stream.gpu().ok()?.reaches_region(region);
         is_reached.then_some(stream)
     }
 
@@ -98,8 +106,8 @@ impl Order {
         }
     }
 
-    /// The event before the operation. From now on the stream waits, until what is given back has been told of the end, or
-    /// dropped.
+    /// The event before the operation. From now on the stream waits, until what is given back has
+    /// been told of the end, or dropped.
     pub(super) fn begin(
         &self,
         runtime: &Inner,
@@ -158,11 +166,13 @@ struct Released {
 
 impl Completion for Released {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        // First the bytes of a list are spread over it; and whoever is told must not miss what the stream does next.
+        // First the bytes of a list are spread over it; and whoever is told must not miss what the
+        // stream does next.
         let told = match (&self.inner, &status.error) {
             (Some(inner), _) => inner.signal(status),
             (None, Some(error)) => {
-                tracing::warn!(%error, "an operation on a stream, without a completion object, failed");
+                tracing::warn!(%error, "an operation on a stream, without a completion object, \
+                    failed");
                 Ok(())
             }
             (None, None) => Ok(()),

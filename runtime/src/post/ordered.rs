@@ -1,8 +1,9 @@
 //! Operations that wait for an event before they begin, and copies on streams of the user's.
 //!
-//! What belongs to one stream stands in one line, since a stream does its work in order: of a line the first is asked for.
-//! All others are asked for each, from the newest on: where one event comes before another, and the later is found fired,
-//! the earlier is found fired after that. So receives that wait for events of one stream are posted in their order.
+//! What belongs to one stream stands in one line, since a stream does its work in order: of a line
+//! the first is asked for. All others are asked for each, from the newest on: where one event comes
+//! before another, and the later is found fired, the earlier is found fired after that. So receives
+//! that wait for events of one stream are posted in their order.
 
 use super::atomic::{Atomic, Operation};
 use super::batch::{Batch, Owned, Rest, Started};
@@ -107,7 +108,9 @@ impl What {
 
     pub(super) fn sort(&self) -> Sort {
         match self {
-            Self::Put(..) | Self::Get(..) | Self::Atomic(..) | Self::Batch(_) | Self::Rest(_) => Sort::Memory,
+            Self::Put(..) | Self::Get(..) | Self::Atomic(..) | Self::Batch(_) | Self::Rest(_) => {
+                Sort::Memory
+            }
             Self::Flush => Sort::Flush,
             Self::Recv(..) => Sort::Receive,
         }
@@ -175,7 +178,9 @@ impl Ordered {
         let Some(stream) = stream else { return self.others.push_back(entry) };
         match self.lines.iter_mut().find(|line| Arc::ptr_eq(&line.stream, stream)) {
             Some(line) => line.entries.push_back(entry),
-            None => self.lines.push(Line { stream: stream.clone(), entries: VecDeque::from([entry]) }),
+            None => {
+                self.lines.push(Line { stream: stream.clone(), entries: VecDeque::from([entry]) })
+            }
         }
     }
 
@@ -199,12 +204,14 @@ impl Ordered {
 
     /// Whether operations on a rank's memory wait that were posted before.
     pub(super) fn has_memory(&self, rank: Rank, before: u64) -> bool {
-        let is_one =
-            |entry: &Entry| entry.sort == Sort::Memory && entry.rank == rank && entry.number < before;
+        let is_one = |entry: &Entry| {
+            entry.sort == Sort::Memory && entry.rank == rank && entry.number < before
+        };
         self.entries().any(is_one)
     }
 
-    /// Takes out copies that are done, and the operations whose turn has come; both in the order of posting.
+    /// Takes out copies that are done, and the operations whose turn has come; both in the order of
+    /// posting.
     #[allow(clippy::vec_box, reason = "handed on in the boxes in which they have waited")]
     pub(super) fn ready(&mut self) -> (Vec<Box<Landing>>, Vec<Due>) {
         let (mut copied, mut fired) = (Vec::new(), Vec::new());
@@ -222,12 +229,15 @@ impl Ordered {
         let others = self.others.iter().rev();
         fired.extend(others.filter(|entry| entry.has_fired()).map(Entry::name));
         // A flush begins when nothing of what it waits for has still to begin.
-        fired.retain(|(number, rank, sort)| *sort != Sort::Flush || !self.has_memory(*rank, *number));
-        fired.sort_unstable_by_key(|(number, ..)| *number);
-        let begin = fired.into_iter().filter_map(|(number, ..)| match &mut self.entry(number)?.waits {
-            Waits::Later(later) => later.take().map(|later| (number, later)),
-            Waits::Copy(_) => None,
+        fired.retain(|(number, rank, sort)| {
+            *sort != Sort::Flush || !self.has_memory(*rank, *number)
         });
+        fired.sort_unstable_by_key(|(number, ..)| *number);
+        let begin =
+            fired.into_iter().filter_map(|(number, ..)| match &mut self.entry(number)?.waits {
+                Waits::Later(later) => later.take().map(|later| (number, later)),
+                Waits::Copy(_) => None,
+            });
         let begin = begin.collect();
         (copied, begin)
     }
@@ -290,7 +300,9 @@ impl Later {
         if let Err(error) = self.ready.query() {
             return Start::Over(self.end(OpError::Event(error)));
         }
-        let Some(inner) = self.runtime.upgrade() else { return Start::Over(self.end(OpError::Closed)) };
+        let Some(inner) = self.runtime.upgrade() else {
+            return Start::Over(self.end(OpError::Closed));
+        };
         let runtime = Runtime::of(inner);
         let Self { ready, runtime: weak, mut said, what } = self;
         let mut ticket = None;
@@ -306,8 +318,11 @@ impl Later {
                 (outcome, What::Put(left, remote))
             }
             What::Get(buffer, remote) => {
-                let mut post =
-                    said.post(&runtime, device, Get { buffer: Some(buffer), place: remote.place() });
+                let mut post = said.post(
+                    &runtime,
+                    device,
+                    Get { buffer: Some(buffer), place: remote.place() },
+                );
                 let outcome = Get::post(&mut post);
                 let left = post.kind.buffer.unwrap_or_default();
                 (outcome, What::Get(left, remote))
@@ -327,8 +342,11 @@ impl Later {
             }
             What::Recv(buffer, policy, engine) => {
                 let matching = Match { policy, is_named: false, engine: Some(&engine) };
-                let mut post =
-                    said.post(&runtime, device, Recv { buffer: Some(buffer), matching, ticket: None });
+                let mut post = said.post(
+                    &runtime,
+                    device,
+                    Recv { buffer: Some(buffer), matching, ticket: None },
+                );
                 let outcome = Recv::post(&mut post);
                 ticket = post.kind.ticket;
                 let left = post.kind.buffer.unwrap_or_default();
@@ -336,7 +354,8 @@ impl Later {
             }
             What::Batch(batch) => {
                 let comp = said.comp.as_ref();
-                let begun = batch.with(|kind| said.post(&runtime, device, kind).begin_now(comp, true));
+                let begun =
+                    batch.with(|kind| said.post(&runtime, device, kind).begin_now(comp, true));
                 match begun {
                     Ok(Started::Over(status)) => (Ok(Outcome::Done(status)), What::Batch(batch)),
                     Ok(Started::UnderWay) => (Ok(Outcome::Posted), What::Batch(batch)),

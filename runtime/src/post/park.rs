@@ -21,7 +21,8 @@ use carrack_transports::mem::MemKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a rank that ends waits for copies on streams of the user's, which may wait for anything.
+/// How long a rank that ends waits for copies on streams of the user's, which may wait for
+/// anything.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl<K> Post<'_, K> {
@@ -78,8 +79,8 @@ struct End<'g> {
 }
 
 impl<K> Post<'_, K> {
-    /// Begins a put or a get in its order: as a copy on the stream, where that can be, or it waits. The buffer is taken when
-    /// nothing is left to be checked, and comes with the error if it was.
+    /// Begins a put or a get in its order: as a copy on the stream, where that can be, or it waits.
+    /// The buffer is taken when nothing is left to be checked, and comes with the error if it was.
     fn begin_move(
         &self,
         order: &Order,
@@ -134,7 +135,8 @@ impl Post<'_, Put<'_>> {
         }
         let buffer = given.as_ref().ok_or(PostError::Spent)?;
         let gpu = buffer.gpu().cloned();
-        let end = End { kind: buffer.kind(), size: buffer.len(), gpu: gpu.as_ref(), is_source: true };
+        let end =
+            End { kind: buffer.kind(), size: buffer.len(), gpu: gpu.as_ref(), is_source: true };
         let mut borrowed = None;
         let take = || {
             let (owned, bytes) = own_or_take(self.device_inner(), given);
@@ -168,7 +170,8 @@ impl Post<'_, Get<'_>> {
             return Err(PostError::ReadOnly("Bytes"));
         }
         let gpu = buffer.gpu().cloned();
-        let end = End { kind: buffer.kind(), size: buffer.len(), gpu: gpu.as_ref(), is_source: false };
+        let end =
+            End { kind: buffer.kind(), size: buffer.len(), gpu: gpu.as_ref(), is_source: false };
         let take = || given.take().unwrap_or_default();
         self.begin_move(order, &self.kind.place, end, take, comp).map_err(|refused| {
             let (error, taken) = *refused;
@@ -325,7 +328,9 @@ impl DeviceInner {
     fn end_ordered_if_gone(&self, runtime: &Inner, rank: Rank) {
         let by_route = self.known_route(rank).and_then(|route| route.down().cloned());
         let Some(cause) = by_route.or_else(|| runtime.down().get(&rank).cloned()) else { return };
-        self.tell_later(self.fail_ordered(rank, &|| OpError::PeerDown { rank, cause: cause.clone() }));
+        self.tell_later(
+            self.fail_ordered(rank, &|| OpError::PeerDown { rank, cause: cause.clone() }),
+        );
     }
 
     /// Takes out what is late.
@@ -367,7 +372,8 @@ impl DeviceInner {
 
     /// What waits, but for receives.
     pub(crate) fn orders_sent(&self) -> bool {
-        !self.ordered.is_empty() && self.ordered.lock().entries().any(|entry| entry.sort != Sort::Receive)
+        !self.ordered.is_empty()
+            && self.ordered.lock().entries().any(|entry| entry.sort != Sort::Receive)
     }
 
     pub(crate) fn list_ordered(&self, list: &mut dyn FnMut(PendingOp)) {
@@ -401,7 +407,8 @@ impl DeviceInner {
     }
 }
 
-/// Copies on streams at the end of the runtime: those are waited for a moment, and what does not end keeps its memory.
+/// Copies on streams at the end of the runtime: those are waited for a moment, and what does not
+/// end keeps its memory.
 #[cold]
 pub(crate) fn end_copies(copies: Vec<Landing>) {
     let until = Instant::now() + PATIENCE;
@@ -413,7 +420,8 @@ pub(crate) fn end_copies(copies: Vec<Landing>) {
             landing.into_status(OpError::Closed)
         } else {
             let Landing { transfer, comp, rank, tag, size, user_context, .. } = landing;
-            tracing::warn!(%rank, size, "a copy on a stream has not ended: its memory stays for the stream");
+            tracing::warn!(%rank, size, "a copy on a stream has not ended: its memory stays for \
+                the stream");
             transfer.abandon();
             let error = Some(Box::new(OpError::Closed));
             (comp, Status { rank, tag, size, user_context, buffer: Buffer::Empty, error })

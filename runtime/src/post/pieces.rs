@@ -1,8 +1,8 @@
 //! Operations on several buffers at once.
 //!
-//! A list of buffers ([`Buffer::List`]) is sent as one message, and filled by one. Its bytes are gathered into one place before they
-//! are sent, and spread over the list when they have come: one copy more than from a buffer in one piece. The list comes back in the
-//! status.
+//! A list of buffers ([`Buffer::List`]) is sent as one message, and filled by one. Its bytes are
+//! gathered into one place before they are sent, and spread over the list when they have come: one
+//! copy more than from a buffer in one piece. The list comes back in the status.
 
 use super::options::{Kind, Outcome, Post};
 use crate::buffer::{Buffer, SendBuffer, fresh};
@@ -149,13 +149,15 @@ fn gather(list: &mut [Buffer], sends: bool) -> Result<Buffer, PostError> {
 }
 
 impl<K: Carries> Post<'_, K> {
-    /// Posts it, if its buffer is a list. Memory that the program may have freed is looked at on the occasion: each operation
-    /// with a buffer of its own comes by here.
+    /// Posts it, if its buffer is a list. Memory that the program may have freed is looked at on
+    /// the occasion: each operation with a buffer of its own comes by here.
     #[inline]
     pub(super) fn in_pieces(&mut self) -> Option<Result<Outcome, PostError>> {
         match self.kind.held().as_mut()?.owned()? {
             Buffer::List(_) => Some(self.call_in_pieces()),
-            Buffer::Region(slice) => slice.region().recheck().err().map(|freed| Err(PostError::Freed(freed))),
+            Buffer::Region(slice) => {
+                slice.region().recheck().err().map(|freed| Err(PostError::Freed(freed)))
+            }
             _ => None,
         }
     }
@@ -180,8 +182,11 @@ impl<K: Carries> Post<'_, K> {
                 return Err(error);
             }
         };
-        let spread =
-            Arc::new(Spread { inner: self.comp.cloned(), list: Mutex::new(Some(list)), fills: !is_sent });
+        let spread = Arc::new(Spread {
+            inner: self.comp.cloned(),
+            list: Mutex::new(Some(list)),
+            fills: !is_sent,
+        });
         let comp: Arc<dyn Completion> = spread.clone();
         *self.kind.held() = Some(K::Held::of(whole));
         let allow = if waits { self.allow.without_posted() } else { self.allow };
@@ -206,7 +211,9 @@ impl<K: Carries> Post<'_, K> {
             }
             other => {
                 self.kind = post.kind;
-                if let Some(list) = spread.list.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                if let Some(list) =
+                    spread.list.lock().unwrap_or_else(PoisonError::into_inner).take()
+                {
                     *self.kind.held() = Some(K::Held::of(list.into()));
                 }
                 other

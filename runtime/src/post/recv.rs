@@ -22,14 +22,20 @@ pub struct Recv<'a> {
 }
 
 impl Runtime {
-    /// A receive of a message that matches: into a `Vec<u8>`, a `BytesMut`, a packet, or part of a region.
-    /// The buffer's length is its room; how long the message was, the status says.
+    /// A receive of a message that matches: into a `Vec<u8>`, a `BytesMut`, a packet, or part of a
+    /// region. The buffer's length is its room; how long the message was, the status says.
     ///
-    /// Whatever device it is posted on, a message comes by progress on the one that its sender has posted it on.
+    /// Whatever device it is posted on, a message comes by progress on the one that its sender has
+    /// posted it on.
     ///
-    /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by what is left; its sender must have posted
-    /// with that policy.
-    pub fn post_recv<'a>(&'a self, rank: Rank, buffer: impl Into<Buffer>, tag: Tag) -> PostRecv<'a> {
+    /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by what is left; its sender must have
+    /// posted with that policy.
+    pub fn post_recv<'a>(
+        &'a self,
+        rank: Rank,
+        buffer: impl Into<Buffer>,
+        tag: Tag,
+    ) -> PostRecv<'a> {
         let (buffer, matching) = (Some(buffer.into()), Match::default());
         Post::new(self, rank, tag, Recv { buffer, matching, ticket: None })
     }
@@ -119,7 +125,9 @@ impl Post<'_, Recv<'_>> {
         let device = other.as_ref().map_or(device, |other| &*other.0);
         let receive = Receive { comp: None, ..make(held.take().unwrap_or_default()) };
         let needs_engine = match &message.content {
-            Content::Here(payload) => !(receive.buffer.kind().is_host() && payload.view().place().is_host()),
+            Content::Here(payload) => {
+                !(receive.buffer.kind().is_host() && payload.view().place().is_host())
+            }
             Content::Offered(..) => true,
         };
         if needs_engine {
@@ -148,8 +156,9 @@ impl Post<'_, Recv<'_>> {
         self.kind.ticket = Some(ticket);
         runtime.deadlines.note(self.deadline);
         if policy.looks_at_rank() {
-            // Nothing more will come from a rank that is gone: whoever waits for it must not wait for ever.
-            // A rank is noted before its receives are looked for in the table, where this one stands now.
+            // Nothing more will come from a rank that is gone: whoever waits for it must not wait
+            // for ever. A rank is noted before its receives are looked for in the table, where this
+            // one stands now.
             if runtime.any_down()
                 && let Some(cause) = runtime.down().get(&rank).cloned()
             {
@@ -165,22 +174,26 @@ impl Post<'_, Recv<'_>> {
         Outcome::Posted
     }
 
-    /// What names this receive to [`Runtime::cancel`], once it was `Posted`: if it waits for its message, or did
-    /// when it was posted, or for an event. There is none while nothing was posted, or if the message was there already.
+    /// What names this receive to [`Runtime::cancel`], once it was `Posted`: if it waits for its
+    /// message, or did when it was posted, or for an event. There is none while nothing was posted,
+    /// or if the message was there already.
     pub fn ticket(&self) -> Option<Ticket> {
         self.kind.ticket
     }
 
-    /// A rank that is waited for must be heard of when it goes, also if nothing was ever sent to it: so there
-    /// has to be a link.
+    /// A rank that is waited for must be heard of when it goes, also if nothing was ever sent to
+    /// it: so there has to be a link.
     fn watch(&self, device: &DeviceInner) {
-        let Some(route) = device.route(self.rank).filter(|route| route.linked().is_none()) else { return };
+        let Some(route) = device.route(self.rank).filter(|route| route.linked().is_none()) else {
+            return;
+        };
         match route.link(&self.runtime.0, device) {
             Ok(Some(_)) => {}
             Ok(None) => self.runtime.0.look_out_for(device, self.rank),
             // If it is gone, the receive has been ended with the reason.
             Err(error) => {
-                tracing::debug!(%error, rank = self.rank.0, "no link to a rank that is received from");
+                tracing::debug!(%error, rank = self.rank.0, "no link to a rank that is received \
+                    from");
             }
         }
     }
@@ -202,7 +215,11 @@ impl Post<'_, Recv<'_>> {
             required: self.required,
             deadline: self.deadline,
             order: self.order.take(),
-            kind: Recv { buffer: self.kind.buffer.take(), matching: self.kind.matching, ticket: None },
+            kind: Recv {
+                buffer: self.kind.buffer.take(),
+                matching: self.kind.matching,
+                ticket: None,
+            },
         };
         let outcome = inner.post();
         self.kind.buffer = inner.kind.buffer.take();
@@ -228,7 +245,9 @@ pub(super) fn wait_for(runtime: &Runtime, waiting: &Synchronizer) -> Result<Stat
         match runtime.0.wait_keeping(&|| waiting.test(), None) {
             Ok(()) => {}
             Err(WaitError::Progress(ProgressError::Forked)) => return Err(PostError::Forked),
-            Err(WaitError::Progress(_) | WaitError::TimedOut(_)) => return Err(PostError::WouldBlock),
+            Err(WaitError::Progress(_) | WaitError::TimedOut(_)) => {
+                return Err(PostError::WouldBlock);
+            }
         }
         if let Some(status) = waiting.take().and_then(|mut statuses| statuses.pop()) {
             return Ok(status);

@@ -52,12 +52,14 @@ pub(super) enum Begun {
     UnderWay,
     /// Too much waits for peers already: nothing was begun.
     Busy,
-    /// The link takes nothing more at the moment: nothing was begun. Only where it may be tried again.
+    /// The link takes nothing more at the moment: nothing was begun. Only where it may be tried
+    /// again.
     Full(RetryReason),
 }
 
 impl Runtime {
-    /// Writes `buffer` into the memory of `rank`, at `offset` in the region or part that `rmr` names.
+    /// Writes `buffer` into the memory of `rank`, at `offset` in the region or part that `rmr`
+    /// names.
     ///
     /// It is over when the bytes are visible there.
     pub fn post_put<'a>(
@@ -71,7 +73,8 @@ impl Runtime {
         Post::new(self, rank, Tag::default(), Put { buffer: Some(buffer.into()), place })
     }
 
-    /// Fills `buffer` from the memory of `rank`, from `offset` in the region or part that `rmr` names.
+    /// Fills `buffer` from the memory of `rank`, from `offset` in the region or part that `rmr`
+    /// names.
     pub fn post_get<'a>(
         &'a self,
         rank: Rank,
@@ -85,8 +88,8 @@ impl Runtime {
 }
 
 impl<K> Post<'_, K> {
-    /// The remote memory and where in it, if it is mapped here (for the engines of the GPU that is `near`); else its owner has to
-    /// help.
+    /// The remote memory and where in it, if it is mapped here (for the engines of the GPU that is
+    /// `near`); else its owner has to help.
     pub(super) fn remote<'p>(
         &self,
         place: &Place<'p>,
@@ -106,7 +109,11 @@ impl<K> Post<'_, K> {
             return Err(other_path(rank, transport, required, why));
         }
         let Some(imported) = imported else {
-            return if rmr.is_of(self.runtime.0.job) { Ok(None) } else { Err(PostError::OtherJob(rank)) };
+            return if rmr.is_of(self.runtime.0.job) {
+                Ok(None)
+            } else {
+                Err(PostError::OtherJob(rank))
+            };
         };
         let Some(region) = imported.region() else { return Err(PostError::Stale(rank)) };
         let room = region.len() as u64;
@@ -117,8 +124,13 @@ impl<K> Post<'_, K> {
         Ok(Some((region, usize::try_from(at).unwrap_or(usize::MAX))))
     }
 
-    /// Where in its region a part begins, and the way to its owner, to which there is a link or will be one.
-    pub(super) fn check_place(&self, place: &Place<'_>, len: u64) -> Result<(u64, &Arc<Route>), PostError> {
+    /// Where in its region a part begins, and the way to its owner, to which there is a link or
+    /// will be one.
+    pub(super) fn check_place(
+        &self,
+        place: &Place<'_>,
+        len: u64,
+    ) -> Result<(u64, &Arc<Route>), PostError> {
         self.check_rank()?;
         self.check_deadline()?;
         let (rank, rmr, offset) = (self.rank, place.rmr, place.offset);
@@ -163,7 +175,8 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// Whether what goes by the memory's owner goes by the transport that was demanded, as far as that is known.
+    /// Whether what goes by the memory's owner goes by the transport that was demanded, as far as
+    /// that is known.
     pub(super) fn check_transport(&self, route: &Route) -> Result<(), PostError> {
         match (self.required.map(Path::name), route.linked().map(|linked| linked.transport)) {
             (Some(required), Some(transport)) if required != transport => {
@@ -173,14 +186,19 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// Whether an operation between memory of `kind` and remote memory is a matter of copying, here and now.
+    /// Whether an operation between memory of `kind` and remote memory is a matter of copying, here
+    /// and now.
     pub(super) fn ends_at_once(&self, place: &Place<'_>, kind: MemKind) -> bool {
         let imported = || place.rmr.imported(&self.runtime.0, None).ok();
         let region = || imported()?.1.region();
         kind.is_host() && region().is_some_and(|region| region.kind().is_host())
     }
 
-    pub(super) fn outstanding(&self, size: usize, comp: Option<&Arc<dyn Completion>>) -> Outstanding {
+    pub(super) fn outstanding(
+        &self,
+        size: usize,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Outstanding {
         let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
         Outstanding { rank, tag, size, user_context, comp: comp.cloned(), deadline: self.deadline }
     }
@@ -190,12 +208,14 @@ impl<K> Post<'_, K> {
         Begun::Over(Status { rank, tag, size, user_context, buffer, error: None })
     }
 
-    /// Returns `true` if an operation that notifies the owner is to be tried later: the owner keeps too many
-    /// notifications, or this rank has not listened for long.
+    /// Returns `true` if an operation that notifies the owner is to be tried later: the owner keeps
+    /// too many notifications, or this rank has not listened for long.
     #[inline(always)]
     pub(super) fn waits_to_notify(&self, signal: Option<RemoteComp>) -> bool {
         let deaf = &self.device_inner().deaf;
-        signal.is_some() && (deaf.has_to_listen() || deaf.was_refused()) && self.has_to_wait_to_notify()
+        signal.is_some()
+            && (deaf.has_to_listen() || deaf.was_refused())
+            && self.has_to_wait_to_notify()
     }
 
     #[cold]
@@ -209,7 +229,8 @@ impl<K> Post<'_, K> {
         if has_to_listen {
             self.runtime.0.sleepers.wake();
         }
-        has_to_listen || device.known_route(self.rank).is_some_and(|route| route.takes_no_notifications())
+        has_to_listen
+            || device.known_route(self.rank).is_some_and(|route| route.takes_no_notifications())
     }
 
     /// Tells the owner's completion object, if one was named.
@@ -219,8 +240,8 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// Copies between two buffers of which a GPU's engine has to touch one, in the order of a stream or as soon as it can. The
-    /// error comes with the caller's buffer.
+    /// Copies between two buffers of which a GPU's engine has to touch one, in the order of a
+    /// stream or as soon as it can. The error comes with the caller's buffer.
     pub(super) fn transfer(
         &self,
         place: &Place<'_>,
@@ -312,8 +333,8 @@ fn other_path(
 }
 
 impl<K> Post<'_, K> {
-    /// Begins an operation; if the call `waits`, until its end, and for room if it may not be tried again. Inside a handler
-    /// nothing is waited for: there it is begun only if it `ends_at_once`.
+    /// Begins an operation; if the call `waits`, until its end, and for room if it may not be tried
+    /// again. Inside a handler nothing is waited for: there it is begun only if it `ends_at_once`.
     pub(super) fn begin_or_wait(
         &self,
         waits: bool,
@@ -331,7 +352,9 @@ impl<K> Post<'_, K> {
         loop {
             match begin(Some(waiting.as_completion()))? {
                 Begun::UnderWay => return wait_for(self.runtime, &waiting).map(Begun::Over),
-                Begun::Busy if !self.allow.retry() && in_handler() => return Err(PostError::WouldBlock),
+                Begun::Busy if !self.allow.retry() && in_handler() => {
+                    return Err(PostError::WouldBlock);
+                }
                 Begun::Busy if !self.allow.retry() => step(self.runtime, self.device_inner()),
                 begun => return Ok(begun),
             }
@@ -428,8 +451,9 @@ impl Post<'_, Put<'_>> {
 }
 
 impl Post<'_, Put<'_>> {
-    /// A put from one GPU's memory to another's, as most are: what `transfer` does, without a look at what else the two could be. Not
-    /// inlined: what it keeps on the stack is nothing for a put of host memory.
+    /// A put from one GPU's memory to another's, as most are: what `transfer` does, without a look
+    /// at what else the two could be. Not inlined: what it keeps on the stack is nothing for a put
+    /// of host memory.
     #[inline(never)]
     fn begin_between(
         &self,
@@ -437,7 +461,8 @@ impl Post<'_, Put<'_>> {
         (target, source): (RegionSlice, RegionSlice),
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Begun, Box<Refused>> {
-        let (rank, tag, size, user_context) = (self.rank, self.tag, source.len(), self.user_context);
+        let (rank, tag, size, user_context) =
+            (self.rank, self.tag, source.len(), self.user_context);
         let transfer = Moving::Engine(Transfer::between(target, source)?);
         let device = self.device_inner();
         device.add_landing(Landing {
@@ -576,7 +601,8 @@ impl Post<'_, Get<'_>> {
             if device.bulk.is_full() {
                 return Ok(Begun::Busy);
             }
-            let Outstanding { tag, user_context, comp, deadline, .. } = self.outstanding(size, comp);
+            let Outstanding { tag, user_context, comp, deadline, .. } =
+                self.outstanding(size, comp);
             let buffer = given.take().unwrap_or_default();
             let target = Target::Receive { tag, buffer, comp, user_context, deadline };
             let message = Message::Get { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };

@@ -20,7 +20,12 @@ pub struct Send<'a> {
 
 impl Runtime {
     /// A message for a receive of `rank` that matches.
-    pub fn post_send<'a>(&'a self, rank: Rank, buffer: impl Into<SendBuffer<'a>>, tag: Tag) -> PostSend<'a> {
+    pub fn post_send<'a>(
+        &'a self,
+        rank: Rank,
+        buffer: impl Into<SendBuffer<'a>>,
+        tag: Tag,
+    ) -> PostSend<'a> {
         let (sending, matching) = (Sending::of(buffer), Match::default());
         Post::new(self, rank, tag, Send { sending, matching })
     }

@@ -50,7 +50,8 @@ impl<'a> Outgoing<'a> {
         post.check_rank()?;
         post.check_deadline()?;
         let device = post.device_inner();
-        let no_such_rank = || PostError::NoSuchRank { rank: post.rank, last: post.runtime.0.size - 1 };
+        let no_such_rank =
+            || PostError::NoSuchRank { rank: post.rank, last: post.runtime.0.size - 1 };
         Ok(Self {
             runtime: post.runtime,
             device,
@@ -80,9 +81,10 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// The path of a short message from borrowed bytes, to a peer that is linked, with no option that asks for
-/// more: everything else, and everything that is not well, goes by [`transmit`]. It checks the same things
-/// and answers the same; it is here because a small message takes less time than `transmit`'s bookkeeping.
+/// The path of a short message from borrowed bytes, to a peer that is linked, with no option that
+/// asks for more: everything else, and everything that is not well, goes by [`transmit`]. It checks
+/// the same things and answers the same; it is here because a small message takes less time than
+/// `transmit`'s bookkeeping.
 #[inline(always)]
 pub(super) fn transmit_short<K>(
     post: &mut Post<'_, K>,
@@ -116,7 +118,14 @@ pub(super) fn transmit_short<K>(
             post.device_inner().deaf.sent(bytes.len());
             let (rank, tag, user_context) = (post.rank, post.tag, post.user_context);
             let buffer = Buffer::Empty;
-            Some(Outcome::Done(Status { rank, tag, size: bytes.len(), user_context, buffer, error: None }))
+            Some(Outcome::Done(Status {
+                rank,
+                tag,
+                size: bytes.len(),
+                user_context,
+                buffer,
+                error: None,
+            }))
         }
         // Of a peer that is gone there is more to be said than that its ring is full.
         Short::Busy(_) if route.down().is_some() => None,
@@ -136,7 +145,10 @@ enum Attempt {
 
 /// Sends a message as its options allow.
 #[inline]
-pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
+pub(super) fn transmit(
+    out: &Outgoing<'_>,
+    sending: &mut Sending<'_>,
+) -> Result<Outcome, PostError> {
     if !out.allow.posted() {
         return transmit_and_wait(out, sending);
     }
@@ -161,7 +173,8 @@ pub(super) fn transmit(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<
         }
         Attempt::Posted => {
             // An owned buffer was taken, and an empty one left. Borrowed bytes are free.
-            sending.buffer = sending.buffer.take().filter(|buffer| matches!(buffer, SendBuffer::Borrowed(_)));
+            sending.buffer =
+                sending.buffer.take().filter(|buffer| matches!(buffer, SendBuffer::Borrowed(_)));
             out.runtime.0.deadlines.note(out.deadline);
             Ok(Outcome::Posted)
         }
@@ -206,7 +219,9 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     }
     let size = buffer.len();
     let submitted = match (plan, buffer) {
-        (Plan::Copy, buffer) => linked.link.submit(Op::AmCopied { header: out.header, bytes: buffer.view() }),
+        (Plan::Copy, buffer) => {
+            linked.link.submit(Op::AmCopied { header: out.header, bytes: buffer.view() })
+        }
         (Plan::HandOver, SendBuffer::Owned(buffer)) => return hand_over(out, linked, buffer),
         (Plan::Offer, buffer) => return offer(out, linked, buffer, is_held),
         (Plan::Map, SendBuffer::Owned(buffer)) => return offer_mapped(out, linked, buffer),
@@ -256,9 +271,14 @@ fn offer(
     }
 }
 
-/// Offers a message that the receiver fetches from a GPU. One that it cannot goes by way of the backlog, which copies it.
+/// Offers a message that the receiver fetches from a GPU. One that it cannot goes by way of the
+/// backlog, which copies it.
 #[cold]
-fn offer_mapped(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result<Attempt, PostError> {
+fn offer_mapped(
+    out: &Outgoing<'_>,
+    linked: &Linked,
+    buffer: &mut Buffer,
+) -> Result<Attempt, PostError> {
     let operation = out.outstanding(buffer.len());
     match out.device.offer_mapped(&out.runtime.0, linked, out.header, operation, buffer) {
         None => Ok(Attempt::Park),
@@ -273,7 +293,11 @@ fn offer_mapped(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Res
 
 /// The link takes the buffer, and gives it back when it is done.
 #[cold]
-fn hand_over(out: &Outgoing<'_>, linked: &Linked, buffer: &mut Buffer) -> Result<Attempt, PostError> {
+fn hand_over(
+    out: &Outgoing<'_>,
+    linked: &Linked,
+    buffer: &mut Buffer,
+) -> Result<Attempt, PostError> {
     let outstanding = out.outstanding(buffer.len());
     let Ok(token) = out.device.outstanding.insert(outstanding) else {
         return Ok(Attempt::Busy(RetryReason::NoPacket));
@@ -307,15 +331,16 @@ fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, P
 #[cold]
 pub(crate) fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostError {
     use crate::protocol::select::Verdict;
-    let why = linked.verdicts.iter().find(|path| path.transport == required.name()).map(|path| {
-        match &path.verdict {
-            Verdict::Chosen => String::new(),
-            Verdict::Passed(why) => {
-                format!("{why}; set CARRACK_TRANSPORT={} to have no other", required.name())
-            }
-            Verdict::Refused(why) => why.clone(),
-        }
-    });
+    let why =
+        linked.verdicts.iter().find(|path| path.transport == required.name()).map(
+            |path| match &path.verdict {
+                Verdict::Chosen => String::new(),
+                Verdict::Passed(why) => {
+                    format!("{why}; set CARRACK_TRANSPORT={} to have no other", required.name())
+                }
+                Verdict::Refused(why) => why.clone(),
+            },
+        );
     PostError::Path {
         rank,
         chosen: linked.transport,
@@ -328,10 +353,13 @@ pub(crate) fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostErr
 fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
     let rank = out.rank;
     match error {
-        SubmitError::TooLong { len, max } => PostError::Memory(CopyError::TooLong { len, room: max }),
-        SubmitError::Kind(kind) => {
-            PostError::Memory(CopyError::Unknown { dst: carrack_transports::mem::MemKind::Host, src: kind })
+        SubmitError::TooLong { len, max } => {
+            PostError::Memory(CopyError::TooLong { len, room: max })
         }
+        SubmitError::Kind(kind) => PostError::Memory(CopyError::Unknown {
+            dst: carrack_transports::mem::MemKind::Host,
+            src: kind,
+        }),
         SubmitError::Down { cause, .. } => {
             out.route.tell_down(&cause);
             PostError::PeerDown { rank, cause }

@@ -1,5 +1,6 @@
-//! Atomic operations on words whose agent is their owner's NIC: everybody goes by it, the owner itself and ranks that have the memory
-//! mapped included, since what a NIC does to a word is atomic among its own operations alone.
+//! Atomic operations on words whose agent is their owner's NIC: everybody goes by it, the owner
+//! itself and ranks that have the memory mapped included, since what a NIC does to a word is atomic
+//! among its own operations alone.
 
 use super::atomic::{Atomic, Operation};
 use super::nic::Given;
@@ -15,7 +16,8 @@ use carrack_transports::gpu::{Event, EventState, GpuError};
 use std::sync::Arc;
 
 impl Post<'_, Atomic<'_>> {
-    /// Gives it to the link to the owner's NIC. Until its owner has told where the word is, it waits.
+    /// Gives it to the link to the owner's NIC. Until its owner has told where the word is, it
+    /// waits.
     #[cold]
     pub(super) fn begin_by_nic(
         &self,
@@ -40,7 +42,9 @@ impl Post<'_, Atomic<'_>> {
         };
         // Held until the link has it: nobody lets go of a place that is being used.
         let known = remote.look();
-        let Some(word) = self.part_of(*known, place, 8)? else { return Err(PostError::Stale(self.rank)) };
+        let Some(word) = self.part_of(*known, place, 8)? else {
+            return Err(PostError::Stale(self.rank));
+        };
         if !word.addr.is_multiple_of(8) {
             let offset = usize::try_from(place.rmr.offset() + place.offset).unwrap_or(usize::MAX);
             return Err(PostError::Atomic(AtomicError::Unaligned { offset }));
@@ -56,12 +60,17 @@ impl Post<'_, Atomic<'_>> {
         match given {
             Ok(Given::UnderWay) => Ok(Begun::UnderWay),
             Ok(Given::Full(reason)) if self.allow.retry() => Ok(Begun::Full(reason)),
-            Ok(Given::Full(_)) => self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp),
+            Ok(Given::Full(_)) => {
+                self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp)
+            }
             Ok(Given::Refused(why)) => Err(unreachable(why)),
             // The rank itself may be there: of its end the link of messages tells.
-            Err(PostError::PeerDown { cause, .. }) if route.down().is_none() => Err(unreachable(format!(
-                "the connection to the NIC that is the agent of its words ({transport}) has ended: {cause}"
-            ))),
+            Err(PostError::PeerDown { cause, .. }) if route.down().is_none() => {
+                Err(unreachable(format!(
+                    "the connection to the NIC that is the agent of its words ({transport}) has \
+                    ended: {cause}"
+                )))
+            }
             Err(error) => Err(error),
         }
     }
@@ -69,8 +78,13 @@ impl Post<'_, Atomic<'_>> {
     fn check_path(&self, transport: &str) -> Result<(), PostError> {
         match self.required.map(Path::name) {
             Some(required) if required != transport => {
-                let chosen =
-                    self.runtime.0.domains.iter().map(|(name, _)| *name).find(|name| *name == transport);
+                let chosen = self
+                    .runtime
+                    .0
+                    .domains
+                    .iter()
+                    .map(|(name, _)| *name)
+                    .find(|name| *name == transport);
                 let why = "the agent of the words is their owner's NIC".into();
                 let chosen = chosen.unwrap_or("a transport that this rank does not have");
                 Err(PostError::Path { rank: self.rank, chosen, required, why })

@@ -1,8 +1,8 @@
 //! Errors of progress that no caller could be given at once.
 //!
 //! A call of progress returns one error. Further ones, and those that turn up in calls with another
-//! result (collectives, futures, posts that wait, the progress thread), are kept: the user's next calls of
-//! progress or `wait` return them, one each.
+//! result (collectives, futures, posts that wait, the progress thread), are kept: the user's next
+//! calls of progress or `wait` return them, one each.
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::error::ProgressError;
@@ -26,7 +26,8 @@ impl Complaints {
             kept.push_back(error);
             self.0.set_count(kept.len());
         } else {
-            tracing::warn!(%error, "an error that no call of progress or wait returns: too many wait for one");
+            tracing::warn!(%error, "an error that no call of progress or wait returns: too many \
+                wait for one");
         }
     }
 

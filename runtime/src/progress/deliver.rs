@@ -36,9 +36,10 @@ impl Pass<'_> {
         met.meetings.clear();
     }
 
-    /// The small messages at the front of the batch: the path where each nanosecond counts. They are handed over
-    /// without leaving the batch, under one guard against panics for all of them. Stops at the first
-    /// message about which there is more to be done, and at the first completion object without room.
+    /// The small messages at the front of the batch: the path where each nanosecond counts. They
+    /// are handed over without leaving the batch, under one guard against panics for all of them.
+    /// Stops at the first message about which there is more to be done, and at the first completion
+    /// object without room.
     #[inline(always)]
     fn deliver_small(&mut self, scratch: &mut Scratch) {
         let Scratch { batch, comps, met, .. } = scratch;
@@ -53,7 +54,8 @@ impl Pass<'_> {
                         let (name, tag) = Message::am(*header);
                         let Some(comp) = comps.get(name) else { return };
                         let size = bytes.as_slice().len();
-                        let status = arrival(self.device.rank_of(*from), tag, size, Buffer::Small(*bytes));
+                        let status =
+                            arrival(self.device.rank_of(*from), tag, size, Buffer::Small(*bytes));
                         next += 1;
                         if let Err(status) = comp.signal(status) {
                             full = Some((comp.clone(), status, About::Whole));
@@ -73,7 +75,8 @@ impl Pass<'_> {
                     match Found::decode(*header) {
                         Some(Found::Kept) => next += 1,
                         Some(Found::Met(at)) => {
-                            let Some(place @ Some(Meeting::Over(..))) = met.meetings.get_mut(at) else {
+                            let Some(place @ Some(Meeting::Over(..))) = met.meetings.get_mut(at)
+                            else {
                                 return;
                             };
                             next += 1;
@@ -91,7 +94,9 @@ impl Pass<'_> {
             let Err(panic) = guarded else { break };
             // The message that users' code panicked on is gone; those behind it are not.
             next = next.max(begun + 1);
-            let from = messages.get(next - 1).map_or(self.inner.rank, |last| self.device.rank_of(last.from));
+            let from = messages
+                .get(next - 1)
+                .map_or(self.inner.rank, |last| self.device.rank_of(last.from));
             self.complain(panicked(from, panic.as_ref()));
         }
         batch.forget_small(next);
@@ -112,9 +117,12 @@ impl Pass<'_> {
         }
     }
 
-    /// What is not an active message. Its payload is looked at where it lies: a move takes as long as the rest.
+    /// What is not an active message. Its payload is looked at where it lies: a move takes as long
+    /// as the rest.
     fn deliver_other(&mut self, event: Event, met: &mut Met, comps: &Snapshot) {
-        let Event::Arrived { from, header, payload } = &event else { return self.deliver_end(event) };
+        let Event::Arrived { from, header, payload } = &event else {
+            return self.deliver_end(event);
+        };
         let (from, header) = (self.device.rank_of(*from), *header);
         match Found::decode(header) {
             Some(Found::Met(at)) => match met.take(at) {
@@ -132,7 +140,8 @@ impl Pass<'_> {
                     },
                     _ => self.nonsense(from),
                 },
-                Ok(Message::Send { .. } | Message::OfferSend { .. } | Message::Am { .. }) | Err(_) => {
+                Ok(Message::Send { .. } | Message::OfferSend { .. } | Message::Am { .. })
+                | Err(_) => {
                     self.nonsense(from);
                 }
                 Ok(message) => self.deliver_bulk(from, message, payload, comps),
@@ -143,9 +152,12 @@ impl Pass<'_> {
     /// What is not a message: the end of an operation, or of a peer.
     fn deliver_end(&mut self, event: Event) {
         match event {
-            Event::Completion { token, buffer, outcome } => self.operation_over(token.0, buffer, outcome),
+            Event::Completion { token, buffer, outcome } => {
+                self.operation_over(token.0, buffer, outcome)
+            }
             Event::PeerDown { peer, cause } => self.peer_down(self.device.rank_of(peer), cause),
-            // Connected, and whatever later transports report: the backlog is looked at in any case.
+            // Connected, and whatever later transports report: the backlog is looked at in any
+            // case.
             _ => {}
         }
     }
@@ -159,9 +171,11 @@ impl Pass<'_> {
 
     /// One of the messages that large ones, and operations on memory, need.
     fn deliver_bulk(&mut self, from: Rank, message: Message, payload: &Payload, comps: &Snapshot) {
-        // Of a peer that is gone everything has been ended, maybe while this was on its way, on another thread.
-        let is_gone =
-            |device: &DeviceInner| device.known_route(from).is_some_and(|route| route.down().is_some());
+        // Of a peer that is gone everything has been ended, maybe while this was on its way, on
+        // another thread.
+        let is_gone = |device: &DeviceInner| {
+            device.known_route(from).is_some_and(|route| route.down().is_some())
+        };
         if let Err(why) = self.bulk(from, message, payload, comps)
             && !is_gone(self.device)
         {
@@ -201,9 +215,20 @@ impl Pass<'_> {
     }
 
     #[inline]
-    fn deliver_am(&mut self, from: Rank, name: RemoteComp, tag: Tag, payload: Payload, comps: &Snapshot) {
+    fn deliver_am(
+        &mut self,
+        from: Rank,
+        name: RemoteComp,
+        tag: Tag,
+        payload: Payload,
+        comps: &Snapshot,
+    ) {
         let Some(comp) = comps.get(name) else {
-            self.complain(ProgressError::NoSuchCompletion { from, comp: name, size: payload.len() });
+            self.complain(ProgressError::NoSuchCompletion {
+                from,
+                comp: name,
+                size: payload.len(),
+            });
             return;
         };
         let Err(payload) = self.queue_am(comp, from, tag, payload) else { return };
@@ -221,10 +246,14 @@ impl Pass<'_> {
         }
     }
 
-    /// The buffer in which a completion object gets a message. Gives the message back if it needs a packet
-    /// and none is left.
+    /// The buffer in which a completion object gets a message. Gives the message back if it needs a
+    /// packet and none is left.
     #[inline]
-    pub(super) fn buffer_for(&self, comp: &Arc<dyn Completion>, payload: Payload) -> Result<Buffer, Payload> {
+    pub(super) fn buffer_for(
+        &self,
+        comp: &Arc<dyn Completion>,
+        payload: Payload,
+    ) -> Result<Buffer, Payload> {
         match payload {
             Payload::Small(small) => Ok(Buffer::Small(small)),
             Payload::Packet(packet) => Ok(Buffer::Packet(packet)),

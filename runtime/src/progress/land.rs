@@ -27,7 +27,8 @@ pub(crate) struct Landing {
     pub(crate) gives_source: bool,
     /// Whom to tell at the other rank.
     pub(crate) signal: Option<RemoteComp>,
-    /// Of a put or a get: its name, for those who wait for all that began before them. None comes before that of a message.
+    /// Of a put or a get: its name, for those who wait for all that began before them. None comes
+    /// before that of a message.
     pub(crate) name: u64,
     /// What the peer is to be told.
     pub(crate) owed: Option<Box<Owed>>,
@@ -37,7 +38,8 @@ pub(crate) struct Landing {
 pub(crate) enum Owed {
     /// For its message to be fetched.
     Fetched(Fetched),
-    /// For pieces of this rank's memory: in a box of their own, that what is owed for a message is small to move.
+    /// For pieces of this rank's memory: in a box of their own, that what is owed for a message is
+    /// small to move.
     Pieces(Box<Carried>),
 }
 
@@ -76,12 +78,16 @@ impl Landing {
         self.end(Some(error))
     }
 
-    /// Takes out what its completion object is told. Not by value: there is much else in it that would be moved along.
+    /// Takes out what its completion object is told. Not by value: there is much else in it that
+    /// would be moved along.
     pub(super) fn end(&mut self, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
         let Self { rank, tag, size, user_context, gives_source, .. } = *self;
         let (target, source) = self.transfer.take_buffers();
         let buffer = if gives_source { source } else { target };
-        (self.comp.take(), Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) })
+        (
+            self.comp.take(),
+            Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) },
+        )
     }
 }
 
@@ -90,7 +96,11 @@ impl Outstanding {
         self.end(Buffer::Empty, Some(error))
     }
 
-    pub(crate) fn end(self, buffer: Buffer, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
+    pub(crate) fn end(
+        self,
+        buffer: Buffer,
+        error: Option<OpError>,
+    ) -> (Option<Arc<dyn Completion>>, Status) {
         let Self { rank, tag, size, user_context, comp, .. } = self;
         (comp, Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) })
     }
@@ -104,8 +114,8 @@ impl Receive {
 }
 
 impl Receive {
-    /// Takes a message of a few bytes, if that is a matter of copying them; else they stay a pair. `at_once`: its completion
-    /// object is told now, if that can be.
+    /// Takes a message of a few bytes, if that is a matter of copying them; else they stay a pair.
+    /// `at_once`: its completion object is told now, if that can be.
     #[inline(always)]
     pub(super) fn take_small(
         &mut self,
@@ -116,7 +126,8 @@ impl Receive {
         let source = MemRef::host(bytes.as_slice());
         let size = source.len();
         // Refused where it is too long, or where an engine is needed.
-        let is_there = self.buffer.view_mut().is_some_and(|target| copy_now(target, source).is_ok());
+        let is_there =
+            self.buffer.view_mut().is_some_and(|target| copy_now(target, source).is_ok());
         if !is_there {
             let content = Content::Here(Payload::Small(*bytes));
             return found(met, Meeting::Pair(Unexpected { from, tag, content }, self.take()));
@@ -128,7 +139,10 @@ impl Receive {
             Status { rank: from, tag, size, user_context, buffer, error: None }
         };
         match comp {
-            Some(queue) if at_once && queue.as_queue().is_some_and(|queue| queue.push_made(&mut status)) => {
+            Some(queue)
+                if at_once
+                    && queue.as_queue().is_some_and(|queue| queue.push_made(&mut status)) =>
+            {
                 met.told.push(queue);
                 Found::Kept
             }
@@ -159,8 +173,8 @@ impl DeviceInner {
         self.landing.set_count(landings.len());
     }
 
-    /// Puts a message into the buffer of the receive that it met. The completion object and its status, or
-    /// nothing when an engine is at it.
+    /// Puts a message into the buffer of the receive that it met. The completion object and its
+    /// status, or nothing when an engine is at it.
     pub(crate) fn land(
         &self,
         runtime: &Inner,
@@ -217,7 +231,12 @@ impl DeviceInner {
         };
         match Transfer::start(buffer, source) {
             Ok(transfer) => {
-                self.add_landing(Landing::of_message(transfer, comp, (from, tag, size), user_context));
+                self.add_landing(Landing::of_message(
+                    transfer,
+                    comp,
+                    (from, tag, size),
+                    user_context,
+                ));
                 None
             }
             Err(refused) => Some((comp, status(refused.dst, Some(OpError::Copy(refused.cause))))),

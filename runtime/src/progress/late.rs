@@ -8,8 +8,9 @@ use crate::error::OpError;
 use std::sync::Arc;
 
 impl Pass<'_> {
-    /// Looks at everything that waits, if the earliest deadline has passed. An operation only ever goes from one
-    /// place to a later one in the order of this search, or is noted anew: so none slips through.
+    /// Looks at everything that waits, if the earliest deadline has passed. An operation only ever
+    /// goes from one place to a later one in the order of this search, or is noted anew: so none
+    /// slips through.
     #[cold]
     pub(super) fn expire(&mut self) {
         let left = &self.inner.deadlines;
@@ -42,7 +43,11 @@ impl Pass<'_> {
 
 impl DeviceInner {
     /// Takes what is late out of the backlogs, but for copies that an engine is at.
-    fn expire_backlogs(&self, now: Deadline, left: &Deadlines) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
+    fn expire_backlogs(
+        &self,
+        now: Deadline,
+        left: &Deadlines,
+    ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
         let mut ended = Vec::new();
         for rank in self.busy_ranks() {
             let Some(route) = self.known_route(rank) else { continue };

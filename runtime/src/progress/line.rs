@@ -1,9 +1,10 @@
 //! Active messages whose place is memory of a GPU.
 //!
-//! Whatever a transport brought, an engine copies it into a packet there, which takes its time. So that messages are handed over
-//! in the order in which they came, each stands in the device's *line*, also one about which there is nothing to be done, and only
-//! the first one's engine is asked. What cannot get into the line, because no packet is left, waits with its completion object
-//! (`undelivered`).
+//! Whatever a transport brought, an engine copies it into a packet there, which takes its time. So
+//! that messages are handed over in the order in which they came, each stands in the device's
+//! *line*, also one about which there is nothing to be done, and only the first one's engine is
+//! asked. What cannot get into the line, because no packet is left, waits with its completion
+//! object (`undelivered`).
 
 use super::land::Landing;
 use super::{Pass, arrival};
@@ -79,8 +80,8 @@ impl InLine {
 }
 
 impl DeviceInner {
-    /// Memory of the pool's kind for an active message of any length. Without a reason there is none as long as the packets
-    /// that are out do not come back.
+    /// Memory of the pool's kind for an active message of any length. Without a reason there is
+    /// none as long as the packets that are out do not come back.
     fn place_for(&self, size: usize) -> Result<Buffer, Option<AllocError>> {
         if size <= self.pool.packet_size() {
             return self.pool.take_with_len(size).map(Buffer::Packet).ok_or(None);
@@ -100,13 +101,15 @@ impl DeviceInner {
         self.pool.region(size).map(|region| Buffer::Region(region.whole()))
     }
 
-    /// What an engine is to copy: bytes whose address stays, near the engine if there is room. Gives the payload back when
-    /// there is none.
+    /// What an engine is to copy: bytes whose address stays, near the engine if there is room.
+    /// Gives the payload back when there is none.
     fn source_of(&self, payload: Payload) -> Result<Buffer, Payload> {
         let kept = |bytes: MemRef<'_>| self.host_pool.take_copy(bytes).map(Buffer::Packet);
         match payload {
             Payload::Packet(packet) => Ok(Buffer::Packet(packet)),
-            Payload::Small(small) => Ok(kept(MemRef::host(small.as_slice())).unwrap_or(Buffer::Small(small))),
+            Payload::Small(small) => {
+                Ok(kept(MemRef::host(small.as_slice())).unwrap_or(Buffer::Small(small)))
+            }
             Payload::Aside(bytes) => Ok(Buffer::Vec(bytes)),
             // What was lent goes back soon: the sender has only so many pieces.
             Payload::Loan(loan) => kept(loan.view()).ok_or(Payload::Loan(loan)),

@@ -4,11 +4,11 @@
 //! poll ──► ordered: messages meet receives ──► the device is free for other threads ──► copies, completions
 //! ```
 //!
-//! Matching happens before another thread can poll the device, so messages meet receives in the order
-//! in which they came. Everything else, handlers included, happens outside all locks.
+//! Matching happens before another thread can poll the device, so messages meet receives in the
+//! order in which they came. Everything else, handlers included, happens outside all locks.
 //!
-//! What cannot be delivered now (a full queue, no packet) waits for its completion object, and everything
-//! else passes (`undelivered`).
+//! What cannot be delivered now (a full queue, no packet) waits for its completion object, and
+//! everything else passes (`undelivered`).
 
 mod complaints;
 mod deliver;
@@ -57,18 +57,21 @@ struct Scratch {
     calls: u32,
 }
 
-/// Calls of progress between two looks after mapped memory: a fraction of a millisecond, of those that find nothing.
-/// A prime, so that a thread that serves several runtimes in turn comes to all of them.
+/// Calls of progress between two looks after mapped memory: a fraction of a millisecond, of those
+/// that find nothing. A prime, so that a thread that serves several runtimes in turn comes to all
+/// of them.
 const NOW_AND_THEN: u32 = 16_381;
 
 /// What a batch's messages have met.
 #[derive(Default)]
 struct Met {
-    /// Those about which there is more to be done. The events in the batch say which of these is theirs.
+    /// Those about which there is more to be done. The events in the batch say which of these is
+    /// theirs.
     meetings: Vec<Option<Meeting>>,
-    /// Completion objects that have been told at once: handles that receives had, which may be the last ones. They are not
-    /// dropped with locks held, and not before the one who waits for the message has had it: dropping one takes as long as
-    /// a quarter of all the rest. So they are, when this thread next makes progress, or ends.
+    /// Completion objects that have been told at once: handles that receives had, which may be the
+    /// last ones. They are not dropped with locks held, and not before the one who waits for the
+    /// message has had it: dropping one takes as long as a quarter of all the rest. So they are,
+    /// when this thread next makes progress, or ends.
     told: Vec<Arc<dyn Completion>>,
 }
 
@@ -105,8 +108,8 @@ thread_local! {
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
-/// Takes what the thread kept. A thread that ends keeps nothing any more: the destructors of its other thread-locals
-/// may still make progress, or end a runtime.
+/// Takes what the thread kept. A thread that ends keeps nothing any more: the destructors of its
+/// other thread-locals may still make progress, or end a runtime.
 #[inline(always)]
 fn take_scratch() -> Option<Box<Scratch>> {
     SCRATCH.try_with(Cell::take).ok().flatten()
@@ -118,7 +121,8 @@ fn keep_scratch(scratch: Box<Scratch>) {
     let _ = SCRATCH.try_with(|kept| kept.set(Some(scratch)));
 }
 
-/// Drops what this thread has left to be dropped when it next makes progress: it may be its last time.
+/// Drops what this thread has left to be dropped when it next makes progress: it may be its last
+/// time.
 pub(crate) fn drop_told() {
     if let Some(mut scratch) = take_scratch() {
         scratch.met.drop_told();
@@ -127,8 +131,9 @@ pub(crate) fn drop_told() {
 }
 
 impl Runtime {
-    /// Makes progress on the default device: takes in messages, moves on what waits, calls completion
-    /// objects. Never blocks. Any thread may call it, several at once; not from a completion handler.
+    /// Makes progress on the default device: takes in messages, moves on what waits, calls
+    /// completion objects. Never blocks. Any thread may call it, several at once; not from a
+    /// completion handler.
     ///
     /// Returns whether anything moved.
     ///
@@ -200,7 +205,10 @@ impl Inner {
     }
 
     #[inline(never)]
-    fn progress_others(&self, mut progress: Result<bool, ProgressError>) -> Result<bool, ProgressError> {
+    fn progress_others(
+        &self,
+        mut progress: Result<bool, ProgressError>,
+    ) -> Result<bool, ProgressError> {
         if !matches!(progress, Err(ProgressError::Forked | ProgressError::InHandler)) {
             let others = self.devices()[1..].to_vec();
             for device in &others {
@@ -298,7 +306,8 @@ impl Pass<'_> {
         self.device.deaf.listens();
         for lane in &self.device.lanes {
             let Scratch { batch, met, .. } = &mut *scratch;
-            let polled = lane.device.poll(batch, &mut |batch| self.in_order(lane.transport, batch, met));
+            let polled =
+                lane.device.poll(batch, &mut |batch| self.in_order(lane.transport, batch, met));
             if polled == Polled::Some {
                 self.moved = true;
                 self.inner.comps.refresh(&mut scratch.comps, &mut scratch.met.told);
@@ -372,8 +381,9 @@ impl Pass<'_> {
         }
     }
 
-    /// Runs before another thread can poll the device: messages meet receives. What is not matched stays as it
-    /// is; each other message becomes a note of what was found, but for those in front of which nothing is left to be done.
+    /// Runs before another thread can poll the device: messages meet receives. What is not matched
+    /// stays as it is; each other message becomes a note of what was found, but for those in front
+    /// of which nothing is left to be done.
     #[inline]
     fn in_order(&self, transport: &'static str, batch: &mut Batch, met: &mut Met) {
         if self.inner.chores.there().has(Chore::Suspects) {
@@ -428,11 +438,19 @@ impl Pass<'_> {
     }
 
     /// A message looks for its receive. `None`: it is of another kind.
-    fn meet(&self, from: PeerId, header: Header, payload: &mut Payload, met: &mut Met) -> Option<Found> {
+    fn meet(
+        &self,
+        from: PeerId,
+        header: Header,
+        payload: &mut Payload,
+        met: &mut Met,
+    ) -> Option<Found> {
         let from = self.device.rank_of(from);
         Some(match Message::decode(header) {
             Ok(Message::Send { engine, policy, tag }) => {
-                let Some(engine) = self.inner.engines.get(engine) else { return Some(Found::Nonsense) };
+                let Some(engine) = self.inner.engines.get(engine) else {
+                    return Some(Found::Nonsense);
+                };
                 let payload = std::mem::replace(payload, Payload::Small(SmallBytes::empty()));
                 let keep = |payload| self.keep(from, self.settle(payload));
                 let taken = |payload, receive: &mut Receive| {
@@ -457,9 +475,13 @@ impl Pass<'_> {
         let from = self.device.rank_of(*from);
         Some(match Message::decode(*header) {
             Ok(Message::Send { engine, policy, tag }) => {
-                let Some(engine) = self.inner.engines.get(engine) else { return Some(Found::Nonsense) };
+                let Some(engine) = self.inner.engines.get(engine) else {
+                    return Some(Found::Nonsense);
+                };
                 let keep = |()| self.keep(from, Payload::Small(*bytes));
-                let taken = |(), receive: &mut Receive| receive.take_small((from, tag, bytes), met, at_once);
+                let taken = |(), receive: &mut Receive| {
+                    receive.take_small((from, tag, bytes), met, at_once)
+                };
                 engine.arrive(policy, from, tag, (), taken, keep).unwrap_or(Found::Kept)
             }
             Ok(Message::OfferSend { engine, policy, tag }) => {
@@ -479,7 +501,8 @@ impl Pass<'_> {
         bytes: &SmallBytes,
         met: &mut Met,
     ) -> Found {
-        let (Some(engine), Some(offer)) = (self.inner.engines.get(engine), Offer::decode(bytes.as_slice()))
+        let (Some(engine), Some(offer)) =
+            (self.inner.engines.get(engine), Offer::decode(bytes.as_slice()))
         else {
             return Found::Nonsense;
         };
@@ -487,14 +510,17 @@ impl Pass<'_> {
             return Found::Kept;
         }
         let taken = |(), receive: &mut Receive| {
-            let message = Unexpected { from, tag, content: Content::Offered(offer, self.device.index) };
+            let message =
+                Unexpected { from, tag, content: Content::Offered(offer, self.device.index) };
             found(met, Meeting::Pair(message, receive.take()))
         };
-        engine.arrive(policy, from, tag, (), taken, |()| self.keep_offer(from, offer)).unwrap_or(Found::Kept)
+        engine
+            .arrive(policy, from, tag, (), taken, |()| self.keep_offer(from, offer))
+            .unwrap_or(Found::Kept)
     }
 
-    /// A message has to wait for its receive. What was lent goes back to its sender, who needs it for others.
-    /// And half of the packets stay free for what else comes.
+    /// A message has to wait for its receive. What was lent goes back to its sender, who needs it
+    /// for others. And half of the packets stay free for what else comes.
     fn settle(&self, payload: Payload) -> Payload {
         let pool = &self.device.host_pool;
         let may_keep = self.inner.unexpected.may_keep_packet(pool.limit());
@@ -515,7 +541,8 @@ impl Pass<'_> {
         }
     }
 
-    /// One more message without a receive. Beyond the budget its sender is told to keep further ones.
+    /// One more message without a receive. Beyond the budget its sender is told to keep further
+    /// ones.
     #[inline]
     fn keep(&self, from: Rank, payload: Payload) -> Content {
         if self.inner.unexpected.add(&payload) {

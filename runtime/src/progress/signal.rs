@@ -24,7 +24,10 @@ pub(crate) enum SignalError {
 
 /// Gives a status to a completion object: the one place where users' code is called.
 #[inline]
-pub(crate) fn signal(comp: Option<&Arc<dyn Completion>>, status: Status) -> Result<(), SignalError> {
+pub(crate) fn signal(
+    comp: Option<&Arc<dyn Completion>>,
+    status: Status,
+) -> Result<(), SignalError> {
     let Some(comp) = comp else {
         if let Some(error) = &status.error {
             tracing::warn!(%error, "an operation without a completion object failed");
@@ -39,7 +42,8 @@ pub(crate) fn signal(comp: Option<&Arc<dyn Completion>>, status: Status) -> Resu
     }
 }
 
-/// Calls users' code: what it may not call knows that it is called from there, and a panic stops here.
+/// Calls users' code: what it may not call knows that it is called from there, and a panic stops
+/// here.
 #[inline(always)]
 pub(crate) fn guarded<R>(call: impl FnOnce() -> R) -> Result<R, Box<dyn std::any::Any + Send>> {
     let outer = IN_HANDLER.replace(true);
@@ -51,8 +55,9 @@ pub(crate) fn guarded<R>(call: impl FnOnce() -> R) -> Result<R, Box<dyn std::any
 #[cold]
 pub(crate) fn panicked(from: Rank, panic: &(dyn std::any::Any + Send)) -> ProgressError {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    let message =
-        text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
+    let message = text
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".into());
     tracing::error!(%from, message, "a completion handler panicked");
     ProgressError::HandlerPanicked { from, message }
 }

@@ -25,8 +25,8 @@ impl ProgressThread {
 }
 
 fn run(inner: &Inner, stop: &AtomicBool) {
-    // Errors of progress are kept for the user's calls. What is left is that this is a fork, which has no
-    // such thread.
+    // Errors of progress are kept for the user's calls. What is left is that this is a fork, which
+    // has no such thread.
     let _ = inner.wait_keeping(&|| stop.load(Ordering::Acquire), None);
 }
 
@@ -38,7 +38,8 @@ impl Drop for ProgressThread {
         }
         self.stop.store(true, Ordering::Release);
         self.inner.sleepers.wake();
-        // The last handle may be dropped by a handler, which runs on that very thread: then it ends by itself.
+        // The last handle may be dropped by a handler, which runs on that very thread: then it ends
+        // by itself.
         if let Some(thread) =
             self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
         {

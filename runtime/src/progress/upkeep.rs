@@ -14,11 +14,12 @@ use std::sync::atomic::Ordering;
 /// Calls of progress of which one also asks for a copy that is not the oldest.
 const EACH: usize = 4;
 
-/// Copies that are taken out before what they were for is told of: many more would be allocated for, and given back, each time.
+/// Copies that are taken out before what they were for is told of: many more would be allocated
+/// for, and given back, each time.
 const AT_ONCE: usize = 16;
 
-/// Takes out the copies that are done, from one on to the first that is not, as long as there is room for them. Those that stay
-/// are moved up once, for there may be thousands.
+/// Takes out the copies that are done, from one on to the first that is not, as long as there is
+/// room for them. Those that stay are moved up once, for there may be thousands.
 #[inline]
 fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing>) {
     let is_over = |landing: &mut Landing| landing.transfer.is_over(at == 0);
@@ -83,9 +84,10 @@ impl Pass<'_> {
         }
     }
 
-    /// Looks which engines are done. Engines do what they are given in order, and to ask for an event takes as long as a small
-    /// message: so only the oldest of those that are not done is asked for, and now and then one of the others in turn, since there are
-    /// several engines, unless it is known to come after the oldest.
+    /// Looks which engines are done. Engines do what they are given in order, and to ask for an
+    /// event takes as long as a small message: so only the oldest of those that are not done is
+    /// asked for, and now and then one of the others in turn, since there are several engines,
+    /// unless it is known to come after the oldest.
     ///
     /// `ended` is empty, before and after: room for those that are done.
     pub(super) fn move_landings(&mut self, ended: &mut Vec<Landing>) {
@@ -140,7 +142,8 @@ impl Pass<'_> {
         self.signal(comp.as_ref(), status);
     }
 
-    /// Tells the peer what it waits for. Whether that is not the end: what was fetched has to be asked for after all.
+    /// Tells the peer what it waits for. Whether that is not the end: what was fetched has to be
+    /// asked for after all.
     fn pay(&mut self, landing: &mut Landing, owed: Owed, error: Option<&CopyError>) -> bool {
         let Fetched { token, from, deadline } = match owed {
             Owed::Fetched(fetched) => fetched,
@@ -179,9 +182,9 @@ impl Pass<'_> {
         // A peer that closed one device in order may have others. It is gone when none is left.
         let is_gone = !matches!(cause, DownCause::Closed) || {
             let devices = self.inner.devices();
-            devices
-                .iter()
-                .all(|device| device.0.known_route(rank).is_some_and(|route| route.down().is_some()))
+            devices.iter().all(|device| {
+                device.0.known_route(rank).is_some_and(|route| route.down().is_some())
+            })
         };
         if is_gone {
             ended.extend(self.inner.note_gone(rank, &cause));

@@ -21,8 +21,9 @@ pub(crate) enum Plan {
     Refuse,
 }
 
-/// Decides. `packet` is what a packet holds, which bounds what the other side can take in; `maps`: whether the other side can
-/// map this memory, and one copy from GPU to GPU may take the place of the message's way through host memory.
+/// Decides. `packet` is what a packet holds, which bounds what the other side can take in; `maps`:
+/// whether the other side can map this memory, and one copy from GPU to GPU may take the place of
+/// the message's way through host memory.
 #[inline]
 pub(crate) fn plan(kind: MemKind, len: usize, caps: &Caps, packet: usize, maps: bool) -> Plan {
     if maps && len > 0 && matches!(kind, MemKind::Device(_)) {
@@ -43,8 +44,13 @@ mod tests {
     use super::*;
     use carrack_transports::mem::GpuUuid;
 
-    const CAPS: Caps =
-        Caps { am_inline: 40, am_copied: 1000, am_owned: 1000, am_from_device: true, remote_memory: false };
+    const CAPS: Caps = Caps {
+        am_inline: 40,
+        am_copied: 1000,
+        am_owned: 1000,
+        am_from_device: true,
+        remote_memory: false,
+    };
 
     #[test]
     fn host_memory_is_copied_and_device_memory_never_is() {
@@ -54,7 +60,11 @@ mod tests {
         assert_eq!(plan(device, 8, &CAPS, 512, false), Plan::HandOver);
         let shm = Caps { am_owned: 0, am_from_device: false, ..CAPS };
         assert_eq!(plan(device, 8, &shm, 512, false), Plan::Stage);
-        assert_eq!(plan(MemKind::Unknown, 8, &shm, 512, false), Plan::Stage, "and staging will refuse it");
+        assert_eq!(
+            plan(MemKind::Unknown, 8, &shm, 512, false),
+            Plan::Stage,
+            "and staging will refuse it"
+        );
     }
 
     #[test]

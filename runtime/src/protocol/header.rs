@@ -8,8 +8,8 @@
 //! word 1 | name 64                                       |
 //! ```
 //!
-//! Tags and completions travel at full width on every path (LCI has 16 and 15 bits for them on its fast
-//! one). Whatever a peer sends is checked here, once.
+//! Tags and completions travel at full width on every path (LCI has 16 and 15 bits for them on its
+//! fast one). Whatever a peer sends is checked here, once.
 
 use crate::matching::{Engines, Matching};
 use crate::names::{RemoteComp, Tag};
@@ -40,11 +40,13 @@ pub(crate) enum Message {
     Finish { token: u64 },
     /// A put has been done: a completion object is told.
     Signal { comp: RemoteComp, tag: Tag },
-    /// The offer of a put that its owner has to carry out. Then it tells the completion object, if there is one.
+    /// The offer of a put that its owner has to carry out. Then it tells the completion object, if
+    /// there is one.
     OfferPut { comp: RemoteComp, tag: Tag },
     /// Asks for a part of a region. Then its owner tells the completion object, if there is one.
     Get { comp: RemoteComp, tag: Tag },
-    /// Offers a list of pieces of a region, with bytes that are put there; or, with a name for where they go, asks for these.
+    /// Offers a list of pieces of a region, with bytes that are put there; or, with a name for
+    /// where they go, asks for these.
     Pieces { landing: u64 },
     /// Asks for an atomic operation.
     Atomic { swap: bool },
@@ -91,7 +93,8 @@ const UNWRITTEN: u64 = 22;
 const PIECES: u64 = 23;
 /// From the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
-const _: () = assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
+const _: () =
+    assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
 
 impl Message {
     #[inline(always)]
@@ -100,7 +103,9 @@ impl Message {
             Self::Am { comp, tag } => Self::to(AM, comp, tag),
             Self::Send { engine, policy, tag } => Self::matched(SEND, engine, policy, tag),
             Self::OfferAm { comp, tag } => Self::to(OFFER_AM, comp, tag),
-            Self::OfferSend { engine, policy, tag } => Self::matched(OFFER_SEND, engine, policy, tag),
+            Self::OfferSend { engine, policy, tag } => {
+                Self::matched(OFFER_SEND, engine, policy, tag)
+            }
             Self::Clear { token } => Header([CLEAR, token]),
             Self::Part { landing, offset } => Header([PART | offset << 8, landing]),
             Self::Grant { landing } => Header([GRANT, landing]),
@@ -135,10 +140,14 @@ impl Message {
 
     /// Whether it asks for something that the receiver then has to do.
     pub(crate) fn is_request(self) -> bool {
-        matches!(self, Self::OfferPut { .. } | Self::Get { .. } | Self::Atomic { .. } | Self::Pieces { .. })
+        matches!(
+            self,
+            Self::OfferPut { .. } | Self::Get { .. } | Self::Atomic { .. } | Self::Pieces { .. }
+        )
     }
 
-    /// The header under which a message is offered, from that under which it would travel in one piece.
+    /// The header under which a message is offered, from that under which it would travel in one
+    /// piece.
     pub(crate) fn offering(header: Header) -> Header {
         let [word, tag] = header.0;
         Header([word + OFFER, tag])
@@ -150,9 +159,13 @@ impl Message {
         header.0[0] & 0xffff_ffff == AM
     }
 
-    /// Whether it is about a message that is under way already, or about memory: no message of the user's.
+    /// Whether it is about a message that is under way already, or about memory: no message of the
+    /// user's.
     pub(crate) fn is_bulk(self) -> bool {
-        !matches!(self, Self::Am { .. } | Self::Send { .. } | Self::OfferAm { .. } | Self::OfferSend { .. })
+        !matches!(
+            self,
+            Self::Am { .. } | Self::Send { .. } | Self::OfferAm { .. } | Self::OfferSend { .. }
+        )
     }
 
     /// Returns `true` if it is what a collective sends, whole or offered.

@@ -22,9 +22,9 @@ pub enum Verdict {
     Refused(String),
 }
 
-/// Chooses among the transports, listed in the order of preference of the settings. The cheapest wins;
-/// between equals the one listed first. Transports that this rank does not have, or the peer does not, are
-/// listed with the reason.
+/// Chooses among the transports, listed in the order of preference of the settings. The cheapest
+/// wins; between equals the one listed first. Transports that this rank does not have, or the peer
+/// does not, are listed with the reason.
 ///
 /// Returns the index of the chosen one and a verdict on each.
 pub(crate) fn choose(candidates: &[(&'static str, Reach)]) -> (Option<usize>, Vec<PathVerdict>) {
@@ -46,9 +46,10 @@ pub(crate) fn choose(candidates: &[(&'static str, Reach)]) -> (Option<usize>, Ve
         .map(|(at, (transport, reach))| {
             let verdict = match reach {
                 _ if Some(at) == chosen => Verdict::Chosen,
-                Reach::Yes(cost) => {
-                    Verdict::Passed(format!("{name} is quicker (this takes about {} ns)", cost.latency_ns))
-                }
+                Reach::Yes(cost) => Verdict::Passed(format!(
+                    "{name} is quicker (this takes about {} ns)",
+                    cost.latency_ns
+                )),
                 Reach::No(reason) => Verdict::Refused(reason.clone()),
             };
             PathVerdict { transport, verdict }
@@ -67,8 +68,11 @@ mod tests {
 
     #[test]
     fn the_cheapest_path_wins_and_each_other_has_its_reason() {
-        let (chosen, verdicts) =
-            choose(&[("tcp", yes(9000)), ("shm", yes(150)), ("loopback", Reach::No("elsewhere".into()))]);
+        let (chosen, verdicts) = choose(&[
+            ("tcp", yes(9000)),
+            ("shm", yes(150)),
+            ("loopback", Reach::No("elsewhere".into())),
+        ]);
         assert_eq!(chosen, Some(1));
         assert_eq!(verdicts[1].verdict, Verdict::Chosen);
         assert!(matches!(&verdicts[0].verdict, Verdict::Passed(why) if why.contains("shm")));

@@ -11,9 +11,10 @@
 //!                                        all have, the NIC forgets the region
 //! ```
 //!
-//! A NIC knows no generations: one that is asked for what is not registered breaks the connection. So nobody is told of a region
-//! unless its owner knows, and nothing is forgotten while somebody may still use it. Until an answer is here, and for
-//! whatever a NIC does not take, operations go by the owner's progress.
+//! A NIC knows no generations: one that is asked for what is not registered breaks the connection.
+//! So nobody is told of a region unless its owner knows, and nothing is forgotten while somebody
+//! may still use it. Until an answer is here, and for whatever a NIC does not take, operations go
+//! by the owner's progress.
 
 use super::Regions;
 use crate::chores::{Chore, Chores, Waiting};
@@ -39,7 +40,8 @@ pub(crate) enum Knowledge {
     Ended,
 }
 
-/// A peer's region, as one device knows it. Whoever uses the place holds the lock until the NIC has been told.
+/// A peer's region, as one device knows it. Whoever uses the place holds the lock until the NIC has
+/// been told.
 #[derive(Debug)]
 pub(crate) struct Remote(RwLock<Knowledge>);
 
@@ -83,7 +85,8 @@ impl Remotes {
         self.all().entry((owner, number)).or_insert_with(fresh).clone()
     }
 
-    /// The owner has answered. An answer that was not asked for is no harm: its owner says where its own memory is.
+    /// The owner has answered. An answer that was not asked for is no harm: its owner says where
+    /// its own memory is.
     pub(crate) fn answered(&self, owner: Rank, number: u64, place: Option<(RemotePlace, u64)>) {
         let all = self.all();
         let Some(remote) = all.get(&(owner, number)) else { return };
@@ -126,7 +129,8 @@ pub(crate) struct Withdrawal {
 
 /// What others were told of.
 pub(super) struct AllTold {
-    /// Its count is that of regions in memory of GPUs that have to be told before it is seen what NICs have written.
+    /// Its count is that of regions in memory of GPUs that have to be told before it is seen what
+    /// NICs have written.
     told: Waiting<Told>,
     /// Whom to tell that a registration has ended.
     withdrawals: Waiting<Vec<Withdrawal>>,
@@ -150,7 +154,10 @@ impl Told {
 
 impl AllTold {
     pub(super) fn new(chores: &Chores) -> Self {
-        Self { told: Waiting::new(), withdrawals: Waiting::for_progress(chores, Chore::Withdrawals) }
+        Self {
+            told: Waiting::new(),
+            withdrawals: Waiting::for_progress(chores, Chore::Withdrawals),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Told> {
@@ -184,15 +191,16 @@ impl AllTold {
 }
 
 impl Regions {
-    /// Tells a rank where a region is, for the NIC that the link to it is of. `None`: there is no such region, or no such NIC, or it does
-    /// not take it.
+    /// Tells a rank where a region is, for the NIC that the link to it is of. `None`: there is no
+    /// such region, or no such NIC, or it does not take it.
     pub(crate) fn tell(
         &self,
         number: u64,
         (device, rank): (u32, Rank),
         link: Option<&dyn Link>,
     ) -> Option<(RemotePlace, u64)> {
-        // First: of a registration that ends meanwhile there is no region, and nobody is told of a place without this.
+        // First: of a registration that ends meanwhile there is no region, and nobody is told of a
+        // place without this.
         let words = self.words(number);
         let region = self.find(number, 0, 0).ok()?.region().clone();
         let mut told = self.told.lock();
@@ -200,7 +208,8 @@ impl Regions {
         let at = shown.iter().position(|one| one.device == device);
         if at.is_none() {
             let exposed = match words {
-                // The NIC that is the agent of its words knows it already, and is reached whatever the path of messages is.
+                // The NIC that is the agent of its words knows it already, and is reached whatever
+                // the path of messages is.
                 Some(words) => Ok(words.exposed),
                 None => link?.expose(Buffer::Region(region.whole())).map(Arc::from),
             };
@@ -227,7 +236,8 @@ impl Regions {
         Some((place, region.len() as u64))
     }
 
-    /// Lets it be seen what NICs have written to regions in memory of GPUs, where those have to be told.
+    /// Lets it be seen what NICs have written to regions in memory of GPUs, where those have to be
+    /// told.
     ///
     /// # Errors
     /// A GPU's driver has refused: it may not be seen.
@@ -256,8 +266,8 @@ impl Regions {
         std::mem::take(&mut withdrawals)
     }
 
-    /// A rank uses a region of a device's no more; or it has gone, and uses none of any (`None`). What nobody uses any more is forgotten by the
-    /// NIC.
+    /// A rank uses a region of a device's no more; or it has gone, and uses none of any (`None`).
+    /// What nobody uses any more is forgotten by the NIC.
     pub(crate) fn let_go(&self, which: Option<(u64, u32)>, rank: Rank) {
         let mut told = self.told.lock();
         for (number, one) in &mut told.leaving {

@@ -1,7 +1,7 @@
 //! Memory that is about to be freed, or unmapped, by whoever allocated it.
 //!
-//! What is known of addresses is the process's, and what peers were told of them is each runtime's: an allocator that tells one
-//! runtime tells all.
+//! What is known of addresses is the process's, and what peers were told of them is each runtime's:
+//! an allocator that tells one runtime tells all.
 
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::mem::KnownMemory;
@@ -21,7 +21,8 @@ fn here() -> Vec<Arc<Inner>> {
     all.into_iter().filter(|inner| !inner.is_forked()).collect()
 }
 
-/// Who still has memory of which peers were told for messages, and of which nobody is told any more.
+/// Who still has memory of which peers were told for messages, and of which nobody is told any
+/// more.
 pub(crate) struct Withdrawn {
     /// Allocations of GPUs of which there are raw regions.
     pub(crate) regions: usize,
@@ -29,7 +30,8 @@ pub(crate) struct Withdrawn {
     pub(crate) processes: Vec<u32>,
 }
 
-/// Withdraws what peers were told of memory for messages, and forgets what is known of its addresses. Registrations stand.
+/// Withdraws what peers were told of memory for messages, and forgets what is known of its
+/// addresses. Registrations stand.
 pub(crate) fn withdraw(addr: usize, len: usize) -> Withdrawn {
     let (range, all) = (addr..addr.saturating_add(len), here());
     for inner in &all {
@@ -38,7 +40,8 @@ pub(crate) fn withdraw(addr: usize, len: usize) -> Withdrawn {
     }
     let regions = KnownMemory::of_the_process().forget(addr, len);
     let domains = all.iter().flat_map(|inner| &inner.domains);
-    let mut processes: Vec<u32> = domains.flat_map(|(_, domain)| domain.mapped_by(addr, len)).collect();
+    let mut processes: Vec<u32> =
+        domains.flat_map(|(_, domain)| domain.mapped_by(addr, len)).collect();
     processes.sort_unstable();
     processes.dedup();
     Withdrawn { regions, processes }
@@ -59,9 +62,11 @@ pub struct StillInUse {
     pub addr: usize,
     /// Bytes from there on.
     pub len: usize,
-    /// Registrations that stood, and were ended by this call: operations of peers' are stale from now on.
+    /// Registrations that stood, and were ended by this call: operations of peers' are stale from
+    /// now on.
     pub registrations: usize,
-    /// Allocations of GPUs of which this process has raw regions, in operations or in its own hands.
+    /// Allocations of GPUs of which this process has raw regions, in operations or in its own
+    /// hands.
     pub regions: usize,
     /// Other processes that have it mapped. They close it when they next make progress.
     pub processes: Vec<u32>,
@@ -74,12 +79,16 @@ impl fmt::Display for StillInUse {
         let Self { addr, len, registrations, regions, processes } = self;
         write!(f, "{len} bytes at {addr:#x} must not be freed yet:")?;
         if *registrations > 0 {
-            write!(f, " {registrations} registrations stood over them, and are ended: deregister first;")?;
+            write!(
+                f,
+                " {registrations} registrations stood over them, and are ended: deregister first;"
+            )?;
         }
         if *regions > 0 {
             write!(
                 f,
-                " regions of {regions} allocations are in use: wait for the operations, and drop them;"
+                " regions of {regions} allocations are in use: wait for the operations, and drop \
+                them;"
             )?;
         }
         if !processes.is_empty() {
@@ -90,17 +99,20 @@ impl fmt::Display for StillInUse {
 }
 
 impl Runtime {
-    /// Forgets memory that is about to be freed or unmapped, or to be reached by other GPUs than before (then begin nothing there until
-    /// it is): for allocators, to be called before. What was known of the addresses
-    /// is forgotten in all of the process; registrations that reach into the range are ended, and what peers were told of it for
-    /// messages is withdrawn. Whatever peers begin afterwards is stale; none of it goes to other memory that comes to lie there.
+    /// Forgets memory that is about to be freed or unmapped, or to be reached by other GPUs than
+    /// before (then begin nothing there until it is): for allocators, to be called before. What was
+    /// known of the addresses is forgotten in all of the process; registrations that reach into the
+    /// range are ended, and what peers were told of it for messages is withdrawn. Whatever peers
+    /// begin afterwards is stale; none of it goes to other memory that comes to lie there.
     ///
-    /// `Ok` says that nobody has the memory any more, as far as is known here: raw regions of GPU memory and mappings
-    /// of other processes are counted, raw regions of host memory are not. A range in which nothing is known costs a lock and a look.
+    /// `Ok` says that nobody has the memory any more, as far as is known here: raw regions of GPU
+    /// memory and mappings of other processes are counted, raw regions of host memory are not. A
+    /// range in which nothing is known costs a lock and a look.
     ///
     /// # Errors
-    /// Somebody still has it: see [`StillInUse`]. Everything is withdrawn all the same, and a later call says `Ok` once
-    /// they have let go. Freed before, the memory may be read or written by what is under way.
+    /// Somebody still has it: see [`StillInUse`]. Everything is withdrawn all the same, and a later
+    /// call says `Ok` once they have let go. Freed before, the memory may be read or written by
+    /// what is under way.
     pub fn invalidate_memory(&self, addr: usize, len: usize) -> Result<(), StillInUse> {
         if len == 0 {
             return Ok(());

@@ -1,9 +1,10 @@
 //! Memory that other ranks reach.
 //!
-//! A [`Region`] is registered, and its [`Rmr`] given to other ranks by whatever way (a message, an allgather).
-//! With it they put, get and do atomics: directly where they can map the memory ([`Runtime::allocate`] makes
-//! such), else by asking its owner, whose progress then carries the operation out. A registration that has ended
-//! is noticed either way: the number of a region carries a generation, and mapped memory an epoch.
+//! A [`Region`] is registered, and its [`Rmr`] given to other ranks by whatever way (a message, an
+//! allgather). With it they put, get and do atomics: directly where they can map the memory
+//! ([`Runtime::allocate`] makes such), else by asking its owner, whose progress then carries the
+//! operation out. A registration that has ended is noticed either way: the number of a region
+//! carries a generation, and mapped memory an epoch.
 
 pub(crate) mod direct;
 mod invalidate;
@@ -23,8 +24,9 @@ use crate::runtime::Runtime;
 use std::sync::Arc;
 use table::Keys;
 
-/// A registered region. Dropping it, or [`Runtime::deregister_memory`], ends the registration: operations that other
-/// ranks begin afterwards fail, and the memory is given back once nobody has it mapped.
+/// A registered region. Dropping it, or [`Runtime::deregister_memory`], ends the registration:
+/// operations that other ranks begin afterwards fail, and the memory is given back once nobody has
+/// it mapped.
 #[must_use = "a registration ends when this is dropped"]
 pub struct Mr {
     region: Region,
@@ -45,7 +47,8 @@ impl Mr {
         &self.region
     }
 
-    /// The transports by which other ranks cannot map it, and why: over these its owner's progress helps.
+    /// The transports by which other ranks cannot map it, and why: over these its owner's progress
+    /// helps.
     pub fn refused(&self) -> &[(&'static str, String)] {
         &self.refused
     }
@@ -74,8 +77,9 @@ impl Runtime {
 
     /// Lets other ranks reach a region, of any kind of memory. One registration serves all devices.
     ///
-    /// Raw memory is registered by [`buffer::raw::register_memory`](crate::buffer::raw::register_memory), which finds out
-    /// what sort of memory it is. Who does the atomic operations on its words is chosen by
+    /// Raw memory is registered by
+    /// [`buffer::raw::register_memory`](crate::buffer::raw::register_memory), which finds out what
+    /// sort of memory it is. Who does the atomic operations on its words is chosen by
     /// [`registration`](Self::registration).
     ///
     /// # Errors

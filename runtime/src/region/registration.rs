@@ -7,20 +7,24 @@ use crate::runtime::{Inner, Runtime};
 use carrack_transports::mem::{MemKind, RawError};
 use std::sync::Arc;
 
-/// Who carries out atomic operations on the words of a region. Each word has one agent, for all ranks: operations of two are not
-/// atomic among each other, and one of them would be lost now and then.
+/// Who carries out atomic operations on the words of a region. Each word has one agent, for all
+/// ranks: operations of two are not atomic among each other, and one of them would be lost now and
+/// then.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum AtomicAgent {
-    /// The rank that has the memory: its CPUs, or where they are mapped those of its machine; of words of a GPU its copy engine.
-    /// Where the memory is not mapped, the owner has to make progress.
+    /// The rank that has the memory: its CPUs, or where they are mapped those of its machine; of
+    /// words of a GPU its copy engine. Where the memory is not mapped, the owner has to make
+    /// progress.
     #[default]
     Owner,
-    /// The owner's NIC, for all accesses: also for those of ranks on its node, and of the owner itself, which go through the NIC as
-    /// well. No CPU of the owner's takes part, so it need not make progress, but for telling each rank once where the memory is.
+    /// The owner's NIC, for all accesses: also for those of ranks on its node, and of the owner
+    /// itself, which go through the NIC as well. No CPU of the owner's takes part, so it need not
+    /// make progress, but for telling each rank once where the memory is.
     ///
-    /// Host memory only. Plain reads by anybody see a word before or after an operation; whoever writes to it otherwise (by a put,
-    /// by a store, by [`Region::fetch_add`]) may lose an operation that is under way.
+    /// Host memory only. Plain reads by anybody see a word before or after an operation; whoever
+    /// writes to it otherwise (by a put, by a store, by [`Region::fetch_add`]) may lose an
+    /// operation that is under way.
     Nic,
 }
 
@@ -42,8 +46,9 @@ impl Registration<'_> {
     /// Registers it.
     ///
     /// # Errors
-    /// There are too many already, or it is managed memory. [`RegisterError::NoAtomics`]: no NIC of this rank's can be the agent,
-    /// and why. [`RegisterError::OtherAgent`]: a part of it is registered already, and its words have another agent.
+    /// There are too many already, or it is managed memory. [`RegisterError::NoAtomics`]: no NIC of
+    /// this rank's can be the agent, and why. [`RegisterError::OtherAgent`]: a part of it is
+    /// registered already, and its words have another agent.
     pub fn register(self) -> Result<Mr, RegisterError> {
         let Self { runtime, region, atomics } = self;
         if let MemKind::Managed(_) = region.kind() {
@@ -77,18 +82,22 @@ impl Registration<'_> {
 /// Asks for the first NIC that will be the agent.
 fn expose_words(runtime: &Inner, region: &Region) -> Result<Words, RegisterError> {
     let mut reasons = Vec::new();
-    for (transport, domain) in runtime.domains.iter().filter(|(_, domain)| domain.carries_messages()) {
+    for (transport, domain) in
+        runtime.domains.iter().filter(|(_, domain)| domain.carries_messages())
+    {
         match domain.expose_words(region) {
             Ok(exposed) => return Ok(Words { transport, exposed: Arc::from(exposed) }),
             Err(why) => reasons.push(format!("{transport}: {why}")),
         }
     }
-    reasons.extend(runtime.unavailable.iter().map(|why| format!("{}: {}", why.transport, why.reason)));
+    reasons
+        .extend(runtime.unavailable.iter().map(|why| format!("{}: {}", why.transport, why.reason)));
     Err(RegisterError::NoAtomics(reasons.join("; ")))
 }
 
 impl Runtime {
-    /// Lets other ranks reach a region, with choices that [`register_memory`](Self::register_memory) does not have.
+    /// Lets other ranks reach a region, with choices that
+    /// [`register_memory`](Self::register_memory) does not have.
     pub fn registration<'a>(&'a self, region: &'a Region) -> Registration<'a> {
         Registration { runtime: &self.0, region, atomics: AtomicAgent::Owner }
     }

@@ -9,8 +9,9 @@ use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::MapError;
 use std::sync::{Arc, OnceLock};
 
-/// A region of some rank, or a part of one: what that rank's [`get_rmr`](crate::Runtime::get_rmr) gives, and what
-/// others put to and get from. Clones share what it takes to reach the memory, which is found out once.
+/// A region of some rank, or a part of one: what that rank's [`get_rmr`](crate::Runtime::get_rmr)
+/// gives, and what others put to and get from. Clones share what it takes to reach the memory,
+/// which is found out once.
 #[derive(Clone)]
 pub struct Rmr {
     region: Arc<Named>,
@@ -25,21 +26,25 @@ struct Named {
     /// Index, and generation above.
     number: u64,
     keys: Vec<(String, WireKey)>,
-    /// The transport whose NIC does the atomic operations on its words; `None`: its owner does them.
+    /// The transport whose NIC does the atomic operations on its words; `None`: its owner does
+    /// them.
     nic: Option<String>,
     imported: OnceLock<Result<(&'static str, Imported), String>>,
     /// What the device that first asked knows of it: its runtime, its number.
     direct: OnceLock<((u64, u32), Arc<Remote>)>,
 }
 
-/// In the place of a transport's name, on the wire: what follows is the tag of the job, or the name of the transport whose NIC has the
-/// words.
+/// In the place of a transport's name, on the wire: what follows is the tag of the job, or the name
+/// of the transport whose NIC has the words.
 const OF_THE_JOB: &str = "#";
 const OF_THE_WORDS: &str = "";
 
 /// Bytes that are no [`Rmr`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0} bytes that do not name a remote region: they were cut off, damaged, or made by another version")]
+#[error(
+    "{0} bytes that do not name a remote region: they were cut off, damaged, or made by another \
+    version"
+)]
 pub struct RmrError(pub usize);
 
 impl Named {
@@ -119,8 +124,8 @@ impl Rmr {
         bytes
     }
 
-    /// From what [`to_bytes`](Self::to_bytes) made, here or on another rank. Whether the region is there turns out
-    /// when it is used.
+    /// From what [`to_bytes`](Self::to_bytes) made, here or on another rank. Whether the region is
+    /// there turns out when it is used.
     ///
     /// # Errors
     /// The bytes are something else.
@@ -190,7 +195,8 @@ impl Rmr {
         self.offset
     }
 
-    /// The memory, mapped here (for the engines of the device that is `near` when it is first used), and by which transport; or why it cannot be.
+    /// The memory, mapped here (for the engines of the device that is `near` when it is first
+    /// used), and by which transport; or why it cannot be.
     #[inline]
     pub(crate) fn imported(
         &self,
@@ -212,7 +218,9 @@ impl Rmr {
     ) -> Result<&Result<(&'static str, Imported), String>, &str> {
         match self.import(runtime, near) {
             // The next operation tries again.
-            Err(MapError::Lacking(_)) => Err("this process lacks a descriptor or memory for mapping it now"),
+            Err(MapError::Lacking(_)) => {
+                Err("this process lacks a descriptor or memory for mapping it now")
+            }
             imported => {
                 let known = imported.map_err(|why| why.to_string());
                 Ok(self.region.imported.get_or_init(|| known))
@@ -249,7 +257,11 @@ impl Rmr {
 
 impl std::fmt::Debug for Rmr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Rmr({}, {:#x}, {} B at {})", self.region.owner, self.region.number, self.len, self.offset)
+        write!(
+            f,
+            "Rmr({}, {:#x}, {} B at {})",
+            self.region.owner, self.region.number, self.len, self.offset
+        )
     }
 }
 

@@ -18,7 +18,8 @@ pub(crate) struct Regions {
     slots: Mutex<Vec<Slot>>,
     /// Those that NICs of others reach.
     pub(super) told: AllTold,
-    /// Where generations begin: so a number that an earlier runtime of this rank has given out is none of this one's.
+    /// Where generations begin: so a number that an earlier runtime of this rank has given out is
+    /// none of this one's.
     first: u32,
     /// How many have a NIC for the agent of their words. Written with the lock of the slots.
     by_nic: AtomicUsize,
@@ -76,7 +77,10 @@ impl Keys {
     /// Each with its transport's name; none when the registration was withdrawn.
     pub(super) fn named(&self) -> Vec<(String, WireKey)> {
         let keys = self.lock();
-        let named = keys.iter().flatten().map(|(name, exported)| ((*name).to_owned(), exported.key.clone()));
+        let named = keys
+            .iter()
+            .flatten()
+            .map(|(name, exported)| ((*name).to_owned(), exported.key.clone()));
         named.collect()
     }
 }
@@ -98,7 +102,12 @@ pub(crate) enum Refusal {
 impl Regions {
     pub(crate) fn new(chores: &Chores) -> Self {
         let first = RandomState::new().build_hasher().finish() as u32;
-        Self { slots: Mutex::default(), told: AllTold::new(chores), first, by_nic: AtomicUsize::new(0) }
+        Self {
+            slots: Mutex::default(),
+            told: AllTold::new(chores),
+            first,
+            by_nic: AtomicUsize::new(0),
+        }
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
@@ -114,12 +123,15 @@ impl Regions {
         if words.is_some() || self.by_nic.load(Ordering::Relaxed) > 0 {
             let range = region.addr()..region.addr().saturating_add(region.len());
             let mut registered = slots.iter().filter_map(|slot| slot.region.as_ref());
-            if registered.any(|other| other.words.is_some() != words.is_some() && other.reaches(&range)) {
+            if registered
+                .any(|other| other.words.is_some() != words.is_some() && other.reaches(&range))
+            {
                 return Err(RegisterError::OtherAgent { addr: region.addr(), len: region.len() });
             }
         }
         let at = slots.iter().position(|slot| slot.region.is_none()).unwrap_or(slots.len());
-        let index = u32::try_from(at).ok().filter(|_| at < LIMIT).ok_or(RegisterError::TooMany(LIMIT))?;
+        let index =
+            u32::try_from(at).ok().filter(|_| at < LIMIT).ok_or(RegisterError::TooMany(LIMIT))?;
         if at == slots.len() {
             slots.push(Slot { generation: self.first, region: None });
         }
@@ -143,7 +155,8 @@ impl Regions {
         drop(gone);
     }
 
-    /// Ends the registrations that reach into a range of addresses, whoever has their `Mr`. How many there were.
+    /// Ends the registrations that reach into a range of addresses, whoever has their `Mr`. How
+    /// many there were.
     pub(super) fn withdraw(&self, range: &Range<usize>) -> usize {
         let reaches = |slot: &Slot| slot.region.as_ref().is_some_and(|one| one.reaches(range));
         let mut slots = self.slots();
@@ -161,7 +174,8 @@ impl Regions {
         gone.len()
     }
 
-    /// What makes the words of a region a NIC's; `None` if they are not, or there is no such region.
+    /// What makes the words of a region a NIC's; `None` if they are not, or there is no such
+    /// region.
     pub(super) fn words(&self, number: u64) -> Option<Words> {
         if self.by_nic.load(Ordering::Relaxed) == 0 {
             return None;
@@ -172,7 +186,8 @@ impl Regions {
         slot.region.as_ref()?.words.clone()
     }
 
-    /// The transport whose NIC does the atomic operations on the words of a region, and not this rank.
+    /// The transport whose NIC does the atomic operations on the words of a region, and not this
+    /// rank.
     pub(crate) fn nic_of_words(&self, number: u64) -> Option<&'static str> {
         self.words(number).map(|words| words.transport)
     }
@@ -204,7 +219,8 @@ mod tests {
     #[test]
     fn a_number_finds_its_region_and_no_other() {
         let regions = Regions::new(&Chores::default());
-        let number = |(index, generation): (u32, u32)| u64::from(generation) << 32 | u64::from(index);
+        let number =
+            |(index, generation): (u32, u32)| u64::from(generation) << 32 | u64::from(index);
         let insert = |len| {
             let (index, generation, _) = regions.insert(Region::host(len), None).unwrap();
             (index, generation)
@@ -220,7 +236,10 @@ mod tests {
         assert_eq!(regions.find(number(first), 0, 1).unwrap_err(), Refusal::Stale);
         assert_eq!(regions.find(number(again), 0, 30).unwrap().len(), 30);
         regions.remove(first.0, first.1);
-        assert!(regions.find(number(again), 0, 30).is_ok(), "a registration that is over ends no other");
+        assert!(
+            regions.find(number(again), 0, 30).is_ok(),
+            "a registration that is over ends no other"
+        );
         assert_eq!(regions.find(77, 0, 0).unwrap_err(), Refusal::Stale);
     }
 
@@ -228,7 +247,8 @@ mod tests {
     fn what_reaches_into_a_range_is_withdrawn_and_nothing_else() {
         let regions = Regions::new(&Chores::default());
         let whole = Region::host(100);
-        let parts = [(0, 10), (10, 10), (20, 10)].map(|(at, len)| whole.subregion(at, len).unwrap());
+        let parts =
+            [(0, 10), (10, 10), (20, 10)].map(|(at, len)| whole.subregion(at, len).unwrap());
         let numbers = parts.map(|part| {
             let (index, generation, keys) = regions.insert(part, None).unwrap();
             keys.add("transport", Exported::new(WireKey(vec![1]), ()));
@@ -236,7 +256,11 @@ mod tests {
         });
         let stand = || numbers.each_ref().map(|(number, _)| regions.find(*number, 0, 1).is_ok());
         assert_eq!(regions.withdraw(&(whole.addr() + 30..whole.addr() + 99)), 0);
-        assert_eq!(regions.withdraw(&(whole.addr() + 5..whole.addr() + 5)), 0, "a range of nothing");
+        assert_eq!(
+            regions.withdraw(&(whole.addr() + 5..whole.addr() + 5)),
+            0,
+            "a range of nothing"
+        );
         assert_eq!(regions.withdraw(&(whole.addr() + 9..whole.addr() + 11)), 2);
         assert_eq!(stand(), [false, false, true]);
         assert_eq!(numbers.each_ref().map(|(_, keys)| keys.named().len()), [0, 0, 1]);

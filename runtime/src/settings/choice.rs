@@ -123,7 +123,8 @@ impl ProgressChoice {
 }
 
 impl Choice for ProgressChoice {
-    const ALL: &'static [(&'static str, Self)] = &[("caller", Self::Caller), ("thread", Self::Thread)];
+    const ALL: &'static [(&'static str, Self)] =
+        &[("caller", Self::Caller), ("thread", Self::Thread)];
 }
 
 /// What `CARRACK_DUMP` can ask for.
@@ -218,7 +219,8 @@ mod tests {
             ["loopback", "shm", "verbs-simulated"]
         );
         assert_eq!(
-            [GpuChoice::Auto, GpuChoice::None, GpuChoice::Cuda, GpuChoice::Fake].map(|c| c.to_string()),
+            [GpuChoice::Auto, GpuChoice::None, GpuChoice::Cuda, GpuChoice::Fake]
+                .map(|c| c.to_string()),
             ["auto", "none", "cuda", "fake"]
         );
     }

@@ -2,14 +2,15 @@
 
 /// Declares `Settings`, `SettingsBuilder` and all that walks over every setting.
 ///
-/// An entry is a doc line, then `name: Type, "VARIABLE", form, default;`, with `seen as &View` after the
-/// type where the accessor lends a view instead of returning a copy.
+/// An entry is a doc line, then `name: Type, "VARIABLE", form, default;`, with `seen as &View`
+/// after the type where the accessor lends a view instead of returning a copy.
 macro_rules! settings {
     ($(
         #[doc = $doc:literal]
         $name:ident : $type:ty, $(seen as $view:ty,)? $variable:literal, $form:expr, $default:expr;
     )+) => {
-        /// The settings of a runtime, all checked. See the [module](crate::settings) for where they come from.
+        /// The settings of a runtime, all checked. See the [module](crate::settings) for where they
+        /// come from.
         ///
         /// Fields are private so that a `Settings` in hand is known to be in range.
         #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +18,8 @@ macro_rules! settings {
             $($name: $crate::settings::report::Sourced<$type>,)+
         }
 
-        /// Sets what the program decides for itself; what it leaves out comes from the environment or the default.
+        /// Sets what the program decides for itself; what it leaves out comes from the environment
+        /// or the default.
         ///
         /// Nothing is checked before `build`, which reports everything that is wrong at once.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -71,7 +73,8 @@ macro_rules! settings {
         /// The variables of all settings, in the table's order.
         pub(super) const VARIABLES: &[&str] = &[$($variable,)+];
 
-        /// The defaults against their own forms: a default out of its range would be found by nobody else.
+        /// The defaults against their own forms: a default out of its range would be found by
+        /// nobody else.
         #[cfg(test)]
         pub(super) fn defaults_that_their_form_refuses() -> Vec<&'static str> {
             use $crate::settings::form::Form as _;
@@ -104,7 +107,8 @@ macro_rules! accessor {
     };
 }
 
-/// A setter of the builder; for what is seen as a view, from anything that turns into the owned value.
+/// A setter of the builder; for what is seen as a view, from anything that turns into the owned
+/// value.
 macro_rules! setter {
     ($doc:literal, $name:ident, $type:ty, $variable:literal) => {
         #[doc = $doc]

@@ -1,4 +1,5 @@
-//! What can be wrong with settings. All of it is reported at once, each fault with what to write instead.
+//! What can be wrong with settings. All of it is reported at once, each fault with what to write
+//! instead.
 
 use thiserror::Error;
 
@@ -8,7 +9,8 @@ use super::report::Origin;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SettingFault {
-    /// A `CARRACK_*` variable that nobody reads: most likely a slip, which would otherwise go unnoticed.
+    /// A `CARRACK_*` variable that nobody reads: most likely a slip, which would otherwise go
+    /// unnoticed.
     #[error("{variable} is not a variable of Carrack; {}", advice(nearest.as_deref()))]
     Unknown {
         /// The variable, as found.
@@ -17,7 +19,10 @@ pub enum SettingFault {
         nearest: Option<&'static str>,
     },
     /// A value that cannot be read.
-    #[error("{} cannot be read; expected {expected}, for example {example}", assignment(name, origin, value))]
+    #[error(
+        "{} cannot be read; expected {expected}, for example {example}",
+        assignment(name, origin, value)
+    )]
     Malformed {
         /// The setting's name.
         name: &'static str,
@@ -31,7 +36,10 @@ pub enum SettingFault {
         example: String,
     },
     /// A value that can be read, but is not allowed.
-    #[error("{} is not allowed; expected {expected}, for example {example}", assignment(name, origin, value))]
+    #[error(
+        "{} is not allowed; expected {expected}, for example {example}",
+        assignment(name, origin, value)
+    )]
     OutOfRange {
         /// The setting's name.
         name: &'static str,
@@ -46,7 +54,8 @@ pub enum SettingFault {
     },
 }
 
-/// Everything that is wrong with the settings, in the table's order, then the unknown variables by name.
+/// Everything that is wrong with the settings, in the table's order, then the unknown variables by
+/// name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{}", one_a_line(faults))]
 pub struct SettingsError {

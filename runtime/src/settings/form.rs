@@ -64,8 +64,8 @@ impl Form<usize> for Count {
     }
 
     fn check(&self, value: &usize) -> Result<(), Refusal> {
-        let fits =
-            (self.least..=self.most).contains(value) && (!self.power_of_two || value.is_power_of_two());
+        let fits = (self.least..=self.most).contains(value)
+            && (!self.power_of_two || value.is_power_of_two());
         if fits { Ok(()) } else { Err(Refusal::OutOfRange) }
     }
 
@@ -93,7 +93,11 @@ impl Form<Option<usize>> for Auto {
     }
 
     fn parse(&self, text: &str) -> Result<Option<usize>, Refusal> {
-        if text.trim().eq_ignore_ascii_case("auto") { Ok(None) } else { self.0.parse(text).map(Some) }
+        if text.trim().eq_ignore_ascii_case("auto") {
+            Ok(None)
+        } else {
+            self.0.parse(text).map(Some)
+        }
     }
 
     fn check(&self, value: &Option<usize>) -> Result<(), Refusal> {
@@ -196,13 +200,14 @@ impl Form<Duration> for Micros {
     }
 
     fn show(&self, value: &Duration) -> String {
-        // A program may set a fraction of a microsecond; shown rounded down, it is still near the truth.
+        // A program may set a fraction of a microsecond; shown rounded down, it is still near the
+        // truth.
         value.as_micros().to_string()
     }
 }
 
-/// Digits and nothing else: `from_str` would also take a sign. Too many digits are a number all the same, and so
-/// out of range rather than malformed; every range ends far below the greatest number.
+/// Digits and nothing else: `from_str` would also take a sign. Too many digits are a number all the
+/// same, and so out of range rather than malformed; every range ends far below the greatest number.
 fn parse_digits<N: std::str::FromStr + Saturated>(text: &str) -> Result<N, Refusal> {
     let text = text.trim();
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -42,8 +42,8 @@ mod variables;
 mod tests;
 
 pub use choice::{
-    BootstrapChoice, DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice,
-    TransportChoice,
+    BootstrapChoice, DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice,
+    SwitchChoice, TransportChoice,
 };
 pub use error::{SettingFault, SettingsError};
 pub use report::{Origin, SettingLine};

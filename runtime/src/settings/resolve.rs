@@ -8,8 +8,9 @@ use super::variables::Variables;
 
 /// Takes one setting from the program, else from its variable, else from the default.
 ///
-/// A fault leaves the default in place, so that the walk goes on and finds the others too. The variable is
-/// checked even where the program overrules it: a slip in it would otherwise wait for another program.
+/// A fault leaves the default in place, so that the walk goes on and finds the others too. The
+/// variable is checked even where the program overrules it: a slip in it would otherwise wait for
+/// another program.
 pub(super) fn resolve<T>(
     name: &'static str,
     variable: &'static str,
@@ -22,8 +23,12 @@ pub(super) fn resolve<T>(
     let fault = |value, origin, refusal| {
         let (expected, example) = (form.expected(), form.example());
         match refusal {
-            Refusal::Malformed => SettingFault::Malformed { name, origin, value, expected, example },
-            Refusal::OutOfRange => SettingFault::OutOfRange { name, origin, value, expected, example },
+            Refusal::Malformed => {
+                SettingFault::Malformed { name, origin, value, expected, example }
+            }
+            Refusal::OutOfRange => {
+                SettingFault::OutOfRange { name, origin, value, expected, example }
+            }
         }
     };
     let mut chosen = Sourced::by_default(default);
@@ -52,7 +57,8 @@ impl Settings {
         Self::builder().build()
     }
 
-    /// As [`from_env`](Self::from_env), from variables that the caller gives instead of the process's own.
+    /// As [`from_env`](Self::from_env), from variables that the caller gives instead of the
+    /// process's own.
     ///
     /// # Errors
     /// As for [`from_env`](Self::from_env).
@@ -79,8 +85,8 @@ impl SettingsBuilder {
         self.build_with(Variables::of_this_process())
     }
 
-    /// As [`build`](Self::build), from variables that the caller gives instead of the process's own; none at all
-    /// makes a test independent of the environment it runs in.
+    /// As [`build`](Self::build), from variables that the caller gives instead of the process's
+    /// own; none at all makes a test independent of the environment it runs in.
     ///
     /// # Errors
     /// As for [`build`](Self::build).

@@ -7,7 +7,8 @@ use thiserror::Error;
 pub enum SizeError {
     /// It is not a whole number with a known unit.
     #[error(
-        "`{text}` is not a size; write bytes as 4096, or in units of 1024 as 4K, 4KiB, 8M, 8MiB, 1G or 1GiB"
+        "`{text}` is not a size; write bytes as 4096, or in units of 1024 as 4K, 4KiB, 8M, 8MiB, \
+        1G or 1GiB"
     )]
     Malformed {
         /// The text.
@@ -23,7 +24,8 @@ pub enum SizeError {
 
 /// Reads a size in bytes: `4096`, `4K`, `4KiB`, `1M`, `8MiB`, `1G`, `1GiB`, in capitals or not.
 ///
-/// Units are of 1024. `KB` and its like are refused, because half of their readers take them for 1000.
+/// Units are of 1024. `KB` and its like are refused, because half of their readers take them for
+/// 1000.
 ///
 /// # Errors
 /// [`SizeError`], which says how a size is written.
@@ -81,9 +83,10 @@ mod tests {
 
     #[test]
     fn a_size_is_refused_when_a_reader_could_take_it_in_two_ways_or_in_none() {
-        for text in
-            ["", " ", "K", "KiB", "-1", "+1", "1.5K", "4KB", "4 4", "4Kx", "0x10", "1e3", "four", "4T"]
-        {
+        for text in [
+            "", " ", "K", "KiB", "-1", "+1", "1.5K", "4KB", "4 4", "4Kx", "0x10", "1e3", "four",
+            "4T",
+        ] {
             assert_eq!(parse_size(text), Err(SizeError::Malformed { text: text.to_owned() }));
         }
     }
@@ -100,7 +103,9 @@ mod tests {
         let message = parse_size("4KB").map_err(|error| error.to_string());
         assert_eq!(
             message,
-            Err("`4KB` is not a size; write bytes as 4096, or in units of 1024 as 4K, 4KiB, 8M, 8MiB, 1G or 1GiB".to_owned())
+            Err("`4KB` is not a size; write bytes as 4096, or in units of 1024 as 4K, 4KiB, 8M, \
+                8MiB, 1G or 1GiB"
+                .to_owned())
         );
     }
 

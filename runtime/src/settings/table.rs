@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::choice::{
-    BootstrapChoice, DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice, SwitchChoice,
-    TransportChoice,
+    BootstrapChoice, DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice,
+    SwitchChoice, TransportChoice,
 };
 use super::declare::settings;
 use super::form::{Auto, Bytes, Count, Flag, List, Micros, Port, Text, Word};

@@ -58,8 +58,12 @@ fn every_number_accepts_both_edges_of_its_range_and_refuses_what_lies_beyond() {
     ] {
         for edge in [least, most] {
             let settings = from(variable, edge).unwrap_or_else(|error| panic!("{error}"));
-            let line = settings.describe().into_iter().find(|line| line.variable == variable).unwrap();
-            assert_eq!((line.value.as_str(), line.origin), (edge, Origin::Environment(line.variable)));
+            let line =
+                settings.describe().into_iter().find(|line| line.variable == variable).unwrap();
+            assert_eq!(
+                (line.value.as_str(), line.origin),
+                (edge, Origin::Environment(line.variable))
+            );
         }
         for beyond in below.into_iter().chain([above, "99999999999999999999999999"]) {
             let fault = fault_of(from(variable, beyond));
@@ -71,7 +75,10 @@ fn every_number_accepts_both_edges_of_its_range_and_refuses_what_lies_beyond() {
         }
         for malformed in ["", "many", "-1", "1.5"] {
             let fault = fault_of(from(variable, malformed));
-            assert!(matches!(fault, SettingFault::Malformed { .. }), "{variable}={malformed}: {fault}");
+            assert!(
+                matches!(fault, SettingFault::Malformed { .. }),
+                "{variable}={malformed}: {fault}"
+            );
         }
     }
 }
@@ -118,29 +125,40 @@ fn a_value_out_of_range_is_met_with_the_range() {
     let message = from("CARRACK_SHM_CHUNKS", "65").unwrap_err().to_string();
     assert_eq!(
         message,
-        "CARRACK_SHM_CHUNKS=65 is not allowed; expected a number of chunks, from 1 to 64, for example 8"
+        "CARRACK_SHM_CHUNKS=65 is not allowed; expected a number of chunks, from 1 to 64, for \
+        example 8"
     );
 }
 
 #[test]
 fn an_unknown_variable_is_an_error_that_names_the_nearest_known_one() {
     let message = from("CARRACK_TRANSPROT", "shm").unwrap_err().to_string();
-    assert_eq!(message, "CARRACK_TRANSPROT is not a variable of Carrack; did you mean CARRACK_TRANSPORT?");
+    assert_eq!(
+        message,
+        "CARRACK_TRANSPROT is not a variable of Carrack; did you mean CARRACK_TRANSPORT?"
+    );
     let message = from("CARRACK_XYZZY", "1").unwrap_err().to_string();
     assert!(message.contains("`carrack info`"), "{message}");
 }
 
 #[test]
 fn everything_that_is_wrong_is_reported_at_once() {
-    let vars =
-        [("CARRACK_GPU", "rocm"), ("CARRACK_PACKET_SIZE", "9000"), ("CARRACK_BACK_LOG", "1"), ("HOME", "/")];
+    let vars = [
+        ("CARRACK_GPU", "rocm"),
+        ("CARRACK_PACKET_SIZE", "9000"),
+        ("CARRACK_BACK_LOG", "1"),
+        ("HOME", "/"),
+    ];
     let error = Settings::builder().poll_batch(0).build_from_vars(vars).unwrap_err();
     let message = error.to_string();
     let lines: Vec<&str> = message.lines().collect();
     assert_eq!(lines.len(), 4, "{message}");
     assert!(lines[0].starts_with("CARRACK_PACKET_SIZE=9000 is not allowed"), "{message}");
     assert!(lines[1].starts_with("CARRACK_GPU=rocm cannot be read"), "{message}");
-    assert!(lines[2].starts_with("setting poll_batch = 0 (set by the program) is not allowed"), "{message}");
+    assert!(
+        lines[2].starts_with("setting poll_batch = 0 (set by the program) is not allowed"),
+        "{message}"
+    );
     assert!(lines[3].ends_with("did you mean CARRACK_BACKLOG?"), "{message}");
 }
 
@@ -148,9 +166,13 @@ fn everything_that_is_wrong_is_reported_at_once() {
 fn the_program_wins_over_the_environment_and_the_environment_over_the_default() {
     let vars = [("CARRACK_BACKLOG", "64"), ("CARRACK_SHM_SLOTS", "16")];
     let settings = Settings::builder().backlog(16).build_from_vars(vars).unwrap();
-    let origin = |name: &str| settings.describe().into_iter().find(|line| line.name == name).unwrap().origin;
+    let origin =
+        |name: &str| settings.describe().into_iter().find(|line| line.name == name).unwrap().origin;
     assert_eq!((settings.backlog(), origin("backlog")), (16, Origin::Builder));
-    assert_eq!((settings.shm_slots(), origin("shm_slots")), (16, Origin::Environment("CARRACK_SHM_SLOTS")));
+    assert_eq!(
+        (settings.shm_slots(), origin("shm_slots")),
+        (16, Origin::Environment("CARRACK_SHM_SLOTS"))
+    );
     assert_eq!((settings.shm_chunks(), origin("shm_chunks")), (32, Origin::Default));
 }
 
@@ -164,7 +186,8 @@ fn a_variable_that_the_program_overrules_is_checked_all_the_same() {
 fn the_programs_own_values_are_checked_as_the_environments_are() {
     let result = Settings::builder().transports([]).build_from_vars::<String, String>([]);
     assert!(matches!(fault_of(result), SettingFault::OutOfRange { origin: Origin::Builder, .. }));
-    let result = Settings::builder().spin(Duration::from_secs(2)).build_from_vars::<String, String>([]);
+    let result =
+        Settings::builder().spin(Duration::from_secs(2)).build_from_vars::<String, String>([]);
     assert!(matches!(fault_of(result), SettingFault::OutOfRange { name: "spin", .. }));
 }
 
@@ -201,9 +224,17 @@ fn a_description_has_one_line_for_each_variable_with_value_form_and_doc() {
     let lines = Settings::defaults().describe();
     assert_eq!(lines.iter().map(|line| line.variable).collect::<Vec<_>>(), VARIABLES);
     for line in &lines {
-        assert!(line.doc.ends_with('.') && line.doc.trim() == line.doc, "{}: {:?}", line.name, line.doc);
+        assert!(
+            line.doc.ends_with('.') && line.doc.trim() == line.doc,
+            "{}: {:?}",
+            line.name,
+            line.doc
+        );
         assert!(!line.expected.is_empty() && !line.value.is_empty(), "{}", line.name);
-        assert_eq!(from(line.variable, &line.value).map(|again| again.describe().len()), Ok(lines.len()));
+        assert_eq!(
+            from(line.variable, &line.value).map(|again| again.describe().len()),
+            Ok(lines.len())
+        );
     }
     let mut unique: Vec<&str> =
         VARIABLES.iter().copied().chain(RESERVED.iter().map(|r| r.variable)).collect();

@@ -7,8 +7,8 @@ use super::table::{RESERVED, VARIABLES};
 
 const PREFIX: &str = "CARRACK_";
 
-/// Least similarity (Jaro-Winkler, 0 to 1) at which a known variable is offered for an unknown one. At 0.75 a slip
-/// or a plural is caught, and two names that share only a few letters are not.
+/// Least similarity (Jaro-Winkler, 0 to 1) at which a known variable is offered for an unknown one.
+/// At 0.75 a slip or a plural is caught, and two names that share only a few letters are not.
 const LIKE_ENOUGH: f64 = 0.75;
 
 /// Variables that begin with `CARRACK_` and that no setting has taken yet.
@@ -18,11 +18,13 @@ pub(super) struct Variables {
 }
 
 impl Variables {
-    /// Those of this process. What is not Unicode is kept with U+FFFD in it, which names no variable and no number:
-    /// it is then reported as any other slip.
+    /// Those of this process. What is not Unicode is kept with U+FFFD in it, which names no
+    /// variable and no number: it is then reported as any other slip.
     pub(super) fn of_this_process() -> Self {
         std::env::vars_os()
-            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+            .map(|(name, value)| {
+                (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
+            })
             .collect()
     }
 
@@ -97,10 +99,11 @@ mod tests {
 
     #[test]
     fn variables_of_other_programs_are_not_looked_at() {
-        let variables: Variables = [("PATH", "/bin"), ("XCARRACK_RANK", "1"), ("carrack_rank", "1")]
-            .map(|(n, v)| (n.into(), v.into()))
-            .into_iter()
-            .collect();
+        let variables: Variables =
+            [("PATH", "/bin"), ("XCARRACK_RANK", "1"), ("carrack_rank", "1")]
+                .map(|(n, v)| (n.into(), v.into()))
+                .into_iter()
+                .collect();
         assert_eq!(variables.unknown().count(), 0);
     }
 }

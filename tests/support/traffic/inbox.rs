@@ -38,7 +38,8 @@ impl Inbox {
             am: reserved,
             signal: RemoteComp(reserved.0 + 1),
         });
-        let scripts: Vec<_> = (0..runtime.size()).map(|from| Script::new(plan, from, me, lane)).collect();
+        let scripts: Vec<_> =
+            (0..runtime.size()).map(|from| Script::new(plan, from, me, lane)).collect();
         let here = inbox.clone();
         let script = move |status: &Status| scripts[status.rank.0 as usize];
         let message = Handler::new(move |status| here.message(&script(&status), &status));

@@ -1,11 +1,13 @@
-//! A thread of a rank, with a device of its own: posts what its scripts say, and checks all that comes back.
+//! A thread of a rank, with a device of its own: posts what its scripts say, and checks all that
+//! comes back.
 
 use super::inbox::{ACK, Arrivals, DONE, Inbox};
 use super::script::{GET, Kind, Script, Step, Tally};
 use super::{Layout, SLOTS, Taking};
 use crate::support::words::{fill, wrong};
 use carrack::{
-    Buffer, CompQueue, Device, OpError, Outcome, PostError, Rank, Status, Tag, UserContext, WaitError,
+    Buffer, CompQueue, Device, OpError, Outcome, PostError, Rank, Status, Tag, UserContext,
+    WaitError,
 };
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -158,10 +160,12 @@ impl<'a> Lane<'a> {
     /// For when it hangs.
     fn state(&self) -> String {
         let peers = self.peers.iter().map(|peer| {
-            let whats = self.flights.values().filter(|flight| self.peers[flight.peer].rank == peer.rank);
+            let whats =
+                self.flights.values().filter(|flight| self.peers[flight.peer].rank == peer.rank);
             let whats: Vec<_> = whats.map(|flight| (flight.what, flight.step)).collect();
             format!(
-                "\n{} (down: {:?}): step {}, {} receives, told {}, done {}, gone {}, under way {whats:?}, {:?} of {:?}",
+                "\n{} (down: {:?}): step {}, {} receives, told {}, done {}, gone {}, under way \
+                {whats:?}, {:?} of {:?}",
                 peer.rank,
                 self.at.runtime.peer_down(peer.rank),
                 peer.next,
@@ -191,7 +195,8 @@ impl<'a> Lane<'a> {
     /// Whatever can be begun now.
     fn serve(&mut self, at: usize) {
         let peer = &mut self.peers[at];
-        peer.gone |= Some(peer.rank) == self.at.victim && self.at.runtime.peer_down(peer.rank).is_some();
+        peer.gone |=
+            Some(peer.rank) == self.at.victim && self.at.runtime.peer_down(peer.rank).is_some();
         if peer.gone {
             return;
         }
@@ -254,7 +259,8 @@ impl<'a> Lane<'a> {
         buffer.resize(step.size + step.salt as usize % 9, BEHIND);
         let tag = Tag(u64::from(self.lane) << 48 | step.number);
         let mut receive = self.at.runtime.post_recv(peer.rank, buffer, tag).comp(&self.received);
-        receive = receive.device(self.device).user_context(UserContext((at as u64) << 48 | step.number));
+        receive =
+            receive.device(self.device).user_context(UserContext((at as u64) << 48 | step.number));
         peer.coming = peer.theirs.next_send(step.number + 1);
         peer.receives += 1;
         match receive.call().expect("a receive") {
@@ -267,7 +273,8 @@ impl<'a> Lane<'a> {
     /// A receive is over.
     fn receive(&mut self, status: Status) {
         self.moved = true;
-        let (at, number) = ((status.user_context.0 >> 48) as usize, status.user_context.0 & 0xffff_ffff_ffff);
+        let (at, number) =
+            ((status.user_context.0 >> 48) as usize, status.user_context.0 & 0xffff_ffff_ffff);
         let peer = &mut self.peers[at];
         peer.receives -= 1;
         if let Some(error) = &status.error {
@@ -302,7 +309,8 @@ impl<'a> Lane<'a> {
             Kind::Add { mapped } => self.add(at, step, usize::from(!mapped)),
             Kind::Flush => {
                 let rank = self.peers[at].rank;
-                let (ended, device, context) = (self.ended.clone(), self.device, UserContext(self.next));
+                let (ended, device, context) =
+                    (self.ended.clone(), self.device, UserContext(self.next));
                 let flush = self.at.runtime.post_flush(rank).comp(&ended).device(device);
                 let outcome = flush.user_context(context).call();
                 self.begun(at, step, What::Flush, outcome)
@@ -323,14 +331,23 @@ impl<'a> Lane<'a> {
         // What is given away waits in the backlog if need be; what is borrowed is tried again.
         macro_rules! called {
             ($post:expr, $owned:expr) => {
-                $post.comp(&ended).device(self.device).user_context(context).allow_retry(!$owned).call()
+                $post
+                    .comp(&ended)
+                    .device(self.device)
+                    .user_context(context)
+                    .allow_retry(!$owned)
+                    .call()
             };
         }
         let given = if owned { buffer.take() } else { None };
         let outcome = match (step.kind, given, &buffer) {
             (Kind::Send, Some(given), _) => called!(runtime.post_send(rank, given, tag), true),
-            (_, Some(given), _) => called!(runtime.post_am(rank, given, self.inbox.am).tag(tag), true),
-            (Kind::Send, None, Some(lent)) => called!(runtime.post_send(rank, &lent[..], tag), false),
+            (_, Some(given), _) => {
+                called!(runtime.post_am(rank, given, self.inbox.am).tag(tag), true)
+            }
+            (Kind::Send, None, Some(lent)) => {
+                called!(runtime.post_send(rank, &lent[..], tag), false)
+            }
             (_, None, lent) => {
                 let lent = lent.as_deref().unwrap_or_default();
                 called!(runtime.post_am(rank, lent, self.inbox.am).tag(tag), false)
@@ -344,7 +361,8 @@ impl<'a> Lane<'a> {
         begun
     }
 
-    /// A buffer is this side's again: whoever still reads from it sends what its receiver will find wrong.
+    /// A buffer is this side's again: whoever still reads from it sends what its receiver will find
+    /// wrong.
     fn used(&mut self, mut buffer: Vec<u8>) {
         buffer.fill(USED);
         if self.spare.len() < 2 * UNDER_WAY {
@@ -419,7 +437,13 @@ impl<'a> Lane<'a> {
 
     /// Notes what a post came to. Whether it was begun.
     #[track_caller]
-    fn begun(&mut self, at: usize, step: Step, what: What, outcome: Result<Outcome, PostError>) -> bool {
+    fn begun(
+        &mut self,
+        at: usize,
+        step: Step,
+        what: What,
+        outcome: Result<Outcome, PostError>,
+    ) -> bool {
         let outcome = match outcome {
             Ok(Outcome::Retry(_)) => return false,
             Ok(outcome) => outcome,
@@ -442,14 +466,16 @@ impl<'a> Lane<'a> {
         peer.under_way -= 1;
         assert_eq!(status.rank, peer.rank);
         if let What::Put(slot) | What::Get(slot) = what {
-            peer.busy_slots[region_of(step)][slot] = matches!(what, What::Put(_)) && status.error.is_none();
+            peer.busy_slots[region_of(step)][slot] =
+                matches!(what, What::Put(_)) && status.error.is_none();
         }
         if let Some(error) = &status.error {
             return self.fails(at, error);
         }
         let bytes = status.buffer.as_slice();
         match what {
-            // Two threads that make progress for one device may carry out in another order what came in two batches.
+            // Two threads that make progress for one device may carry out in another order what
+            // came in two batches.
             What::Add { held } if self.at.plan.lanes == 1 => {
                 assert_eq!(status.value(), Some(held), "{step:?} on {}", status.rank)
             }
@@ -460,7 +486,11 @@ impl<'a> Lane<'a> {
             What::Message { owned: false } | What::Flush => {}
             What::Put(_) | What::Message { owned: true } => {
                 assert_eq!(bytes.map(<[u8]>::len), Some(step.size), "the buffer comes back");
-                assert_eq!(wrong(bytes.unwrap(), step.salt, 0), None, "{step:?}: the buffer has changed");
+                assert_eq!(
+                    wrong(bytes.unwrap(), step.salt, 0),
+                    None,
+                    "{step:?}: the buffer has changed"
+                );
             }
         }
         if let Buffer::Vec(buffer) = status.buffer {

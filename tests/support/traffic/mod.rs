@@ -1,5 +1,5 @@
-//! Traffic of all kinds of operations between ranks, of which every one is accounted for: by its own end, by what
-//! its other side saw, and by the bytes.
+//! Traffic of all kinds of operations between ranks, of which every one is accounted for: by its
+//! own end, by what its other side saw, and by the bytes.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -21,7 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Settings that leave little of everything but of the backlog: traffic gives its buffers away, and a full backlog is an error then.
+/// Settings that leave little of everything but of the backlog: traffic gives its buffers away, and
+/// a full backlog is an error then.
 pub const SMALL: &[&str] = &[
     "CARRACK_OFFERS=16",
     "CARRACK_VERBS_DEPTH=16",
@@ -91,7 +92,8 @@ impl Taking {
             devices.push(runtime.device().build().unwrap());
         }
         let me = runtime.rank().0;
-        let inboxes: Vec<_> = (0..plan.lanes).map(|lane| Inbox::register(&runtime, plan, lane)).collect();
+        let inboxes: Vec<_> =
+            (0..plan.lanes).map(|lane| Inbox::register(&runtime, plan, lane)).collect();
         let len = Layout::new(plan, role.size).len();
         let regions = [runtime.allocate(len).unwrap(), Region::host(len)];
         let registered = [0, 1].map(|at| runtime.register_memory(&regions[at]).unwrap());
@@ -131,8 +133,9 @@ impl Taking {
             for lane in 0..self.plan.lanes {
                 scope.spawn(move || {
                     // Else the other lanes wait for this one until they are taken for hanging.
-                    let ended =
-                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| Lane::of(self, lane).run()));
+                    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                        Lane::of(self, lane).run()
+                    }));
                     if ended.is_err() {
                         std::process::exit(101);
                     }
@@ -145,7 +148,11 @@ impl Taking {
                 let script = Script::new(self.plan, from, self.runtime.rank().0, lane);
                 for (region, mapped) in self.regions.iter().zip([true, false]) {
                     let word = region.fetch_add(layout.word(from, lane) as usize, 0).unwrap();
-                    assert_eq!(word, script.added(mapped), "rank {from} has added too often or too seldom");
+                    assert_eq!(
+                        word,
+                        script.added(mapped),
+                        "rank {from} has added too often or too seldom"
+                    );
                 }
             }
         }

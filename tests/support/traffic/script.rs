@@ -142,10 +142,15 @@ fn a_script_has_steps_of_all_kinds_and_sizes_and_they_can_be_told_apart() {
     let count = |which: &dyn Fn(&Step) -> bool| steps.iter().filter(|step| which(step)).count();
     assert!(count(&|step| step.size > 8192) > 100 && count(&|step| step.size <= 40) > 500);
     assert!(count(&|step| step.size > 30_000) > 10 && steps.iter().all(|step| step.size <= 50_000));
-    for kind in [Kind::Send, Kind::Am, Kind::Flush, Kind::Put { mapped: true }, Kind::Add { mapped: false }] {
+    for kind in
+        [Kind::Send, Kind::Am, Kind::Flush, Kind::Put { mapped: true }, Kind::Add { mapped: false }]
+    {
         assert!(count(&|step| step.kind == kind) > 10, "{kind:?}");
     }
-    assert!(count(&|step| matches!(step.kind, Kind::Put { .. }) && !(1..=20_000).contains(&step.size)) == 0);
+    assert!(
+        count(&|step| matches!(step.kind, Kind::Put { .. }) && !(1..=20_000).contains(&step.size))
+            == 0
+    );
     assert_ne!(script.arrivals(), Script::new(plan, 1, 0, 0).arrivals());
     assert_ne!(script.added(true), Script::new(plan, 0, 1, 1).added(true));
 }

@@ -1,9 +1,11 @@
-//! Sizes, alignments and offsets of the structures that Carrack uses, against those of two other crates.
+//! Sizes, alignments and offsets of the structures that Carrack uses, against those of two other
+//! crates.
 
 use carrack_transports::verbs::sys::bindings as ours;
 
-/// These have grown at their ends since the oldest headers that `rdma-sys` may find (rdma-core 44, Debian 12). The library never
-/// writes more of them than it is told that there is room for, or knows how much it has itself.
+/// These have grown at their ends since the oldest headers that `rdma-sys` may find (rdma-core 44,
+/// Debian 12). The library never writes more of them than it is told that there is room for, or
+/// knows how much it has itself.
 const GROWN: [&str; 2] = ["ibv_port_attr", "ibv_qp_ex"];
 
 /// What a structure is like: its size, its alignment, and where its fields lie.
@@ -19,7 +21,8 @@ macro_rules! layout {
     };
 }
 
-/// Each structure's layouts, ours first. Unions and structures without a name are held by what comes after them.
+/// Each structure's layouts, ours first. Unions and structures without a name are held by what
+/// comes after them.
 macro_rules! both {
     ($theirs:ident: $($name:ident { $($field:ident),* })*) => {
         vec![$((

@@ -7,13 +7,17 @@ use crate::mem::MemKind;
 pub struct Caps {
     /// Largest active message that needs no packet at either end, in bytes.
     pub am_inline: usize,
-    /// Largest active message whose bytes are copied within the call ([`Op::AmCopied`](super::Op::AmCopied)), in bytes.
+    /// Largest active message whose bytes are copied within the call
+    /// ([`Op::AmCopied`](super::Op::AmCopied)), in bytes.
     pub am_copied: usize,
-    /// Largest active message from an owned buffer ([`Op::AmOwned`](super::Op::AmOwned)), in bytes; 0 when it takes none.
+    /// Largest active message from an owned buffer ([`Op::AmOwned`](super::Op::AmOwned)), in bytes;
+    /// 0 when it takes none.
     pub am_owned: usize,
-    /// Whether `AmOwned` takes buffers on a GPU. Others are staged through a host packet by the runtime.
+    /// Whether `AmOwned` takes buffers on a GPU. Others are staged through a host packet by the
+    /// runtime.
     pub am_from_device: bool,
-    /// Whether links write to and read from peers' memory by themselves ([`Op::Put`](super::Op::Put), [`Op::Get`](super::Op::Get)).
+    /// Whether links write to and read from peers' memory by themselves
+    /// ([`Op::Put`](super::Op::Put), [`Op::Get`](super::Op::Get)).
     pub remote_memory: bool,
 }
 

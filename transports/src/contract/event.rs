@@ -48,8 +48,8 @@ pub enum Payload {
     Small(SmallBytes),
     /// In a packet of the device's source.
     Packet(Packet),
-    /// In memory of the sender's, which the sender could still change: to be copied out, and given back
-    /// by dropping it.
+    /// In memory of the sender's, which the sender could still change: to be copied out, and given
+    /// back by dropping it.
     Loan(Loan),
     /// On the heap, put aside by the transport or by who polled it, because packets are short.
     Aside(Vec<u8>),
@@ -120,8 +120,8 @@ pub enum DownCause {
     Lacking(String),
 }
 
-/// A message of a few bytes: what most batches hold most of. Plain data, one cache line long, moved as such and
-/// dropped for nothing.
+/// A message of a few bytes: what most batches hold most of. Plain data, one cache line long, moved
+/// as such and dropped for nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallArrival {
     /// From whom.
@@ -156,7 +156,8 @@ impl Batch {
         Self { small: Vec::with_capacity(limit), events: Vec::with_capacity(limit), limit }
     }
 
-    /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something off a ring.
+    /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something off
+    /// a ring.
     #[inline]
     pub fn push(&mut self, event: Event) {
         self.events.push(event);
@@ -208,7 +209,8 @@ impl Batch {
         &mut self.events
     }
 
-    /// Drops the first `count` of the small messages in front, which somebody has dealt with in place.
+    /// Drops the first `count` of the small messages in front, which somebody has dealt with in
+    /// place.
     #[inline(always)]
     pub fn forget_small(&mut self, count: usize) {
         if count >= self.small.len() {

@@ -1,4 +1,5 @@
-//! Memory of this rank that peers reach without its help, and memory of peers that this rank reaches so.
+//! Memory of this rank that peers reach without its help, and memory of peers that this rank
+//! reaches so.
 
 use super::RemotePlace;
 use crate::gpu::Gpu;
@@ -7,8 +8,8 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-/// How peers find a region through one transport. Travels by whatever way the ranks choose; whoever reads it
-/// checks it.
+/// How peers find a region through one transport. Travels by whatever way the ranks choose; whoever
+/// reads it checks it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct WireKey(pub Vec<u8>);
 
@@ -34,26 +35,29 @@ impl fmt::Debug for Exported {
 
 /// A buffer that one peer's NIC may write to and read from, until it is taken back.
 pub trait Exposed: Send + Sync {
-    /// Where the peer finds it. What it puts there is over for it when it can be seen here, and this rank does nothing for that.
+    /// Where the peer finds it. What it puts there is over for it when it can be seen here, and
+    /// this rank does nothing for that.
     fn place(&self) -> RemotePlace;
 
-    /// The same, for a peer that says when it has written, upon which this rank does what [`flush`](Self::flush) asks for.
+    /// The same, for a peer that says when it has written, upon which this rank does what
+    /// [`flush`](Self::flush) asks for.
     fn place_of_message(&self) -> RemotePlace {
         self.place()
     }
 
-    /// The GPU that has to be told ([`Gpu::flush_remote_writes`]) before what the peer says to have written can be seen. `None`:
-    /// nobody has.
+    /// The GPU that has to be told ([`Gpu::flush_remote_writes`]) before what the peer says to have
+    /// written can be seen. `None`: nobody has.
     fn flush(&self) -> Option<&Arc<dyn Gpu>> {
         None
     }
 
-    /// Ends that, and gives the buffer back. What the peer writes afterwards comes to nothing, and breaks its connection.
+    /// Ends that, and gives the buffer back. What the peer writes afterwards comes to nothing, and
+    /// breaks its connection.
     fn take_back(self: Box<Self>) -> Buffer;
 }
 
-/// A buffer of which one peer's NIC may reach one chunk after the other, until it is taken back: so that a long one is made known to
-/// the NIC while its first bytes are on their way.
+/// A buffer of which one peer's NIC may reach one chunk after the other, until it is taken back: so
+/// that a long one is made known to the NIC while its first bytes are on their way.
 pub trait ExposedChunks: Send + Sync {
     /// Lets the peer write to and read from `len` bytes, from the buffer's byte `at` on.
     ///
@@ -66,14 +70,16 @@ pub trait ExposedChunks: Send + Sync {
         1
     }
 
-    /// Ends that of the chunk that begins at `at`. What the peer writes there afterwards breaks its connection.
+    /// Ends that of the chunk that begins at `at`. What the peer writes there afterwards breaks its
+    /// connection.
     fn hide(&mut self, at: usize);
 
     /// Ends it for all that is shown, and gives the buffer back.
     fn take_back(self: Box<Self>) -> Buffer;
 }
 
-/// Part of a buffer that is read by several operations at once: whoever made it has it for itself again when they are over.
+/// Part of a buffer that is read by several operations at once: whoever made it has it for itself
+/// again when they are over.
 #[derive(Clone, Debug)]
 pub struct Chunk {
     /// All of it.
@@ -101,7 +107,8 @@ enum Standing {
 }
 
 impl Imported {
-    /// Memory of another process, whose registration has an epoch. `None` if it cannot be told whether it stands.
+    /// Memory of another process, whose registration has an epoch. `None` if it cannot be told
+    /// whether it stands.
     pub fn mapped(region: Region, epoch: u64) -> Option<Self> {
         let share = region.share()?.clone();
         Some(Self { region, standing: Standing::Epoch(share, epoch), is_own: false })
@@ -133,8 +140,8 @@ impl Imported {
         WeakImported { region: region.downgrade(), standing: standing.clone(), is_own: *is_own }
     }
 
-    /// The memory, while the peer keeps it registered. Asked before each access: a registration that ends in the midst
-    /// of one harms nobody, since the memory stays mapped.
+    /// The memory, while the peer keeps it registered. Asked before each access: a registration
+    /// that ends in the midst of one harms nobody, since the memory stays mapped.
     #[inline]
     pub fn region(&self) -> Option<&Region> {
         let stands = match &self.standing {

@@ -4,7 +4,8 @@
 //!
 //! - a [`Transport`] lists what it can open, or says why nothing;
 //! - a [`Domain`] is one opened: it knows which operations it can do, and makes devices;
-//! - a [`Device`] is one completion queue, ring set or socket set: it has an address, connects, and is polled;
+//! - a [`Device`] is one completion queue, ring set or socket set: it has an address, connects, and
+//!   is polled;
 //! - a [`Link`] leads to one peer's device, and takes operations.
 //!
 //! # Rules
@@ -12,33 +13,36 @@
 //! **Threads.** Any thread may call any method. What needs a lock tries it; a lost lock is
 //! [`Busy::Lock`] or [`Polled::Busy`], never a wait.
 //!
-//! **Outcomes.** A caller's mistake is an `Err` from the call. Whatever happens later (a peer dies, an
-//! engine fails) is an [`Event`]. Each operation that was `Posted` ends in exactly one
+//! **Outcomes.** A caller's mistake is an `Err` from the call. Whatever happens later (a peer dies,
+//! an engine fails) is an [`Event`]. Each operation that was `Posted` ends in exactly one
 //! [`Event::Completion`], also when its peer dies and when the device is closed.
 //!
-//! **Buffers.** An operation either borrows its bytes and is over with them when `submit` returns, or it
-//! hands over an owned [`Buffer`], which comes back with its completion. So no
-//! promise about lifetimes is left to the caller.
+//! **Buffers.** An operation either borrows its bytes and is over with them when `submit` returns,
+//! or it hands over an owned [`Buffer`], which comes back with its completion. So no promise about
+//! lifetimes is left to the caller.
 //!
-//! **Order.** Messages that were `Done` or `Posted` on one link arrive in that order. [`Device::poll`]
-//! yields arrivals in order, and runs its `ordered` argument before another thread can poll: what must
-//! happen in the order of arrival (matching) happens there, everything else after.
+//! **Order.** Messages that were `Done` or `Posted` on one link arrive in that order.
+//! [`Device::poll`] yields arrivals in order, and runs its `ordered` argument before another thread
+//! can poll: what must happen in the order of arrival (matching) happens there, everything else
+//! after.
 //!
-//! **Packets.** A device receives into packets of the [`PacketSource`] it was
-//! made with, or in place ([`Payload::Small`]), or lends the sender's own memory ([`Payload::Loan`]), which
-//! the runtime copies out and drops soon: the sender has only so much of it.
+//! **Packets.** A device receives into packets of the [`PacketSource`] it was made with, or in
+//! place ([`Payload::Small`]), or lends the sender's own memory ([`Payload::Loan`]), which the
+//! runtime copies out and drops soon: the sender has only so much of it.
 //!
 //! **Connecting.** [`Device::connect`] never blocks and gives a link at once. Until the peer has
-//! answered, operations are [`Busy::Connecting`]; polling moves it on. Links are one-way: each side makes
-//! its own on first use, so there is no crossing of connects to be resolved.
+//! answered, operations are [`Busy::Connecting`]; polling moves it on. Links are one-way: each side
+//! makes its own on first use, so there is no crossing of connects to be resolved.
 //!
-//! **Ordering on events.** A link never waits for a GPU: the runtime parks an operation until its event has fired.
+//! **Ordering on events.** A link never waits for a GPU: the runtime parks an operation until its
+//! event has fired.
 //!
-//! **Hostile peers.** Whatever a peer wrote is checked before it is used. What cannot be right ends the
-//! link with [`Event::PeerDown`] and [`DownCause::Protocol`]; other links go on.
+//! **Hostile peers.** Whatever a peer wrote is checked before it is used. What cannot be right ends
+//! the link with [`Event::PeerDown`] and [`DownCause::Protocol`]; other links go on.
 //!
 //! **Sleep.** [`Device::arm`] makes the device's descriptor readable as soon as a poll would find
-//! something, and looks once more before it says so; [`Device::disarm`] follows each [`Armed::Wait`].
+//! something, and looks once more before it says so; [`Device::disarm`] follows each
+//! [`Armed::Wait`].
 
 mod address;
 mod caps;
@@ -71,7 +75,8 @@ pub trait Transport: Send + Sync {
     fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable>;
 
     /// Opens one of them, for a rank.
-    fn open(&self, device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable>;
+    fn open(&self, device: &DeviceInfo, identity: Identity)
+    -> Result<Arc<dyn Domain>, Unavailable>;
 }
 
 /// A transport that was opened.
@@ -82,15 +87,15 @@ pub trait Domain: Send + Sync {
     /// Lets peers reach a region without this rank's help.
     ///
     /// # Errors
-    /// Why they cannot, in words for the user, or what this process lacks for it now. The runtime then carries out their
-    /// operations itself.
+    /// Why they cannot, in words for the user, or what this process lacks for it now. The runtime
+    /// then carries out their operations itself.
     fn export(&self, region: &Region) -> Result<Exported, MapError> {
         let _ = region;
         Err("this transport maps no memory".into())
     }
 
-    /// Maps a region that a peer has exported. The key came from outside: it is checked. Memory of a GPU is mapped for the
-    /// engines of the device that is `near`, if that can be.
+    /// Maps a region that a peer has exported. The key came from outside: it is checked. Memory of
+    /// a GPU is mapped for the engines of the device that is `near`, if that can be.
     ///
     /// # Errors
     /// Why it cannot be mapped, or what this process lacks for it now.
@@ -99,8 +104,10 @@ pub trait Domain: Send + Sync {
         Err("this transport maps no memory".into())
     }
 
-    /// Lets ranks, this one included, do atomic operations on the words of a region ([`Op::Atomic`]), by the NIC of this domain, which is
-    /// then the words' one agent: its operations are atomic among each other, and with nobody else's. They may write and read the region, too.
+    /// Lets ranks, this one included, do atomic operations on the words of a region
+    /// ([`Op::Atomic`]), by the NIC of this domain, which is then the words' one agent: its
+    /// operations are atomic among each other, and with nobody else's. They may write and read the
+    /// region, too.
     ///
     /// # Errors
     /// Why they cannot, in words for the user.
@@ -109,13 +116,15 @@ pub trait Domain: Send + Sync {
         Err("it has no NIC".into())
     }
 
-    /// The other processes that still have memory of this range of addresses mapped, of what was exported here.
+    /// The other processes that still have memory of this range of addresses mapped, of what was
+    /// exported here.
     fn mapped_by(&self, addr: usize, len: usize) -> Vec<u32> {
         let _ = (addr, len);
         Vec::new()
     }
 
-    /// How NICs of this transport's reach memory of a GPU by themselves, in words: tried, where it is not known. `None`: it has no NIC.
+    /// How NICs of this transport's reach memory of a GPU by themselves, in words: tried, where it
+    /// is not known. `None`: it has no NIC.
     ///
     /// # Errors
     /// Why they do not, in words.
@@ -150,13 +159,14 @@ pub trait Device: Send + Sync {
     /// Begins a link to a peer's device. `peer` is what events will call it.
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError>;
 
-    /// Moves things on and fills `batch` up to its limit. If anything was found, `ordered` is called once,
-    /// before another thread can poll; it must not call the device.
+    /// Moves things on and fills `batch` up to its limit. If anything was found, `ordered` is
+    /// called once, before another thread can poll; it must not call the device.
     ///
     /// The cost does not grow with the number of peers that are silent.
     fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled;
 
-    /// A peer's words for messages that go to it: what it has from [`Link::splits`]. `None` while no link of its leads here.
+    /// A peer's words for messages that go to it: what it has from [`Link::splits`]. `None` while
+    /// no link of its leads here.
     fn splits_of(&self, peer: PeerId) -> Option<Arc<dyn Splits>> {
         let _ = peer;
         None
@@ -168,16 +178,16 @@ pub trait Device: Send + Sync {
     /// The thread that was told to wait has woken, for whatever reason.
     fn disarm(&self);
 
-    /// Ends a peer's right to copy from and to this process's memory by [`PeerMemory`]; for good, since it is of no more use to
-    /// a link that has ended. Returns `true` if the peer is not copying any more: then buffers that it was told of can be
-    /// given back. Else ask again, soon.
+    /// Ends a peer's right to copy from and to this process's memory by [`PeerMemory`]; for good,
+    /// since it is of no more use to a link that has ended. Returns `true` if the peer is not
+    /// copying any more: then buffers that it was told of can be given back. Else ask again, soon.
     fn revoke(&self, peer: PeerId) -> bool {
         let _ = peer;
         true
     }
 
-    /// Ends it. Afterwards every operation that was posted has its completion in the batches of the polls
-    /// that follow, and peers see it gone. What was sent already still arrives.
+    /// Ends it. Afterwards every operation that was posted has its completion in the batches of the
+    /// polls that follow, and peers see it gone. What was sent already still arrives.
     fn close(&self);
 }
 
@@ -189,8 +199,9 @@ pub trait Link: Send + Sync {
     /// The caller's mistakes, and [`SubmitError::Down`] for a peer that is gone.
     fn submit(&self, op: Op<'_>) -> Result<Submit, SubmitError>;
 
-    /// [`Op::AmCopied`] of a few bytes, for the path where each nanosecond counts: arguments and answer travel
-    /// in registers, the header's two words among them. [`Short::Ask`] says nothing was done and `submit` will tell more.
+    /// [`Op::AmCopied`] of a few bytes, for the path where each nanosecond counts: arguments and
+    /// answer travel in registers, the header's two words among them. [`Short::Ask`] says nothing
+    /// was done and `submit` will tell more.
     #[inline]
     fn am_short(&self, header: (u64, u64), bytes: &[u8]) -> Short {
         let header = Header(header.into());
@@ -201,14 +212,16 @@ pub trait Link: Send + Sync {
         }
     }
 
-    /// The same, where the caller says that more messages follow at once. This one may wait for them: until a message is submitted
-    /// by another call, until so many wait that no more go together, or until the device is next polled.
+    /// The same, where the caller says that more messages follow at once. This one may wait for
+    /// them: until a message is submitted by another call, until so many wait that no more go
+    /// together, or until the device is next polled.
     #[inline]
     fn am_more(&self, header: (u64, u64), bytes: &[u8]) -> Short {
         self.am_short(header, bytes)
     }
 
-    /// The peer's memory, if the kernel can copy from and to it: large messages then need no help of the peer's.
+    /// The peer's memory, if the kernel can copy from and to it: large messages then need no help
+    /// of the peer's.
     ///
     /// # Errors
     /// Why not, in words for the user.
@@ -216,13 +229,14 @@ pub trait Link: Send + Sync {
         Err("this transport moves all bytes itself".into())
     }
 
-    /// Words by which this rank and the peer can share the copying of messages that come from it. `None`: this transport has
-    /// none.
+    /// Words by which this rank and the peer can share the copying of messages that come from it.
+    /// `None`: this transport has none.
     fn splits(&self) -> Option<Arc<dyn Splits>> {
         None
     }
 
-    /// Lets the peer write to and read from a buffer of this rank. Whoever drops what it gets ends that, buffer and all.
+    /// Lets the peer write to and read from a buffer of this rank. Whoever drops what it gets ends
+    /// that, buffer and all.
     ///
     /// # Errors
     /// Why not, with the buffer.
@@ -230,7 +244,8 @@ pub trait Link: Send + Sync {
         Err(("this transport reaches no memory by itself".into(), buffer))
     }
 
-    /// Lets the peer write to and read from a buffer of this rank, chunk by chunk: none to begin with.
+    /// Lets the peer write to and read from a buffer of this rank, chunk by chunk: none to begin
+    /// with.
     ///
     /// # Errors
     /// Why not, with the buffer.
@@ -238,18 +253,23 @@ pub trait Link: Send + Sync {
         Err(("this transport reaches no memory by itself".into(), buffer))
     }
 
-    /// [`Op::Put`] of a part of a buffer: `Posted` or `Busy`. The completion brings no buffer; before it is given, the link has let
-    /// go of its share.
+    /// [`Op::Put`] of a part of a buffer: `Posted` or `Busy`. The completion brings no buffer;
+    /// before it is given, the link has let go of its share.
     ///
     /// # Errors
     /// As of [`submit`](Self::submit).
-    fn put_chunk(&self, to: RemotePlace, chunk: &Chunk, token: OpToken) -> Result<Submit, SubmitError> {
+    fn put_chunk(
+        &self,
+        to: RemotePlace,
+        chunk: &Chunk,
+        token: OpToken,
+    ) -> Result<Submit, SubmitError> {
         let _ = (to, chunk, token);
         Err(SubmitError::no_remote_memory())
     }
 
-    /// Whether a message that is submitted after a chunk to that place arrives behind it. Where not, the bytes are there when the
-    /// chunk's completion is given.
+    /// Whether a message that is submitted after a chunk to that place arrives behind it. Where
+    /// not, the bytes are there when the chunk's completion is given.
     fn puts_in_order(&self, to: RemotePlace) -> bool {
         let _ = to;
         true

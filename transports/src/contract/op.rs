@@ -3,7 +3,8 @@
 use super::{DownCause, PeerId};
 use crate::mem::{Buffer, MemKind, MemRef};
 
-/// Sixteen bytes that travel before each payload. The runtime's own; a transport carries them unread.
+/// Sixteen bytes that travel before each payload. The runtime's own; a transport carries them
+/// unread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Header(pub [u64; 2]);
 
@@ -38,18 +39,18 @@ pub enum WordChange {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Op<'a> {
-    /// An active message whose bytes, host memory, are copied within the call: `Done` or `Busy`, never
-    /// `Posted`. Inline in a ring or a work request when short, through a packet when not; the link's
-    /// choice.
+    /// An active message whose bytes, host memory, are copied within the call: `Done` or `Busy`,
+    /// never `Posted`. Inline in a ring or a work request when short, through a packet when not;
+    /// the link's choice.
     AmCopied {
         /// The runtime's header.
         header: Header,
         /// The payload.
         bytes: MemRef<'a>,
     },
-    /// An active message from an owned buffer of any kind of memory that the caps name. On `Posted` the
-    /// link has taken the buffer and left an empty one; it comes back with the completion. On `Done`
-    /// and `Busy` it was left where it was.
+    /// An active message from an owned buffer of any kind of memory that the caps name. On `Posted`
+    /// the link has taken the buffer and left an empty one; it comes back with the completion. On
+    /// `Done` and `Busy` it was left where it was.
     AmOwned {
         /// The runtime's header.
         header: Header,
@@ -58,9 +59,9 @@ pub enum Op<'a> {
         /// What the completion will be called.
         token: OpToken,
     },
-    /// Writes a buffer into memory that the peer has [exposed](super::Link::expose): `Posted` or `Busy`. On `Posted` the link
-    /// has taken the buffer; it comes back with the completion, and then the bytes are there. A message that is submitted
-    /// afterwards arrives after them.
+    /// Writes a buffer into memory that the peer has [exposed](super::Link::expose): `Posted` or
+    /// `Busy`. On `Posted` the link has taken the buffer; it comes back with the completion, and
+    /// then the bytes are there. A message that is submitted afterwards arrives after them.
     Put {
         /// Where to.
         to: RemotePlace,
@@ -78,8 +79,9 @@ pub enum Op<'a> {
         /// What the completion will be called.
         token: OpToken,
     },
-    /// Changes a word of memory whose words the peer has [exposed](super::Domain::expose_words): `Posted` or `Busy`. The completion's
-    /// buffer is what the word held before, eight bytes in the order of the wire, the lowest first.
+    /// Changes a word of memory whose words the peer has [exposed](super::Domain::expose_words):
+    /// `Posted` or `Busy`. The completion's buffer is what the word held before, eight bytes in the
+    /// order of the wire, the lowest first.
     Atomic {
         /// The word: eight bytes, aligned to as many.
         word: RemotePlace,
@@ -139,7 +141,8 @@ pub enum SubmitError {
     /// The link cannot read memory of that kind.
     #[error("this link cannot send from {0} memory by itself")]
     Kind(MemKind),
-    /// The memory cannot be made known to the NIC, or not that much of it. The buffer is the caller's.
+    /// The memory cannot be made known to the NIC, or not that much of it. The buffer is the
+    /// caller's.
     #[error("the NIC cannot be told of the memory: {0}")]
     Unregistered(String),
     /// The peer is gone.
@@ -152,7 +155,8 @@ pub enum SubmitError {
     },
     /// The address is not one of this transport's.
     #[error(
-        "an address of {0} bytes is not one of this transport's: the peer runs another version, or its address was damaged"
+        "an address of {0} bytes is not one of this transport's: the peer runs another version, or \
+        its address was damaged"
     )]
     Address(usize),
     /// This process lacks what a link takes. It may be tried again.

@@ -1,9 +1,10 @@
-//! Where a process hands out the descriptors of its memory: a Unix socket, because many containers let nobody fetch a descriptor
-//! from another process (gpu.md, VMM rule 4).
+//! Where a process hands out the descriptors of its memory: a Unix socket, because many containers
+//! let nobody fetch a descriptor from another process (gpu.md, VMM rule 4).
 //!
-//! Whoever comes is of the same user, and must know a secret that the memory's key tells; it names an allocation by the inode of its
-//! ledger, and is given the descriptor or told that it is gone. A thread answers, asleep but for that: whoever imports waits for
-//! its answer, and two who import from each other would else wait for ever.
+//! Whoever comes is of the same user, and must know a secret that the memory's key tells; it names
+//! an allocation by the inode of its ledger, and is given the descriptor or told that it is gone. A
+//! thread answers, asleep but for that: whoever imports waits for its answer, and two who import
+//! from each other would else wait for ever.
 
 use super::exports::Allocation;
 use crate::fd_channel::{Channel, ConnectError, Listener, Received, is_shortage};
@@ -21,7 +22,8 @@ use std::time::Duration;
 /// How a desk is found, and what opens its mouth: a number in its name, and the secret.
 pub(super) type Address = [u8; 24];
 
-/// Seconds that either side waits for the other's few bytes. It is there, unless somebody has stopped it.
+/// Seconds that either side waits for the other's few bytes. It is there, unless somebody has
+/// stopped it.
 const PATIENCE: i64 = 2;
 /// Attempts to send a descriptor, a millisecond apart.
 const ATTEMPTS: u32 = 1000;
@@ -65,7 +67,8 @@ impl Desk {
             }
         };
         let thread = std::thread::Builder::new().name("carrack-desk".into()).spawn(answers);
-        let thread = thread.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)));
+        let thread =
+            thread.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)));
         let thread = Some(thread?);
         Ok(Self { address, wares, stop, thread, owner: Owner::this_process() })
     }
@@ -74,7 +77,8 @@ impl Desk {
         self.address
     }
 
-    /// From now on an allocation's descriptor is given to who asks for it, as long as it is exported.
+    /// From now on an allocation's descriptor is given to who asks for it, as long as it is
+    /// exported.
     pub(super) fn offer(&self, inode: u64, allocation: &Arc<Allocation>) {
         let mut wares = self.wares.lock().unwrap_or_else(PoisonError::into_inner);
         wares.retain(|_, known| known.strong_count() > 0);
@@ -136,14 +140,16 @@ fn serve(caller: &Channel, address: &Address, wares: &Wares) -> Result<(), Errno
     let (asked, _) = hear(caller)?;
     let inode = asked.strip_prefix(secret(address)).and_then(|rest| rest.try_into().ok());
     let inode = u64::from_le_bytes(inode.ok_or(Errno::PERM)?);
-    let ware = wares.lock().unwrap_or_else(PoisonError::into_inner).get(&inode).and_then(Weak::upgrade);
+    let ware =
+        wares.lock().unwrap_or_else(PoisonError::into_inner).get(&inode).and_then(Weak::upgrade);
     match ware.as_ref().and_then(|allocation| allocation.fd()) {
         Some(fd) => hand_out(caller, fd),
         None => caller.send(GONE, &[]),
     }
 }
 
-/// Sends a descriptor. Where too many are in flight the caller waits, who has more patience than this.
+/// Sends a descriptor. Where too many are in flight the caller waits, who has more patience than
+/// this.
 fn hand_out(caller: &Channel, fd: BorrowedFd<'_>) -> Result<(), Errno> {
     for _ in 0..ATTEMPTS {
         match caller.send(HERE, &[fd]) {

@@ -12,7 +12,8 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// The forms that importers survive the exporter's death with, in the order in which they are tried.
+/// The forms that importers survive the exporter's death with, in the order in which they are
+/// tried.
 pub(super) const FORMS: [HandleForm; 3] = [HandleForm::Bytes, HandleForm::Fd, HandleForm::Fabric];
 
 /// An allocation that is exported: once, for all its regions.
@@ -31,8 +32,8 @@ impl Allocation {
         self.handle.fd()
     }
 
-    /// Whether nobody has it mapped, nor can come to. While another region of it is registered, those who have it mapped may be
-    /// there for that one.
+    /// Whether nobody has it mapped, nor can come to. While another region of it is registered,
+    /// those who have it mapped may be there for that one.
     fn is_free(&self) -> bool {
         self.ledger.stands(0) && self.ledger.importers().is_empty()
     }
@@ -40,15 +41,17 @@ impl Allocation {
 
 #[derive(Default)]
 pub(super) struct Exports {
-    /// By the device, the driver's number and the address: pieces that are mapped into one reservation are told apart, whatever
-    /// their driver numbers.
+    /// By the device, the driver's number and the address: pieces that are mapped into one
+    /// reservation are told apart, whatever their driver numbers.
     all: Mutex<HashMap<(GpuUuid, AllocId, usize), Weak<Allocation>>>,
-    /// Opened with the first handle that has a descriptor. `None`: there can be none, and descriptors are fetched.
+    /// Opened with the first handle that has a descriptor. `None`: there can be none, and
+    /// descriptors are fetched.
     desk: OnceLock<Option<Desk>>,
 }
 
-/// What regions have owned that nobody here has any more, and others may still have mapped: freed when they have not,
-/// whichever runtime looks after it. Of memory that the program answers for it is the program that keeps it for so long.
+/// What regions have owned that nobody here has any more, and others may still have mapped: freed
+/// when they have not, whichever runtime looks after it. Of memory that the program answers for it
+/// is the program that keeps it for so long.
 static LEFT: Mutex<Vec<(Arc<Allocation>, Owner)>> = Mutex::new(Vec::new());
 
 type Owner = Box<dyn Any + Send + Sync>;
@@ -56,8 +59,9 @@ type Owner = Box<dyn Any + Send + Sync>;
 /// Ends a registration.
 struct Registration(Arc<Allocation>);
 
-/// Regions by the inode of their ledger, where they begin in their allocation, and their length, for ranks of the same
-/// process: no driver opens a process's own handles (gpu.md, legacy IPC rule 3).
+/// Regions by the inode of their ledger, where they begin in their allocation, and their length,
+/// for ranks of the same process: no driver opens a process's own handles (gpu.md, legacy IPC rule
+/// 3).
 static OWN: Mutex<Vec<(Name, WeakRegion)>> = Mutex::new(Vec::new());
 
 type Name = (u64, usize, u64);
@@ -86,7 +90,15 @@ impl Exports {
             desk.address()
         });
         let offset = region.addr() - allocation.base;
-        let key = Key { ledger, pid, fd, desk, simulated, len, handle: allocation.handle.encode_at(offset) };
+        let key = Key {
+            ledger,
+            pid,
+            fd,
+            desk,
+            simulated,
+            len,
+            handle: allocation.handle.encode_at(offset),
+        };
         let mut own = lock(&OWN);
         own.retain(|(_, region)| !region.is_gone());
         let name = (allocation.inode, offset, len);
@@ -108,11 +120,13 @@ impl Exports {
         Ok(Exported::new(key, exported))
     }
 
-    /// The processes that have memory of a range of addresses mapped, whether it is still registered or not.
+    /// The processes that have memory of a range of addresses mapped, whether it is still
+    /// registered or not.
     pub(super) fn mapped_by(&self, addr: usize, len: usize) -> Vec<u32> {
         free_left();
         let end = addr.saturating_add(len);
-        let reaches = |one: &Allocation| one.base < end && addr < one.base.saturating_add(one.handle.len);
+        let reaches =
+            |one: &Allocation| one.base < end && addr < one.base.saturating_add(one.handle.len);
         let known: Vec<_> = lock(&self.all).values().filter_map(Weak::upgrade).collect();
         let left: Vec<_> = lock(&LEFT).iter().map(|(allocation, _)| allocation.clone()).collect();
         let all = known.iter().chain(&left).filter(|one| reaches(one));
@@ -156,7 +170,8 @@ impl Exports {
         let handle = handle.ok_or_else(|| reasons.join("; "))?;
         let base = region.addr().checked_sub(handle.offset).ok_or("its handle begins behind it")?;
         let ledger = Ledger::new()?;
-        let inode = ledger.0.share().and_then(|share| share.whereabouts()).map_or(0, |found| found.ino);
+        let inode =
+            ledger.0.share().and_then(|share| share.whereabouts()).map_or(0, |found| found.ino);
         let allocation = Arc::new(Allocation { handle, base, inode, ledger });
         all.insert(name, Arc::downgrade(&allocation));
         Ok(allocation)
@@ -166,7 +181,8 @@ impl Exports {
 /// A region of this very process, by its key.
 pub(super) fn own(name: Name) -> Result<Region, String> {
     let own = lock(&OWN);
-    let found = own.iter().filter(|(other, _)| *other == name).find_map(|(_, known)| known.upgrade());
+    let found =
+        own.iter().filter(|(other, _)| *other == name).find_map(|(_, known)| known.upgrade());
     found.ok_or_else(|| "it is not there any more".into())
 }
 
@@ -186,7 +202,8 @@ impl Keeper for Until {
 
 /// Frees what others do not have mapped any more.
 pub(super) fn free_left() {
-    // Dropped outside the lock: freeing memory of a GPU takes time, and an owner may be the program's.
+    // Dropped outside the lock: freeing memory of a GPU takes time, and an owner may be the
+    // program's.
     let freed: Vec<_> = {
         let Ok(mut left) = LEFT.try_lock() else { return };
         left.extract_if(.., |(allocation, _)| allocation.is_free()).collect()

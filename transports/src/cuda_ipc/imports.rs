@@ -10,7 +10,8 @@ use crate::shm;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Allocations that stay mapped, though nothing uses them at the moment: opening one takes milliseconds.
+/// Allocations that stay mapped, though nothing uses them at the moment: opening one takes
+/// milliseconds.
 const KEPT: usize = 64;
 
 pub(super) struct Imports {
@@ -22,7 +23,8 @@ pub(super) struct Imports {
 /// An allocation that is mapped for one device's engines.
 #[derive(Clone)]
 struct Opened {
-    /// The ledger's inode, which is no other's while this has it mapped; and the handle, whoever named the two together.
+    /// The ledger's inode, which is no other's while this has it mapped; and the handle, whoever
+    /// named the two together.
     inode: u64,
     handle: [u8; Handle::WIRE],
     /// Its exporter's process.
@@ -33,7 +35,8 @@ struct Opened {
     entry: Arc<Standing>,
 }
 
-/// Stands in the ledger until the driver has closed the allocation, which it does not while a stream waits.
+/// Stands in the ledger until the driver has closed the allocation, which it does not while a
+/// stream waits.
 struct Standing {
     entry: Option<Entry>,
     gpu: Option<Arc<dyn Gpu>>,
@@ -81,7 +84,11 @@ impl Imports {
         Self { drivers, opened: Mutex::default() }
     }
 
-    pub(super) fn import(&self, key: &WireKey, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
+    pub(super) fn import(
+        &self,
+        key: &WireKey,
+        near: Option<&Arc<dyn Gpu>>,
+    ) -> Result<Imported, MapError> {
         if let Some(several) = Several::decode(key) {
             return self.import_several(&several, near);
         }
@@ -89,7 +96,9 @@ impl Imports {
         let share = ledger.0.share().ok_or("its ledger is shared by nobody")?.clone();
         let offset = Handle::offset_of(&key.handle);
         if key.pid == std::process::id() {
-            return Ok(Imported::watched(own((inode, offset, key.len))?, share, epoch).of_this_process());
+            return Ok(
+                Imported::watched(own((inode, offset, key.len))?, share, epoch).of_this_process()
+            );
         }
         let opened = self.opened(&key, inode, ledger, epoch, near)?;
         let len = usize::try_from(key.len).map_err(|_| "it is larger than the address space")?;
@@ -98,9 +107,13 @@ impl Imports {
         Ok(Imported::watched(region, share, epoch))
     }
 
-    /// Memory that is made of several allocations: mapped one behind the other, at addresses that are reserved for it, for as long as
-    /// whoever asks for it keeps it.
-    fn import_several(&self, several: &Several, near: Option<&Arc<dyn Gpu>>) -> Result<Imported, MapError> {
+    /// Memory that is made of several allocations: mapped one behind the other, at addresses that
+    /// are reserved for it, for as long as whoever asks for it keeps it.
+    fn import_several(
+        &self,
+        several: &Several,
+        near: Option<&Arc<dyn Gpu>>,
+    ) -> Result<Imported, MapError> {
         let all = several.keys.iter().map(Found::of).collect::<Result<Vec<_>, _>>()?;
         let first = all.first().ok_or("its key names no allocation")?;
         // The registrations of all of them end together.
@@ -114,7 +127,8 @@ impl Imports {
             for Found { key, inode, .. } in &all {
                 parts.push(own((*inode, Handle::offset_of(&key.handle), key.len))?);
             }
-            let whole = Region::joined(parts).ok_or("its allocations do not lie one behind the other")?;
+            let whole =
+                Region::joined(parts).ok_or("its allocations do not lie one behind the other")?;
             let region = whole.subregion(offset, len).ok_or_else(outside)?;
             return Ok(Imported::watched(region, share, first.epoch).of_this_process());
         }
@@ -125,8 +139,13 @@ impl Imports {
                 return Err("its registration has ended".into());
             }
             let handle = key.handle(*inode)?;
-            if handle.offset != 0 || handle.len as u64 != key.len || key.simulated != first.key.simulated {
-                return Err("its allocations are not named as a whole, and one behind the other".into());
+            if handle.offset != 0
+                || handle.len as u64 != key.len
+                || key.simulated != first.key.simulated
+            {
+                return Err(
+                    "its allocations are not named as a whole, and one behind the other".into()
+                );
             }
             handles.push(handle);
         }
@@ -167,7 +186,10 @@ impl Imports {
         let handle = key.handle(inode)?;
         if !FORMS.contains(&handle.form()) {
             let form = handle.form();
-            return Err(format!("memory in the form {form:?} is not mapped: it goes with its owner").into());
+            return Err(format!(
+                "memory in the form {form:?} is not mapped: it goes with its owner"
+            )
+            .into());
         }
         let exporter = name_of(key.pid)?;
         let (opener, region) = self.open(&handle, key.simulated, near)?;
@@ -186,7 +208,9 @@ impl Imports {
         simulated: bool,
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<(GpuUuid, Region), String> {
-        let by = |gpu: &Arc<dyn Gpu>| Ok((gpu.info().uuid, gpu.open(handle).map_err(|why| why.to_string())?));
+        let by = |gpu: &Arc<dyn Gpu>| {
+            Ok((gpu.info().uuid, gpu.open(handle).map_err(|why| why.to_string())?))
+        };
         self.by_the_first(simulated, near, by)
     }
 
@@ -198,7 +222,8 @@ impl Imports {
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<Region, String> {
         let add = |sum: usize, handle: &Handle| sum.checked_add(handle.len);
-        let total = handles.iter().try_fold(0, add).ok_or("they are larger than the address space")?;
+        let total =
+            handles.iter().try_fold(0, add).ok_or("they are larger than the address space")?;
         let near = near.filter(|gpu| gpu.info().simulated == simulated);
         self.by_the_first(simulated, near, |gpu| {
             let reservation = gpu.reserve(total).map_err(|why| why.to_string())?;
@@ -211,8 +236,8 @@ impl Imports {
         })
     }
 
-    /// What the first device can do, the one that is near before others. Whether it works is an experiment, not a comparison of
-    /// numbers (gpu.md, legacy IPC rule 9).
+    /// What the first device can do, the one that is near before others. Whether it works is an
+    /// experiment, not a comparison of numbers (gpu.md, legacy IPC rule 9).
     fn by_the_first<T>(
         &self,
         simulated: bool,
@@ -228,7 +253,8 @@ impl Imports {
             }
         }
         gpus.retain(|gpu| gpu.info().simulated == simulated);
-        // Where any of them will do, one that this process works with: a GPU that is another's alone has its copier for that one.
+        // Where any of them will do, one that this process works with: a GPU that is another's
+        // alone has its copier for that one.
         let works = |gpu: &Arc<dyn Gpu>| matches!(gpu.copier(), CopierState::On { .. });
         if near.is_none() {
             gpus.sort_by_key(|gpu| !works(gpu));
@@ -282,14 +308,19 @@ mod tests {
         let gpu = driver.gpu(0).unwrap();
         let domain = CudaIpc::new(vec![Arc::new(driver.clone())]);
         let reservation = gpu.reserve(3 * UNIT).unwrap();
-        let piece = |at| driver.gpu(at % 2).unwrap().allocate_at(&reservation, at * UNIT, UNIT, &[]).unwrap();
+        let piece = |at| {
+            driver.gpu(at % 2).unwrap().allocate_at(&reservation, at * UNIT, UNIT, &[]).unwrap()
+        };
         let parts: Vec<Region> = (0..3).map(piece).collect();
         let whole = Region::joined(parts.clone()).unwrap();
         let region = whole.subregion(UNIT - 5, UNIT + 10).unwrap();
         let exported = domain.export(&region).unwrap();
         let import = |key: &WireKey| domain.import(key, None);
         let own = import(&exported.key).unwrap();
-        assert_eq!(own.region().map(|own| (own.addr(), own.len())), Some((region.addr(), region.len())));
+        assert_eq!(
+            own.region().map(|own| (own.addr(), own.len())),
+            Some((region.addr(), region.len()))
+        );
         // Names that somebody has changed.
         let named = Several::decode(&exported.key).unwrap();
         assert_eq!((named.keys.len(), named.offset), (3, (UNIT - 5) as u64));

@@ -7,7 +7,8 @@ use crate::mem::MapError;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use std::os::fd::OwnedFd;
 
-/// How an importer finds an allocation: its ledger, its handle, and the handle's descriptor in the exporter's process.
+/// How an importer finds an allocation: its ledger, its handle, and the handle's descriptor in the
+/// exporter's process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Key {
     /// The ledger's own key, which is that of shared host memory.
@@ -17,7 +18,8 @@ pub(super) struct Key {
     pub(super) fd: Option<u32>,
     /// Where the descriptor is handed out, if it is.
     pub(super) desk: Option<Address>,
-    /// Whether the device is simulated: a real driver does not open its handles, nor the other way round.
+    /// Whether the device is simulated: a real driver does not open its handles, nor the other way
+    /// round.
     pub(super) simulated: bool,
     /// Bytes of the region, which begins where the handle says.
     pub(super) len: u64,
@@ -63,15 +65,17 @@ impl Key {
         })
     }
 
-    /// The handle, with its descriptor: fetched where the kernel lets us, which disturbs nobody, else asked for. `inode` is that of
-    /// its ledger.
+    /// The handle, with its descriptor: fetched where the kernel lets us, which disturbs nobody,
+    /// else asked for. `inode` is that of its ledger.
     pub(super) fn handle(&self, inode: u64) -> Result<Handle, MapError> {
         let fd = self.fd.map(|fd| match fetch(self.pid, fd) {
-            Err(MapError::Refused(refused)) => match self.desk.map(|desk| desk::ask(&desk, inode)) {
-                None => Err(format!("{refused}; nor is it handed out").into()),
-                Some(Err(MapError::Refused(why))) => Err(format!("{refused}; {why}").into()),
-                Some(asked) => asked,
-            },
+            Err(MapError::Refused(refused)) => {
+                match self.desk.map(|desk| desk::ask(&desk, inode)) {
+                    None => Err(format!("{refused}; nor is it handed out").into()),
+                    Some(Err(MapError::Refused(why))) => Err(format!("{refused}; {why}").into()),
+                    Some(asked) => asked,
+                }
+            }
             fetched => fetched,
         });
         let fd = fd.transpose()?;
@@ -79,17 +83,22 @@ impl Key {
     }
 }
 
-/// A descriptor of another process. The kernel allows it to whom it allows to copy from that process's memory.
+/// A descriptor of another process. The kernel allows it to whom it allows to copy from that
+/// process's memory.
 fn fetch(pid: u32, fd: u32) -> Result<OwnedFd, MapError> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("its process number is none")?;
+    let pid =
+        i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("its process number is none")?;
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())
         .map_err(|error| MapError::of("its process is not to be found", error))?;
-    rustix::process::pidfd_getfd(process, fd.cast_signed(), PidfdGetfdFlags::empty()).map_err(|error| {
-        MapError::of(
-            "its descriptor cannot be fetched from its process (a container without CAP_SYS_PTRACE, a seccomp filter or kernel.yama.ptrace_scope may be why)",
-            error,
-        )
-    })
+    rustix::process::pidfd_getfd(process, fd.cast_signed(), PidfdGetfdFlags::empty()).map_err(
+        |error| {
+            MapError::of(
+                "its descriptor cannot be fetched from its process (a container without \
+            CAP_SYS_PTRACE, a seccomp filter or kernel.yama.ptrace_scope may be why)",
+                error,
+            )
+        },
+    )
 }
 
 /// What an importer is told of memory that is made of several allocations, one behind the other.
@@ -115,13 +124,16 @@ impl Several {
         bytes.extend([self.offset, self.len].map(u64::to_le_bytes).iter().flatten());
         for WireKey(key) in &self.keys {
             bytes.extend(
-                u16::try_from(key.len()).map_err(|_| "a key of an allocation is too long")?.to_le_bytes(),
+                u16::try_from(key.len())
+                    .map_err(|_| "a key of an allocation is too long")?
+                    .to_le_bytes(),
             );
             bytes.extend(key);
         }
         if bytes.len() > Self::MOST {
             return Err(format!(
-                "it is made of {} allocations, whose names are too long together: register fewer at a time, or allocate longer ones",
+                "it is made of {} allocations, whose names are too long together: register fewer \
+                at a time, or allocate longer ones",
                 self.keys.len()
             ));
         }
@@ -158,7 +170,10 @@ mod tests {
         for count in [0, 1, 200] {
             let key = several(count).encode().unwrap();
             assert_eq!(Several::decode(&key), Some(several(count)));
-            assert!(count == 0 || Several::decode(&WireKey(key.0[..key.0.len() - 1].to_vec())).is_none());
+            assert!(
+                count == 0
+                    || Several::decode(&WireKey(key.0[..key.0.len() - 1].to_vec())).is_none()
+            );
         }
         assert!(several(400).encode().unwrap_err().contains("400 allocations"));
         for len in 0..20 {

@@ -9,9 +9,10 @@ use std::sync::atomic::{Ordering, fence};
 /// Processes that can have an allocation mapped at a time.
 const PLACES: usize = 128;
 
-/// A page in which each process that has the allocation mapped stands. The exporter makes it; importers map it before the
-/// allocation, and enter it before they look whether the registration stands: so the exporter, which ends the
-/// registration before it looks here, either finds them or is found out by them.
+/// A page in which each process that has the allocation mapped stands. The exporter makes it;
+/// importers map it before the allocation, and enter it before they look whether the registration
+/// stands: so the exporter, which ends the registration before it looks here, either finds them or
+/// is found out by them.
 #[derive(Clone)]
 pub(super) struct Ledger(pub(super) Region);
 
@@ -47,7 +48,8 @@ impl Ledger {
         Ok(Entry { ledger: self.clone(), at, me, owner: Owner::this_process() })
     }
 
-    /// The processes that have it mapped and are alive, after the registration has been ended. Strikes out the dead.
+    /// The processes that have it mapped and are alive, after the registration has been ended.
+    /// Strikes out the dead.
     pub(super) fn importers(&self) -> Vec<u32> {
         // After the end of the registration.
         fence(Ordering::SeqCst);
@@ -91,8 +93,8 @@ pub(super) fn name_of(pid: u32) -> Result<Option<u64>, MapError> {
             return if is_none { Ok(None) } else { Err(MapError::of(&path, error)) };
         }
     };
-    // Its name, in brackets, may contain anything. Behind it, the state comes first, and as the 20th the start, in ticks since
-    // boot: proc_pid_stat(5).
+    // Its name, in brackets, may contain anything. Behind it, the state comes first, and as the
+    // 20th the start, in ticks since boot: proc_pid_stat(5).
     let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
     let mut fields = behind.split_ascii_whitespace();
     if fields.next() == Some("Z") {
@@ -132,7 +134,8 @@ mod tests {
         }
         let all: Vec<_> = std::iter::from_fn(|| ledger.enter().ok()).collect();
         assert!(
-            all.len() >= PLACES - 2 && ledger.enter().is_err_and(|why| why.to_string().contains("processes"))
+            all.len() >= PLACES - 2
+                && ledger.enter().is_err_and(|why| why.to_string().contains("processes"))
         );
         assert_eq!(ledger.importers().len(), all.len());
         drop(all);

@@ -8,8 +8,9 @@
 //!   frees the memory when nobody is left        closes it, and takes itself out of the ledger
 //! ```
 //!
-//! It carries no messages: what is mapped is an ordinary region, read and written by the copy engines of the
-//! process that has it mapped. The same code serves real GPUs and simulated ones, since both are [`Driver`]s.
+//! It carries no messages: what is mapped is an ordinary region, read and written by the copy
+//! engines of the process that has it mapped. The same code serves real GPUs and simulated ones,
+//! since both are [`Driver`]s.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -19,8 +20,9 @@
 //! | `exports` | allocations of this process: exported once, freed when nobody has them mapped |
 //! | `imports` | allocations of others: opened once, kept for the next region |
 //!
-//! Memory pools are not mapped: when the process that made the pool dies, a copy that touches its memory ends the
-//! importer's context (error 226, docs/gpu.md, "Measured"), which plain and VMM memory survive.
+//! Memory pools are not mapped: when the process that made the pool dies, a copy that touches its
+//! memory ends the importer's context (error 226, docs/gpu.md, "Measured"), which plain and VMM
+//! memory survive.
 
 mod desk;
 mod exports;
@@ -46,10 +48,16 @@ pub struct CudaIpc {
 }
 
 impl CudaIpc {
-    /// For the devices of these drivers. Asks none of them for anything before there is memory of theirs.
+    /// For the devices of these drivers. Asks none of them for anything before there is memory of
+    /// theirs.
     pub fn new(drivers: Vec<Arc<dyn Driver>>) -> Self {
-        let caps =
-            Caps { am_inline: 0, am_copied: 0, am_owned: 0, am_from_device: false, remote_memory: false };
+        let caps = Caps {
+            am_inline: 0,
+            am_copied: 0,
+            am_owned: 0,
+            am_from_device: false,
+            remote_memory: false,
+        };
         Self { exports: Exports::default(), imports: Imports::of(drivers), caps }
     }
 }

@@ -5,9 +5,10 @@ use crate::mem::GpuUuid;
 /// What a device may do with memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Rights {
-    /// Its kernels, and the program's copies in its context, read. What they write is refused, or costs the context: see
-    /// [`Gpu::keeps_from_writing`](super::Gpu::keeps_from_writing). Copies of the library's between memory of devices name the owner's
-    /// context where their own may not write, and are carried out; from host memory the owner's engine writes.
+    /// Its kernels, and the program's copies in its context, read. What they write is refused, or
+    /// costs the context: see [`Gpu::keeps_from_writing`](super::Gpu::keeps_from_writing). Copies
+    /// of the library's between memory of devices name the owner's context where their own may not
+    /// write, and are carried out; from host memory the owner's engine writes.
     Read,
     /// They read and write.
     ReadWrite,
@@ -34,7 +35,8 @@ impl Access {
     }
 }
 
-/// What each device may do with memory of `owner`, who reads and writes it, the owner first and each once.
+/// What each device may do with memory of `owner`, who reads and writes it, the owner first and
+/// each once.
 ///
 /// # Errors
 /// A device that is named with different rights, in words.
@@ -46,7 +48,9 @@ pub(super) fn of_each(owner: GpuUuid, access: &[Access]) -> Result<Vec<Access>, 
             Some(_) if one.gpu == owner => {
                 return Err(format!("{owner} has the memory, and is to read only: leave it out"));
             }
-            Some(_) => return Err(format!("{} is named with different rights: name it once", one.gpu)),
+            Some(_) => {
+                return Err(format!("{} is named with different rights: name it once", one.gpu));
+            }
             None => each.push(*one),
         }
     }

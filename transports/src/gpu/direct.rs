@@ -2,13 +2,14 @@
 
 use std::os::fd::OwnedFd;
 
-/// A range of a device's memory as a descriptor, which a NIC's driver takes in the place of its addresses. To be closed as soon
-/// as the NIC has it (gpu.md, dma-buf rule 2).
+/// A range of a device's memory as a descriptor, which a NIC's driver takes in the place of its
+/// addresses. To be closed as soon as the NIC has it (gpu.md, dma-buf rule 2).
 #[derive(Debug)]
 pub struct DmaBuf {
     /// The descriptor.
     pub fd: OwnedFd,
-    /// Where the range begins in what it stands for, in bytes: that begins and ends with a page of the host's.
+    /// Where the range begins in what it stands for, in bytes: that begins and ends with a page of
+    /// the host's.
     pub offset: u64,
 }
 

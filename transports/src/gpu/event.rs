@@ -31,15 +31,16 @@ pub trait EventState: Any + Send + Sync {
     /// As [`query`](Self::query).
     fn wait(&self) -> Result<(), GpuError>;
 
-    /// Whether it cannot fire before another one of the same driver: who waits for both need not ask for that. Never asks the
-    /// driver; `false` where nothing is known.
+    /// Whether it cannot fire before another one of the same driver: who waits for both need not
+    /// ask for that. Never asks the driver; `false` where nothing is known.
     fn is_behind(&self, earlier: &dyn EventState) -> bool {
         let _ = earlier;
         false
     }
 }
 
-/// Work that ends in the order in which it was begun: each piece of it is a number, counted up. Any thread may ask.
+/// Work that ends in the order in which it was begun: each piece of it is a number, counted up. Any
+/// thread may ask.
 pub trait Sequence: Any + Send + Sync {
     /// Whether that piece is over. Never blocks.
     ///

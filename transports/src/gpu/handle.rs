@@ -10,9 +10,10 @@ pub enum HandleForm {
     Bytes,
     /// A file descriptor, as VMM has it; travels by `SCM_RIGHTS` (gpu.md, VMM rule 4).
     Fd,
-    /// A memory pool's file descriptor, and bytes that name a pointer of the pool. The memory goes with its owner: an access
-    /// after the owner's death costs the survivor its context (error 226, seen on driver 580 over NVLink), where memory
-    /// of the two forms above stays as long as it is open.
+    /// A memory pool's file descriptor, and bytes that name a pointer of the pool. The memory goes
+    /// with its owner: an access after the owner's death costs the survivor its context (error 226,
+    /// seen on driver 580 over NVLink), where memory of the two forms above stays as long as it is
+    /// open.
     Pool,
     /// Plain bytes that another node can open, where the machines share an NVLink fabric.
     Fabric,
@@ -115,7 +116,8 @@ impl Handle {
             HandleKey::Bytes(key) | HandleKey::Pool(_, key) | HandleKey::Fabric(key) => *key,
             HandleKey::Fd(_) => [0; 64],
         };
-        let (form, len, offset) = (u64::from(self.form().bit()), self.len as u64, self.offset as u64);
+        let (form, len, offset) =
+            (u64::from(self.form().bit()), self.len as u64, self.offset as u64);
         let numbers = [form, self.id.0, len, offset].map(u64::to_le_bytes);
         let fields = numbers.iter().flatten().chain(&self.gpu.0).chain(&key);
         let mut bytes = [0; Self::WIRE];
@@ -147,8 +149,9 @@ impl Handle {
         word.and_then(|word| usize::try_from(u64::from_le_bytes(*word)).ok()).unwrap_or(usize::MAX)
     }
 
-    /// The handle that such bytes and the descriptor that came with them are; `None` when they are none. Any bytes may
-    /// come: what they say of lengths is for the driver to check against the memory itself.
+    /// The handle that such bytes and the descriptor that came with them are; `None` when they are
+    /// none. Any bytes may come: what they say of lengths is for the driver to check against the
+    /// memory itself.
     pub fn decode(bytes: &[u8; Self::WIRE], fd: Option<OwnedFd>) -> Option<Self> {
         let (numbers, rest) = bytes.split_first_chunk::<32>()?;
         let (gpu, rest) = rest.split_first_chunk::<16>()?;
@@ -199,7 +202,10 @@ mod tests {
             let come = Handle::decode(&sent.encode(), fd).unwrap();
             assert_eq!(come.form(), form);
             assert_eq!(come.encode(), sent.encode());
-            assert_eq!((Handle::offset_of(&sent.encode()), Handle::offset_of(&sent.encode_at(99))), (77, 99));
+            assert_eq!(
+                (Handle::offset_of(&sent.encode()), Handle::offset_of(&sent.encode_at(99))),
+                (77, 99)
+            );
             assert_eq!(Handle { offset: 99, ..sent }.encode(), handle(make()).encode_at(99));
             let sent = handle(make());
             assert_eq!(
@@ -212,7 +218,10 @@ mod tests {
     #[test]
     fn bytes_that_are_no_handle_are_refused() {
         let good = handle(HandleKey::Bytes([1; 64])).encode();
-        assert!(Handle::decode(&good, Some(null())).is_none(), "a descriptor that nothing asked for");
+        assert!(
+            Handle::decode(&good, Some(null())).is_none(),
+            "a descriptor that nothing asked for"
+        );
         assert!(
             Handle::decode(&handle(HandleKey::Fd(null())).encode(), None).is_none(),
             "none that was needed"

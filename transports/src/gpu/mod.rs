@@ -9,8 +9,9 @@
 //!
 //! Copies that are given to an engine together are in [`pieces`].
 //!
-//! A [`Driver`] lists [`Gpu`]s and tells what an address is; a [`Gpu`] allocates, copies, and exports
-//! its memory as a [`Handle`]; a [`Stream`] orders work; an [`Event`] says that work is over.
+//! A [`Driver`] lists [`Gpu`]s and tells what an address is; a [`Gpu`] allocates, copies, and
+//! exports its memory as a [`Handle`]; a [`Stream`] orders work; an [`Event`] says that work is
+//! over.
 
 mod access;
 pub mod copier;
@@ -44,9 +45,9 @@ use std::sync::Arc;
 /// Any thread may call any method.
 ///
 /// # Safety
-/// What it says of an address is true: the kind of memory there, its extent and its owner. What it calls host
-/// memory, or nothing of its own, the CPU can touch. The kind, the extent and the number of an allocation are
-/// the same as long as there is that allocation.
+/// What it says of an address is true: the kind of memory there, its extent and its owner. What it
+/// calls host memory, or nothing of its own, the CPU can touch. The kind, the extent and the number
+/// of an allocation are the same as long as there is that allocation.
 ///
 /// Its devices keep the promise of [`Gpu`].
 pub unsafe trait Driver: Send + Sync + fmt::Debug {
@@ -58,42 +59,45 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         None
     }
 
-    /// The devices that this process can see, in this process's order. Asking for them is asking for GPUs: a
-    /// driver that the program has not initialised yet is initialised by it.
+    /// The devices that this process can see, in this process's order. Asking for them is asking
+    /// for GPUs: a driver that the program has not initialised yet is initialised by it.
     ///
     /// # Errors
     /// Why there are none, in words for a person.
     fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError>;
 
-    /// Does what had to be put off, because it would have blocked while a stream waited for a word (see
-    /// [`Stream::wait_value64`]): to be called now and then.
+    /// Does what had to be put off, because it would have blocked while a stream waited for a word
+    /// (see [`Stream::wait_value64`]): to be called now and then.
     fn look_after(&self) {}
 
-    /// Forgets what was found out about memory of the program's at these addresses, which is about to be freed, unmapped, or to be reached
-    /// by others than before. In the last case nothing is begun there until that is done, or this is called again then.
+    /// Forgets what was found out about memory of the program's at these addresses, which is about
+    /// to be freed, unmapped, or to be reached by others than before. In the last case nothing is
+    /// begun there until that is done, or this is called again then.
     fn forget(&self, _addr: usize, _len: usize) {}
 
-    /// Has small copies between memory of this driver's devices go to resident kernels, where there can be some, to the end of the
-    /// process: see [`copier`]. What each device says of it: [`Gpu::copier`].
+    /// Has small copies between memory of this driver's devices go to resident kernels, where there
+    /// can be some, to the end of the process: see [`copier`]. What each device says of it:
+    /// [`Gpu::copier`].
     fn use_copiers(&self) {}
 
-    /// What the memory at `addr` is. `None` for an address that this driver knows nothing of, which is
-    /// host memory. Never initialises the driver (gpu.md, streams rule 6): before somebody has, there is
-    /// nothing that it could know.
+    /// What the memory at `addr` is. `None` for an address that this driver knows nothing of, which
+    /// is host memory. Never initialises the driver (gpu.md, streams rule 6): before somebody has,
+    /// there is nothing that it could know.
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
 
     /// Which allocation `addr` lies in: the cheap question, by which an older answer of
-    /// [`classify`](Self::classify) is found to be still true, or stale (gpu.md, legacy IPC rule 6).
+    /// [`classify`](Self::classify) is found to be still true, or stale (gpu.md, legacy IPC rule
+    /// 6).
     fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
         Ok(self.classify(addr)?.map(|extent| extent.id))
     }
 
-    /// All that `len` bytes at `addr` are made of, in order: one extent as a rule, several where a VMM
-    /// mapping was made of several handles (gpu.md, VMM rule 2), none for host memory.
+    /// All that `len` bytes at `addr` are made of, in order: one extent as a rule, several where a
+    /// VMM mapping was made of several handles (gpu.md, VMM rule 2), none for host memory.
     ///
     /// # Errors
-    /// The driver's own; and `INVALID_VALUE` where the range begins or ends in memory of the driver's, and
-    /// does not lie in it altogether.
+    /// The driver's own; and `INVALID_VALUE` where the range begins or ends in memory of the
+    /// driver's, and does not lie in it altogether.
     fn extents(&self, addr: usize, len: usize) -> Result<Vec<Extent>, GpuError> {
         let outside = |at: usize| GpuError {
             call: "extents",
@@ -111,7 +115,8 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         let mut at = first.end();
         let mut extents = vec![first];
         while at < end {
-            let next = self.classify(at)?.filter(|next| next.end() > at).ok_or_else(|| outside(at))?;
+            let next =
+                self.classify(at)?.filter(|next| next.end() > at).ok_or_else(|| outside(at))?;
             at = next.end();
             extents.push(next);
         }
@@ -130,10 +135,11 @@ pub struct Extent {
     pub kind: MemKind,
     /// Which allocation it is; the same address allocated again has another.
     pub id: AllocId,
-    /// The device that owns it, or whose engine is at home in it. `None` for pinned memory of no one device.
+    /// The device that owns it, or whose engine is at home in it. `None` for pinned memory of no
+    /// one device.
     pub gpu: Option<Arc<dyn Gpu>>,
-    /// The context it was allocated in; `None` for VMM and pool memory (gpu.md, VMM rule 1), which is
-    /// no error.
+    /// The context it was allocated in; `None` for VMM and pool memory (gpu.md, VMM rule 1), which
+    /// is no error.
     pub context: Option<u64>,
     /// In which forms it can be exported.
     pub forms: Forms,
@@ -179,8 +185,8 @@ pub struct PeerInfo {
 /// How memory is to be allocated, which decides how it can be exported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Flavour {
-    /// As `cuMemAlloc` does: exported as plain bytes. Takes up whole blocks of 2 MiB, because a handle
-    /// exposes the whole block (gpu.md, legacy IPC rule 2).
+    /// As `cuMemAlloc` does: exported as plain bytes. Takes up whole blocks of 2 MiB, because a
+    /// handle exposes the whole block (gpu.md, legacy IPC rule 2).
     Plain,
     /// As the VMM calls do: exported as a file descriptor; no context.
     Shareable,
@@ -188,19 +194,20 @@ pub enum Flavour {
     Pooled,
     /// Host memory, locked for the engines of all devices. Not exported.
     Pinned,
-    /// Memory that the driver moves between host and device. For programs that have it anyway, and for tests:
-    /// nothing in Carrack copies it.
+    /// Memory that the driver moves between host and device. For programs that have it anyway, and
+    /// for tests: nothing in Carrack copies it.
     Managed,
 }
 
 /// One device. Any thread may call any method.
 ///
 /// # Safety
-/// Memory that it gives out ([`allocate`](Self::allocate), [`open`](Self::open) and their like) is of the kind
-/// that the region says, and that of a new allocation belongs to its region alone.
+/// Memory that it gives out ([`allocate`](Self::allocate), [`open`](Self::open) and their like) is
+/// of the kind that the region says, and that of a new allocation belongs to its region alone.
 ///
-/// An [`Event`] that a copy returns fires, or fails, only when nothing reads or writes either end any more.
-/// A copy that is refused is not in flight. What it says of an address is true, as of [`Driver`].
+/// An [`Event`] that a copy returns fires, or fails, only when nothing reads or writes either end
+/// any more. A copy that is refused is not in flight. What it says of an address is true, as of
+/// [`Driver`].
 ///
 /// Its streams keep the promise of [`Stream`].
 pub unsafe trait Gpu: Send + Sync + fmt::Debug {
@@ -210,11 +217,13 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// What this device's driver knows of an address: [`Driver::classify`].
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
 
-    /// Makes the context in which this device's work is begun the calling thread's, and leaves it so, as `cudaSetDevice` does.
+    /// Makes the context in which this device's work is begun the calling thread's, and leaves it
+    /// so, as `cudaSetDevice` does.
     ///
-    /// No thread has to have one: without it the context is the thread's during each call of the driver, and the caller's
-    /// again afterwards. That takes two calls more for each copy, so a thread that calls no CUDA itself does well to say
-    /// this once, for the device that its messages and puts are read from.
+    /// No thread has to have one: without it the context is the thread's during each call of the
+    /// driver, and the caller's again afterwards. That takes two calls more for each copy, so a
+    /// thread that calls no CUDA itself does well to say this once, for the device that its
+    /// messages and puts are read from.
     ///
     /// # Errors
     /// The driver's.
@@ -225,8 +234,8 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// Whether what was allocated through this handle is still there.
     ///
     /// # Errors
-    /// The program has destroyed the context that it worked in, and all that was allocated there has gone with it, pinned host
-    /// memory included.
+    /// The program has destroyed the context that it worked in, and all that was allocated there
+    /// has gone with it, pinned host memory included.
     fn check(&self) -> Result<(), GpuError> {
         Ok(())
     }
@@ -234,17 +243,21 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// Allocates `len` bytes. The region is freed when its last clone is dropped.
     fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError>;
 
-    /// In bytes, what lengths and places of memory are multiples of that is allocated at chosen addresses
-    /// ([`allocate_at`](Self::allocate_at)).
+    /// In bytes, what lengths and places of memory are multiples of that is allocated at chosen
+    /// addresses ([`allocate_at`](Self::allocate_at)).
     ///
     /// # Errors
     /// The driver has no such memory, and why.
     fn granularity(&self) -> Result<usize, GpuError> {
-        Err(GpuError::unsupported("granularity", "this driver lets nobody choose where memory lies"))
+        Err(GpuError::unsupported(
+            "granularity",
+            "this driver lets nobody choose where memory lies",
+        ))
     }
 
-    /// Reserves at least `len` addresses, which take no memory, for memory of this device and of others of its driver. They begin
-    /// at a multiple of this device's [`granularity`](Self::granularity).
+    /// Reserves at least `len` addresses, which take no memory, for memory of this device and of
+    /// others of its driver. They begin at a multiple of this device's
+    /// [`granularity`](Self::granularity).
     ///
     /// # Errors
     /// The driver's: there are not so many, or it has no such thing.
@@ -252,14 +265,17 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         Err(GpuError::unsupported("reserve", format!("this driver reserves no {len} addresses")))
     }
 
-    /// Allocates `len` bytes as [`Flavour::Shareable`], `offset` bytes behind the beginning of a reservation; this device reads and writes
-    /// them, and those of `access` do what they may. The region keeps the reservation; the memory goes with its last clone, and others may
-    /// come to lie there.
+    /// Allocates `len` bytes as [`Flavour::Shareable`], `offset` bytes behind the beginning of a
+    /// reservation; this device reads and writes them, and those of `access` do what they may. The
+    /// region keeps the reservation; the memory goes with its last clone, and others may come to
+    /// lie there.
     ///
     /// # Errors
-    /// `INVALID_VALUE`: `offset` or `len` is no multiple of the granularity, the piece is not inside, something lies there, or the
-    /// addresses are another driver's; `access` names this device for reading, or one with different rights. `PEER_ACCESS_UNSUPPORTED`: a device of `access` does not reach this one. Else the driver's:
-    /// it has no such memory, or no more of it.
+    /// `INVALID_VALUE`: `offset` or `len` is no multiple of the granularity, the piece is not
+    /// inside, something lies there, or the addresses are another driver's; `access` names this
+    /// device for reading, or one with different rights. `PEER_ACCESS_UNSUPPORTED`: a device of
+    /// `access` does not reach this one. Else the driver's: it has no such memory, or no more of
+    /// it.
     fn allocate_at(
         &self,
         reservation: &Reservation,
@@ -268,28 +284,34 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         access: &[Access],
     ) -> Result<Region, GpuError> {
         let hint = format!(
-            "{len} bytes at {offset} of {reservation:?}, for {access:?}: this driver allocates nothing so"
+            "{len} bytes at {offset} of {reservation:?}, for {access:?}: this driver allocates \
+            nothing so"
         );
         Err(GpuError::unsupported("allocate_at", hint))
     }
 
-    /// What this device may do with shareable memory at an address, of this process's or opened; `None`: nothing. Of other memory
-    /// drivers may say what they like.
+    /// What this device may do with shareable memory at an address, of this process's or opened;
+    /// `None`: nothing. Of other memory drivers may say what they like.
     ///
     /// # Errors
     /// The driver's: it knows of no such memory there.
     fn rights_at(&self, addr: usize) -> Result<Option<Rights>, GpuError> {
-        Err(GpuError::unsupported("rights_at", format!("this driver knows of no rights at {addr:#x}")))
+        Err(GpuError::unsupported(
+            "rights_at",
+            format!("this driver knows of no rights at {addr:#x}"),
+        ))
     }
 
-    /// Whether this device is kept from writing to memory of `owner` that it was given for [reading](Rights::Read) only. Drivers
-    /// promise it nowhere, so it is found out by an attempt, in a process of its own ([`trial`](crate::trial)), the first time that it is
-    /// asked; that takes seconds.
+    /// Whether this device is kept from writing to memory of `owner` that it was given for
+    /// [reading](Rights::Read) only. Drivers promise it nowhere, so it is found out by an attempt,
+    /// in a process of its own ([`trial`](crate::trial)), the first time that it is asked; that
+    /// takes seconds.
     ///
     /// # Errors
     /// It is not kept from it, does not reach that memory, or no attempt could be made; and why.
     fn keeps_from_writing(&self, owner: GpuUuid) -> Result<(), GpuError> {
-        let hint = format!("this driver gives no device access to memory of {owner} for reading only");
+        let hint =
+            format!("this driver gives no device access to memory of {owner} for reading only");
         Err(GpuError::unsupported("keeps_from_writing", hint))
     }
 
@@ -305,9 +327,9 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         len: usize,
     ) -> Result<Event, GpuError>;
 
-    /// Starts many copies, as [`copy`](Self::copy) does one: by one call of the driver where it has one for that
-    /// ([`how_pieces_go`](Self::how_pieces_go)). The event fires when the bytes of all of them are there. A byte that two of
-    /// them write is either's.
+    /// Starts many copies, as [`copy`](Self::copy) does one: by one call of the driver where it has
+    /// one for that ([`how_pieces_go`](Self::how_pieces_go)). The event fires when the bytes of all
+    /// of them are there. A byte that two of them write is either's.
     ///
     /// # Errors
     /// The driver's. Nothing is under way then, but some of the copies may have been made.
@@ -318,8 +340,8 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         Err(pieces::none_of("copy_pieces", format_args!("{pieces:?}")))
     }
 
-    /// Starts the copy of rows, and planes of rows, at regular distances, as [`copy_pieces`](Self::copy_pieces) would; by one call
-    /// of the driver.
+    /// Starts the copy of rows, and planes of rows, at regular distances, as
+    /// [`copy_pieces`](Self::copy_pieces) would; by one call of the driver.
     ///
     /// # Errors
     /// As there.
@@ -335,7 +357,8 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         Err(pieces::none_of("copy_grid", format_args!("{grid:?} from {} to {}", src.1, dst.1)))
     }
 
-    /// How copies that are given together are done, in words: by which call; and why not by one, if not.
+    /// How copies that are given together are done, in words: by which call; and why not by one, if
+    /// not.
     fn how_pieces_go(&self) -> String {
         "they are refused: this driver is given no copies together".into()
     }
@@ -354,8 +377,8 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// Why not.
     fn reaches(&self, peer: GpuUuid) -> Result<(), GpuError>;
 
-    /// Whether this device's engine reaches a region as it was allocated or opened in this process: memory of another
-    /// process is opened for one device.
+    /// Whether this device's engine reaches a region as it was allocated or opened in this process:
+    /// memory of another process is opened for one device.
     fn reaches_region(&self, region: &Region) -> bool {
         region.gpu().is_some_and(|gpu| gpu.info().uuid == self.info().uuid)
     }
@@ -376,19 +399,26 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// Makes a handle by which another process can open `region`.
     fn export(&self, region: &Region, form: HandleForm) -> Result<Handle, GpuError>;
 
-    /// Opens a handle that another process has made, for this device's engines. The region covers the whole
-    /// allocation (legacy IPC rule 1), of which the exported part begins at [`Handle::offset`], and is closed when
-    /// its last clone is dropped.
+    /// Opens a handle that another process has made, for this device's engines. The region covers
+    /// the whole allocation (legacy IPC rule 1), of which the exported part begins at
+    /// [`Handle::offset`], and is closed when its last clone is dropped.
     fn open(&self, handle: &Handle) -> Result<Region, GpuError>;
 
-    /// As [`open`](Self::open) of a descriptor ([`HandleForm::Fd`]), at chosen addresses: what others have opened before and behind it
-    /// lies there without a gap.
+    /// As [`open`](Self::open) of a descriptor ([`HandleForm::Fd`]), at chosen addresses: what
+    /// others have opened before and behind it lies there without a gap.
     ///
     /// # Errors
     /// As of [`open`](Self::open), and of [`allocate_at`](Self::allocate_at) for the place.
-    fn open_at(&self, reservation: &Reservation, offset: usize, handle: &Handle) -> Result<Region, GpuError> {
-        let hint =
-            format!("{} bytes at {offset} of {reservation:?}: this driver opens nothing so", handle.len);
+    fn open_at(
+        &self,
+        reservation: &Reservation,
+        offset: usize,
+        handle: &Handle,
+    ) -> Result<Region, GpuError> {
+        let hint = format!(
+            "{} bytes at {offset} of {reservation:?}: this driver opens nothing so",
+            handle.len
+        );
         Err(GpuError::unsupported("open_at", hint))
     }
 
@@ -405,7 +435,8 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         RemoteWrites::Unordered("its driver does not say when a NIC's writes are seen".into())
     }
 
-    /// Lets this device's work see what NICs have told to have written to its memory. May take some microseconds.
+    /// Lets this device's work see what NICs have told to have written to its memory. May take some
+    /// microseconds.
     ///
     /// # Errors
     /// The driver's: what was written may not be seen.
@@ -417,12 +448,16 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// `len` bytes at `addr` stay mapped as they are until the registration is dropped.
-    unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {
+    unsafe fn register_host(
+        &self,
+        addr: *mut u8,
+        len: usize,
+    ) -> Result<HostRegistration, GpuError> {
         Err(GpuError::unsupported("register_host", format!("{addr:p}+{len} cannot be locked")))
     }
 
-    /// Does something behind all that was put off while streams waited for words: see [`Driver::look_after`]. At once, if
-    /// none waits.
+    /// Does something behind all that was put off while streams waited for words: see
+    /// [`Driver::look_after`]. At once, if none waits.
     fn when_no_stream_waits(&self, task: Box<dyn FnOnce() + Send>) {
         task();
     }
@@ -461,8 +496,8 @@ impl fmt::Debug for HostRegistration {
 ///
 /// # Safety
 /// Events of copies keep the promise that [`Gpu`] makes of them. The event of
-/// [`wait_value64`](Self::wait_value64) fires, or fails, only when the stream will not read the word for
-/// that wait any more; a wait or a write that is refused was not given to the stream.
+/// [`wait_value64`](Self::wait_value64) fires, or fails, only when the stream will not read the
+/// word for that wait any more; a wait or a write that is refused was not given to the stream.
 ///
 /// ```compile_fail,E0200
 /// # use carrack_transports::gpu::{Event, Gpu, GpuError, Stream};
@@ -491,8 +526,9 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     /// It is being dropped.
     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError>;
 
-    /// As [`Gpu::copy`], on this stream: begins when all work given to the stream before is over, and later work begins
-    /// when it is over. Host memory has to be pinned or registered: else the call itself may wait for the stream.
+    /// As [`Gpu::copy`], on this stream: begins when all work given to the stream before is over,
+    /// and later work begins when it is over. Host memory has to be pinned or registered: else the
+    /// call itself may wait for the stream.
     ///
     /// # Safety
     /// As [`Gpu::copy`].
@@ -530,7 +566,10 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
         src: (*const u8, MemKind),
         grid: &Grid,
     ) -> Result<Event, GpuError> {
-        Err(pieces::none_of("copy_grid", format_args!("{grid:?} from {} to {}, by a stream", src.1, dst.1)))
+        Err(pieces::none_of(
+            "copy_grid",
+            format_args!("{grid:?} from {} to {}, by a stream", src.1, dst.1),
+        ))
     }
 
     /// An event that fires when all work given to the stream so far is over.
@@ -545,26 +584,36 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     /// Writes `value` to a word, when all work given so far is over and to be seen.
     ///
     /// # Safety
-    /// `word` is 8 bytes, aligned, of registered or pinned host memory, or of the stream's device, and stays so
-    /// until the stream has come to it. The host uses it by atomic loads and stores only.
+    /// `word` is 8 bytes, aligned, of registered or pinned host memory, or of the stream's device,
+    /// and stays so until the stream has come to it. The host uses it by atomic loads and stores
+    /// only.
     unsafe fn write_value64(&self, word: *mut u64, value: u64) -> Result<(), GpuError> {
-        Err(GpuError::unsupported("write_value64", format!("no write of {value} to {word:p} by a stream")))
+        Err(GpuError::unsupported(
+            "write_value64",
+            format!("no write of {value} to {word:p} by a stream"),
+        ))
     }
 
-    /// Lets later work on this stream begin only when a word holds what it is to hold; the event fires when the stream is
-    /// past it. Whoever is to write the word may die: the library must then release the stream, with a value that says so
-    /// (gpu.md, streams rule 7).
+    /// Lets later work on this stream begin only when a word holds what it is to hold; the event
+    /// fires when the stream is past it. Whoever is to write the word may die: the library must
+    /// then release the stream, with a value that says so (gpu.md, streams rule 7).
     ///
-    /// While a stream waits, calls of the driver that wait for the whole context block. The library puts its own off
-    /// ([`Driver::look_after`]); whoever is to release the stream must make none (`cudaFree`, `cudaDeviceSynchronize`,
-    /// loading a module).
+    /// While a stream waits, calls of the driver that wait for the whole context block. The library
+    /// puts its own off ([`Driver::look_after`]); whoever is to release the stream must make none
+    /// (`cudaFree`, `cudaDeviceSynchronize`, loading a module).
     ///
     /// # Errors
-    /// The driver's; and `TOO_MANY_WAITING`, when so many streams of the context wait that nothing would move any more.
+    /// The driver's; and `TOO_MANY_WAITING`, when so many streams of the context wait that nothing
+    /// would move any more.
     ///
     /// # Safety
     /// As [`write_value64`](Self::write_value64).
-    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<Event, GpuError> {
+    unsafe fn wait_value64(
+        &self,
+        word: *const u64,
+        value: u64,
+        until: Until,
+    ) -> Result<Event, GpuError> {
         let hint = format!("no wait for {value} ({until:?}) at {word:p} by a stream");
         Err(GpuError::unsupported("wait_value64", hint))
     }
@@ -578,7 +627,8 @@ pub trait SharedEvent: Send + Sync + fmt::Debug {
     /// Records it: it fires when all work given to `stream` so far is over.
     fn record(&self, stream: &dyn Stream) -> Result<(), GpuError>;
 
-    /// Its last record, as an event for [`Stream::wait`] and for polling. It has fired as long as there is none.
+    /// Its last record, as an event for [`Stream::wait`] and for polling. It has fired as long as
+    /// there is none.
     fn event(&self) -> Event;
 }
 
@@ -587,8 +637,8 @@ pub trait SharedEvent: Send + Sync + fmt::Debug {
 pub enum Until {
     /// The word holds the value.
     Equal,
-    /// The word has reached the value: the difference, taken as a signed number, is not negative, so that a counter
-    /// may run over.
+    /// The word has reached the value: the difference, taken as a signed number, is not negative,
+    /// so that a counter may run over.
     Reached,
 }
 

@@ -16,7 +16,8 @@ impl NoGpu {
     }
 }
 
-// SAFETY: it has no devices and gives out no memory; where it is used, the program has no memory of a GPU.
+// SAFETY: it has no devices and gives out no memory; where it is used, the program has no memory of
+// a GPU.
 unsafe impl Driver for NoGpu {
     fn name(&self) -> &'static str {
         "none"

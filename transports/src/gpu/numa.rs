@@ -5,7 +5,8 @@ use std::path::Path;
 /// Where Linux tells of PCI devices.
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// The NUMA node of the device at a PCI address (`domain:bus:device.function`, in either case), as Linux knows it.
+/// The NUMA node of the device at a PCI address (`domain:bus:device.function`, in either case), as
+/// Linux knows it.
 ///
 /// # Errors
 /// Why it is not known, in words: no such device in /sys, or a machine of one node, which says -1.
@@ -23,7 +24,8 @@ fn read(devices: &Path, pci: &str) -> Result<u32, String> {
         return Err(format!("{pci:?} is no PCI address"));
     }
     let path = devices.join(&pci).join("numa_node");
-    let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text =
+        std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let text = text.trim();
     text.parse().map_err(|_| {
         format!("{} says {text}: this machine has no NUMA nodes, or does not tell", path.display())
@@ -37,7 +39,9 @@ mod tests {
     #[test]
     fn a_node_is_what_the_file_says_and_all_else_has_a_reason() {
         let folder = std::env::temp_dir().join(format!("carrack-numa-{}", std::process::id()));
-        for (pci, says) in [("0000:3b:00.0", "1\n"), ("0000:3c:00.0", "-1\n"), ("0000:3d:00.0", "one")] {
+        for (pci, says) in
+            [("0000:3b:00.0", "1\n"), ("0000:3c:00.0", "-1\n"), ("0000:3d:00.0", "one")]
+        {
             std::fs::create_dir_all(folder.join(pci)).unwrap();
             std::fs::write(folder.join(pci).join("numa_node"), says).unwrap();
         }

@@ -7,8 +7,9 @@ use std::iter::repeat_n;
 use std::ops::Range;
 use std::ptr::{null, null_mut};
 
-/// Copies between memory of two kinds, given to an engine in one call ([`Gpu::copy_pieces`](super::Gpu::copy_pieces)). In what order
-/// they are done nobody says, so no two may write the same byte, and none may read what another writes.
+/// Copies between memory of two kinds, given to an engine in one call
+/// ([`Gpu::copy_pieces`](super::Gpu::copy_pieces)). In what order they are done nobody says, so no
+/// two may write the same byte, and none may read what another writes.
 ///
 /// One list, as the resident copier takes it ([`copier`](super::copier)).
 pub struct Pieces {
@@ -21,12 +22,13 @@ pub struct Pieces {
 /// What can be said of all the copies without a look at each.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct All {
-    /// A power of two that this is a multiple of, all targets, sources and lengths are multiples of, too.
+    /// A power of two that this is a multiple of, all targets, sources and lengths are multiples
+    /// of, too.
     pub(super) bits: usize,
     /// Bytes of the longest.
     pub(super) longest: usize,
-    /// Addresses between which all targets lie, from the first byte to behind the last, and all sources. Not all that lies between
-    /// need be memory.
+    /// Addresses between which all targets lie, from the first byte to behind the last, and all
+    /// sources. Not all that lies between need be memory.
     pub(super) to: Range<usize>,
     pub(super) from: Range<usize>,
 }
@@ -62,10 +64,12 @@ impl Pieces {
         }
     }
 
-    /// Many more, between two places of so many bytes: `place` says of each of `what` from where in the one, to where in the other,
-    /// and how many bytes. Whether all lie within; else none is kept.
+    /// Many more, between two places of so many bytes: `place` says of each of `what` from where in
+    /// the one, to where in the other, and how many bytes. Whether all lie within; else none is
+    /// kept.
     ///
-    /// Nothing is decided for one piece: what is wrong with any of them leaves its mark, and that is looked at in the end.
+    /// Nothing is decided for one piece: what is wrong with any of them leaves its mark, and that
+    /// is looked at in the end.
     #[inline(always)]
     pub(crate) fn extend<T>(
         &mut self,
@@ -99,7 +103,8 @@ impl Pieces {
         }
         if list.len() > before {
             let (to, from) = (to as usize, from as usize);
-            let (all_to, all_from) = (to..to.wrapping_add(to_end), from..from.wrapping_add(from_end));
+            let (all_to, all_from) =
+                (to..to.wrapping_add(to_end), from..from.wrapping_add(from_end));
             self.all.note(bits | to | from, most + 1, all_to, all_from);
         }
         self.list = list;
@@ -136,7 +141,8 @@ impl Pieces {
         self.list.iter().map(|&(to, from, len)| (to as usize, from as usize, len))
     }
 
-    /// The copies as rows at equal distances, as few as there are: what is left of the lists is taken from the front.
+    /// The copies as rows at equal distances, as few as there are: what is left of the lists is
+    /// taken from the front.
     pub(super) fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -146,20 +152,24 @@ impl Pieces {
         })
     }
 
-    /// The longest run of rows that begins at a copy: of one length, and at equal distances on both sides, none of which
-    /// goes backwards or is shorter than a row.
+    /// The longest run of rows that begins at a copy: of one length, and at equal distances on both
+    /// sides, none of which goes backwards or is shorter than a row.
     fn run_at(&self, at: usize) -> Option<Run> {
         let (to, from, len) = *self.list.get(at)?;
         let steps = |next: usize| {
-            let [(before, source, _), (dst, src, its)] = *self.list.get(next - 1..)?.first_chunk()?;
-            let pitches =
-                ((dst as usize).checked_sub(before as usize)?, (src as usize).checked_sub(source as usize)?);
+            let [(before, source, _), (dst, src, its)] =
+                *self.list.get(next - 1..)?.first_chunk()?;
+            let pitches = (
+                (dst as usize).checked_sub(before as usize)?,
+                (src as usize).checked_sub(source as usize)?,
+            );
             (its == len && pitches.0 >= len && pitches.1 >= len).then_some(pitches)
         };
         let Some((dst_pitch, src_pitch)) = steps(at + 1) else {
             return Some(Run { to, from, len, rows: 1, dst_pitch: len, src_pitch: len });
         };
-        let more = (at + 2..self.count()).take_while(|&next| steps(next) == Some((dst_pitch, src_pitch)));
+        let more =
+            (at + 2..self.count()).take_while(|&next| steps(next) == Some((dst_pitch, src_pitch)));
         Some(Run { to, from, len, rows: 2 + more.count(), dst_pitch, src_pitch })
     }
 }
@@ -192,8 +202,8 @@ pub(super) struct Run {
     pub(super) src_pitch: usize,
 }
 
-/// Up to three dimensions of bytes: rows of `count[0]` bytes, `count[1]` of them to a plane, `count[2]` planes. How far apart rows
-/// begin, and planes, may differ from one side to the other.
+/// Up to three dimensions of bytes: rows of `count[0]` bytes, `count[1]` of them to a plane,
+/// `count[2]` planes. How far apart rows begin, and planes, may differ from one side to the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
     /// Bytes of a row, rows of a plane, planes.
@@ -214,7 +224,9 @@ impl Grid {
     pub fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let Self { count: [_, rows, planes], dst_pitch, src_pitch } = *self;
         (0..planes).flat_map(move |z| {
-            (0..rows).map(move |y| (y * dst_pitch[0] + z * dst_pitch[1], y * src_pitch[0] + z * src_pitch[1]))
+            (0..rows).map(move |y| {
+                (y * dst_pitch[0] + z * dst_pitch[1], y * src_pitch[0] + z * src_pitch[1])
+            })
         })
     }
 }
@@ -248,7 +260,10 @@ mod tests {
         let rows: Vec<_> = (0..5).map(|row| (100 + 64 * row, 900 + 16 * row, 8)).collect();
         assert_eq!(lengths(&rows), [(5, 64, 16)]);
         // Another length, a step backwards, a distance shorter than a row.
-        assert_eq!(lengths(&[(100, 900, 8), (164, 916, 9), (228, 932, 9)]), [(1, 8, 8), (2, 64, 16)]);
+        assert_eq!(
+            lengths(&[(100, 900, 8), (164, 916, 9), (228, 932, 9)]),
+            [(1, 8, 8), (2, 64, 16)]
+        );
         assert_eq!(lengths(&[(100, 900, 8), (50, 950, 8)]), [(1, 8, 8), (1, 8, 8)]);
         assert_eq!(lengths(&[(100, 900, 8), (164, 904, 8)]), [(1, 8, 8), (1, 8, 8)]);
         let first = pieces(&rows).runs().next().unwrap();
@@ -305,7 +320,11 @@ mod tests {
         let none = pieces(&[]);
         assert_eq!((none.all().bits, none.all().longest), (0, 0));
         let mut aligned = pieces(&[(0x2000, 0xa008, 16)]);
-        assert!(extend(&mut aligned, (0x800, 0x800), &[(0x10, 0x18, 24), (0x40, 0x20, 0), (0x7d8, 0, 8)]));
+        assert!(extend(
+            &mut aligned,
+            (0x800, 0x800),
+            &[(0x10, 0x18, 24), (0x40, 0x20, 0), (0x7d8, 0, 8)]
+        ));
         let all = aligned.all();
         assert_eq!((all.bits % 8, all.longest), (0, 24), "multiples of 8");
         assert_eq!((all.to.clone(), all.from.clone()), (0x1000..0x2010, 0x9008..0xa018));

@@ -4,10 +4,11 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// A range of addresses that a driver has reserved, for memory that comes and goes there piece by piece
-/// ([`Gpu::allocate_at`](super::Gpu::allocate_at)). It takes no memory.
+/// A range of addresses that a driver has reserved, for memory that comes and goes there piece by
+/// piece ([`Gpu::allocate_at`](super::Gpu::allocate_at)). It takes no memory.
 ///
-/// Clones are the same range. It is given back when the last of them is dropped, and each piece of memory there has one.
+/// Clones are the same range. It is given back when the last of them is dropped, and each piece of
+/// memory there has one.
 #[derive(Clone)]
 pub struct Reservation {
     base: usize,

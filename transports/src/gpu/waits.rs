@@ -1,10 +1,11 @@
 //! Streams that wait for words: how many may at a time, and what has to wait until none does.
 //!
-//! A stream that waits takes up one of the context's connections to the device, of which the driver has as many as
-//! `CUDA_DEVICE_MAX_CONNECTIONS` says. When all are taken nothing moves any more, the copies included that would have
-//! released them; priorities do not help (measured on driver 580). So there is a bound, and whoever would go beyond it is
-//! told so. And while one stream waits, freeing memory, unlocking it, and closing what another process shares block until
-//! it is released: called by whoever makes progress, they would block for ever. So they are put off.
+//! A stream that waits takes up one of the context's connections to the device, of which the driver
+//! has as many as `CUDA_DEVICE_MAX_CONNECTIONS` says. When all are taken nothing moves any more,
+//! the copies included that would have released them; priorities do not help (measured on driver
+//! 580). So there is a bound, and whoever would go beyond it is told so. And while one stream
+//! waits, freeing memory, unlocking it, and closing what another process shares block until it is
+//! released: called by whoever makes progress, they would block for ever. So they are put off.
 
 use super::{Event, GpuError};
 use crate::fork::Owner;
@@ -20,8 +21,8 @@ const DEFAULT_CONNECTIONS: usize = 8;
 /// What is put off.
 type Task = Box<dyn FnOnce() + Send>;
 
-/// What is put off while a stream of any context waits: memory may be mapped in several, by peer access or because it is
-/// pinned for all.
+/// What is put off while a stream of any context waits: memory may be mapped in several, by peer
+/// access or because it is pinned for all.
 #[derive(Default)]
 pub(super) struct PutOff {
     contexts: Mutex<Vec<Weak<Waits>>>,
@@ -35,9 +36,10 @@ pub(super) struct Waits {
     put_off: Arc<PutOff>,
     /// The process whose driver it is.
     owner: Owner,
-    /// Streams that wait, or did when they were last asked, each with what fires when it is past its last wait. Held for writing
-    /// while a wait is given to a stream, which may block, so whoever frees does not wait for it; and for reading by those who
-    /// free, so that no wait is given meanwhile.
+    /// Streams that wait, or did when they were last asked, each with what fires when it is past
+    /// its last wait. Held for writing while a wait is given to a stream, which may block, so
+    /// whoever frees does not wait for it; and for reading by those who free, so that no wait is
+    /// given meanwhile.
     waiting: RwLock<Vec<(usize, Event)>>,
 }
 
@@ -53,7 +55,8 @@ pub(super) fn connections() -> usize {
 }
 
 impl Waits {
-    /// Two connections are left to copies and kernels, but one stream may wait wherever there are two.
+    /// Two connections are left to copies and kernels, but one stream may wait wherever there are
+    /// two.
     pub(super) fn over(connections: usize, put_off: &Arc<PutOff>) -> Arc<Self> {
         let most = connections.saturating_sub(2).max(1).min(connections.saturating_sub(1));
         let (put_off, owner) = (put_off.clone(), Owner::this_process());
@@ -65,8 +68,8 @@ impl Waits {
         waits
     }
 
-    /// Has a stream wait: `begin` gives it the wait, and tells of the event behind it. A stream counts once, however often
-    /// it waits, from when the wait is given to it until it is past it.
+    /// Has a stream wait: `begin` gives it the wait, and tells of the event behind it. A stream
+    /// counts once, however often it waits, from when the wait is given to it until it is past it.
     ///
     /// # Errors
     /// Too many others wait, and `begin` was not called; or what `begin` says.
@@ -92,8 +95,8 @@ impl Waits {
         Ok(past)
     }
 
-    /// Does what would block while a stream waits: now, or as soon as it is found that none does. In a fork it is not done: the
-    /// driver is the parent's.
+    /// Does what would block while a stream waits: now, or as soon as it is found that none does.
+    /// In a fork it is not done: the driver is the parent's.
     pub(super) fn when_none(&self, task: impl FnOnce() + Send + 'static) {
         if !self.owner.is_here() {
             return;
@@ -120,7 +123,8 @@ impl Waits {
             name: "TOO_MANY_WAITING",
             hint: format!(
                 "{most} other streams of this context wait already, and when all its connections are taken by streams that \
-                 wait nothing moves any more: let some go on first, give their work to fewer streams, or set {CONNECTIONS} \
+                 wait nothing moves any more: let some go on first, give their work to fewer \
+                 streams, or set {CONNECTIONS} \
                  to {most} + 3 or more (at most 32) before CUDA is initialised"
             ),
         }
@@ -141,7 +145,8 @@ impl PutOff {
         });
     }
 
-    /// Does something while no stream waits; nothing when one does, or may at this moment. Several threads may be at it.
+    /// Does something while no stream waits; nothing when one does, or may at this moment. Several
+    /// threads may be at it.
     fn while_none_waits(&self, work: &mut dyn FnMut()) {
         let contexts: Vec<_> = lock(&self.contexts).iter().filter_map(Weak::upgrade).collect();
         let mut held = Vec::with_capacity(contexts.len());

@@ -1,6 +1,7 @@
 //! Words of pinned host memory that the CPU writes and streams wait for.
 //!
-//! One agent writes a word: the CPUs of the process that has it. Streams, and kernels that look, only read it.
+//! One agent writes a word: the CPUs of the process that has it. Streams, and kernels that look,
+//! only read it.
 
 use super::{Event, Flavour, Gpu, GpuError, Stream, Until};
 use crate::fork::Owner;
@@ -37,10 +38,12 @@ struct Places {
 struct Place {
     page: Region,
     offset: usize,
-    /// A fork neither reads nor writes it: pinned memory may not be there, and the streams are its parent's.
+    /// A fork neither reads nor writes it: pinned memory may not be there, and the streams are its
+    /// parent's.
     owner: Owner,
-    /// What fires when a stream is past its wait. Not locked while a driver is called: giving a wait to a stream that is full
-    /// blocks until the stream goes on, and whoever writes the word must not wait for that.
+    /// What fires when a stream is past its wait. Not locked while a driver is called: giving a
+    /// wait to a stream that is full blocks until the stream goes on, and whoever writes the word
+    /// must not wait for that.
     waits: Mutex<Remembered>,
 }
 
@@ -59,7 +62,12 @@ impl Remembered {
 impl Place {
     fn at((page, offset): (Region, usize)) -> Self {
         let owner = Owner::this_process();
-        Self { page, offset, owner, waits: Mutex::new(Remembered { waits: Vec::new(), limit: REMEMBERED }) }
+        Self {
+            page,
+            offset,
+            owner,
+            waits: Mutex::new(Remembered { waits: Vec::new(), limit: REMEMBERED }),
+        }
     }
 
     fn get(&self) -> u64 {
@@ -88,9 +96,11 @@ impl Place {
 
     /// Has a stream wait until the word has reached `value`.
     fn hold(&self, stream: &dyn Stream, value: u64) -> Result<(), GpuError> {
-        // SAFETY: an aligned word of pinned memory, used by atomics only. It stays until the stream has come to it: `waits`
-        // tells, and a page with a word that still has one is not given back.
-        let past = unsafe { stream.wait_value64(self.addr() as *const u64, value, Until::Reached) }?;
+        // SAFETY: an aligned word of pinned memory, used by atomics only. It stays until the stream
+        // has come to it: `waits` tells, and a page with a word that still has one is not given
+        // back.
+        let past =
+            unsafe { stream.wait_value64(self.addr() as *const u64, value, Until::Reached) }?;
         let mut remembered = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
         // A stream comes to its waits in order: the last one tells of all.
         remembered.waits.retain(|earlier| !past.is_behind(earlier));
@@ -107,7 +117,10 @@ impl Drop for Place {
     fn drop(&mut self) {
         if self.owner.is_here() && !self.is_left() {
             // A stream that is held up by something else may come here at any time.
-            tracing::debug!(addr = self.addr(), "a page stays for a stream that has still to come to a word");
+            tracing::debug!(
+                addr = self.addr(),
+                "a page stays for a stream that has still to come to a word"
+            );
             std::mem::forget(self.page.clone());
         }
     }
@@ -150,7 +163,11 @@ impl Words {
             place.add(place.get().wrapping_neg());
             places.fresh.push((page.clone(), offset));
         }
-        places.fresh.pop().map(Place::at).ok_or_else(|| GpuError::unsupported("words", "no word in a page"))
+        places
+            .fresh
+            .pop()
+            .map(Place::at)
+            .ok_or_else(|| GpuError::unsupported("words", "no word in a page"))
     }
 
     /// A gate that is open.
@@ -188,8 +205,8 @@ pub struct Word {
 }
 
 impl Word {
-    /// What is or-ed into a word to release all who wait for it: more than anyone waits for, and, taken as a signed
-    /// difference, still ahead of it.
+    /// What is or-ed into a word to release all who wait for it: more than anyone waits for, and,
+    /// taken as a signed difference, still ahead of it.
     pub const POISON: u64 = 1 << 62;
 
     fn place(&self) -> &Place {
@@ -221,7 +238,8 @@ impl Word {
         }
     }
 
-    /// Lets later work on a stream begin only when the word has reached `value`; nothing is given to the stream if it has.
+    /// Lets later work on a stream begin only when the word has reached `value`; nothing is given
+    /// to the stream if it has.
     ///
     /// # Errors
     /// The driver's; and `TOO_MANY_WAITING`, when as many streams of the context wait as may.
@@ -257,7 +275,8 @@ impl fmt::Debug for Word {
     }
 }
 
-/// Holds a stream up until it is opened, or dropped, which opens it: so whatever ends, the stream goes on.
+/// Holds a stream up until it is opened, or dropped, which opens it: so whatever ends, the stream
+/// goes on.
 pub struct Gate {
     words: Arc<Words>,
     place: Option<Place>,
@@ -271,7 +290,8 @@ impl Gate {
     /// As [`Word::hold`].
     pub fn shut(&mut self, stream: &dyn Stream) -> Result<(), GpuError> {
         let Some(place) = &self.place else { return Ok(()) };
-        // One more than was ever waited for here: streams that are still to come past earlier waits find them over.
+        // One more than was ever waited for here: streams that are still to come past earlier waits
+        // find them over.
         place.hold(stream, place.get().wrapping_add(1))?;
         self.is_shut = true;
         Ok(())

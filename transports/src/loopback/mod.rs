@@ -1,16 +1,17 @@
 //! The transport within a process: the reference implementation, and the test transport.
 //!
-//! It does the plainest thing that keeps every promise of the [contract](crate::contract): a queue under
-//! a mutex for each link, and a list of the queues that have something. It has no memory of its own,
-//! so it can send from memory of any kind: a message from a GPU is on its way until the GPU's engine has brought
-//! it into a packet of host memory. Into memory of a GPU it does not receive: the runtime lands what is for there.
+//! It does the plainest thing that keeps every promise of the [contract](crate::contract): a queue
+//! under a mutex for each link, and a list of the queues that have something. It has no memory of
+//! its own, so it can send from memory of any kind: a message from a GPU is on its way until the
+//! GPU's engine has brought it into a packet of host memory. Into memory of a GPU it does not
+//! receive: the runtime lands what is for there.
 //!
 //! Any number of ranks of one process can talk through it, each with devices of its own.
 
 use crate::contract::{
-    AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event, Exported,
-    Header, Identity, Imported, Link, Op, OpFailure, OpToken, Payload, PeerId, Polled, Reach, Submit,
-    SubmitError, Transport, Unavailable, WireKey,
+    AddressBlob, Armed, Batch, Busy, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event,
+    Exported, Header, Identity, Imported, Link, Op, OpFailure, OpToken, Payload, PeerId, Polled,
+    Reach, Submit, SubmitError, Transport, Unavailable, WireKey,
 };
 use crate::fork::Owner;
 use crate::gpu::Gpu;
@@ -53,7 +54,11 @@ impl Transport for Loopback {
         Ok(vec![DeviceInfo { name: "process".into(), note: "queues within this process".into() }])
     }
 
-    fn open(&self, _device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
+    fn open(
+        &self,
+        _device: &DeviceInfo,
+        identity: Identity,
+    ) -> Result<Arc<dyn Domain>, Unavailable> {
         Ok(Arc::new(self.domain(identity)))
     }
 }
@@ -111,11 +116,12 @@ impl LoopbackDomain {
     fn open_device(&self, packets: Arc<dyn PacketSource>) -> Result<LoopbackDevice, Unavailable> {
         if !packets.kind().is_host() {
             // What the runtime tells itself lies in them, too.
-            let reason = format!("it receives into host packets, not into {} memory", packets.kind());
+            let reason =
+                format!("it receives into host packets, not into {} memory", packets.kind());
             return Err(Unavailable::new(NAME, reason));
         }
-        let sleepers =
-            Sleepers::new().map_err(|error| Unavailable::new(NAME, format!("no eventfd: {error}")))?;
+        let sleepers = Sleepers::new()
+            .map_err(|error| Unavailable::new(NAME, format!("no eventfd: {error}")))?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let inbox = Arc::new(Inbox {
             id,
@@ -218,7 +224,8 @@ impl Inbox {
         self.sleepers.wake();
     }
 
-    /// Ends, for their senders, the operations that are on their way to this device, which has closed.
+    /// Ends, for their senders, the operations that are on their way to this device, which has
+    /// closed.
     fn abandon(&self) {
         let queues = std::mem::take(&mut lock(&self.ready).queues);
         queues.iter().for_each(|queue| queue.abandon());
@@ -263,8 +270,9 @@ impl Queue {
     /// Ends what its sender still has under way, before the sender goes.
     fn take_back(&self) {
         let mut messages = lock(&self.messages);
-        let (kept, back): (VecDeque<_>, VecDeque<_>) =
-            messages.drain(..).partition(|message| !matches!(message.payload, OnItsWay::Landing(..)));
+        let (kept, back): (VecDeque<_>, VecDeque<_>) = messages
+            .drain(..)
+            .partition(|message| !matches!(message.payload, OnItsWay::Landing(..)));
         *messages = kept;
         drop(messages);
         for message in back {
@@ -311,9 +319,11 @@ struct LoopbackDevice {
 impl LoopbackDevice {
     fn link_to(&self, to: &AddressBlob, peer: PeerId) -> Result<LoopbackLink, SubmitError> {
         let (process, id) = parse(to).ok_or(SubmitError::Address(to.0.len()))?;
-        let target = directory().get(&id).and_then(Weak::upgrade).filter(|_| process == this_process());
+        let target =
+            directory().get(&id).and_then(Weak::upgrade).filter(|_| process == this_process());
         let gone = || SubmitError::Down { peer, cause: DownCause::Closed };
-        let target = target.filter(|target| !target.closed.load(Ordering::Acquire)).ok_or_else(gone)?;
+        let target =
+            target.filter(|target| !target.closed.load(Ordering::Acquire)).ok_or_else(gone)?;
         let queue = Queue {
             from: self.identity.me,
             messages: Mutex::new(VecDeque::with_capacity(TURN)),
@@ -343,7 +353,9 @@ impl LoopbackDevice {
             }
             let Some(Message { header, payload }) = messages.pop_front() else { break };
             match payload {
-                OnItsWay::There(payload) => batch.push(Event::Arrived { from: queue.from, header, payload }),
+                OnItsWay::There(payload) => {
+                    batch.push(Event::Arrived { from: queue.from, header, payload })
+                }
                 OnItsWay::Landing(mut transfer, sender) => {
                     let outcome = transfer.poll().unwrap_or(Ok(()));
                     let (packet, buffer) = transfer.into_buffers();
@@ -370,7 +382,9 @@ impl Device for LoopbackDevice {
     fn reach(&self, to: &AddressBlob) -> Reach {
         match parse(to) {
             None => Reach::No("its address is not one of this transport's".into()),
-            Some((process, _)) if process != this_process() => Reach::No("it is in another process".into()),
+            Some((process, _)) if process != this_process() => {
+                Reach::No("it is in another process".into())
+            }
             Some(_) => Reach::Yes(Cost { latency_ns: 100 }),
         }
     }
@@ -399,8 +413,11 @@ impl Device for LoopbackDevice {
             if !more {
                 queue.listed.store(false, Ordering::SeqCst);
             }
-            // A message pushed between the two lines above was pushed by one who saw it still listed.
-            if more || !lock(&queue.messages).is_empty() && !queue.listed.swap(true, Ordering::SeqCst) {
+            // A message pushed between the two lines above was pushed by one who saw it still
+            // listed.
+            if more
+                || !lock(&queue.messages).is_empty() && !queue.listed.swap(true, Ordering::SeqCst)
+            {
                 lock(&self.inbox.ready).queues.push_back(queue);
                 // The device may have closed while this queue was not among those that it abandons.
                 if self.inbox.closed.load(Ordering::Acquire) {
@@ -487,8 +504,8 @@ impl LoopbackLink {
         Ok(())
     }
 
-    /// Adds a message to the queue, made only when there is room. `make` is told whether the queue is
-    /// empty.
+    /// Adds a message to the queue, made only when there is room. `make` is told whether the queue
+    /// is empty.
     fn push(&self, make: impl FnOnce(bool) -> Result<Message, Submit>) -> Submit {
         let mut messages = lock(&self.queue.messages);
         if messages.len() >= QUEUE {
@@ -506,7 +523,8 @@ impl LoopbackLink {
         if !self.queue.listed.swap(true, Ordering::SeqCst) {
             self.target.announce(|ready| ready.queues.push_back(self.queue.clone()));
         }
-        // The target may have closed since it was looked at, and cleared its queues before this message was in one.
+        // The target may have closed since it was looked at, and cleared its queues before this
+        // message was in one.
         if self.target.closed.load(Ordering::Acquire) {
             self.queue.abandon();
         }
@@ -543,7 +561,12 @@ impl LoopbackLink {
         }))
     }
 
-    fn owned(&self, header: Header, buffer: &mut Buffer, token: OpToken) -> Result<Submit, SubmitError> {
+    fn owned(
+        &self,
+        header: Header,
+        buffer: &mut Buffer,
+        token: OpToken,
+    ) -> Result<Submit, SubmitError> {
         if buffer.kind().is_host() {
             return self.copied(header, buffer.view());
         }
@@ -553,7 +576,9 @@ impl LoopbackLink {
             packet.set_len(buffer.len());
             let sender = Sender(self.home.clone(), token);
             match Transfer::start(Buffer::Packet(packet), std::mem::take(buffer)) {
-                Ok(transfer) => Ok(Message { header, payload: OnItsWay::Landing(transfer, sender) }),
+                Ok(transfer) => {
+                    Ok(Message { header, payload: OnItsWay::Landing(transfer, sender) })
+                }
                 Err(refused) => {
                     // Posted, and over already: the failure is an event like any other.
                     sender.tell(refused.src, Err(Box::new(OpFailure::Copy(refused.cause))));
@@ -569,7 +594,9 @@ impl Link for LoopbackLink {
         match op {
             Op::AmCopied { header, bytes } => self.copied(header, bytes),
             Op::AmOwned { header, buffer, token } => self.owned(header, buffer, token),
-            Op::Put { .. } | Op::Get { .. } | Op::Atomic { .. } => Err(SubmitError::no_remote_memory()),
+            Op::Put { .. } | Op::Get { .. } | Op::Atomic { .. } => {
+                Err(SubmitError::no_remote_memory())
+            }
         }
     }
 

@@ -8,12 +8,13 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Where memory for packets comes from. Users bring their own to have active messages land in memory
-/// of their choice.
+/// Where memory for packets comes from. Users bring their own to have active messages land in
+/// memory of their choice.
 ///
-/// A pool asks for whole blocks, and looks at each before it uses any of it: one that is too short, lies where it must
-/// not, or is of another kind than was said is an [`AllocError`] that says so, and is dropped. That is a help for those
-/// who write allocators, not a way round the promise below: nobody can look whether memory is also used elsewhere.
+/// A pool asks for whole blocks, and looks at each before it uses any of it: one that is too short,
+/// lies where it must not, or is of another kind than was said is an [`AllocError`] that says so,
+/// and is dropped. That is a help for those who write allocators, not a way round the promise
+/// below: nobody can look whether memory is also used elsewhere.
 ///
 /// One over a driver's memory pools:
 ///
@@ -47,18 +48,20 @@ use std::sync::Arc;
 /// ```
 ///
 /// # Safety
-/// Each [`Chunk`] that is given out is memory of [`kind`](Self::kind), as long and as aligned as was
-/// asked for, and used by nobody else until the chunk is dropped. Host memory is initialised, to whatever values.
+/// Each [`Chunk`] that is given out is memory of [`kind`](Self::kind), as long and as aligned as
+/// was asked for, and used by nobody else until the chunk is dropped. Host memory is initialised,
+/// to whatever values.
 pub unsafe trait PacketAllocator: Send + Sync + fmt::Debug {
     /// What sort of memory it gives out, always the same: host, pinned, or one GPU's.
     fn kind(&self) -> MemKind;
 
-    /// The GPU that the memory belongs to, when [`kind`](Self::kind) names one: its engine copies what arrives. Of pinned memory
-    /// one whose driver has locked it.
+    /// The GPU that the memory belongs to, when [`kind`](Self::kind) names one: its engine copies
+    /// what arrives. Of pinned memory one whose driver has locked it.
     fn gpu(&self) -> Option<&Arc<dyn Gpu>>;
 
-    /// One chunk. Called when a pool grows, not for each packet, and for each message into memory of a GPU
-    /// that is too long for a packet. Any thread may call it, inside progress: it must not wait for anything that needs progress.
+    /// One chunk. Called when a pool grows, not for each packet, and for each message into memory
+    /// of a GPU that is too long for a packet. Any thread may call it, inside progress: it must not
+    /// wait for anything that needs progress.
     fn allocate(&self, layout: Layout) -> Result<Chunk, AllocError>;
 }
 
@@ -77,12 +80,16 @@ unsafe impl Sync for Chunk {}
 impl Chunk {
     /// # Safety
     /// `len` bytes at `base` are used by nobody else, and stay allocated until `owner` is dropped.
-    pub unsafe fn from_parts(base: NonNull<u8>, len: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
+    pub unsafe fn from_parts(
+        base: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
         Self { base, len, _owner: owner }
     }
 
-    /// All of a region, which is kept until the chunk is dropped. That nobody else uses it meanwhile is what an allocator
-    /// promises. `None` for a region at address 0.
+    /// All of a region, which is kept until the chunk is dropped. That nobody else uses it
+    /// meanwhile is what an allocator promises. `None` for a region at address 0.
     pub fn of_region(region: Region) -> Option<Self> {
         let base = NonNull::new(region.addr() as *mut u8)?;
         Some(Self { base, len: region.len(), _owner: Box::new(region) })
@@ -116,7 +123,8 @@ impl fmt::Debug for Chunk {
 pub enum AllocError {
     /// There is no more memory of that kind.
     #[error(
-        "no {bytes} bytes of {kind} memory are left: packets take up less with a lower CARRACK_PACKETS_MAX or CARRACK_PACKET_SIZE"
+        "no {bytes} bytes of {kind} memory are left: packets take up less with a lower \
+        CARRACK_PACKETS_MAX or CARRACK_PACKET_SIZE"
     )]
     OutOfMemory {
         /// Bytes that were asked for.
@@ -127,7 +135,8 @@ pub enum AllocError {
     /// The GPU's driver refused.
     #[error("no memory on the GPU: {0}")]
     Gpu(#[from] GpuError),
-    /// What large messages may take up is in use: see [`PacketPool::limit_large`](super::PacketPool::limit_large).
+    /// What large messages may take up is in use: see
+    /// [`PacketPool::limit_large`](super::PacketPool::limit_large).
     #[error(
         "no {bytes} bytes for a large message: others have {used} of the {limit} that this pool's may take up; drop those \
          that were kept, or raise the limit"
@@ -190,7 +199,10 @@ pub enum AllocError {
         other_len: usize,
     },
     /// A chunk is not of the kind that the allocator says.
-    #[error("the packet allocator said that its memory is {said}; the driver says that {at:#x} is {found}")]
+    #[error(
+        "the packet allocator said that its memory is {said}; the driver says that {at:#x} is \
+        {found}"
+    )]
     WrongKind {
         /// The address asked about: the first of the chunk's that is of another kind.
         at: usize,
@@ -241,7 +253,8 @@ unsafe impl PacketAllocator for HostAllocator {
         if layout.size() == 0 {
             return Err(none);
         }
-        // Zeroed, so that a packet's bytes are initialised from the start: a slice of them is sound.
+        // Zeroed, so that a packet's bytes are initialised from the start: a slice of them is
+        // sound.
         // SAFETY: the layout's size is not zero.
         let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or(none)?;
         // SAFETY: just allocated, and freed by the owner only.
@@ -249,7 +262,8 @@ unsafe impl PacketAllocator for HostAllocator {
     }
 }
 
-/// Packets on a GPU: active messages land there, and handlers get what safe code cannot dereference.
+/// Packets on a GPU: active messages land there, and handlers get what safe code cannot
+/// dereference.
 #[derive(Debug, Clone)]
 pub struct GpuAllocator {
     gpu: Arc<dyn Gpu>,
@@ -277,7 +291,8 @@ unsafe impl PacketAllocator for GpuAllocator {
     }
 }
 
-/// Packets in host memory that the engines of GPUs reach without the driver's help: what is on its way to a GPU, or from one.
+/// Packets in host memory that the engines of GPUs reach without the driver's help: what is on its
+/// way to a GPU, or from one.
 #[derive(Debug, Clone)]
 pub struct PinnedAllocator {
     gpu: Arc<dyn Gpu>,
@@ -290,8 +305,8 @@ impl PinnedAllocator {
     }
 }
 
-// SAFETY: each chunk is a whole allocation of the driver, kept by the region that owns it; it is mapped from the system, and so
-// initialised.
+// SAFETY: each chunk is a whole allocation of the driver, kept by the region that owns it; it is
+// mapped from the system, and so initialised.
 unsafe impl PacketAllocator for PinnedAllocator {
     fn kind(&self) -> MemKind {
         MemKind::Pinned

@@ -1,7 +1,8 @@
 //! What an allocator gave, looked at before any of it is used.
 //!
-//! An allocator is somebody else's code, and what it gets wrong shows far away: as a crash in a copy, or as a message that
-//! turns into another. So whatever can be known of its memory is asked for here, where a pool grows and time is no matter.
+//! An allocator is somebody else's code, and what it gets wrong shows far away: as a crash in a
+//! copy, or as a message that turns into another. So whatever can be known of its memory is asked
+//! for here, where a pool grows and time is no matter.
 
 use super::{AllocError, AllocId, Chunk, MemKind, PacketAllocator};
 use crate::gpu::{Driver, Extent, Gpu};
@@ -23,7 +24,8 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Asks an allocator for memory. Those drivers are asked what it is that the allocator's own GPU does not know.
+    /// Asks an allocator for memory. Those drivers are asked what it is that the allocator's own
+    /// GPU does not know.
     pub(super) fn take(
         allocator: &dyn PacketAllocator,
         drivers: &[Arc<dyn Driver>],
@@ -31,8 +33,8 @@ impl Block {
     ) -> Result<Self, AllocError> {
         let kind = allocator.kind();
         check_word(kind, allocator.gpu())?;
-        let layout =
-            Layout::from_size_align(len, align).map_err(|_| AllocError::OutOfMemory { bytes: len, kind })?;
+        let layout = Layout::from_size_align(len, align)
+            .map_err(|_| AllocError::OutOfMemory { bytes: len, kind })?;
         let chunk = allocator.allocate(layout)?;
         let base = chunk.base().as_ptr() as usize;
         if chunk.len() < len {
@@ -69,7 +71,9 @@ fn check_word(kind: MemKind, gpu: Option<&Arc<dyn Gpu>>) -> Result<(), AllocErro
         (MemKind::Host | MemKind::Pinned, _) => Ok(()),
         (MemKind::Device(uuid), Some(gpu)) if gpu.info().uuid == uuid => Ok(()),
         (MemKind::Device(_), Some(_)) => wrong("its `gpu` is another one"),
-        (MemKind::Device(_), None) => wrong("its `gpu` is none, and an engine has to copy what arrives"),
+        (MemKind::Device(_), None) => {
+            wrong("its `gpu` is none, and an engine has to copy what arrives")
+        }
         (MemKind::Managed(_), _) => wrong("managed memory moves while it is used"),
         (MemKind::Unknown, _) => wrong("an allocator has to say what its memory is"),
     }
@@ -82,7 +86,8 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Whether all of a range is of a kind, as far as anybody knows. The name of the allocation that it begins in.
+    /// Whether all of a range is of a kind, as far as anybody knows. The name of the allocation
+    /// that it begins in.
     fn check(&self, said: MemKind, base: usize, len: usize) -> Result<Option<AllocId>, AllocError> {
         let (mut at, mut id, end) = (base, None, base + len);
         while at < end {
@@ -91,7 +96,8 @@ impl Asked<'_> {
             if kind != said && !(said == MemKind::Host && kind == MemKind::Pinned) {
                 return Err(AllocError::WrongKind { at, said, found: kind });
             }
-            // Of host memory that no driver knows the last byte is asked about as well as the first, and no more.
+            // Of host memory that no driver knows the last byte is asked about as well as the
+            // first, and no more.
             let next = found.as_ref().map_or(if at < end - 1 { end - 1 } else { end }, Extent::end);
             id = id.or(found.map(|extent| extent.id));
             at = next.max(at + 1);
@@ -99,7 +105,8 @@ impl Asked<'_> {
         Ok(id)
     }
 
-    /// What is known of an address; the inner `None` is host memory that is no driver's. The outer one: nobody can tell.
+    /// What is known of an address; the inner `None` is host memory that is no driver's. The outer
+    /// one: nobody can tell.
     fn classify(&self, said: MemKind, addr: usize) -> Option<Option<Extent>> {
         if let Some(gpu) = self.own {
             return gpu.classify(addr).ok();
@@ -124,7 +131,8 @@ fn claims() -> MutexGuard<'static, BTreeMap<usize, usize>> {
 impl Claim {
     fn of(base: usize, len: usize) -> Result<Self, AllocError> {
         let mut claims = claims();
-        // Those that are there do not overlap: only the last one that starts before this one's end can reach into it.
+        // Those that are there do not overlap: only the last one that starts before this one's end
+        // can reach into it.
         if let Some((&other, &other_len)) = claims.range(..base + len).next_back()
             && other + other_len > base
         {

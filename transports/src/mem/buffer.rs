@@ -26,7 +26,8 @@ impl SmallBytes {
         Self { len: 0, bytes: [0; Self::MAX] }
     }
 
-    /// The first `len` of these bytes; all of them when `len` is more. What lies behind is kept, and never shown.
+    /// The first `len` of these bytes; all of them when `len` is more. What lies behind is kept,
+    /// and never shown.
     #[inline(always)]
     pub fn first(len: usize, bytes: [u8; Self::MAX]) -> Self {
         // At most 40: the cast loses nothing.
@@ -38,7 +39,10 @@ impl SmallBytes {
     /// Room for `len` bytes, all zero. `None` when they do not fit.
     #[inline]
     pub fn zeroed(len: usize) -> Option<Self> {
-        u8::try_from(len).ok().filter(|_| len <= Self::MAX).map(|len| Self { len, bytes: [0; Self::MAX] })
+        u8::try_from(len)
+            .ok()
+            .filter(|_| len <= Self::MAX)
+            .map(|len| Self { len, bytes: [0; Self::MAX] })
     }
 
     /// The bytes.
@@ -81,18 +85,19 @@ pub enum Buffer {
     Region(RegionSlice),
     /// A packet of a pool, of any kind of memory; returns to its pool when dropped.
     Packet(Packet),
-    /// A message's bytes where its sender has put them, for a completion object that takes loans: never seen as a slice,
-    /// since the sender could still write them. Dropped soon, because the sender has only so many places.
+    /// A message's bytes where its sender has put them, for a completion object that takes loans:
+    /// never seen as a slice, since the sender could still write them. Dropped soon, because the
+    /// sender has only so many places.
     Loan(Loan),
-    /// Several buffers that make up one message. It has no view in one piece: whoever moves its bytes takes its
-    /// buffers one by one.
+    /// Several buffers that make up one message. It has no view in one piece: whoever moves its
+    /// bytes takes its buffers one by one.
     List(Buffers),
 }
 
 /// Several buffers.
 ///
-/// Dropped by a function of its own: what most buffers are, a few bytes in place, is dropped for nothing, and inlined loops
-/// over the others would cost it a dozen instructions.
+/// Dropped by a function of its own: what most buffers are, a few bytes in place, is dropped for
+/// nothing, and inlined loops over the others would cost it a dozen instructions.
 pub struct Buffers(ManuallyDrop<Vec<Buffer>>);
 
 impl Drop for Buffers {
@@ -179,8 +184,9 @@ impl Buffer {
         }
     }
 
-    /// Where its bytes begin in memory of a GPU: for a kernel's argument, or a driver. `None` for host memory. Nothing
-    /// keeps the memory but this buffer: whoever gives the address away keeps it until the kernel is over.
+    /// Where its bytes begin in memory of a GPU: for a kernel's argument, or a driver. `None` for
+    /// host memory. Nothing keeps the memory but this buffer: whoever gives the address away keeps
+    /// it until the kernel is over.
     pub fn device_addr(&self) -> Option<usize> {
         self.kind().gpu()?;
         match self {
@@ -190,8 +196,8 @@ impl Buffer {
         }
     }
 
-    /// The bytes, if they are host memory that nobody else may write: not those of a region, and not
-    /// those on a GPU. [`to_vec`](Self::to_vec) works for all.
+    /// The bytes, if they are host memory that nobody else may write: not those of a region, and
+    /// not those on a GPU. [`to_vec`](Self::to_vec) works for all.
     #[inline]
     pub fn as_slice(&self) -> Option<&[u8]> {
         match self {
@@ -205,16 +211,16 @@ impl Buffer {
         }
     }
 
-    /// The bytes in a vector of their own, fetched from wherever they lie. Waits for a GPU's engine if
-    /// they lie there.
+    /// The bytes in a vector of their own, fetched from wherever they lie. Waits for a GPU's engine
+    /// if they lie there.
     pub fn to_vec(&self) -> Result<Vec<u8>, CopyError> {
         let mut bytes = vec![0; self.len()];
         self.copy_to(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Copies the bytes from the beginning into `to`, as far as that is long, from wherever they lie. Waits for a GPU's
-    /// engine if they lie there. How many that are.
+    /// Copies the bytes from the beginning into `to`, as far as that is long, from wherever they
+    /// lie. Waits for a GPU's engine if they lie there. How many that are.
     pub fn copy_to(&self, to: &mut [u8]) -> Result<usize, CopyError> {
         if let Self::List(list) = self {
             let mut done = 0;

@@ -1,13 +1,14 @@
-//! Copies that go together, by way of blocks of pinned memory: those between memory of a GPU and host memory that is not pinned, for
-//! which an engine's call would wait for each.
+//! Copies that go together, by way of blocks of pinned memory: those between memory of a GPU and
+//! host memory that is not pinned, for which an engine's call would wait for each.
 
 use super::copy::copy_now;
 use super::{CopyError, MemKind, MemMut, MemRef, Place, Region, Together, Transfer};
 use crate::gpu::{Gpu, Pieces};
 use std::sync::Arc;
 
-/// Copies of which the CPU does one half, between the host memory and blocks, and an engine the other, between blocks and the GPU's
-/// memory: what a block holds in one call. Each half goes on from where it has come to; a block may end in the midst of a piece.
+/// Copies of which the CPU does one half, between the host memory and blocks, and an engine the
+/// other, between blocks and the GPU's memory: what a block holds in one call. Each half goes on
+/// from where it has come to; a block may end in the midst of a piece.
 pub struct ByWay {
     together: Together,
     by_cpu: Mark,
@@ -15,7 +16,8 @@ pub struct ByWay {
     len: usize,
 }
 
-// SAFETY: its pointers lead into memory of the regions that it holds, which any thread may use, and only who has it alone follows them.
+// SAFETY: its pointers lead into memory of the regions that it holds, which any thread may use, and
+// only who has it alone follows them.
 unsafe impl Send for ByWay {}
 // SAFETY: as above; through a shared reference nothing is copied.
 unsafe impl Sync for ByWay {}
@@ -28,7 +30,8 @@ struct Mark {
 }
 
 impl Mark {
-    /// The copies, or parts of them, for the next `len` bytes: to where, from where, where in the block, how many bytes.
+    /// The copies, or parts of them, for the next `len` bytes: to where, from where, where in the
+    /// block, how many bytes.
     fn next(
         &mut self,
         pieces: &Pieces,
@@ -52,7 +55,8 @@ impl Mark {
 }
 
 impl ByWay {
-    /// For copies that [are to go](Together::goes_by_way) by way of blocks: `None` for others, of which the CPU may touch no side.
+    /// For copies that [are to go](Together::goes_by_way) by way of blocks: `None` for others, of
+    /// which the CPU may touch no side.
     pub fn of(together: Together) -> Option<Self> {
         let len = together.pieces().iter().map(|(.., len)| len).sum();
         let (by_cpu, by_engine) = (Mark::default(), Mark::default());
@@ -79,7 +83,8 @@ impl ByWay {
         self.together.engine()
     }
 
-    /// Has the CPU copy the next `len` bytes: into a block, or, if they come from the GPU, out of it.
+    /// Has the CPU copy the next `len` bytes: into a block, or, if they come from the GPU, out of
+    /// it.
     ///
     /// # Errors
     /// The block is shorter, or no host memory.
@@ -92,17 +97,22 @@ impl ByWay {
         for (to, from, at, count) in self.by_cpu.next(self.together.pieces(), len) {
             let within = base.wrapping_add(at);
             let (to, from) = if from_gpu { (to, within.cast_const()) } else { (within, from) };
-            // SAFETY: each piece was checked against its region, which `together` holds, and the block's bytes lie within that; both
-            // are host memory, of which regions give out no references.
+            // SAFETY: each piece was checked against its region, which `together` holds, and the
+            // block's bytes lie within that; both are host memory, of which regions give out no
+            // references.
             let (dst, src) = unsafe {
-                (MemMut::from_raw(to, count, Place::Host), MemRef::from_raw(from, count, Place::Host))
+                (
+                    MemMut::from_raw(to, count, Place::Host),
+                    MemRef::from_raw(from, count, Place::Host),
+                )
             };
             copy_now(dst, src)?;
         }
         Ok(())
     }
 
-    /// Has the engine begin the next `len` bytes: out of a block, or, if they come from the GPU, into it.
+    /// Has the engine begin the next `len` bytes: out of a block, or, if they come from the GPU,
+    /// into it.
     ///
     /// # Errors
     /// The engine's, and that the block is shorter. Nothing is under way then.
@@ -119,10 +129,11 @@ impl ByWay {
             let (to, from) = if from_gpu { (within, from) } else { (to, within.cast_const()) };
             pieces.push(to, from, count);
         }
-        // SAFETY: each piece was checked against its region, and the block's bytes lie within that; the transfer holds the block and
-        // the regions until the event has fired.
+        // SAFETY: each piece was checked against its region, and the block's bytes lie within that;
+        // the transfer holds the block and the regions until the event has fired.
         let begun = unsafe { self.together.engine().copy_pieces(&pieces) };
-        let event = begun.map_err(|cause| CopyError::Engine { dst: kinds.0, src: kinds.1, cause })?;
+        let event =
+            begun.map_err(|cause| CopyError::Engine { dst: kinds.0, src: kinds.1, cause })?;
         let (dst, src) = self.together.held();
         let block = block.whole().into();
         let ends = if from_gpu { (block, src) } else { (dst, block) };

@@ -64,17 +64,18 @@ pub enum CopyError {
 /// Copies all of `src` to the start of `dst`.
 ///
 /// # Safety
-/// When the answer is [`Copied::Pending`], both ranges must stay as their views promise until the event
-/// has fired, whatever their lifetimes say ([`Transfer`](super::Transfer) sees to that by owning them).
-/// A range that another process or a NIC may write at the same time is allowed: the bytes are then
-/// whatever was found.
+/// When the answer is [`Copied::Pending`], both ranges must stay as their views promise until the
+/// event has fired, whatever their lifetimes say ([`Transfer`](super::Transfer) sees to that by
+/// owning them). A range that another process or a NIC may write at the same time is allowed: the
+/// bytes are then whatever was found.
 ///
 /// # Races
-/// Other threads may use a range at the same time, too, if it is a region's, by this function or by atomics.
-/// Both sides are accessed plainly all the same. Relaxed atomics for each byte, which the language asks for,
-/// take 5 to 19 times as long from 64 bytes on; atomics of words, twice as long, and the language has none
-/// that meet others of other lengths. What [`Region`](super::Region) promises rests on three things instead:
-/// each side is accessed once, nothing here depends on the values, and no reference to the bytes exists.
+/// Other threads may use a range at the same time, too, if it is a region's, by this function or by
+/// atomics. Both sides are accessed plainly all the same. Relaxed atomics for each byte, which the
+/// language asks for, take 5 to 19 times as long from 64 bytes on; atomics of words, twice as long,
+/// and the language has none that meet others of other lengths. What [`Region`](super::Region)
+/// promises rests on three things instead: each side is accessed once, nothing here depends on the
+/// values, and no reference to the bytes exists.
 #[inline(always)]
 pub unsafe fn copy(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError> {
     if src.len > dst.len {
@@ -89,14 +90,20 @@ pub unsafe fn copy(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError
     unsafe { copy_by_engine(dst, src) }
 }
 
-/// As [`copy`], on a stream: behind the work that it was given, and before the work that it is given later.
+/// As [`copy`], on a stream: behind the work that it was given, and before the work that it is
+/// given later.
 ///
 /// # Errors
-/// As [`copy`]; and [`CopyError::Unknown`] when no side is memory of a GPU, or a side is host memory that no engine reaches.
+/// As [`copy`]; and [`CopyError::Unknown`] when no side is memory of a GPU, or a side is host
+/// memory that no engine reaches.
 ///
 /// # Safety
 /// As [`copy`].
-pub unsafe fn copy_on(stream: &dyn Stream, dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError> {
+pub unsafe fn copy_on(
+    stream: &dyn Stream,
+    dst: MemMut<'_>,
+    src: MemRef<'_>,
+) -> Result<Copied, CopyError> {
     let (to, from) = (dst.place.kind(), src.place.kind());
     if src.len > dst.len {
         return Err(CopyError::TooLong { len: src.len, room: dst.len });
@@ -104,12 +111,14 @@ pub unsafe fn copy_on(stream: &dyn Stream, dst: MemMut<'_>, src: MemRef<'_>) -> 
     if !goes_on_a_stream(to, from) {
         return Err(CopyError::Unknown { dst: to, src: from });
     }
-    // SAFETY: the views promise valid ranges of the kinds given; the caller keeps them until the event.
+    // SAFETY: the views promise valid ranges of the kinds given; the caller keeps them until the
+    // event.
     let started = unsafe { stream.copy((dst.ptr, to), (src.ptr, from), src.len) };
     started.map(Copied::Pending).map_err(|cause| CopyError::Engine { dst: to, src: from, cause })
 }
 
-/// Whether a copy can be given to a stream: an engine reaches both sides by itself, and has to reach one.
+/// Whether a copy can be given to a stream: an engine reaches both sides by itself, and has to
+/// reach one.
 pub fn goes_on_a_stream(dst: MemKind, src: MemKind) -> bool {
     let reached = |kind| matches!(kind, MemKind::Device(_) | MemKind::Pinned);
     reached(dst) && reached(src) && !(dst.is_host() && src.is_host())
@@ -117,7 +126,8 @@ pub fn goes_on_a_stream(dst: MemKind, src: MemKind) -> bool {
 
 /// Copies all of `src` to the start of `dst`, and waits for an engine if one is needed.
 ///
-/// For paths that are not hot and hold only borrowed memory; never called from `post` or `progress`.
+/// For paths that are not hot and hold only borrowed memory; never called from `post` or
+/// `progress`.
 ///
 /// Never inlined: a loop that reads until a peer has written looks at the memory each time.
 #[inline(never)]
@@ -175,20 +185,21 @@ unsafe fn copy_by_engine(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, Cop
     let Some(engine) = dst.place.gpu().or(src.place.gpu()) else {
         return Err(CopyError::Unknown { dst: to, src: from });
     };
-    // SAFETY: the views promise valid ranges of the kinds given; the caller keeps them until the event.
+    // SAFETY: the views promise valid ranges of the kinds given; the caller keeps them until the
+    // event.
     let started = unsafe { engine.copy((dst.ptr, to), (src.ptr, from), src.len) };
     started.map(Copied::Pending).map_err(|cause| CopyError::Engine { dst: to, src: from, cause })
 }
 
-/// `memmove`, with the sizes of small messages spelled out: for these a call into the C library costs
-/// more than the copy.
+/// `memmove`, with the sizes of small messages spelled out: for these a call into the C library
+/// costs more than the copy.
 ///
 /// # Safety
 /// `len` bytes are readable at `src` and writable at `dst`.
 #[inline(always)]
 unsafe fn move_bytes(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: each arm reads all it needs before it writes, and only inside the two ranges: the second
-    // of a pair of loads ends where the range ends.
+    // SAFETY: each arm reads all it needs before it writes, and only inside the two ranges: the
+    // second of a pair of loads ends where the range ends.
     unsafe {
         match len {
             0 => {}
@@ -211,7 +222,8 @@ unsafe fn move_bytes(dst: *mut u8, src: *const u8, len: usize) {
                 dst.add(len - 4).cast::<u32>().write_unaligned(tail);
             }
             1..=3 => {
-                let (first, middle, last) = (src.read(), src.add(len / 2).read(), src.add(len - 1).read());
+                let (first, middle, last) =
+                    (src.read(), src.add(len / 2).read(), src.add(len - 1).read());
                 dst.write(first);
                 dst.add(len / 2).write(middle);
                 dst.add(len - 1).write(last);
@@ -249,7 +261,10 @@ mod tests {
         let mut dst = [7_u8; 4];
         // SAFETY: the range is the array; only its kind is withheld.
         let unknown = unsafe { MemMut::from_raw(dst.as_mut_ptr(), 4, crate::mem::Place::Unknown) };
-        assert!(matches!(copy_and_wait(unknown, MemRef::host(&[1; 4])), Err(CopyError::Unknown { .. })));
+        assert!(matches!(
+            copy_and_wait(unknown, MemRef::host(&[1; 4])),
+            Err(CopyError::Unknown { .. })
+        ));
         assert_eq!(dst, [7; 4]);
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The ranges. Of those that were not looked up lately, one makes room for another (second chance: what was looked up
-/// since the hand came by is passed once).
+/// The ranges. Of those that were not looked up lately, one makes room for another (second chance:
+/// what was looked up since the hand came by is passed once).
 #[derive(Debug)]
 pub(super) struct Extents<T> {
     by_base: BTreeMap<usize, Slot<T>>,
@@ -34,7 +34,8 @@ impl<T> Extents<T> {
 
     /// The range that an address lies in.
     pub(super) fn get(&self, addr: usize) -> Option<(Range<usize>, &T)> {
-        let (base, slot) = self.by_base.range(..=addr).next_back().filter(|(_, slot)| addr < slot.end)?;
+        let (base, slot) =
+            self.by_base.range(..=addr).next_back().filter(|(_, slot)| addr < slot.end)?;
         // Most find it set: a store each time would take the line from other threads.
         if !slot.used.load(Ordering::Relaxed) {
             slot.used.store(true, Ordering::Relaxed);
@@ -42,15 +43,15 @@ impl<T> Extents<T> {
         Some((*base..slot.end, &slot.value))
     }
 
-    /// The first range that begins at an address or behind it, or else the first of all: for whoever goes round. It is not
-    /// thereby looked up.
+    /// The first range that begins at an address or behind it, or else the first of all: for
+    /// whoever goes round. It is not thereby looked up.
     pub(super) fn from(&self, addr: usize) -> Option<(Range<usize>, &T)> {
         let next = self.by_base.range(addr..).next().or_else(|| self.by_base.first_key_value());
         next.map(|(base, slot)| (*base..slot.end, &slot.value))
     }
 
-    /// Enters a range. What it takes the place of is given back: all that it overlaps, and one more where there was no room.
-    /// A range of nothing is itself given back.
+    /// Enters a range. What it takes the place of is given back: all that it overlaps, and one more
+    /// where there was no room. A range of nothing is itself given back.
     pub(super) fn insert(&mut self, range: Range<usize>, value: T) -> Vec<(Range<usize>, T)> {
         if range.is_empty() {
             return vec![(range, value)];
@@ -131,7 +132,8 @@ mod tests {
         !one.is_empty() && !other.is_empty() && one.start < other.end && other.start < one.end
     }
 
-    /// Takes what was given back out of the model. All that overlaps has to be among it; how much else there was.
+    /// Takes what was given back out of the model. All that overlaps has to be among it; how much
+    /// else there was.
     fn leave(
         model: &mut Vec<(Range<usize>, usize)>,
         by: &Range<usize>,

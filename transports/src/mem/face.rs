@@ -1,9 +1,10 @@
-//! Rows of bytes at regular distances in a region: the face of a grid of cells, a column of a matrix, a block of one.
+//! Rows of bytes at regular distances in a region: the face of a grid of cells, a column of a
+//! matrix, a block of one.
 
 use crate::gpu::Grid;
 
-/// Up to three dimensions of bytes in a region: rows of `count[0]` bytes, `count[1]` of them to a plane, `count[2]` planes. Rows begin
-/// `pitch[0]` bytes apart, planes `pitch[1]` bytes.
+/// Up to three dimensions of bytes in a region: rows of `count[0]` bytes, `count[1]` of them to a
+/// plane, `count[2]` planes. Rows begin `pitch[0]` bytes apart, planes `pitch[1]` bytes.
 ///
 /// ```
 /// use carrack_transports::mem::Face;
@@ -18,7 +19,8 @@ pub struct Face {
     pub offset: usize,
     /// Bytes of a row, rows of a plane, planes. One that is 0 makes it a face of no bytes.
     pub count: [usize; 3],
-    /// From one row to the next, and from one plane to the next, in bytes. Where there is one row or one plane it counts for nothing.
+    /// From one row to the next, and from one plane to the next, in bytes. Where there is one row
+    /// or one plane it counts for nothing.
     pub pitch: [usize; 2],
 }
 
@@ -28,7 +30,8 @@ pub struct Face {
 pub enum FaceError {
     /// Its rows or planes would lie on each other.
     #[error(
-        "{what} of a face begin {pitch} bytes apart and have {len} bytes: they would overlap; the pitch is counted in bytes, from the beginning of one to that of the next"
+        "{what} of a face begin {pitch} bytes apart and have {len} bytes: they would overlap; the \
+        pitch is counted in bytes, from the beginning of one to that of the next"
     )]
     Pitch {
         /// `rows` or `planes`.
@@ -40,7 +43,8 @@ pub enum FaceError {
     },
     /// It ends beyond the region.
     #[error(
-        "a face of {count:?} (bytes, rows, planes) at {offset} ends at byte {end}, beyond the {room} of its region"
+        "a face of {count:?} (bytes, rows, planes) at {offset} ends at byte {end}, beyond the \
+        {room} of its region"
     )]
     Outside {
         /// Where it begins.
@@ -76,8 +80,8 @@ impl Face {
         if self.is_empty() { Some(0) } else { bytes.checked_mul(rows)?.checked_mul(planes) }
     }
 
-    /// Checks that rows and planes do not overlap, and that its last byte lies within `room` bytes. Where it ends, in bytes from
-    /// the beginning of the region.
+    /// Checks that rows and planes do not overlap, and that its last byte lies within `room` bytes.
+    /// Where it ends, in bytes from the beginning of the region.
     ///
     /// # Errors
     /// See [`FaceError`].
@@ -98,7 +102,9 @@ impl Face {
         if rows > 1 && row < bytes {
             return Err(FaceError::Pitch { what: "rows", pitch: row, len: bytes });
         }
-        let far = |pitch: usize, count: usize| if count > 1 { pitch.checked_mul(count - 1) } else { Some(0) };
+        let far = |pitch: usize, count: usize| {
+            if count > 1 { pitch.checked_mul(count - 1) } else { Some(0) }
+        };
         let of_plane = far(row, rows).and_then(|far| far.checked_add(bytes));
         let of_plane = of_plane.ok_or_else(|| outside(usize::MAX))?;
         if planes > 1 && plane < of_plane {

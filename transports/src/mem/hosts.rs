@@ -4,7 +4,8 @@ use super::copy::copy_now;
 use super::{CopyError, MemMut, MemRef, Place, Region};
 use std::marker::PhantomData;
 
-/// Two regions of host memory, for copies between parts of them by the CPU: what they are is looked at once.
+/// Two regions of host memory, for copies between parts of them by the CPU: what they are is looked
+/// at once.
 pub struct Hosts<'r> {
     to: (*mut u8, usize),
     from: (*const u8, usize),
@@ -27,14 +28,16 @@ impl<'r> Hosts<'r> {
     /// Copies `len` bytes from a place in the one to a place in the other.
     ///
     /// # Errors
-    /// [`CopyError::TooLong`] where one of them does not lie within its region. Nothing is copied then.
+    /// [`CopyError::TooLong`] where one of them does not lie within its region. Nothing is copied
+    /// then.
     #[inline(always)]
     pub fn copy(&self, to: usize, from: usize, len: usize) -> Result<(), CopyError> {
         let is_within = |at: usize, room: usize| at <= room && len <= room - at;
         if !is_within(to, self.to.1) || !is_within(from, self.from.1) {
             return Err(too_long((to, self.to.1), (from, self.from.1), len));
         }
-        // SAFETY: both lie within host memory that the borrowed regions keep, and of which they give out no references.
+        // SAFETY: both lie within host memory that the borrowed regions keep, and of which they
+        // give out no references.
         let (dst, src) = unsafe {
             let (dst, src) = (self.to.0.add(to), self.from.0.add(from));
             (MemMut::from_raw(dst, len, Place::Host), MemRef::from_raw(src, len, Place::Host))
@@ -62,11 +65,19 @@ mod tests {
         for (to, from, len) in [(10, 3, 70), (100, 80, 0), (99, 79, 1)] {
             hosts.copy(to, from, len).unwrap();
         }
-        for (to, from, len) in
-            [(31, 0, 70), (0, 11, 70), (101, 0, 0), (0, 81, 0), (usize::MAX, 0, 2), (0, usize::MAX, 2)]
-        {
+        for (to, from, len) in [
+            (31, 0, 70),
+            (0, 11, 70),
+            (101, 0, 0),
+            (0, 81, 0),
+            (usize::MAX, 0, 2),
+            (0, usize::MAX, 2),
+        ] {
             let refused = hosts.copy(to, from, len);
-            assert!(matches!(refused, Err(CopyError::TooLong { .. })), "{len} bytes from {from} to {to}");
+            assert!(
+                matches!(refused, Err(CopyError::TooLong { .. })),
+                "{len} bytes from {from} to {to}"
+            );
         }
         let mut wanted = vec![0; 100];
         wanted[10..80].copy_from_slice(&content[3..73]);

@@ -31,7 +31,8 @@ impl fmt::Debug for GpuUuid {
 pub enum MemKind {
     /// Ordinary memory of this process.
     Host,
-    /// Host memory that a GPU driver has locked and mapped for its copy engines. The CPU may touch it.
+    /// Host memory that a GPU driver has locked and mapped for its copy engines. The CPU may touch
+    /// it.
     Pinned,
     /// Memory of one GPU. The CPU may not touch it.
     Device(GpuUuid),

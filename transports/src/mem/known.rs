@@ -1,15 +1,19 @@
-//! Memory of the program's that was asked about before: what raw addresses are, for the whole process.
+//! Memory of the program's that was asked about before: what raw addresses are, for the whole
+//! process.
 //!
-//! A driver's full answer about an address takes up to a microsecond, and its short one, the allocation's number, a tenth of
-//! that (gpu.md, "Measured"). So what was found out once is kept by extent, and believed as long as the short answer is the
-//! same: an address that was freed and allocated again has another number (gpu.md, legacy IPC rule 6).
+//! A driver's full answer about an address takes up to a microsecond, and its short one, the
+//! allocation's number, a tenth of that (gpu.md, "Measured"). So what was found out once is kept by
+//! extent, and believed as long as the short answer is the same: an address that was freed and
+//! allocated again has another number (gpu.md, legacy IPC rule 6).
 //!
-//! With each extent stands the root of all regions in it. Whatever others are told of an allocation (that it is exported, and
-//! under which name) hangs on its root, and so is done once, not once for each pointer. The root owns nothing: it goes
-//! when the extent is forgotten and the last region in it is dropped.
+//! With each extent stands the root of all regions in it. Whatever others are told of an allocation
+//! (that it is exported, and under which name) hangs on its root, and so is done once, not once for
+//! each pointer. The root owns nothing: it goes when the extent is forgotten and the last region in
+//! it is dropped.
 //!
-//! Host memory is not kept: it can become other memory without anybody's being told. Nor is pinned memory given a root:
-//! nobody maps it, and the rest of what is locked with it may be in use through Rust references.
+//! Host memory is not kept: it can become other memory without anybody's being told. Nor is pinned
+//! memory given a root: nobody maps it, and the rest of what is locked with it may be in use
+//! through Rust references.
 
 use super::extents::Extents;
 use super::lent::{Freed, Watch};
@@ -20,7 +24,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
-/// Extents that are known at a time; one that was not used lately makes room. Each takes some 300 bytes.
+/// Extents that are known at a time; one that was not used lately makes room. Each takes some 300
+/// bytes.
 pub const KNOWN_EXTENTS: usize = 1024;
 /// Extents that are looked after at a time.
 const SWEPT: usize = 8;
@@ -41,7 +46,10 @@ pub enum RawError {
         cause: GpuError,
     },
     /// The memory is not what the caller said.
-    #[error("the memory at {addr:#x} was said to be {said}, and is {found}: say what it is, or MR_UNKNOWN")]
+    #[error(
+        "the memory at {addr:#x} was said to be {said}, and is {found}: say what it is, or \
+        MR_UNKNOWN"
+    )]
     Kind {
         /// The address.
         addr: usize,
@@ -87,7 +95,8 @@ pub struct KnownMemory {
 #[derive(Debug)]
 struct Table {
     extents: Extents<Entry>,
-    /// Roots that are not, or no longer, in the table, and which somebody may still have regions of.
+    /// Roots that are not, or no longer, in the table, and which somebody may still have regions
+    /// of.
     let_go: Vec<(Range<usize>, WeakRegion)>,
 }
 
@@ -105,7 +114,8 @@ enum What {
     Device(Region),
     /// Locked host memory.
     Pinned(Option<Arc<dyn Gpu>>),
-    /// It was memory of a device, and no driver knows it now. The CPU must not touch it, whoever says that it is unknown.
+    /// It was memory of a device, and no driver knows it now. The CPU must not touch it, whoever
+    /// says that it is unknown.
     Freed(MemKind),
 }
 
@@ -129,9 +139,12 @@ impl Entry {
 
     /// Whether its driver says that it is still the same allocation.
     fn still_there(&self, addr: usize, drivers: &[Arc<dyn Driver>]) -> bool {
-        let asked = |driver: &dyn Driver| driver.buffer_id(addr).is_ok_and(|id| id == Some(self.id));
+        let asked =
+            |driver: &dyn Driver| driver.buffer_id(addr).is_ok_and(|id| id == Some(self.id));
         // As a rule it is the caller's, and needs not be held.
-        let is_it = |driver: &&Arc<dyn Driver>| std::ptr::addr_eq(Arc::as_ptr(driver), self.driver.as_ptr());
+        let is_it = |driver: &&Arc<dyn Driver>| {
+            std::ptr::addr_eq(Arc::as_ptr(driver), self.driver.as_ptr())
+        };
         match drivers.iter().find(is_it) {
             Some(driver) => asked(&**driver),
             None => self.driver.upgrade().is_some_and(|driver| asked(&*driver)),
@@ -146,8 +159,9 @@ impl Entry {
         }
     }
 
-    /// What stays when no driver knows the memory any more. A driver that is gone has taken its memory with it, and its
-    /// addresses are anybody's; memory that was locked is the host's, as it was before.
+    /// What stays when no driver knows the memory any more. A driver that is gone has taken its
+    /// memory with it, and its addresses are anybody's; memory that was locked is the host's, as it
+    /// was before.
     fn freed(&self) -> Option<Self> {
         let was_device = matches!(self.what, What::Device(_)) && self.driver.strong_count() > 0;
         let what = What::Freed(self.kind());
@@ -182,8 +196,8 @@ impl KnownMemory {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the table. What leaves it is dropped without the lock: freeing memory of a GPU takes time, and a root's keeper
-    /// may be anybody's.
+    /// Changes the table. What leaves it is dropped without the lock: freeing memory of a GPU takes
+    /// time, and a root's keeper may be anybody's.
     fn change<T>(&self, change: impl FnOnce(&mut Table) -> (T, Vec<(Range<usize>, Entry)>)) -> T {
         let mut table: RwLockWriteGuard<'_, Table> =
             self.table.write().unwrap_or_else(PoisonError::into_inner);
@@ -206,10 +220,11 @@ impl KnownMemory {
     /// See [`RawError`].
     ///
     /// # Safety
-    /// `len` bytes at `addr` stay allocated, and are not used through Rust references, until the last clone of the region, of
-    /// its parts and, but for the table's own, of its root is gone. Memory said to be [`MR_HOST`](super::MR_HOST) is host memory. Memory said to be
-    /// [`MR_DEVICE`](super::MR_DEVICE) is memory of a GPU, and [`forget`](Self::forget) was told before what lay at its address
-    /// earlier was freed.
+    /// `len` bytes at `addr` stay allocated, and are not used through Rust references, until the
+    /// last clone of the region, of its parts and, but for the table's own, of its root is gone.
+    /// Memory said to be [`MR_HOST`](super::MR_HOST) is host memory. Memory said to be
+    /// [`MR_DEVICE`](super::MR_DEVICE) is memory of a GPU, and [`forget`](Self::forget) was told
+    /// before what lay at its address earlier was freed.
     pub unsafe fn region(
         &self,
         addr: *mut u8,
@@ -258,7 +273,8 @@ impl KnownMemory {
         if !hint.allows(found) {
             return Err(RawError::Kind { addr, said: hint, found });
         }
-        // What reaches beyond may have grown since (gpu.md, VMM rule 5), or be one of several extents.
+        // What reaches beyond may have grown since (gpu.md, VMM rule 5), or be one of several
+        // extents.
         let fits = addr.checked_add(len).is_some_and(|end| end <= range.end);
         let region = match &entry.what {
             What::Device(root) if fits => part(root, addr, len, hint),
@@ -325,8 +341,8 @@ impl KnownMemory {
         Ok(unsafe { host(base, len) })
     }
 
-    /// Keeps what a driver has said. The root, if it is memory of a device: the one that was there, where another thread was
-    /// first.
+    /// Keeps what a driver has said. The root, if it is memory of a device: the one that was there,
+    /// where another thread was first.
     fn keep(&self, at: NonNull<u8>, extent: &Extent, driver: &Arc<dyn Driver>) -> Option<Region> {
         let Extent { base, len, kind, id, ref gpu, .. } = *extent;
         // Of some host memory the driver tells no end.
@@ -337,9 +353,10 @@ impl KnownMemory {
         let what = match kind {
             MemKind::Device(_) => {
                 let start = NonNull::new(at.as_ptr().wrapping_sub(at.as_ptr() as usize - base))?;
-                // SAFETY: an allocation is there as a whole or not at all, so for as long as the caller of `region` keeps
-                // its part; the table, which has the root longer, gives out only parts that somebody promises anew, and the
-                // CPU, whose references would be in question, does not touch memory of a device.
+                // SAFETY: an allocation is there as a whole or not at all, so for as long as the
+                // caller of `region` keeps its part; the table, which has the root longer, gives
+                // out only parts that somebody promises anew, and the CPU, whose references would
+                // be in question, does not touch memory of a device.
                 let root = unsafe { over(start, len, (kind, id, gpu.clone())) };
                 What::Device(root.lent(Watch::each_time(), driver.clone()))
             }
@@ -360,7 +377,8 @@ impl KnownMemory {
         })
     }
 
-    /// No driver knows an address. Whether it was memory of a device, as far as is known: then that is kept instead.
+    /// No driver knows an address. Whether it was memory of a device, as far as is known: then that
+    /// is kept instead.
     fn was_device(&self, addr: usize) -> Option<MemKind> {
         if self.is_empty() {
             return None;
@@ -375,9 +393,9 @@ impl KnownMemory {
         })
     }
 
-    /// Asks whether a few extents are still there, the next ones each time, and lets go of those that are not: what peers have
-    /// mapped of memory that was freed without a word is to be closed, also when nothing of it is ever given again. Called
-    /// now and then.
+    /// Asks whether a few extents are still there, the next ones each time, and lets go of those
+    /// that are not: what peers have mapped of memory that was freed without a word is to be
+    /// closed, also when nothing of it is ever given again. Called now and then.
     pub fn look_after(&self) {
         if self.is_empty() {
             return;
@@ -409,16 +427,15 @@ impl KnownMemory {
         });
     }
 
-    /// Forgets all extents that a range overlaps: before memory is freed or unmapped. How many regions, and operations on
-    /// regions, still have memory there.
+    /// Forgets all extents that a range overlaps: before memory is freed or unmapped. How many
+    /// regions, and operations on regions, still have memory there.
     pub fn forget(&self, addr: usize, len: usize) -> usize {
         let range = addr..addr.saturating_add(len);
         self.change(|table| ((), table.extents.take(&range)));
         let table = self.read();
-        let held = table
-            .let_go
-            .iter()
-            .filter(|(other, root)| !root.is_gone() && other.start < range.end && range.start < other.end);
+        let held = table.let_go.iter().filter(|(other, root)| {
+            !root.is_gone() && other.start < range.end && range.start < other.end
+        });
         held.count()
     }
 }
@@ -441,8 +458,8 @@ impl Table {
 }
 
 /// # Safety
-/// `len` bytes at `base` are memory of that kind, which stays allocated, and is used by nobody through Rust references, for as
-/// long as the region or a part of it is used.
+/// `len` bytes at `base` are memory of that kind, which stays allocated, and is used by nobody
+/// through Rust references, for as long as the region or a part of it is used.
 unsafe fn over(
     base: NonNull<u8>,
     len: usize,
@@ -464,13 +481,14 @@ fn part(root: &Region, addr: usize, len: usize, hint: MemHint) -> Option<Region>
     root.part_of(addr.checked_sub(root.addr())?, len, watch(hint), Box::new(()))
 }
 
-/// How memory is watched of which its driver has just been asked, unless the hint says that nobody is to be.
+/// How memory is watched of which its driver has just been asked, unless the hint says that nobody
+/// is to be.
 fn watch(hint: MemHint) -> Watch {
     if hint.trusts() { Watch::never() } else { Watch::just_asked() }
 }
 
-/// Whether the range lies in several extents of one kind, as a VMM mapping made of several handles does (gpu.md, VMM
-/// rule 2).
+/// Whether the range lies in several extents of one kind, as a VMM mapping made of several handles
+/// does (gpu.md, VMM rule 2).
 fn lies_in(driver: &dyn Driver, addr: usize, len: usize, kind: MemKind) -> bool {
     driver.extents(addr, len).is_ok_and(|extents| extents.iter().all(|extent| extent.kind == kind))
 }

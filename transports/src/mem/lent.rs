@@ -21,7 +21,8 @@ pub struct Freed {
     pub again: bool,
 }
 
-/// Whether it is to be asked, before a region of the program's memory is used, if the memory is still there.
+/// Whether it is to be asked, before a region of the program's memory is used, if the memory is
+/// still there.
 #[derive(Debug)]
 pub(super) struct Watch(AtomicU8);
 
@@ -59,10 +60,12 @@ impl Watch {
         self.0.load(Ordering::Relaxed) == Self::NEVER
     }
 
-    /// Asks the driver whether what lies at a region's address is still what the region was made of.
+    /// Asks the driver whether what lies at a region's address is still what the region was made
+    /// of.
     #[cold]
     pub(super) fn recheck(&self, region: &Region, driver: &Weak<dyn Driver>) -> Result<(), Freed> {
-        // Not by an exchange: of two threads that use the region at once both may find that it was just asked.
+        // Not by an exchange: of two threads that use the region at once both may find that it was
+        // just asked.
         if self.0.load(Ordering::Relaxed) == Self::JUST_ASKED {
             self.0.store(Self::EACH_TIME, Ordering::Relaxed);
             return Ok(());

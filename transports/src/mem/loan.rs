@@ -11,7 +11,8 @@ pub trait Lender: Send + Sync {
     fn give_back(&self, piece: u32);
 }
 
-/// Bytes that still lie in memory which the sender can write: never seen as a slice, only copied out.
+/// Bytes that still lie in memory which the sender can write: never seen as a slice, only copied
+/// out.
 pub struct Loan {
     ptr: *const u8,
     len: u32,
@@ -19,7 +20,8 @@ pub struct Loan {
     lender: ManuallyDrop<Arc<dyn Lender>>,
 }
 
-// SAFETY: the bytes are only read by the copy function, from any thread; the lender is Send and Sync.
+// SAFETY: the bytes are only read by the copy function, from any thread; the lender is Send and
+// Sync.
 unsafe impl Send for Loan {}
 // SAFETY: as above.
 unsafe impl Sync for Loan {}
@@ -44,10 +46,11 @@ impl Loan {
     /// The bytes, in place.
     ///
     /// # Safety
-    /// The sender does not write them while they are used: no safe code of this crate's does, before the loan is dropped; another
-    /// program with the job's secret could.
+    /// The sender does not write them while they are used: no safe code of this crate's does,
+    /// before the loan is dropped; another program with the job's secret could.
     pub unsafe fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped and readable, as promised when it was made; that nobody writes is the caller's promise.
+        // SAFETY: mapped and readable, as promised when it was made; that nobody writes is the
+        // caller's promise.
         unsafe { std::slice::from_raw_parts(self.ptr, self.len()) }
     }
 

@@ -26,13 +26,14 @@ impl Mapping {
     pub(crate) fn of(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
+        let base =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
         NonNull::new(base.cast()).map(|base| Self { base, len }).ok_or(Errno::NOMEM)
     }
 
     /// # Safety
-    /// A `T` lies at `offset`, within the mapping, aligned, and every byte pattern is a `T` that can be
-    /// shared (atomics).
+    /// A `T` lies at `offset`, within the mapping, aligned, and every byte pattern is a `T` that
+    /// can be shared (atomics).
     pub(crate) unsafe fn at<T>(&self, offset: usize) -> &T {
         debug_assert!(offset + size_of::<T>() <= self.len);
         // SAFETY: the caller's promise; the pages stay mapped while `self` lives.
@@ -51,7 +52,8 @@ impl Drop for Mapping {
 pub(crate) fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd, Errno> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, len as u64)?;
-    // All of it now: where memory is short this is an error here, not a SIGBUS in the middle of a message.
+    // All of it now: where memory is short this is an error here, not a SIGBUS in the middle of a
+    // message.
     rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
     rustix::fs::fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
@@ -61,7 +63,10 @@ pub(crate) fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd, Errno> {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MapError {
     /// This process lacks a descriptor or memory for it. It may be tried again.
-    #[error("this process lacks a descriptor or memory for it: {0}; on open files `ulimit -n` is the limit")]
+    #[error(
+        "this process lacks a descriptor or memory for it: {0}; on open files `ulimit -n` is the \
+        limit"
+    )]
     Lacking(Errno),
     /// It cannot be mapped.
     #[error("{0}")]
@@ -71,7 +76,11 @@ pub enum MapError {
 impl MapError {
     /// The kernel's error in doing something, which `what` names.
     pub(crate) fn of(what: &str, error: Errno) -> Self {
-        if is_shortage(error) { Self::Lacking(error) } else { Self::Refused(format!("{what}: {error}")) }
+        if is_shortage(error) {
+            Self::Lacking(error)
+        } else {
+            Self::Refused(format!("{what}: {error}"))
+        }
     }
 }
 
@@ -96,15 +105,18 @@ pub(crate) fn map_memfd(fd: &OwnedFd, len: usize) -> Result<Mapping, MapError> {
 fn check_memfd(fd: BorrowedFd<'_>, len: usize) -> Result<(), String> {
     /// Of the file system that ordinary memfds are in: linux/magic.h.
     const TMPFS_MAGIC: i128 = 0x0102_1994;
-    let seals =
-        rustix::fs::fcntl_get_seals(fd).map_err(|error| format!("its memory is not a memfd: {error}"))?;
+    let seals = rustix::fs::fcntl_get_seals(fd)
+        .map_err(|error| format!("its memory is not a memfd: {error}"))?;
     if !seals.contains(SEALS) {
         return Err("its memory is not sealed against shrinking".into());
     }
     let unknown = |error| format!("its memory cannot be examined: {error}");
-    // Of hugetlbfs, a page that is not there now, or is given back later, is a SIGBUS when no other is left.
+    // Of hugetlbfs, a page that is not there now, or is given back later, is a SIGBUS when no other
+    // is left.
     if i128::from(rustix::fs::fstatfs(fd).map_err(unknown)?.f_type) != TMPFS_MAGIC {
-        return Err("its memory is a memfd of huge pages, which may be missing when they are used".into());
+        return Err(
+            "its memory is a memfd of huge pages, which may be missing when they are used".into()
+        );
     }
     let size = rustix::fs::fstat(fd).map_err(unknown)?.st_size;
     if u64::try_from(size) != Ok(len as u64) {
@@ -131,7 +143,10 @@ mod tests {
         match of(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) {
             Ok(huge) => {
                 let error = map_memfd(&huge, LEN).unwrap_err();
-                assert!(matches!(&error, MapError::Refused(why) if why.contains("huge pages")), "{error}");
+                assert!(
+                    matches!(&error, MapError::Refused(why) if why.contains("huge pages")),
+                    "{error}"
+                );
             }
             Err(error) => println!("not tested: this kernel has no memfd of huge pages: {error}"),
         }

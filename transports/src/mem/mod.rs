@@ -48,7 +48,9 @@ pub mod together;
 pub mod transfer;
 pub mod view;
 
-pub use allocator::{AllocError, Chunk, GpuAllocator, HostAllocator, PacketAllocator, PinnedAllocator};
+pub use allocator::{
+    AllocError, Chunk, GpuAllocator, HostAllocator, PacketAllocator, PinnedAllocator,
+};
 pub use buffer::{Buffer, Buffers, SmallBytes};
 pub use by_way::ByWay;
 pub use copy::{Copied, CopyError, copy};

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 /// A source of packets for a transport that receives into them.
 ///
-/// Transports believe it: a NIC is told to write [`packet_size`](Self::packet_size) bytes to each packet.
-/// So only `unsafe` code can implement it:
+/// Transports believe it: a NIC is told to write [`packet_size`](Self::packet_size) bytes to each
+/// packet. So only `unsafe` code can implement it:
 ///
 /// ```compile_fail,E0200
 /// # use carrack_transports::mem::{MemKind, Packet, PacketPool, PacketSource};
@@ -39,7 +39,8 @@ use std::sync::Arc;
 /// Each packet is memory of that kind, with a [capacity](Packet::capacity) of that size or more.
 /// The pools of the packets live as long as the source, whoever drops the packets.
 pub unsafe trait PacketSource: Send + Sync + fmt::Debug {
-    /// A packet, or `None` when the source's limit is reached: try again once some have been returned.
+    /// A packet, or `None` when the source's limit is reached: try again once some have been
+    /// returned.
     fn take(&self) -> Option<Packet>;
 
     /// What sort of memory the packets are.
@@ -76,9 +77,14 @@ unsafe impl Sync for Packet {}
 
 impl Packet {
     /// # Safety
-    /// `home.packet_size()` initialised bytes at `base` are this packet's alone until `slot` is given back.
+    /// `home.packet_size()` initialised bytes at `base` are this packet's alone until `slot` is
+    /// given back.
     #[inline]
-    pub(super) unsafe fn from_parts(base: NonNull<u8>, slot: u32, home: Arc<dyn PacketHome>) -> Self {
+    pub(super) unsafe fn from_parts(
+        base: NonNull<u8>,
+        slot: u32,
+        home: Arc<dyn PacketHome>,
+    ) -> Self {
         Self { base, len: 0, slot, home }
     }
 
@@ -104,8 +110,8 @@ impl Packet {
         self.home.packet_size()
     }
 
-    /// Says how many bytes are in use. What was in the chunk before is what is found there: zeros, or an
-    /// earlier message of this process.
+    /// Says how many bytes are in use. What was in the chunk before is what is found there: zeros,
+    /// or an earlier message of this process.
     ///
     /// Lengths beyond the capacity are cut to it.
     #[inline]
@@ -122,8 +128,8 @@ impl Packet {
     /// The bytes in use, if they are host memory.
     #[inline]
     pub fn as_slice(&self) -> Option<&[u8]> {
-        // SAFETY: host memory, initialised when it was allocated, `len` at most the chunk's size, and
-        // this packet's alone.
+        // SAFETY: host memory, initialised when it was allocated, `len` at most the chunk's size,
+        // and this packet's alone.
         self.home
             .place()
             .is_host()
@@ -151,7 +157,8 @@ impl Packet {
         self.base.as_ptr() as usize
     }
 
-    /// Where the piece of memory begins of which this and its neighbours were cut, and how long it is: what a NIC registers. It stays as long as the pool.
+    /// Where the piece of memory begins of which this and its neighbours were cut, and how long it
+    /// is: what a NIC registers. It stays as long as the pool.
     pub fn extent(&self) -> (usize, usize) {
         self.home.extent(self.slot)
     }

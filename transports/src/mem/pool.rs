@@ -1,9 +1,9 @@
 //! An elastic, bounded, lock-free pool of packets.
 //!
 //! A pool starts empty and grows by slabs of [`SLAB`] packets up to its limit, so that a rank which
-//! never sends a middle-sized message never pays for packets.
-//! A GPU's driver gives memory in blocks of 2 MiB, and stops for every one that it gives, pinned ones included: there
-//! whole blocks are asked for, and slabs are cut from them.
+//! never sends a middle-sized message never pays for packets. A GPU's driver gives memory in blocks
+//! of 2 MiB, and stops for every one that it gives, pinned ones included: there whole blocks are
+//! asked for, and slabs are cut from them.
 
 use super::block::Block;
 use super::copy::copy_now;
@@ -73,7 +73,8 @@ impl PacketPool {
         Self::checked_by(Vec::new(), allocator, packet_size, limit)
     }
 
-    /// The same; those drivers are asked whether the allocator's memory is what it says, beside the driver of its own GPU.
+    /// The same; those drivers are asked whether the allocator's memory is what it says, beside the
+    /// driver of its own GPU.
     pub fn checked_by(
         drivers: Vec<Arc<dyn Driver>>,
         allocator: Arc<dyn PacketAllocator>,
@@ -95,8 +96,8 @@ impl PacketPool {
         }))
     }
 
-    /// A packet with room for `len` bytes, and that many in use. `None` when the limit is reached, when
-    /// the allocator has no more, or when `len` is more than a packet holds.
+    /// A packet with room for `len` bytes, and that many in use. `None` when the limit is reached,
+    /// when the allocator has no more, or when `len` is more than a packet holds.
     #[inline]
     pub fn take_with_len(&self, len: usize) -> Option<Packet> {
         if len > self.0.packet_size {
@@ -112,8 +113,8 @@ impl PacketPool {
         packet.is_of(&self.0)
     }
 
-    /// A packet that holds a copy of host memory. `None` as for [`take_with_len`](Self::take_with_len), and when
-    /// either side is not host memory.
+    /// A packet that holds a copy of host memory. `None` as for
+    /// [`take_with_len`](Self::take_with_len), and when either side is not host memory.
     #[inline]
     pub fn take_copy(&self, of: MemRef<'_>) -> Option<Packet> {
         let mut packet = self.take_with_len(of.len())?;
@@ -121,23 +122,26 @@ impl PacketPool {
         Some(packet)
     }
 
-    /// Memory of the allocator's for a message of `len` bytes that is too long for a packet. It is no packet: it is freed when
-    /// its last handle is dropped, and does not count towards the limit.
+    /// Memory of the allocator's for a message of `len` bytes that is too long for a packet. It is
+    /// no packet: it is freed when its last handle is dropped, and does not count towards the
+    /// limit.
     ///
     /// # Errors
-    /// The allocator has not so much, or has broken its promise; or [`limit_large`](Self::limit_large) is reached.
+    /// The allocator has not so much, or has broken its promise; or
+    /// [`limit_large`](Self::limit_large) is reached.
     pub fn region(&self, len: usize) -> Result<Region, AllocError> {
         let pool = &*self.0;
         let permit = Permit::of(&pool.large, len, pool.large_limit.load(Ordering::Relaxed))?;
         let block = Block::take(&*pool.allocator, &pool.drivers, (len.max(1), ALIGN))?;
         let (base, id) = (block.base(), block.id().unwrap_or_else(host_id));
         let (kind, gpu) = (pool.allocator.kind(), pool.allocator.gpu().cloned());
-        // SAFETY: the block is that long, of that kind as its allocator promises, and kept by the region's owner.
+        // SAFETY: the block is that long, of that kind as its allocator promises, and kept by the
+        // region's owner.
         Ok(unsafe { Region::from_parts(base, len, kind, id, gpu, Box::new((block, permit))) })
     }
 
-    /// How many bytes messages that are too long for a packet may take up of the allocator's memory at a time. To begin
-    /// with there is no limit but the memory itself.
+    /// How many bytes messages that are too long for a packet may take up of the allocator's memory
+    /// at a time. To begin with there is no limit but the memory itself.
     pub fn limit_large(&self, bytes: usize) {
         self.0.large_limit.store(bytes, Ordering::Relaxed);
     }
@@ -208,7 +212,11 @@ impl Pool {
                 MemKind::Host => 1,
                 _ => (DRIVERS_BLOCK / size).clamp(1, missing),
             };
-            let block = Block::take(&*self.allocator, &self.drivers, (size.saturating_mul(together), ALIGN))?;
+            let block = Block::take(
+                &*self.allocator,
+                &self.drivers,
+                (size.saturating_mul(together), ALIGN),
+            )?;
             growth.blocks.push(block);
             (growth.left, growth.offset) = (together, 0);
         }
@@ -250,8 +258,8 @@ impl Drop for Permit {
     }
 }
 
-// SAFETY: all packets are cut to the pool's size from blocks of its allocator, which promises their kind;
-// the pool holds the blocks, and this handle the pool.
+// SAFETY: all packets are cut to the pool's size from blocks of its allocator, which promises their
+// kind; the pool holds the blocks, and this handle the pool.
 unsafe impl PacketSource for PacketPool {
     #[inline]
     fn take(&self) -> Option<Packet> {

@@ -14,22 +14,22 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// An allocation's identity: a GPU driver's buffer id, or a number given out here. An address that is
-/// freed and allocated again is another allocation (gpu.md, legacy IPC rule 6).
+/// An allocation's identity: a GPU driver's buffer id, or a number given out here. An address that
+/// is freed and allocated again is another allocation (gpu.md, legacy IPC rule 6).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct AllocId(pub u64);
 
 /// Memory with an owner: cheap to clone, freed when the last clone and the last slice are gone.
 ///
-/// A region never yields a reference, since a peer or a GPU may write it at any time: bytes are copied
-/// in and out.
+/// A region never yields a reference, since a peer or a GPU may write it at any time: bytes are
+/// copied in and out.
 ///
 /// # Bytes that several use at the same time
-/// Threads, peers, GPUs and NICs may read and write the same bytes at the same time, and no other bytes suffer
-/// from it. A read that meets a write finds old bytes, new ones, or a mixture. Of two writes that meet, each
-/// byte is from one. A word of 8 bytes of host memory, aligned and read or written by itself, is never a
-/// mixture. Copies order nothing: that bytes are complete is told by a completion, a signal, or an atomic
-/// operation.
+/// Threads, peers, GPUs and NICs may read and write the same bytes at the same time, and no other
+/// bytes suffer from it. A read that meets a write finds old bytes, new ones, or a mixture. Of two
+/// writes that meet, each byte is from one. A word of 8 bytes of host memory, aligned and read or
+/// written by itself, is never a mixture. Copies order nothing: that bytes are complete is told by
+/// a completion, a signal, or an atomic operation.
 #[derive(Clone)]
 pub struct Region(Arc<Allocation>);
 
@@ -51,8 +51,8 @@ struct Allocation {
     keeper: OnceLock<Arc<dyn Keeper>>,
 }
 
-/// Takes over what a region has owned when its last handle is dropped: where others have the memory mapped, it must not be
-/// freed before they are done.
+/// Takes over what a region has owned when its last handle is dropped: where others have the memory
+/// mapped, it must not be freed before they are done.
 pub trait Keeper: Send + Sync {
     /// Keeps it for as long as need be.
     fn keep(&self, owner: Box<dyn Any + Send + Sync>);
@@ -96,8 +96,8 @@ unsafe impl Sync for Allocation {}
 impl Region {
     /// Zeroed host memory.
     pub fn host(len: usize) -> Self {
-        // A box may not be moved while it is pointed into: keep it as the raw allocation that it is, and
-        // derive every pointer from that.
+        // A box may not be moved while it is pointed into: keep it as the raw allocation that it
+        // is, and derive every pointer from that.
         let bytes = Box::into_raw(vec![0_u8; len].into_boxed_slice());
         let base = NonNull::new(bytes.cast::<u8>()).unwrap_or(NonNull::dangling());
         let owner = RawBox(bytes);
@@ -106,8 +106,8 @@ impl Region {
     }
 
     /// # Safety
-    /// `len` bytes at `base` are memory of `kind` that stays allocated, and is used by nobody through
-    /// Rust references, until `owner` is dropped. `gpu` is given when `kind` names one.
+    /// `len` bytes at `base` are memory of `kind` that stays allocated, and is used by nobody
+    /// through Rust references, until `owner` is dropped. `gpu` is given when `kind` names one.
     pub unsafe fn from_parts(
         base: NonNull<u8>,
         len: usize,
@@ -118,7 +118,19 @@ impl Region {
     ) -> Self {
         let (owner, watch) = (Some(owner), Watch::never());
         let (share, root, driver, keeper) = (None, None, None, OnceLock::new());
-        Self(Arc::new(Allocation { base, len, kind, id, gpu, share, root, watch, driver, owner, keeper }))
+        Self(Arc::new(Allocation {
+            base,
+            len,
+            kind,
+            id,
+            gpu,
+            share,
+            root,
+            watch,
+            driver,
+            owner,
+            keeper,
+        }))
     }
 
     /// Notes that others can map it. For fresh regions.
@@ -129,7 +141,8 @@ impl Region {
         self
     }
 
-    /// Notes that it is memory of the program's, and whom to ask whether it is still there. For fresh regions.
+    /// Notes that it is memory of the program's, and whom to ask whether it is still there. For
+    /// fresh regions.
     pub(super) fn lent(mut self, watch: Watch, driver: Weak<dyn Driver>) -> Self {
         if let Some(allocation) = Arc::get_mut(&mut self.0) {
             (allocation.watch, allocation.driver) = (watch, Some(driver));
@@ -137,9 +150,10 @@ impl Region {
         self
     }
 
-    /// Asks whether memory that the program answers for is still the allocation that the region was made of. For all other
-    /// memory, and where the program has said that nobody is to be asked ([`MR_DEVICE`](super::MR_DEVICE)), that costs
-    /// nothing; else one short question to the driver, but not the first time after the region was made, which has asked.
+    /// Asks whether memory that the program answers for is still the allocation that the region was
+    /// made of. For all other memory, and where the program has said that nobody is to be asked
+    /// ([`MR_DEVICE`](super::MR_DEVICE)), that costs nothing; else one short question to the
+    /// driver, but not the first time after the region was made, which has asked.
     ///
     /// # Errors
     /// It was freed.
@@ -157,7 +171,8 @@ impl Region {
         self.0.share.as_ref()
     }
 
-    /// Adds to a word of host memory, and tells what it was: one atomic step for all processes that have it mapped.
+    /// Adds to a word of host memory, and tells what it was: one atomic step for all processes that
+    /// have it mapped.
     ///
     /// # Errors
     /// See [`AtomicError`].
@@ -165,8 +180,8 @@ impl Region {
         self.word(offset).map(|word| word.fetch_add(value, Ordering::AcqRel))
     }
 
-    /// Puts `new` into a word of host memory if it holds `expected`, and tells what it held: one atomic step for all
-    /// processes that have it mapped.
+    /// Puts `new` into a word of host memory if it holds `expected`, and tells what it held: one
+    /// atomic step for all processes that have it mapped.
     ///
     /// # Errors
     /// See [`AtomicError`].
@@ -189,8 +204,9 @@ impl Region {
         if !at.is_aligned() {
             return Err(AtomicError::Unaligned { offset });
         }
-        // SAFETY: aligned host memory that the region keeps allocated, of which nobody has a reference; copies of
-        // the same word at the same time find the old or the new value on every machine that this runs on.
+        // SAFETY: aligned host memory that the region keeps allocated, of which nobody has a
+        // reference; copies of the same word at the same time find the old or the new value on
+        // every machine that this runs on.
         Ok(unsafe { at.as_ref() })
     }
 
@@ -210,7 +226,8 @@ impl Region {
         self.0.len == 0
     }
 
-    /// What sort of memory it is. Of a [joined](Self::joined) region over several GPUs: of the first.
+    /// What sort of memory it is. Of a [joined](Self::joined) region over several GPUs: of the
+    /// first.
     pub fn kind(&self) -> MemKind {
         self.0.kind
     }
@@ -220,7 +237,8 @@ impl Region {
         self.0.id
     }
 
-    /// The GPU whose engines copy it: the one that owns it, that it was opened for, or of several the first.
+    /// The GPU whose engines copy it: the one that owns it, that it was opened for, or of several
+    /// the first.
     pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
         self.root().0.gpu.as_ref()
     }
@@ -230,12 +248,14 @@ impl Region {
         self.0.base.as_ptr() as usize
     }
 
-    /// A part of it as a region of its own, which keeps all of it alive. `None` when the part is not inside.
+    /// A part of it as a region of its own, which keeps all of it alive. `None` when the part is
+    /// not inside.
     pub fn subregion(&self, offset: usize, len: usize) -> Option<Self> {
         self.subregion_with(offset, len, Box::new(()))
     }
 
-    /// The same, that keeps something else alive as well, with all parts that are made of it, and lets go of that last.
+    /// The same, that keeps something else alive as well, with all parts that are made of it, and
+    /// lets go of that last.
     pub fn subregion_with(
         &self,
         offset: usize,
@@ -304,7 +324,9 @@ impl Region {
     pub fn part(&self, offset: usize, len: usize) -> Option<MemRef<'_>> {
         let inside = offset.checked_add(len)? <= self.0.len;
         // SAFETY: within the allocation, which `self` keeps.
-        inside.then(|| unsafe { MemRef::from_raw(self.0.base.as_ptr().add(offset), len, self.place()) })
+        inside.then(|| unsafe {
+            MemRef::from_raw(self.0.base.as_ptr().add(offset), len, self.place())
+        })
     }
 
     /// A part of it, to be written by the copy function. `None` when the part is not inside.
@@ -312,11 +334,13 @@ impl Region {
     pub fn part_mut(&self, offset: usize, len: usize) -> Option<MemMut<'_>> {
         let inside = offset.checked_add(len)? <= self.0.len;
         // SAFETY: as above; regions give out no references, so none is alive.
-        inside.then(|| unsafe { MemMut::from_raw(self.0.base.as_ptr().add(offset), len, self.place()) })
+        inside.then(|| unsafe {
+            MemMut::from_raw(self.0.base.as_ptr().add(offset), len, self.place())
+        })
     }
 
-    /// Where a part of it begins, without a look at what sort of memory it is: for lists of parts of one region. `None` when the
-    /// part is not inside.
+    /// Where a part of it begins, without a look at what sort of memory it is: for lists of parts
+    /// of one region. `None` when the part is not inside.
     #[inline]
     pub(super) fn pointer(&self, offset: usize, len: usize) -> Option<*mut u8> {
         let inside = offset.checked_add(len)? <= self.0.len;
@@ -415,10 +439,14 @@ impl RegionSlice {
 
     /// The bytes, for the copy function.
     pub fn view(&self) -> MemRef<'_> {
-        // SAFETY: `offset + len` was checked against the region when the slice was made, and the region
-        // keeps its memory allocated while `self` lives.
+        // SAFETY: `offset + len` was checked against the region when the slice was made, and the
+        // region keeps its memory allocated while `self` lives.
         unsafe {
-            MemRef::from_raw(self.region.0.base.as_ptr().add(self.offset), self.len, self.region.place())
+            MemRef::from_raw(
+                self.region.0.base.as_ptr().add(self.offset),
+                self.len,
+                self.region.place(),
+            )
         }
     }
 
@@ -428,7 +456,11 @@ impl RegionSlice {
     pub fn view_mut(&self) -> MemMut<'_> {
         // SAFETY: as in `view`; regions give out no references, so none is alive.
         unsafe {
-            MemMut::from_raw(self.region.0.base.as_ptr().add(self.offset), self.len, self.region.place())
+            MemMut::from_raw(
+                self.region.0.base.as_ptr().add(self.offset),
+                self.len,
+                self.region.place(),
+            )
         }
     }
 
@@ -447,7 +479,9 @@ impl RegionSlice {
     ///
     /// Others may use the slice meanwhile: see [`Region`].
     pub fn read(&self, bytes: &mut [u8]) -> Result<(), CopyError> {
-        if let (Ok(bytes), Some(word)) = (<&mut [u8; 8]>::try_from(&mut *bytes), self.word(self.len)) {
+        if let (Ok(bytes), Some(word)) =
+            (<&mut [u8; 8]>::try_from(&mut *bytes), self.word(self.len))
+        {
             *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
             return Ok(());
         }

@@ -5,9 +5,9 @@
 //! page  bytes
 //! ```
 //!
-//! The epoch lies in front of the bytes, so that whoever has mapped them sees at each access whether the registration
-//! by which it knows them still stands. The memory itself stays as long as anybody has it mapped: an access that comes
-//! late harms nobody.
+//! The epoch lies in front of the bytes, so that whoever has mapped them sees at each access
+//! whether the registration by which it knows them still stands. The memory itself stays as long as
+//! anybody has it mapped: an access that comes late harms nobody.
 
 use super::memfd::{MapError, Mapping, map_memfd, sealed_memfd};
 use super::region::host_id;
@@ -86,7 +86,12 @@ impl Share {
         let fd = self.fd.as_ref()?;
         let stat = rustix::fs::fstat(fd).ok()?;
         let fd = u32::try_from(fd.as_raw_fd()).ok()?;
-        Some(Whereabouts { fd, dev: stat.st_dev, ino: stat.st_ino, len: (self.mapping.len - BYTES) as u64 })
+        Some(Whereabouts {
+            fd,
+            dev: stat.st_dev,
+            ino: stat.st_ino,
+            len: (self.mapping.len - BYTES) as u64,
+        })
     }
 }
 
@@ -117,9 +122,12 @@ impl Region {
         let base: NonNull<u8> = unsafe { mapping.base.add(BYTES) };
         let owner = Owner::this_process();
         let share = Arc::new(Share { mapping, fd, registrations: Mutex::new((0, 0)), owner });
-        // SAFETY: the share keeps the `len` bytes at `base` mapped until it is dropped, and gives out no references.
-        unsafe { Self::from_parts(base, len, MemKind::Host, host_id(), None, Box::new(share.clone())) }
-            .with_share(share)
+        // SAFETY: the share keeps the `len` bytes at `base` mapped until it is dropped, and gives
+        // out no references.
+        unsafe {
+            Self::from_parts(base, len, MemKind::Host, host_id(), None, Box::new(share.clone()))
+        }
+        .with_share(share)
     }
 }
 
@@ -158,6 +166,8 @@ mod tests {
         assert_eq!(region.compare_swap(8, 4, 9), Ok(4));
         assert_eq!(region.compare_swap(8, 0, 1), Ok(9));
         assert!(region.fetch_add(4, 1).is_err() && region.fetch_add(60, 1).is_err());
-        assert!(region.fetch_add(64, 1).is_err() && region.compare_swap(usize::MAX - 7, 0, 0).is_err());
+        assert!(
+            region.fetch_add(64, 1).is_err() && region.compare_swap(usize::MAX - 7, 0, 0).is_err()
+        );
     }
 }

@@ -5,8 +5,9 @@ use crate::gpu::{Event, Gpu, GpuError, Pieces, Stream};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Copies between parts of regions, of one kind of memory on each side, that are begun together. What is begun is one
-/// [`Transfer`], which holds all of the regions; where they [go by way of blocks](Self::goes_by_way), one for each block.
+/// Copies between parts of regions, of one kind of memory on each side, that are begun together.
+/// What is begun is one [`Transfer`], which holds all of the regions; where they
+/// [go by way of blocks](Self::goes_by_way), one for each block.
 pub struct Together {
     dst: Side,
     src: Side,
@@ -22,16 +23,20 @@ pub struct Between<'t> {
 }
 
 impl Between<'_> {
-    /// One more for each of `what`: `place` says to where in the one, from where in the other, how many bytes. Whether all lie
-    /// within: else all are left out.
+    /// One more for each of `what`: `place` says to where in the one, from where in the other, how
+    /// many bytes. Whether all lie within: else all are left out.
     #[inline(always)]
-    pub fn extend<T>(&mut self, what: &[T], place: impl FnMut(&T) -> (usize, usize, usize)) -> bool {
+    pub fn extend<T>(
+        &mut self,
+        what: &[T],
+        place: impl FnMut(&T) -> (usize, usize, usize),
+    ) -> bool {
         self.pieces.extend(self.to, (self.from.0.cast_const(), self.from.1), what, place)
     }
 }
 
-/// The regions of one side. Pieces of one region mostly come one after the other, or those of a few in turns, so only the last few are
-/// looked at.
+/// The regions of one side. Pieces of one region mostly come one after the other, or those of a few
+/// in turns, so only the last few are looked at.
 #[derive(Clone)]
 struct Side {
     kind: MemKind,
@@ -61,17 +66,24 @@ impl Side {
             (Some(one), true) => one.whole().into(),
             (last, _) => {
                 self.regions.extend(last);
-                self.regions.into_iter().map(|region| region.whole().into()).collect::<Vec<Buffer>>().into()
+                self.regions
+                    .into_iter()
+                    .map(|region| region.whole().into())
+                    .collect::<Vec<Buffer>>()
+                    .into()
             }
         }
     }
 }
 
-/// The engine that copies between two regions, if it takes one: both by itself, or host memory that is not pinned by way of blocks.
+/// The engine that copies between two regions, if it takes one: both by itself, or host memory that
+/// is not pinned by way of blocks.
 fn engine<'a>(dst: &'a Region, src: &'a Region) -> Option<&'a Arc<dyn Gpu>> {
-    let reached =
-        |region: &Region| matches!(region.kind(), MemKind::Device(_) | MemKind::Pinned | MemKind::Host);
-    let gpu = |region: &'a Region| region.gpu().filter(|_| matches!(region.kind(), MemKind::Device(_)));
+    let reached = |region: &Region| {
+        matches!(region.kind(), MemKind::Device(_) | MemKind::Pinned | MemKind::Host)
+    };
+    let gpu =
+        |region: &'a Region| region.gpu().filter(|_| matches!(region.kind(), MemKind::Device(_)));
     gpu(dst).or(gpu(src)).filter(|_| reached(dst) && reached(src))
 }
 
@@ -81,8 +93,8 @@ fn is_pageable((dst, src): (MemKind, MemKind)) -> bool {
 }
 
 impl Together {
-    /// None so far, with room for `count`, for regions such as these. `None` where no engine takes them together: between host
-    /// memory the CPU copies.
+    /// None so far, with room for `count`, for regions such as these. `None` where no engine takes
+    /// them together: between host memory the CPU copies.
     pub fn between(dst: &Region, src: &Region, count: usize) -> Option<Self> {
         let engine = engine(dst, src)?.clone();
         let pieces = Pieces::new(dst.kind(), src.kind(), count);
@@ -95,8 +107,9 @@ impl Together {
             && engine(dst, src).is_some_and(|engine| Arc::ptr_eq(engine, &self.engine))
     }
 
-    /// One more: `len` bytes from a place in a region to a place in another, for regions that it [`takes`](Self::takes). Whether
-    /// both lie within their regions, and these are of the kinds that it has: else it is left out.
+    /// One more: `len` bytes from a place in a region to a place in another, for regions that it
+    /// [`takes`](Self::takes). Whether both lie within their regions, and these are of the kinds
+    /// that it has: else it is left out.
     #[inline]
     pub fn push(&mut self, dst: (&Region, usize), src: (&Region, usize), len: usize) -> bool {
         let (Some(to), Some(from)) = (dst.0.pointer(dst.1, len), src.0.pointer(src.1, len)) else {
@@ -109,8 +122,9 @@ impl Together {
         takes
     }
 
-    /// For many between parts of two regions, which it [`takes`](Self::takes): places are counted from where the parts begin.
-    /// `None` when a part is not inside its region, or a region is of another kind.
+    /// For many between parts of two regions, which it [`takes`](Self::takes): places are counted
+    /// from where the parts begin. `None` when a part is not inside its region, or a region is of
+    /// another kind.
     #[inline]
     pub fn between_parts(
         &mut self,
@@ -136,7 +150,8 @@ impl Together {
         self.pieces.kinds()
     }
 
-    /// Whether a side is host memory that is not pinned, so that calls for it would wait: then they are for [`ByWay`](super::ByWay).
+    /// Whether a side is host memory that is not pinned, so that calls for it would wait: then they
+    /// are for [`ByWay`](super::ByWay).
     pub fn goes_by_way(&self) -> bool {
         is_pageable(self.kinds())
     }
@@ -154,17 +169,20 @@ impl Together {
         (self.dst.clone().into_buffer(), self.src.clone().into_buffer())
     }
 
-    /// Begins all of them. Those that [go by way of blocks](Self::goes_by_way) may have the call wait.
+    /// Begins all of them. Those that [go by way of blocks](Self::goes_by_way) may have the call
+    /// wait.
     ///
     /// # Errors
     /// The engine's. Nothing is under way then.
     pub fn start(self) -> Result<Transfer, CopyError> {
-        // SAFETY: each piece was checked against its region; the transfer holds the regions until the event has fired.
+        // SAFETY: each piece was checked against its region; the transfer holds the regions until
+        // the event has fired.
         let begun = unsafe { self.engine.copy_pieces(&self.pieces) };
         self.begun(begun)
     }
 
-    /// The same, on a stream: behind the work that it was given, and before the work that it is given later.
+    /// The same, on a stream: behind the work that it was given, and before the work that it is
+    /// given later.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -192,8 +210,9 @@ pub enum FaceRefused {
     Copy(#[from] CopyError),
 }
 
-/// Begins the copy of a face of one region to one of the same shape of another, by the engine of a GPU, on a stream if one is
-/// given. `None` where no engine takes it: as [`Together::between`], or for host memory that is not pinned, whose rows go together.
+/// Begins the copy of a face of one region to one of the same shape of another, by the engine of a
+/// GPU, on a stream if one is given. `None` where no engine takes it: as [`Together::between`], or
+/// for host memory that is not pinned, whose rows go together.
 ///
 /// # Errors
 /// See [`FaceRefused`]. Nothing is under way then.
@@ -209,12 +228,13 @@ pub fn start_face(
     let Some(engine) = engine(dst, src).filter(|_| !is_pageable((dst.kind(), src.kind()))) else {
         return Ok(None);
     };
-    let (Some(target), Some(source)) = (dst.pointer(to.offset, 0), src.pointer(from.offset, 0)) else {
+    let (Some(target), Some(source)) = (dst.pointer(to.offset, 0), src.pointer(from.offset, 0))
+    else {
         return Ok(None);
     };
     let ends = ((target, dst.kind()), (source.cast_const(), src.kind()));
-    // SAFETY: every row lies within its region, which the two checks have said; the transfer holds the regions until the event
-    // has fired.
+    // SAFETY: every row lies within its region, which the two checks have said; the transfer holds
+    // the regions until the event has fired.
     let begun = unsafe {
         match stream {
             Some(stream) => stream.copy_grid(ends.0, ends.1, &grid),
@@ -238,9 +258,14 @@ mod tests {
         let device = || driver.gpu(0).unwrap().allocate(100, Flavour::Plain).unwrap();
         let (one, other, host) = (device(), device(), Region::host(100));
         let mut together = Together::between(&one, &host, 4).unwrap();
-        assert!(together.push((&one, 0), (&host, 0), 10) && together.push((&other, 0), (&host, 0), 10));
+        assert!(
+            together.push((&one, 0), (&host, 0), 10) && together.push((&other, 0), (&host, 0), 10)
+        );
         // The CPU reads what is said to be the host's.
-        assert!(!together.push((&one, 0), (&other, 0), 10) && !together.push((&host, 0), (&host, 0), 10));
+        assert!(
+            !together.push((&one, 0), (&other, 0), 10)
+                && !together.push((&host, 0), (&host, 0), 10)
+        );
         assert!(together.between_parts((&one, 0..100), (&other, 0..100)).is_none());
         assert!(together.between_parts((&one, 0..100), (&host, 0..100)).is_some());
         assert_eq!(together.count(), 2);

@@ -44,8 +44,8 @@ impl Transfer {
     /// Begins the copy of all of `src`.
     ///
     /// # Errors
-    /// [`Refused`], which gives the buffers back, when the target is too short or may not be written,
-    /// a kind is unknown, or the engine refused.
+    /// [`Refused`], which gives the buffers back, when the target is too short or may not be
+    /// written, a kind is unknown, or the engine refused.
     #[inline]
     pub fn start(dst: Buffer, src: Buffer) -> Result<Self, Box<Refused>> {
         let len = src.len();
@@ -53,7 +53,8 @@ impl Transfer {
         Self::start_by((dst, 0), (src, 0), len, |dst, src| unsafe { copy(dst, src) })
     }
 
-    /// Begins the copy of all of `src`, where both are parts of regions: the same as [`start`](Self::start), with fewer moves.
+    /// Begins the copy of all of `src`, where both are parts of regions: the same as
+    /// [`start`](Self::start), with fewer moves.
     ///
     /// # Errors
     /// As there.
@@ -69,16 +70,22 @@ impl Transfer {
         }
     }
 
-    /// Begins the copy of `len` bytes: from a place in the source to a place in the target, in bytes from their beginnings.
+    /// Begins the copy of `len` bytes: from a place in the source to a place in the target, in
+    /// bytes from their beginnings.
     ///
     /// # Errors
     /// As [`start`](Self::start); and when the source ends before that.
-    pub fn start_part(dst: (Buffer, usize), src: (Buffer, usize), len: usize) -> Result<Self, Box<Refused>> {
+    pub fn start_part(
+        dst: (Buffer, usize),
+        src: (Buffer, usize),
+        len: usize,
+    ) -> Result<Self, Box<Refused>> {
         // SAFETY: as in `start`.
         Self::start_by(dst, src, len, |dst, src| unsafe { copy(dst, src) })
     }
 
-    /// As `start`, on a stream: behind the work that it was given, and before the work that it is given later.
+    /// As `start`, on a stream: behind the work that it was given, and before the work that it is
+    /// given later.
     ///
     /// # Errors
     /// As `start`; and when there is a side that the engine of a stream does not reach.
@@ -105,8 +112,8 @@ impl Transfer {
             (Buffer::Small(_), _) => Err(CopyError::TooLong { len, room: 0 }),
             (_, len) if len > there => Err(CopyError::TooLong { len, room: there }),
             (dst, len) => match dst.view_mut() {
-                // Both ranges outlive the engine's work: `Self` owns both buffers, whose bytes do not move with it, and its
-                // `Drop` waits for the event.
+                // Both ranges outlive the engine's work: `Self` owns both buffers, whose bytes do
+                // not move with it, and its `Drop` waits for the event.
                 Some(all) => copy(all.part(to, usize::MAX), src.view().part(from, len)),
                 None => Err(CopyError::TooLong { len, room: 0 }),
             },
@@ -176,14 +183,15 @@ impl Transfer {
         (std::mem::take(&mut self.dst), std::mem::take(&mut self.src))
     }
 
-    /// Lets go of a copy that may never end, on a stream that waits for something: its buffers stay as they are for good, as
-    /// an engine may still come to them.
+    /// Lets go of a copy that may never end, on a stream that waits for something: its buffers stay
+    /// as they are for good, as an engine may still come to them.
     pub fn abandon(self) {
         std::mem::forget(self);
     }
 
     fn settle(&mut self) {
-        // A fork has no engine to wait for: the one that is at it is its parent's, and so is the memory.
+        // A fork has no engine to wait for: the one that is at it is its parent's, and so is the
+        // memory.
         if let State::Pending(event, owner) = &self.state
             && owner.is_here()
             && let Err(error) = event.wait()

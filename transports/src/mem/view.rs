@@ -1,7 +1,7 @@
 //! A borrowed range of memory that knows its kind.
 //!
-//! A view is what the [copy function](mod@super::copy) takes. Making one from a slice is safe, since a
-//! slice is host memory by construction; making one from an address states a promise, once.
+//! A view is what the [copy function](mod@super::copy) takes. Making one from a slice is safe,
+//! since a slice is host memory by construction; making one from an address states a promise, once.
 
 use super::MemKind;
 use crate::gpu::Gpu;
@@ -49,7 +49,8 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Puts a kind and the engine found for it together; `Unknown` when a device kind has no engine.
+    /// Puts a kind and the engine found for it together; `Unknown` when a device kind has no
+    /// engine.
     pub fn of(kind: MemKind, gpu: Option<&'a Arc<dyn Gpu>>) -> Self {
         match (kind, gpu) {
             (MemKind::Host, _) => Self::Host,
@@ -87,8 +88,9 @@ impl<'a> MemRef<'a> {
     }
 
     /// # Safety
-    /// `len` bytes at `ptr` are allocated memory of the kind that `place` says, and stay so for `'a`.
-    /// They need not be initialised to any value in particular, and another process may write them meanwhile.
+    /// `len` bytes at `ptr` are allocated memory of the kind that `place` says, and stay so for
+    /// `'a`. They need not be initialised to any value in particular, and another process may write
+    /// them meanwhile.
     #[inline]
     pub unsafe fn from_raw(ptr: *const u8, len: usize, place: Place<'a>) -> Self {
         Self { ptr, len, place, _life: PhantomData }
@@ -139,8 +141,8 @@ impl<'a> MemMut<'a> {
     }
 
     /// # Safety
-    /// `len` bytes at `ptr` are writable memory of the kind that `place` says, stay so for `'a`, and no
-    /// reference to them is alive meanwhile.
+    /// `len` bytes at `ptr` are writable memory of the kind that `place` says, stay so for `'a`,
+    /// and no reference to them is alive meanwhile.
     #[inline]
     pub unsafe fn from_raw(ptr: *mut u8, len: usize, place: Place<'a>) -> Self {
         Self { ptr, len, place, _life: PhantomData }

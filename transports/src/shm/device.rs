@@ -10,8 +10,8 @@ use super::link::{Dialled, Outgoing, ShmLink};
 use super::segment::{BellPage, Segment};
 use super::{Geometry, NAME};
 use crate::contract::{
-    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled, Reach, Splits,
-    SubmitError, Unavailable,
+    AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled,
+    Reach, Splits, SubmitError, Unavailable,
 };
 use crate::fd_channel::Listener;
 use crate::fork::Owner;
@@ -46,7 +46,8 @@ pub(super) struct Shared {
     pub(super) packets: Arc<dyn PacketSource>,
     epoll: OwnedFd,
     outgoing: Mutex<Vec<Arc<Outgoing>>>,
-    /// What those whose links lead here have sent along; kept while they may be copying from or to this process.
+    /// What those whose links lead here have sent along; kept while they may be copying from or to
+    /// this process.
     incoming: Mutex<HashMap<PeerId, Arc<Segment>>>,
     /// Links that wait for their receiver's queue, or for something that is short.
     undialled: AtomicU32,
@@ -78,8 +79,8 @@ impl Shared {
         if error == Errno::AGAIN || self.is_short.swap(true, Ordering::Relaxed) {
             return;
         }
-        // A user has no more of them in flight, to all processes together, than may be open in one, unless it
-        // has `CAP_SYS_RESOURCE`: many ranks that start at once can meet that.
+        // A user has no more of them in flight, to all processes together, than may be open in one,
+        // unless it has `CAP_SYS_RESOURCE`: many ranks that start at once can meet that.
         if error == Errno::TOOMANYREFS {
             tracing::warn!(
                 "as many descriptors are on their way between this user's processes as one may have open (`ulimit -n`): ranks connect a little later"
@@ -87,7 +88,8 @@ impl Shared {
         } else {
             tracing::warn!(
                 %error,
-                "this process lacks a descriptor or memory for a connection, which waits for it; on open files `ulimit -n` is the limit"
+                "this process lacks a descriptor or memory for a connection, which waits for it; \
+                on open files `ulimit -n` is the limit"
             );
         }
     }
@@ -161,8 +163,11 @@ impl ShmDevice {
             });
             shared.watch(listener.as_fd(), LISTENER)?;
             shared.watch(shared.wake.as_fd(), WAKE)?;
-            let polling =
-                Polling { inbound: Inbound::default(), upkeep: Upkeep::default(), listener: Some(listener) };
+            let polling = Polling {
+                inbound: Inbound::default(),
+                upkeep: Upkeep::default(),
+                listener: Some(listener),
+            };
             Ok(Arc::new(Self {
                 shared,
                 geometry,
@@ -190,7 +195,9 @@ impl ShmDevice {
         polling.inbound.welcome_again(&self.shared);
         let mut space = [const { std::mem::MaybeUninit::uninit() }; 32];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let Ok((ready, _)) = epoll::wait(&self.shared.epoll, &mut space[..], Some(&now)) else { return };
+        let Ok((ready, _)) = epoll::wait(&self.shared.epoll, &mut space[..], Some(&now)) else {
+            return;
+        };
         for event in ready {
             let key = event.data.u64();
             let number = (key & 0xffff_ffff) as u32;
@@ -216,7 +223,8 @@ impl ShmDevice {
                 // The hello is there already, most likely; if not the epoll set will tell.
                 Ok(bell) => inbound.listen(&self.shared, bell),
                 Err(channel) => {
-                    let why = format!("{} links lead here already", crate::sync::bells::Bells::COUNT);
+                    let why =
+                        format!("{} links lead here already", crate::sync::bells::Bells::COUNT);
                     let _ = channel.send(&super::handshake::Message::Refusal(why).encode(), &[]);
                 }
             }
@@ -241,8 +249,8 @@ impl ShmDevice {
         }
     }
 
-    /// A peer has gone. What it sent before still counts, also if its hello has not been read so far: its end is told
-    /// when its rings are empty.
+    /// A peer has gone. What it sent before still counts, also if its hello has not been read so
+    /// far: its end is told when its rings are empty.
     fn ended(&self, polling: &mut Polling, peer: PeerId, cause: DownCause, batch: &mut Batch) {
         self.accept(polling);
         if !polling.inbound.end(&self.shared, peer, &cause) {
@@ -251,10 +259,13 @@ impl ShmDevice {
     }
 
     fn dial_again(&self, polling: &mut Polling, batch: &mut Batch) {
-        // Before the list is looked at: a link that another thread makes meanwhile counts for the next time.
+        // Before the list is looked at: a link that another thread makes meanwhile counts for the
+        // next time.
         self.shared.undialled.store(0, Ordering::SeqCst);
         let links = self.shared.outgoing().clone();
-        for (index, link) in links.iter().enumerate().filter(|(_, link)| !link.is_up() && !link.is_down()) {
+        for (index, link) in
+            links.iter().enumerate().filter(|(_, link)| !link.is_up() && !link.is_down())
+        {
             match link.dial(&self.shared, u32::try_from(index).unwrap_or(u32::MAX)) {
                 // Its welcome may wait for something, too.
                 Ok(Dialled::Yes) => self.hear_link(polling, link, batch),
@@ -270,8 +281,9 @@ impl ShmDevice {
         }
     }
 
-    /// A sender has written the eventfd. It is read when the last sleeper is up: a sender writes it once for all of them,
-    /// and writes nothing for a ring that this poll has warmed. No thread goes to sleep meanwhile, as `arm` takes the lock.
+    /// A sender has written the eventfd. It is read when the last sleeper is up: a sender writes it
+    /// once for all of them, and writes nothing for a ring that this poll has warmed. No thread
+    /// goes to sleep meanwhile, as `arm` takes the lock.
     fn slept(&self) {
         if self.shared.sleepers.load(Ordering::SeqCst) == 0 {
             let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
@@ -292,25 +304,31 @@ impl Device for ShmDevice {
             return Reach::No("it is on another machine".into());
         }
         if to.place.net_namespace != self.address.place.net_namespace {
-            return Reach::No("it is in another network namespace, where this rank's sockets are not seen: start both in one, or share the host's".into());
+            return Reach::No(
+                "it is in another network namespace, where this rank's sockets are \
+                not seen: start both in one, or share the host's"
+                    .into(),
+            );
         }
         Reach::Yes(Cost { latency_ns: 150 })
     }
 
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
         let address = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
-        let outgoing =
-            Outgoing::new(peer, address, self.geometry).map_err(|error| lacking(&error.to_string()))?;
+        let outgoing = Outgoing::new(peer, address, self.geometry)
+            .map_err(|error| lacking(&error.to_string()))?;
         let outgoing = Arc::new(outgoing);
         // Held: who hears of this link looks for it here.
         let mut links = self.shared.outgoing();
-        let index = u32::try_from(links.len()).map_err(|_| SubmitError::Lacking("too many links".into()))?;
+        let index = u32::try_from(links.len())
+            .map_err(|_| SubmitError::Lacking("too many links".into()))?;
         match outgoing.dial(&self.shared, index) {
             Ok(Dialled::Yes) => {}
             Ok(Dialled::Short(Errno::AGAIN | Errno::TOOMANYREFS)) => self.shared.try_again(),
             Ok(Dialled::Short(error)) => return Err(lacking(&error.to_string())),
             Err(cause) => {
-                // Its end is told by a poll, behind whatever it sent before it went: that may be waiting here.
+                // Its end is told by a poll, behind whatever it sent before it went: that may be
+                // waiting here.
                 outgoing.doom(cause);
                 self.shared.try_again();
             }
@@ -352,7 +370,9 @@ impl Device for ShmDevice {
         polling.inbound.cool_all(self.shared.barrier);
         crate::sync::attention::settle(self.shared.barrier);
         // That descriptors can be sent again wakes nobody.
-        if polling.inbound.owes_welcomes() || polling.inbound.has_something(self.shared.page.bells()) {
+        if polling.inbound.owes_welcomes()
+            || polling.inbound.has_something(self.shared.page.bells())
+        {
             self.shared.sleepers.fetch_sub(1, Ordering::SeqCst);
             return Armed::Ready;
         }

@@ -22,7 +22,12 @@ struct Key {
 impl Key {
     fn encode(self) -> WireKey {
         let Self { namespace, pid, fd, dev, ino, len, epoch } = self;
-        WireKey([namespace, pid, fd, dev, ino, len, epoch].into_iter().flat_map(u64::to_le_bytes).collect())
+        WireKey(
+            [namespace, pid, fd, dev, ino, len, epoch]
+                .into_iter()
+                .flat_map(u64::to_le_bytes)
+                .collect(),
+        )
     }
 
     fn decode(key: &WireKey) -> Option<Self> {
@@ -52,8 +57,8 @@ impl Drop for Registration {
 }
 
 fn namespace() -> Result<u64, String> {
-    let stat =
-        rustix::fs::stat("/proc/self/ns/pid").map_err(|error| format!("/proc cannot be read: {error}"))?;
+    let stat = rustix::fs::stat("/proc/self/ns/pid")
+        .map_err(|error| format!("/proc cannot be read: {error}"))?;
     Ok(stat.st_ino)
 }
 
@@ -93,22 +98,26 @@ pub(crate) struct FoundShared {
 /// Maps a peer's region.
 pub(super) fn import(key: &WireKey) -> Result<Imported, MapError> {
     let found = find_shared(key)?;
-    Imported::mapped(found.region, found.epoch).ok_or_else(|| "it cannot be told whether it stands".into())
+    Imported::mapped(found.region, found.epoch)
+        .ok_or_else(|| "it cannot be told whether it stands".into())
 }
 
 /// Maps shared memory of a peer.
 ///
-/// The descriptor is opened through `/proc`, where the kernel lets processes of one user see each other's. The
-/// memfd must be the one that the key names, so a number that was used again leads nowhere.
+/// The descriptor is opened through `/proc`, where the kernel lets processes of one user see each
+/// other's. The memfd must be the one that the key names, so a number that was used again leads
+/// nowhere.
 pub(crate) fn find_shared(key: &WireKey) -> Result<FoundShared, MapError> {
     let key = Key::decode(key).ok_or("its key is not one of this transport's")?;
     if key.namespace != namespace()? {
         return Err("it is in another pid namespace, whose processes are not seen here".into());
     }
     let path = format!("/proc/{}/fd/{}", key.pid, key.fd);
-    let fd = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
-        .map_err(|error| MapError::of(&format!("{path} cannot be opened"), error))?;
-    let stat = rustix::fs::fstat(&fd).map_err(|error| format!("{path} cannot be examined: {error}"))?;
+    let fd =
+        rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
+            .map_err(|error| MapError::of(&format!("{path} cannot be opened"), error))?;
+    let stat =
+        rustix::fs::fstat(&fd).map_err(|error| format!("{path} cannot be examined: {error}"))?;
     if (stat.st_dev, stat.st_ino) != (key.dev, key.ino) {
         return Err("it is not there any more".into());
     }
@@ -132,7 +141,10 @@ mod tests {
         let key = again.key.clone();
         drop(again);
         assert!(imported.region().is_none());
-        assert!(import(&key).unwrap().region().is_none(), "the memory is there, the registration is not");
+        assert!(
+            import(&key).unwrap().region().is_none(),
+            "the memory is there, the registration is not"
+        );
         drop((region, imported));
         assert!(import(&key).is_err());
     }

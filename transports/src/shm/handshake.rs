@@ -57,7 +57,8 @@ pub enum Message {
 impl Message {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut frame = Frame { magic: MAGIC, version: VERSION, kind: 0, words: [0; 5], secret: [0; 16] };
+        let mut frame =
+            Frame { magic: MAGIC, version: VERSION, kind: 0, words: [0; 5], secret: [0; 16] };
         let mut text = &[][..];
         match self {
             Self::Hello { from, secret, geometry } => {
@@ -94,7 +95,8 @@ impl Message {
         }
         if frame.version != VERSION {
             return Err(format!(
-                "it speaks version {} of the protocol, this rank {VERSION}: run one build on all ranks",
+                "it speaks version {} of the protocol, this rank {VERSION}: run one build on all \
+                ranks",
                 frame.version
             ));
         }
@@ -125,12 +127,14 @@ impl Place {
     /// Where this process is.
     pub fn here() -> Result<Self, String> {
         let path = "/proc/sys/kernel/random/boot_id";
-        let text =
-            std::fs::read_to_string(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("{path} cannot be read: {error}"))?;
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        let boot = u128::from_str_radix(&digits, 16).map_err(|_| format!("{path} holds no id: {text:?}"))?;
+        let boot = u128::from_str_radix(&digits, 16)
+            .map_err(|_| format!("{path} holds no id: {text:?}"))?;
         let path = "/proc/self/ns/net";
-        let meta = std::fs::metadata(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
+        let meta =
+            std::fs::metadata(path).map_err(|error| format!("{path} cannot be read: {error}"))?;
         Ok(Self { boot: boot.to_be_bytes(), net_namespace: meta.ino() })
     }
 }
@@ -152,8 +156,12 @@ impl Address {
         if rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).is_err() {
             random = (&raw const random as u64 ^ u64::from(std::process::id())).to_ne_bytes();
         }
-        let name =
-            format!("carrack-{}-{}-{:016x}", std::process::id(), identity.me.0, u64::from_ne_bytes(random));
+        let name = format!(
+            "carrack-{}-{}-{:016x}",
+            std::process::id(),
+            identity.me.0,
+            u64::from_ne_bytes(random)
+        );
         Self { place, name: name.into_bytes() }
     }
 

@@ -1,8 +1,8 @@
 //! The rings that lead here: which are looked at, and what comes out of them.
 //!
 //! A ring that has been busy is *warm*: each poll looks at it. A *cold* one costs nothing until its
-//! sender rings its bell. Rings cool when there are many warm ones and they stay silent, and all of them
-//! do before the device sleeps.
+//! sender rings its bell. Rings cool when there are many warm ones and they stay silent, and all of
+//! them do before the device sleeps.
 
 use super::device::{Shared, is_dead};
 use super::handshake::Message;
@@ -33,9 +33,10 @@ const TURN: usize = 32;
 
 /// So many messages without a pause between them are a stream, ...
 const RUN: u32 = 8;
-/// ... and when a stream's ring is found empty, so many looks are left out: 0.3 µs. A receiver that is quicker
-/// than its sender would otherwise look, each time, at the very line that the sender is writing, and take it
-/// away from it; one that stays some messages behind halves what a message costs the sender.
+/// ... and when a stream's ring is found empty, so many looks are left out: 0.3 µs. A receiver that
+/// is quicker than its sender would otherwise look, each time, at the very line that the sender is
+/// writing, and take it away from it; one that stays some messages behind halves what a message
+/// costs the sender.
 const REST: u32 = 32;
 
 /// What a chunk record's payload says.
@@ -152,10 +153,13 @@ impl Inbound {
     fn remove(&mut self, shared: &Shared, at: usize, cause: DownCause, batch: &mut Batch) {
         let sender = self.warm.remove(at);
         let mut incoming = shared.incoming();
-        let copies_no_more = sender.process.as_ref().is_some_and(|process| is_dead(process.as_fd()))
-            || sender.segment.access().revoke();
+        let copies_no_more =
+            sender.process.as_ref().is_some_and(|process| is_dead(process.as_fd()))
+                || sender.segment.access().revoke();
         if copies_no_more
-            && incoming.get(&sender.from).is_some_and(|segment| Arc::ptr_eq(segment, &sender.segment))
+            && incoming
+                .get(&sender.from)
+                .is_some_and(|segment| Arc::ptr_eq(segment, &sender.segment))
         {
             incoming.remove(&sender.from);
         }
@@ -179,7 +183,9 @@ impl Inbound {
         }
         settle(barrier);
         for bell in cooled {
-            let Some(Some(Incoming::Cold(sender))) = self.links.get(bell as usize) else { continue };
+            let Some(Some(Incoming::Cold(sender))) = self.links.get(bell as usize) else {
+                continue;
+            };
             if sender.consumer.is_ready() {
                 self.warm_up(bell);
             }
@@ -247,7 +253,8 @@ impl Inbound {
                     shared.nothing_is_short();
                     shared.incoming().insert(sender.from, sender.segment.clone());
                     *place = Some(Incoming::Cold(Box::new(sender)));
-                    // A sleeper is woken by its bell. This poll, which finds no message, may be the thread's last.
+                    // A sleeper is woken by its bell. This poll, which finds no message, may be the
+                    // thread's last.
                     if shared.sleepers.load(Ordering::SeqCst) == 0 {
                         self.warm_up(bell);
                     }
@@ -292,7 +299,8 @@ impl Inbound {
         }
     }
 
-    /// A peer is known to have gone, from elsewhere. Whether rings of its lead here: then it goes when they are empty.
+    /// A peer is known to have gone, from elsewhere. Whether rings of its lead here: then it goes
+    /// when they are empty.
     pub(super) fn end(&mut self, shared: &Shared, peer: PeerId, cause: &DownCause) -> bool {
         for bell in 0..u32::try_from(self.links.len()).unwrap_or(u32::MAX) {
             match self.links.get_mut(bell as usize) {
@@ -325,8 +333,9 @@ impl Inbound {
 
 impl Sender {
     fn new(Guest { from, segment, process }: Guest, bell: u32, channel: Channel) -> Self {
-        // SAFETY: the segment came with this hello, and this is the only consumer made for it here. Should a hostile sender send one
-        // segment twice, two consumers only write `freed`: each reads what it likes from memory that it does not trust.
+        // SAFETY: the segment came with this hello, and this is the only consumer made for it here.
+        // Should a hostile sender send one segment twice, two consumers only write `freed`: each
+        // reads what it likes from memory that it does not trust.
         let consumer = unsafe { Consumer::new(SegmentSlots::of(segment.clone())) };
         Self {
             from,
@@ -350,8 +359,8 @@ impl Sender {
             self.rest -= 1;
             return Look::Goes;
         }
-        // One message and no more from a sender that does not stream: looking for a second one would fetch the
-        // line that the sender is about to write.
+        // One message and no more from a sender that does not stream: looking for a second one
+        // would fetch the line that the sender is about to write.
         let limit = if self.streams { TURN } else { 1 };
         for taken in 0..limit {
             if batch.is_full() {
@@ -368,7 +377,9 @@ impl Sender {
                 batch.push_small(SmallArrival { from: self.from, header, bytes });
             } else {
                 match receive(&record, &self.segment, packets) {
-                    Ok(Some(payload)) => batch.push(Event::Arrived { from: self.from, header, payload }),
+                    Ok(Some(payload)) => {
+                        batch.push(Event::Arrived { from: self.from, header, payload })
+                    }
                     Ok(None) => return Look::Goes,
                     Err(why) => return Look::Ended(DownCause::Protocol(why)),
                 }
@@ -393,7 +404,8 @@ impl Sender {
         self.silent = if some { 0 } else { self.silent.saturating_add(1) };
         match &self.ended {
             None => Look::Goes,
-            // Looked at once more: what it sent before it ended may have come between the two looks.
+            // Looked at once more: what it sent before it ended may have come between the two
+            // looks.
             Some(_) if self.consumer.is_ready() => Look::Goes,
             Some(cause) => Look::Ended(cause.clone()),
         }
@@ -431,7 +443,8 @@ fn corrupt(why: Corrupt) -> DownCause {
     DownCause::Protocol(why.to_string())
 }
 
-/// The message of a record that is more than one slot. `Ok(None)`: there is no packet for it now; it stays in the ring.
+/// The message of a record that is more than one slot. `Ok(None)`: there is no packet for it now;
+/// it stays in the ring.
 fn receive(
     record: &Record<'_, SegmentSlots>,
     segment: &Arc<Segment>,
@@ -459,16 +472,19 @@ fn receive(
                 return Err(format!("{len} bytes in chunk {chunk}, which is not there"));
             };
             segment.will_read(bytes.as_ptr(), bytes.len());
-            // Whoever takes it in needs a packet for it: one too long for any would wait for ever, and all
-            // other peers' messages behind it.
+            // Whoever takes it in needs a packet for it: one too long for any would wait for ever,
+            // and all other peers' messages behind it.
             if bytes.len() > packets.packet_size() {
                 let room = packets.packet_size();
                 return Err(format!(
-                    "a message of {len} bytes, where packets hold {room}: CARRACK_PACKET_SIZE must be the same on all ranks"
+                    "a message of {len} bytes, where packets hold {room}: CARRACK_PACKET_SIZE must \
+                    be the same on all ranks"
                 ));
             }
             // SAFETY: the bytes lie in the segment, host memory, mapped while the segment lives.
-            Ok(Some(Payload::Loan(unsafe { Loan::new(bytes.as_ptr(), len, chunk, segment.clone()) })))
+            Ok(Some(Payload::Loan(unsafe {
+                Loan::new(bytes.as_ptr(), len, chunk, segment.clone())
+            })))
         }
         kind => Err(format!("a record of unknown kind {kind}")),
     }

@@ -15,7 +15,8 @@ use std::sync::{Arc, Once, Weak};
 #[derive(Debug)]
 pub(super) struct KernelCopy {
     pid: libc::pid_t,
-    /// The peer is this very process: all of its addresses are mapped, and the kernel would refuse none.
+    /// The peer is this very process: all of its addresses are mapped, and the kernel would refuse
+    /// none.
     is_here: bool,
     /// Readable when the process is dead. Without one (an old kernel) that is not known here.
     process: Option<Arc<OwnedFd>>,
@@ -62,29 +63,43 @@ impl KernelCopy {
         let _inside = self.enter()?;
         let mut done = 0;
         while done < len {
-            let here = libc::iovec { iov_base: local.wrapping_add(done).cast(), iov_len: len - done };
+            let here =
+                libc::iovec { iov_base: local.wrapping_add(done).cast(), iov_len: len - done };
             let there = there(addr, done, len - done)?;
             match self.call(way, &[here], &[there]) {
                 Ok(copied) => done += copied,
                 // It was done before.
-                Err(PeerMemoryError::Refused(why)) if done > 0 => return Err(PeerMemoryError::Failed(why)),
+                Err(PeerMemoryError::Refused(why)) if done > 0 => {
+                    return Err(PeerMemoryError::Failed(why));
+                }
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    /// One call of the kernel. The bytes copied: not all, where not all can be, and never none of some.
-    fn call(&self, way: Way, here: &[libc::iovec], there: &[libc::iovec]) -> Result<usize, PeerMemoryError> {
+    /// One call of the kernel. The bytes copied: not all, where not all can be, and never none of
+    /// some.
+    fn call(
+        &self,
+        way: Way,
+        here: &[libc::iovec],
+        there: &[libc::iovec],
+    ) -> Result<usize, PeerMemoryError> {
         let (local, remote) = (here.as_ptr(), there.as_ptr());
         let (locals, remotes) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
         loop {
-            // SAFETY: the local ranges are those of views, valid for their lengths and host memory. The kernel checks
-            // the other ones. What it writes to is another process's: `write` refuses this one.
+            // SAFETY: the local ranges are those of views, valid for their lengths and host memory.
+            // The kernel checks the other ones. What it writes to is another process's: `write`
+            // refuses this one.
             let copied = unsafe {
                 match way {
-                    Way::Here => libc::process_vm_readv(self.pid, local, locals, remote, remotes, 0),
-                    Way::There => libc::process_vm_writev(self.pid, local, locals, remote, remotes, 0),
+                    Way::Here => {
+                        libc::process_vm_readv(self.pid, local, locals, remote, remotes, 0)
+                    }
+                    Way::There => {
+                        libc::process_vm_writev(self.pid, local, locals, remote, remotes, 0)
+                    }
                 }
             };
             match usize::try_from(copied) {
@@ -94,7 +109,8 @@ impl KernelCopy {
                     Errno::INTR => {}
                     error @ (Errno::PERM | Errno::NOSYS | Errno::ACCESS) => {
                         return Err(PeerMemoryError::Refused(format!(
-                            "{error}; a container without CAP_SYS_PTRACE, a seccomp filter or kernel.yama.ptrace_scope may be why"
+                            "{error}; a container without CAP_SYS_PTRACE, a seccomp filter or \
+                            kernel.yama.ptrace_scope may be why"
                         )));
                     }
                     Errno::SRCH => return Err(gone()),
@@ -137,16 +153,23 @@ impl PeerMemory for KernelCopy {
 
     fn read(&self, addr: u64, to: MemMut<'_>) -> Result<(), PeerMemoryError> {
         if !to.place().is_host() {
-            return Err(PeerMemoryError::Failed(format!("it cannot fill {} memory", to.place().kind())));
+            return Err(PeerMemoryError::Failed(format!(
+                "it cannot fill {} memory",
+                to.place().kind()
+            )));
         }
         self.copy(Way::Here, to.as_mut_ptr(), to.len(), addr)
     }
 
     fn read_many(&self, many: &[(u64, MemMut<'_>)]) -> Result<usize, PeerMemoryError> {
-        let (mut here, mut theirs) = (Vec::with_capacity(many.len()), Vec::with_capacity(many.len()));
+        let (mut here, mut theirs) =
+            (Vec::with_capacity(many.len()), Vec::with_capacity(many.len()));
         for (addr, to) in many {
             if !to.place().is_host() {
-                return Err(PeerMemoryError::Failed(format!("it cannot fill {} memory", to.place().kind())));
+                return Err(PeerMemoryError::Failed(format!(
+                    "it cannot fill {} memory",
+                    to.place().kind()
+                )));
             }
             here.push(libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() });
             theirs.push(there(*addr, 0, to.len())?);
@@ -164,10 +187,14 @@ impl PeerMemory for KernelCopy {
 
     fn write(&self, addr: u64, from: MemRef<'_>) -> Result<(), PeerMemoryError> {
         if !from.place().is_host() {
-            return Err(PeerMemoryError::Failed(format!("it cannot read {} memory", from.place().kind())));
+            return Err(PeerMemoryError::Failed(format!(
+                "it cannot read {} memory",
+                from.place().kind()
+            )));
         }
         if self.is_here {
-            let why = "the peer is this process, where an address that is wrong would be written to";
+            let why =
+                "the peer is this process, where an address that is wrong would be written to";
             return Err(PeerMemoryError::Refused(why.into()));
         }
         // A number that is used again is another process's.
@@ -178,8 +205,9 @@ impl PeerMemory for KernelCopy {
     }
 }
 
-/// Lets the other ranks read and write this process where Yama would allow only its parents to (its scope 1, the
-/// default of several distributions). Elsewhere the kernel does not know the request, and needs none.
+/// Lets the other ranks read and write this process where Yama would allow only its parents to (its
+/// scope 1, the default of several distributions). Elsewhere the kernel does not know the request,
+/// and needs none.
 pub(super) fn allow_peers() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -206,7 +234,8 @@ mod tests {
 
     /// Of a process that has answered.
     fn of(pid: u32) -> KernelCopy {
-        let (segment, _fd) = Segment::create(Geometry { slots: 8, chunks: 1, chunk_size: 64 }).unwrap();
+        let (segment, _fd) =
+            Segment::create(Geometry { slots: 8, chunks: 1, chunk_size: 64 }).unwrap();
         let this = KernelCopy::of(pid.cast_signed(), None, segment, Weak::new());
         this.has_answered.store(true, Ordering::Relaxed);
         this
@@ -269,7 +298,8 @@ mod tests {
             zero.poll(&mut batch, &mut |batch| _ = batch.drain());
         }
         let memory = vec![7_u8; 64];
-        let written = link.peer_memory().unwrap().write(memory.as_ptr() as u64, MemRef::host(&[9; 64]));
+        let written =
+            link.peer_memory().unwrap().write(memory.as_ptr() as u64, MemRef::host(&[9; 64]));
         assert!(matches!(written, Err(PeerMemoryError::Refused(_))), "{written:?}");
         assert_eq!(std::hint::black_box(&memory), &[7; 64]);
         assert!(link.splits().is_none(), "a peer would be asked to write here");
@@ -281,7 +311,8 @@ mod tests {
         let (there, mut here) = ([7_u8; 5000], [[0_u8; 5000]; 3]);
         let addr = there.as_ptr() as u64;
         let [first, second, third] = &mut here;
-        let many = [(addr, MemMut::host(first)), (8, MemMut::host(second)), (addr, MemMut::host(third))];
+        let many =
+            [(addr, MemMut::host(first)), (8, MemMut::host(second)), (addr, MemMut::host(third))];
         match this.read_many(&many) {
             Err(PeerMemoryError::Refused(why)) => return println!("not tested: {why}"),
             done => assert_eq!(done, Ok(1)),
@@ -291,7 +322,8 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_neither_read_nor_written_once_its_owner_has_revoked_that_or_before_it_has_answered() {
+    fn memory_is_neither_read_nor_written_once_its_owner_has_revoked_that_or_before_it_has_answered()
+     {
         let there = vec![7_u8; 100];
         let this = of(std::process::id());
         let mut here = vec![0; 100];
@@ -307,7 +339,8 @@ mod tests {
         assert_eq!(this.read_many(&many), Err(PeerMemoryError::Gone(DownCause::Closed)));
         assert!(here == [1; 100] && there == [7; 100]);
         // The answer to a link that is there no more never comes.
-        let unanswered = KernelCopy { has_answered: AtomicBool::new(false), ..of(std::process::id()) };
+        let unanswered =
+            KernelCopy { has_answered: AtomicBool::new(false), ..of(std::process::id()) };
         assert_eq!(unanswered.read(there.as_ptr() as u64, MemMut::host(&mut here)), gone);
         assert_eq!(here, [1; 100]);
     }
@@ -319,7 +352,10 @@ mod tests {
         let this = of(child.id());
         match this.read(0x1000, MemMut::host(&mut [0; 10])) {
             Err(PeerMemoryError::Refused(why)) => println!("not tested: {why}"),
-            other => assert!(matches!(other, Err(PeerMemoryError::Gone(DownCause::Gone(_)))), "{other:?}"),
+            other => assert!(
+                matches!(other, Err(PeerMemoryError::Gone(DownCause::Gone(_)))),
+                "{other:?}"
+            ),
         }
     }
 }

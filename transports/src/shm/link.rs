@@ -165,11 +165,12 @@ impl Outgoing {
         let _ = self.down.set(cause.clone());
         self.state.store(DOWN, Ordering::Release);
         // Closing the descriptors takes them out of the epoll set.
-        (sender.channel, sender.process, sender.segment_fd, sender.welcome) = (None, None, None, None);
+        (sender.channel, sender.process, sender.segment_fd, sender.welcome) =
+            (None, None, None, None);
     }
 
-    /// Whether the receiver has answered: from then on it can revoke what it lets this rank do. Not by the state alone, which
-    /// is down once the link has ended.
+    /// Whether the receiver has answered: from then on it can revoke what it lets this rank do. Not
+    /// by the state alone, which is down once the link has ended.
     pub(super) fn has_answered(&self) -> bool {
         self.sender.lock().receiver.is_some()
     }
@@ -179,7 +180,9 @@ impl Outgoing {
         // Until the hello has gone there may be no handle to the process yet.
         let is_said = sender.segment_fd.is_none();
         let channel = sender.channel.as_ref().filter(|_| is_said).ok_or("it is not connected")?;
-        let peer = channel.peer().map_err(|error| format!("the kernel does not say who it is: {error}"))?;
+        let peer = channel
+            .peer()
+            .map_err(|error| format!("the kernel does not say who it is: {error}"))?;
         if peer.pid == 0 {
             return Err("it is in a pid namespace that this rank does not see".into());
         }
@@ -190,7 +193,9 @@ impl Outgoing {
     #[cold]
     fn not_up(&self) -> Result<Submit, SubmitError> {
         match self.down.get() {
-            Some(cause) if self.is_down() => Err(SubmitError::Down { peer: self.peer, cause: cause.clone() }),
+            Some(cause) if self.is_down() => {
+                Err(SubmitError::Down { peer: self.peer, cause: cause.clone() })
+            }
             _ => Ok(Submit::Busy(Busy::Connecting)),
         }
     }
@@ -230,14 +235,20 @@ impl Outgoing {
 }
 
 impl Sender {
-    /// Goes as far as it can, and goes on from there the next time. The error comes with what failed.
-    fn say_hello(&mut self, shared: &Shared, index: u32) -> Result<Dialled, (&'static str, ConnectError)> {
+    /// Goes as far as it can, and goes on from there the next time. The error comes with what
+    /// failed.
+    fn say_hello(
+        &mut self,
+        shared: &Shared,
+        index: u32,
+    ) -> Result<Dialled, (&'static str, ConnectError)> {
         let Some(segment_fd) = &self.segment_fd else { return Ok(Dialled::Yes) };
         let channel = match self.channel.take() {
             Some(channel) => channel,
             None => {
                 let channel = Channel::connect(&self.address.name);
-                let channel = channel.map_err(|error| ("it does not listen at its address", error))?;
+                let channel =
+                    channel.map_err(|error| ("it does not listen at its address", error))?;
                 let watched = shared.watch_outgoing(index, channel.as_fd());
                 watched.map_err(|error| ("epoll refused its socket", error.into()))?;
                 channel
@@ -293,7 +304,10 @@ impl Sender {
             Ok(Received::Message(len, fds)) => match Message::decode(&bytes[..len]) {
                 Ok(Message::Welcome { bell, fenced }) if self.receiver.is_none() => {
                     let fds = fds.try_into().map_err(|fds: Vec<_>| {
-                        DownCause::Protocol(format!("its welcome came with {} descriptors", fds.len()))
+                        DownCause::Protocol(format!(
+                            "its welcome came with {} descriptors",
+                            fds.len()
+                        ))
                     })?;
                     self.enter(Welcome { bell, fenced, fds }, shared)
                 }
@@ -308,7 +322,8 @@ impl Sender {
     fn enter(&mut self, welcome: Welcome, shared: &Shared) -> Result<bool, DownCause> {
         match BellPage::open(&welcome.fds[0]) {
             Ok(page) => {
-                self.receiver = Some(Receiver::new(page, welcome, shared).map_err(DownCause::Protocol)?);
+                self.receiver =
+                    Some(Receiver::new(page, welcome, shared).map_err(DownCause::Protocol)?);
                 Ok(true)
             }
             Err(MapError::Lacking(error)) => {
@@ -336,13 +351,15 @@ impl Sender {
         if self.free == 0 {
             self.free = self.segment.returned(&self.lent);
         }
-        // The lowest free one: its lines are likelier to be in a cache than those of the one used longest ago.
+        // The lowest free one: its lines are likelier to be in a cache than those of the one used
+        // longest ago.
         let chunk = (self.free != 0).then(|| self.free.trailing_zeros())?;
         let target = self.segment.chunk_mut(chunk)?;
         if bytes.len() > target.len() || copy_now(target, bytes).is_err() {
             return Some(Err(PushError::Unfit));
         }
-        let place = ChunkPlace { chunk, len: u32::try_from(bytes.len()).unwrap_or(u32::MAX) }.encode();
+        let place =
+            ChunkPlace { chunk, len: u32::try_from(bytes.len()).unwrap_or(u32::MAX) }.encode();
         let pushed = self.producer.push(KIND_CHUNK, header.0, MemRef::host(&place));
         if pushed.is_ok() {
             self.free &= !(1 << chunk);
@@ -364,8 +381,8 @@ impl Receiver {
     #[cold]
     fn tell(&self) {
         self.page.bells().ring(self.bell);
-        // Either the receiver, going to sleep, finds the bell, or we find it asleep: one of the two, as
-        // both have a full fence between their store and their load.
+        // Either the receiver, going to sleep, finds the bell, or we find it asleep: one of the
+        // two, as both have a full fence between their store and their load.
         fence(Ordering::SeqCst);
         let asleep = self.page.asleep();
         if asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::AcqRel) != 0 {
@@ -380,10 +397,14 @@ impl Receiver {
 fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), String> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let kind = rustix::fs::readlink(&path, Vec::new());
-    let kind = kind.map_err(|error| format!("its wake-up descriptor cannot be examined: {error}"))?;
+    let kind =
+        kind.map_err(|error| format!("its wake-up descriptor cannot be examined: {error}"))?;
     // No file's name is like that: they begin with a slash.
     if kind.as_bytes() != b"anon_inode:[eventfd]" {
-        return Err(format!("its wake-up descriptor is no eventfd, but {}", kind.to_string_lossy()));
+        return Err(format!(
+            "its wake-up descriptor is no eventfd, but {}",
+            kind.to_string_lossy()
+        ));
     }
     let flags = rustix::fs::fcntl_getfl(fd);
     let flags = flags.map_err(|error| format!("its eventfd cannot be examined: {error}"))?;
@@ -413,7 +434,9 @@ impl Link for ShmLink {
                 }
                 self.outgoing.send(header, bytes)
             }
-            Op::Put { .. } | Op::Get { .. } | Op::Atomic { .. } => Err(SubmitError::no_remote_memory()),
+            Op::Put { .. } | Op::Get { .. } | Op::Atomic { .. } => {
+                Err(SubmitError::no_remote_memory())
+            }
         }
     }
 
@@ -443,7 +466,8 @@ impl Link for ShmLink {
         let sender = self.outgoing.sender.lock();
         // A peer of this process would have to write to it: see `PeerMemory::write`.
         let peer = sender.channel.as_ref().and_then(|channel| channel.peer().ok());
-        peer.is_none_or(|peer| !is_this_process(peer.pid)).then(|| sender.segment.clone() as Arc<dyn Splits>)
+        peer.is_none_or(|peer| !is_this_process(peer.pid))
+            .then(|| sender.segment.clone() as Arc<dyn Splits>)
     }
 
     fn is_up(&self) -> bool {

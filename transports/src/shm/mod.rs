@@ -11,10 +11,10 @@
 //! | [`export`] | regions that peers map |
 //! | [`kernel_copy`] | the memory of another process, copied from and to by the kernel |
 //!
-//! A link is one-way. Its sender makes a segment, sends the descriptor over the receiver's socket, and
-//! gets back the receiver's page of bells and its eventfd. From then on messages move by loads and
-//! stores alone; the socket stays open for one purpose: when its other end hangs up, or the process
-//! behind it dies, the peer is gone.
+//! A link is one-way. Its sender makes a segment, sends the descriptor over the receiver's socket,
+//! and gets back the receiver's page of bells and its eventfd. From then on messages move by loads
+//! and stores alone; the socket stays open for one purpose: when its other end hangs up, or the
+//! process behind it dies, the peer is gone.
 //!
 //! What a peer can write is never believed: see [`segment`] for who writes what.
 
@@ -53,7 +53,8 @@ impl Shm {
         Self { geometry, kernel_copy: true }
     }
 
-    /// Sets whether peers may have the kernel copy from and to this process's memory, which they may by default.
+    /// Sets whether peers may have the kernel copy from and to this process's memory, which they
+    /// may by default.
     #[must_use]
     pub fn kernel_copy(self, allowed: bool) -> Self {
         Self { kernel_copy: allowed, ..self }
@@ -77,7 +78,11 @@ impl Transport for Shm {
         Ok(vec![DeviceInfo { name: "memory".into(), note }])
     }
 
-    fn open(&self, _device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
+    fn open(
+        &self,
+        _device: &DeviceInfo,
+        identity: Identity,
+    ) -> Result<Arc<dyn Domain>, Unavailable> {
         self.geometry.check().map_err(|reason| Unavailable::new(NAME, reason))?;
         if self.kernel_copy {
             kernel_copy::allow_peers();
@@ -115,7 +120,8 @@ impl Domain for ShmDomain {
 
     fn device(&self, packets: Arc<dyn PacketSource>) -> Result<Arc<dyn Device>, Unavailable> {
         if !packets.kind().is_host() {
-            let reason = format!("it receives into host packets, not into {} memory", packets.kind());
+            let reason =
+                format!("it receives into host packets, not into {} memory", packets.kind());
             return Err(Unavailable::new(NAME, reason));
         }
         device::ShmDevice::open(self.geometry, self.identity.clone(), packets)

@@ -12,7 +12,8 @@
 //!
 //! There are offsets in it, never addresses, and each is checked by whoever reads it. It is sealed
 //! against shrinking, growing and further sealing, and the receiver looks at the seals and the size
-//! before it maps, so no peer can make a load of ours fault. Nothing of it has a name in `/dev/shm`.
+//! before it maps, so no peer can make a load of ours fault. Nothing of it has a name in
+//! `/dev/shm`.
 
 use crate::contract::{Lender, Splits};
 use crate::fork::Owner;
@@ -63,11 +64,14 @@ impl Geometry {
             ));
         }
         if !(1..=MAX_CHUNKS).contains(&chunks) {
-            return Err(format!("{chunks} chunks: 1 to {MAX_CHUNKS} are possible (CARRACK_SHM_CHUNKS)"));
+            return Err(format!(
+                "{chunks} chunks: 1 to {MAX_CHUNKS} are possible (CARRACK_SHM_CHUNKS)"
+            ));
         }
         if chunk_size == 0 || !chunk_size.is_multiple_of(64) || chunk_size > 1 << 20 {
             return Err(format!(
-                "chunks of {chunk_size} bytes: a multiple of 64 up to 1 MiB is needed (CARRACK_PACKET_SIZE)"
+                "chunks of {chunk_size} bytes: a multiple of 64 up to 1 MiB is needed \
+                (CARRACK_PACKET_SIZE)"
             ));
         }
         Ok(())
@@ -95,7 +99,8 @@ impl Segment {
     /// A fresh one, and the descriptor to be sent to the receiver.
     ///
     /// # Errors
-    /// `INVAL`: there can be no parts of that size, see [`Geometry::check`]. Else the system has no memory, or no descriptor, left.
+    /// `INVAL`: there can be no parts of that size, see [`Geometry::check`]. Else the system has no
+    /// memory, or no descriptor, left.
     pub fn create(geometry: Geometry) -> Result<(Arc<Self>, OwnedFd), Errno> {
         geometry.check().map_err(|_| Errno::INVAL)?;
         let fd = sealed_memfd("carrack-segment", geometry.bytes())?;
@@ -135,15 +140,18 @@ impl Segment {
     /// How often a chunk was given back. `None` when there is no such chunk.
     fn returns(&self, chunk: u32) -> Option<&AtomicU32> {
         // SAFETY: below the geometry's number, which is at most what the words have room for.
-        (chunk < self.geometry.chunks).then(|| unsafe { self.mapping.at(CHUNK_WORDS + chunk as usize * 4) })
+        (chunk < self.geometry.chunks)
+            .then(|| unsafe { self.mapping.at(CHUNK_WORDS + chunk as usize * 4) })
     }
 
-    /// For the sender: the chunks, as a set of bits, that have come back as often as they were `lent`. The receiver
-    /// alone writes these counts, so that sending a chunk touches no line which the receiver writes.
+    /// For the sender: the chunks, as a set of bits, that have come back as often as they were
+    /// `lent`. The receiver alone writes these counts, so that sending a chunk touches no line
+    /// which the receiver writes.
     pub fn returned(&self, lent: &[u32; MAX_CHUNKS as usize]) -> u64 {
         (0..self.geometry.chunks).zip(lent).fold(0, |back, (chunk, &lent)| {
             // Acquire: the receiver's reads of the chunk are over before we write it again.
-            let is_back = self.returns(chunk).is_some_and(|count| count.load(Ordering::Acquire) == lent);
+            let is_back =
+                self.returns(chunk).is_some_and(|count| count.load(Ordering::Acquire) == lent);
             back | u64::from(is_back) << chunk
         })
     }
@@ -162,8 +170,8 @@ impl Segment {
         })
     }
 
-    /// Asks for the first lines of bytes that will be read soon, all at once: the sender's cache has them, and a copy asks
-    /// for the later ones by itself.
+    /// Asks for the first lines of bytes that will be read soon, all at once: the sender's cache
+    /// has them, and a copy asks for the later ones by itself.
     pub(super) fn will_read(&self, ptr: *const u8, len: usize) {
         const FIRST: usize = 1024;
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -176,7 +184,8 @@ impl Segment {
         let _ = (ptr, len);
     }
 
-    /// For the receiver: the first `len` bytes of a chunk. `None` when the sender named what is not there.
+    /// For the receiver: the first `len` bytes of a chunk. `None` when the sender named what is not
+    /// there.
     pub fn chunk(&self, chunk: u32, len: u32) -> Option<MemRef<'_>> {
         let there = chunk < self.geometry.chunks && len <= self.geometry.chunk_size;
         // SAFETY: checked to lie within the mapping.
@@ -190,8 +199,8 @@ impl Lender for Segment {
             return;
         }
         if let Some(count) = self.returns(chunk) {
-            // Release: our reads are over before the sender may write again. A chunk is lent once at a time, so
-            // nobody else counts.
+            // Release: our reads are over before the sender may write again. A chunk is lent once
+            // at a time, so nobody else counts.
             count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         }
     }
@@ -206,7 +215,8 @@ impl Splits for Segment {
         if !self.owner.is_here() {
             return None;
         }
-        // SAFETY: below the number that there is room for, in the first page, 64-aligned; any value is an atomic's.
+        // SAFETY: below the number that there is room for, in the first page, 64-aligned; any value
+        // is an atomic's.
         (number < MAX_SPLITS).then(|| unsafe { self.mapping.at(SPLITS + number as usize * 64) })
     }
 }
@@ -214,14 +224,15 @@ impl Splits for Segment {
 /// The ring of a segment. Clones are the same ring.
 #[derive(Clone, Debug)]
 pub struct SegmentSlots {
-    /// The first slot, and the number of slots less one: here and not behind the segment's pointer, because
-    /// every look at the ring needs them.
+    /// The first slot, and the number of slots less one: here and not behind the segment's pointer,
+    /// because every look at the ring needs them.
     first: NonNull<u8>,
     mask: usize,
     segment: Arc<Segment>,
 }
 
-// SAFETY: the pointer leads into the segment, which may be used from any thread and is kept alive here.
+// SAFETY: the pointer leads into the segment, which may be used from any thread and is kept alive
+// here.
 unsafe impl Send for SegmentSlots {}
 // SAFETY: as above.
 unsafe impl Sync for SegmentSlots {}
@@ -236,13 +247,15 @@ impl SegmentSlots {
 
     #[inline(always)]
     fn slot(&self, at: usize) -> NonNull<u8> {
-        // SAFETY: the slots lie within the mapping, and `at` is cut to their number, a power of two.
+        // SAFETY: the slots lie within the mapping, and `at` is cut to their number, a power of
+        // two.
         unsafe { self.first.add((at & self.mask) * 64) }
     }
 }
 
-// SAFETY: a slot's place depends on its number alone, and is inside the mapping for every number; the
-// number of slots was checked to be a power of two; a slot has 64 bytes, eight of them the control word.
+// SAFETY: a slot's place depends on its number alone, and is inside the mapping for every number;
+// the number of slots was checked to be a power of two; a slot has 64 bytes, eight of them the
+// control word.
 unsafe impl Slots for SegmentSlots {
     fn capacity(&self) -> usize {
         self.mask + 1
@@ -269,11 +282,11 @@ unsafe impl Slots for SegmentSlots {
 
     #[inline(always)]
     fn will_write(&self, at: usize) {
-        // The line was last read by the receiver's core. Asking for it early keeps its way here out of the
-        // path of the message that will be written into it.
+        // The line was last read by the receiver's core. Asking for it early keeps its way here out
+        // of the path of the message that will be written into it.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: a prefetch reads and writes nothing that a program can see, and the address is a slot's.
-        // On a processor that does not know it, it does nothing.
+        // SAFETY: a prefetch reads and writes nothing that a program can see, and the address is a
+        // slot's. On a processor that does not know it, it does nothing.
         unsafe {
             std::arch::asm!("prefetchw [{0}]", in(reg) self.slot(at).as_ptr(), options(nostack, preserves_flags, readonly));
         }
@@ -334,7 +347,8 @@ impl BellPage {
         &self.layout().bells
     }
 
-    /// Not 0 while the receiver sleeps: the sender that turns it to 0 must write the receiver's eventfd.
+    /// Not 0 while the receiver sleeps: the sender that turns it to 0 must write the receiver's
+    /// eventfd.
     pub fn asleep(&self) -> &AtomicU32 {
         &self.layout().asleep
     }

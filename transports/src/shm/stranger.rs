@@ -1,7 +1,7 @@
 //! A sender from its call to its welcome.
 //!
-//! Each step can find that something is short: a descriptor, memory, room in a socket. That is no fault
-//! of the sender's, so the step is taken again at a later poll.
+//! Each step can find that something is short: a descriptor, memory, room in a socket. That is no
+//! fault of the sender's, so the step is taken again at a later poll.
 
 use super::Geometry;
 use super::device::Shared;
@@ -54,7 +54,8 @@ impl Stranger {
         Self { channel, is_watched: false, hello: None }
     }
 
-    /// Returns `true` if it waits for something that was short, and not for a word from its other end.
+    /// Returns `true` if it waits for something that was short, and not for a word from its other
+    /// end.
     pub(super) fn waits(&self) -> bool {
         !self.is_watched || self.hello.is_some()
     }

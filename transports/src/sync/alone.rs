@@ -1,13 +1,15 @@
 //! A step that one thread takes without an atomic exchange, until another one comes.
 //!
-//! What many threads may do at a time, each by an atomic exchange, is most often done by one. So the first thread that comes
-//! is *alone*: it takes the step by plain loads and stores. The second one that comes ends that, once and for good, and from then
-//! on all take it by exchange. Unlike [`BiasedLock`](super::BiasedLock) this is no lock: nobody waits for anybody, but for whoever
-//! is in the midst of its last step alone.
+//! What many threads may do at a time, each by an atomic exchange, is most often done by one. So
+//! the first thread that comes is *alone*: it takes the step by plain loads and stores. The second
+//! one that comes ends that, once and for good, and from then on all take it by exchange. Unlike
+//! [`BiasedLock`](super::BiasedLock) this is no lock: nobody waits for anybody, but for whoever is
+//! in the midst of its last step alone.
 //!
-//! Why it is right: the one who is alone says that it is inside, then looks whether it still is alone; whoever ends that says so,
-//! then looks whether the other is inside; between the two steps each side has a barrier, the first one's being the free half
-//! of [`super::barrier`]. So at least one of them sees the other.
+//! Why it is right: the one who is alone says that it is inside, then looks whether it still is
+//! alone; whoever ends that says so, then looks whether the other is inside; between the two steps
+//! each side has a barrier, the first one's being the free half of [`super::barrier`]. So at least
+//! one of them sees the other.
 
 use super::barrier::{Barrier, heavy, light};
 use super::biased_lock::this_thread;
@@ -42,7 +44,8 @@ impl Drop for Inside<'_> {
 }
 
 impl Alone {
-    /// Nobody has come so far. Where threads cannot be reached by a barrier, all take the step by exchange from the beginning.
+    /// Nobody has come so far. Where threads cannot be reached by a barrier, all take the step by
+    /// exchange from the beginning.
     pub(super) fn new() -> Self {
         let barrier = Barrier::of_this_process();
         let can = cfg!(any(loom, miri)) || barrier.heavy && barrier.reachable;
@@ -50,7 +53,8 @@ impl Alone {
         Self { who: AtomicU64::new(who), inside: AtomicBool::new(false), barrier }
     }
 
-    /// `Some`: this thread takes the step alone. `None`: by exchange, as does everybody from now on.
+    /// `Some`: this thread takes the step alone. `None`: by exchange, as does everybody from now
+    /// on.
     #[inline(always)]
     pub(super) fn enter(&self) -> Option<Inside<'_>> {
         let me = this_thread();
@@ -74,8 +78,10 @@ impl Alone {
             Ok(_) => return self.enter(),
             Err(ENDING | SHARED) => {}
             Err(other) => {
-                let begun =
-                    self.who.compare_exchange(other, ENDING, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+                let begun = self
+                    .who
+                    .compare_exchange(other, ENDING, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok();
                 if begun {
                     heavy(self.barrier);
                     wait_until(|| !self.inside.load(Ordering::Acquire));
@@ -174,7 +180,8 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(alone.enter().is_some(), can);
         }
-        std::thread::scope(|scope| scope.spawn(|| assert!(alone.enter().is_none())).join()).unwrap();
+        std::thread::scope(|scope| scope.spawn(|| assert!(alone.enter().is_none())).join())
+            .unwrap();
         assert!(alone.enter().is_none());
     }
 }

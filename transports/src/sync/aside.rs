@@ -1,8 +1,9 @@
 //! What many threads put aside, to be taken up by whoever polls next.
 //!
-//! Those who put something aside say so, and where; the poller finds that with one load. The danger is a poller that goes to
-//! sleep meanwhile: so it says that it sleeps and then looks once more, and whoever puts something aside says so and then looks whether
-//! anybody sleeps. The four are sequentially consistent: one of the two sees the other.
+//! Those who put something aside say so, and where; the poller finds that with one load. The danger
+//! is a poller that goes to sleep meanwhile: so it says that it sleeps and then looks once more,
+//! and whoever puts something aside says so and then looks whether anybody sleeps. The four are
+//! sequentially consistent: one of the two sees the other.
 
 use super::primitives::{Mutex, MutexGuard, Sequential};
 use crossbeam_utils::CachePadded;
@@ -19,7 +20,10 @@ pub struct Aside {
 
 impl Aside {
     /// Nothing is put aside.
-    #[allow(clippy::new_without_default, reason = "there is one for each device, made where that is made")]
+    #[allow(
+        clippy::new_without_default,
+        reason = "there is one for each device, made where that is made"
+    )]
     pub fn new() -> Self {
         Self {
             asleep: CachePadded::new(Sequential::new(0)),
@@ -28,7 +32,8 @@ impl Aside {
         }
     }
 
-    /// Something was put aside at `place`. Whether the poller may be asleep, so that this thread has to take it up itself.
+    /// Something was put aside at `place`. Whether the poller may be asleep, so that this thread
+    /// has to take it up itself.
     #[must_use]
     pub fn put(&self, place: u32) -> bool {
         let mut places = self.places();

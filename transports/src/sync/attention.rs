@@ -1,10 +1,10 @@
 //! How a producer learns that its consumer has stopped looking.
 //!
 //! A consumer with many rings looks at those that have been busy lately. One that has gone quiet it
-//! cools: from then on the producer must ring a bell ([`super::bells`]) for each message. The danger is
-//! a message published just as the ring cools: the producer saw it warm, the consumer saw it empty,
-//! nobody looks again. A full barrier on both sides excludes that; [`super::barrier`] makes it free for
-//! the producer.
+//! cools: from then on the producer must ring a bell ([`super::bells`]) for each message. The
+//! danger is a message published just as the ring cools: the producer saw it warm, the consumer saw
+//! it empty, nobody looks again. A full barrier on both sides excludes that; [`super::barrier`]
+//! makes it free for the producer.
 
 use super::barrier::{Barrier, heavy, light};
 use super::primitives::{AtomicU32, Ordering};
@@ -19,7 +19,10 @@ const WARM: u32 = 1;
 
 impl Attention {
     /// A cold flag.
-    #[allow(clippy::new_without_default, reason = "flags are found in zeroed memory; only tests make one")]
+    #[allow(
+        clippy::new_without_default,
+        reason = "flags are found in zeroed memory; only tests make one"
+    )]
     pub fn new() -> Self {
         Self(AtomicU32::new(COLD))
     }
@@ -37,8 +40,8 @@ impl Attention {
         self.0.store(WARM, Ordering::Relaxed);
     }
 
-    /// For the consumer: it will look no more unless told. After this (for several rings: after the last
-    /// one) call [`settle`], then look once more.
+    /// For the consumer: it will look no more unless told. After this (for several rings: after the
+    /// last one) call [`settle`], then look once more.
     pub fn cool(&self) {
         self.0.store(COLD, Ordering::Relaxed);
     }

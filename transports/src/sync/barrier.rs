@@ -1,16 +1,16 @@
 //! A memory barrier of which one side is free.
 //!
 //! A producer that publishes a message and then asks "is my consumer still looking?" needs a full
-//! barrier between the two, or the answer may be older than the message. In the path of every message
-//! that barrier would cost more than the message: it waits for the slot's cache line to arrive from the
-//! other core. So the side that is rare pays for both: [`heavy`] makes the kernel run a barrier on every
-//! running thread of all registered processes (`membarrier`, `GLOBAL_EXPEDITED`), and [`light`] only
-//! keeps the compiler in order. Where the kernel refuses, both sides use a real fence; [`Barrier`] says
-//! which it is.
+//! barrier between the two, or the answer may be older than the message. In the path of every
+//! message that barrier would cost more than the message: it waits for the slot's cache line to
+//! arrive from the other core. So the side that is rare pays for both: [`heavy`] makes the kernel
+//! run a barrier on every running thread of all registered processes (`membarrier`,
+//! `GLOBAL_EXPEDITED`), and [`light`] only keeps the compiler in order. Where the kernel refuses,
+//! both sides use a real fence; [`Barrier`] says which it is.
 //!
-//! The kernel is asked once, at the start. A refusal after that (a seccomp filter that the program installs
-//! later) comes too late: others have left out their fences already, and no other call makes the cores of
-//! other processes run a barrier. So it ends the process, and says why.
+//! The kernel is asked once, at the start. A refusal after that (a seccomp filter that the program
+//! installs later) comes too late: others have left out their fences already, and no other call
+//! makes the cores of other processes run a barrier. So it ends the process, and says why.
 
 use super::primitives::{Ordering, fence};
 
@@ -46,8 +46,8 @@ impl Barrier {
     }
 }
 
-/// The frequent side's half. `fenced`: the other side cannot run [`heavy`], or this process cannot be
-/// reached by it, so a real fence is needed here.
+/// The frequent side's half. `fenced`: the other side cannot run [`heavy`], or this process cannot
+/// be reached by it, so a real fence is needed here.
 #[inline(always)]
 pub fn light(fenced: bool) {
     if fenced {
@@ -60,8 +60,8 @@ pub fn light(fenced: bool) {
 
 /// The rare side's half.
 pub fn heavy(barrier: Barrier) {
-    // Needed in any case: the kernel's barrier reaches those who registered, and our own thread must
-    // be in order with those that use real fences.
+    // Needed in any case: the kernel's barrier reaches those who registered, and our own thread
+    // must be in order with those that use real fences.
     fence(Ordering::SeqCst);
     #[cfg(not(any(miri, loom)))]
     if barrier.heavy
@@ -111,7 +111,8 @@ mod kernel {
         let _ = writeln!(
             io::stderr(),
             "carrack: membarrier(2) failed ({error}), which the kernel granted when this process started. \
-             The locks of this process rely on it, so the process ends. Have the seccomp filter allow \
+             The locks of this process rely on it, so the process ends. Have the seccomp filter \
+             allow \
              membarrier, or install the filter before the first runtime starts"
         );
         std::process::abort()

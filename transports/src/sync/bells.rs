@@ -2,8 +2,8 @@
 
 use super::primitives::{AtomicU64, Ordering};
 
-/// Bells that any number of producers ring and one consumer collects, in memory that all of them see.
-/// Collecting costs one load when nothing rang, however many bells there are.
+/// Bells that any number of producers ring and one consumer collects, in memory that all of them
+/// see. Collecting costs one load when nothing rang, however many bells there are.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Bells {
@@ -18,7 +18,10 @@ impl Bells {
     pub const COUNT: usize = 64 * 64;
 
     /// Bells at rest, as fresh memory is.
-    #[allow(clippy::new_without_default, reason = "bells are found in zeroed memory; only tests make some")]
+    #[allow(
+        clippy::new_without_default,
+        reason = "bells are found in zeroed memory; only tests make some"
+    )]
     pub fn new() -> Self {
         Self {
             summary: AtomicU64::new(0),
@@ -31,8 +34,9 @@ impl Bells {
     pub fn ring(&self, bell: u32) {
         let (word, bit) = (bell as usize / 64, bell % 64);
         let Some(bits) = self.words.get(word) else { return };
-        // Word first: whoever finds the summary's bit finds the bell. Always written, though the bit may
-        // be set already: the write is what makes the message visible to whoever collects the bit.
+        // Word first: whoever finds the summary's bit finds the bell. Always written, though the
+        // bit may be set already: the write is what makes the message visible to whoever collects
+        // the bit.
         bits.fetch_or(1 << bit, Ordering::Release);
         self.summary.fetch_or(1 << word, Ordering::Release);
     }
@@ -81,7 +85,11 @@ mod models {
             let mut look = || {
                 bells.collect(|bell| {
                     assert_eq!(bell, 5);
-                    assert_eq!(message.load(Ordering::Relaxed), 1, "the message is seen with its bell");
+                    assert_eq!(
+                        message.load(Ordering::Relaxed),
+                        1,
+                        "the message is seen with its bell"
+                    );
                     rang += 1;
                 });
             };

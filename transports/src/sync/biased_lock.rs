@@ -1,16 +1,17 @@
 //! A try-lock that costs its usual thread no atomic exchange.
 //!
-//! Most links and devices are used by one thread for as long as they live. For that thread the exchange of
-//! an ordinary lock is the dearest step of a small message: on x86 it also waits until the message before
-//! has left the store buffer, which is the time that a cache line takes from the other core. So once one
-//! thread has taken the lock `STREAK` times in a row the lock leans towards it: it takes and leaves
-//! by plain stores. The first other thread that comes pays for both (a [`heavy`] barrier), and from then on
-//! the lock is an ordinary one for all.
+//! Most links and devices are used by one thread for as long as they live. For that thread the
+//! exchange of an ordinary lock is the dearest step of a small message: on x86 it also waits until
+//! the message before has left the store buffer, which is the time that a cache line takes from the
+//! other core. So once one thread has taken the lock `STREAK` times in a row the lock leans towards
+//! it: it takes and leaves by plain stores. The first other thread that comes pays for both (a
+//! [`heavy`] barrier), and from then on the lock is an ordinary one for all.
 //!
-//! Why it is right: the owner sets `owner_in`, then looks whether the bias still holds; whoever revokes the bias
-//! clears it, then looks at `owner_in`; between the two steps each side has a barrier, the owner's being the
-//! free half of [`super::barrier`]. So at least one of them sees the other. A bias is given once only: were
-//! it given again, a former owner that was interrupted between its two steps could clear its successor's flag.
+//! Why it is right: the owner sets `owner_in`, then looks whether the bias still holds; whoever
+//! revokes the bias clears it, then looks at `owner_in`; between the two steps each side has a
+//! barrier, the owner's being the free half of [`super::barrier`]. So at least one of them sees the
+//! other. A bias is given once only: were it given again, a former owner that was interrupted
+//! between its two steps could clear its successor's flag.
 
 use super::barrier::{Barrier, heavy, light};
 #[cfg(not(loom))]
@@ -97,8 +98,8 @@ impl<T> BiasedLock<T> {
 
     /// The value, if nobody has it at the moment.
     ///
-    /// A thread that loses time and again steps aside for longer and longer before it is told so: each change of hands
-    /// costs more than many short sections of one holder.
+    /// A thread that loses time and again steps aside for longer and longer before it is told so:
+    /// each change of hands costs more than many short sections of one holder.
     #[cfg(not(loom))]
     #[inline(always)]
     pub fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
@@ -145,7 +146,8 @@ impl<T> BiasedLock<T> {
                 return None;
             }
             self.owner_in.store(true, Ordering::Relaxed);
-            // Fenced under loom and Miri: elsewhere no bias is given where nobody could reach this thread.
+            // Fenced under loom and Miri: elsewhere no bias is given where nobody could reach this
+            // thread.
             light(cfg!(any(loom, miri)));
             // `taken` is set while somebody revokes the bias, and was set while it was given.
             if self.bias.load(Ordering::Relaxed) == me && !self.taken.load(Ordering::Acquire) {
@@ -205,8 +207,8 @@ impl<T> fmt::Debug for BiasedLock<T> {
 
 /// The lock's value; opens the lock when dropped.
 ///
-/// The guard is never `Send`: the biased thread alone writes its flag, and reads it without a barrier.
-/// It is `Sync` where `T` is: a shared guard hands out `&T`.
+/// The guard is never `Send`: the biased thread alone writes its flag, and reads it without a
+/// barrier. It is `Sync` where `T` is: a shared guard hands out `&T`.
 ///
 /// ```
 /// # use carrack_transports::sync::BiasedLock;
@@ -274,9 +276,9 @@ mod contention {
         static LOSSES: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// Spins of the first step aside, and how often they are doubled at most: from below a microsecond to some ten. Eight
-    /// threads that send through one link: 2.8 M/s without, 5.5 with 64 spins each time, 16.6 with 1024
-    /// (docs/adr/0011-thresholds.md).
+    /// Spins of the first step aside, and how often they are doubled at most: from below a
+    /// microsecond to some ten. Eight threads that send through one link: 2.8 M/s without, 5.5 with
+    /// 64 spins each time, 16.6 with 1024 (docs/adr/0011-thresholds.md).
     const SPINS: u32 = 16;
     const DOUBLINGS: u32 = 6;
 
@@ -319,7 +321,8 @@ mod models {
                 let lock = lock.clone();
                 thread::spawn(move || u32::from(enter(&lock, 2)))
             };
-            // Each may lose: a try-lock owes nobody a turn. What counts is that nobody's step is lost.
+            // Each may lose: a try-lock owes nobody a turn. What counts is that nobody's step is
+            // lost.
             let mut won = u32::from(enter(&lock, 1));
             won += u32::from(enter(&lock, 1));
             won += other.join().unwrap();

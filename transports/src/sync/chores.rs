@@ -1,14 +1,17 @@
-//! What there is to be done, in one word: a look that finds nothing costs one load, whatever there could be.
+//! What there is to be done, in one word: a look that finds nothing costs one load, whatever there
+//! could be.
 //!
-//! A bit is set by whoever puts something there, after it is there, and cleared by whoever finds nothing left. What is kept
-//! behind a lock ([`Waiting`]) has its bit changed with the lock held; [`super::earliest`] has no lock, and looks once more
-//! after it has cleared its bit. A signal handler sets a bit of its own, and changes no other.
+//! A bit is set by whoever puts something there, after it is there, and cleared by whoever finds
+//! nothing left. What is kept behind a lock ([`Waiting`]) has its bit changed with the lock held;
+//! [`super::earliest`] has no lock, and looks once more after it has cleared its bit. A signal
+//! handler sets a bit of its own, and changes no other.
 
 use super::Sleepers;
 use super::primitives::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// A bit for each sort of thing that may be there to be done. Shared by all who put something there.
+/// A bit for each sort of thing that may be there to be done. Shared by all who put something
+/// there.
 #[derive(Clone, Default, Debug)]
 pub struct Chores {
     there: Arc<AtomicUsize>,
@@ -40,7 +43,8 @@ impl Chores {
             // Acquire: what others put there before they set the bit is seen by a look after this.
             self.there.fetch_and(!bit, Ordering::AcqRel);
         } else if self.there.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
-            // Always written, though the bit may be set: the write is what makes visible what was put there.
+            // Always written, though the bit may be set: the write is what makes visible what was
+            // put there.
             self.wake();
         }
     }
@@ -89,7 +93,8 @@ impl Found {
     }
 }
 
-/// A list behind a lock, with its length beside it for those who only want to know whether it is empty.
+/// A list behind a lock, with its length beside it for those who only want to know whether it is
+/// empty.
 #[derive(Debug)]
 pub struct Waiting<T> {
     list: Mutex<T>,
@@ -99,7 +104,10 @@ pub struct Waiting<T> {
 
 impl<T: Default> Waiting<T> {
     /// Of which no progress needs to know.
-    #[allow(clippy::new_without_default, reason = "one is made for progress, or not: both are said")]
+    #[allow(
+        clippy::new_without_default,
+        reason = "one is made for progress, or not: both are said"
+    )]
     pub fn new() -> Self {
         Self { list: Mutex::new(T::default()), count: AtomicU32::new(0), chore: None }
     }

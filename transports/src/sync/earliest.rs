@@ -3,8 +3,9 @@
 use super::chores::{Bit, Chores};
 use super::primitives::{AtomicU64, Ordering};
 
-/// The earliest of the times by which something has to be looked at: a chore of progress while there is one. It has no lock
-/// and no list: what is to be looked at waits elsewhere, put there before its time is noted.
+/// The earliest of the times by which something has to be looked at: a chore of progress while
+/// there is one. It has no lock and no list: what is to be looked at waits elsewhere, put there
+/// before its time is noted.
 #[derive(Debug)]
 pub struct Earliest {
     time: AtomicU64,
@@ -24,7 +25,8 @@ impl Earliest {
     /// Notes one more time.
     #[inline]
     pub fn note(&self, time: u64) {
-        // Release, and written though an earlier one may stand: whoever takes that one sees what waits for this one, too.
+        // Release, and written though an earlier one may stand: whoever takes that one sees what
+        // waits for this one, too.
         let before = self.time.fetch_min(time, Ordering::AcqRel);
         self.chores.set(self.chore, true);
         if time < before {
@@ -39,8 +41,8 @@ impl Earliest {
         self.time.load(Ordering::Acquire)
     }
 
-    /// The time now, if the earliest has passed: then there is none any more. The caller looks at everything that waits, and
-    /// notes what is left; nobody else does meanwhile.
+    /// The time now, if the earliest has passed: then there is none any more. The caller looks at
+    /// everything that waits, and notes what is left; nobody else does meanwhile.
     pub fn due(&self, now: impl FnOnce() -> u64) -> Option<u64> {
         let earliest = self.get();
         if earliest == Self::NEVER {
@@ -52,7 +54,9 @@ impl Earliest {
             return None;
         }
         let now = now();
-        let take = || self.time.compare_exchange(earliest, Self::NEVER, Ordering::AcqRel, Ordering::Relaxed);
+        let take = || {
+            self.time.compare_exchange(earliest, Self::NEVER, Ordering::AcqRel, Ordering::Relaxed)
+        };
         (earliest <= now && take().is_ok()).then_some(now)
     }
 }

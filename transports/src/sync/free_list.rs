@@ -1,6 +1,9 @@
 //! A stack of indices.
 
-#![allow(clippy::cast_possible_truncation, reason = "the top is an index and a tag of 32 bits each")]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "the top is an index and a tag of 32 bits each"
+)]
 
 use super::primitives::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;

@@ -2,8 +2,8 @@
 
 use super::primitives::{AtomicU32, Ordering};
 
-/// What may stand in the way: how many wait, which the holder of a lock says, and two flags that anybody raises. All of it is
-/// found absent by one load, without a lock.
+/// What may stand in the way: how many wait, which the holder of a lock says, and two flags that
+/// anybody raises. All of it is found absent by one load, without a lock.
 #[derive(Default, Debug)]
 pub struct Hurdles(AtomicU32);
 

@@ -21,9 +21,9 @@
 //! | [`aside`] | what many threads put aside, to be taken up by whoever polls next | verbs |
 //! | [`ticks`] | numbers that only grow, and who listens for them | barriers of groups |
 //!
-//! Atomics and cells come from `primitives` and nowhere else (`cargo xtask test` checks), so that under
-//! `--cfg loom` every structure here is model-checked; those on the heap also run under Miri. The ones
-//! that live in shared memory are `repr(C)` and generic over where their bytes lie.
+//! Atomics and cells come from `primitives` and nowhere else (`cargo xtask test` checks), so that
+//! under `--cfg loom` every structure here is model-checked; those on the heap also run under Miri.
+//! The ones that live in shared memory are `repr(C)` and generic over where their bytes lie.
 
 mod alone;
 pub mod aside;

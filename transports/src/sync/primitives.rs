@@ -1,7 +1,9 @@
 //! Atomics and cells: the standard library's, or loom's under `--cfg loom`.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+pub(crate) use loom::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
@@ -20,7 +22,8 @@ pub(crate) use loom::hint::spin_loop;
 #[cfg(not(loom))]
 pub(crate) use std::hint::spin_loop;
 
-/// The standard cell with loom's interface: access is a closure, so that loom can see it begin and end.
+/// The standard cell with loom's interface: access is a closure, so that loom can see it begin and
+/// end.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
@@ -42,8 +45,8 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A word of which every access is sequentially consistent: a write, and then a read of another such word, are not exchanged.
-/// loom knows that of fences only: one stands before each read there.
+/// A word of which every access is sequentially consistent: a write, and then a read of another
+/// such word, are not exchanged. loom knows that of fences only: one stands before each read there.
 #[derive(Debug)]
 pub(crate) struct Sequential(AtomicU64);
 

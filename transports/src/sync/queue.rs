@@ -6,9 +6,9 @@ use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::mem::MaybeUninit;
 
-/// Vyukov's bounded queue: values in place, nothing allocated after the start, one atomic exchange an operation; and none at an
-/// end that one thread has for itself. When it is full a push gives the value back: nothing is overwritten (LCI's array queue
-/// overwrites) and nothing is lost.
+/// Vyukov's bounded queue: values in place, nothing allocated after the start, one atomic exchange
+/// an operation; and none at an end that one thread has for itself. When it is full a push gives
+/// the value back: nothing is overwritten (LCI's array queue overwrites) and nothing is lost.
 pub struct Queue<T> {
     cells: Cells<T>,
     tail: CachePadded<End>,
@@ -67,7 +67,8 @@ impl<T> Cell<T> {
     /// Fills it, says whoever was given its position.
     #[inline(always)]
     fn fill(&self, at: usize, make: impl FnOnce() -> T) {
-        // SAFETY: the position was given to this thread alone, and the turn said that the pop of the lap before is over.
+        // SAFETY: the position was given to this thread alone, and the turn said that the pop of
+        // the lap before is over.
         self.value.with_mut(|slot| unsafe { (*slot).write(make()) });
         self.turn.store(at.wrapping_add(1), Ordering::Release);
     }
@@ -82,9 +83,15 @@ impl<T> Queue<T> {
     /// A queue for at least `capacity` values (rounded up to a power of two, two at least).
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(2).next_power_of_two();
-        let cell = |at| Cell { turn: AtomicUsize::new(at), value: UnsafeCell::new(MaybeUninit::uninit()) };
+        let cell =
+            |at| Cell { turn: AtomicUsize::new(at), value: UnsafeCell::new(MaybeUninit::uninit()) };
         let filled = CachePadded::new(AtomicUsize::new(0));
-        Self { cells: Cells((0..capacity).map(cell).collect()), tail: End::new(), head: End::new(), filled }
+        Self {
+            cells: Cells((0..capacity).map(cell).collect()),
+            tail: End::new(),
+            head: End::new(),
+            filled,
+        }
     }
 
     /// Values that it can hold.
@@ -92,8 +99,8 @@ impl<T> Queue<T> {
         self.cells.0.len()
     }
 
-    /// Returns how many values can be taken now. While one thread alone takes values, at least as many
-    /// calls of [`pop`](Self::pop) as this says succeed. Other consumers may take them first.
+    /// Returns how many values can be taken now. While one thread alone takes values, at least as
+    /// many calls of [`pop`](Self::pop) as this says succeed. Other consumers may take them first.
     ///
     /// Counts a value when its push has ended, and each value once: a further call begins where the
     /// last one stopped.
@@ -107,7 +114,8 @@ impl<T> Queue<T> {
             let at = head.wrapping_add(count);
             self.cells.at(at).stands_at(at.wrapping_add(1)) == Turn::Now
         };
-        let count = (known..self.capacity()).find(|count| !is_filled(count)).unwrap_or(self.capacity());
+        let count =
+            (known..self.capacity()).find(|count| !is_filled(count)).unwrap_or(self.capacity());
         if count > known {
             // Threads may store in any order: the position holds for each of them.
             self.filled.store(head.wrapping_add(count), Ordering::Release);
@@ -115,8 +123,8 @@ impl<T> Queue<T> {
         count
     }
 
-    /// Returns `true` if there is nothing to be taken. While one thread alone takes values, a `false`
-    /// means that its next [`pop`](Self::pop) succeeds.
+    /// Returns `true` if there is nothing to be taken. While one thread alone takes values, a
+    /// `false` means that its next [`pop`](Self::pop) succeeds.
     pub fn is_empty(&self) -> bool {
         loop {
             let at = self.head.at.load(Ordering::Relaxed);
@@ -142,8 +150,9 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Adds what `make` makes, in the place where it will stand: a large value is moved once less. `false`: the queue is full, and
-    /// nothing was made. `make` must not panic: the queue would end there.
+    /// Adds what `make` makes, in the place where it will stand: a large value is moved once less.
+    /// `false`: the queue is full, and nothing was made. `make` must not panic: the queue would end
+    /// there.
     #[inline(always)]
     pub fn push_made(&self, make: impl FnOnce() -> T) -> bool {
         let claimed = self.tail.claim(&self.cells, 0);
@@ -157,7 +166,8 @@ impl<T> Queue<T> {
     #[inline(always)]
     pub fn pop(&self) -> Option<T> {
         let (at, cell) = self.head.claim(&self.cells, 1)?;
-        // SAFETY: the position was given to this thread alone, and the turn said that its push is over.
+        // SAFETY: the position was given to this thread alone, and the turn said that its push is
+        // over.
         let value = cell.value.with(|slot| unsafe { (*slot).assume_init_read() });
         cell.turn.store(at.wrapping_add(self.capacity()), Ordering::Release);
         Some(value)
@@ -169,7 +179,8 @@ impl End {
         CachePadded::new(Self { at: AtomicUsize::new(0), alone: Alone::new() })
     }
 
-    /// The next position with its cell, for this thread alone. `None` when it is not that cell's turn, `ahead` of the position.
+    /// The next position with its cell, for this thread alone. `None` when it is not that cell's
+    /// turn, `ahead` of the position.
     #[inline(always)]
     fn claim<'a, T>(&self, cells: &'a Cells<T>, ahead: usize) -> Option<(usize, &'a Cell<T>)> {
         if let Some(_alone) = self.alone.enter() {
@@ -184,13 +195,18 @@ impl End {
         self.claim_among_others(cells, ahead)
     }
 
-    fn claim_among_others<'a, T>(&self, cells: &'a Cells<T>, ahead: usize) -> Option<(usize, &'a Cell<T>)> {
+    fn claim_among_others<'a, T>(
+        &self,
+        cells: &'a Cells<T>,
+        ahead: usize,
+    ) -> Option<(usize, &'a Cell<T>)> {
         let (same, any) = (Ordering::Relaxed, Ordering::Relaxed);
         let mut at = self.at.load(Ordering::Relaxed);
         loop {
             let cell = cells.at(at);
             match cell.stands_at(at.wrapping_add(ahead)) {
-                Turn::Now => match self.at.compare_exchange_weak(at, at.wrapping_add(1), same, any) {
+                Turn::Now => match self.at.compare_exchange_weak(at, at.wrapping_add(1), same, any)
+                {
                     Ok(_) => return Some((at, cell)),
                     Err(now) => at = now,
                 },
@@ -245,9 +261,9 @@ mod models {
 
     type Doing = fn(&Queue<u32>);
 
-    /// A push, and what other threads do meanwhile. The push comes first in the order from which loom
-    /// departs: a load that came before another thread's load and store of the same word would not be
-    /// tried between these.
+    /// A push, and what other threads do meanwhile. The push comes first in the order from which
+    /// loom departs: a load that came before another thread's load and store of the same word would
+    /// not be tried between these.
     fn beside_a_push<const N: usize>(others: [Doing; N]) {
         loom::model(move || {
             let queue = Arc::new(Queue::new(2));

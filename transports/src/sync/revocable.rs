@@ -1,12 +1,14 @@
 //! The right to use something of another process, which its owner can take back.
 //!
-//! A *user* enters before each use and leaves after it. The owner revokes, and may do with the thing what it likes once
-//! no user is inside: [`revoke`](Revocable::revoke) says so. Both change one word, so of a user that enters and an owner that
-//! revokes one sees the other. A user that is stopped inside keeps the owner from nothing but this knowledge.
+//! A *user* enters before each use and leaves after it. The owner revokes, and may do with the
+//! thing what it likes once no user is inside: [`revoke`](Revocable::revoke) says so. Both change
+//! one word, so of a user that enters and an owner that revokes one sees the other. A user that is
+//! stopped inside keeps the owner from nothing but this knowledge.
 
 use super::primitives::{AtomicU32, Ordering};
 
-/// A word in memory that both sides see. Zero, as fresh memory is, is a right that stands and is not used.
+/// A word in memory that both sides see. Zero, as fresh memory is, is a right that stands and is
+/// not used.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Revocable(AtomicU32);
@@ -15,7 +17,10 @@ const REVOKED: u32 = 1 << 31;
 
 impl Revocable {
     /// A right that stands.
-    #[allow(clippy::new_without_default, reason = "words are found in zeroed memory; only tests make one")]
+    #[allow(
+        clippy::new_without_default,
+        reason = "words are found in zeroed memory; only tests make one"
+    )]
     pub fn new() -> Self {
         Self(AtomicU32::new(0))
     }
@@ -28,7 +33,8 @@ impl Revocable {
         (self.0.fetch_add(1, Ordering::AcqRel) & REVOKED == 0).then_some(inside)
     }
 
-    /// For the owner: lets no user enter any more. Returns `true` if none is inside; else ask again.
+    /// For the owner: lets no user enter any more. Returns `true` if none is inside; else ask
+    /// again.
     pub fn revoke(&self) -> bool {
         // Acquire: what users did inside is over.
         self.0.fetch_or(REVOKED, Ordering::AcqRel) & !REVOKED == 0

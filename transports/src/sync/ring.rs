@@ -6,14 +6,14 @@
 //! control   = sequence 32 | slots 8 | kind 8 | payload bytes 16
 //! ```
 //!
-//! A record that fits into one slot travels as one cache line: the consumer waits for the sequence number
-//! of the very line that holds the message, so a small message costs a single transfer between cores and
-//! no shared index is touched (UCX's shared-memory FIFO takes an atomic exchange on a shared head for
-//! each message). The producer learns of free slots from `freed`, which the consumer writes now and then,
-//! and looks at it only when its own count runs out.
+//! A record that fits into one slot travels as one cache line: the consumer waits for the sequence
+//! number of the very line that holds the message, so a small message costs a single transfer
+//! between cores and no shared index is touched (UCX's shared-memory FIFO takes an atomic exchange
+//! on a shared head for each message). The producer learns of free slots from `freed`, which the
+//! consumer writes now and then, and looks at it only when its own count runs out.
 //!
-//! The continuation slots keep a control word of their own, so that no byte of a payload ever lies where
-//! a later lap looks for a sequence number: a payload cannot forge a record.
+//! The continuation slots keep a control word of their own, so that no byte of a payload ever lies
+//! where a later lap looks for a sequence number: a payload cannot forge a record.
 //!
 //! Each side trusts nothing that the other wrote: see [`Corrupt`].
 
@@ -33,8 +33,9 @@ pub const NEXT: usize = 56;
 pub const MAX_SLOTS: usize = 4;
 /// Payload bytes that a record can carry: 208.
 pub const MAX_PAYLOAD: usize = FIRST + (MAX_SLOTS - 1) * NEXT;
-/// How far ahead of its next slot a side asks for the cache line of one: far enough that the line has come from
-/// the other core by then, and beyond the slot that a consumer which keeps up is looking at.
+/// How far ahead of its next slot a side asks for the cache line of one: far enough that the line
+/// has come from the other core by then, and beyond the slot that a consumer which keeps up is
+/// looking at.
 const AHEAD: u64 = 6;
 /// Bytes of a slot behind its control word.
 pub const BODY: usize = 56;
@@ -117,8 +118,8 @@ fn slots_for(len: usize) -> usize {
 
 #[inline(always)]
 fn control_word(position: u64, slots: usize, kind: u8, len: usize) -> u64 {
-    // Position + 1, so that fresh memory, all zero, is no record. Sequence numbers of one slot differ by
-    // the capacity from lap to lap, and come round only after 2^32 slots.
+    // Position + 1, so that fresh memory, all zero, is no record. Sequence numbers of one slot
+    // differ by the capacity from lap to lap, and come round only after 2^32 slots.
     let sequence = position.wrapping_add(1) & 0xffff_ffff;
     sequence | (slots as u64) << 32 | u64::from(kind) << 40 | (len as u64) << 48
 }
@@ -154,7 +155,12 @@ impl<S: Slots> Producer<S> {
 
     /// Writes one record. `payload` is host memory of at most [`MAX_PAYLOAD`] bytes.
     #[inline]
-    pub fn push(&mut self, kind: u8, header: [u64; 2], payload: MemRef<'_>) -> Result<(), PushError> {
+    pub fn push(
+        &mut self,
+        kind: u8,
+        header: [u64; 2],
+        payload: MemRef<'_>,
+    ) -> Result<(), PushError> {
         if payload.len() <= FIRST && payload.place().is_host() {
             // SAFETY: host memory, by its view's promise, of that length.
             return unsafe { self.push_one(kind, header, payload) };
@@ -167,7 +173,12 @@ impl<S: Slots> Producer<S> {
     /// # Safety
     /// `payload` is host memory of at most [`FIRST`] bytes.
     #[inline(always)]
-    unsafe fn push_one(&mut self, kind: u8, header: [u64; 2], payload: MemRef<'_>) -> Result<(), PushError> {
+    unsafe fn push_one(
+        &mut self,
+        kind: u8,
+        header: [u64; 2],
+        payload: MemRef<'_>,
+    ) -> Result<(), PushError> {
         if self.sent - self.freed > self.mask {
             self.refresh()?;
             if self.sent - self.freed > self.mask {
@@ -183,13 +194,20 @@ impl<S: Slots> Producer<S> {
             });
         }
         // Release: whoever sees the sequence number sees the record.
-        self.slots.control(at).store(control_word(self.sent, 1, kind, payload.len()), Ordering::Release);
+        self.slots
+            .control(at)
+            .store(control_word(self.sent, 1, kind, payload.len()), Ordering::Release);
         self.sent += 1;
         self.slots.will_write(((self.sent + AHEAD) & self.mask) as usize);
         Ok(())
     }
 
-    fn push_several(&mut self, kind: u8, header: [u64; 2], payload: MemRef<'_>) -> Result<(), PushError> {
+    fn push_several(
+        &mut self,
+        kind: u8,
+        header: [u64; 2],
+        payload: MemRef<'_>,
+    ) -> Result<(), PushError> {
         let len = payload.len();
         if len > MAX_PAYLOAD || !payload.place().is_host() {
             return Err(PushError::Unfit);
@@ -301,7 +319,8 @@ impl<S: Slots> Consumer<S> {
         if control as u32 != self.taken.wrapping_add(1) as u32 {
             return Ok(None);
         }
-        let (slots, kind, len) = ((control >> 32) as u8, (control >> 40) as u8, (control >> 48) as u16);
+        let (slots, kind, len) =
+            ((control >> 32) as u8, (control >> 40) as u8, (control >> 48) as u16);
         let bytes = usize::from(len);
         let small = slots == 1 && bytes <= FIRST;
         if !small && !self.can_be(slots, bytes) {
@@ -318,17 +337,20 @@ impl<S: Slots> Consumer<S> {
     }
 
     fn can_be(&self, slots: u8, bytes: usize) -> bool {
-        bytes <= MAX_PAYLOAD && usize::from(slots) == slots_for(bytes) && u64::from(slots) <= self.mask + 1
+        bytes <= MAX_PAYLOAD
+            && usize::from(slots) == slots_for(bytes)
+            && u64::from(slots) <= self.mask + 1
     }
 
-    /// Asks for the cache line of a slot further on. For a consumer that knows itself to be behind: fetching a line
-    /// that the producer has yet to write takes it out of the producer's hands.
+    /// Asks for the cache line of a slot further on. For a consumer that knows itself to be behind:
+    /// fetching a line that the producer has yet to write takes it out of the producer's hands.
     #[inline(always)]
     pub fn fetch_ahead(&self) {
         self.slots.will_read(((self.taken + AHEAD) & self.mask) as usize);
     }
 
-    /// Frees the slots of the record that [`peek`](Self::peek) gave last: as many as its `count` says.
+    /// Frees the slots of the record that [`peek`](Self::peek) gave last: as many as its `count`
+    /// says.
     #[inline(always)]
     pub fn advance(&mut self, count: u8) {
         self.taken += u64::from(count);
@@ -339,9 +361,12 @@ impl<S: Slots> Consumer<S> {
         }
     }
 
-    /// Takes the next record, if there is one, and frees its slots when `take` has returned something.
-    /// When `take` returns `None` the record stays where it is.
-    pub fn pop<R>(&mut self, take: impl FnOnce(Record<'_, S>) -> Option<R>) -> Result<Option<R>, Corrupt> {
+    /// Takes the next record, if there is one, and frees its slots when `take` has returned
+    /// something. When `take` returns `None` the record stays where it is.
+    pub fn pop<R>(
+        &mut self,
+        take: impl FnOnce(Record<'_, S>) -> Option<R>,
+    ) -> Result<Option<R>, Corrupt> {
         let Some(record) = self.peek()? else { return Ok(None) };
         let count = record.count;
         let Some(result) = take(record) else { return Ok(None) };
@@ -373,15 +398,16 @@ impl<S: Slots> Record<'_, S> {
         header
     }
 
-    /// What the first slot holds of the payload, and whatever lies behind it there: a copy of fixed size is
-    /// quicker than one of the right size. For records of one slot that is all of it.
+    /// What the first slot holds of the payload, and whatever lies behind it there: a copy of fixed
+    /// size is quicker than one of the right size. For records of one slot that is all of it.
     #[inline(always)]
     pub fn first(&self) -> [u8; FIRST] {
         let mut bytes = [0; FIRST];
         let at = (self.position & self.mask) as usize;
         // SAFETY: as above, and a body is `HEADER + FIRST` bytes long.
         unsafe {
-            self.slots.read(at, |body| bytes = body.add(HEADER).cast::<[u8; FIRST]>().read_unaligned())
+            self.slots
+                .read(at, |body| bytes = body.add(HEADER).cast::<[u8; FIRST]>().read_unaligned())
         };
         bytes
     }
@@ -494,7 +520,9 @@ mod models {
                 let mut sent = 0_u64;
                 // Three records into two slots: the third needs a slot back.
                 for _ in 0..6 {
-                    if sent < 3 && producer.push(1, [sent, !sent], MemRef::host(&[sent as u8; 3])).is_ok() {
+                    if sent < 3
+                        && producer.push(1, [sent, !sent], MemRef::host(&[sent as u8; 3])).is_ok()
+                    {
                         sent += 1;
                     }
                     thread::yield_now();
@@ -588,8 +616,8 @@ mod tests {
     #[test]
     fn miri_a_payload_that_looks_like_a_control_word_is_not_taken_for_one() {
         let (mut producer, mut consumer) = ring(4);
-        // The second slot of this record is full of the control word that a record at its position in
-        // the next lap would have.
+        // The second slot of this record is full of the control word that a record at its position
+        // in the next lap would have.
         let forged = control_word(5, 1, 7, 0).to_le_bytes();
         let payload: Vec<u8> = forged.iter().copied().cycle().take(FIRST + NEXT).collect();
         producer.push(1, [0; 2], MemRef::host(&payload)).unwrap();
@@ -603,7 +631,8 @@ mod tests {
 
     #[test]
     fn a_hostile_producer_gets_an_error_and_no_access() {
-        for (slots, len) in [(0, 0), (2, 40), (1, 41), (4, 209), (255, 9), (4, u16::MAX), (5, 250)] {
+        for (slots, len) in [(0, 0), (2, 40), (1, 41), (4, 209), (255, 9), (4, u16::MAX), (5, 250)]
+        {
             let (producer, mut consumer) = ring(8);
             let control = control_word(0, slots, 0, usize::from(len));
             producer.slots().control(0).store(control, Ordering::Release);

@@ -1,13 +1,16 @@
 //! Values under a token that carries a generation.
 
-#![allow(clippy::cast_possible_truncation, reason = "a token is an index and a generation of 32 bits each")]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "a token is an index and a generation of 32 bits each"
+)]
 
 use super::primitives::{AtomicU32, Ordering};
 use super::{FreeList, TryLock};
 use std::fmt;
 
-/// A bounded table of values in flight. A token names a slot and the slot's generation, so that a token
-/// that is late, repeated or forged finds nothing.
+/// A bounded table of values in flight. A token names a slot and the slot's generation, so that a
+/// token that is late, repeated or forged finds nothing.
 pub struct Slab<T> {
     entries: Box<[Entry<T>]>,
     free: FreeList,

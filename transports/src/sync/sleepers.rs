@@ -1,8 +1,9 @@
 //! Threads that sleep until somebody wakes them.
 //!
-//! Whoever changes something asks whether anybody sleeps, and rings if so; whoever is about to sleep says so, and looks once
-//! more at what it waits for. Between the two steps each side has a barrier, the one of whoever changes something being the
-//! free half of [`super::barrier`]: so a change made while a thread goes to sleep is seen, or rung for.
+//! Whoever changes something asks whether anybody sleeps, and rings if so; whoever is about to
+//! sleep says so, and looks once more at what it waits for. Between the two steps each side has a
+//! barrier, the one of whoever changes something being the free half of [`super::barrier`]: so a
+//! change made while a thread goes to sleep is seen, or rung for.
 
 use super::barrier::{Barrier, heavy, light};
 use super::primitives::{AtomicU32, Ordering};
@@ -38,7 +39,8 @@ impl Sleepers {
         }
     }
 
-    /// Announces a sleeper, until the value is dropped. What it looks at after this, nobody can change without ringing.
+    /// Announces a sleeper, until the value is dropped. What it looks at after this, nobody can
+    /// change without ringing.
     pub fn enter(&self) -> Asleep<'_> {
         self.begin();
         Asleep(self)

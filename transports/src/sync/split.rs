@@ -1,10 +1,13 @@
-//! How two processes share the copying of one message: one takes pieces from the front, the other from the back.
+//! How two processes share the copying of one message: one takes pieces from the front, the other
+//! from the back.
 //!
-//! The *reader* wants the message and owns the word; the *writer* has it, and may help or not: a writer that never looks
-//! here costs the reader nothing. Each piece is taken by one of them. The reader may let go of the memory only when
-//! all pieces that the writer took are written: [`state`](Split::state) says so.
+//! The *reader* wants the message and owns the word; the *writer* has it, and may help or not: a
+//! writer that never looks here costs the reader nothing. Each piece is taken by one of them. The
+//! reader may let go of the memory only when all pieces that the writer took are written:
+//! [`state`](Split::state) says so.
 //!
-//! Each use of the word has a turn of its own, so a writer that comes late finds that it is not meant.
+//! Each use of the word has a turn of its own, so a writer that comes late finds that it is not
+//! meant.
 
 use super::primitives::{AtomicU32, AtomicU64, Ordering};
 
@@ -39,7 +42,8 @@ pub enum State {
     Waiting,
     /// All are written.
     Settled,
-    /// One could not be written, and none is being written any more. So many are to be copied by the reader.
+    /// One could not be written, and none is being written any more. So many are to be copied by
+    /// the reader.
     Failed(u32),
 }
 
@@ -54,7 +58,11 @@ struct Claims {
 impl Claims {
     #[allow(clippy::cast_possible_truncation, reason = "each part is cut to its bits")]
     fn of(word: u64) -> Self {
-        Self { turn: (word >> 32) as u32, front: (word >> 16) as u32 & 0xffff, back: word as u32 & 0xffff }
+        Self {
+            turn: (word >> 32) as u32,
+            front: (word >> 16) as u32 & 0xffff,
+            back: word as u32 & 0xffff,
+        }
     }
 
     fn word(self) -> u64 {
@@ -64,13 +72,16 @@ impl Claims {
 
 impl Split {
     /// A closed word.
-    #[allow(clippy::new_without_default, reason = "words are found in zeroed memory; only tests make one")]
+    #[allow(
+        clippy::new_without_default,
+        reason = "words are found in zeroed memory; only tests make one"
+    )]
     pub fn new() -> Self {
         Self { claims: AtomicU64::new(0), written: AtomicU32::new(0) }
     }
 
-    /// For the reader, of a word that is settled: the turn of its next use. Nothing can be taken before the writer has
-    /// been told of it.
+    /// For the reader, of a word that is settled: the turn of its next use. Nothing can be taken
+    /// before the writer has been told of it.
     pub fn open(&self) -> u32 {
         let turn = Claims::of(self.claims.load(Ordering::Relaxed)).turn.wrapping_add(1);
         self.written.store(0, Ordering::Relaxed);
@@ -89,7 +100,8 @@ impl Split {
         Some(Piece { first: claims.front, count })
     }
 
-    /// For the writer: the last piece of `total` units that is not taken. `None`: all are, or the word is in other use by now.
+    /// For the writer: the last piece of `total` units that is not taken. `None`: all are, or the
+    /// word is in other use by now.
     pub fn take_back(&self, turn: u32, total: u32, most: u32) -> Option<Piece> {
         let (claims, count) = self.claim(
             turn,
@@ -162,8 +174,8 @@ impl Split {
     }
 }
 
-/// Half of what is left, so that both sides come to an end at about the same time, whenever the second one has begun, with few
-/// pieces (guided self-scheduling, as OpenMP calls it).
+/// Half of what is left, so that both sides come to an end at about the same time, whenever the
+/// second one has begun, with few pieces (guided self-scheduling, as OpenMP calls it).
 fn half(left: u32, most: u32) -> u32 {
     left.div_ceil(2).min(most).max(1)
 }
@@ -200,8 +212,10 @@ mod models {
     #[test]
     fn loom_every_piece_is_copied_once_and_over_when_it_is_said_to_be() {
         loom::model(|| {
-            let message =
-                Arc::new(Message { split: Split::new(), units: [0; TOTAL as usize].map(UnsafeCell::new) });
+            let message = Arc::new(Message {
+                split: Split::new(),
+                units: [0; TOTAL as usize].map(UnsafeCell::new),
+            });
             let turn = message.split.open();
             let writer = {
                 let message = message.clone();

@@ -2,8 +2,9 @@
 
 use super::primitives::Sequential;
 
-/// How far each of some steps has come. Whoever raises a step's number learns whether somebody has to be told; whoever goes to wait
-/// says so, and looks once more: so at least one of them sees the other.
+/// How far each of some steps has come. Whoever raises a step's number learns whether somebody has
+/// to be told; whoever goes to wait says so, and looks once more: so at least one of them sees the
+/// other.
 #[derive(Debug)]
 pub struct Ticks<const STEPS: usize> {
     /// For each step, one more than the highest number that it has had.
@@ -18,8 +19,8 @@ impl<const STEPS: usize> Default for Ticks<STEPS> {
 }
 
 impl<const STEPS: usize> Ticks<STEPS> {
-    /// Raises the number of a step, whatever order they come in. Whether there are listeners, who have to be told; `None`:
-    /// there is no such step, or no number beyond this one.
+    /// Raises the number of a step, whatever order they come in. Whether there are listeners, who
+    /// have to be told; `None`: there is no such step, or no number beyond this one.
     #[inline]
     pub fn raise(&self, step: u32, number: u64) -> Option<bool> {
         self.steps.get(step as usize)?.fetch_max(number.checked_add(1)?);
@@ -38,7 +39,8 @@ impl<const STEPS: usize> Ticks<STEPS> {
         u32::try_from(at).ok()
     }
 
-    /// How many listen, says whoever holds the lock of their list. Those who have come look at the steps once more.
+    /// How many listen, says whoever holds the lock of their list. Those who have come look at the
+    /// steps once more.
     pub fn set_listeners(&self, count: usize) {
         self.listeners.store(count as u64);
     }
@@ -132,7 +134,11 @@ mod tests {
         let ticks = Ticks::<3>::default();
         assert!(!ticks.has(1, 0));
         assert_eq!(ticks.raise(1, 4), Some(false));
-        assert_eq!(ticks.raise(1, 2), Some(false), "two threads may deliver two of them in any order");
+        assert_eq!(
+            ticks.raise(1, 2),
+            Some(false),
+            "two threads may deliver two of them in any order"
+        );
         assert!(ticks.has(1, 4) && ticks.has(1, 0) && !ticks.has(1, 5) && !ticks.has(0, 0));
         assert_eq!((ticks.last_was(4), ticks.last_was(2)), (Some(1), None));
         assert_eq!([ticks.raise(3, 0), ticks.raise(0, u64::MAX)], [None, None]);

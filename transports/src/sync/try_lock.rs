@@ -5,8 +5,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-/// A lock for short sections that a thread which loses goes past, to do something else: what LCI found
-/// to scale where a mutex does not.
+/// A lock for short sections that a thread which loses goes past, to do something else: what LCI
+/// found to scale where a mutex does not.
 pub struct TryLock<T> {
     held: AtomicBool,
     value: UnsafeCell<T>,
@@ -36,7 +36,8 @@ impl<T> TryLock<T> {
         Some(TryLockGuard { lock: self, _value: PhantomData })
     }
 
-    /// The value, once nobody else has it. Only for sections of a few instructions, and for shutting down.
+    /// The value, once nobody else has it. Only for sections of a few instructions, and for
+    /// shutting down.
     pub fn lock(&self) -> TryLockGuard<'_, T> {
         #[cfg(not(loom))]
         let mut tries = 0_u32;
@@ -51,7 +52,8 @@ impl<T> TryLock<T> {
             {
                 tries += 1;
                 if tries.is_multiple_of(64) {
-                    // The holder may have been descheduled; on a machine with few cores it needs ours.
+                    // The holder may have been descheduled; on a machine with few cores it needs
+                    // ours.
                     std::thread::yield_now();
                 }
             }
@@ -139,7 +141,8 @@ mod models {
                     thread::spawn(move || lock.try_lock().map(|mut value| *value += 1).is_some())
                 })
                 .collect();
-            let won = threads.into_iter().map(|thread| u32::from(thread.join().unwrap())).sum::<u32>();
+            let won =
+                threads.into_iter().map(|thread| u32::from(thread.join().unwrap())).sum::<u32>();
             assert!(won >= 1, "somebody always wins");
             assert_eq!(*lock.lock(), won);
         });

@@ -21,7 +21,10 @@ impl DeviceKey {
         let mut bytes = [0; 16];
         let mut filled = 0;
         while filled < bytes.len() {
-            filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+            filled += rustix::rand::getrandom(
+                &mut bytes[filled..],
+                rustix::rand::GetRandomFlags::empty(),
+            )?;
         }
         Ok(Self(bytes))
     }
@@ -74,7 +77,9 @@ impl Host {
     /// Where to dial. `interface` is the caller's, by number.
     pub fn at(self, port: u16, interface: u32) -> SocketAddr {
         match self.ip {
-            IpAddr::V6(ip) if self.is_link_local => SocketAddrV6::new(ip, port, 0, interface).into(),
+            IpAddr::V6(ip) if self.is_link_local => {
+                SocketAddrV6::new(ip, port, 0, interface).into()
+            }
             ip => SocketAddr::new(ip, port),
         }
     }
@@ -154,7 +159,8 @@ impl Address {
                     || Host::of(mine).is_link_local != Host::of(theirs).is_link_local
                 {
                     return no(format!(
-                        "GID mismatch: its GID is {theirs}, this rank's {mine}; choose GIDs of one kind with CARRACK_VERBS_GID"
+                        "GID mismatch: its GID is {theirs}, this rank's {mine}; choose GIDs of one \
+                        kind with CARRACK_VERBS_GID"
                     ));
                 }
             }
@@ -179,7 +185,10 @@ mod tests {
             boot: [1; 16],
             gid: Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets(),
             tcp_port: 4711,
-            hosts: vec![Host::of("10.0.0.1".parse().unwrap()), Host::of("fe80::1".parse().unwrap())],
+            hosts: vec![
+                Host::of("10.0.0.1".parse().unwrap()),
+                Host::of("fe80::1".parse().unwrap()),
+            ],
         }
     }
 
@@ -197,10 +206,12 @@ mod tests {
             Reach::No(why) => why,
             Reach::Yes(_) => panic!("reached"),
         };
-        let by_ipv6 = Address { gid: "2001:db8::1".parse::<Ipv6Addr>().unwrap().octets(), ..address() };
+        let by_ipv6 =
+            Address { gid: "2001:db8::1".parse::<Ipv6Addr>().unwrap().octets(), ..address() };
         assert!(told(by_ipv6).starts_with("GID mismatch"));
         assert!(told(Address { fabric: Fabric::InfiniBand, ..address() }).contains("InfiniBand"));
-        let subnet = |number| Address { fabric: Fabric::InfiniBand, gid: [number; 16], ..address() };
+        let subnet =
+            |number| Address { fabric: Fabric::InfiniBand, gid: [number; 16], ..address() };
         assert!(matches!(subnet(1).reach(&subnet(2)), Reach::No(_)));
         let simulated = |boot| Address { fabric: Fabric::Simulated, boot: [boot; 16], ..address() };
         assert!(matches!(simulated(1).reach(&simulated(2)), Reach::No(_)));

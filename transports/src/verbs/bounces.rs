@@ -1,4 +1,5 @@
-//! Registered buffers through which longer messages are sent, so that they are over when the call returns.
+//! Registered buffers through which longer messages are sent, so that they are over when the call
+//! returns.
 
 use super::memory::Area;
 use super::sys::{ProtectionDomain, VerbsError};
@@ -85,7 +86,12 @@ impl Bounces {
     }
 
     /// Puts more bytes into one, at an offset at which they have room.
-    pub(super) fn append(&self, bounce: &Bounce, at: usize, bytes: &[u8]) -> Result<(), VerbsError> {
+    pub(super) fn append(
+        &self,
+        bounce: &Bounce,
+        at: usize,
+        bytes: &[u8],
+    ) -> Result<(), VerbsError> {
         let to = self.area()?.part_mut(bounce.0 as usize * self.size + at, bytes.len());
         let copied = to.map(|to| copy_now(to, MemRef::host(bytes)));
         debug_assert!(

@@ -1,4 +1,5 @@
-//! The TCP connection that carries the messages of [`wire`](super::wire), and stays open: its hang-up is the peer's end.
+//! The TCP connection that carries the messages of [`wire`](super::wire), and stays open: its
+//! hang-up is the peer's end.
 
 use super::wire::{MAX_MESSAGE, Message};
 use rustix::io::Errno;
@@ -11,7 +12,8 @@ use std::time::Duration;
 /// Bytes that may wait to be written: a few messages. More means that the other side does not read.
 const MOST_UNWRITTEN: usize = 8 * MAX_MESSAGE;
 
-/// A machine that has crashed answers nothing: after about 40 seconds of silence the kernel takes it for gone.
+/// A machine that has crashed answers nothing: after about 40 seconds of silence the kernel takes
+/// it for gone.
 const IDLE: Duration = Duration::from_secs(10);
 const BETWEEN: Duration = Duration::from_secs(5);
 const PROBES: u32 = 6;
@@ -49,8 +51,12 @@ impl Frames {
         self.bytes.extend(piece);
     }
 
-    /// The next message, if all of it has come; or what is wrong with it, after which the stream makes no sense any more.
-    #[allow(clippy::should_implement_trait, reason = "there may be a next one after there was none")]
+    /// The next message, if all of it has come; or what is wrong with it, after which the stream
+    /// makes no sense any more.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "there may be a next one after there was none"
+    )]
     pub fn next(&mut self) -> Option<Result<Message, String>> {
         let (length, rest) = self.bytes.split_first_chunk::<2>()?;
         let length = usize::from(u16::from_le_bytes(*length));
@@ -71,7 +77,8 @@ impl Channel {
     pub fn dial(to: SocketAddr) -> io::Result<Self> {
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+        let socket =
+            rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
         match rustix::net::connect(&socket, &to) {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(error) => return Err(error.into()),
@@ -90,9 +97,13 @@ impl Channel {
         sockopt::set_tcp_keepidle(&stream, IDLE)?;
         sockopt::set_tcp_keepintvl(&stream, BETWEEN)?;
         sockopt::set_tcp_keepcnt(&stream, PROBES)?;
-        // The same where something is on its way: then the kernel does not ask, and tries for a quarter of an hour.
+        // The same where something is on its way: then the kernel does not ask, and tries for a
+        // quarter of an hour.
         let patience = IDLE + BETWEEN * PROBES;
-        sockopt::set_tcp_user_timeout(&stream, u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
+        sockopt::set_tcp_user_timeout(
+            &stream,
+            u32::try_from(patience.as_millis()).unwrap_or(u32::MAX),
+        )?;
         Ok(Self { stream, unread: Frames::default(), unwritten: Vec::new() })
     }
 
@@ -121,7 +132,9 @@ impl Channel {
                 Ok(written) => drop(self.unwritten.drain(..written)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // Not connected yet: the epoll set tells when it is.
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) =>
+                {
                     break;
                 }
                 Err(error) => return Err(error),
@@ -146,7 +159,9 @@ impl Channel {
                 Ok(0) => return Received::Closed("it hung up".into()),
                 Ok(read) => self.unread.extend(&bytes[..read]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) =>
+                {
                     return Received::Nothing;
                 }
                 Err(error) => return Received::Closed(error.to_string()),
@@ -156,7 +171,9 @@ impl Channel {
 
     /// Who is at the other end, for people.
     pub fn whom(&self) -> String {
-        self.stream.peer_addr().map_or_else(|_| "an unknown address".into(), |address| address.to_string())
+        self.stream
+            .peer_addr()
+            .map_or_else(|_| "an unknown address".into(), |address| address.to_string())
     }
 }
 
@@ -177,7 +194,8 @@ pub fn listen(at: Option<SocketAddr>) -> io::Result<TcpListener> {
         None => TcpListener::bind((IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0))
             .or_else(|_| TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0)))?,
     };
-    // All ranks of a job may call at the same time; the standard library has 128 wait, the system says what it grants.
+    // All ranks of a job may call at the same time; the standard library has 128 wait, the system
+    // says what it grants.
     rustix::net::listen(&listener, 4096)?;
     listener.set_nonblocking(true)?;
     Ok(listener)

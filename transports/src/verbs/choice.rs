@@ -1,8 +1,9 @@
 //! Which device a rank takes, where it has the choice: pure.
 //!
-//! Ranks of a node share its devices out. A rank takes the nearest to its CPUs; of several that are equally near, each rank of the node takes
-//! another one. Which ranks are of a node, and in which order, says the bootstrap; that they then reach each other is up to
-//! the network, so only devices that look alike are shared out: of one kind of network, and of one rate.
+//! Ranks of a node share its devices out. A rank takes the nearest to its CPUs; of several that are
+//! equally near, each rank of the node takes another one. Which ranks are of a node, and in which
+//! order, says the bootstrap; that they then reach each other is up to the network, so only devices
+//! that look alike are shared out: of one kind of network, and of one rate.
 
 use super::address::{Fabric, Host, ip_of};
 use super::port::{Wish, choose_gid};
@@ -11,19 +12,21 @@ use std::cmp::Reverse;
 use std::fs;
 use std::net::IpAddr;
 
-/// The devices that the user names, as a rank takes them: of several, each rank of a node has another one in front.
+/// The devices that the user names, as a rank takes them: of several, each rank of a node has
+/// another one in front.
 ///
 /// # Errors
 /// What is wrong with what he has written.
 pub(super) fn named(text: &str, place: u32) -> Result<Vec<Wish>, String> {
-    let mut wishes: Vec<_> = text.split(',').map(|name| Wish::read(name.trim())).collect::<Result<_, _>>()?;
+    let mut wishes: Vec<_> =
+        text.split(',').map(|name| Wish::read(name.trim())).collect::<Result<_, _>>()?;
     let turn = place as usize % wishes.len().max(1);
     wishes.rotate_left(turn);
     Ok(wishes)
 }
 
-/// The devices that a rank's large messages are dealt out over, by their places in `seen`: the one that it takes, and those that are as
-/// fast, as near, and of the same network.
+/// The devices that a rank's large messages are dealt out over, by their places in `seen`: the one
+/// that it takes, and those that are as fast, as near, and of the same network.
 pub(super) fn rails(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
     let order = order(seen, near, place);
     let Some(&first) = order.first() else { return order };
@@ -45,13 +48,14 @@ fn is_alike(seen: &[Seen], near: &[u32], one: usize, other: usize) -> bool {
     merit(one, near) == merit(other, near) && network(one) == network(other)
 }
 
-/// The order in which a rank would take these devices, by their places in `seen`. `near` are the NUMA nodes of the CPUs that it may
-/// run on.
+/// The order in which a rank would take these devices, by their places in `seen`. `near` are the
+/// NUMA nodes of the CPUs that it may run on.
 pub(super) fn order(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
     let mut order: Vec<_> = (0..seen.len()).collect();
     order.sort_by_key(|&at| merit(&seen[at], near));
     let Some(&best) = order.first() else { return order };
-    let equals: Vec<_> = order.iter().copied().filter(|&at| is_alike(seen, near, at, best)).collect();
+    let equals: Vec<_> =
+        order.iter().copied().filter(|&at| is_alike(seen, near, at, best)).collect();
     let first = equals[place as usize % equals.len()];
     order.retain(|&at| at != first);
     order.insert(0, first);
@@ -103,9 +107,17 @@ mod tests {
     use super::*;
 
     fn device(name: &str, numa: Option<u32>, rate: u32) -> Seen {
-        let gid = GidEntry { index: GidIndex(0), gid: [9; 16], kind: GidKind::Infiniband, ifindex: 0 };
+        let gid =
+            GidEntry { index: GidIndex(0), gid: [9; 16], kind: GidKind::Infiniband, ifindex: 0 };
         let fabric = Fabric::InfiniBand;
-        let port = SeenPort { number: 1, is_active: true, state: "up".into(), fabric, rate, gids: vec![gid] };
+        let port = SeenPort {
+            number: 1,
+            is_active: true,
+            state: "up".into(),
+            fabric,
+            rate,
+            gids: vec![gid],
+        };
         Seen { name: name.into(), simulated: None, numa, ports: vec![port] }
     }
 
@@ -160,8 +172,9 @@ mod tests {
             elsewhere,
             device("near2", Some(1), 400_000),
         ];
-        let names =
-            |place| rails(&all, &[1], place).into_iter().map(|at| &all[at].name[..]).collect::<Vec<_>>();
+        let names = |place| {
+            rails(&all, &[1], place).into_iter().map(|at| &all[at].name[..]).collect::<Vec<_>>()
+        };
         assert_eq!(names(0), ["near0", "near1", "near2"]);
         assert_eq!(names(1), ["near1", "near2", "near0"]);
         assert_eq!(rails(&[], &[], 0), Vec::<usize>::new());
@@ -174,13 +187,18 @@ mod tests {
         soft.simulated = Some("simulated");
         let mut elsewhere = device("elsewhere", None, 400_000);
         elsewhere.ports[0].gids[0].gid = [1; 16];
-        let all = [down(device("down", None, 400_000)), soft, device("up", None, 400_000), elsewhere];
+        let all =
+            [down(device("down", None, 400_000)), soft, device("up", None, 400_000), elsewhere];
         for place in 0..4 {
             assert_eq!(all[order(&all, &[0], place)[0]].name, "up");
         }
         assert_eq!(order(&[], &[0], 3), Vec::<usize>::new());
         let dead = [down(device("a", None, 0)), down(device("b", None, 0))];
-        assert_eq!(order(&dead, &[], 0)[0], 0, "something is opened, and says why it cannot be used");
+        assert_eq!(
+            order(&dead, &[], 0)[0],
+            0,
+            "something is opened, and says why it cannot be used"
+        );
     }
 
     #[test]

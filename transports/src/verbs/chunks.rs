@@ -1,7 +1,8 @@
 //! A buffer that a peer may write to and read from, one chunk after the other.
 //!
-//! Each chunk has a registration of its own, which is what takes time: so a long buffer is not registered whole before its first byte
-//! moves, and of what is on its way no more is pinned than the chunks that are shown.
+//! Each chunk has a registration of its own, which is what takes time: so a long buffer is not
+//! registered whole before its first byte moves, and of what is on its way no more is pinned than
+//! the chunks that are shown.
 
 use super::memory::addresses;
 use super::rails::Rail;
@@ -51,8 +52,8 @@ impl ShownChunks {
         Ok(Box::new(Self { shown, rails, turn: 0, base, len, buffer }))
     }
 
-    /// The NIC for the next chunk, of those that are connected by now: the one that has the fewest, and of several each in its turn. `None`:
-    /// there is none at all.
+    /// The NIC for the next chunk, of those that are connected by now: the one that has the fewest,
+    /// and of several each in its turn. `None`: there is none at all.
     fn next(&mut self) -> Option<&Rail> {
         let count = self.rails.len();
         let load = |&at: &usize| {
@@ -75,7 +76,8 @@ impl ExposedChunks for ShownChunks {
         let (base, kind) = (self.base, self.buffer.kind());
         let rail = self.next().ok_or("there is no NIC for it")?;
         let start = std::ptr::with_exposed_provenance_mut(base + at);
-        // SAFETY: it lies in the buffer, which is kept, and not looked at, until the registration has ended.
+        // SAFETY: it lies in the buffer, which is kept, and not looked at, until the registration
+        // has ended.
         let memory = unsafe { rail.shared.registrations.register((start, len), kind, access) }?;
         let key = PlaceKey::of_chunk(memory.rkey(), rail.number);
         let place = RemotePlace { addr: memory.addr() as u64, key: key.encode() };

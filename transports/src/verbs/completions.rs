@@ -8,9 +8,9 @@ use super::sys::Subject;
 use super::sys::bindings::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
     IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SRQ_ERR, IBV_WC_LOC_ACCESS_ERR,
-    IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV, IBV_WC_REM_ACCESS_ERR,
-    IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
-    IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc,
+    IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RECV,
+    IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
+    IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc,
 };
 use super::together::{Opened, TOGETHER};
 use super::wr_id::WrId;
@@ -77,8 +77,10 @@ impl Polling {
         if let Some(word) = word.filter(|word| *word != TOGETHER || !is_message) {
             return self.told(slot, index, word);
         }
-        let Some((taken, placed)) = self.receives.take(slot, completion.byte_len as usize, index) else {
-            let why = format!("a message of {} bytes is too short for a header", completion.byte_len);
+        let Some((taken, placed)) = self.receives.take(slot, completion.byte_len as usize, index)
+        else {
+            let why =
+                format!("a message of {} bytes is too short for a header", completion.byte_len);
             return self.end(index, DownCause::Protocol(why));
         };
         if placed {
@@ -106,7 +108,8 @@ impl Polling {
         }
     }
 
-    /// Takes messages out that came together, as many as the batch has room for. Nothing that came later is looked at before all were.
+    /// Takes messages out that came together, as many as the batch has room for. Nothing that came
+    /// later is looked at before all were.
     pub(super) fn take_out(&mut self, batch: &mut Batch) {
         let Some(opened) = &mut self.opened else { return };
         let index = opened.connection;
@@ -122,7 +125,10 @@ impl Polling {
         };
         self.opened = None;
         if let Some(why) = over {
-            self.end(index, DownCause::Protocol(format!("messages that go together are none: {why}")));
+            self.end(
+                index,
+                DownCause::Protocol(format!("messages that go together are none: {why}")),
+            );
         }
     }
 
@@ -132,7 +138,8 @@ impl Polling {
         self.receives.again(slot);
         match word {
             BYE => self.end(index, DownCause::Closed),
-            other => self.end(index, DownCause::Protocol(format!("it said {other}, which means nothing"))),
+            other => self
+                .end(index, DownCause::Protocol(format!("it said {other}, which means nothing"))),
         }
     }
 
@@ -149,7 +156,8 @@ impl Polling {
     fn parted(&mut self, index: u32) {
         // An older one of this number would have been flushed before its number was used again.
         if self.entries.get(index).is_some_and(|entry| entry.phase == Phase::Leaving) {
-            // Through the error state: receives that the peer's messages have taken must come back before the queue pair goes.
+            // Through the error state: receives that the peer's messages have taken must come back
+            // before the queue pair goes.
             self.end(index, DownCause::Closed);
         }
     }
@@ -162,10 +170,11 @@ impl Polling {
                 self.receives.again(slot);
                 self.entries.of_queue_pair(completion.qp_num).map(|entry| entry.connection.index)
             }
-            // What it held is given back when the queue pair is gone: nothing is over because it has failed.
-            WrId::Send { connection, .. } | WrId::Transfer { connection, .. } | WrId::Bye { connection } => {
-                Some(connection)
-            }
+            // What it held is given back when the queue pair is gone: nothing is over because it
+            // has failed.
+            WrId::Send { connection, .. }
+            | WrId::Transfer { connection, .. }
+            | WrId::Bye { connection } => Some(connection),
             WrId::Last { connection } => return self.drained(connection),
             WrId::Unknown => None,
         };
@@ -176,9 +185,12 @@ impl Polling {
             index,
             "a request failed"
         );
-        // Which of several was the first to fail does not come first from every device: a flush is the last to be believed.
+        // Which of several was the first to fail does not come first from every device: a flush is
+        // the last to be believed.
         let cause = match completion.status {
-            IBV_WC_WR_FLUSH_ERR => DownCause::Gone("its queue pair went into the error state".into()),
+            IBV_WC_WR_FLUSH_ERR => {
+                DownCause::Gone("its queue pair went into the error state".into())
+            }
             status => self.cause(status),
         };
         self.end(index, cause);
@@ -232,9 +244,11 @@ impl Polling {
                     if let Some(index) =
                         self.entries.of_queue_pair(number).map(|entry| entry.connection.index)
                     {
-                        // A completion says more, and a thread that has slept hears of the event first.
+                        // A completion says more, and a thread that has slept hears of the event
+                        // first.
                         let cause = self.told_by_completions(number);
-                        let gave_up = || DownCause::Gone(format!("the NIC gave its queue pair up: {name}"));
+                        let gave_up =
+                            || DownCause::Gone(format!("the NIC gave its queue pair up: {name}"));
                         self.end(index, cause.unwrap_or_else(gave_up));
                     }
                 }
@@ -252,7 +266,9 @@ impl Polling {
                 {
                     self.lose_everybody("its completion queue has failed (IBV_EVENT_CQ_ERR)");
                 }
-                (IBV_EVENT_SRQ_ERR, Subject::SharedReceiveQueue { address }) if self.receives.is(address) => {
+                (IBV_EVENT_SRQ_ERR, Subject::SharedReceiveQueue { address })
+                    if self.receives.is(address) =>
+                {
                     self.lose_everybody("its receive queue has failed (IBV_EVENT_SRQ_ERR)");
                 }
                 _ => {}
@@ -269,14 +285,14 @@ fn cause(status: u32) -> DownCause {
         IBV_WC_REM_ACCESS_ERR => {
             DownCause::Protocol("its NIC refuses access to its memory (remote access error)".into())
         }
-        IBV_WC_REM_INV_REQ_ERR => {
-            DownCause::Protocol("its NIC takes a request for invalid (remote invalid request)".into())
-        }
+        IBV_WC_REM_INV_REQ_ERR => DownCause::Protocol(
+            "its NIC takes a request for invalid (remote invalid request)".into(),
+        ),
         IBV_WC_REM_OP_ERR => gone("its NIC could not carry out a request (remote operation error)"),
         IBV_WC_LOC_LEN_ERR => DownCause::Protocol("it sent a message longer than a packet".into()),
-        IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_ACCESS_ERR | IBV_WC_LOC_QP_OP_ERR => DownCause::Lacking(format!(
-            "this rank's NIC refused a request of its own (completion status {status})"
-        )),
+        IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_ACCESS_ERR | IBV_WC_LOC_QP_OP_ERR => DownCause::Lacking(
+            format!("this rank's NIC refused a request of its own (completion status {status})"),
+        ),
         status => gone(&format!("a request failed with completion status {status}")),
     }
 }

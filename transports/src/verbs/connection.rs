@@ -1,4 +1,5 @@
-//! A reliable queue pair to one peer's device, as the device that looks after it and the link that sends through it both see it.
+//! A reliable queue pair to one peer's device, as the device that looks after it and the link that
+//! sends through it both see it.
 
 use super::address::DeviceKey;
 use super::bounces::Bounces;
@@ -123,13 +124,16 @@ impl Connection {
         self.completed.store(sequence, Ordering::Release);
     }
 
-    /// Sends a message of host memory that a packet can hold. Written out, as `begin` is not: shared, it takes 25 instructions more.
+    /// Sends a message of host memory that a packet can hold. Written out, as `begin` is not:
+    /// shared, it takes 25 instructions more.
     #[inline]
     pub(super) fn send(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
         if !self.is_up() {
             return self.not_up();
         }
-        let Some(mut sending) = self.sending.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
+        let Some(mut sending) = self.sending.try_lock() else {
+            return Ok(Submit::Busy(Busy::Lock));
+        };
         // Again: it may have ended while the lock was another's.
         if !self.is_up() {
             return self.not_up();
@@ -140,11 +144,17 @@ impl Connection {
     }
 
     /// The same of one behind which others follow at once.
-    pub(super) fn send_with_more(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
+    pub(super) fn send_with_more(
+        &self,
+        header: Header,
+        bytes: MemRef<'_>,
+    ) -> Result<Submit, SubmitError> {
         if !self.is_up() {
             return self.not_up();
         }
-        let Some(mut sending) = self.sending.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
+        let Some(mut sending) = self.sending.try_lock() else {
+            return Ok(Submit::Busy(Busy::Lock));
+        };
         if !self.is_up() {
             return self.not_up();
         }
@@ -162,7 +172,9 @@ impl Connection {
         registrations: &Registrations,
     ) -> Result<Submit, SubmitError> {
         let bounces = &*self.bounces;
-        self.begin(|sending, completed| sending.transfer(way, what, completed, (registrations, bounces)))
+        self.begin(|sending, completed| {
+            sending.transfer(way, what, completed, (registrations, bounces))
+        })
     }
 
     /// Begins an atomic operation on a word of the peer's memory.
@@ -181,7 +193,9 @@ impl Connection {
         if !self.is_up() {
             return self.not_up();
         }
-        let Some(mut sending) = self.sending.try_lock() else { return Ok(Submit::Busy(Busy::Lock)) };
+        let Some(mut sending) = self.sending.try_lock() else {
+            return Ok(Submit::Busy(Busy::Lock));
+        };
         if !self.is_up() {
             return self.not_up();
         }
@@ -221,7 +235,8 @@ impl Connection {
             Unsent::Unregistered(why) => Err(SubmitError::Unregistered(why)),
             Unsent::Wrong(why) => Err(self.break_off(DownCause::Protocol(why))),
             Unsent::Failed(why) => {
-                Err(self.break_off(DownCause::Gone(format!("its queue pair takes no request: {why}"))))
+                Err(self
+                    .break_off(DownCause::Gone(format!("its queue pair takes no request: {why}"))))
             }
         }
     }
@@ -237,12 +252,15 @@ impl Connection {
     #[cold]
     fn not_up(&self) -> Result<Submit, SubmitError> {
         match self.down.get() {
-            Some(cause) if self.is_down() => Err(SubmitError::Down { peer: self.peer, cause: cause.clone() }),
+            Some(cause) if self.is_down() => {
+                Err(SubmitError::Down { peer: self.peer, cause: cause.clone() })
+            }
             _ => Ok(Submit::Busy(Busy::Connecting)),
         }
     }
 
-    /// Tells the peer how many messages were taken in. Whether that is over and done with, and not to be tried again.
+    /// Tells the peer how many messages were taken in. Whether that is over and done with, and not
+    /// to be tried again.
     pub(super) fn credit(&self, taken: u64) -> bool {
         let Some(mut sending) = self.sending.try_lock() else { return false };
         let said = sending.credit(taken, self.completed.load(Ordering::Acquire), &self.words);
@@ -282,7 +300,8 @@ impl Connection {
         self.sending.lock().fail(was_up)
     }
 
-    /// Lets go of the queue pair. The operations on memory that were over and not told of, and those that were not over.
+    /// Lets go of the queue pair. The operations on memory that were over and not told of, and
+    /// those that were not over.
     pub(super) fn close(&self) -> (Vec<Over>, Vec<(OpToken, Buffer)>) {
         let mut sending = self.sending.lock();
         let over = sending.ended(self.completed.load(Ordering::Acquire), &self.bounces);

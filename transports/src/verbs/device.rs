@@ -1,4 +1,5 @@
-//! The completion queue of a device, and whatever has to be looked after: calls, ends, and what the NIC tells besides.
+//! The completion queue of a device, and whatever has to be looked after: calls, ends, and what the
+//! NIC tells besides.
 
 use super::address::{Address, DeviceKey, Fabric, Host, THIS_MACHINE, ip_of};
 use super::bounces::Bounces;
@@ -47,7 +48,8 @@ const AT_ONCE: usize = 16;
 /// Buffers for copied messages that do not go inline.
 const BOUNCES: usize = 32;
 
-/// How long closing waits until what was sent has arrived, where the peer's memory has no room for it.
+/// How long closing waits until what was sent has arrived, where the peer's memory has no room for
+/// it.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// See the [module](self).
@@ -72,7 +74,8 @@ pub(super) struct Polling {
     pub(super) key: DeviceKey,
     pub(super) entries: Entries,
     pub(super) strangers: Strangers,
-    /// Connections whose peers are to be called when this process has what it takes, and what came of the last call.
+    /// Connections whose peers are to be called when this process has what it takes, and what came
+    /// of the last call.
     pub(super) undialled: Vec<(u32, String)>,
     pub(super) receives: Receives,
     pub(super) queue: Arc<CompletionQueue>,
@@ -112,9 +115,11 @@ impl RdmaDevice {
         packets: Arc<dyn PacketSource>,
         rails: Vec<Arc<Self>>,
     ) -> Result<Arc<Self>, Unavailable> {
-        let failed = |what: &str, why: String| Unavailable::new(shared.name, format!("{what}: {why}"));
+        let failed =
+            |what: &str, why: String| Unavailable::new(shared.name, format!("{what}: {why}"));
         let verbs = |error: VerbsError| failed("its queues could not be made", error.to_string());
-        let system = |error: std::io::Error| failed("its sockets could not be made", error.to_string());
+        let system =
+            |error: std::io::Error| failed("its sockets could not be made", error.to_string());
         let port = &shared.port;
         // Half of the packets at most: the other half is the runtime's.
         let half = u32::try_from(packets.limit() / 2).unwrap_or(u32::MAX);
@@ -123,10 +128,13 @@ impl RdmaDevice {
         let depth = shared.options.receives.min(half).min(most).max(1);
         let completions = CompletionChannel::create(&shared.context).map_err(verbs)?;
         let room = (depth + 4 * shared.options.send_depth).min(port.most_completions).max(1);
-        let queue = CompletionQueue::create(&shared.context, room, Some(&completions)).map_err(verbs)?;
-        let bounces = Arc::new(Bounces::new(shared.protection.clone(), shared.options.packet_size, BOUNCES));
+        let queue =
+            CompletionQueue::create(&shared.context, room, Some(&completions)).map_err(verbs)?;
+        let bounces =
+            Arc::new(Bounces::new(shared.protection.clone(), shared.options.packet_size, BOUNCES));
         let mut receives = Receives::new(&shared.protection, depth, packets).map_err(verbs)?;
-        // Now, and not when the first message comes: a NIC that cannot receive is to be known at the start.
+        // Now, and not when the first message comes: a NIC that cannot receive is to be known at
+        // the start.
         receives.refill(|_| {});
         receives.post();
         if let Some(why) = receives.failed() {
@@ -137,7 +145,10 @@ impl RdmaDevice {
         let tcp_port = listener.local_addr().map_err(system)?.port();
         let hosts = hosts(&shared);
         if hosts.is_empty() {
-            return Err(failed("no peer could call it", "this machine has no IP address but its own".into()));
+            return Err(failed(
+                "no peer could call it",
+                "this machine has no IP address but its own".into(),
+            ));
         }
         let (fabric, gid) = (port.fabric, port.gid);
         let address = Address { key, fabric, boot: shared.boot, gid, tcp_port, hosts };
@@ -194,7 +205,8 @@ impl RdmaDevice {
         }))
     }
 
-    /// A link has gone. Where another thread polls, or this one is within a poll, the next poll looks after it.
+    /// A link has gone. Where another thread polls, or this one is within a poll, the next poll
+    /// looks after it.
     pub(super) fn link_has_gone(&self) {
         if !self.owner.is_here() {
             return;
@@ -205,7 +217,8 @@ impl RdmaDevice {
         }
     }
 
-    /// What is done now and then, whether anybody asks for it or not. Not inlined: what is counted for a message is without this.
+    /// What is done now and then, whether anybody asks for it or not. Not inlined: what is counted
+    /// for a message is without this.
     #[cold]
     #[inline(never)]
     fn look_by_the_clock(&self, polling: &mut Polling, batch: &mut Batch) {
@@ -276,8 +289,8 @@ impl RdmaDevice {
         Ok(RdmaLink { connection, device, shared, ways })
     }
 
-    /// The queue has told of completions, once for all who sleep: that is taken when the last of them is up. No thread
-    /// goes to sleep meanwhile, as `arm` takes the lock.
+    /// The queue has told of completions, once for all who sleep: that is taken when the last of
+    /// them is up. No thread goes to sleep meanwhile, as `arm` takes the lock.
     fn woken(&self) {
         if !self.signs.gathered.is_asleep() {
             self.completions.take_events();
@@ -359,8 +372,9 @@ impl Polling {
         self.tell(batch);
     }
 
-    /// What messages that were taken in have left to be done: receives to be posted again, credits to be given back. By the next poll,
-    /// since nobody waits for it as those do who wait for the messages, and for the answers to them.
+    /// What messages that were taken in have left to be done: receives to be posted again, credits
+    /// to be given back. By the next poll, since nobody waits for it as those do who wait for the
+    /// messages, and for the answers to them.
     #[inline(always)]
     fn make_good(&mut self) {
         if self.receives.is_hungry() {
@@ -542,7 +556,8 @@ impl Device for RdmaDevice {
         for index in polling.entries.numbers() {
             polling.leave(index);
         }
-        // Messages that arrive meanwhile are dropped. The polls that follow tell how operations ended.
+        // Messages that arrive meanwhile are dropped. The polls that follow tell how operations
+        // ended.
         let (mut batch, mut ended) = (Batch::new(AT_ONCE), VecDeque::new());
         let until = Instant::now() + LINGER;
         while !polling.entries.is_empty() && Instant::now() < until {
@@ -557,7 +572,10 @@ impl Device for RdmaDevice {
         polling.pending = ended;
         let left = polling.entries.len();
         if left > 0 {
-            tracing::warn!(left, "closed, though peers have not taken in all that was sent to them");
+            tracing::warn!(
+                left,
+                "closed, though peers have not taken in all that was sent to them"
+            );
         }
         polling.shut();
         // Behind the first one, so that peers hear of its end first.

@@ -6,7 +6,9 @@ use super::device::RdmaDevice;
 use super::options::Options;
 use super::port::{Wish, choose_gid};
 use super::queue_pairs::Port;
-use super::sys::bindings::{IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_device_attr};
+use super::sys::bindings::{
+    IBV_ATOMIC_NONE, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_device_attr,
+};
 use super::sys::{AsyncEvent, Context, GidKind, ProtectionDomain, Verbs, VerbsError};
 use super::thread_domains::ThreadDomains;
 use super::transfers::{self, Registrations};
@@ -96,14 +98,16 @@ impl Shared {
     pub(super) fn why_no_answer(&self) -> String {
         match self.own_trouble() {
             None => {
-                "its NIC does not answer (retries exceeded): its process, its node or the network is gone"
+                "its NIC does not answer (retries exceeded): its process, its node or the network \
+                is gone"
                     .into()
             }
             Some(trouble) => format!("its NIC does not answer (retries exceeded): {trouble}"),
         }
     }
 
-    /// What is wrong with this rank's own port: where a connection breaks off it may be that, and not the peer.
+    /// What is wrong with this rank's own port: where a connection breaks off it may be that, and
+    /// not the peer.
     #[cold]
     pub(super) fn own_trouble(&self) -> Option<String> {
         let (device, port) = (self.context.name(), self.port.number);
@@ -111,7 +115,9 @@ impl Shared {
             Ok(IBV_PORT_ACTIVE) => None,
             Ok(state) => {
                 let state = self.context.verbs().port_state_name(state);
-                Some(format!("port {port} of {device}, this rank's own, is {state}; see `rdma link`"))
+                Some(format!(
+                    "port {port} of {device}, this rank's own, is {state}; see `rdma link`"
+                ))
             }
             Err(error) => Some(format!("nor does this rank's own, {device}: {error}")),
         }
@@ -132,7 +138,8 @@ pub(super) struct RdmaDomain {
 }
 
 impl RdmaDomain {
-    /// Opens the first of the `devices`, unless the options name others, and as many of the further ones as the options allow.
+    /// Opens the first of the `devices`, unless the options name others, and as many of the further
+    /// ones as the options allow.
     pub(super) fn open(
         source: (&Arc<Verbs>, &'static str, bool),
         devices: &[String],
@@ -149,7 +156,8 @@ impl RdmaDomain {
         let first = wishes.next().ok_or_else(|| unavailable("no device is named".into()))?;
         let shared = Shared::open(source, &first, options.clone(), identity.clone())?;
         let further = Options { receives: RAIL_RECEIVES, ..options.clone() };
-        let rail = |wish: Wish| match Shared::open(source, &wish, further.clone(), identity.clone()) {
+        let rail = |wish: Wish| match Shared::open(source, &wish, further.clone(), identity.clone())
+        {
             Ok(shared) => Some(Arc::new(shared)),
             Err(why) => {
                 tracing::warn!(device = wish.device, %why, "one NIC less for large messages");
@@ -185,7 +193,8 @@ impl Shared {
         let options = Options { send_depth: options.send_depth.min(port.most_requests), ..options };
         let port = if is_simulated { Port { fabric: Fabric::Simulated, ..port } } else { port };
         let protection = ProtectionDomain::alloc(&context).map_err(failed)?;
-        let (wishes, why_not) = Wishes::of(&options, &context.extended_attr().map_err(failed)?.odp_caps);
+        let (wishes, why_not) =
+            Wishes::of(&options, &context.extended_attr().map_err(failed)?.odp_caps);
         if let Some(why) = why_not {
             tracing::warn!(device = %context.name(), "{why}");
         }
@@ -216,7 +225,10 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
     let numbers = match wish.port {
         Some(number) if number <= most => number..=number,
         Some(number) => {
-            return Err(format!("{} has {most} ports, and none of number {number}", context.name()));
+            return Err(format!(
+                "{} has {most} ports, and none of number {number}",
+                context.name()
+            ));
         }
         None => 1..=most,
     };
@@ -251,7 +263,8 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
         };
         if attr.max_sge < 2 || attr.max_srq_sge < 2 || attr.max_qp_wr < 16 {
             return Err(format!(
-                "{} has queue pairs of {} requests of {} pieces, and receives of {}; no fewer than 16, 2 and 2 will do",
+                "{} has queue pairs of {} requests of {} pieces, and receives of {}; no fewer than \
+                16, 2 and 2 will do",
                 context.name(),
                 attr.max_qp_wr,
                 attr.max_sge,
@@ -270,7 +283,10 @@ fn atomics(attr: &ibv_device_attr) -> Result<(), String> {
     }
     // Both directions: its queue pair is also joined to those of others, and to itself.
     match attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom) {
-        ..1 => Err("the NIC's queue pairs have no room for atomic operations (max_qp_rd_atom is 0)".into()),
+        ..1 => {
+            Err("the NIC's queue pairs have no room for atomic operations (max_qp_rd_atom is 0)"
+                .into())
+        }
         _ => Ok(()),
     }
 }
@@ -281,13 +297,16 @@ impl Domain for RdmaDomain {
     }
 
     fn look_after(&self) {
-        std::iter::once(&self.shared).chain(&self.rails).for_each(|one| one.registrations.look_after());
+        std::iter::once(&self.shared)
+            .chain(&self.rails)
+            .for_each(|one| one.registrations.look_after());
     }
 
     fn expose_words(&self, region: &Region) -> Result<Box<dyn Exposed>, String> {
         let device = self.shared.context.name();
         self.shared.port.atomics.clone().map_err(|why| format!("{device}: {why}"))?;
-        transfers::expose_words(&self.shared.registrations, region).map_err(|why| format!("{device}: {why}"))
+        transfers::expose_words(&self.shared.registrations, region)
+            .map_err(|why| format!("{device}: {why}"))
     }
 
     fn reaches_gpu(&self, gpu: &dyn Gpu) -> Option<Result<String, String>> {
@@ -304,15 +323,19 @@ impl Domain for RdmaDomain {
         }
         if packets.packet_size() < self.shared.options.packet_size {
             let (room, most) = (packets.packet_size(), self.shared.options.packet_size);
-            return Err(unavailable(format!("packets of {room} bytes have no room for messages of {most}")));
+            return Err(unavailable(format!(
+                "packets of {room} bytes have no room for messages of {most}"
+            )));
         }
         let mut rails = Vec::new();
         for shared in &self.rails {
             // Nothing but the end of a connection is received there.
-            let packets = PacketPool::new(Arc::new(HostAllocator), shared.options.packet_size, RAIL_PACKETS);
+            let packets =
+                PacketPool::new(Arc::new(HostAllocator), shared.options.packet_size, RAIL_PACKETS);
             rails.push(RdmaDevice::open(shared.clone(), Arc::new(packets), Vec::new())?);
         }
-        RdmaDevice::open(self.shared.clone(), packets, rails).map(|device| -> Arc<dyn Device> { device })
+        RdmaDevice::open(self.shared.clone(), packets, rails)
+            .map(|device| -> Arc<dyn Device> { device })
     }
 }
 

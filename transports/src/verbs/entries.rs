@@ -60,7 +60,8 @@ pub(super) struct Entry {
     pub(super) queue_pair: u32,
     /// The peer's, once that is known.
     pub(super) peers_queue_pair: Option<u32>,
-    /// Its queue pair is in error, and has given back the last of the shared receives that it had taken.
+    /// Its queue pair is in error, and has given back the last of the shared receives that it had
+    /// taken.
     pub(super) gave_last_receive: bool,
     /// Links that go through it.
     pub(super) links: u32,
@@ -76,7 +77,8 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Notes a message taken in. When a quarter of the peer's window has gone it is put in the list of those that owe credits.
+    /// Notes a message taken in. When a quarter of the peer's window has gone it is put in the list
+    /// of those that owe credits.
     #[inline(always)]
     pub(super) fn take_in(&mut self, owing: &mut Vec<u32>) {
         self.taken += 1;

@@ -1,8 +1,9 @@
 //! Memory of GPUs that the NIC reaches by itself (GPUDirect).
 //!
-//! There are two ways: the GPU's driver lends the range as a dma-buf, or a module in the kernel (nvidia-peermem) finds it by its
-//! address. Which of them works depends on the NIC, the GPU and what lies between, so both are tried, for each pair by itself
-//! (gpu.md, dma-buf rule 1). A way that was refused before it ever worked is not tried again, and its reason is kept.
+//! There are two ways: the GPU's driver lends the range as a dma-buf, or a module in the kernel
+//! (nvidia-peermem) finds it by its address. Which of them works depends on the NIC, the GPU and
+//! what lies between, so both are tried, for each pair by itself (gpu.md, dma-buf rule 1). A way
+//! that was refused before it ever worked is not tried again, and its reason is kept.
 
 use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::gpu::{DmaBuf, Flavour, Gpu, GpuError, RemoteWrites};
@@ -78,7 +79,8 @@ impl GpuMemory {
     /// Why neither way works; or the memory was freed, or is none that a NIC reaches.
     ///
     /// # Safety
-    /// The memory stays allocated as long as the registration lives; or nobody uses the registration when it has gone.
+    /// The memory stays allocated as long as the registration lives; or nobody uses the
+    /// registration when it has gone.
     pub(super) unsafe fn register(
         &self,
         region: &Region,
@@ -144,10 +146,14 @@ impl GpuMemory {
     ) -> Result<MemoryRegion, Refusal> {
         match way {
             Way::DmaBuf => {
-                // Closed at once: the NIC's driver holds the memory by itself (gpu.md, dma-buf rule 2).
+                // Closed at once: the NIC's driver holds the memory by itself (gpu.md, dma-buf rule
+                // 2).
                 let DmaBuf { fd, offset } = gpu.export_dmabuf(addr, len)?;
-                // SAFETY: passed on. Everybody calls the bytes by the addresses that the GPU has for them.
-                Ok(unsafe { self.domain.register_dmabuf(fd.as_fd(), offset, len, addr as u64, access) }?)
+                // SAFETY: passed on. Everybody calls the bytes by the addresses that the GPU has
+                // for them.
+                Ok(unsafe {
+                    self.domain.register_dmabuf(fd.as_fd(), offset, len, addr as u64, access)
+                }?)
             }
             // SAFETY: passed on.
             Way::Address => Ok(unsafe { self.domain.register(addr as *mut u8, len, access) }?),
@@ -167,7 +173,8 @@ impl GpuMemory {
         let known = &mut all.entry(gpu).or_default()[way as usize];
         if !matches!(known, Verdict::Works) {
             if let Verdict::Refused(why) = &verdict {
-                tracing::info!(%gpu, way = way.name(), why, "the NIC does not reach a GPU's memory so");
+                tracing::info!(%gpu, way = way.name(), why, "the NIC does not reach a GPU's memory \
+                    so");
             }
             *known = verdict;
         }
@@ -198,7 +205,9 @@ fn flush_of(gpu: &Arc<dyn Gpu>) -> Result<Option<Arc<dyn Gpu>>, String> {
     match gpu.remote_writes() {
         RemoteWrites::InOrder => Ok(None),
         RemoteWrites::AfterFlush => Ok(Some(gpu.clone())),
-        RemoteWrites::Unordered(why) => Err(format!("what a NIC writes there might not be seen: {why}")),
+        RemoteWrites::Unordered(why) => {
+            Err(format!("what a NIC writes there might not be seen: {why}"))
+        }
     }
 }
 

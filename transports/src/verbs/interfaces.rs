@@ -3,7 +3,8 @@
 use super::address::Host;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The addresses of all interfaces that are up, but for the loopback's: those that mean something beyond their link first.
+/// The addresses of all interfaces that are up, but for the loopback's: those that mean something
+/// beyond their link first.
 pub(super) fn addresses() -> Vec<Host> {
     let mut first = std::ptr::null_mut();
     // SAFETY: the list that it makes is freed below, and not used afterwards.

@@ -7,8 +7,8 @@ use super::domain::Shared;
 use super::rails::{Rail, Ways};
 use super::transfers::{self, Direction, PlaceKey};
 use crate::contract::{
-    Chunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short, Submit,
-    SubmitError, WordChange,
+    Chunk, DownCause, Exposed, ExposedChunks, Header, Link, Op, OpToken, RemotePlace, Short,
+    Submit, SubmitError, WordChange,
 };
 use crate::mem::{Buffer, MemRef};
 use std::sync::{Arc, Weak};
@@ -29,7 +29,9 @@ impl Link for RdmaLink {
             Op::AmCopied { header, bytes } => self.copied(header, bytes),
             Op::AmOwned { header, buffer, .. } => self.copied(header, buffer.view()),
             Op::Put { to, buffer, token } => self.transfer((Direction::Put, to), (buffer, token)),
-            Op::Get { from, buffer, token } => self.transfer((Direction::Get, from), (buffer, token)),
+            Op::Get { from, buffer, token } => {
+                self.transfer((Direction::Get, from), (buffer, token))
+            }
             Op::Atomic { word, change, token } => self.atomic((word, change), token),
         }
     }
@@ -62,13 +64,20 @@ impl Link for RdmaLink {
         ShownChunks::of(std::iter::once(Rail::of(0, self)).chain(further).collect(), buffer)
     }
 
-    fn put_chunk(&self, to: RemotePlace, chunk: &Chunk, token: OpToken) -> Result<Submit, SubmitError> {
+    fn put_chunk(
+        &self,
+        to: RemotePlace,
+        chunk: &Chunk,
+        token: OpToken,
+    ) -> Result<Submit, SubmitError> {
         let rail = PlaceKey::decode(to.key).map_or(0, |key| usize::from(key.rail));
         if rail == 0 {
             return self.connection.put_chunk(to, (chunk, token), &self.shared.registrations);
         }
         match self.device.upgrade() {
-            Some(device) => device.put_by_rail((&self.ways, rail, &self.connection), to, (chunk, token)),
+            Some(device) => {
+                device.put_by_rail((&self.ways, rail, &self.connection), to, (chunk, token))
+            }
             None => Err(SubmitError::Down { peer: self.connection.peer, cause: DownCause::Closed }),
         }
     }
@@ -97,10 +106,16 @@ impl RdmaLink {
     }
 
     #[cold]
-    fn atomic(&self, what: (RemotePlace, WordChange), token: OpToken) -> Result<Submit, SubmitError> {
+    fn atomic(
+        &self,
+        what: (RemotePlace, WordChange),
+        token: OpToken,
+    ) -> Result<Submit, SubmitError> {
         match &self.shared.port.atomics {
             Ok(()) => self.connection.atomic(what, token),
-            Err(why) => Err(SubmitError::Unregistered(format!("{}: {why}", self.shared.context.name()))),
+            Err(why) => {
+                Err(SubmitError::Unregistered(format!("{}: {why}", self.shared.context.name())))
+            }
         }
     }
 

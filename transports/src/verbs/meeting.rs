@@ -1,4 +1,5 @@
-//! How connections come about: who calls, who answers, what happens when both call at once; and how they end.
+//! How connections come about: who calls, who answers, what happens when both call at once; and how
+//! they end.
 
 use super::address::{Address, DeviceKey};
 use super::channel::{Channel, Received};
@@ -22,7 +23,8 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// How often a peer is called again that hangs up before it has answered: it may have made room for others.
+/// How often a peer is called again that hangs up before it has answered: it may have made room for
+/// others.
 const CALLS_AGAIN: u8 = 20;
 
 pub(super) fn fresh_nonce() -> io::Result<Nonce> {
@@ -31,7 +33,11 @@ pub(super) fn fresh_nonce() -> io::Result<Nonce> {
 
 impl Polling {
     /// A connection to a device, called if there is none.
-    pub(super) fn call(&mut self, to: &Address, peer: PeerId) -> Result<Arc<Connection>, SubmitError> {
+    pub(super) fn call(
+        &mut self,
+        to: &Address,
+        peer: PeerId,
+    ) -> Result<Arc<Connection>, SubmitError> {
         if let Some(why) = &self.broken {
             return Err(SubmitError::Down { peer, cause: DownCause::Lacking(why.clone()) });
         }
@@ -50,7 +56,9 @@ impl Polling {
         let interface = self.shared.port.interface;
         let hosts = to.hosts.iter().rev().map(|host| host.at(to.tcp_port, interface)).collect();
         let is_own = to.key == self.key;
-        let Some(entry) = self.entries.get(index) else { return Err(lacking("no connection".into())) };
+        let Some(entry) = self.entries.get(index) else {
+            return Err(lacking("no connection".into()));
+        };
         let connection = entry.connection.clone();
         (entry.links, entry.hosts) = (1, hosts);
         if is_own {
@@ -68,7 +76,8 @@ impl Polling {
                 self.end_quietly(index);
                 return Err(lacking(error.to_string()));
             }
-            // Its end is told by a poll, behind whatever it sent before it went: that may be waiting here.
+            // Its end is told by a poll, behind whatever it sent before it went: that may be
+            // waiting here.
             self.end(index, DownCause::Gone(format!("it cannot be called: {error}")));
         }
         Ok(connection)
@@ -87,7 +96,10 @@ impl Polling {
         }
         let made = made.map_err(|error| {
             let (count, most) = (self.entries.len(), self.shared.port.most_queue_pairs);
-            format!("{error}; this rank's device has {count} connections, the NIC {most} queue pairs for all who use it")
+            format!(
+                "{error}; this rank's device has {count} connections, the NIC {most} queue \
+                pairs for all who use it"
+            )
         });
         if made.is_err() {
             self.release();
@@ -99,15 +111,21 @@ impl Polling {
     fn make(&self, index: u32, peer: PeerId, device: DeviceKey) -> Result<Entry, VerbsError> {
         let shared = &self.shared;
         let Some(receives) = self.receives.queue() else {
-            return Err(VerbsError::because("ibv_create_qp", libc::ESHUTDOWN, "the device is closed"));
+            return Err(VerbsError::because(
+                "ibv_create_qp",
+                libc::ESHUTDOWN,
+                "the device is closed",
+            ));
         };
         let words = Words::new(&shared.protection)?;
         let alone = shared.thread_domains.take(&shared.protection);
         let domain = alone.as_ref().unwrap_or(&shared.protection);
-        let queue = queue_pairs::create(domain, (&shared.port, &shared.options), &self.queue, receives)?;
+        let queue =
+            queue_pairs::create(domain, (&shared.port, &shared.options), &self.queue, receives)?;
         let (port, number) = (&shared.port, queue.number());
         let window = u32::try_from(self.receives.depth() / 2).unwrap_or(u32::MAX).clamp(1, 128);
-        let first_psn = u32::from_le_bytes([device.0[0], device.0[1], device.0[2], 0]) ^ (number & 0xff_ffff);
+        let first_psn =
+            u32::from_le_bytes([device.0[0], device.0[1], device.0[2], 0]) ^ (number & 0xff_ffff);
         let mine = End {
             gid: port.gid,
             word_addr: words.addr(),
@@ -158,7 +176,8 @@ impl Polling {
             let more = (self.queue.depth() * 2).max(wanted).min(most);
             let too_many = || {
                 format!(
-                    "{} connections and their {wanted} completions are more than the {most} that the NIC's queue holds; a smaller CARRACK_VERBS_DEPTH takes less",
+                    "{} connections and their {wanted} completions are more than the {most} that \
+                    the NIC's queue holds; a smaller CARRACK_VERBS_DEPTH takes less",
                     self.entries.len() + 1
                 )
             };
@@ -177,7 +196,8 @@ impl Polling {
 
     /// Calls the next host of a peer.
     fn dial(&mut self, index: u32) -> io::Result<()> {
-        let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "it has published no address");
+        let mut last =
+            io::Error::new(io::ErrorKind::AddrNotAvailable, "it has published no address");
         while let Some(host) = self.next_host(index) {
             let dialled = Channel::dial(host).and_then(|channel| {
                 self.watch(channel.as_fd(), CALL | u64::from(index))?;
@@ -285,7 +305,8 @@ impl Polling {
             (Phase::Introduced, Message::Welcome { proof: shown, end }) => {
                 let who = (entry.connection.peer, entry.connection.device);
                 if shown != proof(&identity.secret, &entry.nonce, who, &end) {
-                    let why = "it does not know this job's secret, or is another rank than its address says";
+                    let why = "it does not know this job's secret, or is another rank than its \
+                        address says";
                     return Err(DownCause::Protocol(why.into()));
                 }
                 end.check(self.shared.options.packet_size).map_err(DownCause::Refused)?;
@@ -332,7 +353,8 @@ impl Polling {
             if self.dial_or_wait(index, &why) {
                 tracing::warn!(
                     why,
-                    "a rank is called again when this process has a descriptor for it: see `ulimit -n`"
+                    "a rank is called again when this process has a descriptor for it: see `ulimit \
+                    -n`"
                 );
             }
             return;
@@ -341,14 +363,18 @@ impl Polling {
         self.end(index, cause);
     }
 
-    /// Calls the next host of a peer. Returns `true` if that is done later, since this process lacks what it takes now.
+    /// Calls the next host of a peer. Returns `true` if that is done later, since this process
+    /// lacks what it takes now.
     fn dial_or_wait(&mut self, index: u32, why: &str) -> bool {
         let Err(error) = self.dial(index) else { return false };
         let waits = is_lack(&error);
         if waits {
             self.undialled.push((index, why.to_owned()));
         } else {
-            self.end(index, DownCause::Gone(format!("nobody answers at its addresses: {why}; {error}")));
+            self.end(
+                index,
+                DownCause::Gone(format!("nobody answers at its addresses: {why}; {error}")),
+            );
         }
         waits
     }
@@ -365,7 +391,8 @@ impl Polling {
         }
     }
 
-    /// The peer's end has come over TCP. It may have been quicker than this rank's NIC to find out that nothing gets through.
+    /// The peer's end has come over TCP. It may have been quicker than this rank's NIC to find out
+    /// that nothing gets through.
     fn broken_off(&self, why: String) -> DownCause {
         match self.shared.own_trouble() {
             None => DownCause::Gone(why),
@@ -400,7 +427,8 @@ impl Polling {
         }
     }
 
-    /// The completion queue was found empty: of connections that were forsaken nothing comes any more.
+    /// The completion queue was found empty: of connections that were forsaken nothing comes any
+    /// more.
     #[cold]
     pub(super) fn part(&mut self) {
         while let Some(index) = self.partings.next() {
@@ -432,7 +460,9 @@ impl Polling {
         entry.is_quiet = true;
         match entry.phase {
             Phase::Leaving | Phase::Failing => {}
-            Phase::Up | Phase::Answered if entry.connection.say_bye() => entry.phase = Phase::Leaving,
+            Phase::Up | Phase::Answered if entry.connection.say_bye() => {
+                entry.phase = Phase::Leaving
+            }
             _ => self.end(index, DownCause::Closed),
         }
     }
@@ -457,8 +487,13 @@ impl Polling {
         let (over, failed) = connection.close();
         self.pending.extend(transfers::told(over));
         for (token, buffer) in failed {
-            let failure = if entry.is_quiet { OpFailure::Closed } else { OpFailure::Down(cause.clone()) };
-            self.pending.push_back(Event::Completion { token, buffer, outcome: Err(Box::new(failure)) });
+            let failure =
+                if entry.is_quiet { OpFailure::Closed } else { OpFailure::Down(cause.clone()) };
+            self.pending.push_back(Event::Completion {
+                token,
+                buffer,
+                outcome: Err(Box::new(failure)),
+            });
         }
         let (peer, device) = connection.whom();
         if !entry.is_quiet {
@@ -493,7 +528,10 @@ impl Polling {
     #[cold]
     pub(super) fn lose_everybody(&mut self, why: &str) {
         if self.broken.is_none() {
-            let why = format!("{} of this rank cannot be used any more: {why}", self.shared.context.name());
+            let why = format!(
+                "{} of this rank cannot be used any more: {why}",
+                self.shared.context.name()
+            );
             tracing::error!("{why}");
             self.broken = Some(why);
         }

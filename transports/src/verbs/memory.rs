@@ -18,8 +18,9 @@ impl Area {
     pub(super) fn new(domain: &Arc<ProtectionDomain>, len: usize) -> Result<Self, VerbsError> {
         let region = Region::host(len.max(1));
         // SAFETY: the region stays allocated as long as this, which ends the registration first.
-        let registration =
-            unsafe { domain.register(region.addr() as *mut u8, region.len(), Access::LOCAL_WRITE) }?;
+        let registration = unsafe {
+            domain.register(region.addr() as *mut u8, region.len(), Access::LOCAL_WRITE)
+        }?;
         Ok(Self { registration, region })
     }
 
@@ -45,11 +46,15 @@ impl Area {
     }
 }
 
-/// Where a buffer's bytes are, if they are memory in one piece, which stays there wherever the buffer goes: of the host, or a region's
-/// of a GPU.
+/// Where a buffer's bytes are, if they are memory in one piece, which stays there wherever the
+/// buffer goes: of the host, or a region's of a GPU.
 pub(super) fn addresses(buffer: &Buffer) -> Option<(*mut u8, usize)> {
     match buffer {
-        Buffer::Vec(_) | Buffer::Bytes(_) | Buffer::BytesMut(_) | Buffer::Packet(_) | Buffer::Region(_) => {
+        Buffer::Vec(_)
+        | Buffer::Bytes(_)
+        | Buffer::BytesMut(_)
+        | Buffer::Packet(_)
+        | Buffer::Region(_) => {
             let bytes = buffer.view();
             let is_known = match bytes.place().kind() {
                 MemKind::Host | MemKind::Pinned => true,
@@ -62,8 +67,8 @@ pub(super) fn addresses(buffer: &Buffer) -> Option<(*mut u8, usize)> {
     }
 }
 
-/// Two words of a connection: one that the peer writes, and one from which this side writes the peer's. Registered by themselves, so that a peer
-/// reaches its own and nobody else's.
+/// Two words of a connection: one that the peer writes, and one from which this side writes the
+/// peer's. Registered by themselves, so that a peer reaches its own and nobody else's.
 #[derive(Debug)]
 pub(super) struct Words {
     registration: MemoryRegion,
@@ -75,8 +80,8 @@ impl Words {
         let words = Box::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let at = words.as_ptr().cast::<u8>().cast_mut();
-        // SAFETY: the words stay where they are as long as this, which ends the registration first. They are atomic: the NIC may
-        // write them at any time.
+        // SAFETY: the words stay where they are as long as this, which ends the registration first.
+        // They are atomic: the NIC may write them at any time.
         let registration = unsafe { domain.register(at, size_of::<[AtomicU64; 2]>(), access) }?;
         Ok(Self { registration, words })
     }
@@ -135,7 +140,8 @@ impl Slabs {
             return Ok(slab.lkey());
         }
         let (base, len) = packet.extent();
-        // SAFETY: a pool keeps its slabs as long as it lives, which is longer than this, as promised.
+        // SAFETY: a pool keeps its slabs as long as it lives, which is longer than this, as
+        // promised.
         let slab = unsafe { self.domain.register(base as *mut u8, len, Access::LOCAL_WRITE) }?;
         let key = slab.lkey();
         self.known.insert(at, slab);

@@ -33,8 +33,8 @@
 //! | `device` | the completion queue, and whatever has to be looked after |
 //! | `link` | what the runtime holds |
 //!
-//! docs/transports.md describes the transport for users; docs/adr/0012-tcp-for-queue-pairs.md gives the
-//! reason for the TCP connections.
+//! docs/transports.md describes the transport for users; docs/adr/0012-tcp-for-queue-pairs.md gives
+//! the reason for the TCP connections.
 
 pub mod address;
 mod bounces;
@@ -141,13 +141,15 @@ impl Rdma {
     /// The devices that answer, and those that do not.
     fn survey(&self) -> Result<(Vec<Seen>, Vec<DeviceInfo>), Unavailable> {
         let verbs = self.verbs()?;
-        let names =
-            Context::list(&verbs).map_err(|error| Unavailable::new(self.name(), error.to_string()))?;
+        let names = Context::list(&verbs)
+            .map_err(|error| Unavailable::new(self.name(), error.to_string()))?;
         let (mut seen, mut silent) = (Vec::new(), Vec::new());
         for name in names {
             match Seen::ask(&verbs, name.as_str(), self.is_simulated()) {
                 Ok(device) => seen.push(device),
-                Err(why) => silent.push(DeviceInfo { name: name.to_string(), note: why.to_string() }),
+                Err(why) => {
+                    silent.push(DeviceInfo { name: name.to_string(), note: why.to_string() })
+                }
             }
         }
         Ok((seen, silent))
@@ -159,7 +161,8 @@ impl Rdma {
         if self.options.rails > 1 && self.options.device.is_none() {
             let (seen, _) = self.survey()?;
             let alike = choice::rails(&seen, &choice::nodes_of_this_thread(), self.options.place);
-            let others = alike.into_iter().map(|at| seen[at].name.clone()).filter(|name| name != first);
+            let others =
+                alike.into_iter().map(|at| seen[at].name.clone()).filter(|name| name != first);
             rails.extend(others);
         }
         Ok(rails)
@@ -175,16 +178,25 @@ impl Transport for Rdma {
         let (seen, silent) = self.survey()?;
         let order = choice::order(&seen, &choice::nodes_of_this_thread(), self.options.place);
         let known = order.into_iter().map(|at| &seen[at]);
-        let known = known.map(|seen| DeviceInfo { name: seen.name.clone(), note: seen.to_string() });
+        let known =
+            known.map(|seen| DeviceInfo { name: seen.name.clone(), note: seen.to_string() });
         Ok(known.chain(silent).collect())
     }
 
-    fn open(&self, device: &DeviceInfo, identity: Identity) -> Result<Arc<dyn Domain>, Unavailable> {
+    fn open(
+        &self,
+        device: &DeviceInfo,
+        identity: Identity,
+    ) -> Result<Arc<dyn Domain>, Unavailable> {
         let verbs = self.verbs()?;
         let (name, options) = (self.name(), self.options.clone());
         let devices = self.rails(&device.name)?;
-        let domain =
-            domain::RdmaDomain::open((&verbs, name, self.is_simulated()), &devices, options, identity)?;
+        let domain = domain::RdmaDomain::open(
+            (&verbs, name, self.is_simulated()),
+            &devices,
+            options,
+            identity,
+        )?;
         Ok(Arc::new(domain))
     }
 }

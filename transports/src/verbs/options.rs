@@ -2,17 +2,19 @@
 
 use super::survey::SOFT_ROCE;
 
-/// How queue pairs are made, and which way they take. The numbers are those of the InfiniBand specification, as `ibv_modify_qp` takes
-/// them.
+/// How queue pairs are made, and which way they take. The numbers are those of the InfiniBand
+/// specification, as `ibv_modify_qp` takes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The device and its port, as `mlx5_0` or `mlx5_0:2`, or several, separated by commas, of which each rank of a node takes another
-    /// one. Without: the fastest that has an active port; of several, the nearest to this rank's CPUs; of several again, each rank of
-    /// the node takes another one.
+    /// The device and its port, as `mlx5_0` or `mlx5_0:2`, or several, separated by commas, of
+    /// which each rank of a node takes another one. Without: the fastest that has an active port;
+    /// of several, the nearest to this rank's CPUs; of several again, each rank of the node takes
+    /// another one.
     pub device: Option<String>,
     /// Number of this rank among those of its node, from 0: by it they share devices out.
     pub place: u32,
-    /// NICs that large messages are dealt out over, at most, 1 to 16: of those that are named, or of those that are as fast and as near.
+    /// NICs that large messages are dealt out over, at most, 1 to 16: of those that are named, or
+    /// of those that are as fast and as near.
     pub rails: u8,
     /// Which GID of the port; without, it is chosen by its type and address family.
     pub gid_index: Option<u8>,
@@ -22,12 +24,14 @@ pub struct Options {
     pub service_level: u8,
     /// Hop limit of global routes.
     pub hop_limit: u8,
-    /// Time after which a request is sent again: 4.096 µs × 2^this, 1 to 31. 18: a second, and the least for Soft-RoCE, which may do
-    /// twice what it sends again.
+    /// Time after which a request is sent again: 4.096 µs × 2^this, 1 to 31. 18: a second, and the
+    /// least for Soft-RoCE, which may do twice what it sends again.
     pub timeout: u8,
-    /// How often, 0 to 7. Soft-RoCE takes 7 for "for ever", and would never notice a peer that has gone.
+    /// How often, 0 to 7. Soft-RoCE takes 7 for "for ever", and would never notice a peer that has
+    /// gone.
     pub retries: u8,
-    /// How long a sender waits when the receiver has no buffer posted, in the specification's code: 12 is 0.64 ms.
+    /// How long a sender waits when the receiver has no buffer posted, in the specification's code:
+    /// 12 is 0.64 ms.
     pub rnr_timer: u8,
     /// Requests that a queue pair holds.
     pub send_depth: u32,
@@ -35,9 +39,11 @@ pub struct Options {
     pub receives: u32,
     /// Largest message in bytes; the same on all ranks.
     pub packet_size: usize,
-    /// Whether users' host memory is registered without its pages being locked, where the device can page on demand.
+    /// Whether users' host memory is registered without its pages being locked, where the device
+    /// can page on demand.
     pub on_demand: bool,
-    /// Whether the device may write users' host memory in another order than it came, but for completions.
+    /// Whether the device may write users' host memory in another order than it came, but for
+    /// completions.
     pub relaxed: bool,
     /// Queue pairs that have a thread domain of their own, at most, where the device has such.
     pub thread_domains: u32,
@@ -89,8 +95,9 @@ impl Options {
         Ok(())
     }
 
-    /// Whether a device of that vendor can be trusted with them. Soft-RoCE does a request twice that it sends again while the answer is
-    /// on its way: after a time that does not run out where nothing is lost, it has no reason to.
+    /// Whether a device of that vendor can be trusted with them. Soft-RoCE does a request twice
+    /// that it sends again while the answer is on its way: after a time that does not run out where
+    /// nothing is lost, it has no reason to.
     pub(super) fn check_for(&self, device: &str, vendor: u32) -> Result<(), String> {
         let Self { timeout, .. } = self;
         match vendor {
@@ -122,7 +129,10 @@ mod tests {
     fn soft_roce_is_given_a_second_and_no_other_device_is_asked_for_it() {
         let short = Options { timeout: 14, ..Options::default() };
         let why = short.check_for("rxe0", SOFT_ROCE).unwrap_err();
-        assert!(why.starts_with("rxe0 is Soft-RoCE") && why.contains("CARRACK_VERBS_TIMEOUT to 18"), "{why}");
+        assert!(
+            why.starts_with("rxe0 is Soft-RoCE") && why.contains("CARRACK_VERBS_TIMEOUT to 18"),
+            "{why}"
+        );
         short.check_for("mlx5_0", 0x2c9).unwrap();
         Options::default().check_for("rxe0", SOFT_ROCE).unwrap();
     }

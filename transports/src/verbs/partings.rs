@@ -1,10 +1,12 @@
 //! Queue pairs at their end.
 //!
-//! A queue pair that fails may be taking a message in: a receive of the shared queue is then its own until it comes back flushed, and it comes
-//! behind everything that was sent. Whoever destroys the queue pair before that loses the receive, since it completes nowhere any
-//! more. When the NIC has given back the last one it says so (`IBV_EVENT_QP_LAST_WQE_REACHED`); what it has given back is in the
-//! completion queue by then. So the connection ends when its requests have come back, and its queue pair stays until both have been seen.
-//! Nothing waits for that: its peer's end is told, and may be called again.
+//! A queue pair that fails may be taking a message in: a receive of the shared queue is then its
+//! own until it comes back flushed, and it comes behind everything that was sent. Whoever destroys
+//! the queue pair before that loses the receive, since it completes nowhere any more. When the NIC
+//! has given back the last one it says so (`IBV_EVENT_QP_LAST_WQE_REACHED`); what it has given back
+//! is in the completion queue by then. So the connection ends when its requests have come back, and
+//! its queue pair stays until both have been seen. Nothing waits for that: its peer's end is told,
+//! and may be called again.
 
 use super::sys::QueuePair;
 use std::sync::Arc;
@@ -65,7 +67,8 @@ impl Partings {
 
     /// A connection, unless it is there.
     pub(super) fn forsake(&mut self, index: u32) {
-        let is_it = |parting: &Parting| matches!(parting, Parting::Forsaken(other) if *other == index);
+        let is_it =
+            |parting: &Parting| matches!(parting, Parting::Forsaken(other) if *other == index);
         if !self.0.iter().any(is_it) {
             self.add(Parting::Forsaken(index));
         }
@@ -82,9 +85,12 @@ impl Partings {
         }
     }
 
-    /// The completion queue is empty: has those queue pairs go that may. A connection that is to end, if there is one.
+    /// The completion queue is empty: has those queue pairs go that may. A connection that is to
+    /// end, if there is one.
     pub(super) fn next(&mut self) -> Option<u32> {
-        self.0.retain(|parting| !matches!(parting, Parting::Lingering(lingering) if lingering.may_go()));
+        self.0.retain(
+            |parting| !matches!(parting, Parting::Lingering(lingering) if lingering.may_go()),
+        );
         let at = self.0.iter().position(|parting| matches!(parting, Parting::Forsaken(_)))?;
         match self.0.swap_remove(at) {
             Parting::Forsaken(index) => Some(index),
@@ -92,7 +98,8 @@ impl Partings {
         }
     }
 
-    /// Has all queue pairs go, at the price of a receive each: their room is needed. Whether there were any.
+    /// Has all queue pairs go, at the price of a receive each: their room is needed. Whether there
+    /// were any.
     pub(super) fn make_room(&mut self) -> bool {
         let before = self.0.len();
         self.0.retain(|parting| matches!(parting, Parting::Forsaken(_)));

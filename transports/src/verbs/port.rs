@@ -1,4 +1,5 @@
-//! Which port, and which of its GIDs: decided from what the device says, without asking it anything.
+//! Which port, and which of its GIDs: decided from what the device says, without asking it
+//! anything.
 
 use super::address::{Host, ip_of};
 use super::sys::{GidEntry, GidKind};
@@ -23,7 +24,8 @@ impl Wish {
             None => (text, None),
             Some((device, port)) => {
                 let number = port.parse().ok().filter(|&port| port > 0);
-                let port = number.ok_or_else(|| format!("{port:?} is no port number; write DEVICE:1"))?;
+                let port =
+                    number.ok_or_else(|| format!("{port:?} is no port number; write DEVICE:1"))?;
                 (device, Some(port))
             }
         };
@@ -34,7 +36,8 @@ impl Wish {
     }
 }
 
-/// How good a GID is: RoCE version 2 is routed, version 1 is not; an IPv4 address or a global one of IPv6 is good beyond the link.
+/// How good a GID is: RoCE version 2 is routed, version 1 is not; an IPv4 address or a global one
+/// of IPv6 is good beyond the link.
 fn rank(entry: &GidEntry) -> u32 {
     let scope = match Host::of(ip_of(entry.gid)) {
         Host { ip: IpAddr::V4(_), .. } => 0,
@@ -53,14 +56,23 @@ fn rank(entry: &GidEntry) -> u32 {
 /// # Errors
 /// There is none, or not that one.
 pub fn choose_gid(entries: &[GidEntry], wished: Option<u8>) -> Result<GidEntry, String> {
-    let numbers = || entries.iter().map(|entry| entry.index.0.to_string()).collect::<Vec<_>>().join(", ");
+    let numbers =
+        || entries.iter().map(|entry| entry.index.0.to_string()).collect::<Vec<_>>().join(", ");
     match wished {
-        Some(index) => entries.iter().find(|entry| entry.index.0 == index).copied().ok_or_else(|| {
-            format!("it has no GID of index {index}, but of {}: see CARRACK_VERBS_GID", numbers())
-        }),
-        None => entries.iter().min_by_key(|entry| (rank(entry), entry.index)).copied().ok_or_else(|| {
-            "its port has no GID: has its network interface an address (`ip address`)?".to_owned()
-        }),
+        Some(index) => {
+            entries.iter().find(|entry| entry.index.0 == index).copied().ok_or_else(|| {
+                format!(
+                    "it has no GID of index {index}, but of {}: see CARRACK_VERBS_GID",
+                    numbers()
+                )
+            })
+        }
+        None => entries.iter().min_by_key(|entry| (rank(entry), entry.index)).copied().ok_or_else(
+            || {
+                "its port has no GID: has its network interface an address (`ip address`)?"
+                    .to_owned()
+            },
+        ),
     }
 }
 

@@ -1,13 +1,14 @@
-//! Queue pairs of a port: how they are made, and brought into the states in which they send and receive.
+//! Queue pairs of a port: how they are made, and brought into the states in which they send and
+//! receive.
 
 use super::address::Fabric;
 use super::options::Options;
 use super::sys::bindings::{
     IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS,
-    IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
-    IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
-    IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, ibv_ah_attr,
-    ibv_gid, ibv_global_route, ibv_qp_attr,
+    IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
+    IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT,
+    IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_INIT,
+    IBV_QPS_RTR, IBV_QPS_RTS, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr,
 };
 use super::sys::{
     CompletionQueue, ProtectionDomain, QueuePair, QueuePairSpec, SharedReceiveQueue, VerbsError,
@@ -33,7 +34,8 @@ pub(super) struct Port {
     pub(super) gid_index: u8,
     /// The network interface, on Ethernet.
     pub(super) interface: u32,
-    /// Reads and atomic operations that the device answers at a time for a queue pair, and that it asks for.
+    /// Reads and atomic operations that the device answers at a time for a queue pair, and that it
+    /// asks for.
     pub(super) reads: (u8, u8),
     /// Whether it does atomic operations on words of eight bytes, or why it does not.
     pub(super) atomics: Result<(), String>,
@@ -170,7 +172,8 @@ mod tests {
 
     #[test]
     fn the_path_is_the_lids_within_a_subnet_and_the_gids_else() {
-        let options = Options { traffic_class: 96, service_level: 3, hop_limit: 9, ..Options::default() };
+        let options =
+            Options { traffic_class: 96, service_level: 3, hop_limit: 9, ..Options::default() };
         let near = End { gid: [1; 16], lid: 7, ..End::default() };
         let far = End { gid: [2; 16], lid: 7, ..End::default() };
         let path_to = |fabric, end| path(&port(fabric), &options, end);

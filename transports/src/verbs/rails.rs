@@ -1,8 +1,10 @@
-//! Several NICs of one rank: chunks of large messages are dealt out over them, and everything else goes by the first.
+//! Several NICs of one rank: chunks of large messages are dealt out over them, and everything else
+//! goes by the first.
 //!
-//! Each further one is a device of its own, with connections of its own, which are made when a message is first dealt out. Over them go
-//! writes, and behind each of those a read: so what its sender hears to be over is in the peer's memory, and the peer need not look at
-//! its further NICs for that. They are looked at when there is something under way on them, and else now and then.
+//! Each further one is a device of its own, with connections of its own, which are made when a
+//! message is first dealt out. Over them go writes, and behind each of those a read: so what its
+//! sender hears to be over is in the peer's memory, and the peer need not look at its further NICs
+//! for that. They are looked at when there is something under way on them, and else now and then.
 
 use super::address::Address;
 use super::connection::Connection;
@@ -11,8 +13,8 @@ use super::domain::Shared;
 use super::link::RdmaLink;
 use super::transfers::PlaceKey;
 use crate::contract::{
-    AddressBlob, Armed, Batch, Chunk, Device, DownCause, Event, OpToken, PeerId, Polled, Reach, RemotePlace,
-    Submit, SubmitError,
+    AddressBlob, Armed, Batch, Chunk, Device, DownCause, Event, OpToken, PeerId, Polled, Reach,
+    RemotePlace, Submit, SubmitError,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -70,7 +72,11 @@ pub(super) struct Rails {
 impl Rails {
     pub(super) fn new(devices: Vec<Arc<RdmaDevice>>) -> Self {
         let room = if devices.is_empty() { 0 } else { TOGETHER };
-        Self { devices: devices.into(), under_way: AtomicUsize::new(0), batch: Mutex::new(Batch::new(room)) }
+        Self {
+            devices: devices.into(),
+            under_way: AtomicUsize::new(0),
+            batch: Mutex::new(Batch::new(room)),
+        }
     }
 
     pub(super) fn devices(&self) -> &[Arc<RdmaDevice>] {
@@ -97,11 +103,13 @@ impl Rails {
                             has_failed |= outcome.is_err();
                             polling.pending.push_back(event);
                         }
-                        // What was under way there is lost, and nobody knows which of it has arrived.
+                        // What was under way there is lost, and nobody knows which of it has
+                        // arrived.
                         Event::PeerDown { peer, cause } if std::mem::take(&mut has_failed) => {
                             polling.end_all_of(peer, &cause);
                         }
-                        // One that nothing was under way on is not used any more, and that is all. Messages come by the first NIC.
+                        // One that nothing was under way on is not used any more, and that is all.
+                        // Messages come by the first NIC.
                         _ => {}
                     }
                 }
@@ -171,7 +179,8 @@ impl Ways {
         self.links.len()
     }
 
-    /// The way between the NICs of a number, begun when it is first needed. `None`: it cannot be made, at the moment.
+    /// The way between the NICs of a number, begun when it is first needed. `None`: it cannot be
+    /// made, at the moment.
     pub(super) fn get(&self, number: usize, rails: &Rails, peer: PeerId) -> Option<&RdmaLink> {
         let at = number.checked_sub(1)?;
         let way = self.links.get(at)?;
@@ -196,11 +205,14 @@ impl RdmaDevice {
         what: (&Chunk, OpToken),
     ) -> Result<Submit, SubmitError> {
         if rail > ways.len() {
-            let cause = DownCause::Protocol(format!("it wants a chunk by NIC {rail}, of {}", ways.len()));
+            let cause =
+                DownCause::Protocol(format!("it wants a chunk by NIC {rail}, of {}", ways.len()));
             return Err(first.break_off(cause));
         }
         let Some(link) = ways.get(rail, &self.rails, first.peer) else {
-            return Err(SubmitError::Unregistered("the NIC that it is for cannot be connected".into()));
+            return Err(SubmitError::Unregistered(
+                "the NIC that it is for cannot be connected".into(),
+            ));
         };
         // First: it may be over before this call returns.
         self.rails.under_way.fetch_add(1, Ordering::AcqRel);

@@ -1,8 +1,10 @@
 //! The shared receive queue, and the packets that are posted to it.
 //!
-//! The NIC puts the front of a message into the slot's *line*, a cache line of a table of the device's: the header, and as many bytes as a short
-//! message has. Only what is longer goes on in the slot's packet. So a short message is one write of the NIC's and one line for the CPU to
-//! read, and its packet is not touched; of a longer one the front is copied to where it belongs, at the beginning of the packet.
+//! The NIC puts the front of a message into the slot's *line*, a cache line of a table of the
+//! device's: the header, and as many bytes as a short message has. Only what is longer goes on in
+//! the slot's packet. So a short message is one write of the NIC's and one line for the CPU to
+//! read, and its packet is not touched; of a longer one the front is copied to where it belongs, at
+//! the beginning of the packet.
 
 use super::bounces::HEADER;
 use super::memory::{Area, Slabs};
@@ -40,11 +42,13 @@ struct Slot {
 /// The receives of a device.
 #[derive(Debug)]
 pub(super) struct Receives {
-    // In the order in which they have to go: the queue, whose receives name registrations, then these, then the memory.
+    // In the order in which they have to go: the queue, whose receives name registrations, then
+    // these, then the memory.
     queue: Option<Arc<SharedReceiveQueue>>,
     slabs: Slabs,
     lines: Area,
-    /// Bytes of a payload that lie in the line: none where no CPU may touch a packet, since nobody could put them there.
+    /// Bytes of a payload that lie in the line: none where no CPU may touch a packet, since nobody
+    /// could put them there.
     front: usize,
     slots: Vec<Slot>,
     /// Slots with a packet, not posted so far.
@@ -78,7 +82,8 @@ impl Receives {
     ) -> Result<Self, VerbsError> {
         let queue = SharedReceiveQueue::create(domain, depth, 2)?;
         let lines = Area::new(domain, depth as usize * PITCH)?;
-        let front = if source.kind().is_host() { SmallBytes::MAX.min(source.packet_size()) } else { 0 };
+        let front =
+            if source.kind().is_host() { SmallBytes::MAX.min(source.packet_size()) } else { 0 };
         let slots = (0..depth).map(|_| Slot { packet: None, key: 0 }).collect();
         Ok(Self {
             queue: Some(queue),
@@ -110,8 +115,9 @@ impl Receives {
         self.queue.as_ref().is_some_and(|queue| queue.as_raw().addr() == address)
     }
 
-    /// Takes a message of `len` bytes out of a slot, with its header, if all of it lies in the line; the slot is posted again with the
-    /// packet that it has. `None`: it is longer, or has no header; it is still there.
+    /// Takes a message of `len` bytes out of a slot, with its header, if all of it lies in the
+    /// line; the slot is posted again with the packet that it has. `None`: it is longer, or has no
+    /// header; it is still there.
     #[inline(always)]
     pub(super) fn take_short(&mut self, slot: u32, len: usize) -> Option<(Header, SmallBytes)> {
         let payload = len.checked_sub(HEADER).filter(|payload| *payload <= self.front)?;
@@ -120,8 +126,9 @@ impl Receives {
         Some((Header(line.header), SmallBytes::first(payload, line.front)))
     }
 
-    /// Takes a message out of a slot, `len` bytes with its header. `None`: too short to have one. The slot is posted again, with another
-    /// packet if the message has kept its own; where there is none, `credit_to` is told of when there is.
+    /// Takes a message out of a slot, `len` bytes with its header. `None`: too short to have one.
+    /// The slot is posted again, with another packet if the message has kept its own; where there
+    /// is none, `credit_to` is told of when there is.
     pub(super) fn take(&mut self, slot: u32, len: usize, credit_to: u32) -> Option<(Taken, bool)> {
         if let Some((header, bytes)) = self.take_short(slot, len) {
             return Some((Taken::Small(header, bytes), true));
@@ -142,7 +149,9 @@ impl Receives {
         let enough = 2 * self.empty.len() < self.slots.len();
         if !refilled && !enough {
             match self.put_aside(slot, packet) {
-                Ok(bytes) => return Some((Taken::Large(Header(line.header), Payload::Aside(bytes)), true)),
+                Ok(bytes) => {
+                    return Some((Taken::Large(Header(line.header), Payload::Aside(bytes)), true));
+                }
                 Err(unmoved) => packet = unmoved,
             }
         }
@@ -152,12 +161,13 @@ impl Receives {
         Some((Taken::Large(Header(line.header), Payload::Packet(packet)), refilled || enough))
     }
 
-    /// Copies a message out of its packet, which its slot gets back: packets are out, and the receives that stand are needed for
-    /// what the runtime has to say.
+    /// Copies a message out of its packet, which its slot gets back: packets are out, and the
+    /// receives that stand are needed for what the runtime has to say.
     #[cold]
     #[inline(never)]
     fn put_aside(&mut self, slot: u32, packet: Packet) -> Result<Vec<u8>, Packet> {
-        let (Some(bytes), Some(place)) = (packet.as_slice(), self.slots.get_mut(slot as usize)) else {
+        let (Some(bytes), Some(place)) = (packet.as_slice(), self.slots.get_mut(slot as usize))
+        else {
             return Err(packet);
         };
         let bytes = bytes.to_vec();
@@ -186,7 +196,8 @@ impl Receives {
     fn fill(&mut self, slot: u32) -> bool {
         let Some(place) = self.slots.get_mut(slot as usize) else { return false };
         let Some(packet) = self.source.take() else { return false };
-        // SAFETY: this holds the source, and with it the packets' pool, and drops the registrations first.
+        // SAFETY: this holds the source, and with it the packets' pool, and drops the registrations
+        // first.
         match unsafe { self.slabs.key(&packet) } {
             Ok(key) => {
                 *place = Slot { packet: Some(packet), key };
@@ -208,7 +219,8 @@ impl Receives {
         self.refused.take_if(|_| self.is_broken)
     }
 
-    /// Looks for packets for the slots that have none. The connections whose messages had kept theirs.
+    /// Looks for packets for the slots that have none. The connections whose messages had kept
+    /// theirs.
     #[cold]
     pub(super) fn refill(&mut self, mut credit: impl FnMut(u32)) {
         if self.is_broken {
@@ -238,7 +250,8 @@ impl Receives {
         self.fresh.len() >= self.enough
     }
 
-    /// Whether any have, while others lack a packet: all that stand may be gone. Else three quarters of them stand, as fewer are not due.
+    /// Whether any have, while others lack a packet: all that stand may be gone. Else three
+    /// quarters of them stand, as fewer are not due.
     #[inline(always)]
     pub(super) fn are_missed(&self) -> bool {
         !self.fresh.is_empty() && self.is_hungry()
@@ -266,14 +279,19 @@ impl Receives {
         let mut requests = [ibv_recv_wr::default(); TOGETHER];
         let slots = self.fresh.iter().rev().take(count);
         for ((&slot, parts), request) in slots.zip(&mut parts).zip(&mut requests) {
-            let Some(Slot { packet: Some(packet), key }) = self.slots.get(slot as usize) else { return 0 };
+            let Some(Slot { packet: Some(packet), key }) = self.slots.get(slot as usize) else {
+                return 0;
+            };
             parts[0] = ibv_sge {
                 addr: self.lines.addr(slot as usize * PITCH),
                 length: length(HEADER + self.front),
                 lkey: self.lines.key(),
             };
-            parts[1] =
-                ibv_sge { addr: (packet.addr() + self.front) as u64, length: length(room), lkey: *key };
+            parts[1] = ibv_sge {
+                addr: (packet.addr() + self.front) as u64,
+                length: length(room),
+                lkey: *key,
+            };
             request.wr_id = WrId::Receive(slot).encode();
             // A part of no length is one of 2 GiB to some devices.
             (request.sg_list, request.num_sge) = (parts.as_mut_ptr(), if room > 0 { 2 } else { 1 });
@@ -282,8 +300,9 @@ impl Receives {
         for at in 1..count {
             requests[at - 1].next = first.wrapping_add(at);
         }
-        // SAFETY: each receive names its slot's line, and the packet in its slot, which stays there until the
-        // receive is over or the queue is destroyed. The packet has the length, as its source promises.
+        // SAFETY: each receive names its slot's line, and the packet in its slot, which stays there
+        // until the receive is over or the queue is destroyed. The packet has the length, as its
+        // source promises.
         match unsafe { queue.post(first) } {
             Ok(()) => count,
             Err(PostFailure { errno, bad_wr: bad }) => {

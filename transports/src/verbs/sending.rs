@@ -20,7 +20,8 @@ use crate::mem::{Buffer, MemRef};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Requests of a queue that messages leave free: for credits, the last message, and what is posted behind everything.
+/// Requests of a queue that messages leave free: for credits, the last message, and what is posted
+/// behind everything.
 const RESERVE: u32 = 4;
 
 /// Said by an immediate: nothing comes after this.
@@ -62,7 +63,8 @@ pub(super) struct Sending {
     depth: u32,
     /// Bytes that go inline.
     inline: usize,
-    /// Sequence number of the last request that was posted, and of the last whose completion was asked for.
+    /// Sequence number of the last request that was posted, and of the last whose completion was
+    /// asked for.
     posted: u32,
     signalled: u32,
     /// Messages sent, and how many of them the peer has said to have taken in.
@@ -74,14 +76,16 @@ pub(super) struct Sending {
     word: (u64, u32),
     /// What requests hold, in their order.
     held: VecDeque<(u32, Held)>,
-    /// Messages that wait for more, behind all that were sent; counted as a request and a message already.
+    /// Messages that wait for more, behind all that were sent; counted as a request and a message
+    /// already.
     gathered: Option<Gathered>,
     /// Whether the poller has been told that some do.
     pub(super) is_listed: bool,
 }
 
 impl Sending {
-    /// Of a queue that holds `asked` requests: what a device grants beyond that, the completion queue has no room for.
+    /// Of a queue that holds `asked` requests: what a device grants beyond that, the completion
+    /// queue has no room for.
     pub(super) fn new(queue: Arc<QueuePair>, asked: u32, connection: u32) -> Self {
         Self {
             connection,
@@ -110,8 +114,8 @@ impl Sending {
         (self.window, self.word) = (u64::from(end.window), (end.word_addr, end.word_key));
     }
 
-    /// Sends a message of host memory, no longer than the bounce buffers. `completed` is the sequence number of the last request
-    /// that is known to be over.
+    /// Sends a message of host memory, no longer than the bounce buffers. `completed` is the
+    /// sequence number of the last request that is known to be over.
     #[inline(always)]
     pub(super) fn message(
         &mut self,
@@ -184,7 +188,8 @@ impl Sending {
         request.send_flags = IBV_SEND_INLINE;
         // Rarely: what is asked for is what gives room back.
         let due = self.posted.wrapping_sub(self.signalled) >= self.depth / 4;
-        // SAFETY: the call copies what goes inline; header and bytes are host memory, borrowed as long.
+        // SAFETY: the call copies what goes inline; header and bytes are host memory, borrowed as
+        // long.
         unsafe { self.post(&mut request, due) }
     }
 
@@ -214,7 +219,12 @@ impl Sending {
     }
 
     /// Tells the peer how many of its messages were taken in.
-    pub(super) fn credit(&mut self, taken: u64, completed: u32, words: &Words) -> Result<(), Unsent> {
+    pub(super) fn credit(
+        &mut self,
+        taken: u64,
+        completed: u32,
+        words: &Words,
+    ) -> Result<(), Unsent> {
         if self.outstanding(completed) + RESERVE / 2 >= self.depth {
             return Err(Unsent::Busy(Busy::Full));
         }
@@ -225,8 +235,8 @@ impl Sending {
         request.wr.rdma.remote_addr = remote_addr;
         request.wr.rdma.rkey = rkey;
         let due = self.posted.wrapping_sub(self.signalled) >= self.depth / 4;
-        // SAFETY: the words stay registered as long as the connection; should the value change before it is
-        // read, a later count goes, which is as good.
+        // SAFETY: the words stay registered as long as the connection; should the value change
+        // before it is read, a later count goes, which is as good.
         unsafe { self.post(&mut request, due) }
     }
 
@@ -243,8 +253,8 @@ impl Sending {
         unsafe { self.post_named(&mut request) }.is_ok()
     }
 
-    /// Moves the queue pair to the error state: everything outstanding comes back flushed. Whether a last request was posted behind
-    /// it.
+    /// Moves the queue pair to the error state: everything outstanding comes back flushed. Whether
+    /// a last request was posted behind it.
     pub(super) fn fail(&mut self, was_up: bool) -> bool {
         let Some(queue) = &self.queue else { return false };
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..Default::default() };
@@ -262,7 +272,8 @@ impl Sending {
         unsafe { self.post_named(&mut request) }.is_ok()
     }
 
-    /// Everything is over: lets go of the queue pair and of what requests held. The operations on memory that had not ended.
+    /// Everything is over: lets go of the queue pair and of what requests held. The operations on
+    /// memory that had not ended.
     pub(super) fn close(&mut self, bounces: &Bounces) -> Vec<(OpToken, Buffer)> {
         // First: no request of it reads a bounce, or a buffer, after this.
         self.queue = None;
@@ -305,7 +316,8 @@ impl Sending {
     }
 
     fn give_back(&mut self, completed: u32, bounces: &Bounces) {
-        // Behind what is completed, in a circle of sequence numbers. Operations on memory are the poller's to end.
+        // Behind what is completed, in a circle of sequence numbers. Operations on memory are the
+        // poller's to end.
         while let Some((sequence, Held::Bounce(_))) = self.held.front()
             && completed.wrapping_sub(*sequence) < 1 << 31
             && let Some((_, Held::Bounce(bounce))) = self.held.pop_front()
@@ -376,7 +388,8 @@ impl Sending {
     #[cold]
     fn why(errno: i32) -> Unsent {
         match errno {
-            // Some providers' queues hold less than they say, since a request may take several places.
+            // Some providers' queues hold less than they say, since a request may take several
+            // places.
             libc::ENOMEM | libc::EAGAIN => Unsent::Busy(Busy::Full),
             errno => Unsent::Failed(std::io::Error::from_raw_os_error(errno).to_string()),
         }

@@ -1,4 +1,5 @@
-//! Who has called and is not known so far: it says who it is and that it belongs to the job, or is sent away.
+//! Who has called and is not known so far: it says who it is and that it belongs to the job, or is
+//! sent away.
 
 use super::address::DeviceKey;
 use super::channel::{Channel, Received};
@@ -10,8 +11,8 @@ use crate::contract::PeerId;
 use std::io;
 use std::os::fd::AsFd;
 
-/// Callers that have not introduced themselves, and twice as many as there are ranks where that is more. One more, and the first
-/// has to go.
+/// Callers that have not introduced themselves, and twice as many as there are ranks where that is
+/// more. One more, and the first has to go.
 const MOST_STRANGERS: usize = 1024;
 
 /// Those who have called, and are not let in so far.
@@ -55,7 +56,8 @@ impl Strangers {
     fn next_to_go(&mut self) -> usize {
         let count = self.all.len().max(1);
         let after = (1..=count).map(|step| (self.oldest + step) % count);
-        self.oldest = after.clone().find(|&at| self.all.get(at).is_some_and(Option::is_some)).unwrap_or(0);
+        self.oldest =
+            after.clone().find(|&at| self.all.get(at).is_some_and(Option::is_some)).unwrap_or(0);
         self.oldest
     }
 
@@ -63,7 +65,8 @@ impl Strangers {
         self.all.iter().all(Option::is_none)
     }
 
-    /// Keeps a guest until the older connection of its device has ended. An earlier one of that device has given up.
+    /// Keeps a guest until the older connection of its device has ended. An earlier one of that
+    /// device has given up.
     fn hold(&mut self, guest: Guest) {
         self.held.retain(|other| (other.from, other.device) != (guest.from, guest.device));
         self.held.push(guest);
@@ -88,7 +91,8 @@ impl Polling {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    // Descriptors that others hold without saying anything are better spent on whoever comes now.
+                    // Descriptors that others hold without saying anything are better spent on
+                    // whoever comes now.
                     wanting = is_lack(&error) && !self.strangers.is_empty();
                     if !wanting {
                         tracing::warn!(%error, "a rank that calls cannot be let in, and waits");
@@ -104,7 +108,8 @@ impl Polling {
                 Some(at) => at,
                 None => self.dismiss(),
             };
-            // First the word by which it knows that a rank is here, and calls again if it is not kept.
+            // First the word by which it knows that a rank is here, and calls again if it is not
+            // kept.
             let told = channel.send(&Message::Challenge(nonce)).is_ok();
             if told && self.watch(channel.as_fd(), STRANGER | at as u64).is_ok() {
                 self.strangers.all[at] = Some((channel, nonce));
@@ -115,7 +120,8 @@ impl Polling {
         }
     }
 
-    /// Has the stranger go that has been here longest, unless it has something to say by now. Its place.
+    /// Has the stranger go that has been here longest, unless it has something to say by now. Its
+    /// place.
     fn dismiss(&mut self) -> usize {
         let at = self.strangers.next_to_go();
         self.hear_stranger(u32::try_from(at).unwrap_or(u32::MAX));
@@ -168,7 +174,9 @@ impl Polling {
             return;
         }
         match entry.phase {
-            Phase::Answered | Phase::Up | Phase::Leaving | Phase::Failing => self.strangers.hold(guest),
+            Phase::Answered | Phase::Up | Phase::Leaving | Phase::Failing => {
+                self.strangers.hold(guest)
+            }
             _ if key < guest.device => {
                 let Guest { mut channel, .. } = guest;
                 if channel.send(&Message::Crossed).is_ok() {

@@ -1,4 +1,5 @@
-//! What RDMA devices this machine has: asked once, before one of them is chosen, and for people to read.
+//! What RDMA devices this machine has: asked once, before one of them is chosen, and for people to
+//! read.
 
 use super::address::{Fabric, ip_of};
 use super::port::choose_gid;
@@ -46,7 +47,11 @@ impl Seen {
     ///
     /// # Errors
     /// It cannot be opened, or does not answer.
-    pub(super) fn ask(verbs: &Arc<Verbs>, name: &str, is_simulated: bool) -> Result<Self, VerbsError> {
+    pub(super) fn ask(
+        verbs: &Arc<Verbs>,
+        name: &str,
+        is_simulated: bool,
+    ) -> Result<Self, VerbsError> {
         let context = Context::open(verbs, name)?;
         let attr = context.device_attr()?;
         let port = |number| {
@@ -164,8 +169,11 @@ mod tests {
 
     #[test]
     fn a_rate_is_that_of_a_lane_times_the_lanes() {
-        let facts =
-            |width, speed| ibv_port_attr { active_width: width, active_speed: speed, ..Default::default() };
+        let facts = |width, speed| ibv_port_attr {
+            active_width: width,
+            active_speed: speed,
+            ..Default::default()
+        };
         assert_eq!(rate(&facts(2, 32)), 100_000);
         assert_eq!(rate(&facts(1, 1)), 2_500);
         assert_eq!(rate(&facts(2, 3)), 0, "a code that nobody has given a meaning");

@@ -1,8 +1,10 @@
 //! Thread domains: queue pairs that the device's library takes no locks for.
 //!
-//! Whoever posts to a connection holds its lock, so a lock of the library's inside it keeps nobody out. Each queue pair has a thread
-//! domain of its own: two of one domain would have to be posted to one after the other. A device has few (LCI's users ran out of 8192 on
-//! nodes of 64 ranks), and other programs want some; so a rank takes a limited number, and the connections after that go without.
+//! Whoever posts to a connection holds its lock, so a lock of the library's inside it keeps nobody
+//! out. Each queue pair has a thread domain of its own: two of one domain would have to be posted
+//! to one after the other. A device has few (LCI's users ran out of 8192 on nodes of 64 ranks), and
+//! other programs want some; so a rank takes a limited number, and the connections after that go
+//! without.
 
 use super::sys::ProtectionDomain;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -20,7 +22,8 @@ impl ThreadDomains {
         Self { most: usize::try_from(most).unwrap_or(usize::MAX), given: Mutex::default() }
     }
 
-    /// A domain around `base` for one queue pair, which ends with it. `None`: there are as many as may be, or the device gives none.
+    /// A domain around `base` for one queue pair, which ends with it. `None`: there are as many as
+    /// may be, or the device gives none.
     pub(super) fn take(&self, base: &Arc<ProtectionDomain>) -> Option<Arc<ProtectionDomain>> {
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
         given.retain(|domain| domain.strong_count() > 0);

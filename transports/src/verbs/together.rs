@@ -1,11 +1,14 @@
 //! Short messages that go to a peer in one request.
 //!
-//! A program that sends many short messages in a row pays for each a doorbell, a packet on the wire, an acknowledgement, a receive and
-//! a completion; together they pay for one. Only the program knows that more will follow at once, so it says so
-//! ([`Link::am_more`](crate::contract::Link::am_more)). Such messages are gathered in a bounce buffer, and go with the first one that is sent without that word, when no more
-//! fits, and at the latest with the next poll.
+//! A program that sends many short messages in a row pays for each a doorbell, a packet on the
+//! wire, an acknowledgement, a receive and a completion; together they pay for one. Only the
+//! program knows that more will follow at once, so it says so
+//! ([`Link::am_more`](crate::contract::Link::am_more)). Such messages are gathered in a bounce
+//! buffer, and go with the first one that is sent without that word, when no more fits, and at the
+//! latest with the next poll.
 //!
-//! On the wire the header of such a request counts its bytes. Behind it stand the messages, each with its header and length in front, filled up to a whole word.
+//! On the wire the header of such a request counts its bytes. Behind it stand the messages, each
+//! with its header and length in front, filled up to a whole word.
 
 use super::bounces::Bounce;
 use crate::contract::{Header, Payload, PeerId, SmallArrival};

@@ -28,12 +28,13 @@ pub(super) enum Direction {
     Get,
 }
 
-/// How a peer names memory of this rank: as the NIC does, and whether what it writes there has to be followed by a read.
+/// How a peer names memory of this rank: as the NIC does, and whether what it writes there has to
+/// be followed by a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PlaceKey {
     pub(super) rkey: u32,
-    /// Memory where writes are not seen in order, of a GPU or by the wish of its owner: a read behind them is answered only when they have reached it, so
-    /// a put is over when that is.
+    /// Memory where writes are not seen in order, of a GPU or by the wish of its owner: a read
+    /// behind them is answered only when they have reached it, so a put is over when that is.
     pub(super) read_behind: bool,
     /// Which of the owner's NICs knows it: 0 is the first.
     pub(super) rail: u8,
@@ -71,12 +72,14 @@ pub(super) struct Over {
     pub(super) flush: Option<Arc<dyn Gpu>>,
 }
 
-/// Tells of operations that are over. What was fetched into memory of a GPU is flushed first, once for all that went to it.
+/// Tells of operations that are over. What was fetched into memory of a GPU is flushed first, once
+/// for all that went to it.
 pub(super) fn told(over: Vec<Over>) -> impl Iterator<Item = Event> {
     let mut flushed: Vec<(GpuUuid, Result<(), GpuError>)> = Vec::new();
     let mut flush_once = move |gpu: &dyn Gpu| {
         let uuid = gpu.info().uuid;
-        let known = flushed.iter().find(|(known, _)| *known == uuid).map(|(_, outcome)| outcome.clone());
+        let known =
+            flushed.iter().find(|(known, _)| *known == uuid).map(|(_, outcome)| outcome.clone());
         known.unwrap_or_else(|| {
             let outcome = gpu.flush_remote_writes();
             flushed.push((uuid, outcome.clone()));
@@ -85,8 +88,9 @@ pub(super) fn told(over: Vec<Over>) -> impl Iterator<Item = Event> {
     };
     over.into_iter().map(move |Over { token, buffer, flush }| {
         let flushed = flush.map_or(Ok(()), |gpu| flush_once(&*gpu));
-        let failed =
-            |cause| OpFailure::Copy(CopyError::Engine { dst: buffer.kind(), src: MemKind::Host, cause });
+        let failed = |cause| {
+            OpFailure::Copy(CopyError::Engine { dst: buffer.kind(), src: MemKind::Host, cause })
+        };
         let outcome = flushed.map_err(failed).map_err(Box::new);
         Event::Completion { token, buffer, outcome }
     })
@@ -112,7 +116,8 @@ pub(super) enum Via {
     Word(Bounce),
     /// Where they are.
     Registration(Arc<Registered>, Direction),
-    /// A part of a buffer that others have, too. The registration before the memory that it is about.
+    /// A part of a buffer that others have, too. The registration before the memory that it is
+    /// about.
     Shared(Arc<Registered>, Arc<Buffer>),
 }
 
@@ -161,15 +166,17 @@ impl Transfer {
     }
 }
 
-/// Registrations of this rank's memory for its own requests. Those of regions are kept, as long as the region is there; those of
-/// other buffers last for one operation, since nobody tells when such memory is freed.
+/// Registrations of this rank's memory for its own requests. Those of regions are kept, as long as
+/// the region is there; those of other buffers last for one operation, since nobody tells when such
+/// memory is freed.
 #[derive(Debug)]
 pub(super) struct Registrations {
     domain: Arc<ProtectionDomain>,
     wishes: Wishes,
     pub(super) gpus: GpuMemory,
     kept: Mutex<HashMap<usize, (WeakRegion, Arc<Registered>)>>,
-    /// For bytes that are read and that nobody looks at; made when it is first needed. Peers have no rights in it.
+    /// For bytes that are read and that nobody looks at; made when it is first needed. Peers have
+    /// no rights in it.
     nowhere: OnceLock<Result<Area, VerbsError>>,
 }
 
@@ -218,7 +225,10 @@ impl Registrations {
         direction: Direction,
     ) -> Result<Arc<Registered>, String> {
         let Some((base, whole)) = addresses(buffer) else {
-            return Err(format!("it is {}, and not memory that stays where it is", kind_of(buffer)));
+            return Err(format!(
+                "it is {}, and not memory that stays where it is",
+                kind_of(buffer)
+            ));
         };
         if part.is_empty() || part.end > whole {
             return Err(format!("it has {whole} bytes, and no part {part:?}"));
@@ -245,13 +255,15 @@ impl Registrations {
         if kept.len() >= KEPT || kept.contains_key(&root.addr()) {
             kept.retain(|_, (region, _)| !region.is_gone());
         }
-        // SAFETY: the operation keeps a part of the region, and with it the whole; a registration that outlives the region is used
-        // by nobody: it is looked up by the region itself, and peers have no rights in it.
+        // SAFETY: the operation keeps a part of the region, and with it the whole; a registration
+        // that outlives the region is used by nobody: it is looked up by the region itself, and
+        // peers have no rights in it.
         let fresh = unsafe {
             match root.kind().is_host() {
                 true => {
                     let at = root.addr() as *mut u8;
-                    self.register((at, root.len()), root.kind(), Access::LOCAL_WRITE).map(Into::into)
+                    self.register((at, root.len()), root.kind(), Access::LOCAL_WRITE)
+                        .map(Into::into)
                 }
                 false => self.gpus.register(root, (root.addr(), root.len()), Access::LOCAL_WRITE),
             }
@@ -265,7 +277,10 @@ impl Registrations {
 
     /// Lets go of those whose regions are gone.
     pub(super) fn look_after(&self) {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, (region, _)| !region.is_gone());
+        self.kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|_, (region, _)| !region.is_gone());
     }
 }
 
@@ -277,7 +292,8 @@ struct Shown {
     buffer: Buffer,
     /// Whether atomic operations are done there.
     words: bool,
-    /// Whether it is written in any order: then a peer that does not say when it has written has to read behind that.
+    /// Whether it is written in any order: then a peer that does not say when it has written has to
+    /// read behind that.
     relaxed: bool,
 }
 
@@ -318,11 +334,14 @@ pub(super) fn expose(
     mut buffer: Buffer,
 ) -> Result<Box<dyn Exposed>, (String, Buffer)> {
     let Some((at, len)) = addresses(&buffer).filter(|_| buffer.view_mut().is_some()) else {
-        let why =
-            format!("it is {}, and not memory that can be written and stays where it is", kind_of(&buffer));
+        let why = format!(
+            "it is {}, and not memory that can be written and stays where it is",
+            kind_of(&buffer)
+        );
         return Err((why, buffer));
     };
-    // Of a GPU's memory no more than the buffer, too: who knows the key reaches all that is registered under it.
+    // Of a GPU's memory no more than the buffer, too: who knows the key reaches all that is
+    // registered under it.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     let relaxed = buffer.view().place().is_host() && registrations.wishes.relaxes(access);
     // SAFETY: the buffer is kept, and not looked at, until the registration has ended.
@@ -340,7 +359,8 @@ pub(super) fn expose(
     }
 }
 
-/// Lets peers, and this rank itself, do atomic operations on the words of a region of host memory, and reach it else.
+/// Lets peers, and this rank itself, do atomic operations on the words of a region of host memory,
+/// and reach it else.
 ///
 /// # Errors
 /// It is memory of a GPU; or the NIC refuses it.
@@ -352,11 +372,14 @@ pub(super) fn expose_words(
     let Some((at, len)) = addresses(&buffer).filter(|_| region.kind().is_host()) else {
         let kind = region.kind();
         return Err(format!(
-            "{kind} memory: a NIC does atomic operations on words of host memory only, and there has to be one"
+            "{kind} memory: a NIC does atomic operations on words of host memory only, and there \
+            has to be one"
         ));
     };
-    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    // SAFETY: the region is kept, through the buffer, until the registration has ended; it hands out no references.
+    let access =
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    // SAFETY: the region is kept, through the buffer, until the registration has ended; it hands
+    // out no references.
     let registration = unsafe { registrations.register((at, len), region.kind(), access) }?.into();
     Ok(Box::new(Shown { registration, buffer, words: true, relaxed: false }))
 }
@@ -374,9 +397,12 @@ mod tests {
 
     #[test]
     fn a_key_of_a_place_says_what_may_and_has_to_be_done_there_and_everything_else_is_none() {
-        for (rkey, read_behind, rail, words) in
-            [(0, false, 0, false), (u32::MAX, true, 15, true), (7, true, 1, false), (7, false, 8, true)]
-        {
+        for (rkey, read_behind, rail, words) in [
+            (0, false, 0, false),
+            (u32::MAX, true, 15, true),
+            (7, true, 1, false),
+            (7, false, 8, true),
+        ] {
             let key = PlaceKey { rkey, read_behind, rail, words };
             assert_eq!(PlaceKey::decode(key.encode()), Some(key));
         }

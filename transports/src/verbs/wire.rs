@@ -8,8 +8,9 @@
 //! either   Bye, before it closes in order;    or Refusal { why }, when it has given the connection up
 //! ```
 //!
-//! Over TCP each has its length in front, in two bytes. A proof is a keyed hash (SipHash-2-4 of 128 bits) of the other side's
-//! number and all that the message says; the key is the job's secret, which itself never travels.
+//! Over TCP each has its length in front, in two bytes. A proof is a keyed hash (SipHash-2-4 of 128
+//! bits) of the other side's number and all that the message says; the key is the job's secret,
+//! which itself never travels.
 
 use super::address::DeviceKey;
 use crate::contract::PeerId;
@@ -29,7 +30,9 @@ pub type Nonce = [u8; 16];
 
 /// One end of a connection: what the other has to know of it.
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 pub struct End {
     /// Its port's GID.
     pub gid: [u8; 16],
@@ -102,7 +105,12 @@ struct Frame {
 }
 
 /// What a side that knows the secret says of itself and its end, when it was asked by that number.
-pub fn proof(secret: &[u8; 16], asked: &Nonce, (who, device): (PeerId, DeviceKey), end: &End) -> [u8; 16] {
+pub fn proof(
+    secret: &[u8; 16],
+    asked: &Nonce,
+    (who, device): (PeerId, DeviceKey),
+    end: &End,
+) -> [u8; 16] {
     let mut hasher = SipHasher24::new_with_key(secret);
     hasher.write(asked);
     hasher.write(&who.0.to_le_bytes());
@@ -122,7 +130,9 @@ impl Message {
                 (frame.kind, frame.device, frame.from) = (2, device.0, from.0);
                 (frame.nonce, frame.proof, frame.end) = (*nonce, *proof, *end);
             }
-            Self::Welcome { proof, end } => (frame.kind, frame.proof, frame.end) = (3, *proof, *end),
+            Self::Welcome { proof, end } => {
+                (frame.kind, frame.proof, frame.end) = (3, *proof, *end)
+            }
             Self::Crossed => frame.kind = 4,
             Self::Ready => frame.kind = 5,
             Self::Refusal(why) => {
@@ -149,7 +159,8 @@ impl Message {
         }
         if frame.version != VERSION {
             return Err(format!(
-                "it speaks version {} of the protocol, this rank {VERSION}: run one build on all ranks",
+                "it speaks version {} of the protocol, this rank {VERSION}: run one build on all \
+                ranks",
                 frame.version
             ));
         }
@@ -187,13 +198,18 @@ impl End {
     pub fn check(&self, packet_size: usize) -> Result<(), String> {
         if self.packet_size as usize != packet_size {
             return Err(format!(
-                "its packets hold {} bytes, this rank's {packet_size}: CARRACK_PACKET_SIZE must be the same on all ranks",
+                "its packets hold {} bytes, this rank's {packet_size}: CARRACK_PACKET_SIZE must be \
+                the same on all ranks",
                 self.packet_size
             ));
         }
         // 24 bits: what the specification has for them.
         let fits = self.queue_pair < 1 << 24 && self.first_psn < 1 << 24;
-        if !fits || self.window == 0 || !(1..=5).contains(&self.mtu) || !self.word_addr.is_multiple_of(8) {
+        if !fits
+            || self.window == 0
+            || !(1..=5).contains(&self.mtu)
+            || !self.word_addr.is_multiple_of(8)
+        {
             return Err(format!("its end of the connection makes no sense: {self:?}"));
         }
         Ok(())
@@ -206,9 +222,21 @@ mod tests {
     use proptest::prelude::*;
 
     fn end() -> End {
-        let (word_addr, word_key, queue_pair, first_psn) = (0x7f00_0000_1000, 77, 0x12_3456, 0x65_4321);
+        let (word_addr, word_key, queue_pair, first_psn) =
+            (0x7f00_0000_1000, 77, 0x12_3456, 0x65_4321);
         let (packet_size, window, lid, mtu, reads) = (8192, 32, 3, 5, 16);
-        End { gid: [5; 16], word_addr, word_key, queue_pair, first_psn, packet_size, window, lid, mtu, reads }
+        End {
+            gid: [5; 16],
+            word_addr,
+            word_key,
+            queue_pair,
+            first_psn,
+            packet_size,
+            window,
+            lid,
+            mtu,
+            reads,
+        }
     }
 
     #[test]

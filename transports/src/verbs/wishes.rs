@@ -1,12 +1,14 @@
-//! How users' host memory is registered: with its pages locked, or on demand; with its writes in order, or not.
+//! How users' host memory is registered: with its pages locked, or on demand; with its writes in
+//! order, or not.
 //!
-//! Memory of the device's own (receives, bounce buffers, credits) is registered as ever: it is small, used all the time, and the words of
-//! credits are looked at without a completion.
+//! Memory of the device's own (receives, bounce buffers, credits) is registered as ever: it is
+//! small, used all the time, and the words of credits are looked at without a completion.
 
 use super::options::Options;
 use super::sys::Access;
 use super::sys::bindings::{
-    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_WRITE, ibv_odp_caps,
+    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_WRITE,
+    ibv_odp_caps,
 };
 use crate::mem::MemKind;
 
@@ -31,12 +33,14 @@ impl Wishes {
             on_demand_words: on_demand && reliable & IBV_ODP_SUPPORT_ATOMIC != 0,
             relaxed: options.relaxed,
         };
-        let why = "the NIC has no on-demand paging of what reliable connections read and write (odp_caps of ibv_query_device_ex): memory that is registered is locked, CARRACK_VERBS_ODP notwithstanding";
+        let why = "the NIC has no on-demand paging of what reliable connections read and write \
+            (odp_caps of ibv_query_device_ex): memory that is registered is locked, \
+            CARRACK_VERBS_ODP notwithstanding";
         (wishes, (options.on_demand && !has).then_some(why))
     }
 
-    /// Whether memory that is to be used so may be written in another order than the bytes came. Words are not: what changes one is not
-    /// to be overtaken by what changes it next.
+    /// Whether memory that is to be used so may be written in another order than the bytes came.
+    /// Words are not: what changes one is not to be overtaken by what changes it next.
     pub(super) fn relaxes(self, access: Access) -> bool {
         self.relaxed && !access.contains(Access::REMOTE_ATOMIC)
     }
@@ -44,11 +48,14 @@ impl Wishes {
     /// With which flags memory is registered that is to be used so.
     pub(super) fn access(self, access: Access, kind: MemKind) -> Access {
         let has_words = access.contains(Access::REMOTE_ATOMIC);
-        // Pinned memory is locked as it is; and pages that a GPU's driver has given out are not the kernel's to bring back.
+        // Pinned memory is locked as it is; and pages that a GPU's driver has given out are not the
+        // kernel's to bring back.
         let on_demand =
             kind == MemKind::Host && if has_words { self.on_demand_words } else { self.on_demand };
         let flag = |is_set, flag| if is_set { flag } else { Access::LOCAL_READ };
-        access | flag(on_demand, Access::ON_DEMAND) | flag(self.relaxes(access), Access::RELAXED_ORDERING)
+        access
+            | flag(on_demand, Access::ON_DEMAND)
+            | flag(self.relaxes(access), Access::RELAXED_ORDERING)
     }
 }
 

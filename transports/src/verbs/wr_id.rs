@@ -1,7 +1,8 @@
-//! What a work request is called, so that its completion says what it was: the completion's own word for it is undefined when it has
-//! failed.
+//! What a work request is called, so that its completion says what it was: the completion's own
+//! word for it is undefined when it has failed.
 
-/// A request, as its completion names it: what it was in the highest byte, then the connection, then a number.
+/// A request, as its completion names it: what it was in the highest byte, then the connection,
+/// then a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WrId {
     /// A receive, posted with this slot's packet.
@@ -33,7 +34,9 @@ impl WrId {
         match self {
             Self::Receive(slot) => u64::from(slot),
             Self::Send { connection, sequence } => SEND | of(connection) | u64::from(sequence),
-            Self::Transfer { connection, sequence } => TRANSFER | of(connection) | u64::from(sequence),
+            Self::Transfer { connection, sequence } => {
+                TRANSFER | of(connection) | u64::from(sequence)
+            }
             Self::Bye { connection } => BYE | of(connection),
             Self::Last { connection } => LAST | of(connection),
             Self::Unknown => u64::MAX,

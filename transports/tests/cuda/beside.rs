@@ -8,11 +8,12 @@ use carrack_transports::gpu::Gpu;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// gpu.md, streams rule 1: nothing of ours stays on a device, so that the program may free, synchronise, load modules and take
-/// all of it for a kernel whenever it likes; and none of that holds our copies up for good. In a process of its own, because it
-/// does all of it at once.
+/// gpu.md, streams rule 1: nothing of ours stays on a device, so that the program may free,
+/// synchronise, load modules and take all of it for a kernel whenever it likes; and none of that
+/// holds our copies up for good. In a process of its own, because it does all of it at once.
 #[test]
-fn a_program_that_frees_synchronises_loads_modules_and_takes_whole_devices_goes_on_beside_our_copies() {
+fn a_program_that_frees_synchronises_loads_modules_and_takes_whole_devices_goes_on_beside_our_copies()
+ {
     let Some(_) = need(1) else { return };
     Other::alone("busy program");
 }
@@ -73,7 +74,8 @@ pub fn busy_program() {
         }
         let _ends = Ends(&copies);
         let far = &gpus[gpus.len() - 1];
-        let places = [make(&gpus[0], "plain", MIB), make(far, "shareable", MIB), make(far, "pooled", MIB)];
+        let places =
+            [make(&gpus[0], "plain", MIB), make(far, "shareable", MIB), make(far, "pooled", MIB)];
         let pinned = make(&gpus[0], "pinned", MIB);
         for round in 0.. {
             if left.load(Ordering::Relaxed) == 0 {

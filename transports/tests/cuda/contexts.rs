@@ -94,7 +94,8 @@ fn memory_of_a_context_of_the_users_is_worked_on_in_that_context() {
     });
 }
 
-/// Life and death rule 2, for a context: what is left in one that is destroyed is an error for who asks, and no crash.
+/// Life and death rule 2, for a context: what is left in one that is destroyed is an error for who
+/// asks, and no crash.
 #[test]
 fn a_destroyed_context_is_an_error_and_its_handle_may_come_back() {
     let Some(_) = need(1) else { return };
@@ -116,7 +117,10 @@ pub fn in_a_destroyed_context() {
     println!("the thread's context is now {:#x}", user::current());
     println!("a stream in a destroyed context: {:?}", gpu.stream().map(drop));
     println!("a record in a destroyed context: {:?}", stream.record().map(drop));
-    println!("a copy in a destroyed context: {:?}", start(&*gpu, (&region, 0), (&host, 0), 100).map(drop));
+    println!(
+        "a copy in a destroyed context: {:?}",
+        start(&*gpu, (&region, 0), (&host, 0), 100).map(drop)
+    );
     println!("an event of a destroyed context: {:?}", event.query());
     drop((stream, event, region, gpu));
     let again = user::new_context(0);
@@ -154,7 +158,9 @@ fn a_stale_region_is_not_exported() {
     let base = NonNull::new(region.addr() as *mut u8).unwrap();
     let (kind, id) = (region.kind(), AllocId(region.id().0 - 1));
     // SAFETY: the memory is the region's, which outlives this; only its number is another.
-    let stale = unsafe { Region::from_parts(base, 100, kind, id, Some(Arc::clone(&gpus[0])), Box::new(())) };
+    let stale = unsafe {
+        Region::from_parts(base, 100, kind, id, Some(Arc::clone(&gpus[0])), Box::new(()))
+    };
     let why = gpus[0].export(&stale, HandleForm::Bytes).unwrap_err();
     assert!(why.hint.contains("allocated again"), "{why}");
     assert!(driver.classify(region.addr()).unwrap().is_some());

@@ -1,5 +1,6 @@
-//! Small copies by a resident kernel: that the program is held up by no more than its lease, and that it goes nowhere where it may
-//! not. In processes of their own, because a copier stays on for a process.
+//! Small copies by a resident kernel: that the program is held up by no more than its lease, and
+//! that it goes nowhere where it may not. In processes of their own, because a copier stays on for
+//! a process.
 
 use crate::beside::{Act, SORTS};
 use crate::roles::Other;
@@ -17,7 +18,8 @@ use std::time::{Duration, Instant};
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
-fn a_program_that_frees_synchronises_loads_modules_and_takes_whole_devices_goes_on_beside_a_copier() {
+fn a_program_that_frees_synchronises_loads_modules_and_takes_whole_devices_goes_on_beside_a_copier()
+{
     let Some(_) = need(1) else { return };
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     Other::alone("beside a copier");
@@ -50,7 +52,8 @@ fn copies(gpu: &Arc<dyn Gpu>) -> Option<u64> {
 
 /// Seconds for each sort of thing that a program does, a minute in all: or `TEST_COPIER_SECONDS`.
 fn time() -> Duration {
-    let given = std::env::var("TEST_COPIER_SECONDS").ok().map(|text| text.parse().expect("seconds"));
+    let given =
+        std::env::var("TEST_COPIER_SECONDS").ok().map(|text| text.parse().expect("seconds"));
     Duration::from_secs(given.unwrap_or(15))
 }
 
@@ -98,7 +101,8 @@ pub fn beside() {
         });
         let by_kernel = copies(gpu).expect("a copier") - before;
         println!(
-            "a program that {what}: {} beside {made:?} copies, {by_kernel} of them the kernel's; {} alone",
+            "a program that {what}: {} beside {made:?} copies, {by_kernel} of them the kernel's; \
+            {} alone",
             in_words(beside),
             in_words(alone)
         );
@@ -162,7 +166,8 @@ pub fn kinds() {
             copy_and_check(&**gpu, (&regions[0], 16), (&joined, at), len, seed + 1000);
         }
     }
-    // To memory of another device that this one was given no access to; a kernel that goes there takes the context along.
+    // To memory of another device that this one was given no access to; a kernel that goes there
+    // takes the context along.
     if gpus.len() > 1 {
         user::set_current(user::primary(1));
         let mapping = user::Mapping::new(1, 1, &[1]);
@@ -185,9 +190,19 @@ pub fn kinds() {
     user::set_current(user::primary(0));
     let own = gpu.classify(ptrs[0]).unwrap().unwrap().gpu.unwrap();
     let theirs = ptrs.map(|ptr| {
-        let (base, extent) = (NonNull::new(ptr as *mut u8).unwrap(), gpu.classify(ptr).unwrap().unwrap());
+        let (base, extent) =
+            (NonNull::new(ptr as *mut u8).unwrap(), gpu.classify(ptr).unwrap().unwrap());
         // SAFETY: allocated above, and freed below after the region's last use.
-        unsafe { Region::from_parts(base, MIB, extent.kind, extent.id, Some(Arc::clone(&own)), Box::new(())) }
+        unsafe {
+            Region::from_parts(
+                base,
+                MIB,
+                extent.kind,
+                extent.id,
+                Some(Arc::clone(&own)),
+                Box::new(()),
+            )
+        }
     });
     copy_and_check(&*own, (&theirs[0], 16), (&theirs[1], 32), 64, 90);
     assert!(matches!(own.copier(), CopierState::Refused(why) if why.contains("primary one only")));

@@ -54,8 +54,8 @@ fn managed_memory_is_refused_by_name() {
     }
 }
 
-/// Life and death rule 3. A region's memory that is gone under its address is the driver's error: no crash, and no fault on the device, after
-/// which the context would be lost.
+/// Life and death rule 3. A region's memory that is gone under its address is the driver's error:
+/// no crash, and no fault on the device, after which the context would be lost.
 #[test]
 fn a_copy_of_freed_memory_is_an_error_and_the_device_goes_on() {
     let Some(_) = need(1) else { return };
@@ -92,7 +92,8 @@ pub fn of_freed_memory() {
     };
     assert_eq!(cause(nowhere.whole().write(&[1; 100])).name, "INVALID_VALUE");
     // Longer than the allocation, which ends where its mapping does.
-    let (small, large) = (make(&gpus[0], "shareable", 2 * MIB), make(&gpus[0], "shareable", 64 * MIB));
+    let (small, large) =
+        (make(&gpus[0], "shareable", 2 * MIB), make(&gpus[0], "shareable", 64 * MIB));
     assert!(small.slice(0, 2 * MIB + 1).is_none(), "a slice of a region cannot ask for that");
     let beyond = start(&*gpus[0], (&small, 0), (&large, 0), 64 * MIB);
     println!("beyond an allocation: {:?}", beyond.map(drop));
@@ -167,11 +168,13 @@ fn a_copy_among_many_is_over_only_when_its_bytes_are_there() {
         for thread in 0..4_u64 {
             let gpu = &gpus[0];
             scope.spawn(move || {
-                let (src, dst) = (make(gpu, "plain", BLOCK * BLOCKS), make(gpu, "pinned", BLOCK * BLOCKS));
+                let (src, dst) =
+                    (make(gpu, "plain", BLOCK * BLOCKS), make(gpu, "pinned", BLOCK * BLOCKS));
                 for round in 0..10 {
                     let sent = payload(src.len(), thread * 100 + round);
                     src.whole().write(&sent).unwrap();
-                    let begun = |at: usize| start(&**gpu, (&dst, at * BLOCK), (&src, at * BLOCK), BLOCK);
+                    let begun =
+                        |at: usize| start(&**gpu, (&dst, at * BLOCK), (&src, at * BLOCK), BLOCK);
                     let copies: Vec<_> = (0..BLOCKS).map(|at| begun(at).unwrap()).collect();
                     // Asked for out of order: the last, the middle, and then by strides.
                     for at in (0..BLOCKS).map(|turn| (BLOCKS - 1 + turn * 77) % BLOCKS) {
@@ -197,7 +200,8 @@ fn threads_that_copy_at_the_same_time_do_not_disturb_each_other() {
         for thread in 0..8_u64 {
             let gpu = &gpus[usize::try_from(thread).unwrap() % gpus.len()];
             scope.spawn(move || {
-                let places = ["plain", "pinned", "shareable", "pooled"].map(|kind| make(gpu, kind, 200_000));
+                let places =
+                    ["plain", "pinned", "shareable", "pooled"].map(|kind| make(gpu, kind, 200_000));
                 for round in 0..100 {
                     let pick = |by: u64| &places[usize::try_from((round * 7 + by) % 4).unwrap()];
                     let (dst, src) = (pick(thread), pick(thread + 1));

@@ -1,4 +1,5 @@
-//! What this layer costs, beside raw calls in the same process. Not a test: `-- --ignored --nocapture figures`.
+//! What this layer costs, beside raw calls in the same process. Not a test:
+//! `-- --ignored --nocapture figures`.
 
 use crate::support::{MIB, make, need, start};
 use crate::user;
@@ -31,9 +32,12 @@ fn figures() {
     queries(&driver, &gpus);
     known(driver, &gpus);
     waits(&gpus[0]);
-    for (name, far) in [("within device 0", 0), ("to device 1", 1), ("the other engine, to device 0", 1)] {
+    for (name, far) in
+        [("within device 0", 0), ("to device 1", 1), ("the other engine, to device 0", 1)]
+    {
         if let Some(far) = gpus.get(far) {
-            let (src, dst) = if name.starts_with("the other") { (far, &gpus[0]) } else { (&gpus[0], far) };
+            let (src, dst) =
+                if name.starts_with("the other") { (far, &gpus[0]) } else { (&gpus[0], far) };
             copies(name, src, dst);
         }
     }
@@ -45,8 +49,10 @@ fn queries(driver: &dyn Driver, gpus: &[Arc<dyn Gpu>]) {
     for kind in kinds {
         let region = make(&gpus[0], kind, MIB);
         let addr = region.addr() + 77;
-        let classify = best(20_000, |count| (0..count).for_each(|_| drop(black_box(driver.classify(addr)))));
-        let id = best(20_000, |count| (0..count).for_each(|_| drop(black_box(driver.buffer_id(addr)))));
+        let classify =
+            best(20_000, |count| (0..count).for_each(|_| drop(black_box(driver.classify(addr)))));
+        let id =
+            best(20_000, |count| (0..count).for_each(|_| drop(black_box(driver.buffer_id(addr)))));
         println!("  {kind:<20} {classify:>8.0}  {id:>9.0}");
     }
 }
@@ -54,7 +60,9 @@ fn queries(driver: &dyn Driver, gpus: &[Arc<dyn Gpu>]) {
 /// Raw memory as a region, which is what a post of it costs beside one of a region that is there.
 fn known(driver: CudaDriver, gpus: &[Arc<dyn Gpu>]) {
     let drivers: [Arc<dyn Driver>; 1] = [Arc::new(driver)];
-    println!("\nns a raw region          MR_HOST  MR_UNKNOWN  MR_DEVICE   MR_UNKNOWN above MR_HOST");
+    println!(
+        "\nns a raw region          MR_HOST  MR_UNKNOWN  MR_DEVICE   MR_UNKNOWN above MR_HOST"
+    );
     let others: Vec<_> = (0..200).map(|_| make(&gpus[0], "plain", MIB)).collect();
     for extents in [1, others.len()] {
         let table = KnownMemory::of(1024);
@@ -76,9 +84,14 @@ fn known(driver: CudaDriver, gpus: &[Arc<dyn Gpu>]) {
         for kind in ["plain", "shareable", "pooled", "pinned"] {
             let region = make(&gpus[0], kind, MIB);
             let unknown = time(region.addr() + 77, MR_UNKNOWN);
-            let device = if kind == "pinned" { f64::NAN } else { time(region.addr() + 77, MR_DEVICE) };
+            let device =
+                if kind == "pinned" { f64::NAN } else { time(region.addr() + 77, MR_DEVICE) };
             let name = format!("{kind}, of {} extents", table.len());
-            println!("  {name:<22} {:>6} {unknown:>11.0} {device:>10.0} {:>10.0}", "", unknown - base);
+            println!(
+                "  {name:<22} {:>6} {unknown:>11.0} {device:>10.0} {:>10.0}",
+                "",
+                unknown - base
+            );
         }
     }
 }
@@ -107,7 +120,8 @@ fn copies(name: &str, src: &Arc<dyn Gpu>, dst: &Arc<dyn Gpu>) {
     user::set_current(context);
     src.reaches(dst.info().uuid).unwrap();
     let stream = user::stream(1);
-    for (len, count) in [(8, 5000), (64 << 10, 5000), (MIB, 2000), (16 * MIB, 300), (256 * MIB, 30)] {
+    for (len, count) in [(8, 5000), (64 << 10, 5000), (MIB, 2000), (16 * MIB, 300), (256 * MIB, 30)]
+    {
         let raw = best(count, |count| {
             (0..count).for_each(|_| user::copy_async(to.addr(), from.addr(), len, stream));
             user::synchronize(stream);
@@ -143,9 +157,15 @@ fn copies(name: &str, src: &Arc<dyn Gpu>, dst: &Arc<dyn Gpu>) {
             });
         });
         let waited = best(2000, |count| {
-            (0..count).for_each(|_| start(&**src, (&to, 0), (&from, 0), len).unwrap().wait().unwrap());
+            (0..count)
+                .for_each(|_| start(&**src, (&to, 0), (&from, 0), len).unwrap().wait().unwrap());
         });
-        println!("  {len:>12} bytes   {:>9.2} {:>9.2} {:>9.2}", raw / 1e3, polled / 1e3, waited / 1e3);
+        println!(
+            "  {len:>12} bytes   {:>9.2} {:>9.2} {:>9.2}",
+            raw / 1e3,
+            polled / 1e3,
+            waited / 1e3
+        );
     }
     host_costs(src, (&from, &to));
     user::set_current(user::primary(0));
@@ -165,19 +185,26 @@ fn kept(gpu: &dyn Gpu, (from, to): (&Region, &Region)) {
             }
             under_way.into_iter().for_each(finish);
         });
-        println!("  {:>12} bytes   {:>9} {:>9.2}   {ahead} under way, each asked for", 8, "", time / 1e3);
+        println!(
+            "  {:>12} bytes   {:>9} {:>9.2}   {ahead} under way, each asked for",
+            8,
+            "",
+            time / 1e3
+        );
     }
 }
 
 /// What a call costs the thread, where the device is kept waiting for nothing.
 fn host_costs(gpu: &Arc<dyn Gpu>, (from, to): (&Region, &Region)) {
     let own = best(500, |count| {
-        let events: Vec<_> = (0..count).map(|_| start(&**gpu, (to, 0), (from, 0), 8).unwrap()).collect();
+        let events: Vec<_> =
+            (0..count).map(|_| start(&**gpu, (to, 0), (from, 0), 8).unwrap()).collect();
         events.last().unwrap().wait().unwrap();
     });
     user::set_current(0);
     let foreign = best(500, |count| {
-        let events: Vec<_> = (0..count).map(|_| start(&**gpu, (to, 0), (from, 0), 8).unwrap()).collect();
+        let events: Vec<_> =
+            (0..count).map(|_| start(&**gpu, (to, 0), (from, 0), 8).unwrap()).collect();
         events.last().unwrap().wait().unwrap();
     });
     println!(

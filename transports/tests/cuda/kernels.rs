@@ -5,9 +5,10 @@ use cudarc::driver::sys as cu;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-/// A kernel whose blocks wait for each other: each adds one to a word and goes on when the word has reached the number of blocks.
-/// It ends only if all of them are on the device at one time, which a cooperative launch promises; or after five seconds, and then
-/// counts in the second word. Written by hand for this test, after the PTX manual (atom, ld.volatile, %globaltimer).
+/// A kernel whose blocks wait for each other: each adds one to a word and goes on when the word has
+/// reached the number of blocks. It ends only if all of them are on the device at one time, which a
+/// cooperative launch promises; or after five seconds, and then counts in the second word. Written
+/// by hand for this test, after the PTX manual (atom, ld.volatile, %globaltimer).
 const GATHER: &str = "\
 .version 7.0
 .target sm_70
@@ -51,7 +52,8 @@ pub struct Module {
 impl Module {
     pub fn load() -> Self {
         let (mut module, mut function) = (null_mut(), null_mut());
-        // SAFETY: the text ends with a zero, and has a kernel of that name; the places for the answers are ours.
+        // SAFETY: the text ends with a zero, and has a kernel of that name; the places for the
+        // answers are ours.
         unsafe {
             ok(cu::cuModuleLoadData(&raw mut module, GATHER.as_ptr().cast()));
             ok(cu::cuModuleGetFunction(&raw mut function, module, c"gather".as_ptr()));
@@ -65,10 +67,15 @@ impl Module {
         let count = cu::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let threads = c_int::try_from(THREADS).unwrap();
         let stream = stream(1);
-        // SAFETY: the places for the answers are ours; the kernel has these two arguments, which are read before the call returns,
-        // and its words stay until it is over.
+        // SAFETY: the places for the answers are ours; the kernel has these two arguments, which
+        // are read before the call returns, and its words stay until it is over.
         let grid = unsafe {
-            ok(cu::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, self.function, threads, 0));
+            ok(cu::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &raw mut blocks,
+                self.function,
+                threads,
+                0,
+            ));
             ok(cu::cuDeviceGetAttribute(&raw mut processors, count, device));
             let (mut words, mut grid) = (words as u64, u32::try_from(blocks * processors).unwrap());
             let mut arguments: [*mut c_void; 2] = [(&raw mut words).cast(), (&raw mut grid).cast()];

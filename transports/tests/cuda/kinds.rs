@@ -58,8 +58,16 @@ fn odd_offsets_belong_to_their_allocation_up_to_its_last_byte() {
         let region = make(&gpus[0], kind, 2 * MIB);
         for offset in [1, 7, 4097, MIB + 3, 2 * MIB - 1] {
             let extent = driver.classify(region.addr() + offset).unwrap().unwrap();
-            assert_eq!((extent.base, extent.id), (region.addr(), region.id()), "{kind} at {offset}");
-            assert_eq!(driver.buffer_id(region.addr() + offset).unwrap(), Some(region.id()), "{kind}");
+            assert_eq!(
+                (extent.base, extent.id),
+                (region.addr(), region.id()),
+                "{kind} at {offset}"
+            );
+            assert_eq!(
+                driver.buffer_id(region.addr() + offset).unwrap(),
+                Some(region.id()),
+                "{kind}"
+            );
         }
     }
 }
@@ -136,10 +144,12 @@ fn a_mapping_made_of_several_handles_is_walked() {
     let near = make(&gpus[0], "plain", mapping.len);
     copy_and_check(&*gpus[0], (&whole, 3), (&near, 5), 2 * granule + 77, 60);
     copy_and_check(&*gpus[0], (&near, 3), (&whole, 5), 2 * granule + 77, 62);
-    // As raw memory: a part of one handle has the root of that, a range over several is one of its own.
+    // As raw memory: a part of one handle has the root of that, a range over several is one of its
+    // own.
     let (known, drivers): (_, [Arc<dyn Driver>; 1]) = (KnownMemory::of(8), [Arc::new(driver)]);
     // SAFETY: the mapping outlives the regions.
-    let raw = |at, len| unsafe { known.region((mapping.ptr + at) as *mut u8, len, MR_UNKNOWN, &drivers) };
+    let raw =
+        |at, len| unsafe { known.region((mapping.ptr + at) as *mut u8, len, MR_UNKNOWN, &drivers) };
     let part = raw(granule + 5, 100).unwrap();
     assert_eq!((part.root().addr(), part.root().len()), (mapping.ptr + granule, granule));
     let over = raw(5, mapping.len - 5).unwrap();
@@ -151,7 +161,8 @@ fn a_mapping_made_of_several_handles_is_walked() {
     assert_eq!(known.forget(mapping.ptr, mapping.len), 2, "the part's and the range's");
     drop((part, over));
     assert_eq!(known.forget(mapping.ptr, mapping.len), 0);
-    // A segment that is mapped anew under an address that stays reserved (VMM rule 5): is it another allocation?
+    // A segment that is mapped anew under an address that stays reserved (VMM rule 5): is it
+    // another allocation?
     let before = driver.classify(mapping.ptr + granule).unwrap().unwrap();
     mapping.remap(0, 1);
     let after = driver.classify(mapping.ptr + granule).unwrap().unwrap();
@@ -200,7 +211,11 @@ fn too_little_memory_and_none_at_all_are_clear_errors() {
         assert_eq!(why.name, "OUT_OF_MEMORY", "{kind}");
         assert!(why.hint.contains(" are free"), "{why}");
         assert_eq!(gpus[0].allocate(0, flavour).unwrap_err().name, "INVALID_VALUE", "{kind}");
-        assert_eq!(gpus[0].allocate(usize::MAX, flavour).unwrap_err().name, "OUT_OF_MEMORY", "{kind}");
+        assert_eq!(
+            gpus[0].allocate(usize::MAX, flavour).unwrap_err().name,
+            "OUT_OF_MEMORY",
+            "{kind}"
+        );
     }
     let region = make(&gpus[0], "plain", 100);
     region.whole().write(&payload(100, 1)).unwrap();

@@ -1,11 +1,12 @@
-//! The CUDA driver on real GPUs: every rule of gpu.md that this layer can show, named where it is shown.
+//! The CUDA driver on real GPUs: every rule of gpu.md that this layer can show, named where it is
+//! shown.
 //!
-//! Without a device each test says so and passes; with `CARRACK_REQUIRE_GPU=1` it fails. Tests of two devices need two.
-//! Tests between processes start this program again, for the one test [`child`], with a role in an environment variable
-//! and a socket as standard input.
+//! Without a device each test says so and passes; with `CARRACK_REQUIRE_GPU=1` it fails. Tests of
+//! two devices need two. Tests between processes start this program again, for the one test
+//! [`child`], with a role in an environment variable and a socket as standard input.
 //!
-//! `cargo test --release -p carrack-transports --test cuda -- --nocapture` shows what was skipped and what the driver
-//! said; `-- --ignored --nocapture figures` measures.
+//! `cargo test --release -p carrack-transports --test cuda -- --nocapture` shows what was skipped
+//! and what the driver said; `-- --ignored --nocapture figures` measures.
 
 #![allow(unreachable_pub, reason = "the modules of one program")]
 

@@ -1,11 +1,13 @@
-//! Packets in memory of a program's own allocator, over the driver's memory pools: raw calls, as a program makes them.
+//! Packets in memory of a program's own allocator, over the driver's memory pools: raw calls, as a
+//! program makes them.
 
 use crate::support::{need, payload};
 use crate::user;
 use carrack_transports::gpu::{Driver, Flavour, Gpu};
 use carrack_transports::mem::copy::copy_and_wait;
 use carrack_transports::mem::{
-    AllocError, Buffer, Chunk, GpuAllocator, MemKind, MemRef, PacketAllocator, PacketPool, PacketSource,
+    AllocError, Buffer, Chunk, GpuAllocator, MemKind, MemRef, PacketAllocator, PacketPool,
+    PacketSource,
 };
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -35,7 +37,8 @@ impl Drop for Memory {
     }
 }
 
-// SAFETY: each chunk is an allocation of its own of that device, at least as aligned as a packet, and freed with its owner.
+// SAFETY: each chunk is an allocation of its own of that device, at least as aligned as a packet,
+// and freed with its owner.
 unsafe impl PacketAllocator for FromPool {
     fn kind(&self) -> MemKind {
         MemKind::Device(self.gpu.info().uuid)
@@ -93,7 +96,8 @@ fn more_packets_than_there_is_memory_are_an_error() {
     let Some((_, gpus)) = need(1) else { return };
     let gpu = &gpus[0];
     let memory = usize::try_from(gpu.info().memory).unwrap();
-    for allocator in [own(gpu) as Arc<dyn PacketAllocator>, Arc::new(GpuAllocator::on(gpu.clone()))] {
+    for allocator in [own(gpu) as Arc<dyn PacketAllocator>, Arc::new(GpuAllocator::on(gpu.clone()))]
+    {
         // Asked for at once, so that other tests go on having memory.
         let pool = PacketPool::new(allocator, memory / 8, 16);
         assert!(pool.take().is_none());

@@ -18,7 +18,8 @@ fn ended(transfer: Transfer) {
     assert!(transfer.failure().is_none(), "{:?}", transfer.failure());
 }
 
-/// Every pair of kinds that an engine reaches by itself, of one device and of two, on the library's stream and on one of the program's.
+/// Every pair of kinds that an engine reaches by itself, of one device and of two, on the library's
+/// stream and on one of the program's.
 #[test]
 fn pieces_and_faces_arrive_whole_between_all_kinds_and_leave_the_guards_alone() {
     let Some((_, gpus)) = need(1) else { return };
@@ -32,7 +33,9 @@ fn pieces_and_faces_arrive_whole_between_all_kinds_and_leave_the_guards_alone() 
     let twins: Vec<Region> = places
         .iter()
         .map(|(name, region)| match region.gpu() {
-            Some(gpu) if name != "pinned" => make(gpu, name.trim_end_matches(char::is_numeric), ROOM),
+            Some(gpu) if name != "pinned" => {
+                make(gpu, name.trim_end_matches(char::is_numeric), ROOM)
+            }
             _ => make(&gpus[0], "pinned", ROOM),
         })
         .collect();
@@ -52,7 +55,8 @@ fn pieces_and_faces_arrive_whole_between_all_kinds_and_leave_the_guards_alone() 
                 let engine = dst.gpu().filter(|_| to != "pinned").or(src.gpu()).unwrap();
                 let stream = on_stream.then(|| engine.stream().unwrap());
                 for at in 0..1000 {
-                    let (there, here, len) = (at * 512 + 3, (999 - at) * 700 + 1, 1 + at * 13 % 500);
+                    let (there, here, len) =
+                        (at * 512 + 3, (999 - at) * 700 + 1, 1 + at * 13 % 500);
                     assert!(together.push((dst, there), (src, here), len));
                     wanted[there..there + len].copy_from_slice(&content[here..here + len]);
                 }
@@ -63,16 +67,19 @@ fn pieces_and_faces_arrive_whole_between_all_kinds_and_leave_the_guards_alone() 
                 ended(begun.unwrap_or_else(|why| panic!("{what}: {why}")));
                 assert!(dst.whole().to_vec().unwrap() == wanted, "{what}: pieces");
                 // Two dimensions, three, and planes that are no whole number of rows apart.
-                for (count, pitch) in
-                    [([8, 900, 1], [64, 0]), ([24, 30, 20], [128, 128 * 40]), ([24, 30, 20], [128, 4001])]
-                {
+                for (count, pitch) in [
+                    ([8, 900, 1], [64, 0]),
+                    ([24, 30, 20], [128, 128 * 40]),
+                    ([24, 30, 20], [128, 4001]),
+                ] {
                     let (theirs, ours) =
                         (Face { offset: 600_000, count, pitch }, Face { offset: 5, count, pitch });
                     let begun = start_face((dst, &theirs), (src, &ours), stream.as_deref());
                     ended(begun.unwrap_or_else(|why| panic!("{what}: {why}")).unwrap());
                     for (there, here) in Face::grid(&theirs, &ours).unwrap().rows() {
                         let (there, here) = (theirs.offset + there, ours.offset + here);
-                        wanted[there..there + count[0]].copy_from_slice(&content[here..here + count[0]]);
+                        wanted[there..there + count[0]]
+                            .copy_from_slice(&content[here..here + count[0]]);
                     }
                     assert!(dst.whole().to_vec().unwrap() == wanted, "{what}: {count:?} {pitch:?}");
                 }
@@ -81,8 +88,9 @@ fn pieces_and_faces_arrive_whole_between_all_kinds_and_leave_the_guards_alone() 
     }
 }
 
-/// What the program has put in front of a batch on its stream is read, and what it puts behind it reads what the batch wrote; on default
-/// streams, too, of which the legacy one takes no batch: that goes beside it.
+/// What the program has put in front of a batch on its stream is read, and what it puts behind it
+/// reads what the batch wrote; on default streams, too, of which the legacy one takes no batch:
+/// that goes beside it.
 #[test]
 fn a_batch_on_a_default_stream_is_behind_what_came_before_it_and_in_front_of_what_comes_after() {
     let Some(_) = need(1) else { return };
@@ -97,11 +105,13 @@ pub fn on_default_streams() {
     let gpu = &gpus[0];
     let [first, second, third, last] = [0; 4].map(|_| make(gpu, "plain", ROOM));
     let flag = make(gpu, "pinned", 8);
-    // SAFETY: an aligned word of pinned memory, which the kernel reads and this function writes, as an atomic only.
+    // SAFETY: an aligned word of pinned memory, which the kernel reads and this function writes, as
+    // an atomic only.
     let word = unsafe { AtomicU32::from_ptr(flag.addr() as *mut u32) };
     user::set_current(user::primary(0));
     let theirs = user::stream(0);
-    // Legacy by either name, that of the thread, one that goes with the legacy one, and one that does not.
+    // Legacy by either name, that of the thread, one that goes with the legacy one, and one that
+    // does not.
     for (turn, raw) in [0, 1, 2, theirs, user::stream(1)].into_iter().enumerate() {
         for as_face in [false, true] {
             let what = format!("stream {raw:#x}, a face: {as_face}");
@@ -119,13 +129,15 @@ pub fn on_default_streams() {
             let mut batch = if as_face {
                 let face = Face { offset: 3, count: [700, COUNT, 1], pitch: [1100, 0] };
                 for (to, from) in Face::grid(&face, &face).unwrap().rows() {
-                    wanted[3 + to..3 + to + 700].copy_from_slice(&content[3 + from..3 + from + 700]);
+                    wanted[3 + to..3 + to + 700]
+                        .copy_from_slice(&content[3 + from..3 + from + 700]);
                 }
                 start_face((&third, &face), (&second, &face), Some(&stream)).unwrap().unwrap()
             } else {
                 let mut together = Together::between(&third, &second, COUNT).unwrap();
                 for at in 0..COUNT {
-                    let (there, here, len) = (at * 1024 + 3, (COUNT - 1 - at) * 1300 + 1, 1 + at * 13 % 900);
+                    let (there, here, len) =
+                        (at * 1024 + 3, (COUNT - 1 - at) * 1300 + 1, 1 + at * 13 % 900);
                     assert!(together.push((&third, there), (&second, here), len));
                     wanted[there..there + len].copy_from_slice(&content[here..here + len]);
                 }

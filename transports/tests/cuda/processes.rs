@@ -38,7 +38,10 @@ pub fn import(wire: &Wire) {
         if opened < 8 {
             let (form, on) = (handle.form(), gpu.info().ordinal);
             let taken_for = driver.classify(region.addr());
-            println!("{form:?} of {} opened by device {on}: {region:?}, taken for {taken_for:?}", handle.gpu);
+            println!(
+                "{form:?} of {} opened by device {on}: {region:?}, taken for {taken_for:?}",
+                handle.gpu
+            );
         }
         opened += 1;
         assert_eq!((region.len(), region.kind()), (handle.len, MemKind::Device(handle.gpu)));
@@ -47,7 +50,8 @@ pub fn import(wire: &Wire) {
             let extent = driver.classify(region.addr() + handle.offset).unwrap().unwrap();
             assert_eq!(extent.kind, region.kind(), "{extent:?}");
         }
-        // Legacy IPC rule 4: the same handle again is the same mapping, and stays when one of them is closed.
+        // Legacy IPC rule 4: the same handle again is the same mapping, and stays when one of them
+        // is closed.
         let again = gpu.open(&handle).unwrap();
         if handle.form() == HandleForm::Bytes {
             assert_eq!(again.addr(), region.addr());
@@ -96,7 +100,10 @@ fn memory_of_every_flavour_is_read_and_written_by_another_process() {
             other.wire.say(&7_u64.to_le_bytes());
             other.wire.say_handle(&Handle { offset, ..whole });
             other.wire.expect("closed");
-            assert!(region.slice(offset, LEN).unwrap().to_vec().unwrap() == payload(LEN, 8), "{kind}");
+            assert!(
+                region.slice(offset, LEN).unwrap().to_vec().unwrap() == payload(LEN, 8),
+                "{kind}"
+            );
         }
     }
     other.expect_success();
@@ -114,7 +121,8 @@ fn masks_that_show_each_process_another_device_do_not_matter() {
             println!("device {mine} {kind}, opened under CUDA_VISIBLE_DEVICES={mask}");
             other.wire.say(&21_u64.to_le_bytes());
             other.wire.say_handle(&gpus[mine].export(&region, form).unwrap());
-            // Legacy IPC is known to work under masks (gpu.md, "Measured"); what the others do is told.
+            // Legacy IPC is known to work under masks (gpu.md, "Measured"); what the others do is
+            // told.
             let answer = String::from_utf8(other.wire.hear()).unwrap();
             if answer == "closed" {
                 assert!(region.whole().to_vec().unwrap() == payload(LEN, 22), "{kind}");
@@ -214,8 +222,9 @@ fn handles_that_lie_or_are_none_are_errors() {
     assert_eq!(why.name, "INVALID_HANDLE", "{why}");
 }
 
-/// gpu.md, "Measured": a survivor goes on, and what it had mapped stays until it closes it. Pool memory does not: it goes with
-/// its owner, and an access to it costs the survivor its context (226), so nobody may be let go on (life and death rule 1).
+/// gpu.md, "Measured": a survivor goes on, and what it had mapped stays until it closes it. Pool
+/// memory does not: it goes with its owner, and an access to it costs the survivor its context
+/// (226), so nobody may be let go on (life and death rule 1).
 #[test]
 fn an_importer_survives_the_death_of_the_exporter() {
     let Some(_) = need(1) else { return };
@@ -234,8 +243,9 @@ pub fn survive(kind: &str) {
     other.wire.say(b"look");
     other.wire.expect("as expected");
     let own = make(&gpus[0], "plain", theirs.len());
-    let copies: Vec<_> =
-        (0..50).map(|_| start(&*gpus[0], (&own, 0), (&theirs, handle.offset), LEN).unwrap()).collect();
+    let copies: Vec<_> = (0..50)
+        .map(|_| start(&*gpus[0], (&own, 0), (&theirs, handle.offset), LEN).unwrap())
+        .collect();
     other.kill();
     let failed = copies.iter().filter(|copy| copy.wait().is_err()).count();
     println!("{kind}, killed in mid-copy: {failed} of 50 failed");
@@ -292,8 +302,10 @@ pub fn event_of_another() {
     gate.whole().write(&[0; 8]).unwrap();
     let stream = gpus[0].stream().unwrap();
     // SAFETY: an aligned word of pinned memory that outlives the wait.
-    unsafe { stream.wait_value64(gate.addr() as *const u64, 1, carrack_transports::gpu::Until::Equal) }
-        .unwrap();
+    unsafe {
+        stream.wait_value64(gate.addr() as *const u64, 1, carrack_transports::gpu::Until::Equal)
+    }
+    .unwrap();
     event.record(&*stream).unwrap();
     assert_eq!(event.event().query(), Ok(false));
     other.wire.say(b"recorded");
@@ -306,8 +318,8 @@ pub fn event_of_another() {
     other.expect_success();
 }
 
-/// Mappings, descriptors and device memory are what they were after many rounds. In a process of its own, because other
-/// tests allocate as they like.
+/// Mappings, descriptors and device memory are what they were after many rounds. In a process of
+/// its own, because other tests allocate as they like.
 pub fn rounds(wire: &Wire) {
     let (_, gpus) = need(1).unwrap();
     let gpu = &gpus[0];
@@ -322,7 +334,10 @@ pub fn rounds(wire: &Wire) {
         drop((gpu.stream().unwrap(), gpu.shared_event().unwrap()));
         let host = Region::host(3 * 4096);
         // SAFETY: the region outlives the registration.
-        drop(unsafe { gpu.register_host(host.addr().next_multiple_of(4096) as *mut u8, 4096) }.unwrap());
+        drop(
+            unsafe { gpu.register_host(host.addr().next_multiple_of(4096) as *mut u8, 4096) }
+                .unwrap(),
+        );
     };
     let possessions = || {
         let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();

@@ -25,7 +25,8 @@ fn pieces_of_a_reservation_come_and_go_and_their_neighbours_stay_as_they_are() {
     let at = |at: usize, units: usize| {
         gpu.allocate_at(&reservation, at * unit, units * unit, &all_write(&gpus)).unwrap()
     };
-    let mut pieces: Vec<Region> = [(0, 1), (1, 2), (3, 1)].map(|(from, units)| at(from, units)).into();
+    let mut pieces: Vec<Region> =
+        [(0, 1), (1, 2), (3, 1)].map(|(from, units)| at(from, units)).into();
     let bytes: Vec<Vec<u8>> =
         pieces.iter().zip(3..).map(|(piece, seed)| payload(piece.len(), seed)).collect();
     for (piece, bytes) in pieces.iter().zip(&bytes) {
@@ -76,10 +77,14 @@ fn pieces_of_two_devices_are_read_and_written_by_both() {
     let unit = gpus[0].granularity().unwrap().max(gpus[1].granularity().unwrap());
     let reservation = gpus[0].reserve(4 * unit).unwrap();
     let all = all_write(&gpus);
-    let pieces: Vec<Region> =
-        (0..4).map(|at| gpus[at % 2].allocate_at(&reservation, at * unit, unit, &all).unwrap()).collect();
+    let pieces: Vec<Region> = (0..4)
+        .map(|at| gpus[at % 2].allocate_at(&reservation, at * unit, unit, &all).unwrap())
+        .collect();
     for (at, piece) in pieces.iter().enumerate() {
-        assert_eq!(driver.classify(piece.addr()).unwrap().unwrap().kind, MemKind::Device(all[at % 2].gpu));
+        assert_eq!(
+            driver.classify(piece.addr()).unwrap().unwrap().kind,
+            MemKind::Device(all[at % 2].gpu)
+        );
         for gpu in &gpus[..2] {
             let near = make(gpu, "plain", unit);
             copy_and_check(&**gpu, (piece, 3), (&near, 5), unit / 2 + 77, at as u64);
@@ -88,8 +93,9 @@ fn pieces_of_two_devices_are_read_and_written_by_both() {
     }
 }
 
-/// No rule, but what was found (driver 580): a copy goes across the border, by whichever engine, alone, with others or as rows, and on
-/// a stream. `GrowableBuffer::region` tries it where it is used.
+/// No rule, but what was found (driver 580): a copy goes across the border, by whichever engine,
+/// alone, with others or as rows, and on a stream. `GrowableBuffer::region` tries it where it is
+/// used.
 #[test]
 fn copies_of_every_sort_go_over_memory_of_two_devices() {
     let Some((_, gpus)) = need(2) else { return };
@@ -109,12 +115,16 @@ fn copies_of_every_sort_go_over_memory_of_two_devices() {
         start(&**gpu, (&near, 0), (&whole, 0), 4 * unit).unwrap().wait().unwrap();
         assert!(near.whole().to_vec().unwrap() == bytes);
         for (to, from) in [(&near, &whole), (&whole, &near)] {
-            for (as_rows, on_stream) in [(false, false), (false, true), (true, false), (true, true)] {
+            for (as_rows, on_stream) in [(false, false), (false, true), (true, false), (true, true)]
+            {
                 let fresh = payload(4 * unit, 7 + u64::from(as_rows));
                 from.whole().write(&fresh).unwrap();
                 to.whole().write(&vec![0xee; 4 * unit]).unwrap();
                 let stream = on_stream.then(|| gpu.stream().unwrap());
-                over_borders(gpu, stream.as_deref(), (to, from), unit, as_rows).unwrap().wait().unwrap();
+                over_borders(gpu, stream.as_deref(), (to, from), unit, as_rows)
+                    .unwrap()
+                    .wait()
+                    .unwrap();
                 let mut wanted = vec![0xee; 4 * unit];
                 for at in (1..4).map(|border| border * unit - 500) {
                     wanted[at..at + 1000].copy_from_slice(&fresh[at..at + 1000]);
@@ -140,11 +150,13 @@ fn over_borders(
     let dst = |at: usize| ((to.addr() + at) as *mut u8, to.kind());
     let src = |at: usize| ((from.addr() + at) as *const u8, from.kind());
     if as_rows {
-        let grid = Grid { count: [1000, 3, 1], dst_pitch: [unit, 3 * unit], src_pitch: [unit, 3 * unit] };
+        let grid =
+            Grid { count: [1000, 3, 1], dst_pitch: [unit, 3 * unit], src_pitch: [unit, 3 * unit] };
         let (dst, src) = (dst(unit - 500), src(unit - 500));
         // SAFETY: within regions that the caller keeps until the event has fired.
         return unsafe {
-            stream.map_or_else(|| gpu.copy_grid(dst, src, &grid), |on| on.copy_grid(dst, src, &grid))
+            stream
+                .map_or_else(|| gpu.copy_grid(dst, src, &grid), |on| on.copy_grid(dst, src, &grid))
         };
     }
     let mut pieces = Pieces::new(to.kind(), from.kind(), 3);

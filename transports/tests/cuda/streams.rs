@@ -32,7 +32,10 @@ fn an_event_or_stream_of_another_driver_is_refused() {
     let theirs = fake.gpu(0).unwrap().stream().unwrap();
     let ours = gpus[0].stream().unwrap();
     assert_eq!(ours.wait(&theirs.record().unwrap()).unwrap_err().name, "INVALID_HANDLE");
-    assert_eq!(gpus[0].shared_event().unwrap().record(&*theirs).unwrap_err().name, "INVALID_HANDLE");
+    assert_eq!(
+        gpus[0].shared_event().unwrap().record(&*theirs).unwrap_err().name,
+        "INVALID_HANDLE"
+    );
 }
 
 /// `cudaStream_t` and the default streams are taken as they are.
@@ -59,7 +62,8 @@ fn streams_of_the_program_are_taken_by_their_handles() {
 }
 
 fn word(at: usize) -> &'static AtomicU64 {
-    // SAFETY: the tests give aligned words of host memory that they keep, and use them as atomics only.
+    // SAFETY: the tests give aligned words of host memory that they keep, and use them as atomics
+    // only.
     unsafe { AtomicU64::from_ptr(at as *mut u64) }
 }
 
@@ -94,12 +98,19 @@ pub fn words() {
                 let written = 0xdead_beef_0000_0007;
                 (first, stream.wait_value64(flag.as_ptr(), written, Until::Equal).unwrap())
             };
-            println!("{what}: one call for a wait and what tells of it: {}", second.is_behind(&first));
+            println!(
+                "{what}: one call for a wait and what tells of it: {}",
+                second.is_behind(&first)
+            );
             assert!(!first.is_behind(&second));
             let are_past = || [&first, &second].map(|event| event.query().unwrap());
             let over = stream.record().unwrap();
             std::thread::sleep(Duration::from_millis(20));
-            assert_eq!((over.query(), flag.load(Ordering::Acquire)), (Ok(false), 0), "{what}: it waits");
+            assert_eq!(
+                (over.query(), flag.load(Ordering::Acquire)),
+                (Ok(false), 0),
+                "{what}: it waits"
+            );
             assert_eq!(are_past(), [false; 2], "{what}");
             // Streams rule 1: ours are held up by nobody's.
             start(&**gpu, (&dst, 0), (&src, 0), MIB).unwrap().wait().unwrap();
@@ -112,13 +123,20 @@ pub fn words() {
     let stream = gpus[0].stream().unwrap();
     // SAFETY: refused.
     unsafe {
-        assert_eq!(stream.write_value64((page + 1) as *mut u64, 1).unwrap_err().name, "INVALID_VALUE");
-        assert_eq!(stream.write_value64(std::ptr::null_mut(), 1).unwrap_err().name, "INVALID_VALUE");
+        assert_eq!(
+            stream.write_value64((page + 1) as *mut u64, 1).unwrap_err().name,
+            "INVALID_VALUE"
+        );
+        assert_eq!(
+            stream.write_value64(std::ptr::null_mut(), 1).unwrap_err().name,
+            "INVALID_VALUE"
+        );
     }
     drop(registered);
 }
 
-/// Streams rule 1, with a kernel: in a process of its own, because a kernel that runs holds up much of the driver.
+/// Streams rule 1, with a kernel: in a process of its own, because a kernel that runs holds up much
+/// of the driver.
 #[test]
 fn a_kernel_on_the_default_stream_does_not_hold_up_our_copies() {
     let Some(_) = need(1) else { return };
@@ -130,7 +148,8 @@ pub fn beside_a_kernel() {
     let (_, gpus) = need(1).unwrap();
     user::set_current(user::primary(0));
     let flag = make(&gpus[0], "pinned", 8);
-    let places = [make(&gpus[0], "plain", MIB), make(&gpus[0], "pinned", MIB), make(&gpus[0], "plain", MIB)];
+    let places =
+        [make(&gpus[0], "plain", MIB), make(&gpus[0], "pinned", MIB), make(&gpus[0], "plain", MIB)];
     let copies = || {
         for (dst, src) in [(0, 1), (1, 0), (2, 0)] {
             start(&*gpus[0], (&places[dst], 0), (&places[src], 0), MIB).unwrap().wait().unwrap();
@@ -144,7 +163,10 @@ pub fn beside_a_kernel() {
     let took = began.elapsed();
     let stream = gpus[0].stream().unwrap();
     let (after, query) = (began.elapsed(), stream.record().unwrap().query());
-    println!("three copies beside a kernel took {took:?}, a new stream {:?}, {query:?}", after - took);
+    println!(
+        "three copies beside a kernel took {took:?}, a new stream {:?}, {query:?}",
+        after - took
+    );
     assert!(took < Duration::from_secs(2), "the copies waited for the kernel: {took:?}");
     word(flag.addr()).store(1, Ordering::Release);
     let released = Instant::now();
@@ -152,7 +174,8 @@ pub fn beside_a_kernel() {
     assert!(released.elapsed() < Duration::from_secs(2), "nothing of ours holds the program up");
 }
 
-/// No work of ours is left on the device when our events have fired: the program's own synchronisation returns.
+/// No work of ours is left on the device when our events have fired: the program's own
+/// synchronisation returns.
 #[test]
 fn the_programs_synchronisation_is_not_held_up_by_what_waits_in_our_streams() {
     let Some(_) = need(1) else { return };
@@ -176,7 +199,8 @@ pub fn synchronisation() {
     stream.synchronize().unwrap();
 }
 
-/// As long as a thread captures a stream in the global mode, the driver refuses other threads much, and spoils the capture.
+/// As long as a thread captures a stream in the global mode, the driver refuses other threads much,
+/// and spoils the capture.
 #[test]
 fn work_beside_a_thread_that_captures_a_graph_goes_on_and_does_not_spoil_it() {
     let Some(_) = need(1) else { return };

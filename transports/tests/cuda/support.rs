@@ -67,12 +67,13 @@ pub fn start(
     len: usize,
 ) -> Result<Event, GpuError> {
     let (to, from) = ((dst.addr() + dst_at) as *mut u8, (src.addr() + src_at) as *const u8);
-    // SAFETY: the callers keep both regions until the event has fired, or free one on purpose before they start, which
-    // the driver refuses.
+    // SAFETY: the callers keep both regions until the event has fired, or free one on purpose
+    // before they start, which the driver refuses.
     unsafe { gpu.copy((to, dst.kind()), (from, src.kind()), len) }
 }
 
-/// Copies between two regions at odd places, and checks every byte of the target: what came, and the guards around it.
+/// Copies between two regions at odd places, and checks every byte of the target: what came, and
+/// the guards around it.
 pub fn copy_and_check(
     gpu: &dyn Gpu,
     (dst, dst_at): (&Region, usize),
@@ -87,7 +88,10 @@ pub fn copy_and_check(
     let got = dst.whole().to_vec().unwrap();
     assert!(got[..dst_at] == poison[..dst_at], "the guard before it: {dst:?} {src:?} {len}");
     assert!(got[dst_at..][..len] == sent[src_at..][..len], "what was sent: {dst:?} {src:?} {len}");
-    assert!(got[dst_at + len..] == poison[dst_at + len..], "the guard behind it: {dst:?} {src:?} {len}");
+    assert!(
+        got[dst_at + len..] == poison[dst_at + len..],
+        "the guard behind it: {dst:?} {src:?} {len}"
+    );
 }
 
 /// The driver's error of a copy that failed.

@@ -58,7 +58,8 @@ pub fn free(ptr: usize) {
     unsafe { ok(cu::cuMemFree_v2(ptr as u64)) };
 }
 
-/// A stream that the legacy default stream waits for, or one that it does not, in the current context.
+/// A stream that the legacy default stream waits for, or one that it does not, in the current
+/// context.
 pub fn stream(flags: u32) -> usize {
     let mut stream = null_mut();
     // SAFETY: the place for the answer is ours.
@@ -66,7 +67,8 @@ pub fn stream(flags: u32) -> usize {
     stream as usize
 }
 
-/// Begins to capture a stream into a graph, in the mode in which other threads may not make every call meanwhile.
+/// Begins to capture a stream into a graph, in the mode in which other threads may not make every
+/// call meanwhile.
 pub fn begin_capture(stream: usize) {
     let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
     // SAFETY: a stream made by `stream`.
@@ -104,7 +106,8 @@ pub fn synchronize_all() {
     unsafe { ok(cu::cuCtxSynchronize()) };
 }
 
-/// VMM memory: a range of `handles` allocations of `granule` bytes each, with access for `devices` only.
+/// VMM memory: a range of `handles` allocations of `granule` bytes each, with access for `devices`
+/// only.
 pub struct Mapping {
     pub ptr: usize,
     pub len: usize,
@@ -217,13 +220,25 @@ DONE:
 pub fn spin(stream: usize, flag: usize) {
     let (mut module, mut function, mut flag) = (null_mut(), null_mut(), flag as u64);
     let mut arguments: [*mut c_void; 1] = [(&raw mut flag).cast()];
-    // SAFETY: the text is a kernel with one argument, which is read before the call returns; the word that it names
-    // stays until the kernel is over.
+    // SAFETY: the text is a kernel with one argument, which is read before the call returns; the
+    // word that it names stays until the kernel is over.
     unsafe {
         ok(cu::cuModuleLoadData(&raw mut module, SPIN.as_ptr().cast()));
         ok(cu::cuModuleGetFunction(&raw mut function, module, c"spin".as_ptr()));
         let stream = stream as cu::CUstream;
-        ok(cu::cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments.as_mut_ptr(), null_mut()));
+        ok(cu::cuLaunchKernel(
+            function,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            stream,
+            arguments.as_mut_ptr(),
+            null_mut(),
+        ));
     }
 }
 
@@ -266,8 +281,8 @@ pub fn name_of(code: i32) -> String {
     }
 }
 
-/// Memory of a device's default pool, ordered by a stream, as `cudaMallocAsync` gives it; in the current context.
-/// `None`: the pool has no more.
+/// Memory of a device's default pool, ordered by a stream, as `cudaMallocAsync` gives it; in the
+/// current context. `None`: the pool has no more.
 pub fn alloc_from_pool(device: i32, len: usize, stream: usize) -> Option<usize> {
     let (mut pool, mut ptr) = (null_mut(), 0);
     // SAFETY: the places for the answers are ours, and the stream is alive.

@@ -1,5 +1,6 @@
 //! Streams that wait for words: the deadlock rules of docs/gpu.md on real GPUs. Each test runs in a
-//! process of its own, because a waiting stream of a context blocks every thread that frees its memory.
+//! process of its own, because a waiting stream of a context blocks every thread that frees its
+//! memory.
 
 use crate::roles::Other;
 use crate::support::{MIB, make, need, payload};
@@ -51,7 +52,8 @@ pub fn rule_b() {
     let addresses: Vec<_> = regions.iter().map(Region::addr).collect();
     let host = Region::host(3 * 4096);
     // SAFETY: the region outlives the registration.
-    let registered = unsafe { gpus[0].register_host(host.addr().next_multiple_of(4096) as *mut u8, 4096) };
+    let registered =
+        unsafe { gpus[0].register_host(host.addr().next_multiple_of(4096) as *mut u8, 4096) };
     let (stream, word) = (gpus[0].stream().unwrap(), Words::of(&gpus[0]).word().unwrap());
     word.hold(&*stream, 1).unwrap();
     let began = Instant::now();

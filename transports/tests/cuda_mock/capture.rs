@@ -1,5 +1,6 @@
-//! A thread of the program's captures a stream into a graph, on a driver that is mocked: as long as it does, the driver refuses what
-//! other threads do that mind it, and spoils the capture. Nothing of the library's does.
+//! A thread of the program's captures a stream into a graph, on a driver that is mocked: as long as
+//! it does, the driver refuses what other threads do that mind it, and spoils the capture. Nothing
+//! of the library's does.
 
 use super::mock::{library, open, word};
 use carrack_transports::gpu::cuda::CudaStream;
@@ -46,8 +47,8 @@ fn a_threads_mode_is_as_it_was_behind_every_call() {
         // SAFETY: the mock's function, which exchanges an int.
         unsafe {
             let library = libloading::Library::new(&library).unwrap();
-            let call =
-                library.get::<unsafe extern "C" fn(*mut i32) -> i32>("cuThreadExchangeStreamCaptureMode");
+            let call = library
+                .get::<unsafe extern "C" fn(*mut i32) -> i32>("cuThreadExchangeStreamCaptureMode");
             assert_eq!(call.unwrap()(&raw mut mode), 0);
         }
         mode

@@ -1,4 +1,5 @@
-//! Small copies by a resident kernel, on a driver that is mocked: what is asked of the driver, and what becomes of its refusals.
+//! Small copies by a resident kernel, on a driver that is mocked: what is asked of the driver, and
+//! what becomes of its refusals.
 
 use crate::mock::{library, open, word};
 use crate::unknown_to_the_driver;
@@ -40,7 +41,8 @@ impl Ground {
     }
 
     fn begin(&self, at: usize, len: usize) -> Transfer {
-        Transfer::between(self.dst.slice(at, len).unwrap(), self.src.slice(at, len).unwrap()).unwrap()
+        Transfer::between(self.dst.slice(at, len).unwrap(), self.src.slice(at, len).unwrap())
+            .unwrap()
     }
 
     fn copy(&self, at: usize, len: usize) -> Result<(), CopyError> {
@@ -137,14 +139,20 @@ fn a_batch_of_small_pieces_is_one_command_and_asks_nothing_of_the_driver() {
     assert_eq!(ground.count("mock_copies"), before + 50);
 }
 
-/// What can be said of all pieces at once says neither where they lie nor that they fit: each is looked at.
+/// What can be said of all pieces at once says neither where they lie nor that they fit: each is
+/// looked at.
 #[test]
 fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well() {
     let ground = Ground::new("copier-mixed", None);
     let [dst, src] = [0, 1].map(|_| ground.gpu.allocate(50_000, Flavour::Plain).unwrap());
     let bytes: Vec<u8> = (0..50_000_u32).map(|at| (at % 247) as u8).collect();
     src.whole().write(&bytes).unwrap();
-    ground.src.slice(0, 50_000).unwrap().write(&bytes.iter().map(|byte| !byte).collect::<Vec<_>>()).unwrap();
+    ground
+        .src
+        .slice(0, 50_000)
+        .unwrap()
+        .write(&bytes.iter().map(|byte| !byte).collect::<Vec<_>>())
+        .unwrap();
     ground.until_by_copier();
     // In units of 16, 4 and 1 bytes, each as long as may be.
     let good = [(1024, 4096, 1024), (4100, 8, 256), (8001, 7003, 64)];
@@ -158,9 +166,15 @@ fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well
         ended(together.start().unwrap()).unwrap();
         let got = [dst.whole().to_vec().unwrap(), ground.dst.whole().to_vec().unwrap()];
         for &(to, from, len) in places {
-            assert!(got[0][to..to + len] == bytes[from..from + len], "{len} bytes from {from} to {to}");
+            assert!(
+                got[0][to..to + len] == bytes[from..from + len],
+                "{len} bytes from {from} to {to}"
+            );
             let other = bytes[from..from + len].iter().map(|byte| !byte);
-            assert!(got[1][to..to + len].iter().copied().eq(other), "{len} bytes, the other allocation");
+            assert!(
+                got[1][to..to + len].iter().copied().eq(other),
+                "{len} bytes, the other allocation"
+            );
         }
     };
     let before = ground.count("mock_lists");
@@ -171,7 +185,11 @@ fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well
         ground.until_by_copier();
         let before = ground.count("mock_lists");
         begin(&[good[0], longer, good[2]]);
-        assert_eq!(ground.count("mock_lists"), before, "{longer:?} is an engine's, and all with it");
+        assert_eq!(
+            ground.count("mock_lists"),
+            before,
+            "{longer:?} is an engine's, and all with it"
+        );
     }
 }
 
@@ -198,7 +216,8 @@ fn a_batch_of_twenty_allocations_in_turns_is_one_command_as_well() {
     for (at, [dst, _]) in pairs.iter().enumerate() {
         let is_copied = |place: usize| place < 800 && place % 40 < 24;
         let sent = bytes(at).into_iter().enumerate();
-        let wanted: Vec<_> = sent.map(|(place, byte)| if is_copied(place) { byte } else { 0 }).collect();
+        let wanted: Vec<_> =
+            sent.map(|(place, byte)| if is_copied(place) { byte } else { 0 }).collect();
         assert!(dst.whole().to_vec().unwrap() == wanted, "allocation {at}");
     }
 }
@@ -312,7 +331,8 @@ fn a_kernel_that_dies_fails_what_it_was_given() {
     ground.copy(0, 8).expect("the engine is still there");
 }
 
-/// Two libraries that have one GPU, as two processes would, but that each is told of the other that it is this one.
+/// Two libraries that have one GPU, as two processes would, but that each is told of the other that
+/// it is this one.
 struct Both {
     first: Ground,
     second: Ground,
@@ -322,8 +342,8 @@ impl Both {
     /// On a GPU of this number, which no other test has. The first has a copier.
     fn on(gpu: u32) -> Self {
         let define = format!("-DCOPIER=-{gpu}");
-        let [first, second] =
-            ["first", "second"].map(|name| Ground::of(&format!("copier-{name}-{gpu}"), &define, None));
+        let [first, second] = ["first", "second"]
+            .map(|name| Ground::of(&format!("copier-{name}-{gpu}"), &define, None));
         first.until_by_copier();
         Self { first, second }
     }
@@ -392,7 +412,8 @@ fn who_only_has_memory_and_streams_on_a_gpu_leaves_it_to_who_has_a_copier() {
 #[test]
 fn who_was_heard_of_before_the_first_small_copy_is_found_by_that() {
     let define = "-DCOPIER=-6";
-    let [first, second] = ["copier-claims", "copier-knocks"].map(|name| Ground::of(name, define, None));
+    let [first, second] =
+        ["copier-claims", "copier-knocks"].map(|name| Ground::of(name, define, None));
     first.copy_on_stream();
     second.copy_on_stream();
     assert_eq!(first.gpu.copier(), CopierState::Wanted);

@@ -25,15 +25,17 @@ fn dropped_in_a_child(library: &Path, all: Vec<Box<dyn Any>>) -> Vec<Box<dyn Any
     let code = instructions(library);
     assert!(!code.is_empty(), "{} is not loaded", library.display());
     let mut all = Some(all);
-    // SAFETY: the child has this thread alone; what it calls is what the test is about, and the C library's allocator is made to
-    // work in a fork.
+    // SAFETY: the child has this thread alone; what it calls is what the test is about, and the C
+    // library's allocator is made to work in a fork.
     match unsafe { libc::fork() } {
         0 => {
             // SAFETY: takes an integer: a child that hangs ends.
             unsafe { libc::alarm(20) };
             for (start, end) in code {
-                // SAFETY: whole pages of the library's, of which nothing is run in this process from here on.
-                let refused = unsafe { libc::mprotect(start as *mut _, end - start, libc::PROT_NONE) };
+                // SAFETY: whole pages of the library's, of which nothing is run in this process
+                // from here on.
+                let refused =
+                    unsafe { libc::mprotect(start as *mut _, end - start, libc::PROT_NONE) };
                 assert_eq!(refused, 0);
             }
             drop(all.take());
@@ -44,7 +46,10 @@ fn dropped_in_a_child(library: &Path, all: Vec<Box<dyn Any>>) -> Vec<Box<dyn Any
             let mut status = 0;
             // SAFETY: waits for the child just made, and writes an integer.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-            assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42, "the child: {status:#x}");
+            assert!(
+                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42,
+                "the child: {status:#x}"
+            );
         }
     }
     all.unwrap()
@@ -59,7 +64,9 @@ fn a_forked_child_that_drops_its_parents_objects_calls_no_driver() {
     for flavour in [Flavour::Plain, Flavour::Pinned] {
         all.push(Box::new(gpu.allocate(100_000, flavour).unwrap()));
     }
-    all.extend(gpu.allocate(1000, Flavour::Pooled).ok().map(|region| -> Box<dyn Any> { Box::new(region) }));
+    all.extend(
+        gpu.allocate(1000, Flavour::Pooled).ok().map(|region| -> Box<dyn Any> { Box::new(region) }),
+    );
     let locked = Box::leak(vec![0_u8; 1 << 16].into_boxed_slice());
     // SAFETY: the bytes stay to the end of the process.
     let registration = unsafe { gpu.register_host(locked.as_mut_ptr(), locked.len()) };
@@ -91,8 +98,10 @@ fn a_forked_child_that_drops_memory_at_chosen_addresses_calls_no_driver() {
     let reservation = gpu.reserve(2 * UNIT).unwrap();
     let piece = gpu.allocate_at(&reservation, 0, UNIT, &[]).unwrap();
     let shareable = gpu.allocate(UNIT, Flavour::Shareable).unwrap();
-    let all = dropped_in_a_child(&library, vec![Box::new((piece, reservation, shareable, gpu, driver))]);
-    let live = || ["mock_reservations", "mock_memories", "mock_mappings"].map(|name| word(&library, name));
+    let all =
+        dropped_in_a_child(&library, vec![Box::new((piece, reservation, shareable, gpu, driver))]);
+    let live =
+        || ["mock_reservations", "mock_memories", "mock_mappings"].map(|name| word(&library, name));
     assert_eq!(live(), [2, 2, 2]);
     drop(all);
     assert_eq!(live(), [0; 3]);

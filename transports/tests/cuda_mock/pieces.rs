@@ -1,4 +1,5 @@
-//! Many copies in one call, on drivers that have such a call, have its first form, have none, or refuse it.
+//! Many copies in one call, on drivers that have such a call, have its first form, have none, or
+//! refuse it.
 
 use super::mock::{library as mock, open, word};
 use carrack_transports::gpu::cuda::CudaStream;
@@ -80,7 +81,11 @@ impl Ground {
             assert!(asked < 10);
         }
         assert!(asked > 0 && transfer.failure().is_none());
-        assert_eq!(word(&self.library, "mock_depth"), 0, "every way out restores the caller's context");
+        assert_eq!(
+            word(&self.library, "mock_depth"),
+            0,
+            "every way out restores the caller's context"
+        );
     }
 }
 
@@ -91,12 +96,17 @@ fn scattered(count: usize) -> Vec<(usize, usize, usize)> {
 
 #[test]
 fn a_thousand_pieces_are_one_call_of_either_form() {
-    for (define, call) in [("-DNEW", "cuMemcpyBatchAsync_v2"), ("-DOLD_BATCH", "cuMemcpyBatchAsync")] {
+    for (define, call) in
+        [("-DNEW", "cuMemcpyBatchAsync_v2"), ("-DOLD_BATCH", "cuMemcpyBatchAsync")]
+    {
         let ground = Ground::new(&format!("batch{define}"), define);
         assert_eq!(ground.copy(&scattered(1000), None).unwrap(), [1, 0, 0], "{define}");
         let stream = ground.gpu.stream().unwrap();
         assert_eq!(ground.copy(&scattered(1000), Some(&*stream)).unwrap(), [1, 0, 0], "{define}");
-        assert_eq!(ground.gpu.how_pieces_go(), format!("by one call of {call}, however many they are"));
+        assert_eq!(
+            ground.gpu.how_pieces_go(),
+            format!("by one call of {call}, however many they are")
+        );
         // One alone needs no list, and pieces of no bytes are left out.
         assert_eq!(ground.copy(&[(5, 7, 9), (100, 100, 0)], None).unwrap(), [0, 0, 1]);
     }
@@ -114,7 +124,8 @@ fn the_legacy_default_stream_takes_no_batch_and_waits_for_one_beside_it() {
         word(&ground.library, "mock_leave");
         for _ in 0..2 {
             assert_eq!(ground.copy(&scattered(1000), Some(&stream)).unwrap(), [1, 0, 0]);
-            // Behind what that stream had, in front of what it is given now, the event of the end too.
+            // Behind what that stream had, in front of what it is given now, the event of the end
+            // too.
             assert_eq!(word(&ground.library, "mock_course"), 12_341);
             let made = word(&ground.library, "mock_streams");
             assert_eq!(*streams.get_or_insert(made), made, "one beside it, for all of them");
@@ -179,13 +190,15 @@ fn faces_of_all_dimensions_are_one_call() {
         (face(3, [8, 100, 1], [64, 0]), face(9, [8, 100, 1], [32, 0]), [0, 1, 0]),
         (face(3, [8, 1, 50], [0, 64]), face(9, [8, 1, 50], [9, 32]), [0, 1, 0]),
         (face(3, [8, 10, 12], [64, 6400]), face(9, [8, 10, 12], [32, 320]), [0, 1, 0]),
-        // Planes that are no whole number of rows apart, and rows farther apart than the driver allows, as a list of rows.
+        // Planes that are no whole number of rows apart, and rows farther apart than the driver
+        // allows, as a list of rows.
         (face(3, [8, 10, 12], [64, 6401]), face(9, [8, 10, 12], [32, 320]), [1, 0, 0]),
         (face(3, [8, 2, 1], [(1 << 20) + 1, 0]), face(9, [8, 2, 1], [32, 0]), [1, 1, 0]),
     ] {
         assert_eq!(ground.face(to, from), calls, "{to:?} {from:?}");
     }
     let none = face(0, [0, 4, 4], [0, 0]);
-    let mut nothing = start_face((&ground.to, &none), (&ground.from, &none), None).unwrap().unwrap();
+    let mut nothing =
+        start_face((&ground.to, &none), (&ground.from, &none), None).unwrap().unwrap();
     assert!(nothing.poll().unwrap().is_ok());
 }

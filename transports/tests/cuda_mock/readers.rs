@@ -1,5 +1,5 @@
-//! Whether a device that may only read is kept from writing, found out in processes of their own, on drivers that are mocked: those that
-//! keep it, and those that do not.
+//! Whether a device that may only read is kept from writing, found out in processes of their own,
+//! on drivers that are mocked: those that keep it, and those that do not.
 
 use crate::mock::{library as mock, open};
 use carrack_transports::gpu::{Driver, Gpu, GpuError};
@@ -53,8 +53,12 @@ fn a_driver_that_lets_either_of_them_write_is_refused_by_the_sort_of_it() {
 
 #[test]
 fn an_attempt_that_shows_nothing_is_told_with_its_reason_and_made_again() {
-    let cases =
-        [(4, "800"), (5, "signal: 6"), (6, "has not written to memory of its own"), (8, "OUT_OF_MEMORY")];
+    let cases = [
+        (4, "800"),
+        (5, "signal: 6"),
+        (6, "has not written to memory of its own"),
+        (8, "OUT_OF_MEMORY"),
+    ];
     for (kind, reason) in cases {
         let why = verdict(&gpu(kind)).unwrap_err();
         assert!(why.code == 801 && why.hint.contains(reason), "{kind}: {why}");

@@ -1,5 +1,5 @@
-//! Memory at addresses that were reserved for it, by the VMM calls: in which order they are made, and what becomes of what was made
-//! when one of them refuses.
+//! Memory at addresses that were reserved for it, by the VMM calls: in which order they are made,
+//! and what becomes of what was made when one of them refuses.
 
 use crate::mock::{library as mock, open, word};
 use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
@@ -28,8 +28,14 @@ fn pieces_of_a_reservation_are_made_mapped_and_given_back_one_by_one_and_the_add
     let all = me.map(Access::read_write);
     let at = |offset, len| gpu.allocate_at(&reservation, offset, len, &all).unwrap();
     let (one, two) = (at(UNIT, UNIT), at(2 * UNIT, 2 * UNIT));
-    assert_eq!((one.addr(), two.addr()), (reservation.addr() + UNIT, reservation.addr() + 2 * UNIT));
-    assert_eq!((one.kind(), two.len(), live(&library)), (MemKind::Device(me[0]), 2 * UNIT, [1, 2, 2]));
+    assert_eq!(
+        (one.addr(), two.addr()),
+        (reservation.addr() + UNIT, reservation.addr() + 2 * UNIT)
+    );
+    assert_eq!(
+        (one.kind(), two.len(), live(&library)),
+        (MemKind::Device(me[0]), 2 * UNIT, [1, 2, 2])
+    );
     assert!(one.id() != two.id() && driver.buffer_id(two.addr() + 5).unwrap() == Some(two.id()));
     // A copy goes across the border.
     let bytes: Vec<u8> = (0..=255).cycle().take(UNIT + 1000).collect();
@@ -59,28 +65,44 @@ fn pieces_of_a_reservation_are_made_mapped_and_given_back_one_by_one_and_the_add
 /// All that is wrong, and the code of each.
 fn refusals(gpu: &dyn Gpu, reservation: &Reservation, other: &Reservation) -> Vec<(i32, GpuError)> {
     let me = gpu.info().uuid;
-    let at = |offset, len| gpu.allocate_at(reservation, offset, len, &[Access::read_write(me)]).unwrap_err();
-    let wrong =
-        [(0, 0), (1, UNIT), (0, UNIT + 1), (4 * UNIT, UNIT), (0, 5 * UNIT), (usize::MAX / UNIT * UNIT, UNIT)];
+    let at = |offset, len| {
+        gpu.allocate_at(reservation, offset, len, &[Access::read_write(me)]).unwrap_err()
+    };
+    let wrong = [
+        (0, 0),
+        (1, UNIT),
+        (0, UNIT + 1),
+        (4 * UNIT, UNIT),
+        (0, 5 * UNIT),
+        (usize::MAX / UNIT * UNIT, UNIT),
+    ];
     let mut all: Vec<_> = wrong.into_iter().map(|(offset, len)| (1, at(offset, len))).collect();
     let kept = gpu.allocate_at(reservation, UNIT, UNIT, &[]).unwrap();
     all.push((1, at(0, 2 * UNIT)));
     drop(kept);
     all.push((1, gpu.allocate_at(other, 0, UNIT, &[Access::read_write(me)]).unwrap_err()));
-    all.push((101, gpu.allocate_at(reservation, 0, UNIT, &[Access::read(GpuUuid([9; 16]))]).unwrap_err()));
+    all.push((
+        101,
+        gpu.allocate_at(reservation, 0, UNIT, &[Access::read(GpuUuid([9; 16]))]).unwrap_err(),
+    ));
     all.push((1, gpu.reserve(0).unwrap_err()));
     all
 }
 
 #[test]
-fn what_is_no_piece_of_a_reservation_is_refused_and_leaves_nothing_behind_on_simulated_devices_as_well() {
+fn what_is_no_piece_of_a_reservation_is_refused_and_leaves_nothing_behind_on_simulated_devices_as_well()
+ {
     let library = mock("refused-pieces", "-DVMM");
     let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let fake = FakeDriver::new(FakeConfig::devices(2)).unwrap();
     let simulated = fake.gpu(1).unwrap();
     let (real, pretended) = (gpu.reserve(4 * UNIT).unwrap(), simulated.reserve(4 * UNIT).unwrap());
-    let all = refusals(&*gpu, &real, &pretended).into_iter().chain(refusals(&*simulated, &pretended, &real));
+    let all = refusals(&*gpu, &real, &pretended).into_iter().chain(refusals(
+        &*simulated,
+        &pretended,
+        &real,
+    ));
     for (code, why) in all {
         assert_eq!(why.code, code, "{why}");
         assert!(!why.hint.is_empty(), "{why}");
@@ -96,7 +118,9 @@ fn a_driver_without_room_or_that_refuses_access_keeps_nothing_of_the_attempt() {
     let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     let reservation = gpu.reserve(64 * UNIT).unwrap();
-    let at = |offset, len| gpu.allocate_at(&reservation, offset, len, &[Access::read_write(gpu.info().uuid)]);
+    let at = |offset, len| {
+        gpu.allocate_at(&reservation, offset, len, &[Access::read_write(gpu.info().uuid)])
+    };
     let most = at(0, 30 * UNIT).unwrap();
     let why = at(30 * UNIT, 3 * UNIT).unwrap_err();
     assert!(why.code == 2 && why.hint.contains("do not fit"), "{why}");
@@ -140,7 +164,11 @@ fn memory_of_other_processes_is_opened_one_behind_the_other_and_copied_across_th
     // What is no place, and what is no such memory.
     let refused = |at, handle: &Handle| gpu.open_at(&reservation, at, handle).unwrap_err().code;
     assert_eq!(
-        [refused(2 * UNIT, &handles[0]), refused(3 * UNIT, &handles[1]), refused(4 * UNIT, &handles[0])],
+        [
+            refused(2 * UNIT, &handles[0]),
+            refused(3 * UNIT, &handles[1]),
+            refused(4 * UNIT, &handles[0])
+        ],
         [1; 3]
     );
     assert_eq!(refused(0, &foreign(&*gpu, "foreign-short", &bytes[..UNIT], UNIT + 1)), 400);
@@ -149,7 +177,10 @@ fn memory_of_other_processes_is_opened_one_behind_the_other_and_copied_across_th
     assert_eq!(
         refused(
             0,
-            &Handle { key: HandleKey::Bytes([0; 64]), ..foreign(&*gpu, "foreign-bytes", &bytes, UNIT) }
+            &Handle {
+                key: HandleKey::Bytes([0; 64]),
+                ..foreign(&*gpu, "foreign-bytes", &bytes, UNIT)
+            }
         ),
         801
     );
@@ -164,7 +195,11 @@ fn a_driver_that_lacks_the_calls_names_the_one_that_it_lacks() {
     let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);
     for why in [gpu.granularity().unwrap_err(), gpu.reserve(UNIT).unwrap_err()] {
-        assert_eq!((why.call, why.name), ("cuMemGetAllocationGranularity", "MISSING_CALL"), "{why}");
+        assert_eq!(
+            (why.call, why.name),
+            ("cuMemGetAllocationGranularity", "MISSING_CALL"),
+            "{why}"
+        );
         assert!(why.hint.contains("a newer driver has it"), "{why}");
     }
 }

@@ -32,7 +32,8 @@ pub(crate) fn open(library: &Path) -> CudaDriver {
 
 /// One of the mock's own words.
 pub(crate) fn word(library: &Path, name: &str) -> i32 {
-    // SAFETY: the mock's functions take nothing and return an int; opening it a second time is opening it again.
+    // SAFETY: the mock's functions take nothing and return an int; opening it a second time is
+    // opening it again.
     unsafe {
         let library = libloading::Library::new(library).unwrap();
         library.get::<unsafe extern "C" fn() -> i32>(name).unwrap()()

@@ -4,8 +4,8 @@ use crate::verbs::*;
 use carrack_transports::verbs::simulated::{Config, Limits, LinkLayer, SimulatedNic, go_round};
 use carrack_transports::verbs::sys::bindings as ibv;
 use carrack_transports::verbs::sys::{
-    CompletionChannel, CompletionQueue, Context, GidKind, ProtectionDomain, QueuePair, SharedReceiveQueue,
-    Verbs,
+    CompletionChannel, CompletionQueue, Context, GidKind, ProtectionDomain, QueuePair,
+    SharedReceiveQueue, Verbs,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,7 +95,10 @@ fn limits_are_kept_to() {
     let nic = SimulatedNic::new(Config { limits, ..Config::default() }).unwrap();
     let context = Context::open(&nic.verbs(), "sim0").unwrap();
     let attr = context.device_attr().unwrap();
-    assert_eq!((attr.max_qp, attr.max_qp_wr, attr.max_sge, attr.max_cqe, attr.max_mr), (2, 8, 2, 10, 1));
+    assert_eq!(
+        (attr.max_qp, attr.max_qp_wr, attr.max_sge, attr.max_cqe, attr.max_mr),
+        (2, 8, 2, 10, 1)
+    );
     assert_eq!(context.port_attr(1).unwrap().max_msg_sz, 1000);
     let domain = ProtectionDomain::alloc(&context).unwrap();
     let other = ProtectionDomain::alloc(&context).unwrap();
@@ -248,7 +251,8 @@ fn a_queue_whose_events_are_not_acknowledged_is_destroyed_when_they_are() {
 #[test]
 fn everything_can_be_destroyed_that_nobody_uses() {
     let nic = SimulatedNic::new(Config::default()).unwrap();
-    let limits = Limits { queue_pairs: 1, completion_queues: 1, protection_domains: 1, ..Limits::default() };
+    let limits =
+        Limits { queue_pairs: 1, completion_queues: 1, protection_domains: 1, ..Limits::default() };
     drop(nic);
     let nic = SimulatedNic::new(Config { limits, ..Config::default() }).unwrap();
     for _ in 0..3 {
@@ -329,7 +333,8 @@ fn a_thousand_ranks_in_one_process_write_to_each_other() {
     let pairs: Vec<_> = (0..RANKS)
         .map(|at| {
             let next = (at + 1) % RANKS;
-            let (from, to) = (nodes[at].queue_pair(&options, None), nodes[next].queue_pair(&options, None));
+            let (from, to) =
+                (nodes[at].queue_pair(&options, None), nodes[next].queue_pair(&options, None));
             connect(&nodes[at], &from, &nodes[next], &to, &options);
             (from, to)
         })
@@ -346,11 +351,13 @@ fn a_thousand_ranks_in_one_process_write_to_each_other() {
     }
 }
 
-/// Each rank has two descriptors of its own, for its events: as many as the system lets a process have.
+/// Each rank has two descriptors of its own, for its events: as many as the system lets a process
+/// have.
 fn raise_descriptors() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit }).unwrap();
+    setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit })
+        .unwrap();
 }
 
 #[test]

@@ -36,7 +36,9 @@ fn each_call_fails_with_the_errno_that_was_ordered_and_works_again() {
     };
     let register = || {
         // SAFETY: nothing is posted that would use it.
-        errno(unsafe { node.domain.register(std::ptr::from_ref(&()).cast_mut().cast(), 0, all_access()) })
+        errno(unsafe {
+            node.domain.register(std::ptr::from_ref(&()).cast_mut().cast(), 0, all_access())
+        })
     };
     asked(Call::GetDeviceList, libc::ENOSYS, &|| {
         errno(Context::list(&verbs).map(drop)).map(|_| libc::ENOSYS)
@@ -45,12 +47,16 @@ fn each_call_fails_with_the_errno_that_was_ordered_and_works_again() {
     asked(Call::QueryDevice, libc::EIO, &|| errno(node.context.device_attr()));
     asked(Call::QueryPort, libc::EIO, &|| errno(node.context.port_attr(1)));
     asked(Call::AllocPd, libc::ENOMEM, &|| errno(ProtectionDomain::alloc(&node.context)));
-    asked(Call::CreateCompChannel, libc::EMFILE, &|| errno(CompletionChannel::create(&node.context)));
+    asked(Call::CreateCompChannel, libc::EMFILE, &|| {
+        errno(CompletionChannel::create(&node.context))
+    });
     asked(Call::CreateCq, libc::ENOMEM, &|| errno(CompletionQueue::create(&node.context, 1, None)));
     asked(Call::ResizeCq, libc::ENOSYS, &|| errno(node.cq.resize(300)));
     asked(Call::ReqNotifyCq, libc::EIO, &|| errno(node.cq.request_notification()));
     asked(Call::CreateSrq, libc::EPERM, &|| errno(SharedReceiveQueue::create(&node.domain, 1, 1)));
-    asked(Call::CreateQp, libc::EAGAIN, &|| errno(node.queue_pair_with(&Options::default(), None, &node.cq)));
+    asked(Call::CreateQp, libc::EAGAIN, &|| {
+        errno(node.queue_pair_with(&Options::default(), None, &node.cq))
+    });
     asked(Call::QueryQp, libc::EIO, &|| errno(qp.state()));
     asked(Call::ModifyQp, libc::ETIMEDOUT, &|| {
         let mut attr = ibv::ibv_qp_attr { min_rnr_timer: 3, ..ibv::ibv_qp_attr::default() };
@@ -78,8 +84,9 @@ fn a_list_is_taken_up_to_the_request_that_is_told_to_fail() {
     let (qa, _qb) = bench.connect(&Options::default());
     let (a, b) = (bench.a.buffer(64), bench.b.buffer(64));
     a.fill(1);
-    let all: Vec<Request> =
-        (0..5).map(|at| Request::write(&[a.piece(at..at + 1)], b.remote(at)).id(at as u64)).collect();
+    let all: Vec<Request> = (0..5)
+        .map(|at| Request::write(&[a.piece(at..at + 1)], b.remote(at)).id(at as u64))
+        .collect();
     faults(&bench).fail_call(Call::PostSend, Which::Nth(4), libc::ENOMEM);
     assert_eq!(post_all(&qa, &all), Err((3, libc::ENOMEM)));
     let ended: Vec<u64> = (0..3).map(|_| bench.a.success().wr_id).collect();
@@ -100,7 +107,8 @@ fn a_request_ends_with_each_status_there_is_and_takes_the_queue_pair_along() {
         let write = |id| Request::write(&[a.piece(0..4)], b.remote(0)).id(id);
         post_all(&qa, &[write(1), write(2).unsignalled(), write(3)]).unwrap();
         assert_eq!(bench.a.success().wr_id, 1);
-        let found = [bench.a.completion(), bench.a.completion()].map(|found| (found.wr_id, found.status));
+        let found =
+            [bench.a.completion(), bench.a.completion()].map(|found| (found.wr_id, found.status));
         assert_eq!(found, [(2, status), (3, ibv::IBV_WC_WR_FLUSH_ERR)]);
         assert_eq!(qa.state().unwrap(), ibv::IBV_QPS_ERR);
     }
@@ -116,13 +124,15 @@ fn a_receive_ends_with_each_status_there_is_and_the_sender_hears_of_it() {
         post_receive(&qb, 4, &[b.whole()]);
         post_receive(&qb, 5, &[b.whole()]);
         Request::send(&[a.whole()]).post(&qa);
-        let found = [bench.b.completion(), bench.b.completion()].map(|found| (found.wr_id, found.status));
+        let found =
+            [bench.b.completion(), bench.b.completion()].map(|found| (found.wr_id, found.status));
         assert_eq!(found, [(4, status), (5, ibv::IBV_WC_WR_FLUSH_ERR)]);
         assert_eq!(bench.a.completion().status, ibv::IBV_WC_REM_OP_ERR);
     }
 }
 
-/// What is left when a queue has overrun: an event for it, one for each queue pair, and nothing to poll any more.
+/// What is left when a queue has overrun: an event for it, one for each queue pair, and nothing to
+/// poll any more.
 fn has_broken(
     bench: &Bench,
     cq: &CompletionQueue,
@@ -195,7 +205,8 @@ fn delayed_completions_come_no_sooner() {
 #[test]
 fn a_queue_pair_that_is_held_is_overtaken_by_another() {
     let bench = bench();
-    let ((q1, _p1), (q2, _p2)) = (bench.connect(&Options::default()), bench.connect(&Options::default()));
+    let ((q1, _p1), (q2, _p2)) =
+        (bench.connect(&Options::default()), bench.connect(&Options::default()));
     let (a, b) = (bench.a.buffer(8), bench.b.buffer(8));
     let held = faults(&bench).hold_queue_pair(0, q1.number());
     Request::write(&[a.piece(0..1)], b.remote(0)).id(1).post(&q1);
@@ -206,7 +217,8 @@ fn a_queue_pair_that_is_held_is_overtaken_by_another() {
     assert_eq!(b.read(0..2), [0, 7]);
     drop(held);
     assert_eq!(bench.a.success().wr_id, 1);
-    // What was posted is read when it is sent: a real NIC makes no promise of an earlier time, either.
+    // What was posted is read when it is sent: a real NIC makes no promise of an earlier time,
+    // either.
     assert_eq!(b.read(0..2), [6, 7]);
 }
 

@@ -22,7 +22,8 @@ fn bench() -> (Bench, FakeDriver) {
 fn register(node: &Node, region: &Region, access: Access) -> MemoryRegion {
     let addr = std::ptr::with_exposed_provenance_mut(region.addr());
     // SAFETY: the tests keep the memory until the registration has ended.
-    unsafe { node.domain.register(addr, region.len(), access) }.expect("memory of a GPU is registered")
+    unsafe { node.domain.register(addr, region.len(), access) }
+        .expect("memory of a GPU is registered")
 }
 
 fn piece(region: &MemoryRegion, at: usize, len: usize) -> ibv::ibv_sge {
@@ -90,7 +91,9 @@ fn memory_of_a_gpu_behind_a_descriptor_is_registered_as_a_dma_buf() {
     let handle = gpu.export(&far, HandleForm::Fd).unwrap();
     let HandleKey::Fd(fd) = &handle.key else { panic!("no descriptor: {handle:?}") };
     // SAFETY: the tests keep the memory until the registration has ended.
-    let b = unsafe { bench.b.domain.register_dmabuf(fd.as_fd(), 4096, 8192, 0x20_0000_1000, all_access()) };
+    let b = unsafe {
+        bench.b.domain.register_dmabuf(fd.as_fd(), 4096, 8192, 0x20_0000_1000, all_access())
+    };
     let b = b.unwrap();
     let a = bench.a.buffer(8192);
     let sent = a.fill(4);
@@ -185,7 +188,9 @@ fn what_lies_behind_a_descriptor_counts_as_memory_of_a_gpu() {
     let lent = far.gpu().unwrap().export_dmabuf(far.addr(), 64).unwrap();
     let iova = far.addr() as u64;
     // SAFETY: as above.
-    let b = unsafe { bench.b.domain.register_dmabuf(lent.fd.as_fd(), lent.offset, 64, iova, all_access()) };
+    let b = unsafe {
+        bench.b.domain.register_dmabuf(lent.fd.as_fd(), lent.offset, 64, iova, all_access())
+    };
     let (a, b) = (bench.a.buffer(64), b.unwrap());
     let sent = a.fill(1);
     Request::write(&[a.whole()], (iova, b.rkey())).post(&qa);

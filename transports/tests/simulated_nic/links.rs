@@ -130,5 +130,8 @@ fn a_queue_pair_that_fails_tells_that_it_takes_no_more_from_its_shared_queue() {
     connect(&bench.a, &qa, &bench.b, &qb, &options);
     go_to(&qb, ibv::IBV_QPS_ERR);
     assert_eq!(bench.b.event(PATIENCE), Some(ibv::IBV_EVENT_QP_LAST_WQE_REACHED));
-    assert!(completion_within(&bench.b.cq, Duration::ZERO).is_none(), "the receive stays for others");
+    assert!(
+        completion_within(&bench.b.cq, Duration::ZERO).is_none(),
+        "the receive stays for others"
+    );
 }

@@ -1,4 +1,5 @@
-//! Two processes of one machine. The other one is this very program, which runs one test in which it does as it is told.
+//! Two processes of one machine. The other one is this very program, which runs one test in which
+//! it does as it is told.
 
 use crate::verbs::*;
 use carrack_transports::verbs::simulated::{Config, FABRIC_VARIABLE, SimulatedNic};
@@ -30,7 +31,8 @@ impl Peer {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let (to, from) =
+            (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Self { child, to, from }
     }
 
@@ -133,7 +135,8 @@ struct Connected {
 
 fn connected(test: &str) -> Connected {
     let fabric = fabric(test);
-    let nic = SimulatedNic::new(Config { fabric: Some(fabric.clone()), ..Config::default() }).unwrap();
+    let nic =
+        SimulatedNic::new(Config { fabric: Some(fabric.clone()), ..Config::default() }).unwrap();
     let node = Node::open(&nic.verbs(), "sim0");
     let mut peer = Peer::start(&fabric, "reliable");
     let told = peer.hear();
@@ -215,7 +218,8 @@ fn a_process_that_is_stopped_fails_nobody() {
     // It has stopped when its parent is told so.
     rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).unwrap();
     Request::write(&[mine.whole()], remote).post(&qp);
-    // Longer than all timeouts together: a real NIC would answer; this one cannot, but does not lose either.
+    // Longer than all timeouts together: a real NIC would answer; this one cannot, but does not
+    // lose either.
     assert!(completion_within(&node.cq, Duration::from_millis(40)).is_none());
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
     node.success();
@@ -227,14 +231,20 @@ fn what_comes_over_a_socket_and_is_no_packet_ends_that_connection_only() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, send, socket};
     let Connected { qp, node, remote, nic, peer, .. } = connected("rubbish");
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    let names = sockets.lines().filter_map(|line| line.split_once('@')).map(|(_, name)| name.to_owned());
-    let names: Vec<String> = names.filter(|name| name.starts_with("carrack-simulated-nic-")).collect();
+    let names =
+        sockets.lines().filter_map(|line| line.split_once('@')).map(|(_, name)| name.to_owned());
+    let names: Vec<String> =
+        names.filter(|name| name.starts_with("carrack-simulated-nic-")).collect();
     assert!(!names.is_empty());
     for (name, rubbish) in
         names.iter().flat_map(|name| [(name, vec![7; 10]), (name, vec![0; 70_000]), (name, vec![])])
     {
         let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-        if rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).is_ok()
+        if rustix::net::connect(
+            &socket,
+            &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap(),
+        )
+        .is_ok()
         {
             let _ = send(&socket, &rubbish, rustix::net::SendFlags::NOSIGNAL);
             assert!(readable(socket.as_fd(), PATIENCE), "it hangs up");
@@ -264,14 +274,16 @@ fn two_nics_of_one_process_meet_on_a_network_that_both_name() {
 /// How many engines this process has.
 fn engines() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    let name =
-        |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    let name = |task: &std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("comm")).unwrap_or_default()
+    };
     tasks.filter(|task| name(task).starts_with("simulated-nic")).count()
 }
 
 fn count_engines() {
     let on = |fabric: Option<&str>, devices| {
-        SimulatedNic::new(Config { fabric: fabric.map(str::to_owned), ..Config::devices(devices) }).unwrap()
+        SimulatedNic::new(Config { fabric: fabric.map(str::to_owned), ..Config::devices(devices) })
+            .unwrap()
     };
     let deadline = Instant::now() + PATIENCE;
     // Threads come, get their name, and go in their own time.

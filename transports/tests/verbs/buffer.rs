@@ -101,8 +101,9 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let guards = (0..GUARD).chain(GUARD + self.len..self.memory.1.size());
         // SAFETY: within the allocation.
-        let intact =
-            guards.map(|at| unsafe { self.memory.0.add(at).read_volatile() }).all(|byte| byte == GUARDED);
+        let intact = guards
+            .map(|at| unsafe { self.memory.0.add(at).read_volatile() })
+            .all(|byte| byte == GUARDED);
         if !std::thread::panicking() {
             assert!(intact, "somebody wrote beside a buffer");
         }
@@ -111,7 +112,9 @@ impl Drop for Buffer {
 
 /// Bytes that depend on the seed and on the place.
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed).wrapping_add((at >> 9) as u8)).collect()
+    (0..len)
+        .map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed).wrapping_add((at >> 9) as u8))
+        .collect()
 }
 
 /// Tries to register an address at which nothing is.

@@ -1,8 +1,9 @@
-//! What tests of verbs have in common: two devices, buffers with guards around them, connected queue pairs, work requests.
+//! What tests of verbs have in common: two devices, buffers with guards around them, connected
+//! queue pairs, work requests.
 //!
-//! Everything goes through the table of functions, so the same tests run on the simulated NIC and on a real libibverbs: which one
-//! is chosen by `TEST_VERBS`. `simulated` is the default; `NAME,NAME` are two devices of the machine's libibverbs, which may be
-//! the same one.
+//! Everything goes through the table of functions, so the same tests run on the simulated NIC and
+//! on a real libibverbs: which one is chosen by `TEST_VERBS`. `simulated` is the default;
+//! `NAME,NAME` are two devices of the machine's libibverbs, which may be the same one.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
@@ -17,8 +18,8 @@ pub use request::*;
 use carrack_transports::verbs::simulated::{Config, SimulatedNic};
 use carrack_transports::verbs::sys::bindings::*;
 use carrack_transports::verbs::sys::{
-    Access, CompletionChannel, CompletionQueue, Context, GidEntry, GidKind, ProtectionDomain, QueuePair,
-    QueuePairSpec, SharedReceiveQueue, Verbs, VerbsError,
+    Access, CompletionChannel, CompletionQueue, Context, GidEntry, GidKind, ProtectionDomain,
+    QueuePair, QueuePairSpec, SharedReceiveQueue, Verbs, VerbsError,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::BorrowedFd;
@@ -99,11 +100,16 @@ impl Node {
         let gid = *gids.iter().find(is_v4).or(gids.first()).expect("a GID");
         let domain = ProtectionDomain::alloc(&context).expect("a domain");
         let channel = CompletionChannel::create(&context).expect("a channel");
-        let cq = CompletionQueue::create(&context, 256, Some(&channel)).expect("a completion queue");
+        let cq =
+            CompletionQueue::create(&context, 256, Some(&channel)).expect("a completion queue");
         Self { context, domain, channel, cq, gid, port }
     }
 
-    pub fn queue_pair(&self, options: &Options, srq: Option<&Arc<SharedReceiveQueue>>) -> Arc<QueuePair> {
+    pub fn queue_pair(
+        &self,
+        options: &Options,
+        srq: Option<&Arc<SharedReceiveQueue>>,
+    ) -> Arc<QueuePair> {
         self.queue_pair_with(options, srq, &self.cq).expect("a queue pair")
     }
 

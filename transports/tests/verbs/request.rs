@@ -51,7 +51,8 @@ impl Request {
     }
 
     fn atomic(mut self, (remote_addr, rkey): (u64, u32), compare_add: u64, swap: u64) -> Self {
-        self.wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey };
+        self.wr.wr.atomic =
+            ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey };
         self
     }
 
@@ -99,15 +100,20 @@ pub fn post_all(qp: &QueuePair, requests: &[Request]) -> Result<(), (usize, i32)
         // SAFETY: places of the vector, which is not changed otherwise while the list is used.
         unsafe {
             (*first.add(at)).wr.sg_list = (&raw mut (*first.add(at)).pieces).cast();
-            let next =
-                if at + 1 < requests.len() { &raw mut (*first.add(at + 1)).wr } else { std::ptr::null_mut() };
+            let next = if at + 1 < requests.len() {
+                &raw mut (*first.add(at + 1)).wr
+            } else {
+                std::ptr::null_mut()
+            };
             (*first.add(at)).wr.next = next;
         }
     }
     // SAFETY: tests keep their buffers until the queue pairs are gone, or the work has ended.
     unsafe { qp.post_send(&raw mut (*first).wr) }.map_err(|PostFailure { errno, bad_wr }| {
-        // A device that refuses all because of the queue pair's state may name none: the kernel's soft one does not.
-        let taken = bad_wr.addr().checked_sub(first.addr()).map_or(0, |ahead| ahead / size_of::<Request>());
+        // A device that refuses all because of the queue pair's state may name none: the kernel's
+        // soft one does not.
+        let taken =
+            bad_wr.addr().checked_sub(first.addr()).map_or(0, |ahead| ahead / size_of::<Request>());
         (taken, errno)
     })
 }

@@ -1,12 +1,13 @@
-//! What is wrong ends with the status that the specification has for it, and takes along what was posted behind it.
+//! What is wrong ends with the status that the specification has for it, and takes along what was
+//! posted behind it.
 
 use crate::verbs::*;
 use carrack_transports::verbs::sys::bindings as ibv;
 use carrack_transports::verbs::sys::{Access, ProtectionDomain, QueuePair};
 use std::time::{Duration, Instant};
 
-/// Two requests of which the first is wrong: how it ends, and that the second one is flushed, which completes though nobody
-/// asked for it.
+/// Two requests of which the first is wrong: how it ends, and that the second one is flushed, which
+/// completes though nobody asked for it.
 fn ends_with(bench: &Bench, qa: &QueuePair, wrong: Request, right: Request) -> u32 {
     let _ = post_all(qa, &[wrong.id(1), right.id(2).unsignalled()]);
     let first = bench.a.completion();
@@ -62,7 +63,10 @@ fn a_queue_pair_that_lets_nobody_write_is_not_written_to() {
     a.fill(1);
     let write = Request::write(&[a.whole()], b.remote(0));
     let status = ends_with(&bench, &qa, write, write);
-    assert!([ibv::IBV_WC_REM_INV_REQ_ERR, ibv::IBV_WC_REM_ACCESS_ERR].contains(&status), "{status}");
+    assert!(
+        [ibv::IBV_WC_REM_INV_REQ_ERR, ibv::IBV_WC_REM_ACCESS_ERR].contains(&status),
+        "{status}"
+    );
     assert_eq!(b.read(0..64), [0; 64]);
 }
 

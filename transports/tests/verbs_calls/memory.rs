@@ -8,7 +8,13 @@ use carrack_transports::verbs::sys::bindings as ibv;
 fn a_device_tells_what_it_can_do() {
     let bench = Bench::chosen();
     let attr = bench.a.context.device_attr().unwrap();
-    assert!(attr.max_qp > 0 && attr.max_qp_wr > 0 && attr.max_sge > 0 && attr.max_cqe > 0 && attr.max_mr > 0);
+    assert!(
+        attr.max_qp > 0
+            && attr.max_qp_wr > 0
+            && attr.max_sge > 0
+            && attr.max_cqe > 0
+            && attr.max_mr > 0
+    );
     assert!(attr.max_qp_rd_atom > 0 && attr.phys_port_cnt >= 1);
     let port = bench.a.port;
     assert_eq!(port.state, ibv::IBV_PORT_ACTIVE);

@@ -33,7 +33,10 @@ fn a_shared_receive_queue_serves_its_queue_pairs_in_order() {
         Request::send(&[a.whole()]).immediate(at).post(from);
         bench.a.success();
         let found = bench.b.success();
-        assert_eq!((found.wr_id, immediate(&found), found.qp_num), (u64::from(at), at, to.number()));
+        assert_eq!(
+            (found.wr_id, immediate(&found), found.qp_num),
+            (u64::from(at), at, to.number())
+        );
         assert_eq!(b.read(at as usize * 128..at as usize * 128 + 100), sent);
     }
     post_shared(&srq, 8, &[]).unwrap();
@@ -52,7 +55,10 @@ fn a_shared_receive_queue_tells_when_it_runs_low() {
     srq.set_limit(4).unwrap();
     Request::send(&[a.whole()]).post(&a1);
     bench.b.success();
-    assert_eq!(bench.b.event(Duration::from_millis(if bench.is_simulated() { 0 } else { 100 })), None);
+    assert_eq!(
+        bench.b.event(Duration::from_millis(if bench.is_simulated() { 0 } else { 100 })),
+        None
+    );
     Request::send(&[a.whole()]).post(&a1);
     assert_eq!(bench.b.event(PATIENCE), Some(ibv::IBV_EVENT_SRQ_LIMIT_REACHED));
 }
@@ -103,7 +109,8 @@ fn one_completion_ends_all_that_was_posted_before_it() {
     let requests: Vec<Request> = (0..32)
         .map(|at| {
             let range = at * 2048..at * 2048 + 2048;
-            let request = Request::write(&[a.piece(range.clone())], b.remote(range.start)).id(at as u64);
+            let request =
+                Request::write(&[a.piece(range.clone())], b.remote(range.start)).id(at as u64);
             if at == 31 { request } else { request.unsignalled() }
         })
         .collect();
@@ -139,12 +146,14 @@ fn what_was_posted_is_flushed_in_order_when_a_queue_pair_fails() {
     (0..4).for_each(|id| post_receive(&qb, id, &[b.whole()]));
     go_to(&qb, ibv::IBV_QPS_ERR);
     post_receive(&qb, 4, &[b.whole()]);
-    let sends = [Request::send(&[b.whole()]).id(5), Request::send(&[b.whole()]).id(6).unsignalled()];
+    let sends =
+        [Request::send(&[b.whole()]).id(5), Request::send(&[b.whole()]).id(6).unsignalled()];
     post_all(&qb, &sends).unwrap();
     let found: Vec<_> = (0..7).map(|_| bench.b.completion()).collect();
     assert!(found.iter().all(|found| found.status == ibv::IBV_WC_WR_FLUSH_ERR));
     let ids = |range: std::ops::Range<u64>| {
-        let of: Vec<_> = found.iter().map(|found| found.wr_id).filter(|id| range.contains(id)).collect();
+        let of: Vec<_> =
+            found.iter().map(|found| found.wr_id).filter(|id| range.contains(id)).collect();
         assert_eq!(of, range.collect::<Vec<_>>(), "in order, and each of them");
     };
     ids(0..5);

@@ -1,7 +1,8 @@
-//! The archive of a bundle's programs. Each of them carries the same runtime, which one dictionary for all of them keeps only once:
-//! a tenth of their size is left.
+//! The archive of a bundle's programs. Each of them carries the same runtime, which one dictionary
+//! for all of them keeps only once: a tenth of their size is left.
 //!
-//! What unpacks it is `cli/src/selftest/archive.rs`, whose tests, and `tests/cli_selftest.rs`, pack by this very file.
+//! What unpacks it is `cli/src/selftest/archive.rs`, whose tests, and `tests/cli_selftest.rs`, pack
+//! by this very file.
 
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -13,14 +14,16 @@ use lzma_rust2::{CheckType, XzOptions, XzWriter};
 /// The archive's name in a bundle.
 pub(crate) const ARCHIVE: &str = "programs.tar.xz";
 
-/// As `xz` has it. Of 102 MB of programs 10.0 are left; at level 6, which takes three times as long, 9.0.
+/// As `xz` has it. Of 102 MB of programs 10.0 are left; at level 6, which takes three times as
+/// long, 9.0.
 const LEVEL: u32 = 3;
 
 /// An archive that is being written.
 pub(crate) struct Packing(tar::Builder<XzWriter<BufWriter<File>>>);
 
 impl Packing {
-    /// Begins an archive at `path`, where none may be. What repeats is found as many bytes back as `dictionary` says.
+    /// Begins an archive at `path`, where none may be. What repeats is found as many bytes back as
+    /// `dictionary` says.
     pub(crate) fn begin(path: &Path, dictionary: u32) -> io::Result<Self> {
         let mut options = XzOptions::with_preset(LEVEL);
         options.lzma_options.dict_size = dictionary;
@@ -37,7 +40,8 @@ impl Packing {
         let mut header = tar::Header::new_gnu();
         header.set_size(size);
         header.set_mode(0o755);
-        header.set_mtime(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()));
+        header
+            .set_mtime(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()));
         self.0.append_data(&mut header, below, program)?;
         Ok(size)
     }

@@ -1,5 +1,5 @@
-//! The machine's archive of Debian, asked for packages of another suite. Nothing of the machine's own set-up is touched: the lists and the
-//! packages go to a folder of ours.
+//! The machine's archive of Debian, asked for packages of another suite. Nothing of the machine's
+//! own set-up is touched: the lists and the packages go to a folder of ours.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,8 @@ pub(super) struct Suite {
 }
 
 impl Suite {
-    /// Asks the machine's archive for the packages of `suite`, and keeps what it says below `folder`.
+    /// Asks the machine's archive for the packages of `suite`, and keeps what it says below
+    /// `folder`.
     pub(super) fn open(folder: &Path, suite: &str) -> Result<Self, GuestError> {
         let folder = folder.join("apt");
         for below in ["lists/partial", "cache/archives/partial"] {
@@ -99,7 +100,8 @@ fn main_archive() -> Result<String, GuestError> {
     archive_of(&known()?, &codename).ok_or(GuestError::NoArchive { updated: updated.err() })
 }
 
-/// Of Debian's archives among `targets`, the one with the suite `codename`, or else the first: there are others for security.
+/// Of Debian's archives among `targets`, the one with the suite `codename`, or else the first:
+/// there are others for security.
 fn archive_of(targets: &str, codename: &str) -> Option<String> {
     let rows = targets.lines().filter_map(|line| {
         let mut fields = line.split('|');
@@ -125,7 +127,10 @@ mod tests {
         let targets = "Other|bookworm|main|one\nDebian|sid|main|two\nDebian|bookworm|contrib|three\nDebian|bookworm|main|four\n";
         assert_eq!(archive_of(targets, "bookworm").as_deref(), Some("four"));
         assert_eq!(archive_of(targets, "trixie").as_deref(), Some("two"));
-        assert_eq!(archive_of("Ubuntu|noble|main|one\n|bookworm|main|two\nhalf a line", "bookworm"), None);
+        assert_eq!(
+            archive_of("Ubuntu|noble|main|one\n|bookworm|main|two\nhalf a line", "bookworm"),
+            None
+        );
     }
 
     #[test]

@@ -50,7 +50,9 @@ impl TestProgram {
             name,
         ]);
         let mut built = None;
-        child::run(&mut command, BUILD, |line| built = built.take().or_else(|| program(line, name)))?;
+        child::run(&mut command, BUILD, |line| {
+            built = built.take().or_else(|| program(line, name))
+        })?;
         built.ok_or_else(|| TaskError::Missing {
             what: format!("the test program {name} among what Cargo has built"),
             remedy: "please report this, with the version of Cargo",
@@ -71,7 +73,8 @@ impl TestProgram {
 fn program(line: &str, name: &str) -> Option<TestProgram> {
     let message: Message = serde_json::from_str(line).ok()?;
     let target = message.target?;
-    let is_it = message.reason == "compiler-artifact" && target.name == name && target.kind == ["test"];
+    let is_it =
+        message.reason == "compiler-artifact" && target.name == name && target.kind == ["test"];
     let folder = message.manifest_path?.parent().map(Path::to_owned)?;
     is_it.then_some(())?;
     Some(TestProgram { executable: message.executable?, folder })
@@ -94,6 +97,9 @@ mod tests {
         assert_eq!(program(&line("other", "test"), "verbs_guest"), None);
         assert_eq!(program("no JSON", "verbs_guest"), None);
         let plan = found.plan(&["a_filter".into()]);
-        assert_eq!((plan.command, plan.folder), (vec!["/t/it".into(), "a_filter".into()], "/w/p".into()));
+        assert_eq!(
+            (plan.command, plan.folder),
+            (vec!["/t/it".into(), "a_filter".into()], "/w/p".into())
+        );
     }
 }

@@ -58,10 +58,17 @@ impl<W: Write> Archive<W> {
     }
 }
 
-/// A header of 13 numbers of 8 hexadecimal digits each, the name with its zero, the contents; name and contents are filled up to a
-/// multiple of four.
-fn entry(to: &mut impl Write, number: u32, name: &str, mode: u32, contents: &[u8]) -> io::Result<()> {
-    let size = |bytes: usize| u32::try_from(bytes).map_err(|_| io::Error::other("4 GiB are too much"));
+/// A header of 13 numbers of 8 hexadecimal digits each, the name with its zero, the contents; name
+/// and contents are filled up to a multiple of four.
+fn entry(
+    to: &mut impl Write,
+    number: u32,
+    name: &str,
+    mode: u32,
+    contents: &[u8],
+) -> io::Result<()> {
+    let size =
+        |bytes: usize| u32::try_from(bytes).map_err(|_| io::Error::other("4 GiB are too much"));
     let (links, named) = (1, name.len() + 1);
     let fields = [number, mode, 0, 0, links, 0, size(contents.len())?, 0, 0, 0, 0, size(named)?, 0];
     let header: String = fields.iter().map(|field| format!("{field:08x}")).collect();
@@ -86,7 +93,8 @@ mod tests {
         archive.folder("bin").unwrap();
         archive.file("bin/a", b"hello").unwrap();
         let bytes = archive.finish().unwrap();
-        // 6 of magic and 13 times 8 of header, then the name; so "bin" ends at 114 and its successor begins at 116.
+        // 6 of magic and 13 times 8 of header, then the name; so "bin" ends at 114 and its
+        // successor begins at 116.
         assert_eq!(&bytes[..14], b"07070100000001");
         assert_eq!(&bytes[14..22], b"000041ed");
         assert_eq!(&bytes[110..116], b"bin\0\0\0");

@@ -1,5 +1,6 @@
-//! Memory regions over dma-bufs for the guest's soft device, whose driver has none: a module built from Debian's source of the guest's kernel
-//! and a file of ours, and a library to be preloaded for the driver's other half.
+//! Memory regions over dma-bufs for the guest's soft device, whose driver has none: a module built
+//! from Debian's source of the guest's kernel and a file of ours, and a library to be preloaded for
+//! the driver's other half.
 
 use std::fs;
 use std::num::NonZero;
@@ -68,18 +69,20 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError
     Ok(built)
 }
 
-/// Brings the headers of the kernel and the source of its soft device to `work`, and gives the folder that modules are built with.
+/// Brings the headers of the kernel and the source of its soft device to `work`, and gives the
+/// folder that modules are built with.
 fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, GuestError> {
     let suite = Suite::open(work, &source.suite)?;
     let main = format!("linux-headers-{version}");
     let shown = suite.show(&main);
-    let gone = || {
-        GuestError::Package {
+    let gone = || GuestError::Package {
         packages: main.clone(),
-        what: "package of that version: the archive has moved on (remove target/guest, and the newer kernel is fetched)".into(),
-    }
+        what: "package of that version: the archive has moved on (remove target/guest, and the \
+            newer kernel is fetched)"
+            .into(),
     };
-    let revision = shown.lines().find_map(|line| line.strip_prefix("Version: ")).ok_or_else(gone)?;
+    let revision =
+        shown.lines().find_map(|line| line.strip_prefix("Version: ")).ok_or_else(gone)?;
     let packages = packages(version).ok_or_else(gone)?;
     let root = work.join("root");
     let exact: Vec<_> = packages.iter().map(|package| format!("{package}={revision}")).collect();
@@ -107,7 +110,8 @@ fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, GuestE
     Ok(headers)
 }
 
-/// Headers, those that all kinds of this kernel have in common, the tools of the build, and the source.
+/// Headers, those that all kinds of this kernel have in common, the tools of the build, and the
+/// source.
 fn packages(version: &str) -> Option<[String; 4]> {
     let base = version.strip_suffix("-amd64")?;
     let mut numbers = base.split(['.', '-', '+']);
@@ -128,7 +132,11 @@ fn add_to(driver: &Path) -> Result<(), TaskError> {
         ("rxe_verbs.h", "#include <linux/interrupt.h>", "#include <linux/iosys-map.h>"),
         ("rxe_verbs.h", "struct ib_umem *umem;", "struct dma_buf *dmabuf;\nstruct iosys_map dmap;"),
         ("rxe_mr.c", "ib_umem_release(mr->umem);", "rxe_mr_dmabuf_release(mr);"),
-        ("rxe_verbs.c", ".reg_user_mr = rxe_reg_user_mr,", ".reg_user_mr_dmabuf = rxe_reg_user_mr_dmabuf,"),
+        (
+            "rxe_verbs.c",
+            ".reg_user_mr = rxe_reg_user_mr,",
+            ".reg_user_mr_dmabuf = rxe_reg_user_mr_dmabuf,",
+        ),
         ("rxe_loc.h", "#define RXE_LOC_H", DECLARATIONS),
     ] {
         edit(&driver.join(file), |text| after(text, line, more))?;
@@ -162,7 +170,8 @@ fn edit(path: &Path, change: impl FnOnce(&str) -> Option<String>) -> Result<(), 
     let text = fs::read_to_string(path).map_err(TaskError::file(path))?;
     let changed = change(&text).ok_or_else(|| TaskError::Missing {
         what: format!("the place for ours in {}", path.display()),
-        remedy: "this kernel's driver is not the one that xtask/src/guest/dmabuf.rs knows: mend it there",
+        remedy: "this kernel's driver is not the one that xtask/src/guest/dmabuf.rs knows: mend it \
+            there",
     })?;
     fs::write(path, changed).map_err(TaskError::file(path))
 }
@@ -181,7 +190,11 @@ mod tests {
         let packages = packages("6.12.95+deb12-amd64").unwrap();
         assert_eq!(
             packages[1..],
-            ["linux-headers-6.12.95+deb12-common", "linux-kbuild-6.12.95+deb12", "linux-source-6.12"]
+            [
+                "linux-headers-6.12.95+deb12-common",
+                "linux-kbuild-6.12.95+deb12",
+                "linux-source-6.12"
+            ]
         );
         assert_eq!(super::packages("6.12.95"), None);
     }

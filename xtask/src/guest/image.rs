@@ -1,5 +1,6 @@
-//! The kernel proper, out of the file that a package brings: a boot loader's stub with the compressed kernel in it. QEMU boots the kernel
-//! itself too, and saves the time of unpacking it slowly.
+//! The kernel proper, out of the file that a package brings: a boot loader's stub with the
+//! compressed kernel in it. QEMU boots the kernel itself too, and saves the time of unpacking it
+//! slowly.
 
 use std::ops::Range;
 
@@ -25,10 +26,12 @@ impl Packing {
     }
 }
 
-/// Where the compressed kernel lies in `image`, and how it is compressed. `None` if this is no such file.
+/// Where the compressed kernel lies in `image`, and how it is compressed. `None` if this is no such
+/// file.
 ///
-/// Offsets are those of the x86 boot protocol: the number of the stub's sectors, then where in what follows them the kernel begins, and
-/// its length, with the four bytes of its unpacked size, which zstd and xz would stumble over.
+/// Offsets are those of the x86 boot protocol: the number of the stub's sectors, then where in what
+/// follows them the kernel begins, and its length, with the four bytes of its unpacked size, which
+/// zstd and xz would stumble over.
 pub(super) fn packed(image: &[u8]) -> Option<(Range<usize>, Packing)> {
     const SECTORS: usize = 0x1f1;
     const MAGIC: Range<usize> = 0x202..0x206;

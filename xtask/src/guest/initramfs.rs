@@ -1,4 +1,5 @@
-//! The guest's first file system: a shell, our /init, and the modules that it needs before it has the machine's files.
+//! The guest's first file system: a shell, our /init, and the modules that it needs before it has
+//! the machine's files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,23 +13,38 @@ use crate::guest::GuestError;
 const INIT: &str = include_str!("../../guest/init");
 
 /// Where /init mounts things, and where its programs go.
-const FOLDERS: &[&str] = &["bin", "sbin", "proc", "sys", "dev", "root", "job", "over", "new", "modules"];
+const FOLDERS: &[&str] =
+    &["bin", "sbin", "proc", "sys", "dev", "root", "job", "over", "new", "modules"];
 
-/// Modules by the list that /init loads them from. `crc32_generic` is asked for by name, not by dependency, by Soft-RoCE.
+/// Modules by the list that /init loads them from. `crc32_generic` is asked for by name, not by
+/// dependency, by Soft-RoCE.
 const LISTS: &[(&str, &[&str])] = &[
     ("boot", &["virtio_pci", "virtio_console", "9p", "9pnet_virtio", "overlay"]),
     (
         "rdma",
-        &["rdma_rxe", "rdma_ucm", "ib_umad", "veth", "dummy", "virtio_net", "crc32_generic", "crc32_pclmul"],
+        &[
+            "rdma_rxe",
+            "rdma_ucm",
+            "ib_umad",
+            "veth",
+            "dummy",
+            "virtio_net",
+            "crc32_generic",
+            "crc32_pclmul",
+        ],
     ),
 ];
 
 /// Without this one there are no devices.
 const DEVICE: &str = "rdma_rxe.ko";
 
-/// Writes it to `to`. Modules among `ours` take the place of the kernel's own of the same name; the others of `ours` come back, to be
-/// loaded later.
-pub(super) fn write(to: &Path, kernel: &Kernel, ours: &[PathBuf]) -> Result<Vec<PathBuf>, GuestError> {
+/// Writes it to `to`. Modules among `ours` take the place of the kernel's own of the same name; the
+/// others of `ours` come back, to be loaded later.
+pub(super) fn write(
+    to: &Path,
+    kernel: &Kernel,
+    ours: &[PathBuf],
+) -> Result<Vec<PathBuf>, GuestError> {
     let lists = LISTS.iter().map(|(name, modules)| Ok((*name, kernel.files_of(modules)?)));
     let lists = lists.collect::<Result<Vec<_>, TaskError>>()?;
     let (lists, others) = arrange(&lists, ours);
@@ -51,14 +67,16 @@ pub(super) fn write(to: &Path, kernel: &Kernel, ours: &[PathBuf]) -> Result<Vec<
 
 type Lists<'a> = Vec<(&'a str, Vec<PathBuf>)>;
 
-/// The lists without what an earlier one has already, and with `ours` where they belong; and what of `ours` is in none.
+/// The lists without what an earlier one has already, and with `ours` where they belong; and what
+/// of `ours` is in none.
 fn arrange<'a>(lists: &[(&'a str, Vec<PathBuf>)], ours: &[PathBuf]) -> (Lists<'a>, Vec<PathBuf>) {
     let mut loaded = BTreeSet::new();
     let mut arranged = Lists::new();
     for (name, files) in lists {
         let new = files.iter().filter(|file| loaded.insert(name_of(file)));
-        let instead =
-            |file: &PathBuf| ours.iter().find(|our| name_of(our) == name_of(file)).unwrap_or(file).clone();
+        let instead = |file: &PathBuf| {
+            ours.iter().find(|our| name_of(our) == name_of(file)).unwrap_or(file).clone()
+        };
         arranged.push((*name, new.map(instead).collect()));
     }
     let others = ours.iter().filter(|our| !loaded.contains(&name_of(our))).cloned().collect();
@@ -79,10 +97,15 @@ mod tests {
 
     #[test]
     fn a_module_is_loaded_once_and_ours_instead_of_the_kernels() {
-        let lists =
-            [("boot", paths(&["/k/a.ko", "/k/b.ko"])), ("rdma", paths(&["/k/a.ko", "/k/rdma_rxe.ko"]))];
+        let lists = [
+            ("boot", paths(&["/k/a.ko", "/k/b.ko"])),
+            ("rdma", paths(&["/k/a.ko", "/k/rdma_rxe.ko"])),
+        ];
         let (lists, others) = arrange(&lists, &paths(&["/our/rdma_rxe.ko", "/our/siw.ko"]));
-        assert_eq!(lists, [("boot", paths(&["/k/a.ko", "/k/b.ko"])), ("rdma", paths(&["/our/rdma_rxe.ko"]))]);
+        assert_eq!(
+            lists,
+            [("boot", paths(&["/k/a.ko", "/k/b.ko"])), ("rdma", paths(&["/our/rdma_rxe.ko"]))]
+        );
         assert_eq!(others, paths(&["/our/siw.ko"]));
     }
 }

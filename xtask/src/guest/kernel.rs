@@ -1,4 +1,5 @@
-//! The guest's kernel: a Debian package's, with the modules that a guest may want, kept in the cache.
+//! The guest's kernel: a Debian package's, with the modules that a guest may want, kept in the
+//! cache.
 //!
 //! ```text
 //! CACHE/SUITE/vmlinux                  the kernel proper
@@ -58,7 +59,9 @@ impl FromStr for Source {
         if plain(suite) && plain(package) {
             Ok(Self { suite: suite.into(), package: package.into() })
         } else {
-            Err("a kernel is named as SUITE or SUITE:PACKAGE, like trixie-backports:linux-image-amd64".into())
+            Err("a kernel is named as SUITE or SUITE:PACKAGE, like \
+                trixie-backports:linux-image-amd64"
+                .into())
         }
     }
 }
@@ -106,12 +109,15 @@ impl Kernel {
         self.folder.join("tree/lib/modules").join(&self.version)
     }
 
-    /// The files of `names` and of all modules that these need, in the order in which they load. What is built into the kernel has none.
+    /// The files of `names` and of all modules that these need, in the order in which they load.
+    /// What is built into the kernel has none.
     pub(super) fn files_of(&self, names: &[&str]) -> Result<Vec<PathBuf>, TaskError> {
-        let mut command = Command::new(needs::find("modprobe").unwrap_or_else(|| "modprobe".into()));
+        let mut command =
+            Command::new(needs::find("modprobe").unwrap_or_else(|| "modprobe".into()));
         command.args(["-C", "/dev/null", "--dirname"]).arg(self.folder.join("tree"));
         command.args(["--set-version", &self.version, "--show-depends", "--all"]).args(names);
-        // It complains of modules that this kernel does not have; whoever cannot do without one looks for it.
+        // It complains of modules that this kernel does not have; whoever cannot do without one
+        // looks for it.
         Ok(in_order(&child::hear(&mut command, UNPACK)?.said))
     }
 }
@@ -119,7 +125,8 @@ impl Kernel {
 /// Of two that come at once, the second waits here, and finds what the first has made.
 pub(super) fn lock(folder: &Path) -> Result<File, TaskError> {
     let file = File::create(folder.join("lock")).map_err(TaskError::file(folder))?;
-    flock(&file, FlockOperation::LockExclusive).map_err(|error| TaskError::file(folder)(error.into()))?;
+    flock(&file, FlockOperation::LockExclusive)
+        .map_err(|error| TaskError::file(folder)(error.into()))?;
     Ok(file)
 }
 
@@ -162,9 +169,12 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, GuestError> {
         run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&root))?;
         fs::remove_file(&package).map_err(TaskError::file(&package))?;
     }
-    let strange = |what: &str| GuestError::Package { packages: packages.join(" "), what: what.into() };
+    let strange =
+        |what: &str| GuestError::Package { packages: packages.join(" "), what: what.into() };
     let version = version(&root).ok_or_else(|| strange("modules"))?;
-    let from = modules_folder(&root).map(|folder| folder.join(&version)).ok_or_else(|| strange("modules"))?;
+    let from = modules_folder(&root)
+        .map(|folder| folder.join(&version))
+        .ok_or_else(|| strange("modules"))?;
     let built = Kernel { folder: work.join("built"), version };
     let to = built.modules();
     carry_modules(&from, &to)?;
@@ -188,7 +198,8 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, GuestError> {
     Ok(built)
 }
 
-/// The packages that have the files of `package`: what it depends on, one level after the other, where that is a part of a kernel.
+/// The packages that have the files of `package`: what it depends on, one level after the other,
+/// where that is a part of a kernel.
 fn packages(package: &str, show: impl Fn(&str) -> String) -> Vec<String> {
     let mut found = vec![package.to_owned()];
     for at in 0.. {
@@ -211,14 +222,18 @@ fn parts(shown: &str) -> Vec<String> {
     let names = words.filter_map(|word| word.split_whitespace().next());
     let is_part = |name: &&str| {
         ["linux-image-", "linux-binary-", "linux-modules-"].iter().any(|prefix| {
-            name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+            name.strip_prefix(prefix)
+                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
         })
     };
     names.filter(is_part).map(str::to_owned).collect()
 }
 
 fn modules_folder(root: &Path) -> Option<PathBuf> {
-    ["lib/modules", "usr/lib/modules"].iter().map(|below| root.join(below)).find(|folder| folder.is_dir())
+    ["lib/modules", "usr/lib/modules"]
+        .iter()
+        .map(|below| root.join(below))
+        .find(|folder| folder.is_dir())
 }
 
 fn version(root: &Path) -> Option<String> {
@@ -282,8 +297,9 @@ fn walk(folder: &Path, prefix: &str, files: &mut Vec<String>) -> Result<(), Task
     Ok(())
 }
 
-/// Whether a guest may want a file of the modules' folder: RDMA, networks, what faults are made of, and the way to the machine's files;
-/// no drivers of hardware, and no large family that has nothing to do with any of these.
+/// Whether a guest may want a file of the modules' folder: RDMA, networks, what faults are made of,
+/// and the way to the machine's files; no drivers of hardware, and no large family that has nothing
+/// to do with any of these.
 fn is_wanted(below: &str) -> bool {
     const FOLDERS: &[&str] = &[
         "drivers/infiniband/",
@@ -346,7 +362,10 @@ mod tests {
         let show = |package: &str| {
             match package {
                 NEWEST => "Package: linux-image-amd64\nDepends: linux-image-7.2-amd64 (= 7.2.1)\n",
-                "linux-image-7.2-amd64" => "Depends: kmod, linux-binary-7.2-amd64 (= 7.2.1), linux-modules-7.2-amd64 | linux-initramfs-tool\n",
+                "linux-image-7.2-amd64" => {
+                    "Depends: kmod, linux-binary-7.2-amd64 (= 7.2.1), \
+                    linux-modules-7.2-amd64 | linux-initramfs-tool\n"
+                }
                 "linux-modules-7.2-amd64" => "Depends: linux-image-7.2-amd64\n",
                 _ => "",
             }
@@ -359,7 +378,8 @@ mod tests {
 
     #[test]
     fn modules_load_in_the_order_that_modprobe_gives_each_once() {
-        let said = "insmod /m/ib_core.ko \nbuiltin udp_tunnel\ninsmod /m/a b.ko\ninsmod /m/ib_core.ko \n";
+        let said =
+            "insmod /m/ib_core.ko \nbuiltin udp_tunnel\ninsmod /m/a b.ko\ninsmod /m/ib_core.ko \n";
         assert_eq!(in_order(said), [Path::new("/m/ib_core.ko"), Path::new("/m/a b.ko")]);
     }
 

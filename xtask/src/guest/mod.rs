@@ -1,5 +1,6 @@
-//! `cargo xtask rdma-guest -- COMMAND`: runs a program of this machine in a small virtual machine with two RDMA devices, which the guest's
-//! kernel simulates (Soft-RoCE). docs/testing.md explains its use.
+//! `cargo xtask rdma-guest -- COMMAND`: runs a program of this machine in a small virtual machine
+//! with two RDMA devices, which the guest's kernel simulates (Soft-RoCE). docs/testing.md explains
+//! its use.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -47,15 +48,19 @@ pub(crate) use session::{Said, Stream};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GuestError {
     /// The guest's kernel is one of Debian's for x86-64.
-    #[error("the guest is a machine of x86-64, and emulating it on another kind has not been tried")]
+    #[error(
+        "the guest is a machine of x86-64, and emulating it on another kind has not been tried"
+    )]
     Platform,
     /// Packages are not there, and were not installed.
     #[error("a guest needs the packages {packages} (names are Debian's); {why}")]
     Missing { packages: String, why: String },
     /// apt knows of no archive of Debian's.
     #[error(
-        "the guest's kernel comes from Debian, and apt on this machine knows no archive of Debian's{}",
-        updated.as_ref().map_or_else(String::new, |error| format!("; updating its lists failed, too: {error}"))
+        "the guest's kernel comes from Debian, and apt on this machine knows no archive of \
+        Debian's{}",
+        updated.as_ref().map_or_else(String::new, |error| format!("; updating its lists failed, \
+            too: {error}"))
     )]
     NoArchive { updated: Option<TaskError> },
     /// A package is not as this task knows them.
@@ -69,13 +74,15 @@ pub(crate) enum GuestError {
 /// Options of `cargo xtask rdma-guest`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// In how many guests the command runs at once: in one with both devices, or in two with one each
+    /// In how many guests the command runs at once: in one with both devices, or in two with one
+    /// each
     #[arg(long, default_value_t = 1, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
     nodes: u8,
     /// Each device in a network namespace of its own, n0 and n1; needs a kernel from 7.2 on
     #[arg(long, conflicts_with = "nodes")]
     namespaces: bool,
-    /// Virtual processors of each guest; more than one is quicker where two sides poll, and less stable
+    /// Virtual processors of each guest; more than one is quicker where two sides poll, and less
+    /// stable
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     cpus: u8,
     /// Memory of each guest
@@ -113,7 +120,8 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
-/// Runs the command. The status is the command's, 124 at the limit, and 125 where there was no guest.
+/// Runs the command. The status is the command's, 124 at the limit, and 125 where there was no
+/// guest.
 pub(crate) fn run(options: &Options) -> ExitCode {
     ExitCode::from(carry_out(options).unwrap_or_else(|error| {
         eprintln!("xtask: {error}");
@@ -176,8 +184,8 @@ impl Host {
         Ok(Self { kernel, runs: cache.join("runs"), programs: cache.join("programs") })
     }
 
-    /// Runs a plan, hands over what its command says, and gives its status: the command's, the worst of the two in two guests,
-    /// 124 at the limit, 125 where the guest failed.
+    /// Runs a plan, hands over what its command says, and gives its status: the command's, the
+    /// worst of the two in two guests, 124 at the limit, 125 where the guest failed.
     pub(crate) fn run(
         &self,
         plan: &Plan,
@@ -187,7 +195,8 @@ impl Host {
         session::run(&self.kernel, &self.runs, plan, console, on_line)
     }
 
-    /// Has a plan's guests have a driver that takes dma-bufs, built for the default kernel when it is first wanted.
+    /// Has a plan's guests have a driver that takes dma-bufs, built for the default kernel when it
+    /// is first wanted.
     ///
     /// # Errors
     /// What is missing for that, or does not compile.
@@ -222,9 +231,20 @@ pub(crate) fn install_peers() -> Result<(), GuestError> {
 }
 
 /// What of this machine's environment a command has in the guest as well.
-fn handed_on(all: impl Iterator<Item = (OsString, OsString)>) -> impl Iterator<Item = (OsString, OsString)> {
-    const NAMES: &[&str] =
-        &["PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "LD_LIBRARY_PATH", "RUST_BACKTRACE", "RUST_LOG"];
+fn handed_on(
+    all: impl Iterator<Item = (OsString, OsString)>,
+) -> impl Iterator<Item = (OsString, OsString)> {
+    const NAMES: &[&str] = &[
+        "PATH",
+        "HOME",
+        "USER",
+        "LANG",
+        "LC_ALL",
+        "TERM",
+        "LD_LIBRARY_PATH",
+        "RUST_BACKTRACE",
+        "RUST_LOG",
+    ];
     const FAMILIES: &[&str] = &["CARRACK_", "CARGO_", "RUST_TEST_", "TEST_"];
     all.filter(|(name, _)| {
         let name = name.to_string_lossy();
@@ -246,9 +266,11 @@ fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, TaskError> {
     paths.iter().map(|path| path.canonicalize().map_err(TaskError::file(path))).collect()
 }
 
-/// Prints a line of the command where it would have printed it itself. A closed terminal is no reason to stop.
+/// Prints a line of the command where it would have printed it itself. A closed terminal is no
+/// reason to stop.
 fn pass_on(said: &Said, wiring: Wiring) {
-    let prefix = if wiring == Wiring::TwoGuests { format!("[{}] ", said.node) } else { String::new() };
+    let prefix =
+        if wiring == Wiring::TwoGuests { format!("[{}] ", said.node) } else { String::new() };
     let line = [prefix.as_bytes(), &said.bytes].concat();
     let _ = match said.stream {
         Stream::Out => io::stdout().lock().write_all(&line),
@@ -265,13 +287,19 @@ mod tests {
         let pair = |name: &str, value: &str| (OsString::from(name), OsString::from(value));
         assert_eq!(variable(&"A=b=c".into()), pair("A", "b=c"));
         assert_eq!(variable(&"A=".into()), pair("A", ""));
-        assert_eq!(variable(&"PATH".into()), (OsString::from("PATH"), env::var_os("PATH").unwrap()));
+        assert_eq!(
+            variable(&"PATH".into()),
+            (OsString::from("PATH"), env::var_os("PATH").unwrap())
+        );
     }
 
     #[test]
     fn settings_of_carrack_are_handed_on_and_what_is_this_machines_own_is_not() {
         let all = ["CARRACK_GPU", "SECRET", "PATH", "TEST_SOAK", "XTASK_STEP"];
         let names = handed_on(all.iter().map(|name| (OsString::from(name), OsString::new())));
-        assert_eq!(names.map(|(name, _)| name).collect::<Vec<_>>(), ["CARRACK_GPU", "PATH", "TEST_SOAK"]);
+        assert_eq!(
+            names.map(|(name, _)| name).collect::<Vec<_>>(),
+            ["CARRACK_GPU", "PATH", "TEST_SOAK"]
+        );
     }
 }

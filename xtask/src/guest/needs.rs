@@ -56,14 +56,16 @@ pub(super) const GUEST: &[Need] = &[
 ];
 
 /// What Carrack is measured beside.
-pub(super) const PEERS: &[Need] = &[program("ib_send_lat", "perftest"), program("ucx_perftest", "ucx-utils")];
+pub(super) const PEERS: &[Need] =
+    &[program("ib_send_lat", "perftest"), program("ucx_perftest", "ucx-utils")];
 
 /// For C programs that use verbs.
 pub(super) const HEADERS: &[Need] =
     &[Need { what: What::File("/usr/include/infiniband/verbs.h"), package: "libibverbs-dev" }];
 
 /// For modules of the guest's kernel, which was built with this compiler.
-pub(super) const MODULES: &[Need] = &[program("make", "make"), program("x86_64-linux-gnu-gcc-12", "gcc-12")];
+pub(super) const MODULES: &[Need] =
+    &[program("make", "make"), program("x86_64-linux-gnu-gcc-12", "gcc-12")];
 
 /// Sees to it that all of `needs` is there.
 ///
@@ -108,7 +110,12 @@ pub(super) fn update() -> Result<(), TaskError> {
 
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").args(["-qq", "-y", "-o", "DPkg::Lock::Timeout=200"]);
+    command.env("DEBIAN_FRONTEND", "noninteractive").args([
+        "-qq",
+        "-y",
+        "-o",
+        "DPkg::Lock::Timeout=200",
+    ]);
     command
 }
 
@@ -136,7 +143,10 @@ impl What {
 pub(super) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let others = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
-    env::split_paths(&path).chain(others).map(|folder| folder.join(name)).find(|path| path.is_file())
+    env::split_paths(&path)
+        .chain(others)
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
 }
 
 /// A program that needs libraries names the loader that brings them.
@@ -146,9 +156,15 @@ fn is_static(program: &Path) -> io::Result<bool> {
 }
 
 fn libraries() -> impl Iterator<Item = PathBuf> {
-    ["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib"]
-        .into_iter()
-        .map(PathBuf::from)
+    [
+        "/usr/lib/x86_64-linux-gnu",
+        "/lib/x86_64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/lib",
+    ]
+    .into_iter()
+    .map(PathBuf::from)
 }
 
 fn holds(folder: &Path, name: &str) -> bool {

@@ -78,7 +78,8 @@ impl Plan {
         }
     }
 
-    /// Makes the devices, and ends with an error if that fails: then the guest has failed, not the command.
+    /// Makes the devices, and ends with an error if that fails: then the guest has failed, not the
+    /// command.
     pub(super) fn setup_script(&self, node: Node, more_modules: &[PathBuf]) -> Vec<u8> {
         let mut script = Script::default();
         self.addresses(node, &mut script);
@@ -93,9 +94,11 @@ impl Plan {
         }
         script.line(&[self.wiring.set_up().as_bytes()]);
         if self.processors > 1 {
-            // Only now: while the kernel patches itself, which the above makes it do, an emulated processor that runs what is patched may
-            // stumble (QEMU up to 10.0 at least).
-            script.line(&[b"for cpu in /sys/devices/system/cpu/cpu[1-9]*/online; do echo 1 >\"$cpu\"; done"]);
+            // Only now: while the kernel patches itself, which the above makes it do, an emulated
+            // processor that runs what is patched may stumble (QEMU up to 10.0 at least).
+            script.line(&[
+                b"for cpu in /sys/devices/system/cpu/cpu[1-9]*/online; do echo 1 >\"$cpu\"; done",
+            ]);
         }
         script.0
     }
@@ -183,7 +186,8 @@ mod tests {
     #[test]
     fn the_shell_gives_the_command_its_words_and_its_environment_as_they_were() {
         let odd = "two  words, $HOME `pwd` it's \"so\" \\ \n*";
-        let mut plan = plan(&["sh", "-c", r#"printf '%s|%s|%s' "$1" "$ODD" "$RDMA_GUEST_PEER""#, "sh", odd]);
+        let mut plan =
+            plan(&["sh", "-c", r#"printf '%s|%s|%s' "$1" "$ODD" "$RDMA_GUEST_PEER""#, "sh", odd]);
         plan.environment.push(("ODD".into(), odd.into()));
         let out = shell(plan.command_script(Node(0)));
         assert_eq!(out, format!("{odd}|{odd}|10.77.0.2"));
@@ -194,7 +198,8 @@ mod tests {
         let mut plan = plan(&[
             "sh",
             "-c",
-            "echo $RDMA_GUEST_NODES $RDMA_GUEST_NODE $RDMA_GUEST_ADDRESS $RDMA_GUEST_PEER $RDMA_GUEST_PEER_DEVICE",
+            "echo $RDMA_GUEST_NODES $RDMA_GUEST_NODE $RDMA_GUEST_ADDRESS $RDMA_GUEST_PEER \
+            $RDMA_GUEST_PEER_DEVICE",
         ]);
         assert_eq!(shell(plan.command_script(Node(0))), "1 0 10.77.0.1 10.77.0.2 rxe1\n");
         plan.wiring = Wiring::TwoGuests;
@@ -206,8 +211,9 @@ mod tests {
     #[test]
     fn a_second_processor_and_more_modules_come_with_the_set_up() {
         let mut plan = plan(&["true"]);
-        let script =
-            |plan: &Plan| String::from_utf8(plan.setup_script(Node(0), &["/m/siw.ko".into()])).unwrap();
+        let script = |plan: &Plan| {
+            String::from_utf8(plan.setup_script(Node(0), &["/m/siw.ko".into()])).unwrap()
+        };
         assert!(script(&plan).contains("insmod '/m/siw.ko'") && !script(&plan).contains("/online"));
         plan.processors = 2;
         assert!(script(&plan).contains("/online"));

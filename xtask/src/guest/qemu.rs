@@ -1,7 +1,7 @@
 //! The command line of QEMU for one guest.
 //!
-//! Pure emulation (TCG): a virtual machine in a virtual machine is often not to be had, and where it is, kernels fail in it. The old `pc`
-//! machine comes up two seconds earlier than `q35`.
+//! Pure emulation (TCG): a virtual machine in a virtual machine is often not to be had, and where
+//! it is, kernels fail in it. The old `pc` machine comes up two seconds earlier than `q35`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,8 @@ pub(super) struct Parts {
     pub(super) folder: PathBuf,
 }
 
-/// Files in the guest's folder: what the command says, /init says to xtask, and the command says to xtask. Ports of the guest have these names.
+/// Files in the guest's folder: what the command says, /init says to xtask, and the command says to
+/// xtask. Ports of the guest have these names.
 pub(super) const OUTPUT: &str = "stdout";
 pub(super) const ERRORS: &str = "stderr";
 pub(super) const STATUS: &str = "status";
@@ -39,7 +40,8 @@ pub(super) const NETWORK: &str = "../network";
 pub(super) fn command(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
-    // Names without a folder stand for files in it, so that no name is longer than a socket's may be.
+    // Names without a folder stand for files in it, so that no name is longer than a socket's may
+    // be.
     command.args(arguments(node, plan, parts, left)).current_dir(&parts.folder);
     command
 }
@@ -47,12 +49,14 @@ pub(super) fn command(node: Node, plan: &Plan, parts: &Parts, left: Duration) ->
 fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsString> {
     let mut line = Line::default();
     line.words(
-        "-machine pc -accel tcg,thread=multi -cpu max -nodefaults -no-user-config -display none -no-reboot",
+        "-machine pc -accel tcg,thread=multi -cpu max -nodefaults -no-user-config -display none \
+        -no-reboot",
     );
     line.words(&format!("-smp {} -m {}", plan.processors, plan.memory));
     line.path("-kernel", &parts.kernel).path("-initrd", &parts.initramfs);
-    // Not by the processor's cycle counter: the emulated one is this machine's, which goes on while a virtual machine is paused, and to calibrate
-    // it fails where the processors are busy. A guest whose clock is ten times too fast takes everybody for silent.
+    // Not by the processor's cycle counter: the emulated one is this machine's, which goes on while
+    // a virtual machine is paused, and to calibrate it fails where the processors are busy. A guest
+    // whose clock is ten times too fast takes everybody for silent.
     let kernel = "console=ttyS0 quiet maxcpus=1 panic=-1 oops=panic clocksource=hpet no_timer_check mitigations=off nowatchdog \
                   rcupdate.rcu_cpu_stall_suppress=1 audit=0 net.ifnames=0";
     line.option("-append", format!("{kernel} guest.limit={}", (left + SLACK).as_secs()));
@@ -71,16 +75,25 @@ fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsSt
     }
     if plan.wiring == Wiring::TwoGuests {
         let server = if node == Node(0) { "on" } else { "off" };
-        line.option("-netdev", format!("stream,id=card,server={server},addr.type=unix,addr.path={NETWORK}"));
+        line.option(
+            "-netdev",
+            format!("stream,id=card,server={server},addr.type=unix,addr.path={NETWORK}"),
+        );
         let address = format!("52:54:00:77:00:{:02x}", node.0 + 1);
-        line.option("-device", format!("virtio-net-pci,netdev=card,mac={address},host_mtu=9000,romfile="));
+        line.option(
+            "-device",
+            format!("virtio-net-pci,netdev=card,mac={address},host_mtu=9000,romfile="),
+        );
     }
     line.0
 }
 
 /// The folders that the guest may write to, with what /init knows them by.
 pub(super) fn shares(plan: &Plan) -> impl Iterator<Item = (String, &Path)> {
-    plan.writable.iter().enumerate().map(|(number, folder)| (format!("writable{number}"), folder.as_path()))
+    plan.writable
+        .iter()
+        .enumerate()
+        .map(|(number, folder)| (format!("writable{number}"), folder.as_path()))
 }
 
 #[derive(Default)]
@@ -107,7 +120,9 @@ impl Line {
         let only = if read_only { "on" } else { "off" };
         self.option(
             "-fsdev",
-            format!("local,id={tag},path={folder},security_model=none,readonly={only},multidevs=remap"),
+            format!(
+                "local,id={tag},path={folder},security_model=none,readonly={only},multidevs=remap"
+            ),
         );
         self.option("-device", format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"));
     }
@@ -138,7 +153,10 @@ mod tests {
         assert!(line.contains("-smp 2 -m 512") && line.contains("guest.limit=120"), "{line}");
         assert!(line.contains("path=/,security_model=none,readonly=on"), "{line}");
         assert!(line.contains("id=modules,path=/k/a,,b,"), "{line}");
-        assert!(line.contains("id=writable0,path=/results,security_model=none,readonly=off"), "{line}");
+        assert!(
+            line.contains("id=writable0,path=/results,security_model=none,readonly=off"),
+            "{line}"
+        );
         assert!(!line.contains("netdev"), "{line}");
     }
 
@@ -147,7 +165,11 @@ mod tests {
         let mut plan = Plan::new(vec!["true".into()], "/".into());
         plan.wiring = Wiring::TwoGuests;
         let lines = [line(Node(0), &plan), line(Node(1), &plan)];
-        assert!(lines[0].contains("server=on") && lines[0].contains("mac=52:54:00:77:00:01"), "{}", lines[0]);
+        assert!(
+            lines[0].contains("server=on") && lines[0].contains("mac=52:54:00:77:00:01"),
+            "{}",
+            lines[0]
+        );
         assert!(
             lines[1].contains("server=off") && lines[1].contains("mac=52:54:00:77:00:02"),
             "{}",
@@ -158,8 +180,12 @@ mod tests {
     #[test]
     fn a_guest_dies_with_whoever_started_it() {
         let plan = Plan::new(vec!["true".into()], "/".into());
-        let parts =
-            Parts { kernel: "k".into(), initramfs: "i".into(), modules: "m".into(), folder: "/r/0".into() };
+        let parts = Parts {
+            kernel: "k".into(),
+            initramfs: "i".into(),
+            modules: "m".into(),
+            folder: "/r/0".into(),
+        };
         let command = command(Node(0), &plan, &parts, Duration::ZERO);
         assert_eq!(command.get_program(), "setpriv");
         assert_eq!(

@@ -1,4 +1,5 @@
-//! One run: the guests are booted, the command begins in all of them at once, and its output and its status come back.
+//! One run: the guests are booted, the command begins in all of them at once, and its output and
+//! its status come back.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ pub(crate) const TIMED_OUT: u8 = 124;
 /// The status of a run whose guest failed.
 pub(crate) const GUEST_FAILED: u8 = 125;
 
-/// How often guests are booted that fail before the command has begun: emulated kernels do so, rarely.
+/// How often guests are booted that fail before the command has begun: emulated kernels do so,
+/// rarely.
 const ATTEMPTS: u32 = 3;
 
 /// For a boot, which takes 3 seconds on a quiet machine.
@@ -47,7 +49,8 @@ pub(crate) struct Said {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Runs a plan, and gives the worst status of its guests. Where that is none of the command's, the reason is printed.
+/// Runs a plan, and gives the worst status of its guests. Where that is none of the command's, the
+/// reason is printed.
 pub(super) fn run(
     kernel: &Kernel,
     runs: &Path,
@@ -69,8 +72,13 @@ pub(super) fn run(
             modules: kernel.modules(),
             folder: folder.0.join(format!("{attempt}")).join(node.to_string()),
         };
-        let mut session =
-            Session { guests: Vec::new(), began: Instant::now(), deadline, going: false, timed_out: false };
+        let mut session = Session {
+            guests: Vec::new(),
+            began: Instant::now(),
+            deadline,
+            going: false,
+            timed_out: false,
+        };
         session.boot(plan, parts, &more_modules, &mut on_line)?;
         let again = !session.going && !session.timed_out && attempt < ATTEMPTS;
         session.report(console, plan.limit);
@@ -103,7 +111,8 @@ struct End {
     excused: bool,
 }
 
-/// The worst of what the guests ended with. A run of which nothing came back has failed, also where all was asked for.
+/// The worst of what the guests ended with. A run of which nothing came back has failed, also where
+/// all was asked for.
 fn verdict(ends: &[End], timed_out: bool) -> u8 {
     let missing = if timed_out { TIMED_OUT } else { GUEST_FAILED };
     let counted = ends.iter().filter(|end| end.status.is_some() || !end.excused);
@@ -147,7 +156,10 @@ impl Session {
             self.guests.push(Guest::start(node, plan, &parts(node), more_modules, left)?);
             // The second connects to where the first one listens.
             let network = parts(node).folder.join(qemu::NETWORK);
-            while plan.wiring.nodes().count() > self.guests.len() && !network.exists() && !self.is_over()? {
+            while plan.wiring.nodes().count() > self.guests.len()
+                && !network.exists()
+                && !self.is_over()?
+            {
                 thread::sleep(GLANCE);
             }
         }
@@ -237,7 +249,8 @@ impl Session {
                 let said = files.concat();
                 let said = String::from_utf8_lossy(&said);
                 let lines: Vec<_> = said.lines().collect();
-                let last = if console { &lines[..] } else { &lines[lines.len().saturating_sub(25)..] };
+                let last =
+                    if console { &lines[..] } else { &lines[lines.len().saturating_sub(25)..] };
                 last.iter().for_each(|line| eprintln!("  {}", line.trim_end()));
             }
         }
@@ -267,7 +280,8 @@ impl Guest {
         let log = folder.join(qemu::LOG);
         let log = File::create(&log).map_err(TaskError::file(log))?;
         let again = log.try_clone().map_err(TaskError::file(folder))?;
-        let qemu = Running::start(qemu::command(node, plan, parts, left).stdout(log).stderr(again))?;
+        let qemu =
+            Running::start(qemu::command(node, plan, parts, left).stdout(log).stderr(again))?;
         let tail = |name: &str| Tail::new(folder.join(name));
         Ok(Self {
             node,
@@ -341,15 +355,17 @@ mod tests {
     #[test]
     fn what_killed_runs_have_left_goes_and_what_others_have_stays() {
         let runs =
-            Emptied::new(std::env::temp_dir().join(format!("xtask-sweep-{}", std::process::id()))).unwrap();
+            Emptied::new(std::env::temp_dir().join(format!("xtask-sweep-{}", std::process::id())))
+                .unwrap();
         // No process has the largest number there is.
         let ours = format!("{}-0", std::process::id());
         for name in [&*ours, "4294967295-0", "something"] {
             fs::create_dir(runs.0.join(name)).unwrap();
         }
         sweep(&runs.0);
-        let left =
-            fs::read_dir(&runs.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let left = fs::read_dir(&runs.0)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
         assert_eq!(left.collect::<BTreeSet<_>>(), BTreeSet::from([ours, "something".to_owned()]));
     }
 }

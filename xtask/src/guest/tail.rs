@@ -1,6 +1,7 @@
 //! Files that QEMU writes what comes through a guest's ports to, read while they grow.
 //!
-//! Files, and no pipes: a pipe may be full, and what then waits in the guest is lost when its power goes off.
+//! Files, and no pipes: a pipe may be full, and what then waits in the guest is lost when its power
+//! goes off.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -32,8 +33,9 @@ impl Tail {
         Self { path, file: None, read: 0, begun: Vec::new() }
     }
 
-    /// Lines that have come since the last call, with their ends; none, when nothing has. Of a file that is `over`, the last line needs no
-    /// end. The file's beginning may be gone after that: it would fill the disk.
+    /// Lines that have come since the last call, with their ends; none, when nothing has. Of a file
+    /// that is `over`, the last line needs no end. The file's beginning may be gone after that: it
+    /// would fill the disk.
     pub(super) fn lines(&mut self, over: bool) -> Result<Vec<Vec<u8>>, TaskError> {
         let new = self.look().map_err(TaskError::file(&self.path))?;
         let mut lines = Vec::new();
@@ -65,7 +67,12 @@ impl Tail {
             self.read += new.len() as u64;
             if self.read / LOOK > before {
                 // Not every file system can; then it is all there until the run is over.
-                let _ = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, self.read);
+                let _ = fallocate(
+                    file,
+                    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                    0,
+                    self.read,
+                );
             }
         }
         Ok(new)
@@ -89,9 +96,12 @@ mod tests {
         let mut tail = Tail::new(path.clone());
         assert_eq!(tail.lines(true).unwrap(), [[0; 0]; 0]);
         let mut file = File::create(&path).unwrap();
-        for (written, expected) in
-            [("one\r\ntw", vec!["one\r\n"]), ("", vec![]), ("o\n\nthr", vec!["two\n", "\n"]), ("ee", vec![])]
-        {
+        for (written, expected) in [
+            ("one\r\ntw", vec!["one\r\n"]),
+            ("", vec![]),
+            ("o\n\nthr", vec!["two\n", "\n"]),
+            ("ee", vec![]),
+        ] {
             file.write_all(written.as_bytes()).unwrap();
             assert_eq!(
                 tail.lines(false).unwrap(),

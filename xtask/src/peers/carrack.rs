@@ -35,7 +35,8 @@ impl Carrack {
         let mut command = Cores::pin(cores, &self.program);
         clean(&mut command);
         let memory = if self.gpus > 1 { "device:0,device:1" } else { "device:0,device:0" };
-        // A GPU that is not there is a reason for a row that cannot be done; a simulated one is no comparison.
+        // A GPU that is not there is a reason for a row that cannot be done; a simulated one is no
+        // comparison.
         command.envs(row.gpu.then_some(("CARRACK_GPU", "cuda")));
         command.envs(row.copier.then_some(("CARRACK_GPU_COPIER", "1")));
         command
@@ -95,7 +96,8 @@ fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
 
 /// Why it refuses: the first line of what it complained, without its name.
 fn reason(complained: &str) -> String {
-    let line = complained.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+    let line =
+        complained.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
     ["carrack: ", "error: "]
         .into_iter()
         .fold(line, |line, prefix| line.strip_prefix(prefix).unwrap_or(line))
@@ -115,12 +117,19 @@ mod tests {
 
     #[test]
     fn the_line_of_the_size_is_read_and_all_others_ignored() {
-        let said = format!("starting\n{}\n{LATENCY}\n", LATENCY.replace("\"size\":8", "\"size\":16"));
+        let said =
+            format!("starting\n{}\n{LATENCY}\n", LATENCY.replace("\"size\":8", "\"size\":16"));
         let latency = Figure { value: 0.061, average: Some(0.07) };
         assert_eq!(read(&said, &row("am:latency:8")).ok(), Some(latency));
-        assert_eq!(read(STREAM, &row("am:rate:8")).ok(), Some(Figure { value: 35.0, average: None }));
+        assert_eq!(
+            read(STREAM, &row("am:rate:8")).ok(),
+            Some(Figure { value: 35.0, average: None })
+        );
         let stream = STREAM.replace("rate\",", "bandwidth\",");
-        assert_eq!(read(&stream, &row("am:bandwidth:8")).ok(), Some(Figure { value: 0.28, average: None }));
+        assert_eq!(
+            read(&stream, &row("am:bandwidth:8")).ok(),
+            Some(Figure { value: 0.28, average: None })
+        );
     }
 
     #[test]

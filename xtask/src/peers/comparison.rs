@@ -38,7 +38,8 @@ pub(super) enum Out {
 }
 
 impl Measured {
-    /// Asks each side whether it can do the row, and with which settings. A row that Carrack cannot do is skipped.
+    /// Asks each side whether it can do the row, and with which settings. A row that Carrack cannot
+    /// do is skipped.
     pub(super) fn prepare(row: Row, sides: &[Box<dyn Side>]) -> Self {
         let mut measured = Self { row, entries: Vec::new() };
         for side in sides {
@@ -57,7 +58,8 @@ impl Measured {
         measured
     }
 
-    /// One run of each side. Who goes first changes from round to round, in case the machine warms up or slows down.
+    /// One run of each side. Who goes first changes from round to round, in case the machine warms
+    /// up or slows down.
     pub(super) fn round(&mut self, number: usize, sides: &[Box<dyn Side>]) {
         for turn in 0..sides.len() {
             let which = (number + turn) % sides.len();
@@ -72,7 +74,8 @@ impl Measured {
 
     /// Whether Carrack cannot do the row, so that nothing of it is measured.
     fn is_skipped(&self) -> bool {
-        self.row.op != Op::Memcpy && self.ours().is_some_and(|ours| matches!(ours.out, Some(Out::Cannot(_))))
+        self.row.op != Op::Memcpy
+            && self.ours().is_some_and(|ours| matches!(ours.out, Some(Out::Cannot(_))))
     }
 
     /// Our own entry, unless only peers are measured.
@@ -89,8 +92,8 @@ impl Measured {
     pub(super) fn better_peer(&self) -> Option<&Entry> {
         let peers = self.entries.iter().filter(|entry| entry.role == Role::Peer);
         let with_median = peers.filter_map(|entry| Some((entry.median()?, entry)));
-        let better =
-            with_median.reduce(|best, next| if self.row.test.prefers(next.0, best.0) { next } else { best });
+        let better = with_median
+            .reduce(|best, next| if self.row.test.prefers(next.0, best.0) { next } else { best });
         better.map(|(_, entry)| entry)
     }
 }
@@ -154,7 +157,10 @@ mod tests {
         }
 
         fn measure(&self, _: &Row, _: &Setting) -> Result<Figure, TaskError> {
-            let hung = || TaskError::TimedOut { command: self.name.into(), limit: std::time::Duration::ZERO };
+            let hung = || TaskError::TimedOut {
+                command: self.name.into(),
+                limit: std::time::Duration::ZERO,
+            };
             self.value.map(|value| Figure { value, average: None }).ok_or_else(hung)
         }
     }
@@ -177,7 +183,8 @@ mod tests {
 
     #[test]
     fn the_better_peer_has_the_lower_latency_or_the_higher_rate() {
-        let better = |row, values| measured(row, true, values).better_peer().map(|entry| entry.side);
+        let better =
+            |row, values| measured(row, true, values).better_peer().map(|entry| entry.side);
         let values = [Some(1.0), Some(2.0), Some(3.0)];
         assert_eq!(better("send:latency:8", values), Some("UCX"));
         assert_eq!(better("send:rate:8", values), Some("MPICH"));

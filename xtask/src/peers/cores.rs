@@ -11,7 +11,8 @@ use serde::Serialize;
 
 use crate::error::TaskError;
 
-/// CPUs, by the numbers that the kernel gives them: two at least. A row takes as many as it needs, from the first on.
+/// CPUs, by the numbers that the kernel gives them: two at least. A row takes as many as it needs,
+/// from the first on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Cores(Vec<usize>);
 
@@ -42,8 +43,12 @@ impl Cores {
 
     /// So many of them; an error that says so if there are not as many.
     pub(super) fn first(&self, count: usize) -> Result<&[usize], String> {
-        let too_few =
-            || format!("it takes {count} cores, and there are {}; name more with --cores", self.0.len());
+        let too_few = || {
+            format!(
+                "it takes {count} cores, and there are {}; name more with --cores",
+                self.0.len()
+            )
+        };
         self.0.get(..count).ok_or_else(too_few)
     }
 
@@ -69,7 +74,9 @@ impl FromStr for Cores {
     fn from_str(text: &str) -> Result<Self, String> {
         let cpus: Option<Vec<usize>> = text.split(',').map(|cpu| cpu.trim().parse().ok()).collect();
         match cpus.as_deref() {
-            Some(cpus @ [_, _, ..]) if cpus.iter().enumerate().all(|(at, cpu)| !cpus[..at].contains(cpu)) => {
+            Some(cpus @ [_, _, ..])
+                if cpus.iter().enumerate().all(|(at, cpu)| !cpus[..at].contains(cpu)) =>
+            {
                 Ok(Self(cpus.to_vec()))
             }
             _ => Err("expected two different CPUs or more, for example 0,1".into()),

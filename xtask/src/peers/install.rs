@@ -35,14 +35,16 @@ pub(super) fn mpich(peers: &Path) -> Result<(), TaskError> {
     }
     let unpacked = peers.join("mpich.unpacked");
     unpack(MPICH, "mpich-", peers, &unpacked)?;
-    // What pip would put into its prefix lies below a folder `data` in one that is named for the version.
+    // What pip would put into its prefix lies below a folder `data` in one that is named for the
+    // version.
     let data = entry(&unpacked, |name| name.ends_with(".data"), MPICH)?.join("data");
     make_executable(&data.join("bin"))?;
     fs::rename(&data, &home).map_err(TaskError::file(&home))?;
     fs::remove_dir_all(&unpacked).map_err(TaskError::file(&unpacked))
 }
 
-/// Compiles our benchmark of MPI to `mpi_bench` below `peers`. It finds MPICH beside itself, also elsewhere.
+/// Compiles our benchmark of MPI to `mpi_bench` below `peers`. It finds MPICH beside itself, also
+/// elsewhere.
 pub(super) fn mpi_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
     let mut command = Command::new(peers.join("mpich/bin/mpicc"));
     command.args(["-O2", "-Wall", "-Wextra", "-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib", "-o"]);
@@ -51,10 +53,15 @@ pub(super) fn mpi_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// Compiles our benchmark of the copy engine to `copy_bench` below `peers`. It needs nothing of CUDA's until it runs.
+/// Compiles our benchmark of the copy engine to `copy_bench` below `peers`. It needs nothing of
+/// CUDA's until it runs.
 pub(super) fn copy_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
     let mut command = Command::new("cc");
-    command.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(peers.join("copy_bench")).arg(source).arg("-ldl");
+    command
+        .args(["-O2", "-Wall", "-Wextra", "-o"])
+        .arg(peers.join("copy_bench"))
+        .arg(source)
+        .arg("-ldl");
     child::hear(&mut command, LIMIT)?.unless_failed(&command)?;
     Ok(())
 }
@@ -69,7 +76,8 @@ fn unpack(package: &str, wheel: &str, peers: &Path, to: &Path) -> Result<(), Tas
     if !child::answers(python().args(["pip", "--version"])) {
         return Err(TaskError::Missing {
             what: "python3 with pip".into(),
-            remedy: "install it (on Debian: apt-get install python3-pip), or name installed peers with --peers",
+            remedy: "install it (on Debian: apt-get install python3-pip), or name installed peers \
+                with --peers",
         });
     }
     eprintln!("installing {package} into {}", peers.display());
@@ -94,7 +102,8 @@ fn python() -> Command {
 fn make_executable(folder: &Path) -> Result<(), TaskError> {
     for entry in fs::read_dir(folder).map_err(TaskError::file(folder))? {
         let path = entry.map_err(TaskError::file(folder))?.path();
-        fs::set_permissions(&path, Permissions::from_mode(0o755)).map_err(TaskError::file(&path))?;
+        fs::set_permissions(&path, Permissions::from_mode(0o755))
+            .map_err(TaskError::file(&path))?;
     }
     Ok(())
 }
@@ -103,7 +112,8 @@ fn make_executable(folder: &Path) -> Result<(), TaskError> {
 fn entry(folder: &Path, fits: impl Fn(&str) -> bool, package: &str) -> Result<PathBuf, TaskError> {
     let entries = fs::read_dir(folder).map_err(TaskError::file(folder))?;
     let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let found = paths.find(|path| path.file_name().is_some_and(|name| fits(&name.to_string_lossy())));
+    let found =
+        paths.find(|path| path.file_name().is_some_and(|name| fits(&name.to_string_lossy())));
     found.ok_or_else(|| TaskError::Missing {
         what: format!("what {package} should have brought to {}", folder.display()),
         remedy: "look at what `python3 -m pip download --no-deps` says to that package",

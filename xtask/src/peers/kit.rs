@@ -1,4 +1,5 @@
-//! Where the programs are that a comparison needs: built and installed here, or brought along in a folder.
+//! Where the programs are that a comparison needs: built and installed here, or brought along in a
+//! folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,13 +21,18 @@ const ANSWER: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct Kit {
     pub(super) carrack: PathBuf,
-    /// Holds `ucx/libucx`, `mpich`, `mpi_bench` and `copy_bench`; a packed folder has them in the same places.
+    /// Holds `ucx/libucx`, `mpich`, `mpi_bench` and `copy_bench`; a packed folder has them in the
+    /// same places.
     pub(super) peers: PathBuf,
 }
 
 impl Kit {
     /// Installs the peers where they are not yet, and builds Carrack unless only they are wanted.
-    pub(super) fn build(workspace: &Workspace, peers: &Path, peer_only: bool) -> Result<Self, TaskError> {
+    pub(super) fn build(
+        workspace: &Workspace,
+        peers: &Path,
+        peer_only: bool,
+    ) -> Result<Self, TaskError> {
         fs::create_dir_all(peers).map_err(TaskError::file(peers))?;
         // The benchmark finds its libraries from where it lies, and children may run elsewhere.
         let peers = fs::canonicalize(peers).map_err(TaskError::file(peers))?;
@@ -36,7 +42,11 @@ impl Kit {
         install::copy_bench(&workspace.root.join("xtask/peers/copy_bench.c"), &peers)?;
         if !peer_only {
             let mut cargo = workspace.cargo();
-            child::run(cargo.args(["build", "--release", "--package", "carrack-cli"]), BUILD, child::echo)?;
+            child::run(
+                cargo.args(["build", "--release", "--package", "carrack-cli"]),
+                BUILD,
+                child::echo,
+            )?;
         }
         Ok(Self { carrack: workspace.target.join("release/carrack"), peers })
     }
@@ -56,7 +66,8 @@ impl Kit {
             None => Ok(kit),
             Some(program) => Err(TaskError::Missing {
                 what: format!("an executable {}", program.display()),
-                remedy: "make the folder with `cargo xtask bench-peers --pack DIR`, and copy it with its permissions",
+                remedy: "make the folder with `cargo xtask bench-peers --pack DIR`, and copy it \
+                    with its permissions",
             }),
         }
     }
@@ -90,7 +101,8 @@ mod tests {
 
     #[test]
     fn a_folder_without_the_programs_is_an_error_that_says_how_to_make_one() {
-        let error = Kit::packed(Path::new(env!("CARGO_MANIFEST_DIR"))).map(|_| ()).unwrap_err().to_string();
+        let error =
+            Kit::packed(Path::new(env!("CARGO_MANIFEST_DIR"))).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("carrack") && error.contains("--pack"), "{error}");
     }
 }

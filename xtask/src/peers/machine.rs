@@ -16,7 +16,8 @@ pub(super) struct Machine {
     pub(super) cpus: usize,
     pub(super) kernel: String,
     pub(super) date: String,
-    /// Of the minute before the first round: what others do on this machine, which disturbs both sides.
+    /// Of the minute before the first round: what others do on this machine, which disturbs both
+    /// sides.
     pub(super) load_before: f64,
 }
 
@@ -24,16 +25,23 @@ impl Machine {
     pub(super) fn look() -> Result<Self, TaskError> {
         let read = |path: &str| fs::read_to_string(path).map_err(TaskError::file(path));
         let cpuinfo = read("/proc/cpuinfo")?;
-        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        let model =
+            cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
         let load = read("/proc/loadavg")?;
-        let date =
-            child::read(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]), Duration::from_secs(10))?;
+        let date = child::read(
+            Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]),
+            Duration::from_secs(10),
+        )?;
         Ok(Self {
             cpu: model.map_or("an unknown CPU", |(_, model)| model.trim()).to_owned(),
             cpus: cpuinfo.lines().filter(|line| line.starts_with("processor")).count(),
             kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
             date: date.trim().to_owned(),
-            load_before: load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or_default(),
+            load_before: load
+                .split(' ')
+                .next()
+                .and_then(|load| load.parse().ok())
+                .unwrap_or_default(),
         })
     }
 }

@@ -1,5 +1,5 @@
-//! What one copy takes: by one thread, which nothing that copies by the CPU is quicker than; of GPU memory by the copy engine,
-//! called as the driver has it.
+//! What one copy takes: by one thread, which nothing that copies by the CPU is quicker than; of GPU
+//! memory by the copy engine, called as the driver has it.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,8 @@ pub(super) struct Memcpy {
 
 impl Memcpy {
     fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        let (name, program) = if row.gpu { ("copy_bench", &self.engine) } else { ("mpi_bench", &self.bench) };
+        let (name, program) =
+            if row.gpu { ("copy_bench", &self.engine) } else { ("mpi_bench", &self.bench) };
         let mut command = Cores::pin(self.cores.first(1).unwrap_or_default(), program);
         let what = if row.gpu { row.test.name() } else { "memcpy" };
         command.args([what, &row.size.to_string(), &setting.iterations.to_string()]);

@@ -1,11 +1,12 @@
 //! `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side.
 //!
-//! The same machine, the same minutes, the same cores, all ranks pinned, in rounds in which all sides take turns
-//! and another one goes first; of each the median over the rounds, and the ratio to the better peer's. Peers get
-//! whatever makes them fastest here: their settings are tried first, row by row.
+//! The same machine, the same minutes, the same cores, all ranks pinned, in rounds in which all
+//! sides take turns and another one goes first; of each the median over the rounds, and the ratio
+//! to the better peer's. Peers get whatever makes them fastest here: their settings are tried
+//! first, row by row.
 //!
-//! With `--pack DIR` all that this needs goes into a folder, which can be carried to a machine without Cargo; there
-//! `DIR/xtask bench-peers --packed DIR` does the same.
+//! With `--pack DIR` all that this needs goes into a folder, which can be carried to a machine
+//! without Cargo; there `DIR/xtask bench-peers --packed DIR` does the same.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -56,13 +57,15 @@ use row::{GPU_ROWS, ROWS, Row};
 use side::Side;
 use ucx::Ucx;
 
-/// Load from which on the user is warned. Building Carrack just before may reach it too; then repeat the run.
+/// Load from which on the user is warned. Building Carrack just before may reach it too; then
+/// repeat the run.
 const BUSY: f64 = 0.5;
 
 /// Options of `cargo xtask bench-peers`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Rows: the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy; the tests latency, bandwidth and rate. A size is
+Rows: the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy; the tests \
+latency, bandwidth and rate. A size is
 in bytes; of a barrier it is the number of ranks. With @THREADS each rank has so many threads, each with a device of its
 own, or all with one after `shared:`; beside it stands how many times the figure of one thread that is, which is measured
 too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy of their size. With gpu: in
@@ -77,29 +80,37 @@ pub(crate) struct Options {
     /// Seconds that one measurement is to last
     #[arg(long, default_value_t = 0.3, value_parser = seconds)]
     seconds: f64,
-    /// Rows, such as send:latency:8,put:bandwidth:64K,barrier:latency:4,am:rate:8@4,shared:am:rate:8@4
-    #[arg(long, value_name = "[shared:|gpu:[copier:]]OP:TEST:SIZE[@THREADS],...", value_delimiter = ',')]
+    /// Rows, such as
+    /// send:latency:8,put:bandwidth:64K,barrier:latency:4,am:rate:8@4,shared:am:rate:8@4
+    #[arg(
+        long,
+        value_name = "[shared:|gpu:[copier:]]OP:TEST:SIZE[@THREADS],...",
+        value_delimiter = ','
+    )]
     rows: Vec<Row>,
     /// Measure memory of GPUs, if no rows are named
     #[arg(long, conflicts_with = "rows")]
     gpu: bool,
-    /// Print lines of JSON, the conditions and then one for each row; the table goes to standard error
+    /// Print lines of JSON, the conditions and then one for each row; the table goes to standard
+    /// error
     #[arg(long)]
     json: bool,
     /// Where the peers are, or are to be installed [default: peers in the target directory]
     #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     peers: Option<PathBuf>,
-    /// The cores, as in `0,1`: a row takes the first that it needs [default: all, one thread of each]
+    /// The cores, as in `0,1`: a row takes the first that it needs
+    /// [default: all, one thread of each]
     #[arg(long, value_name = "A,B,...")]
     cores: Option<Cores>,
     /// Measure the peers alone
     #[arg(long, conflicts_with = "pack")]
     peer_only: bool,
-    /// Measure nothing, but put all that it takes into this folder, for a machine without Cargo and network
+    /// Measure nothing, but put all that it takes into this folder, for a machine without Cargo and
+    /// network
     #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     pack: Option<PathBuf>,
-    /// Measure verbs, beside perftest and UCX over rc, on the simulated RDMA devices of a small virtual machine: only ratios
-    /// mean anything
+    /// Measure verbs, beside perftest and UCX over rc, on the simulated RDMA devices of a small
+    /// virtual machine: only ratios mean anything
     #[arg(long, conflicts_with_all = ["rows", "gpu", "json", "peers", "cores", "peer_only", "pack", "packed"])]
     guest: bool,
     /// The same, from within: with this command of Carrack's
@@ -145,7 +156,12 @@ fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
     let gpus = kit.gpus();
     let mut sides: Vec<Box<dyn Side>> = Vec::new();
     if !options.peer_only {
-        sides.push(Box::new(Carrack { program: kit.carrack.clone(), cores: cores.clone(), seconds, gpus }));
+        sides.push(Box::new(Carrack {
+            program: kit.carrack.clone(),
+            cores: cores.clone(),
+            seconds,
+            gpus,
+        }));
     }
     sides.push(Box::new(Ucx::new(kit.ucx(), cores.clone(), seconds, gpus)?));
     sides.push(Box::new(Mpich::new(kit.mpich(), kit.mpi_bench(), cores.clone(), seconds)?));
@@ -155,7 +171,9 @@ fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
     let machine = Machine::look()?;
     if machine.load_before > BUSY {
         let load = machine.load_before;
-        eprintln!("warning: the load is {load:.2}; something else runs here and disturbs all sides");
+        eprintln!(
+            "warning: the load is {load:.2}; something else runs here and disturbs all sides"
+        );
     }
     let measured = measure(options, &sides);
     let heading = Heading {
@@ -199,8 +217,9 @@ fn measure(options: &Options, sides: &[Box<dyn Side>]) -> Vec<Measured> {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 =
-        text.parse().map_err(|_| "expected a number of seconds, for example 1 or 0.5".to_owned())?;
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "expected a number of seconds, for example 1 or 0.5".to_owned())?;
     if (0.01..=60.0).contains(&seconds) {
         Ok(seconds)
     } else {

@@ -10,11 +10,15 @@ use super::side::{self, Figure, Prepared, Setting, Side, Variant, limit, tune};
 use crate::child;
 use crate::error::TaskError;
 
-/// What MPICH is tried with. By itself it takes its own shared memory and asks its network for messages as well; it
-/// can also leave everything to the UCX that it carries, which is often faster.
+/// What MPICH is tried with. By itself it takes its own shared memory and asks its network for
+/// messages as well; it can also leave everything to the UCX that it carries, which is often
+/// faster.
 const VARIANTS: &[Variant] = &[
     Variant { name: "as it comes", env: &[] },
-    Variant { name: "all by UCX, posix", env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,self")] },
+    Variant {
+        name: "all by UCX, posix",
+        env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,self")],
+    },
     Variant {
         name: "all by UCX, posix+cma",
         env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,sysv,cma,self")],
@@ -27,7 +31,11 @@ const OF_THREADS: &[Variant] = &[
     Variant { name: "an interface a thread", env: &[("MPIR_CVAR_CH4_NUM_VCIS", THREADS)] },
     Variant {
         name: "all by UCX, an interface a thread",
-        env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,self"), ("MPIR_CVAR_CH4_NUM_VCIS", THREADS)],
+        env: &[
+            ("MPIR_CVAR_NOLOCAL", "1"),
+            ("UCX_TLS", "posix,self"),
+            ("MPIR_CVAR_CH4_NUM_VCIS", THREADS),
+        ],
     },
 ];
 
@@ -45,7 +53,12 @@ pub(super) struct Mpich {
 }
 
 impl Mpich {
-    pub(super) fn new(home: PathBuf, bench: PathBuf, cores: Cores, seconds: f64) -> Result<Self, TaskError> {
+    pub(super) fn new(
+        home: PathBuf,
+        bench: PathBuf,
+        cores: Cores,
+        seconds: f64,
+    ) -> Result<Self, TaskError> {
         let mut info = Command::new(home.join("bin/mpiexec"));
         let said = child::read(info.arg("--version"), Duration::from_secs(60))?;
         Ok(Self { home, bench, cores, seconds, version: version(&said) })
@@ -88,7 +101,8 @@ impl Side for Mpich {
         }
         let variants = if row.threads > 1 { OF_THREADS } else { VARIANTS };
         match row.op {
-            // How threads get into each other's way is compared all the same: with what MPI has for messages.
+            // How threads get into each other's way is compared all the same: with what MPI has for
+            // messages.
             Op::Am if row.threads == 1 => Ok(Prepared::Cannot("MPI has no active messages".into())),
             Op::Put | Op::PutSeen | Op::Get | Op::FetchAdd => {
                 Ok(Prepared::Cannot("its windows are not measured yet".into()))
@@ -132,7 +146,8 @@ mod tests {
 
     #[test]
     fn the_line_of_the_benchmark_is_read_whatever_mpiexec_says_around_it() {
-        let latency = read(&format!("[mpiexec] hello\n{LATENCY}\n"), &"send:latency:8".parse().unwrap());
+        let latency =
+            read(&format!("[mpiexec] hello\n{LATENCY}\n"), &"send:latency:8".parse().unwrap());
         assert_eq!(latency.ok(), Some(Figure { value: 1.11667, average: Some(1.1122) }));
         let bandwidth = read(STREAM, &"send:bandwidth:1M".parse().unwrap());
         assert_eq!(bandwidth.ok(), Some(Figure { value: 10.259, average: None }));
@@ -154,6 +169,9 @@ mod tests {
 
     #[test]
     fn each_rank_is_pinned_by_itself() {
-        assert_eq!(rank(&[3, 4], Path::new("/x/bench")), ["-n", "1", "taskset", "-c", "3,4", "/x/bench"]);
+        assert_eq!(
+            rank(&[3, 4], Path::new("/x/bench")),
+            ["-n", "1", "taskset", "-c", "3,4", "/x/bench"]
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! Puts everything that a comparison needs into a folder, for a machine without Cargo, compiler and network.
+//! Puts everything that a comparison needs into a folder, for a machine without Cargo, compiler and
+//! network.
 //!
-//! The folder is laid out as the one of the peers is, so that both are found in the same way. UCX's modules for CUDA are in a
-//! folder of their own: in rows between buffers of the host UCX is fastest when it has no others to look for.
+//! The folder is laid out as the one of the peers is, so that both are found in the same way. UCX's
+//! modules for CUDA are in a folder of their own: in rows between buffers of the host UCX is
+//! fastest when it has no others to look for.
 
 use std::fs::{self, DirEntry};
 use std::io;
@@ -36,7 +38,8 @@ const MOST: u64 = 60 << 20;
 /// Puts the kit and this program itself into `folder`, stripped, and gives the bytes of it all.
 pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
     let own = std::env::current_exe().map_err(TaskError::file("/proc/self/exe"))?;
-    let mut files = vec![(own, PathBuf::from("xtask")), (kit.carrack.clone(), PathBuf::from("carrack"))];
+    let mut files =
+        vec![(own, PathBuf::from("xtask")), (kit.carrack.clone(), PathBuf::from("carrack"))];
     for (part, pattern) in PARTS {
         let names = names(&kit.peers.join(part), pattern)?;
         files.extend(names.iter().map(|name| {
@@ -46,7 +49,9 @@ pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
     }
     for (part, pattern, to) in MOVED {
         let names = names(&kit.peers.join(part), pattern)?;
-        files.extend(names.iter().map(|name| (kit.peers.join(part).join(name), Path::new(to).join(name))));
+        files.extend(
+            names.iter().map(|name| (kit.peers.join(part).join(name), Path::new(to).join(name))),
+        );
     }
     let mut bytes = 0;
     for (from, below) in files {

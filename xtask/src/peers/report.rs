@@ -91,7 +91,8 @@ impl Report<'_> {
     pub(super) fn table(&self) -> String {
         let mut text = String::new();
         let Heading { machine, cores, rounds, seconds, sides } = &self.heading;
-        let (cpu, cpus, kernel, date) = (&machine.cpu, machine.cpus, &machine.kernel, &machine.date);
+        let (cpu, cpus, kernel, date) =
+            (&machine.cpu, machine.cpus, &machine.kernel, &machine.date);
         let load = machine.load_before;
         // Writing into a string has no way to fail.
         let _ = writeln!(text, "{cpu}, {cpus} CPUs, Linux {kernel}, {date}, load before {load:.2}");
@@ -102,17 +103,28 @@ impl Report<'_> {
         );
         text.push_str(
             "Latency: one way (until it is over, of get, fetch_add and barrier), the median of a run's messages, lower is better; bandwidth in 10^9 bytes and rate in \
-             10^6 messages a second, higher is better.\nRatio: carrack / better peer; average: the same of the \
-             averages of the latencies. /copy: carrack / one copy of that size, by one thread's memcpy or the GPU's engine; /one: carrack / its figure of one \
+             10^6 messages a second, higher is better.\nRatio: carrack / better peer; average: the \
+             same of the \
+             averages of the latencies. /copy: carrack / one copy of that size, by one thread's \
+             memcpy or the GPU's engine; /one: carrack / its figure of one \
              thread.\n\n",
         );
-        let names: Vec<&str> =
-            self.measured.first().iter().flat_map(|one| &one.entries).map(|entry| entry.side).collect();
+        let names: Vec<&str> = self
+            .measured
+            .first()
+            .iter()
+            .flat_map(|one| &one.entries)
+            .map(|entry| entry.side)
+            .collect();
         let _ = write!(text, "{:<WIDTH$}", "test");
         for name in names {
             let _ = write!(text, " {name:>14}");
         }
-        let _ = writeln!(text, " {:>7} {:>8} {:>8} {:>7}  better peer", "ratio", "average", "/copy", "/one");
+        let _ = writeln!(
+            text,
+            " {:>7} {:>8} {:>8} {:>7}  better peer",
+            "ratio", "average", "/copy", "/one"
+        );
         for measured in self.measured {
             self.table_row(&mut text, measured);
         }
@@ -155,12 +167,18 @@ impl Report<'_> {
             };
             let _ = write!(text, " {shown:>14}");
         }
-        let two = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let two = |ratio: Option<f64>| {
+            ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
+        };
         let Line { ratio, average_ratio, of_copy, of_one_thread, .. } = self.line(measured);
         let peer = match measured.better_peer() {
             Some(peer) => {
                 let test = peer.test.map_or_else(String::new, |test| format!(" {test}"));
-                format!("{}{test} ({})", peer.side, peer.setting.map_or("", |setting| setting.variant.name))
+                format!(
+                    "{}{test} ({})",
+                    peer.side,
+                    peer.setting.map_or("", |setting| setting.variant.name)
+                )
             }
             None => "-".to_owned(),
         };
@@ -219,7 +237,11 @@ impl Report<'_> {
     fn of_one_thread(&self, row: &Row, entry: &Entry) -> Option<f64> {
         let one = row.of_one_thread()?;
         let measured = self.measured.iter().find(|measured| measured.row == one)?;
-        ratio(Some(entry), measured.entries.iter().find(|other| other.side == entry.side), Entry::median)
+        ratio(
+            Some(entry),
+            measured.entries.iter().find(|other| other.side == entry.side),
+            Entry::median,
+        )
     }
 }
 
@@ -245,8 +267,13 @@ mod tests {
     }
 
     fn report(measured: &[Measured]) -> Report<'_> {
-        let machine =
-            Machine { cpu: "A".into(), cpus: 2, kernel: "6".into(), date: "now".into(), load_before: 0.0 };
+        let machine = Machine {
+            cpu: "A".into(),
+            cpus: 2,
+            kernel: "6".into(),
+            date: "now".into(),
+            load_before: 0.0,
+        };
         let cores = "0,1".parse().unwrap();
         let heading = Heading { machine, cores, rounds: 3, seconds: 1.0, sides: vec![] };
         Report { heading, measured }
@@ -263,7 +290,10 @@ mod tests {
         let all = std::slice::from_ref(&measured);
         let report = report(all);
         let line = report.line(&measured);
-        assert_eq!((line.better_peer, line.ratio, line.average_ratio), (Some("UCX"), Some(0.5), None));
+        assert_eq!(
+            (line.better_peer, line.ratio, line.average_ratio),
+            (Some("UCX"), Some(0.5), None)
+        );
         let json = report.json();
         assert_eq!(json.lines().count(), 2);
         assert!(
@@ -279,16 +309,25 @@ mod tests {
         let one = |row: &str, entries| Measured { row: row.parse().unwrap(), entries };
         let measured = [
             one("send:rate:8", vec![entry("carrack", &[10.0], None), entry("MPICH", &[5.0], None)]),
-            one("send:rate:8@4", vec![entry("carrack", &[35.0], None), entry("MPICH", &[10.0], None)]),
+            one(
+                "send:rate:8@4",
+                vec![entry("carrack", &[35.0], None), entry("MPICH", &[10.0], None)],
+            ),
             one("shared:send:rate:8@4", vec![entry("carrack", &[8.0], None)]),
-            one("put:bandwidth:1M", vec![entry("carrack", &[9.0], None), entry("copy", &[10.0], None)]),
+            one(
+                "put:bandwidth:1M",
+                vec![entry("carrack", &[9.0], None), entry("copy", &[10.0], None)],
+            ),
         ];
         let report = report(&measured);
         let lines: Vec<_> = measured.iter().map(|measured| report.line(measured)).collect();
         let of_one: Vec<_> = lines.iter().map(|line| line.of_one_thread).collect();
         assert_eq!(of_one, [None, Some(3.5), Some(0.8), None]);
         assert_eq!(lines[1].sides[1].of_one_thread, Some(2.0));
-        assert_eq!((lines[3].of_copy, lines[3].better_peer, lines[3].ratio), (Some(0.9), None, None));
+        assert_eq!(
+            (lines[3].of_copy, lines[3].better_peer, lines[3].ratio),
+            (Some(0.9), None, None)
+        );
         let rows: Vec<_> = report.table().lines().map(str::to_owned).collect();
         let cells = |of: &str| rows.iter().find(|row| row.starts_with(of)).unwrap().to_owned();
         assert!(cells("send rate, 8 B, 4 threads ").contains(" 3.50"));
@@ -303,7 +342,11 @@ mod tests {
         let measured = [Measured { row, entries: vec![entry("carrack", &[0.1], None), theirs] }];
         let report = report(&measured);
         assert!(report.table().contains("UCX ucp_put_lat"), "{}", report.table());
-        assert!(report.json().contains(r#""side":"UCX","test":"ucp_put_lat""#), "{}", report.json());
+        assert!(
+            report.json().contains(r#""side":"UCX","test":"ucp_put_lat""#),
+            "{}",
+            report.json()
+        );
     }
 
     #[test]
@@ -312,9 +355,13 @@ mod tests {
         ours.out = Some(Out::Cannot("longer than a packet".into()));
         let mut theirs = entry("UCX", &[0.1], None);
         theirs.out = Some(Out::Failed("it hung\n".into()));
-        let measured = [Measured { row: "send:latency:1M".parse().unwrap(), entries: vec![ours, theirs] }];
+        let measured =
+            [Measured { row: "send:latency:1M".parse().unwrap(), entries: vec![ours, theirs] }];
         let table = report(&measured).table();
-        assert!(table.contains("skipped, carrack cannot do it yet: longer than a packet"), "{table}");
+        assert!(
+            table.contains("skipped, carrack cannot do it yet: longer than a packet"),
+            "{table}"
+        );
         assert!(table.contains("UCX failed after 1 rounds: it hung"), "{table}");
     }
 }

@@ -18,7 +18,8 @@ pub(super) struct Row {
     pub(super) threads: usize,
     /// Whether the threads of a rank share one device, instead of having one each.
     pub(super) shared: bool,
-    /// Whether the memory is that of GPUs: rank 0's of the first, rank 1's of the second, or of the same where there is no other.
+    /// Whether the memory is that of GPUs: rank 0's of the first, rank 1's of the second, or of the
+    /// same where there is no other.
     pub(super) gpu: bool,
     /// Whether Carrack's small copies go to its resident copier. Peers do as ever.
     pub(super) copier: bool,
@@ -48,8 +49,9 @@ pub(super) enum Op {
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Test {
-    /// One way, or until it is over for what is no message, in microseconds: the median of all messages, since all sides have it and a thread that loses its
-    /// core for a moment does not move it. UCX prints it in steps of about 5 ns; the averages stand beside it.
+    /// One way, or until it is over for what is no message, in microseconds: the median of all
+    /// messages, since all sides have it and a thread that loses its core for a moment does not
+    /// move it. UCX prints it in steps of about 5 ns; the averages stand beside it.
     Latency,
     /// 10⁹ bytes a second: the average of the whole run on all sides.
     Bandwidth,
@@ -155,7 +157,8 @@ impl Row {
         (self.threads > 1).then_some(Self { threads: 1, shared: false, ..*self })
     }
 
-    /// Whether one copy of the same size, by one thread or by the GPU's engine, is the most that can be expected.
+    /// Whether one copy of the same size, by one thread or by the GPU's engine, is the most that
+    /// can be expected.
     pub(super) fn is_a_copy(&self) -> bool {
         self.gpu
             || matches!(self.op, Op::Put | Op::Get | Op::Memcpy)
@@ -198,7 +201,9 @@ impl Op {
     /// The tests that it has.
     fn tests(self) -> &'static [Test] {
         match self {
-            Self::Am | Self::Send | Self::Put | Self::Get => &[Test::Latency, Test::Bandwidth, Test::Rate],
+            Self::Am | Self::Send | Self::Put | Self::Get => {
+                &[Test::Latency, Test::Bandwidth, Test::Rate]
+            }
             Self::FetchAdd => &[Test::Latency, Test::Rate],
             Self::Barrier | Self::PutSeen => &[Test::Latency],
             Self::Memcpy => &[Test::Bandwidth],
@@ -278,7 +283,8 @@ impl FromStr for Row {
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let prefix = |prefix, text: &'_ str| {
-            text.strip_prefix(prefix).map_or((false, text.to_owned()), |rest| (true, rest.to_owned()))
+            text.strip_prefix(prefix)
+                .map_or((false, text.to_owned()), |rest| (true, rest.to_owned()))
         };
         let (shared, rest) = prefix("shared:", text);
         let (gpu, rest) = prefix("gpu:", &rest);
@@ -291,27 +297,35 @@ impl FromStr for Row {
             return Err("expected OP:TEST:SIZE, for example send:latency:4K or am:rate:8@4".into());
         };
         let op = Op::ALL.into_iter().find(|known| known.name() == op);
-        let op =
-            op.ok_or("the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy")?;
-        let test = op.tests().iter().copied().find(|known| known.name() == test).ok_or_else(|| {
-            let tests: Vec<_> = op.tests().iter().map(|test| test.name()).collect();
-            format!("the tests of {} are: {}", op.name(), tests.join(", "))
-        })?;
+        let op = op.ok_or(
+            "the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy",
+        )?;
+        let test =
+            op.tests().iter().copied().find(|known| known.name() == test).ok_or_else(|| {
+                let tests: Vec<_> = op.tests().iter().map(|test| test.name()).collect();
+                format!("the tests of {} are: {}", op.name(), tests.join(", "))
+            })?;
         let (size, threads) = size.split_once('@').unwrap_or((size, "1"));
         let threads = threads.parse().ok().filter(|threads| (1..=MOST_THREADS).contains(threads));
         let threads = threads.ok_or("threads are from 1 to 64, for example 8@4")?;
         if threads > 1 && (test == Test::Latency || op == Op::Memcpy) {
-            return Err("several threads are for rates and bandwidths of messages and remote memory".into());
+            return Err(
+                "several threads are for rates and bandwidths of messages and remote memory".into(),
+            );
         }
         if shared && threads == 1 {
             return Err("one thread has nobody to share with: write shared:am:rate:8@4".into());
         }
         if gpu && (threads > 1 || !matches!(op, Op::Am | Op::Send | Op::Put | Op::Get)) {
-            return Err("with memory of GPUs one thread a rank sends, puts or gets, for example gpu:send:bandwidth:16M".into());
+            return Err("with memory of GPUs one thread a rank sends, puts or gets, for example \
+                gpu:send:bandwidth:16M"
+                .into());
         }
         if op == Op::Barrier {
             let ranks = size.parse().ok().filter(|ranks| (2..=MOST_RANKS).contains(ranks));
-            return Ok(Self::barrier(ranks.ok_or("a barrier is of 2 to 64 ranks: barrier:latency:4")?));
+            return Ok(Self::barrier(
+                ranks.ok_or("a barrier is of 2 to 64 ranks: barrier:latency:4")?,
+            ));
         }
         let size = bytes(size).ok_or("a size is from 1 to 1024M, for example 8, 64K or 1M")?;
         if op == Op::FetchAdd && size != 8 {
@@ -366,7 +380,10 @@ mod tests {
     #[test]
     fn ranks_of_a_barrier_and_threads_stand_where_they_say_how_much_it_takes() {
         let row = |text: &str| text.parse::<Row>().unwrap();
-        assert_eq!((row("barrier:latency:4"), row("barrier:latency:4").cores()), (Row::barrier(4), 4));
+        assert_eq!(
+            (row("barrier:latency:4"), row("barrier:latency:4").cores()),
+            (Row::barrier(4), 4)
+        );
         let threads = row("am:rate:8@4");
         assert_eq!((threads.threads, threads.shared, threads.cores()), (4, false, 8));
         assert_eq!(threads.to_string(), "am rate, 8 B, 4 threads");
@@ -387,7 +404,8 @@ mod tests {
             let shared = if shared { "shared:" } else { "" };
             let gpu = if gpu { "gpu:" } else { "" };
             let copier = if copier { "copier:" } else { "" };
-            let text = format!("{shared}{gpu}{copier}{}:{}:{size}@{threads}", op.name(), test.name());
+            let text =
+                format!("{shared}{gpu}{copier}{}:{}:{size}@{threads}", op.name(), test.name());
             assert_eq!(text.replace("@1", "").parse().as_ref(), Ok(row), "{text}");
         }
     }

@@ -21,12 +21,14 @@ pub(super) trait Side {
         Role::Peer
     }
 
-    /// What its own benchmark calls the row's test, where that is one of several that could stand beside it.
+    /// What its own benchmark calls the row's test, where that is one of several that could stand
+    /// beside it.
     fn test(&self, _: &Row) -> Option<&'static str> {
         None
     }
 
-    /// Short runs, before the rounds: whether it can do the row, and with which settings it is fastest.
+    /// Short runs, before the rounds: whether it can do the row, and with which settings it is
+    /// fastest.
     fn prepare(&self, row: &Row) -> Result<Prepared, TaskError>;
 
     /// One run.
@@ -97,8 +99,8 @@ impl Figure {
 const FEWEST: u64 = 100;
 const MOST: u64 = 10_000_000_000;
 
-/// A try is about a tenth of a second: so many iterations, or fewer that move so many bytes. There is one of each
-/// variant, since starting a peer may take longer than that.
+/// A try is about a tenth of a second: so many iterations, or fewer that move so many bytes. There
+/// is one of each variant, since starting a peer may take longer than that.
 const TRY_ITERATIONS: u64 = 200_000;
 const TRY_BYTES: u64 = 1 << 30;
 
@@ -117,7 +119,9 @@ pub(super) fn tune(
     let mut failed = None;
     for variant in variants {
         match run(&Setting { variant, iterations }) {
-            Ok(figure) if best.is_none_or(|(best, _)| row.test.prefers(figure.value, best.value)) => {
+            Ok(figure)
+                if best.is_none_or(|(best, _)| row.test.prefers(figure.value, best.value)) =>
+            {
                 best = Some((figure, variant));
             }
             Ok(_) => {}
@@ -140,7 +144,8 @@ pub(super) fn tune(
     }
 }
 
-/// When a run counts as hung: on a machine that is busy with something else it takes several times as long.
+/// When a run counts as hung: on a machine that is busy with something else it takes several times
+/// as long.
 pub(super) fn limit(seconds: f64) -> Duration {
     Duration::from_secs(20) + Duration::from_secs_f64(10.0 * seconds)
 }
@@ -182,18 +187,21 @@ struct Latency {
 /// Finds the figure of a row among the lines of JSON that a program said.
 pub(super) fn read_line(program: &'static str, said: &str, row: &Row) -> Result<Figure, TaskError> {
     let lines = said.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    let mut of_row = lines
-        .filter(|line| line.size == row.size && line.threads == row.threads && line.test == row.test.name());
+    let mut of_row = lines.filter(|line| {
+        line.size == row.size && line.threads == row.threads && line.test == row.test.name()
+    });
     let plain = |value| Figure { value, average: None };
     let figure = of_row.find_map(|line| match row.test {
         Test::Latency => line.latency_us.map(|us| Figure { value: us.p50, average: us.mean }),
         Test::Bandwidth => line.bandwidth_gbps.map(plain),
         Test::Rate => line.rate_mps.map(plain),
     });
-    figure.filter(|figure| figure.value.is_finite() && figure.value > 0.0).ok_or_else(|| TaskError::Output {
-        program,
-        expected: "a line of JSON with this test, this size and its figure",
-        found: said.to_owned(),
+    figure.filter(|figure| figure.value.is_finite() && figure.value > 0.0).ok_or_else(|| {
+        TaskError::Output {
+            program,
+            expected: "a line of JSON with this test, this size and its figure",
+            found: said.to_owned(),
+        }
     })
 }
 
@@ -217,11 +225,12 @@ mod tests {
 
     #[test]
     fn the_best_variant_that_works_is_taken_and_run_for_the_seconds_asked_for() {
-        let prepared = tune(&row("am:latency:8"), 0.5, VARIANTS, |setting| match setting.variant.name {
-            "slow" => Ok(Figure { value: 4.0, average: Some(4.0) }),
-            "fast" => Ok(Figure { value: 1.0, average: Some(2.0) }),
-            _ => Err(broken()),
-        });
+        let prepared =
+            tune(&row("am:latency:8"), 0.5, VARIANTS, |setting| match setting.variant.name {
+                "slow" => Ok(Figure { value: 4.0, average: Some(4.0) }),
+                "fast" => Ok(Figure { value: 1.0, average: Some(2.0) }),
+                _ => Err(broken()),
+            });
         let Ok(Prepared::Ready(setting)) = prepared else { panic!("{prepared:?}") };
         // Half a second of round trips of 4 us.
         assert_eq!((setting.variant.name, setting.iterations), ("fast", 125_000));

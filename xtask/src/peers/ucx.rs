@@ -13,7 +13,8 @@ use super::side::{self, Figure, Prepared, Setting, Side, Variant, limit, tune};
 use crate::child::{self, Running};
 use crate::error::TaskError;
 
-/// Transports that UCX is tried with: each kind of shared memory by itself, and all of them with the kernel's copies.
+/// Transports that UCX is tried with: each kind of shared memory by itself, and all of them with
+/// the kernel's copies.
 const VARIANTS: &[Variant] = &[
     Variant { name: "posix,self", env: &[("UCX_TLS", "posix,self")] },
     Variant { name: "sysv,self", env: &[("UCX_TLS", "sysv,self")] },
@@ -53,13 +54,20 @@ pub(super) struct Final {
 }
 
 impl Ucx {
-    pub(super) fn new(home: PathBuf, cores: Cores, seconds: f64, gpus: usize) -> Result<Self, TaskError> {
+    pub(super) fn new(
+        home: PathBuf,
+        cores: Cores,
+        seconds: f64,
+        gpus: usize,
+    ) -> Result<Self, TaskError> {
         let mut ucx = Self { home, cores, seconds, version: String::new(), gpus };
         let mut info = ucx.with_libraries(Command::new(ucx.home.join("bin/ucx_info")), false);
         let said = child::read(info.arg("-v"), Duration::from_secs(60))?;
         // "# Library version: 1.22.0"
-        let version =
-            said.lines().find_map(|line| line.split_once("version:")).map(|(_, version)| version.trim());
+        let version = said
+            .lines()
+            .find_map(|line| line.split_once("version:"))
+            .map(|(_, version)| version.trim());
         ucx.version = version.unwrap_or("of unknown version").to_owned();
         Ok(ucx)
     }
@@ -152,15 +160,17 @@ impl Final {
     pub(super) fn figure(&self, test: Test) -> Figure {
         match test {
             Test::Latency => Figure { value: self.median_us, average: Some(self.average_us) },
-            Test::Bandwidth => {
-                Figure { value: self.mebibytes_per_second * f64::from(1 << 20) / 1e9, average: None }
-            }
+            Test::Bandwidth => Figure {
+                value: self.mebibytes_per_second * f64::from(1 << 20) / 1e9,
+                average: None,
+            },
             Test::Rate => Figure { value: self.messages_per_second / 1e6, average: None },
         }
     }
 }
 
-/// The name after `ucx_perftest -t`, if it has the test. Of several threads it gives no figure that could be compared.
+/// The name after `ucx_perftest -t`, if it has the test. Of several threads it gives no figure that
+/// could be compared.
 fn name(row: &Row) -> Option<&'static str> {
     if row.threads > 1 {
         return None;
@@ -260,8 +270,12 @@ mod tests {
 
     #[test]
     fn its_units_become_ours() {
-        let last =
-            Final { median_us: 0.5, average_us: 0.6, mebibytes_per_second: 1000.0, messages_per_second: 2e6 };
+        let last = Final {
+            median_us: 0.5,
+            average_us: 0.6,
+            mebibytes_per_second: 1000.0,
+            messages_per_second: 2e6,
+        };
         assert_eq!(last.figure(Test::Latency), Figure { value: 0.5, average: Some(0.6) });
         assert_eq!(last.figure(Test::Bandwidth), Figure { value: 1.048_576, average: None });
         assert_eq!(last.figure(Test::Rate), Figure { value: 2.0, average: None });

@@ -28,7 +28,8 @@ impl Allowed {
         Self { list: list.to_owned(), entries }
     }
 
-    /// Compares the list with the files that do it: each must be in the list, and each entry must be needed.
+    /// Compares the list with the files that do it: each must be in the list, and each entry must
+    /// be needed.
     ///
     /// `found` yields the file and line of each place, and what stands there.
     pub(super) fn compare<'a>(
@@ -36,7 +37,8 @@ impl Allowed {
         found: impl IntoIterator<Item = (&'a Source, usize, &'a str)>,
     ) -> Vec<String> {
         let mut needed = vec![false; self.entries.len()];
-        // A file is named once, at its first place: it is the file that wants an entry, or wants cleaning.
+        // A file is named once, at its first place: it is the file that wants an entry, or wants
+        // cleaning.
         let mut strangers: BTreeMap<&str, (usize, &str, usize)> = BTreeMap::new();
         for (source, line, what) in found {
             let mut allowed = false;
@@ -62,8 +64,9 @@ impl Allowed {
             })
             .collect();
         let stale = self.entries.iter().zip(needed).filter(|(_, needed)| !needed);
-        violations
-            .extend(stale.map(|(entry, _)| format!("{}: {entry} no longer needs its entry", self.list)));
+        violations.extend(
+            stale.map(|(entry, _)| format!("{}: {entry} no longer needs its entry", self.list)),
+        );
         violations
     }
 
@@ -84,7 +87,11 @@ mod tests {
     #[test]
     fn a_folder_covers_what_is_in_it_and_a_file_only_itself() {
         assert!(covers("a/b/", "a/b/c.rs") && covers("a/b.rs", "a/b.rs"));
-        assert!(!covers("a/b", "a/b/c.rs") && !covers("a/b.rs", "a/b.rs.rs") && !covers("a/b/", "a/bc.rs"));
+        assert!(
+            !covers("a/b", "a/b/c.rs")
+                && !covers("a/b.rs", "a/b.rs.rs")
+                && !covers("a/b/", "a/bc.rs")
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Blanks what is not code, so that a word in a comment or a string breaks no rule. Lines stay where they are.
+//! Blanks what is not code, so that a word in a comment or a string breaks no rule. Lines stay
+//! where they are.
 
 /// The text with comments, strings and character literals replaced by spaces.
 pub(super) fn only(text: &str) -> String {

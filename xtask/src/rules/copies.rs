@@ -17,12 +17,12 @@ const COPIES: &[&str] = &[
 ];
 
 pub(super) fn check(sources: &[Source], allowed: &Allowed) -> Vec<String> {
-    let data_path =
-        |source: &&Source| ["runtime/src/", "transports/src/"].iter().any(|at| source.path.starts_with(at));
-    let lines = sources
-        .iter()
-        .filter(data_path)
-        .flat_map(|source| source.outside_tests().map(move |(number, line)| (source, number, line)));
+    let data_path = |source: &&Source| {
+        ["runtime/src/", "transports/src/"].iter().any(|at| source.path.starts_with(at))
+    };
+    let lines = sources.iter().filter(data_path).flat_map(|source| {
+        source.outside_tests().map(move |(number, line)| (source, number, line))
+    });
     let found = lines.filter_map(|(source, number, line)| {
         let copy = COPIES.iter().find(|copy| find_word(line, copy).is_some())?;
         Some((source, number, *copy))
@@ -64,7 +64,8 @@ mod tests {
     fn a_test_module_at_the_end_of_a_file_may_copy_and_what_stands_before_it_may_not() {
         let test = "fn f() {}\n#[cfg(test)]\nmod tests { fn g() { a.copy_from_slice(b) } }";
         assert_eq!(found(&[("runtime/src/a.rs", test)], ""), [""; 0]);
-        let test = "fn f() {}\n#[cfg(all(test, not(loom)))]\nmod tests { fn g() { a.copy_from_slice(b) } }";
+        let test = "fn f() {}\n#[cfg(all(test, not(loom)))]\nmod tests { fn g() { \
+            a.copy_from_slice(b) } }";
         assert_eq!(found(&[("runtime/src/a.rs", test)], ""), [""; 0]);
         let own_file = "a.copy_from_slice(b)";
         assert_eq!(found(&[("runtime/src/a/tests.rs", own_file)], ""), [""; 0]);

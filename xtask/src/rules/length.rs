@@ -10,7 +10,8 @@ const MADE: &str = "transports/src/verbs/sys/bindings.rs";
 
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     let long = sources.iter().filter(|source| source.code.len() > LONG && source.path != MADE);
-    long.map(|source| format!("{} has {} lines, more than {LONG}", source.path, source.code.len())).collect()
+    long.map(|source| format!("{} has {} lines, more than {LONG}", source.path, source.code.len()))
+        .collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The lock-free structures take atomics and cells from their module `primitives`, which loom replaces: one that
-//! came from elsewhere would be left out of the models without anyone noticing. Test modules may use the standard
-//! library's, to count what happened outside the structure.
+//! The lock-free structures take atomics and cells from their module `primitives`, which loom
+//! replaces: one that came from elsewhere would be left out of the models without anyone noticing.
+//! Test modules may use the standard library's, to count what happened outside the structure.
 
 use super::tree::Source;
 
@@ -17,7 +17,8 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
             if let Some(name) = foreign(line) {
                 let path = &source.path;
                 violations.push(format!(
-                    "{path}:{number}: `{name}` not from {FOLDER}primitives.rs, where loom reaches it"
+                    "{path}:{number}: `{name}` not from {FOLDER}primitives.rs, where loom reaches \
+                    it"
                 ));
             }
         }
@@ -25,7 +26,8 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
     violations
 }
 
-/// A path of the standard library that must come from `primitives`; also inside the braces of a `use`.
+/// A path of the standard library that must come from `primitives`; also inside the braces of a
+/// `use`.
 fn foreign(line: &str) -> Option<&'static str> {
     ["sync::atomic", "cell::UnsafeCell"].into_iter().find(|name| {
         line.match_indices(name)
@@ -65,7 +67,10 @@ mod tests {
             0
         );
         assert_eq!(
-            found("transports/src/sync/ring.rs", "use crate::sync::primitives::sync::atomic::AtomicU32;"),
+            found(
+                "transports/src/sync/ring.rs",
+                "use crate::sync::primitives::sync::atomic::AtomicU32;"
+            ),
             0
         );
         assert_eq!(found("transports/src/sync/ring.rs", "// unlike std::sync::atomic"), 0);
@@ -73,14 +78,17 @@ mod tests {
 
     #[test]
     fn a_test_module_may_count_with_the_standard_librarys() {
-        let text =
-            "struct Ring;\n#[cfg(all(test, loom))]\nmod models {\n    use std::sync::atomic::AtomicU32;\n}\n";
+        let text = "struct Ring;\n#[cfg(all(test, loom))]\nmod models {\n    use \
+            std::sync::atomic::AtomicU32;\n}\n";
         assert_eq!(found("transports/src/sync/ring.rs", text), 0);
     }
 
     #[test]
     fn the_primitives_themselves_and_other_folders_may_name_them() {
-        assert_eq!(found("transports/src/sync/primitives.rs", "pub use std::sync::atomic::AtomicU32;"), 0);
+        assert_eq!(
+            found("transports/src/sync/primitives.rs", "pub use std::sync::atomic::AtomicU32;"),
+            0
+        );
         assert_eq!(found("transports/src/shm/mod.rs", "use std::sync::atomic::AtomicU32;"), 0);
     }
 }

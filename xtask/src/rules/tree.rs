@@ -20,19 +20,24 @@ impl Source {
         Self { path: path.into(), code: code::only(text).lines().map(str::to_owned).collect() }
     }
 
-    /// The lines that are no test: those before a test module at the end of the file, and none of a file that is a
-    /// test module by itself.
+    /// The lines that are no test: those before a test module at the end of the file, and none of a
+    /// file that is a test module by itself.
     ///
-    /// `#[cfg(test)]` on anything but the body of a module does not count as its beginning: what follows is no test.
+    /// `#[cfg(test)]` on anything but the body of a module does not count as its beginning: what
+    /// follows is no test.
     pub(super) fn outside_tests(&self) -> impl Iterator<Item = (usize, &str)> {
-        let is_test = |line: &str| line.starts_with("#[cfg(test)]") || line.starts_with("#[cfg(all(test");
+        let is_test =
+            |line: &str| line.starts_with("#[cfg(test)]") || line.starts_with("#[cfg(all(test");
         let opens = |after: &[String]| {
-            let item =
-                after.iter().map(|line| line.trim()).find(|line| !line.is_empty() && !line.starts_with("#["));
+            let item = after
+                .iter()
+                .map(|line| line.trim())
+                .find(|line| !line.is_empty() && !line.starts_with("#["));
             item.is_some_and(|item| find_word(item, "mod").is_some() && item.contains('{'))
         };
         let own_file = self.path.ends_with("/tests.rs") || self.path.contains("/tests/");
-        let begins = (0..self.code.len()).find(|at| is_test(&self.code[*at]) && opens(&self.code[at + 1..]));
+        let begins =
+            (0..self.code.len()).find(|at| is_test(&self.code[*at]) && opens(&self.code[at + 1..]));
         let end = if own_file { 0 } else { begins.unwrap_or(self.code.len()) };
         self.lines().take(end)
     }

@@ -21,12 +21,14 @@ const HOMES: &[&str] = &[
 ];
 
 pub(super) fn check(sources: &[Source], allowed: &Allowed) -> Vec<String> {
-    let homeless = allowed.entries().filter(|entry| !HOMES.iter().any(|home| entry.starts_with(home)));
+    let homeless =
+        allowed.entries().filter(|entry| !HOMES.iter().any(|home| entry.starts_with(home)));
     let mut violations: Vec<String> = homeless
         .map(|entry| format!("{LIST}: {entry} may not be listed; only {}", HOMES.join(", ")))
         .collect();
-    let lines =
-        sources.iter().flat_map(|source| source.lines().map(move |(number, line)| (source, number, line)));
+    let lines = sources
+        .iter()
+        .flat_map(|source| source.lines().map(move |(number, line)| (source, number, line)));
     let found = lines.filter(|(_, _, line)| find_word(line, "unsafe").is_some());
     violations.extend(allowed.compare(found.map(|(source, number, _)| (source, number, "unsafe"))));
     violations
@@ -43,8 +45,10 @@ mod tests {
 
     #[test]
     fn unsafe_in_a_listed_file_is_allowed() {
-        let files =
-            [("transports/src/mem/copy.rs", "unsafe { }"), ("transports/src/sync/ring.rs", "unsafe impl")];
+        let files = [
+            ("transports/src/mem/copy.rs", "unsafe { }"),
+            ("transports/src/sync/ring.rs", "unsafe impl"),
+        ];
         assert_eq!(found(&files, "transports/src/mem/copy.rs\ntransports/src/sync/\n"), [""; 0]);
     }
 
@@ -61,14 +65,23 @@ mod tests {
         let files = [("transports/src/mem/copy.rs", "// no longer unsafe\n")];
         let violations = found(&files, "transports/src/mem/copy.rs\ntransports/src/gone/\n");
         assert_eq!(violations.len(), 2, "{violations:?}");
-        assert!(violations.iter().all(|violation| violation.contains("no longer needs")), "{violations:?}");
+        assert!(
+            violations.iter().all(|violation| violation.contains("no longer needs")),
+            "{violations:?}"
+        );
     }
 
     #[test]
     fn a_file_of_the_runtime_cannot_be_listed_but_for_the_raw_buffers() {
-        let files = [("runtime/src/buffer/raw.rs", "unsafe { }"), ("runtime/src/post/send.rs", "unsafe { }")];
+        let files = [
+            ("runtime/src/buffer/raw.rs", "unsafe { }"),
+            ("runtime/src/post/send.rs", "unsafe { }"),
+        ];
         let violations = found(&files, "runtime/src/buffer/raw.rs\nruntime/src/post/send.rs\n");
         assert_eq!(violations.len(), 1, "{violations:?}");
-        assert!(violations[0].contains("runtime/src/post/send.rs may not be listed"), "{violations:?}");
+        assert!(
+            violations[0].contains("runtime/src/post/send.rs may not be listed"),
+            "{violations:?}"
+        );
     }
 }

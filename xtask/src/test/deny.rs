@@ -1,4 +1,5 @@
-//! Licences, bans and sources of all dependencies, by cargo-deny. Advisories are left out: they need the network.
+//! Licences, bans and sources of all dependencies, by cargo-deny. Advisories are left out: they
+//! need the network.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -30,8 +31,8 @@ fn find(context: &Context) -> Option<PathBuf> {
         .find(|program| child::answers(Command::new(program).arg("--version")))
 }
 
-/// Builds cargo-deny into the target directory; without optimisation, since that takes half the time and it runs
-/// for a second.
+/// Builds cargo-deny into the target directory; without optimisation, since that takes half the
+/// time and it runs for a second.
 fn install(context: &Context) -> Option<PathBuf> {
     let mut command = context.workspace.cargo();
     command

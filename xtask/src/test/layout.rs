@@ -1,4 +1,5 @@
-//! Our bindings of libibverbs against those of other crates, whose building needs more than Rust and a C compiler.
+//! Our bindings of libibverbs against those of other crates, whose building needs more than Rust
+//! and a C compiler.
 
 use std::process::Command;
 use std::time::Duration;
@@ -25,7 +26,8 @@ pub(super) fn step(context: &mut Context) -> Outcome {
 fn is_installed(package: &str) -> bool {
     let mut ask = Command::new("dpkg-query");
     ask.args(["--show", "--showformat=${db:Status-Status}", package]);
-    child::hear(&mut ask, Duration::from_secs(60)).is_ok_and(|heard| heard.said.trim() == "installed")
+    child::hear(&mut ask, Duration::from_secs(60))
+        .is_ok_and(|heard| heard.said.trim() == "installed")
 }
 
 /// Whether apt has brought them, if need be after it has looked where they are.

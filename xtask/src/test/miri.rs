@@ -1,4 +1,5 @@
-//! Miri, where there is a nightly that has it or can get it. Only stable is promised on a fresh machine.
+//! Miri, where there is a nightly that has it or can get it. Only stable is promised on a fresh
+//! machine.
 
 use std::process::Command;
 
@@ -38,8 +39,8 @@ fn install(context: &Context) -> Result<(), String> {
     Ok(())
 }
 
-/// rustup's `cargo +nightly`. The one that runs this task says in the environment which toolchain it is of, which
-/// would win over the `+`.
+/// rustup's `cargo +nightly`. The one that runs this task says in the environment which toolchain
+/// it is of, which would win over the `+`.
 fn nightly(context: &Context) -> Command {
     let mut command = Command::new("cargo");
     command.arg("+nightly").current_dir(&context.workspace.root);

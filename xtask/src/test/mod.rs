@@ -1,7 +1,8 @@
-//! `cargo xtask test`: the one command that must pass on a fresh machine with Rust and a C compiler.
+//! `cargo xtask test`: the one command that must pass on a fresh machine with Rust and a C
+//! compiler.
 //!
-//! Every step runs, whatever came before it; the summary at the end says which passed, which failed, and which were
-//! skipped and why. The last line counts test functions, as CI reads it.
+//! Every step runs, whatever came before it; the summary at the end says which passed, which
+//! failed, and which were skipped and why. The last line counts test functions, as CI reads it.
 
 mod deny;
 mod layout;
@@ -23,7 +24,8 @@ use step::{Context, Outcome, Step};
 use summary::Summary;
 use tally::Tally;
 
-/// What the whole run may take. CI gives up at 90 minutes, and a step under way when time is up still has to end.
+/// What the whole run may take. CI gives up at 90 minutes, and a step under way when time is up
+/// still has to end.
 const BUDGET: Duration = Duration::from_secs(55 * 60);
 
 /// Options of `cargo xtask test`.

@@ -1,11 +1,13 @@
-//! No dependency may ask for a newer Rust than we promise; dev-dependencies neither, since tests are to run there too.
+//! No dependency may ask for a newer Rust than we promise; dev-dependencies neither, since tests
+//! are to run there too.
 
 use super::step::{Context, Outcome};
 use crate::workspace::Package;
 
 pub(super) fn step(context: &mut Context) -> Outcome {
     let packages = &context.workspace.packages;
-    let Some(ours) = packages.iter().filter(|p| p.source.is_none()).filter_map(rust_version).min() else {
+    let Some(ours) = packages.iter().filter(|p| p.source.is_none()).filter_map(rust_version).min()
+    else {
         return Outcome::Failed("no package of the workspace says its rust-version".into());
     };
     let offenders: Vec<&Package> = offenders(packages, ours).collect();
@@ -13,7 +15,13 @@ pub(super) fn step(context: &mut Context) -> Outcome {
         let asked = package.rust_version.as_deref().unwrap_or_default();
         println!("error: {} {} needs Rust {asked}", package.name, package.version);
     }
-    println!("{} packages checked against Rust {}.{}.{}", packages.len(), ours[0], ours[1], ours[2]);
+    println!(
+        "{} packages checked against Rust {}.{}.{}",
+        packages.len(),
+        ours[0],
+        ours[1],
+        ours[2]
+    );
     match offenders.len() {
         0 => Outcome::Passed,
         count => Outcome::Failed(format!(
@@ -53,7 +61,8 @@ mod tests {
             package("patch", Some("1.88.1")),
             package("newer", Some("1.100.0")),
         ];
-        let names: Vec<_> = offenders(&packages, [1, 88, 0]).map(|package| package.name.as_str()).collect();
+        let names: Vec<_> =
+            offenders(&packages, [1, 88, 0]).map(|package| package.name.as_str()).collect();
         assert_eq!(names, ["patch", "newer"]);
     }
 }

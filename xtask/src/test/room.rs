@@ -1,10 +1,12 @@
-//! Whether the disk has room for what is built: a run that finds out half-way fails where nothing is wrong.
+//! Whether the disk has room for what is built: a run that finds out half-way fails where nothing
+//! is wrong.
 
 use rustix::fs::statvfs;
 
 use super::step::{Context, Outcome};
 
-/// Bytes that a whole run builds, from nothing, rounded up (measured: `du target` after `.ci/run` in a fresh clone).
+/// Bytes that a whole run builds, from nothing, rounded up (measured: `du target` after `.ci/run`
+/// in a fresh clone).
 const NEEDED: u64 = 12 << 30;
 
 /// What an earlier run has built counts: it is written over.
@@ -13,7 +15,9 @@ pub(super) fn step(context: &mut Context) -> Outcome {
     let there = target.ancestors().find(|folder| folder.exists()).unwrap_or(target);
     let free = match statvfs(there) {
         Ok(disk) => disk.f_bavail.saturating_mul(disk.f_frsize),
-        Err(error) => return Outcome::Skipped(format!("{} cannot be asked: {error}", there.display())),
+        Err(error) => {
+            return Outcome::Skipped(format!("{} cannot be asked: {error}", there.display()));
+        }
     };
     println!("{} has {:.1} GB of room", there.display(), free as f64 / 1e9);
     // A folder in which an earlier run was: most of it is there.
@@ -22,7 +26,8 @@ pub(super) fn step(context: &mut Context) -> Outcome {
         return Outcome::Passed;
     }
     Outcome::Failed(format!(
-        "{} has {:.1} GB left, and the run builds about {:.0} GB: make room, or name another folder with CARGO_TARGET_DIR",
+        "{} has {:.1} GB left, and the run builds about {:.0} GB: make room, or name another \
+        folder with CARGO_TARGET_DIR",
         there.display(),
         free as f64 / 1e9,
         needed as f64 / 1e9

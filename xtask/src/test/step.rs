@@ -24,7 +24,8 @@ pub(super) struct Step {
 impl Step {
     /// How it ends when there is no time left to begin it.
     pub(super) fn out_of_time(&self, budget: Duration) -> Outcome {
-        let reason = format!("the steps before it used up the {} minutes of the run", budget.as_secs() / 60);
+        let reason =
+            format!("the steps before it used up the {} minutes of the run", budget.as_secs() / 60);
         if self.optional { Outcome::Skipped(reason) } else { Outcome::Failed(reason) }
     }
 }
@@ -55,7 +56,9 @@ impl Context {
             tally.read(line);
         });
         let outcome = match result {
-            Ok(()) if tally.is_empty() => Outcome::Failed("no test ran: is its filter out of date?".into()),
+            Ok(()) if tally.is_empty() => {
+                Outcome::Failed("no test ran: is its filter out of date?".into())
+            }
             Ok(()) => Outcome::Passed,
             Err(error) => {
                 // A test that aborts its process, or does not compile, has no result line.

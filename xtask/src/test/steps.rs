@@ -1,4 +1,5 @@
-//! The steps, in the order in which they run: the quick ones first, then builds and tests, then what may be skipped.
+//! The steps, in the order in which they run: the quick ones first, then builds and tests, then
+//! what may be skipped.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,25 +13,56 @@ const fn minutes(count: u64) -> Duration {
     Duration::from_secs(60 * count)
 }
 
-/// The profile of the tests that run optimised: a release without optimisation across crates (`Cargo.toml` says why).
+/// The profile of the tests that run optimised: a release without optimisation across crates
+/// (`Cargo.toml` says why).
 const OPTIMISED: &str = "optimised";
 
 /// All steps.
 pub(super) const ALL: &[Step] = &[
     Step { name: "room", quick: true, optional: false, limit: minutes(1), body: room::step },
     Step { name: "format", quick: true, optional: false, limit: minutes(2), body: format },
-    Step { name: "source rules", quick: true, optional: false, limit: minutes(1), body: source_rules },
+    Step {
+        name: "source rules",
+        quick: true,
+        optional: false,
+        limit: minutes(1),
+        body: source_rules,
+    },
     Step { name: "msrv", quick: true, optional: false, limit: minutes(1), body: msrv::step },
     Step { name: "clippy", quick: true, optional: false, limit: minutes(10), body: clippy },
-    Step { name: "test, debug", quick: true, optional: false, limit: minutes(20), body: test_debug },
+    Step {
+        name: "test, debug",
+        quick: true,
+        optional: false,
+        limit: minutes(20),
+        body: test_debug,
+    },
     Step { name: "doc", quick: false, optional: false, limit: minutes(10), body: doc },
-    Step { name: "build, release", quick: false, optional: false, limit: minutes(15), body: build_release },
-    Step { name: "test, release", quick: false, optional: false, limit: minutes(25), body: test_release },
+    Step {
+        name: "build, release",
+        quick: false,
+        optional: false,
+        limit: minutes(15),
+        body: build_release,
+    },
+    Step {
+        name: "test, release",
+        quick: false,
+        optional: false,
+        limit: minutes(25),
+        body: test_release,
+    },
     Step { name: "loom", quick: false, optional: false, limit: minutes(12), body: loom },
     Step { name: "miri", quick: false, optional: true, limit: minutes(12), body: miri::step },
     Step { name: "layout", quick: false, optional: true, limit: minutes(12), body: layout::step },
     Step { name: "cargo-deny", quick: false, optional: true, limit: minutes(12), body: deny::step },
-    Step { name: "verbs guest", quick: false, optional: true, limit: minutes(20), body: verbs_guest::step },
+    Step {
+        name: "verbs guest",
+        quick: false,
+        optional: true,
+        limit: minutes(20),
+        body: verbs_guest::step,
+    },
 ];
 
 fn format(context: &mut Context) -> Outcome {
@@ -74,13 +106,15 @@ fn doc(context: &mut Context) -> Outcome {
 }
 
 fn build_release(context: &mut Context) -> Outcome {
-    // The examples are built as the tests are; each that is optimised across crates takes half a minute.
+    // The examples are built as the tests are; each that is optimised across crates takes half a
+    // minute.
     let arguments = ["build", "--release", "--workspace", "--bins", "--example", "readme"];
     context.run(context.workspace.cargo().args(arguments)).into()
 }
 
 fn test_debug(context: &mut Context) -> Outcome {
-    // Process tests start our own binaries, which `cargo test` builds only for packages that have such tests.
+    // Process tests start our own binaries, which `cargo test` builds only for packages that have
+    // such tests.
     let build = ["build", "--workspace", "--examples", "--bins"];
     if let Err(error) = context.run(context.workspace.cargo().args(build)) {
         return Outcome::Failed(error.to_string());
@@ -100,9 +134,18 @@ fn test_release(context: &mut Context) -> Outcome {
     let mut command = context.workspace.cargo();
     command.args(["test", "--profile", OPTIMISED, "--workspace", "--no-fail-fast", "--test", "*"]);
     let all = context.run_tests(&mut command);
-    // As they run where there are many cores: simulated NICs of many tests have stood in each other's way.
+    // As they run where there are many cores: simulated NICs of many tests have stood in each
+    // other's way.
     let mut command = context.workspace.cargo();
-    command.args(["test", "--profile", OPTIMISED, "--test", "verbs_faults", "--test", "verbs_chunks"]);
+    command.args([
+        "test",
+        "--profile",
+        OPTIMISED,
+        "--test",
+        "verbs_faults",
+        "--test",
+        "verbs_chunks",
+    ]);
     let crowded = context.run_tests(command.args(["--", "--test-threads", "32"]));
     // What is shipped is counted as it is shipped.
     let mut command = context.workspace.cargo();
@@ -114,7 +157,10 @@ fn test_release(context: &mut Context) -> Outcome {
         "--test",
         "gpu_costs",
     ]));
-    [all, crowded].into_iter().find(|outcome| !matches!(outcome, Outcome::Passed)).unwrap_or(counted)
+    [all, crowded]
+        .into_iter()
+        .find(|outcome| !matches!(outcome, Outcome::Passed))
+        .unwrap_or(counted)
 }
 
 fn loom(context: &mut Context) -> Outcome {
@@ -122,9 +168,11 @@ fn loom(context: &mut Context) -> Outcome {
     command
         .args(["test", "-p", "carrack-transports", "--release", "--lib", "loom_"])
         .env("RUSTFLAGS", "--cfg loom")
-        // Models with more preemptions grow beyond reason; loom's own advice is that two or three find the bugs.
+        // Models with more preemptions grow beyond reason; loom's own advice is that two or three
+        // find the bugs.
         .env("LOOM_MAX_PREEMPTIONS", "3")
-        // Its flags differ from all other steps': in one directory each would undo the other's work.
+        // Its flags differ from all other steps': in one directory each would undo the other's
+        // work.
         .env("CARGO_TARGET_DIR", context.workspace.target.join("loom"));
     context.run_tests(&mut command)
 }

@@ -37,7 +37,10 @@ impl fmt::Display for Summary {
         let skipped = self.count(|outcome| matches!(outcome, Outcome::Skipped(_)));
         if skipped > 0 {
             let steps = if skipped == 1 { "STEP WAS" } else { "STEPS WERE" };
-            writeln!(f, "\n!!! {skipped} {steps} SKIPPED: what it checks is not checked on this machine")?;
+            writeln!(
+                f,
+                "\n!!! {skipped} {steps} SKIPPED: what it checks is not checked on this machine"
+            )?;
         }
         Ok(())
     }
@@ -54,7 +57,10 @@ mod tests {
         summary.add("miri", Outcome::Skipped("no nightly".into()), Duration::ZERO);
         assert!(!summary.failed());
         let text = summary.to_string();
-        assert!(text.contains("SKIPPED: no nightly") && text.contains("!!! 1 STEP WAS SKIPPED"), "{text}");
+        assert!(
+            text.contains("SKIPPED: no nightly") && text.contains("!!! 1 STEP WAS SKIPPED"),
+            "{text}"
+        );
 
         summary.add("test", Outcome::Failed("exit 101\nlong story".into()), Duration::from_secs(1));
         assert!(summary.failed());

@@ -66,8 +66,10 @@ mod tests {
         for line in [
             "running 3 tests",
             "test a_test ... ok",
-            "test result: ok. 410 passed; 0 failed; 1 ignored; 0 measured; 7 filtered out; finished in 0.10s",
-            "test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.10s",
+            "test result: ok. 410 passed; 0 failed; 1 ignored; 0 measured; 7 filtered out; \
+            finished in 0.10s",
+            "test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; \
+            finished in 0.10s",
             "5 passed",
         ] {
             tally.read(line);
@@ -79,7 +81,8 @@ mod tests {
     fn a_run_in_which_all_tests_are_filtered_out_is_empty() {
         let mut tally = Tally::default();
         tally.read(
-            "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.00s",
+            "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished \
+            in 0.00s",
         );
         assert!(tally.is_empty());
     }

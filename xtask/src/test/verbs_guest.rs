@@ -1,8 +1,11 @@
-//! Real verbs, on the RDMA devices that the kernel of a small virtual machine simulates (Soft-RoCE).
+//! Real verbs, on the RDMA devices that the kernel of a small virtual machine simulates
+//! (Soft-RoCE).
 //!
-//! To add a test program: write it as any other of Cargo's, have each of its tests skip where there is no `RDMA_GUEST_NODE` in the
-//! environment, and name it in [`CHECKS`]. In two guests the same tests run in both at once, in the same order, and meet by the addresses in
-//! `RDMA_GUEST_ADDRESS` and `RDMA_GUEST_PEER`. A test that has a guest killed needs a line of its own, by a filter: it is the run's last one.
+//! To add a test program: write it as any other of Cargo's, have each of its tests skip where there
+//! is no `RDMA_GUEST_NODE` in the environment, and name it in [`CHECKS`]. In two guests the same
+//! tests run in both at once, in the same order, and meet by the addresses in `RDMA_GUEST_ADDRESS`
+//! and `RDMA_GUEST_PEER`. A test that has a guest killed needs a line of its own, by a filter: it
+//! is the run's last one.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -20,7 +23,8 @@ struct Check {
     wiring: Wiring,
     /// The status that it must end with.
     status: u8,
-    /// It takes minutes, in which time-outs run out. It runs only when it is asked for (`TEST_GUEST=all`).
+    /// It takes minutes, in which time-outs run out. It runs only when it is asked for
+    /// (`TEST_GUEST=all`).
     is_long: bool,
     /// Its driver takes dma-bufs.
     has_dmabufs: bool,
@@ -77,7 +81,8 @@ const LAST_WORDS: usize = 20;
 /// How much longer than elsewhere tests may take on an emulated processor.
 const PATIENCE: &str = "6";
 
-/// Of the conformance suite what a NIC's ways can change, and an emulated processor does in a few minutes.
+/// Of the conformance suite what a NIC's ways can change, and an emulated processor does in a few
+/// minutes.
 const CONFORMANCE: &[&str] = &[
     "--ignored",
     "--test-threads",
@@ -153,15 +158,32 @@ const CHECKS: &[Check] = &[
         has_dmabufs: false,
     },
     // The driver is built from the kernel's source, which is 170 MB to download.
-    Check::tests("dma-bufs", Wiring::OneGuest, "verbs_guest", &["--test-threads", "1", "gpus::a_gpu"])
-        .with_dmabufs()
-        .long(),
-    Check::tests("two nodes", Wiring::TwoGuests, "verbs_guest", &["--test-threads", "1", "nodes::"]).long(),
-    Check::tests("a node is killed", Wiring::TwoGuests, "verbs_guest", &["--test-threads", "1", "loss::"])
-        .long(),
+    Check::tests(
+        "dma-bufs",
+        Wiring::OneGuest,
+        "verbs_guest",
+        &["--test-threads", "1", "gpus::a_gpu"],
+    )
+    .with_dmabufs()
+    .long(),
+    Check::tests(
+        "two nodes",
+        Wiring::TwoGuests,
+        "verbs_guest",
+        &["--test-threads", "1", "nodes::"],
+    )
+    .long(),
+    Check::tests(
+        "a node is killed",
+        Wiring::TwoGuests,
+        "verbs_guest",
+        &["--test-threads", "1", "loss::"],
+    )
+    .long(),
 ];
 
-/// What the checks take on a machine with two quiet cores, with a margin. One that is cut off would count as failed.
+/// What the checks take on a machine with two quiet cores, with a margin. One that is cut off would
+/// count as failed.
 const NEEDED: Duration = Duration::from_secs(15 * 60);
 
 pub(super) fn step(context: &mut Context) -> Outcome {
@@ -169,7 +191,8 @@ pub(super) fn step(context: &mut Context) -> Outcome {
     if context.limit < NEEDED {
         let left = context.limit.as_secs() / 60;
         return Outcome::Skipped(format!(
-            "{left} minutes are left, and it takes about twelve; `cargo xtask test --only \"verbs guest\"` runs it alone"
+            "{left} minutes are left, and it takes about twelve; `cargo xtask test --only \"verbs \
+            guest\"` runs it alone"
         ));
     }
     let host = match Host::prepare(&context.workspace, &Default::default()) {
@@ -233,7 +256,9 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, GuestErro
 
 /// The carrack command and the examples, which some tests start: nothing is built in a guest.
 fn build_programs(context: &Context) -> Result<(), GuestError> {
-    for what in [&["--package", "carrack-cli"][..], &["--package", "carrack-workspace", "--examples"]] {
+    for what in
+        [&["--package", "carrack-cli"][..], &["--package", "carrack-workspace", "--examples"]]
+    {
         let mut command = context.workspace.cargo();
         command.args(["build", "--quiet"]).args(what);
         child::run(&mut command, BUILD, |_| {})?;
@@ -241,7 +266,8 @@ fn build_programs(context: &Context) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// Runs a check and counts its tests. Those of two guests are the same ones: they are counted where the first guest says so.
+/// Runs a check and counts its tests. Those of two guests are the same ones: they are counted where
+/// the first guest says so.
 fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result<(), String> {
     let mut tally = Tally::default();
     let mut last = String::new();
@@ -268,7 +294,9 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
     });
     let mut outcome = match status {
         Err(error) => Err(error.to_string()),
-        Ok(status) if status != check.status => Err(format!("status {status}, and not {}", check.status)),
+        Ok(status) if status != check.status => {
+            Err(format!("status {status}, and not {}", check.status))
+        }
         Ok(_) => Ok(()),
     };
     match check.what {

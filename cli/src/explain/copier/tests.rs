@@ -153,7 +153,10 @@ fn trouble_is_told_of_the_gpu_that_had_it_where_a_copier_is_spoken_of() {
         row.why
     };
     let wanted = || Some(CopierState::Wanted);
-    assert_eq!(told(Some("bad"), row(Some(own), wanted(), None)).unwrap(), "trying the copier: bad");
+    assert_eq!(
+        told(Some("bad"), row(Some(own), wanted(), None)).unwrap(),
+        "trying the copier: bad"
+    );
     let both = told(Some("bad"), row(Some(own), wanted(), Some("first")));
     assert_eq!(both.unwrap(), "first; trying the copier: bad");
     for (trouble, row) in [

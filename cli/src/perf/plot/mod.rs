@@ -1,5 +1,5 @@
-//! Results as charts: latency over size and bandwidth over size in one SVG, and in [`percentiles`] how latencies are
-//! distributed.
+//! Results as charts: latency over size and bandwidth over size in one SVG, and in [`percentiles`]
+//! how latencies are distributed.
 
 pub(super) mod percentiles;
 
@@ -94,11 +94,26 @@ fn both<'a>(
     let [left, right] = halves.as_slice() else { return Ok(()) };
     let (x, y) = ranges(latency);
     let caption = format!("One-way latency, p50 ({about})");
-    let bytes = Axis { unit: "message size (bytes)", label: &|size| size_in_words(size.round() as usize) };
-    chart(left, &caption, &bytes, "latency (µs)", (x.log_scale().base(2.0), y.log_scale()), latency)?;
+    let bytes =
+        Axis { unit: "message size (bytes)", label: &|size| size_in_words(size.round() as usize) };
+    chart(
+        left,
+        &caption,
+        &bytes,
+        "latency (µs)",
+        (x.log_scale().base(2.0), y.log_scale()),
+        latency,
+    )?;
     let (x, y) = ranges(bandwidth);
     let caption = format!("Bandwidth ({about})");
-    chart(right, &caption, &bytes, "bandwidth (GB/s)", (x.log_scale().base(2.0), 0.0..y.end), bandwidth)
+    chart(
+        right,
+        &caption,
+        &bytes,
+        "bandwidth (GB/s)",
+        (x.log_scale().base(2.0), 0.0..y.end),
+        bandwidth,
+    )
 }
 
 /// What lies across.
@@ -159,8 +174,8 @@ where
 fn ranges(curves: &BTreeMap<String, Curve>) -> (Range<f64>, Range<f64>) {
     let points = || curves.values().flatten();
     let around = |values: &mut dyn Iterator<Item = f64>| {
-        let (low, high) =
-            values.fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
+        let (low, high) = values
+            .fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
         if high > 0.0 { low / 1.5..high * 1.5 } else { 1.0..10.0 }
     };
     (around(&mut points().map(|point| point.0)), around(&mut points().map(|point| point.1)))

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-/// What is drawn, and where: at minus the logarithm of the part that is longer, so that each further nine is as far.
-/// The longest has no such place, and stands behind them all.
+/// What is drawn, and where: at minus the logarithm of the part that is longer, so that each
+/// further nine is as far. The longest has no such place, and stands behind them all.
 const PLACES: [(f64, &str); 6] = [
     (std::f64::consts::LOG10_2, "p50"),
     (1.0, "p90"),
@@ -39,8 +39,13 @@ fn curves(records: &[Record]) -> BTreeMap<String, Curve> {
     let of = |record: &Record| {
         let Latency { p50, p90, p99, p999, p9999, max, .. } = record.latency_us?;
         let figures = [p50, p90, p99, p999, p9999, max];
-        let curve = PLACES.iter().zip(figures).map(|((place, _), figure)| (*place, figure)).collect();
-        let size = if record.size > 0 { format!(", {}", size_in_words(record.size)) } else { String::new() };
+        let curve =
+            PLACES.iter().zip(figures).map(|((place, _), figure)| (*place, figure)).collect();
+        let size = if record.size > 0 {
+            format!(", {}", size_in_words(record.size))
+        } else {
+            String::new()
+        };
         Some((name(record) + &size, curve))
     };
     records.iter().filter_map(of).collect()

@@ -20,7 +20,11 @@ impl Bundle {
     /// Without an archive.
     pub(in crate::selftest) fn empty() -> Self {
         static MADE: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("carrack-bundle-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "carrack-bundle-{}-{}",
+            std::process::id(),
+            MADE.fetch_add(1, Ordering::Relaxed)
+        );
         let folder = std::env::temp_dir().join(name);
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("carrack"), "the command").unwrap();
@@ -70,7 +74,8 @@ impl Drop for Bundle {
 pub(in crate::selftest) fn content(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut next = |place: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         if place % 4096 < 2048 { (state >> 56) as u8 } else { seed as u8 }
     };
     (0..length).map(&mut next).collect()
@@ -98,8 +103,12 @@ fn what_xtask_packs_is_unpacked_to_the_last_byte_and_can_be_run() {
     let (large, small) = (content(1, 300_001), content(2, 1));
     // Longer than the name field of a header.
     let long = format!("tests/{}", "n".repeat(120));
-    let programs: [(&str, &[u8]); 4] =
-        [("tests/large", &large), ("tests/empty", &[]), (&long, &small), ("examples/large", &large)];
+    let programs: [(&str, &[u8]); 4] = [
+        ("tests/large", &large),
+        ("tests/empty", &[]),
+        (&long, &small),
+        ("examples/large", &large),
+    ];
     let bundle = Bundle::of(&programs);
     let files = bundle.unpack().unwrap();
     assert_eq!(files.len(), programs.len());
@@ -220,7 +229,8 @@ fn an_archive_that_asks_for_gigabytes_of_memory_is_refused() {
     let mut xz = XzWriter::new(Vec::new(), options).unwrap();
     xz.write_all(b"something").unwrap();
     let mut bytes = xz.finish().unwrap();
-    // The block's header behind the stream's (12 bytes): its size, flags, the filter, its size, the dictionary, and at the end a checksum.
+    // The block's header behind the stream's (12 bytes): its size, flags, the filter, its size, the
+    // dictionary, and at the end a checksum.
     let size = (usize::from(bytes[12]) + 1) * 4;
     assert_eq!(bytes[16], 0x08, "the dictionary is 64 KiB");
     // 3 GiB.

@@ -29,7 +29,8 @@ fn beside(bundle: &Bundle, stop: &dyn Fn() -> bool) -> Result<PathBuf, UnpackErr
 
 /// The folders of programs in a place, whole or not.
 fn folders(place: &Path) -> Vec<String> {
-    let names = fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names =
+        fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.filter(|name| name.starts_with("programs-")).collect();
     names.sort();
     names
@@ -76,7 +77,8 @@ fn what_is_not_as_it_was_unpacked_is_not_used_and_left_as_it_is() {
         &|folder| fs::remove_file(folder.join("tests/a")).unwrap(),
         &|folder| fs::write(folder.join("tests/a"), "short").unwrap(),
         &|folder| {
-            fs::set_permissions(folder.join("examples/b"), fs::Permissions::from_mode(0o644)).unwrap();
+            fs::set_permissions(folder.join("examples/b"), fs::Permissions::from_mode(0o644))
+                .unwrap();
         },
         &|folder| fs::remove_file(folder.join(MARK)).unwrap(),
         &|folder| fs::write(folder.join(MARK), "{}").unwrap(),
@@ -111,7 +113,10 @@ fn places_full_of_spoiled_folders_are_an_error_that_says_what_to_remove() {
     }
     let error = beside(&bundle, NEVER).unwrap_err().to_string();
     assert!(error.contains("remove them"), "{error}");
-    assert!(folder(&bundle, NEVER).unwrap().starts_with(bundle.0.join("report")), "there is another place");
+    assert!(
+        folder(&bundle, NEVER).unwrap().starts_with(bundle.0.join("report")),
+        "there is another place"
+    );
 }
 
 #[test]
@@ -195,7 +200,8 @@ fn where_a_bundle_cannot_be_written_to_the_report_takes_the_programs() {
     let (carrack, told) = (bundle.0.join(COMMAND), RefCell::new(Vec::new()));
     let tell = |what: &str| told.borrow_mut().push(what.to_owned());
     let programs = |report: &Path| {
-        Programs { tell: &tell, ..programs(&bundle, &carrack, NEVER) }.folder(Path::new(UNWRITABLE), report)
+        Programs { tell: &tell, ..programs(&bundle, &carrack, NEVER) }
+            .folder(Path::new(UNWRITABLE), report)
     };
     let report = bundle.0.join("deep/report");
     let folder = programs(&report).unwrap();
@@ -219,7 +225,8 @@ fn a_place_without_room_or_that_starts_no_programs_is_told() {
     let mut programs = programs(&bundle, &carrack, NEVER);
     let here = || statvfs(place).unwrap();
     programs.fits(place, &here()).unwrap();
-    let noexec = StatVfs { f_flag: StatVfsMountFlags::NOEXEC | StatVfsMountFlags::NOSUID, ..here() };
+    let noexec =
+        StatVfs { f_flag: StatVfsMountFlags::NOEXEC | StatVfsMountFlags::NOSUID, ..here() };
     assert!(matches!(programs.fits(place, &noexec), Err(Unfit::NoExec(_))));
 
     programs.archive.unpacked = u64::MAX;

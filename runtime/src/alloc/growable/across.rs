@@ -1,4 +1,5 @@
-//! Whether copies go across the border of two GPUs' memory: an experiment, for no documentation says so.
+//! Whether copies go across the border of two GPUs' memory: an experiment, for no documentation
+//! says so.
 
 use super::Region;
 use carrack_transports::gpu::{Access, Gpu};
@@ -8,12 +9,17 @@ use std::sync::Arc;
 /// Bytes that are copied, half of them on each side of a border. No round number of anything.
 const BYTES: usize = 2 * 4099;
 
-/// Makes memory of these GPUs in turn, and has each of them copy over all borders that a region can have that begins on it: from and
-/// to the host, and within. In this process, since all of them have access to all of it: what fails does so as any copy does.
+/// Makes memory of these GPUs in turn, and has each of them copy over all borders that a region can
+/// have that begins on it: from and to the host, and within. In this process, since all of them
+/// have access to all of it: what fails does so as any copy does.
 ///
 /// # Errors
 /// A copy was refused, or did something else; or there was no memory to try it with.
-pub(super) fn copies_go_across(gpus: &[Arc<dyn Gpu>], access: &[Access], unit: usize) -> Result<(), String> {
+pub(super) fn copies_go_across(
+    gpus: &[Arc<dyn Gpu>],
+    access: &[Access],
+    unit: usize,
+) -> Result<(), String> {
     let all = gpus.len();
     let Some(first) = gpus.first() else { return Ok(()) };
     // Each GPU begins somewhere, and finds all others behind it, and itself again.
@@ -21,14 +27,17 @@ pub(super) fn copies_go_across(gpus: &[Arc<dyn Gpu>], access: &[Access], unit: u
     let refused = |why: &dyn std::fmt::Display| format!("it could not be tried: {why}");
     let reservation = first.reserve(count * unit).map_err(|why| refused(&why))?;
     let turns = gpus.iter().cycle().zip(0..count);
-    let allocate = |(gpu, at): (&Arc<dyn Gpu>, usize)| gpu.allocate_at(&reservation, at * unit, unit, access);
-    let stripes: Vec<Region> = turns.map(allocate).collect::<Result<_, _>>().map_err(|why| refused(&why))?;
+    let allocate =
+        |(gpu, at): (&Arc<dyn Gpu>, usize)| gpu.allocate_at(&reservation, at * unit, unit, access);
+    let stripes: Vec<Region> =
+        turns.map(allocate).collect::<Result<_, _>>().map_err(|why| refused(&why))?;
     for (gpu, parts) in gpus.iter().zip(stripes.windows(all + 1)) {
         let whole = Region::joined(parts.to_vec())
             .ok_or("it could not be tried: stripes do not follow each other")?;
         for border in 1..=all {
-            over_one(&whole, border * unit)
-                .map_err(|why| format!("over a border by the engines of {}: {why}", gpu.info().uuid))?;
+            over_one(&whole, border * unit).map_err(|why| {
+                format!("over a border by the engines of {}: {why}", gpu.info().uuid)
+            })?;
         }
     }
     Ok(())

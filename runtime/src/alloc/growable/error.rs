@@ -3,7 +3,8 @@
 use carrack_transports::gpu::GpuError;
 use carrack_transports::mem::GpuUuid;
 
-/// A [`GrowableBuffer`](super::GrowableBuffer) was not made, or not changed: whatever it is, the buffer is as it was before the call.
+/// A [`GrowableBuffer`](super::GrowableBuffer) was not made, or not changed: whatever it is, the
+/// buffer is as it was before the call.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrowableError {
@@ -11,14 +12,17 @@ pub enum GrowableError {
     #[error("a growable buffer needs a GPU whose memory it is made of: name one or more")]
     NoGpu,
     /// A GPU was named twice.
-    #[error("{gpu} is named twice: it has stripes of the buffer, writes it, or reads it; name it once")]
+    #[error(
+        "{gpu} is named twice: it has stripes of the buffer, writes it, or reads it; name it once"
+    )]
     Twice {
         /// Which.
         gpu: GpuUuid,
     },
     /// So many addresses cannot be reserved at all.
     #[error(
-        "{most} bytes cannot be reserved: ask for at least 1, and for less than half of the address space"
+        "{most} bytes cannot be reserved: ask for at least 1, and for less than half of the \
+        address space"
     )]
     Most {
         /// Bytes that were asked for.
@@ -26,7 +30,8 @@ pub enum GrowableError {
     },
     /// The stripe does not divide into what a GPU allocates by.
     #[error(
-        "a stripe of {stripe} bytes is no multiple of the {granularity} by which {gpu} allocates: make it {}",
+        "a stripe of {stripe} bytes is no multiple of the {granularity} by which {gpu} allocates: \
+        make it {}",
         nearest(*.stripe, *.granularity)
     )]
     Stripe {
@@ -47,7 +52,8 @@ pub enum GrowableError {
     },
     /// The GPUs do not reach each other's memory.
     #[error(
-        "{gpu} does not reach memory of {owner}, which would have stripes of the buffer: {cause}; leave one of the two out"
+        "{gpu} does not reach memory of {owner}, which would have stripes of the buffer: {cause}; \
+        leave one of the two out"
     )]
     Apart {
         /// Which GPU.
@@ -57,9 +63,11 @@ pub enum GrowableError {
         /// The driver's reason.
         cause: GpuError,
     },
-    /// A GPU was to have access for reading only, and it is not so that its driver keeps it from writing, or not known.
+    /// A GPU was to have access for reading only, and it is not so that its driver keeps it from
+    /// writing, or not known.
     #[error(
-        "{gpu} is not given access for reading only to memory of {owner}: {cause}; name it among the writers, or leave it out"
+        "{gpu} is not given access for reading only to memory of {owner}: {cause}; name it among \
+        the writers, or leave it out"
     )]
     ReadOnly {
         /// The first of them.
@@ -79,7 +87,8 @@ pub enum GrowableError {
     },
     /// It does not grow so far.
     #[error(
-        "the buffer cannot grow to {len} bytes: {capacity} were reserved; reserve a larger one, and move there"
+        "the buffer cannot grow to {len} bytes: {capacity} were reserved; reserve a larger one, \
+        and move there"
     )]
     Beyond {
         /// Bytes that were asked for.
@@ -89,7 +98,8 @@ pub enum GrowableError {
     },
     /// A GPU has no memory for a stripe. What was allocated before it in this call was given back.
     #[error(
-        "the buffer does not grow from {held} to {len} bytes, for want of a stripe of {stripe} on {gpu}: {cause}"
+        "the buffer does not grow from {held} to {len} bytes, for want of a stripe of {stripe} on \
+        {gpu}: {cause}"
     )]
     NotAllocated {
         /// Bytes that were asked for.
@@ -115,7 +125,8 @@ pub enum GrowableError {
     },
     /// There is no such range.
     #[error(
-        "{len} bytes at {offset} are no range of the buffer, which has {held}: grow it first, and ask for at least 1"
+        "{len} bytes at {offset} are no range of the buffer, which has {held}: grow it first, and \
+        ask for at least 1"
     )]
     Outside {
         /// Where the range was to begin, in bytes.
@@ -125,7 +136,8 @@ pub enum GrowableError {
         /// Bytes that there are.
         held: usize,
     },
-    /// The range lies on several GPUs, and copies do not go over such a border, or that could not be tried.
+    /// The range lies on several GPUs, and copies do not go over such a border, or that could not
+    /// be tried.
     #[error(
         "{len} bytes at {offset} lie on {gpus} GPUs, in stripes of {stripe}, and are no region unless copies go from one GPU's memory into \
          the next one's: {cause}; take the pieces, which go together in a batch"
@@ -158,7 +170,8 @@ fn holders(processes: &[u32]) -> String {
             .into();
     }
     format!(
-        "processes {processes:?} have them mapped: they drop what names them, and close them when they are next idle in progress; then call again"
+        "processes {processes:?} have them mapped: they drop what names them, and close them when \
+        they are next idle in progress; then call again"
     )
 }
 

@@ -6,11 +6,13 @@
 //!   memory of   GPU 0    GPU 1      GPU 0                none yet
 //! ```
 //!
-//! Addresses are reserved once; memory is mapped there, and unmapped, by whole stripes, which are dealt out to the GPUs in turn. So
-//! nothing is copied when it grows, and what kernels and registrations know stays true.
+//! Addresses are reserved once; memory is mapped there, and unmapped, by whole stripes, which are
+//! dealt out to the GPUs in turn. So nothing is copied when it grows, and what kernels and
+//! registrations know stays true.
 //!
-//! Each stripe is an allocation of its own, and is given back by itself. A region reaches over as many as it likes, also of several
-//! GPUs, where copies go over such borders: which is tried the first time.
+//! Each stripe is an allocation of its own, and is given back by itself. A region reaches over as
+//! many as it likes, also of several GPUs, where copies go over such borders: which is tried the
+//! first time.
 
 mod across;
 mod error;
@@ -26,12 +28,15 @@ use std::sync::{Arc, OnceLock};
 
 /// Memory of one or several GPUs, at addresses that stay, and whose length changes.
 ///
-/// All GPUs that it is made of read and write all of it, by kernels at [`addr`](Self::addr) and by copy engines; others
-/// [read and write](GrowableBuilder::writers) it, or [read](GrowableBuilder::readers) it, as they were named. A part of it is a
-/// [`Region`], to be registered, posted and copied as any other; regions keep their stripes, and the buffer does not shrink below them.
+/// All GPUs that it is made of read and write all of it, by kernels at [`addr`](Self::addr) and by
+/// copy engines; others [read and write](GrowableBuilder::writers) it, or
+/// [read](GrowableBuilder::readers) it, as they were named. A part of it is a [`Region`], to be
+/// registered, posted and copied as any other; regions keep their stripes, and the buffer does not
+/// shrink below them.
 ///
-/// Peers map what is registered of it, and go on using that while the buffer grows: a region's name is good for the region's length,
-/// and what has grown is registered by another name, alone or with what was there. Memory that comes is not cleared.
+/// Peers map what is registered of it, and go on using that while the buffer grows: a region's name
+/// is good for the region's length, and what has grown is registered by another name, alone or with
+/// what was there. Memory that comes is not cleared.
 ///
 /// ```
 /// use carrack::alloc::GrowableBuffer;
@@ -73,8 +78,8 @@ pub struct GrowableBuffer {
 }
 
 impl GrowableBuffer {
-    /// A buffer of memory of these GPUs, in turn, that grows to `most` bytes, rounded up to whole stripes. Addresses cost no memory: ask
-    /// for as many as the buffer can ever need.
+    /// A buffer of memory of these GPUs, in turn, that grows to `most` bytes, rounded up to whole
+    /// stripes. Addresses cost no memory: ask for as many as the buffer can ever need.
     pub fn reserve(gpus: &[Arc<dyn Gpu>], most: usize) -> GrowableBuilder<'_> {
         GrowableBuilder::new(gpus, most)
     }
@@ -124,12 +129,14 @@ impl GrowableBuffer {
         &self.access
     }
 
-    /// Makes it at least `len` bytes long: maps as many stripes as are missing, behind those that there are. What is there stays, where
-    /// and as it is, also for work of GPUs and of peers that is under way.
+    /// Makes it at least `len` bytes long: maps as many stripes as are missing, behind those that
+    /// there are. What is there stays, where and as it is, also for work of GPUs and of peers that
+    /// is under way.
     ///
     /// # Errors
-    /// [`Beyond`](GrowableError::Beyond): so much was not reserved. [`NotAllocated`](GrowableError::NotAllocated): a GPU has not so
-    /// much memory; all that was allocated by this call was given back.
+    /// [`Beyond`](GrowableError::Beyond): so much was not reserved.
+    /// [`NotAllocated`](GrowableError::NotAllocated): a GPU has not so much memory; all that was
+    /// allocated by this call was given back.
     pub fn grow_to(&mut self, len: usize) -> Result<(), GrowableError> {
         if len > self.capacity {
             return Err(GrowableError::Beyond { len, capacity: self.capacity });
@@ -138,8 +145,10 @@ impl GrowableBuffer {
         let turns = self.gpus.iter().cycle().zip(0..len.div_ceil(stripe)).skip(self.stripes.len());
         let mut fresh = Vec::new();
         for (gpu, number) in turns {
-            let allocate = || gpu.allocate_at(&self.reservation, number * stripe, stripe, &self.access);
-            // What others have let go of may be what is missing: it is freed when somebody asks who has it.
+            let allocate =
+                || gpu.allocate_at(&self.reservation, number * stripe, stripe, &self.access);
+            // What others have let go of may be what is missing: it is freed when somebody asks who
+            // has it.
             let again = |_| {
                 let _ = withdraw(self.addr() + number * stripe, stripe);
                 allocate()
@@ -158,27 +167,33 @@ impl GrowableBuffer {
         Ok(())
     }
 
-    /// Gives back the stripes behind the first `len` bytes. The caller sees to it that no kernel uses them any more.
+    /// Gives back the stripes behind the first `len` bytes. The caller sees to it that no kernel
+    /// uses them any more.
     ///
-    /// Other processes may have mapped what was registered, or what messages were sent from. They close it when they have dropped what
-    /// names it (an [`Rmr`](crate::Rmr)) and are idle in progress, or have called it some thousand times; until then this is an error.
+    /// Other processes may have mapped what was registered, or what messages were sent from. They
+    /// close it when they have dropped what names it (an [`Rmr`](crate::Rmr)) and are idle in
+    /// progress, or have called it some thousand times; until then this is an error.
     ///
     /// # Errors
-    /// [`InUse`](GrowableError::InUse): some of it is registered, in an operation, held as a region, or mapped by other
-    /// processes. Nothing has changed; the error says how far it can shrink.
+    /// [`InUse`](GrowableError::InUse): some of it is registered, in an operation, held as a
+    /// region, or mapped by other processes. Nothing has changed; the error says how far it can
+    /// shrink.
     pub fn shrink_to(&mut self, len: usize) -> Result<(), GrowableError> {
         let keep = len.div_ceil(self.stripe);
         if keep >= self.stripes.len() {
             return Ok(());
         }
         let stripe = self.stripe;
-        let in_use = |stripes, processes| GrowableError::InUse { len, used: stripes * stripe, processes };
-        let is_held =
-            |(at, region): (usize, &Region)| (at >= keep && region.is_held_elsewhere()).then_some(at + 1);
+        let in_use =
+            |stripes, processes| GrowableError::InUse { len, used: stripes * stripe, processes };
+        let is_held = |(at, region): (usize, &Region)| {
+            (at >= keep && region.is_held_elsewhere()).then_some(at + 1)
+        };
         if let Some(stripes) = self.stripes.iter().enumerate().rev().find_map(is_held) {
             return Err(in_use(stripes, Vec::new()));
         }
-        // Where messages came from, peers are told no more of it, and close it. Raw regions of its addresses are the program's.
+        // Where messages came from, peers are told no more of it, and close it. Raw regions of its
+        // addresses are the program's.
         let Withdrawn { regions, processes } =
             withdraw(self.addr() + keep * self.stripe, self.len() - keep * self.stripe);
         if regions > 0 || !processes.is_empty() {
@@ -215,11 +230,13 @@ impl GrowableBuffer {
         Ok(())
     }
 
-    /// A range of it as a region: within a stripe, or over several, also of several GPUs. Then it is the first one's to all purposes:
-    /// its engines copy it, and peers map all of it for one of theirs.
+    /// A range of it as a region: within a stripe, or over several, also of several GPUs. Then it
+    /// is the first one's to all purposes: its engines copy it, and peers map all of it for one of
+    /// theirs.
     ///
-    /// The first time that a range lies on several GPUs, copies over such borders are tried, each GPU's, with memory that is allocated for
-    /// that and given back: no documentation says that they work. It takes some milliseconds.
+    /// The first time that a range lies on several GPUs, copies over such borders are tried, each
+    /// GPU's, with memory that is allocated for that and given back: no documentation says that
+    /// they work. It takes some milliseconds.
     ///
     /// # Errors
     /// [`Outside`](GrowableError::Outside), [`OnSeveral`](GrowableError::OnSeveral).
@@ -228,7 +245,11 @@ impl GrowableBuffer {
         let (first, last) = self.touched(offset, len).ok_or_else(outside)?;
         let within = offset - first * self.stripe;
         if first == last {
-            return self.stripes.get(first).and_then(|one| one.subregion(within, len)).ok_or_else(outside);
+            return self
+                .stripes
+                .get(first)
+                .and_then(|one| one.subregion(within, len))
+                .ok_or_else(outside);
         }
         if self.gpus.len() > 1 && self.goes_across.get().is_none() {
             let (stripe, gpus) = (self.stripe, self.gpus.len().min(last - first + 1));
@@ -240,8 +261,8 @@ impl GrowableBuffer {
         all.and_then(|all| all.subregion(within, len)).ok_or_else(outside)
     }
 
-    /// A range of it as regions, one for each stripe that it reaches into, in their order: each of them its own GPU's, to be registered by
-    /// itself, and put or got with the others as a batch.
+    /// A range of it as regions, one for each stripe that it reaches into, in their order: each of
+    /// them its own GPU's, to be registered by itself, and put or got with the others as a batch.
     ///
     /// # Errors
     /// [`Outside`](GrowableError::Outside).
@@ -290,9 +311,11 @@ mod tests {
     #[test]
     fn stripes_of_which_somebody_has_got_hold_meanwhile_are_put_back_and_all_others() {
         let driver = FakeDriver::new(FakeConfig::devices(2)).unwrap();
-        let mut buffer = GrowableBuffer::reserve(&driver.devices().unwrap(), 5 * STRIPE).build().unwrap();
+        let mut buffer =
+            GrowableBuffer::reserve(&driver.devices().unwrap(), 5 * STRIPE).build().unwrap();
         buffer.grow_to(5 * STRIPE).unwrap();
-        let places = |buffer: &GrowableBuffer| buffer.stripes.iter().map(Region::addr).collect::<Vec<_>>();
+        let places =
+            |buffer: &GrowableBuffer| buffer.stripes.iter().map(Region::addr).collect::<Vec<_>>();
         let before = places(&buffer);
         for (at, stripe) in buffer.stripes.iter().enumerate() {
             stripe.whole().write(&vec![at as u8; STRIPE]).unwrap();

@@ -22,29 +22,35 @@ impl<'a> GrowableBuilder<'a> {
         Self { gpus, most, stripe: None, writers: &[], readers: &[] }
     }
 
-    /// Bytes of a stripe: the buffer grows and shrinks by these, and each GPU in turn has one. A multiple of the largest
-    /// [granularity](Gpu::granularity) among the GPUs, which it is if nothing is said (2 MiB on NVIDIA's GPUs). Each stripe takes a
-    /// tenth of a millisecond or so to map, and each that is registered a descriptor: buffers of gigabytes do well with stripes of 64 MiB
-    /// or more.
+    /// Bytes of a stripe: the buffer grows and shrinks by these, and each GPU in turn has one. A
+    /// multiple of the largest [granularity](Gpu::granularity) among the GPUs, which it is if
+    /// nothing is said (2 MiB on NVIDIA's GPUs). Each stripe takes a tenth of a millisecond or so
+    /// to map, and each that is registered a descriptor: buffers of gigabytes do well with stripes
+    /// of 64 MiB or more.
     pub fn stripe(mut self, bytes: usize) -> Self {
         self.stripe = Some(bytes);
         self
     }
 
-    /// GPUs that read and write the buffer as those do that it is made of, and have no stripe of it.
+    /// GPUs that read and write the buffer as those do that it is made of, and have no stripe of
+    /// it.
     pub fn writers(mut self, gpus: &'a [Arc<dyn Gpu>]) -> Self {
         self.writers = gpus;
         self
     }
 
-    /// GPUs that read the buffer, and are kept from writing it: by the driver, which refuses copies in their contexts, and ends the
-    /// context of a kernel that writes there all the same. What the runtime is told to write there it writes in the context of the GPU
-    /// that has the memory, or the first of several that have it, wherever it comes from. Other processes that map the buffer have rights of their own.
+    /// GPUs that read the buffer, and are kept from writing it: by the driver, which refuses copies
+    /// in their contexts, and ends the context of a kernel that writes there all the same. What the
+    /// runtime is told to write there it writes in the context of the GPU that has the memory, or
+    /// the first of several that have it, wherever it comes from. Other processes that map the
+    /// buffer have rights of their own.
     ///
-    /// Drivers take such rights and promise nothing. Whether this one keeps each of these out is found out by
-    /// [`build`](Self::build), the first time in a process, by attempts in processes of their own: that takes seconds for each pair of
-    /// GPUs, and a program that answers for them ([`trial`](crate::trial)). An attempt leaves a fault of its kernel in the system's log
-    /// (Xid 31). Under MPS it goes round the server, or is not made; there a fault of a reader is that of all clients.
+    /// Drivers take such rights and promise nothing. Whether this one keeps each of these out is
+    /// found out by [`build`](Self::build), the first time in a process, by attempts in processes
+    /// of their own: that takes seconds for each pair of GPUs, and a program that answers for them
+    /// ([`trial`](crate::trial)). An attempt leaves a fault of its kernel in the system's log (Xid
+    /// 31). Under MPS it goes round the server, or is not made; there a fault of a reader is that
+    /// of all clients.
     pub fn readers(mut self, gpus: &'a [Arc<dyn Gpu>]) -> Self {
         self.readers = gpus;
         self
@@ -80,7 +86,8 @@ impl<'a> GrowableBuilder<'a> {
         // Last: what is refused above is refused without a process for it.
         for gpu in readers {
             for owner in gpus {
-                let read_only = |cause| GrowableError::ReadOnly { gpu: uuid(gpu), owner: uuid(owner), cause };
+                let read_only =
+                    |cause| GrowableError::ReadOnly { gpu: uuid(gpu), owner: uuid(owner), cause };
                 gpu.keeps_from_writing(uuid(owner)).map_err(read_only)?;
             }
         }

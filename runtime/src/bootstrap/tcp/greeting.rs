@@ -1,8 +1,9 @@
 //! The words with which a connection begins, before anything of a job is said on it.
 //!
-//! Whoever listens speaks first, with a *challenge*; whoever came says who it is and what for (a *call*), with a proof; the answer
-//! is a *welcome* with a proof of its own, or a refusal in words. Proofs cover the challenge and all that was said, so what
-//! was overheard once opens nothing. What follows is neither hidden nor sealed: the network is trusted to carry it.
+//! Whoever listens speaks first, with a *challenge*; whoever came says who it is and what for (a
+//! *call*), with a proof; the answer is a *welcome* with a proof of its own, or a refusal in words.
+//! Proofs cover the challenge and all that was said, so what was overheard once opens nothing. What
+//! follows is neither hidden nor sealed: the network is trusted to carry it.
 //!
 //! All begin with the same eight bytes and a version, whatever follows in other versions.
 
@@ -218,7 +219,8 @@ impl Welcome {
 
 /// A refusal as bytes.
 pub fn refusal(why: &str) -> Vec<u8> {
-    let end = (0..=MAX_REFUSAL.min(why.len())).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
+    let end =
+        (0..=MAX_REFUSAL.min(why.len())).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
     let len = u16::try_from(end).unwrap_or(0).to_le_bytes();
     [&[IS_REFUSAL], &len[..], &why.as_bytes()[..end]].concat()
 }
@@ -276,10 +278,16 @@ mod tests {
     }
 
     fn seat() -> impl Strategy<Value = Option<Seat>> {
-        let ip =
-            prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u8; 16]>().prop_map(IpAddr::from)];
+        let ip = prop_oneof![
+            any::<[u8; 4]>().prop_map(IpAddr::from),
+            any::<[u8; 16]>().prop_map(IpAddr::from)
+        ];
         let seat = (0..u32::MAX, ip, any::<u16>());
-        proptest::option::of(seat.prop_map(|(rank, ip, port)| Seat { rank, ip: ip.to_canonical(), port }))
+        proptest::option::of(seat.prop_map(|(rank, ip, port)| Seat {
+            rank,
+            ip: ip.to_canonical(),
+            port,
+        }))
     }
 
     fn call() -> impl Strategy<Value = Call> {

@@ -1,7 +1,7 @@
 //! How a rank gets its place: it calls rank 0, and then the rank that it is told is above it.
 //!
-//! This happens before the runtime is there, on the thread that starts it, and waits: for rank 0 to come, at most
-//! `CARRACK_BOOTSTRAP_TIMEOUT`.
+//! This happens before the runtime is there, on the thread that starts it, and waits: for rank 0 to
+//! come, at most `CARRACK_BOOTSTRAP_TIMEOUT`.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Connections that the kernel keeps until they are accepted; it lowers that to `net.core.somaxconn`.
+/// Connections that the kernel keeps until they are accepted; it lowers that to
+/// `net.core.somaxconn`.
 const QUEUE: i32 = 4096;
 
 /// A rank that has its place.
@@ -41,14 +42,15 @@ pub(super) struct Joined {
     pub(super) above: (TcpStream, u32, SocketAddr),
 }
 
-/// Where rank 0 listens: at all addresses of its machine, or where `MASTER_ADDR` is a loopback address only there, so that no other
-/// machine is listened to.
+/// Where rank 0 listens: at all addresses of its machine, or where `MASTER_ADDR` is a loopback
+/// address only there, so that no other machine is listened to.
 pub(super) fn listen_as_zero(invitation: &Invitation) -> Result<TcpListener, BootstrapError> {
     let failed = |source| BootstrapError::Listen { address: invitation.to_string(), source };
     if !is_loopback(&invitation.host) {
         return listen_everywhere(invitation.port).map_err(failed);
     }
-    let addresses = (invitation.host.as_str(), invitation.port).to_socket_addrs().map_err(failed)?;
+    let addresses =
+        (invitation.host.as_str(), invitation.port).to_socket_addrs().map_err(failed)?;
     let mut last = ErrorKind::AddrNotAvailable.into();
     for address in addresses {
         match listen(address) {
@@ -89,9 +91,11 @@ pub(super) fn join(invitation: &Invitation) -> Result<Joined, BootstrapError> {
             } else {
                 listen_everywhere(0)
             };
-            let own = own.map_err(|source| BootstrapError::Listen { address: "any port".into(), source })?;
+            let own = own
+                .map_err(|source| BootstrapError::Listen { address: "any port".into(), source })?;
             let port = own.local_addr().map(|own| own.port());
-            let port = port.map_err(|source| BootstrapError::Os { doing: "asking for a port", source })?;
+            let port =
+                port.map_err(|source| BootstrapError::Os { doing: "asking for a port", source })?;
             listener = Some(own);
             Ok(Call { port, ..call.clone() })
         },
@@ -101,17 +105,19 @@ pub(super) fn join(invitation: &Invitation) -> Result<Joined, BootstrapError> {
     let Some(seat) = welcome.above else {
         return Ok(Joined { welcome, listener, above: (zero, 0, address) });
     };
-    // The machine of rank 0 sees its own ranks under a loopback address; others know it by the address that they have reached it at.
+    // The machine of rank 0 sees its own ranks under a loopback address; others know it by the
+    // address that they have reached it at.
     let ip = if seat.ip.is_loopback() { address.ip() } else { seat.ip };
     let seat_address = SocketAddr::new(ip, seat.port);
     let who = format!("rank {}, through which this rank reaches the others,", seat.rank);
-    let search = Search { may_come: false, who, address: seat_address.to_string(), invitation, deadline };
+    let search =
+        Search { may_come: false, who, address: seat_address.to_string(), invitation, deadline };
     let attach = Call { errand: Errand::Attach, place: welcome.place, salt: welcome.salt, ..call };
     let (above, confirmed) = search.reach(|| Ok(vec![seat_address]), |_| Ok(attach.clone()))?;
     if confirmed.place != welcome.place || confirmed.salt != welcome.salt {
-        return Err(
-            search.not_admitted("it belongs to another run of the job: end what is left of that".into())
-        );
+        return Err(search.not_admitted(
+            "it belongs to another run of the job: end what is left of that".into(),
+        ));
     }
     // Rank 0 needs to know: until now, this connection's end is this rank's.
     let told = (&zero).write_all(&[SETTLED]);
@@ -125,7 +131,9 @@ pub(super) fn nonce() -> Result<Nonce, BootstrapError> {
 }
 
 fn peer(stream: &TcpStream) -> Result<SocketAddr, BootstrapError> {
-    stream.peer_addr().map_err(|source| BootstrapError::Os { doing: "asking for rank 0's address", source })
+    stream
+        .peer_addr()
+        .map_err(|source| BootstrapError::Os { doing: "asking for rank 0's address", source })
 }
 
 fn is_loopback(host: &str) -> bool {
@@ -238,7 +246,8 @@ impl Search<'_> {
             }
         })?;
         if stream.local_addr().is_ok_and(|own| own == address) {
-            // The kernel has chosen that very port for this end, and so has connected it to itself. Held on to, it would keep rank 0 out.
+            // The kernel has chosen that very port for this end, and so has connected it to itself.
+            // Held on to, it would keep rank 0 out.
             return Err(Failure::Again("nobody listens there".into()));
         }
         let call = call(address).map_err(Failure::Never)?;
@@ -265,7 +274,8 @@ impl Search<'_> {
             Answer::Welcome => {
                 let mut welcome = [0; WELCOME];
                 reader.read(&mut welcome, |_| Ok(()))?;
-                Welcome::decode(&welcome, key, &call.nonce).map_err(|stranger| self.is_stranger(stranger))
+                Welcome::decode(&welcome, key, &call.nonce)
+                    .map_err(|stranger| self.is_stranger(stranger))
             }
             Answer::Refusal => {
                 let mut len = [0; 2];
@@ -292,13 +302,15 @@ impl Search<'_> {
 
 /// Said by both sides.
 pub(super) const WRONG_SECRET: &str = "its job secret is another one; set CARRACK_JOB_SECRET to the same text on all ranks, or on \
-     none, and then MASTER_PORT and TORCHELASTIC_RUN_ID must be the same; or it is of another job: give each its own MASTER_PORT or CARRACK_PORT";
+     none, and then MASTER_PORT and TORCHELASTIC_RUN_ID must be the same; or it is of another job: \
+     give each its own MASTER_PORT or CARRACK_PORT";
 
 /// Said by both sides.
 pub(super) fn wrong_version(theirs: u32) -> String {
     let ours = greeting::VERSION;
     format!(
-        "it speaks version {theirs} of the TCP bootstrap and this process version {ours}; build all ranks from the same version of Carrack"
+        "it speaks version {theirs} of the TCP bootstrap and this process version {ours}; build \
+        all ranks from the same version of Carrack"
     )
 }
 
@@ -317,7 +329,10 @@ impl Timed<'_> {
     ) -> Result<(), Failure> {
         let mut filled = 0;
         while filled < buffer.len() {
-            let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let left = self
+                .deadline
+                .saturating_duration_since(Instant::now())
+                .max(Duration::from_millis(1));
             let waits = self.stream.set_read_timeout(Some(left));
             match waits.and_then(|()| (&*self.stream).read(&mut buffer[filled..])) {
                 Ok(0) => return Err(Failure::Again("it hung up before it had answered".into())),
@@ -326,8 +341,11 @@ impl Timed<'_> {
                     check(&buffer[..filled])?;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    let why = "something listens there, and does not answer: is it another program?";
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                {
+                    let why =
+                        "something listens there, and does not answer: is it another program?";
                     return Err(Failure::Again(why.into()));
                 }
                 Err(error) => return Err(Failure::Again(format!("it hung up: {error}"))),

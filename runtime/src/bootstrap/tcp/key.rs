@@ -1,10 +1,10 @@
 //! What the ranks of a job have in common, and how they prove it without saying it.
 //!
 //! The key is `SHA-256("carrack job secret 1" 0 secret)`, or without a secret
-//! `SHA-256("carrack job without secret 1" 0 MASTER_PORT 0 TORCHELASTIC_RUN_ID)`. It is never sent: whoever
-//! connects answers a challenge with a keyed hash (HMAC-SHA-256, RFC 2104) over what both have said. The job's identity
-//! is `HMAC(key, "job" 0 salt)`, its first 16 bytes; rank 0 draws the salt anew each time it starts, so two jobs with one
-//! secret are two jobs.
+//! `SHA-256("carrack job without secret 1" 0 MASTER_PORT 0 TORCHELASTIC_RUN_ID)`. It is never sent:
+//! whoever connects answers a challenge with a keyed hash (HMAC-SHA-256, RFC 2104) over what both
+//! have said. The job's identity is `HMAC(key, "job" 0 salt)`, its first 16 bytes; rank 0 draws the
+//! salt anew each time it starts, so two jobs with one secret are two jobs.
 //!
 //! HMAC is written here, over `sha2`: the crate `hmac` would bring a licence more, for eight lines.
 
@@ -37,13 +37,20 @@ impl JobKey {
         Self(digest(&[b"carrack job secret 1\0", secret]))
     }
 
-    /// The key of a job that has no secret. It tells jobs apart, and keeps nobody out: all of it is known to whoever asks.
+    /// The key of a job that has no secret. It tells jobs apart, and keeps nobody out: all of it is
+    /// known to whoever asks.
     ///
-    /// `MASTER_ADDR` is no part of it: there is one rank 0 at a port, by whatever name it is called.
+    /// `MASTER_ADDR` is no part of it: there is one rank 0 at a port, by whatever name it is
+    /// called.
     pub fn without_secret(master_port: u16, run_id: Option<&str>) -> Self {
         let port = master_port.to_string();
         let run_id = run_id.unwrap_or_default();
-        Self(digest(&[b"carrack job without secret 1\0", port.as_bytes(), b"\0", run_id.as_bytes()]))
+        Self(digest(&[
+            b"carrack job without secret 1\0",
+            port.as_bytes(),
+            b"\0",
+            run_id.as_bytes(),
+        ]))
     }
 
     /// The identity of the job that rank 0 has drawn this salt for.
@@ -93,12 +100,13 @@ impl fmt::Debug for JobKey {
 mod tests {
     use super::*;
 
-    /// RFC 4231, test case 6 has a key of 131 bytes of 0xaa, which is hashed first; so is ours, always. This is the keyed hash of that
-    /// test with the hashed key given.
+    /// RFC 4231, test case 6 has a key of 131 bytes of 0xaa, which is hashed first; so is ours,
+    /// always. This is the keyed hash of that test with the hashed key given.
     #[test]
     fn the_keyed_hash_is_that_of_the_rfc() {
         let key = JobKey(digest(&[&[0xaa; 131]]));
-        let proof = key.proof(b"Test Using Larger Than Block-Size Key", &[b" - ", b"Hash Key First"]);
+        let proof =
+            key.proof(b"Test Using Larger Than Block-Size Key", &[b" - ", b"Hash Key First"]);
         let hex: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
     }

@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use super::wire::{Envelope, Inbox};
 
-/// How much may wait for a neighbour before what it asks for, or what would go to it, is put off: that bounds memory.
+/// How much may wait for a neighbour before what it asks for, or what would go to it, is put off:
+/// that bounds memory.
 const FULL: usize = 1 << 20;
 
 /// What is read at a time, in bytes.
 const READ: usize = 64 << 10;
 
-/// How long a connection is silent before the kernel asks whether the other machine is there, and how often and how many times
-/// it then asks: what is dead is noticed after two minutes.
+/// How long a connection is silent before the kernel asks whether the other machine is there, and
+/// how often and how many times it then asks: what is dead is noticed after two minutes.
 const SILENT: Duration = Duration::from_secs(60);
 const ASK_EVERY: Duration = Duration::from_secs(10);
 const ASK_TIMES: u32 = 6;
@@ -46,9 +47,13 @@ impl Link {
         sockopt::set_tcp_keepidle(&stream, SILENT)?;
         sockopt::set_tcp_keepintvl(&stream, ASK_EVERY)?;
         sockopt::set_tcp_keepcnt(&stream, ASK_TIMES)?;
-        // The same where something is on its way: then the kernel does not ask, and tries for a quarter of an hour.
+        // The same where something is on its way: then the kernel does not ask, and tries for a
+        // quarter of an hour.
         let patience = SILENT + ASK_EVERY * ASK_TIMES;
-        sockopt::set_tcp_user_timeout(&stream, u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
+        sockopt::set_tcp_user_timeout(
+            &stream,
+            u32::try_from(patience.as_millis()).unwrap_or(u32::MAX),
+        )?;
         let stream = Arc::new(stream);
         let (inbox, outbox) = (Inbox::default(), Vec::new());
         Ok(Self { rank, address, stream, inbox, outbox, sent: 0, is_down: false })

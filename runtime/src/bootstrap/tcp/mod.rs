@@ -1,34 +1,40 @@
-//! The bootstrap of a program that somebody else's launcher has started: over TCP, with torchrun's variables.
+//! The bootstrap of a program that somebody else's launcher has started: over TCP, with torchrun's
+//! variables.
 //!
-//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` say who a process is and where rank 0 is; any launcher, or a few shells, can set
-//! them. Under `carrack run` its descriptor wins.
+//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` say who a process is and where rank 0 is;
+//! any launcher, or a few shells, can set them. Under `carrack run` its descriptor wins.
 //!
-//! By `LOCAL_RANK`, the number of a process among those of its node, ranks of a node share out what it has, such as RDMA devices;
-//! without it each goes by its `RANK`. It must be below `LOCAL_WORLD_SIZE`, where that is set. torchrun's other variables
-//! (groups, roles, restarts) say nothing that Carrack needs.
+//! By `LOCAL_RANK`, the number of a process among those of its node, ranks of a node share out what
+//! it has, such as RDMA devices; without it each goes by its `RANK`. It must be below
+//! `LOCAL_WORLD_SIZE`, where that is set. torchrun's other variables (groups, roles, restarts) say
+//! nothing that Carrack needs.
 //!
 //! # The port
 //!
-//! With torchrun an agent's own store listens on `MASTER_PORT`. So rank 0 of this bootstrap listens on `CARRACK_PORT`, by default
-//! [`PORT_OFFSET`] above `MASTER_PORT`; where that is beyond 65535 it is counted on from 1024 ([`port_beside`]).
-//! Jobs of one machine have different `MASTER_PORT`s, and so different ports here, unless two of those are exactly `PORT_OFFSET` apart: a port
-//! that is taken is an error that says so, and `CARRACK_PORT` the way out, the same for all ranks. The other ranks
-//! listen on ports that the kernel chooses. A rank that comes to another job's port is told so, by the secret or by its size.
-//! Where `MASTER_ADDR` is `localhost` or a loopback address, ranks listen on the loopback only.
+//! With torchrun an agent's own store listens on `MASTER_PORT`. So rank 0 of this bootstrap listens
+//! on `CARRACK_PORT`, by default [`PORT_OFFSET`] above `MASTER_PORT`; where that is beyond 65535 it
+//! is counted on from 1024 ([`port_beside`]). Jobs of one machine have different `MASTER_PORT`s,
+//! and so different ports here, unless two of those are exactly `PORT_OFFSET` apart: a port that is
+//! taken is an error that says so, and `CARRACK_PORT` the way out, the same for all ranks. The
+//! other ranks listen on ports that the kernel chooses. A rank that comes to another job's port is
+//! told so, by the secret or by its size. Where `MASTER_ADDR` is `localhost` or a loopback address,
+//! ranks listen on the loopback only.
 //!
 //! # The secret
 //!
-//! `CARRACK_JOB_SECRET`, at least 16 bytes of any text, the same for all ranks. It is not sent: each connection begins with a challenge and
-//! a keyed hash ([`JobKey`] has the formulas). Without it the key is made from `MASTER_PORT` and `TORCHELASTIC_RUN_ID`, which anyone can
-//! know who reaches the port; that is logged as a warning. What is sent afterwards is neither encrypted nor signed: the bootstrap
-//! keeps strangers and other jobs out, and trusts the network in between. A short secret can be guessed from
-//! what is overheard: draw a random one.
+//! `CARRACK_JOB_SECRET`, at least 16 bytes of any text, the same for all ranks. It is not sent:
+//! each connection begins with a challenge and a keyed hash ([`JobKey`] has the formulas). Without
+//! it the key is made from `MASTER_PORT` and `TORCHELASTIC_RUN_ID`, which anyone can know who
+//! reaches the port; that is logged as a warning. What is sent afterwards is neither encrypted nor
+//! signed: the bootstrap keeps strangers and other jobs out, and trusts the network in between. A
+//! short secret can be guessed from what is overheard: draw a random one.
 //!
 //! # The tree, and what it costs
 //!
-//! Ranks are places of a tree in which [`ARITY`](tree::ARITY) are below each; 4096 ranks are three levels. Each calls rank 0 once, is told its
-//! place and who is above it, and connects there. So rank 0 sees a short connection for each rank, and knows some
-//! forty bytes of it; nobody has more than 17 connections that last.
+//! Ranks are places of a tree in which [`ARITY`](tree::ARITY) are below each; 4096 ranks are three
+//! levels. Each calls rank 0 once, is told its place and who is above it, and connects there. So
+//! rank 0 sees a short connection for each rank, and knows some forty bytes of it; nobody has more
+//! than 17 connections that last.
 //!
 //! | | frames |
 //! |---|---|
@@ -37,21 +43,23 @@
 //! | fence | one up and one down on each connection |
 //! | first departure | the same |
 //!
-//! A start-up of N ranks, a put and some gets each, is O(log N) frames a rank on the average, O(N) at rank 0.
+//! A start-up of N ranks, a put and some gets each, is O(log N) frames a rank on the average, O(N)
+//! at rank 0.
 //!
 //! # Threads
 //!
-//! A rank of such a job has a thread that sleeps, `carrack-tree`: the ranks below it ask through it, whatever the program is
-//! doing. It is one of two threads that a rank has without having asked (docs/architecture.md, "Threads"):
-//! a rank that answered only in the program's own calls would hold up all ranks below it. It ends with the
-//! bootstrap.
+//! A rank of such a job has a thread that sleeps, `carrack-tree`: the ranks below it ask through
+//! it, whatever the program is doing. It is one of two threads that a rank has without having asked
+//! (docs/architecture.md, "Threads"): a rank that answered only in the program's own calls would
+//! hold up all ranks below it. It ends with the bootstrap.
 //!
 //! # Ends
 //!
-//! A rank whose connection ends without a word is lost ([`BootstrapError::RankGone`] for all): those below it cannot ask
-//! any more, what they know stays. [`finish`](Bootstrap::finish) waits until all ranks below have finished or are lost, and so rank 0 is the last,
-//! as in MPI. Bootstraps of several ranks in one process are for threads of their own.
-//! A rank that has not come within `CARRACK_BOOTSTRAP_TIMEOUT` is lost, too.
+//! A rank whose connection ends without a word is lost ([`BootstrapError::RankGone`] for all):
+//! those below it cannot ask any more, what they know stays. [`finish`](Bootstrap::finish) waits
+//! until all ranks below have finished or are lost, and so rank 0 is the last, as in MPI.
+//! Bootstraps of several ranks in one process are for threads of their own. A rank that has not
+//! come within `CARRACK_BOOTSTRAP_TIMEOUT` is lost, too.
 //!
 //! | module | idea |
 //! |---|---|
@@ -110,8 +118,8 @@ pub use variables::{Invitation, PORT_OFFSET, port_beside};
 
 /// The bootstrap of a program whose launcher sets torchrun's variables. See the [module](self).
 ///
-/// There is one to a process: share it between runtimes. It must not be used after a `fork` in the child, where every call is an
-/// error.
+/// There is one to a process: share it between runtimes. It must not be used after a `fork` in the
+/// child, where every call is an error.
 #[derive(Debug)]
 pub struct FromEnvironment {
     rank: u32,
@@ -130,13 +138,14 @@ pub struct FromEnvironment {
 }
 
 impl FromEnvironment {
-    /// The bootstrap that the environment describes, or `None` where there is neither a `RANK` nor a `WORLD_SIZE`. Waits for rank 0 to come;
-    /// rank 0 waits for nobody.
+    /// The bootstrap that the environment describes, or `None` where there is neither a `RANK` nor
+    /// a `WORLD_SIZE`. Waits for rank 0 to come; rank 0 waits for nobody.
     ///
     /// # Errors
     ///
-    /// [`BootstrapError::Environment`] when a variable is missing or wrong; [`BootstrapError::Listen`] when the port is taken;
-    /// [`BootstrapError::NotReached`] when rank 0 has not come in time; [`BootstrapError::NotAdmitted`] when it does not want this rank:
+    /// [`BootstrapError::Environment`] when a variable is missing or wrong;
+    /// [`BootstrapError::Listen`] when the port is taken; [`BootstrapError::NotReached`] when rank
+    /// 0 has not come in time; [`BootstrapError::NotAdmitted`] when it does not want this rank:
     /// another secret, a number that is taken, another size; [`BootstrapError::Os`].
     pub fn from_env(settings: &Settings) -> Result<Option<Self>, BootstrapError> {
         let text = |name: &str| env::var_os(name).map(|text| text.to_string_lossy().into_owned());
@@ -153,7 +162,9 @@ impl FromEnvironment {
         if rank == 0 {
             let salt = join::nonce()?;
             let state = State::new(Tree::new(0, 0, size), 0, Arrivals::new()?, None);
-            let Some(listener) = (size > 1).then(|| join::listen_as_zero(invitation)).transpose()? else {
+            let Some(listener) =
+                (size > 1).then(|| join::listen_as_zero(invitation)).transpose()?
+            else {
                 return Self::start(invitation, salt, state, None);
             };
             let host = Host::Zero(Register::new(size, salt), Instant::now() + invitation.patience);
@@ -178,8 +189,8 @@ impl FromEnvironment {
         porch: Option<Porch>,
     ) -> Result<Self, BootstrapError> {
         let get_news = state.arrivals.for_gets().try_clone_to_owned();
-        let get_news =
-            get_news.map_err(|source| BootstrapError::Os { doing: "duplicating an eventfd", source })?;
+        let get_news = get_news
+            .map_err(|source| BootstrapError::Os { doing: "duplicating an eventfd", source })?;
         let fence_news = state.arrivals.for_fences()?;
         state.is_over = porch.is_none();
         let shared = Shared::new(state)?;
@@ -188,7 +199,10 @@ impl FromEnvironment {
             std::thread::Builder::new()
                 .name("carrack-tree".into())
                 .spawn(move || thread::serve(&served, porch))
-                .map_err(|source| BootstrapError::Os { doing: "starting the bootstrap's thread", source })
+                .map_err(|source| BootstrapError::Os {
+                    doing: "starting the bootstrap's thread",
+                    source,
+                })
         };
         Ok(Self {
             rank: invitation.rank,
@@ -286,7 +300,8 @@ impl Bootstrap for FromEnvironment {
         Ok(())
     }
 
-    /// As the trait says; and waits for all ranks below in the tree to finish, who ask through this one.
+    /// As the trait says; and waits for all ranks below in the tree to finish, who ask through this
+    /// one.
     fn finish(&self) -> Result<(), BootstrapError> {
         let mut state = self.state()?;
         // Also when the rank above is gone: those below are to leave in order.

@@ -1,7 +1,7 @@
 //! Those who have connected, and have not said yet who they are.
 //!
-//! Nobody here holds anybody else up: each has a buffer of its own and a few seconds, and when there are too many the oldest has to
-//! go. An honest rank to which that happens calls again.
+//! Nobody here holds anybody else up: each has a buffer of its own and a few seconds, and when
+//! there are too many the oldest has to go. An honest rank to which that happens calls again.
 
 #![forbid(unsafe_code)]
 
@@ -91,7 +91,8 @@ impl Porch {
                 if let Some(rank) = register.close() {
                     tracing::warn!(
                         rank,
-                        "a rank has not come in time; CARRACK_BOOTSTRAP_TIMEOUT says how long it has"
+                        "a rank has not come in time; CARRACK_BOOTSTRAP_TIMEOUT says how long it \
+                        has"
                     );
                     state.missing(rank, Departure::NeverCame);
                 }
@@ -113,7 +114,10 @@ impl Porch {
                 Ok(caller) => caller,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error)
-                    if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) =>
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::Interrupted | ErrorKind::ConnectionAborted
+                    ) =>
                 {
                     continue;
                 }
@@ -130,7 +134,8 @@ impl Porch {
             let Some(nonce) = greeted else { continue };
             let strangers = self.callers.iter().filter(|caller| caller.settles.is_none()).count();
             if strangers >= MOST
-                && let Some(oldest) = self.callers.iter().position(|caller| caller.settles.is_none())
+                && let Some(oldest) =
+                    self.callers.iter().position(|caller| caller.settles.is_none())
             {
                 self.callers.remove(oldest);
             }
@@ -140,7 +145,8 @@ impl Porch {
         }
     }
 
-    /// Listens to those of the callers who have something to say: these numbers, in ascending order.
+    /// Listens to those of the callers who have something to say: these numbers, in ascending
+    /// order.
     pub(super) fn hear(&mut self, speaking: &[usize], state: &mut State) {
         for &at in speaking.iter().rev() {
             let Some(caller) = self.callers.remove(at) else { continue };
@@ -192,8 +198,13 @@ impl Porch {
             Host::Other { salt, size } => {
                 if call.errand != Errand::Attach {
                     Err("this is not rank 0; MASTER_ADDR and CARRACK_PORT must lead to that".into())
-                } else if call.salt != *salt || call.size != *size || state.vacancy(call.place).is_none() {
-                    Err("this rank has no such place below it: end what is left of earlier jobs, and start again".into())
+                } else if call.salt != *salt
+                    || call.size != *size
+                    || state.vacancy(call.place).is_none()
+                {
+                    Err("this rank has no such place below it: end what is left of earlier jobs, \
+                        and start again"
+                        .into())
                 } else {
                     Ok(Welcome { place: call.place, salt: *salt, above: None })
                 }
@@ -230,7 +241,8 @@ fn turn_away(caller: &Caller, stranger: Stranger) {
         Stranger::Secret => WRONG_SECRET.to_owned(),
         Stranger::Version(theirs) => wrong_version(theirs),
         Stranger::Other | Stranger::Nonsense => {
-            tracing::info!(%from, "somebody who is no rank of Carrack's has connected to the bootstrap's port");
+            tracing::info!(%from, "somebody who is no rank of Carrack's has connected to the \
+                bootstrap's port");
             return;
         }
     };

@@ -1,7 +1,8 @@
 //! Rank 0's list of who has come, and where each listens.
 //!
-//! Places are given out in the order in which ranks come. So whoever is above is here already, and nobody who comes has to wait for
-//! somebody who does not; and the last to come, who are many, have nobody below them.
+//! Places are given out in the order in which ranks come. So whoever is above is here already, and
+//! nobody who comes has to wait for somebody who does not; and the last to come, who are many, have
+//! nobody below them.
 
 #![forbid(unsafe_code)]
 
@@ -43,7 +44,8 @@ impl Register {
         }
         if size != self.size {
             return Err(format!(
-                "rank {rank} has WORLD_SIZE={size} and rank 0 has WORLD_SIZE={}; give all ranks the same",
+                "rank {rank} has WORLD_SIZE={size} and rank 0 has WORLD_SIZE={}; give all ranks \
+                the same",
                 self.size
             ));
         }
@@ -55,12 +57,15 @@ impl Register {
         }
         if let Some(other) = self.came_from.get(&rank) {
             return Err(format!(
-                "rank {rank} has come before, from {}; give each process a RANK of its own, and end what is left of earlier jobs",
+                "rank {rank} has come before, from {}; give each process a RANK of its own, and \
+                end what is left of earlier jobs",
                 other.ip()
             ));
         }
         if self.closed {
-            return Err("it is too late: rank 0 has given the job up; start it again, or raise CARRACK_BOOTSTRAP_TIMEOUT".into());
+            return Err("it is too late: rank 0 has given the job up; start it again, or raise \
+                CARRACK_BOOTSTRAP_TIMEOUT"
+                .into());
         }
         // There are as many places as ranks, and each rank came once.
         let place = u32::try_from(self.seats.len()).unwrap_or(u32::MAX);
@@ -89,7 +94,15 @@ mod tests {
 
     fn call(rank: u32, size: u32) -> Call {
         let nonce = [rank as u8; 16];
-        Call { errand: Errand::Join, rank, size, place: 0, port: 1000 + rank as u16, salt: [0; 16], nonce }
+        Call {
+            errand: Errand::Join,
+            rank,
+            size,
+            place: 0,
+            port: 1000 + rank as u16,
+            salt: [0; 16],
+            nonce,
+        }
     }
 
     fn from(last: u8) -> SocketAddr {
@@ -122,10 +135,14 @@ mod tests {
         register.admit(&call(1, 3), from(1)).unwrap();
         let mut refuse = |call: &Call| register.admit(call, from(2)).unwrap_err();
         assert!(refuse(&call(1, 3)).contains("from 10.0.0.1; give each process a RANK of its own"));
-        assert!(refuse(&call(2, 4)).contains("rank 2 has WORLD_SIZE=4 and rank 0 has WORLD_SIZE=3"));
+        assert!(
+            refuse(&call(2, 4)).contains("rank 2 has WORLD_SIZE=4 and rank 0 has WORLD_SIZE=3")
+        );
         assert!(refuse(&call(3, 3)).contains("not below WORLD_SIZE=3"));
         assert!(refuse(&call(0, 3)).contains("rank 0 is here already"));
         assert_eq!(register.close(), Some(2));
-        assert!(register.admit(&call(2, 3), from(2)).unwrap_err().contains("CARRACK_BOOTSTRAP_TIMEOUT"));
+        assert!(
+            register.admit(&call(2, 3), from(2)).unwrap_err().contains("CARRACK_BOOTSTRAP_TIMEOUT")
+        );
     }
 }

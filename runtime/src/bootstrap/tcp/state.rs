@@ -1,4 +1,5 @@
-//! What the program's threads and the tree's thread share: the tree, its links, and what has come for this rank.
+//! What the program's threads and the tree's thread share: the tree, its links, and what has come
+//! for this rank.
 
 #![forbid(unsafe_code)]
 
@@ -148,7 +149,8 @@ impl State {
     pub(super) fn end(&mut self) {
         if !self.tree.is_over() && !self.stop {
             let rank = self.rank;
-            self.arrivals.above_gone(rank, "this very process, whose bootstrap thread has ended".into());
+            self.arrivals
+                .above_gone(rank, "this very process, whose bootstrap thread has ended".into());
         }
         self.above = None;
         self.below.fill_with(|| None);

@@ -24,7 +24,15 @@ fn free_port(host: &str) -> u16 {
 
 fn invitation(rank: u32, size: u32, port: u16) -> Invitation {
     let key = JobKey::of_secret(b"a secret for tests");
-    Invitation { rank, size, place_on_node: rank, host: "127.0.0.1".into(), port, key, patience: PATIENCE }
+    Invitation {
+        rank,
+        size,
+        place_on_node: rank,
+        host: "127.0.0.1".into(),
+        port,
+        key,
+        patience: PATIENCE,
+    }
 }
 
 /// Some hundred ranks in a process need more descriptors than many a shell allows at first.
@@ -99,7 +107,10 @@ fn conforms<B: Bootstrap>(ranks: Vec<B>) {
         }
         // Asked for before it is there.
         let next = (me + 1) % size;
-        assert!(next == me || rank.get(&format!("late/{next}")).unwrap().is_none_or(|late| late == b"late"));
+        assert!(
+            next == me
+                || rank.get(&format!("late/{next}")).unwrap().is_none_or(|late| late == b"late")
+        );
         rank.put(&format!("late/{me}"), b"late").unwrap();
         assert_eq!(wait_for(rank, &format!("late/{next}")).unwrap(), b"late");
         assert_eq!(wait_for(rank, &format!("early/{next}")).unwrap(), next.to_le_bytes());
@@ -147,7 +158,8 @@ fn what_a_rank_does_for_others_does_not_grow_with_the_job() {
     let levels = 2; // 16 + 256 are enough
     let pass = || {
         thread::scope(|scope| {
-            let waiting: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| rank.fence().unwrap())).collect();
+            let waiting: Vec<_> =
+                ranks.iter().map(|rank| scope.spawn(|| rank.fence().unwrap())).collect();
             waiting.into_iter().for_each(|rank| rank.join().unwrap());
         });
     };
@@ -187,9 +199,13 @@ fn what_a_rank_does_for_others_does_not_grow_with_the_job() {
 fn a_secret_that_is_wrong_is_refused_by_name_and_the_job_goes_on() {
     let port = free_port("127.0.0.1");
     let zero = FromEnvironment::join(&invitation(0, 2, port)).unwrap();
-    let wrong = Invitation { key: JobKey::of_secret(b"another secret, too"), ..invitation(1, 2, port) };
+    let wrong =
+        Invitation { key: JobKey::of_secret(b"another secret, too"), ..invitation(1, 2, port) };
     let error = FromEnvironment::join(&wrong).unwrap_err().to_string();
-    assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("CARRACK_JOB_SECRET"), "{error}");
+    assert!(
+        error.contains(&format!("127.0.0.1:{port}")) && error.contains("CARRACK_JOB_SECRET"),
+        "{error}"
+    );
     let one = FromEnvironment::join(&invitation(1, 2, port)).unwrap();
     one.put("a", b"1").unwrap();
     assert_eq!(wait_for(&zero, "a").unwrap(), b"1");
@@ -201,7 +217,8 @@ fn a_number_that_is_taken_and_a_size_of_its_own_are_refused_and_the_job_goes_on(
     let port = free_port("127.0.0.1");
     let zero = FromEnvironment::join(&invitation(0, 3, port)).unwrap();
     let one = FromEnvironment::join(&invitation(1, 3, port)).unwrap();
-    let refused = |invitation: Invitation| FromEnvironment::join(&invitation).unwrap_err().to_string();
+    let refused =
+        |invitation: Invitation| FromEnvironment::join(&invitation).unwrap_err().to_string();
     assert!(refused(invitation(1, 3, port)).contains("rank 1 has come before, from 127.0.0.1"));
     assert!(refused(invitation(2, 4, port)).contains("WORLD_SIZE=4"));
     let two = FromEnvironment::join(&invitation(2, 3, port)).unwrap();
@@ -222,7 +239,9 @@ fn ranks_that_come_before_rank_0_wait_for_it() {
     let port = free_port("127.0.0.1");
     thread::scope(|scope| {
         let early: Vec<_> = (1..4)
-            .map(|rank| scope.spawn(move || FromEnvironment::join(&invitation(rank, 4, port)).unwrap()))
+            .map(|rank| {
+                scope.spawn(move || FromEnvironment::join(&invitation(rank, 4, port)).unwrap())
+            })
             .collect();
         // No claim depends on this: it only makes it likely that they come first.
         thread::sleep(Duration::from_millis(50));
@@ -327,26 +346,39 @@ fn bad_frames_and_half_ones_cost_their_sender_its_place_and_nobody_else_anything
 fn a_rank_above_that_is_gone_is_not_waited_for() {
     let port = free_port("127.0.0.1");
     // So long that a wait for all of it is a hang.
-    let patient = |rank| Invitation { patience: Duration::from_secs(1 << 20), ..invitation(rank, 18, port) };
+    let patient =
+        |rank| Invitation { patience: Duration::from_secs(1 << 20), ..invitation(rank, 18, port) };
     let zero = FromEnvironment::join(&patient(0)).unwrap();
     let impostor = impostor(18, port);
-    let others: Vec<_> = (2..17).map(|rank| FromEnvironment::join(&patient(rank)).unwrap()).collect();
+    let others: Vec<_> =
+        (2..17).map(|rank| FromEnvironment::join(&patient(rank)).unwrap()).collect();
     let error = FromEnvironment::join(&patient(17)).unwrap_err();
     assert!(matches!(error, BootstrapError::NotReached { .. }), "{error}");
-    assert!(error.to_string().starts_with("rank 1, through which this rank reaches the others,"), "{error}");
+    assert!(
+        error.to_string().starts_with("rank 1, through which this rank reaches the others,"),
+        "{error}"
+    );
     let error = zero.fence().unwrap_err();
-    assert!(matches!(error, BootstrapError::RankGone { rank: 17, how: Departure::Disconnected }), "{error}");
+    assert!(
+        matches!(error, BootstrapError::RankGone { rank: 17, how: Departure::Disconnected }),
+        "{error}"
+    );
     drop(impostor);
     each(std::iter::once(zero).chain(others).collect(), |_| {});
 }
 
 #[test]
 fn a_rank_that_never_comes_is_named() {
-    let hasty =
-        Invitation { patience: Duration::from_millis(50), ..invitation(0, 2, free_port("127.0.0.1")) };
+    let hasty = Invitation {
+        patience: Duration::from_millis(50),
+        ..invitation(0, 2, free_port("127.0.0.1"))
+    };
     let zero = FromEnvironment::join(&hasty).unwrap();
     let error = zero.fence().unwrap_err();
-    assert!(matches!(error, BootstrapError::RankGone { rank: 1, how: Departure::NeverCame }), "{error}");
+    assert!(
+        matches!(error, BootstrapError::RankGone { rank: 1, how: Departure::NeverCame }),
+        "{error}"
+    );
     let late = FromEnvironment::join(&invitation(1, 2, hasty.port)).unwrap_err().to_string();
     assert!(late.contains("CARRACK_BOOTSTRAP_TIMEOUT"), "{late}");
     zero.finish().unwrap();
@@ -359,7 +391,8 @@ fn a_rank_that_is_dropped_is_named_to_all() {
         let lost = ranks.remove(victim);
         let told: Vec<_> = ranks.iter().map(|rank| (rank.rank(), rank)).collect();
         thread::scope(|scope| {
-            let fences: Vec<_> = told.iter().map(|(me, rank)| (me, scope.spawn(|| rank.fence()))).collect();
+            let fences: Vec<_> =
+                told.iter().map(|(me, rank)| (me, scope.spawn(|| rank.fence()))).collect();
             drop(lost);
             for (me, fence) in fences {
                 let error = fence.join().unwrap().unwrap_err();
@@ -427,7 +460,10 @@ fn a_second_value_is_refused_by_name_and_others_go_on() {
     };
     assert!(error.to_string().contains("rank 2 put a second value under the key \"a\""), "{error}");
     let error = ranks[0].fence().unwrap_err();
-    assert!(matches!(error, BootstrapError::RankGone { rank: 2, how: Departure::Misbehaved }), "{error}");
+    assert!(
+        matches!(error, BootstrapError::RankGone { rank: 2, how: Departure::Misbehaved }),
+        "{error}"
+    );
     assert_eq!(wait_for(&ranks[0], "a").unwrap(), b"1");
     thread::scope(|scope| {
         for rank in &ranks {

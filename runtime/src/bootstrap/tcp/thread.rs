@@ -71,7 +71,9 @@ pub(super) fn serve(shared: &Shared, mut porch: Porch) {
 
         let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
         fds.extend(
-            links.iter().map(|(_, stream, flags)| PollFd::from_borrowed_fd((**stream).as_fd(), *flags)),
+            links
+                .iter()
+                .map(|(_, stream, flags)| PollFd::from_borrowed_fd((**stream).as_fd(), *flags)),
         );
         fds.extend(porch.callers().map(|caller: &TcpStream| PollFd::new(caller, PollFlags::IN)));
         fds.extend(porch.listener().map(|listener| PollFd::new(listener, PollFlags::IN)));

@@ -1,13 +1,16 @@
 //! One rank's part of the tree: frames in, frames out, no I/O.
 //!
-//! A rank has a *place* in the tree, counted from the top, and up to [`ARITY`] places below it. Puts go up to place 0, which has
-//! the whole table. Gets go up until somebody knows, and what comes down is kept on the way: a key is written once,
-//! so what is kept is never stale, and many who ask for one key ask place 0 but once for each of its neighbours. A fence is told
-//! upwards once all below have reached it.
+//! A rank has a *place* in the tree, counted from the top, and up to [`ARITY`] places below it.
+//! Puts go up to place 0, which has the whole table. Gets go up until somebody knows, and what
+//! comes down is kept on the way: a key is written once, so what is kept is never stale, and many
+//! who ask for one key ask place 0 but once for each of its neighbours. A fence is told upwards
+//! once all below have reached it.
 //!
-//! Of departures the first orderly one and the first other one are told to all; that is what fences and gets ask.
+//! Of departures the first orderly one and the first other one are told to all; that is what fences
+//! and gets ask.
 //!
-//! A rank leaves when all below it have left: it says so, is heard, and goes. So the top is the last.
+//! A rank leaves when all below it have left: it says so, is heard, and goes. So the top is the
+//! last.
 
 #![forbid(unsafe_code)]
 
@@ -18,10 +21,12 @@ use super::super::error::Departure;
 use super::super::protocol::{Frame, MAX_PUT_PER_RANK, MAX_WAITING_PER_RANK};
 use super::wire::Envelope;
 
-/// How many places are below a place: 4096 ranks are three levels, and no rank has more than 17 connections.
+/// How many places are below a place: 4096 ranks are three levels, and no rank has more than 17
+/// connections.
 pub const ARITY: u32 = 16;
 
-/// What a rank other than the top keeps of what came down, in bytes of keys and values. What comes beyond that is asked for again.
+/// What a rank other than the top keeps of what came down, in bytes of keys and values. What comes
+/// beyond that is asked for again.
 const KEPT: usize = 1 << 20;
 
 /// Where a frame comes from, or goes to.
@@ -129,7 +134,8 @@ impl Tree {
         self.below.len()
     }
 
-    /// Whether this rank has said that it has finished, all below it have left, and the rank above knows.
+    /// Whether this rank has said that it has finished, all below it have left, and the rank above
+    /// knows.
     pub fn is_over(&self) -> bool {
         self.leave == Leave::Over
     }
@@ -151,7 +157,8 @@ impl Tree {
         let mut out = Outgoing::new();
         let Some(below) = self.below.get_mut(at) else { return out };
         *below = Below { state: Attached::Here, rank, fence: self.fences_done, waiting: 0 };
-        for (rank, how) in self.finished.map(|rank| (rank, Departure::Finished)).into_iter().chain(self.lost)
+        for (rank, how) in
+            self.finished.map(|rank| (rank, Departure::Finished)).into_iter().chain(self.lost)
         {
             out.push((Side::Below(at), Envelope { rank, frame: Frame::Gone { rank, how } }));
         }
@@ -167,9 +174,13 @@ impl Tree {
         let mut out = Outgoing::new();
         let rank = envelope.rank;
         match (from, envelope.frame) {
-            (Side::Own | Side::Below(_), Frame::Put { key, value }) => self.put(rank, key, value, &mut out),
+            (Side::Own | Side::Below(_), Frame::Put { key, value }) => {
+                self.put(rank, key, value, &mut out)
+            }
             (Side::Own | Side::Below(_), Frame::Get { key }) => self.get(from, key, &mut out)?,
-            (Side::Own | Side::Below(_), Frame::Fence { number }) => self.fence(from, number, &mut out)?,
+            (Side::Own | Side::Below(_), Frame::Fence { number }) => {
+                self.fence(from, number, &mut out)?
+            }
             (Side::Own, Frame::Finished) => {
                 self.own_is_finished = true;
                 self.departed(from, self.rank, Departure::Finished, &mut out);
@@ -273,12 +284,17 @@ impl Tree {
         let is_top = self.is_top();
         let awaited = self.awaited(from);
         if *awaited == MAX_WAITING_PER_RANK {
-            return Err(format!("it waits for more than {MAX_WAITING_PER_RANK} keys that nobody has put"));
+            return Err(format!(
+                "it waits for more than {MAX_WAITING_PER_RANK} keys that nobody has put"
+            ));
         }
         *awaited += 1;
         let waiting = self.waiting.entry(key).or_insert_with_key(|key| {
             if !is_top {
-                out.push((Side::Above, Envelope { rank: self.rank, frame: Frame::Get { key: key.clone() } }));
+                out.push((
+                    Side::Above,
+                    Envelope { rank: self.rank, frame: Frame::Get { key: key.clone() } },
+                ));
             }
             Vec::new()
         });
@@ -339,7 +355,9 @@ impl Tree {
 
     fn fence_done(&mut self, number: u64, out: &mut Outgoing) -> Result<(), String> {
         if number != self.fences_done + 1 || !(self.is_top() || self.fence_is_told) {
-            return Err(format!("fence {number} is over, it says, which this rank has not reached"));
+            return Err(format!(
+                "fence {number} is over, it says, which this rank has not reached"
+            ));
         }
         self.fences_done = number;
         self.fence_is_told = false;
@@ -390,7 +408,8 @@ impl Tree {
         out.extend(here.map(|(at, _)| (Side::Below(at), envelope.clone())));
     }
 
-    /// A place that nobody has come to is waited for, unless the job is broken: whoever was to come may be the one that is lost.
+    /// A place that nobody has come to is waited for, unless the job is broken: whoever was to come
+    /// may be the one that is lost.
     fn leave_if_over(&mut self, out: &mut Outgoing) {
         let is_over = |below: &Below| match below.state {
             Attached::Left => true,

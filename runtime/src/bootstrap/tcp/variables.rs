@@ -14,7 +14,8 @@ use crate::settings::Settings;
 pub const RANK: &str = "RANK";
 /// The number of ranks.
 pub const WORLD_SIZE: &str = "WORLD_SIZE";
-/// The number of this process among those of its node; where it is not set, `RANK` has to do for it.
+/// The number of this process among those of its node; where it is not set, `RANK` has to do for
+/// it.
 pub const LOCAL_RANK: &str = "LOCAL_RANK";
 /// How many processes of the job its node has.
 pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
@@ -27,8 +28,8 @@ pub const SECRET: &str = "CARRACK_JOB_SECRET";
 /// What torchrun calls the job by.
 const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 
-/// How far our port is from the agent's: beyond the ports that jobs on one machine commonly count up by one, and, from the
-/// usual 29500, below those that the kernel gives out.
+/// How far our port is from the agent's: beyond the ports that jobs on one machine commonly count
+/// up by one, and, from the usual 29500, below those that the kernel gives out.
 pub const PORT_OFFSET: u16 = 1000;
 
 /// The first port that needs no privileges.
@@ -64,7 +65,8 @@ impl fmt::Display for Invitation {
     }
 }
 
-/// The port that belongs to an agent's: [`PORT_OFFSET`] above it, and from 65535 on again from 1024.
+/// The port that belongs to an agent's: [`PORT_OFFSET`] above it, and from 65535 on again from
+/// 1024.
 pub fn port_beside(master: u16) -> u16 {
     master.checked_add(PORT_OFFSET).unwrap_or_else(|| {
         // It is at most PORT_OFFSET beyond, so there is room.
@@ -73,7 +75,8 @@ pub fn port_beside(master: u16) -> u16 {
 }
 
 impl Invitation {
-    /// The invitation in these variables, or `None` where there is neither a `RANK` nor a `WORLD_SIZE`.
+    /// The invitation in these variables, or `None` where there is neither a `RANK` nor a
+    /// `WORLD_SIZE`.
     pub(super) fn read(
         variable: impl Fn(&str) -> Option<String>,
         settings: &Settings,
@@ -107,7 +110,8 @@ impl Invitation {
         };
         let key = match variable(SECRET) {
             Some(secret) if secret.len() < LEAST_SECRET => {
-                let problem = format!("has {} bytes; it needs at least {LEAST_SECRET}", secret.len());
+                let problem =
+                    format!("has {} bytes; it needs at least {LEAST_SECRET}", secret.len());
                 return Err(wrong(SECRET, problem));
             }
             Some(secret) => JobKey::of_secret(secret.as_bytes()),
@@ -128,17 +132,22 @@ impl Invitation {
     }
 }
 
-/// The place that `LOCAL_RANK` says. Launchers other than torchrun need not set it; one that says how many there are must.
+/// The place that `LOCAL_RANK` says. Launchers other than torchrun need not set it; one that says
+/// how many there are must.
 fn place_on_node(
     variable: &impl Fn(&str) -> Option<String>,
     rank: u32,
     size: u32,
 ) -> Result<u32, BootstrapError> {
-    let count = variable(LOCAL_WORLD_SIZE).map(|count| number(LOCAL_WORLD_SIZE, &count)).transpose()?;
+    let count =
+        variable(LOCAL_WORLD_SIZE).map(|count| number(LOCAL_WORLD_SIZE, &count)).transpose()?;
     if let Some(count) = count
         && !(1..=size).contains(&count)
     {
-        return Err(wrong(LOCAL_WORLD_SIZE, format!("is {count}, not in 1..={size}, which is WORLD_SIZE")));
+        return Err(wrong(
+            LOCAL_WORLD_SIZE,
+            format!("is {count}, not in 1..={size}, which is WORLD_SIZE"),
+        ));
     }
     let place = match (variable(LOCAL_RANK), count) {
         (Some(place), _) => number(LOCAL_RANK, &place)?,
@@ -180,7 +189,9 @@ mod tests {
         let settings = Settings::from_vars(settings).unwrap();
         let variable = |wanted: &str| match changes.iter().find(|(name, _)| *name == wanted) {
             Some((_, value)) => value.map(str::to_owned),
-            None => ALL.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned()),
+            None => {
+                ALL.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned())
+            }
         };
         Invitation::read(variable, &settings)
     }
@@ -198,13 +209,18 @@ mod tests {
         let of_run = read(&[(RUN_ID, Some("x"))]).unwrap().unwrap();
         assert_ne!(of_run.key, invitation.key);
         for host in ["fe80::1", "[fe80::1]"] {
-            assert_eq!(read(&[(MASTER_ADDR, Some(host))]).unwrap().unwrap().to_string(), "[fe80::1]:30500");
+            assert_eq!(
+                read(&[(MASTER_ADDR, Some(host))]).unwrap().unwrap().to_string(),
+                "[fe80::1]:30500"
+            );
         }
     }
 
     #[test]
     fn our_port_is_beside_the_agents_and_never_one_that_needs_privileges() {
-        for (master, ours) in [(29500, 30500), (1, 1001), (64535, 65535), (64536, 1024), (65535, 2023)] {
+        for (master, ours) in
+            [(29500, 30500), (1, 1001), (64535, 65535), (64536, 1024), (65535, 2023)]
+        {
             assert_eq!(port_beside(master), ours, "{master}");
         }
         assert_eq!(read(&[("CARRACK_PORT", Some("7000"))]).unwrap().unwrap().port, 7000);
@@ -247,8 +263,10 @@ mod tests {
 
     #[test]
     fn the_place_on_the_node_is_what_local_rank_says_and_else_the_rank() {
-        let place = |changes: &[(&str, Option<&str>)]| read(changes).map(|job| job.unwrap().place_on_node);
-        let (rank_6_of_9, local) = ([(RANK, Some("6")), (WORLD_SIZE, Some("9"))], (LOCAL_RANK, Some("2")));
+        let place =
+            |changes: &[(&str, Option<&str>)]| read(changes).map(|job| job.unwrap().place_on_node);
+        let (rank_6_of_9, local) =
+            ([(RANK, Some("6")), (WORLD_SIZE, Some("9"))], (LOCAL_RANK, Some("2")));
         let count = |text| (LOCAL_WORLD_SIZE, Some(text));
         let with = |others: &[_]| place(&[&rank_6_of_9, others].concat());
         assert_eq!(with(&[]).unwrap(), 6);
@@ -265,8 +283,9 @@ mod tests {
     fn a_secret_is_the_key_whatever_the_rest_says() {
         let secret = Some("sixteen bytes...");
         let one = read(&[(SECRET, secret)]).unwrap().unwrap();
-        let other =
-            read(&[(SECRET, secret), (MASTER_PORT, Some("1")), (RUN_ID, Some("x"))]).unwrap().unwrap();
+        let other = read(&[(SECRET, secret), (MASTER_PORT, Some("1")), (RUN_ID, Some("x"))])
+            .unwrap()
+            .unwrap();
         assert_eq!(one.key, other.key);
         assert!(!format!("{one:?}").contains("sixteen"), "{one:?}");
     }

@@ -7,7 +7,8 @@ use super::super::protocol::{BadFrame, Frame, MAX_FRAME};
 /// Bytes of the rank in front of a frame.
 const RANK: usize = 4;
 
-/// A frame, and the rank that it is about: whose it is on the way up, whom it concerns on the way down.
+/// A frame, and the rank that it is about: whose it is on the way up, whom it concerns on the way
+/// down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The rank.
@@ -70,7 +71,8 @@ impl Inbox {
             return Err(BadFrame::TooLong { field: "frame", len, limit: RANK + MAX_FRAME });
         }
         let Some(envelope) = rest.get(..len) else { return Ok(None) };
-        let (rank, frame) = envelope.split_first_chunk().ok_or(BadFrame::Short { field: "rank" })?;
+        let (rank, frame) =
+            envelope.split_first_chunk().ok_or(BadFrame::Short { field: "rank" })?;
         let envelope = Envelope { rank: u32::from_le_bytes(*rank), frame: Frame::decode(frame)? };
         self.at += 4 + len;
         Ok(Some(envelope))

@@ -1,8 +1,8 @@
 //! Whether two pieces of a batch write the same byte.
 //!
-//! Most batches come in the order of their targets, which [`Apart`] sees while the pieces are looked at for other reasons. Where they do
-//! not, a mark is set for each unit of memory that is written; only where that would be too many marks, or has found something, they
-//! are sorted.
+//! Most batches come in the order of their targets, which [`Apart`] sees while the pieces are
+//! looked at for other reasons. Where they do not, a mark is set for each unit of memory that is
+//! written; only where that would be too many marks, or has found something, they are sorted.
 
 use super::Piece;
 use crate::error::PostError;
@@ -19,7 +19,8 @@ fn target(piece: &Piece<'_>, is_put: bool, len: usize) -> (u64, u64, u64) {
     (memory, start, start + len as u64)
 }
 
-/// Whether pieces come in the order of their targets: then a look at each is enough to know that none overlap.
+/// Whether pieces come in the order of their targets: then a look at each is enough to know that
+/// none overlap.
 pub(super) struct Apart {
     pub(super) is_known: bool,
     /// What the last ones wrote to, and where it begins.
@@ -51,14 +52,16 @@ impl Apart {
     }
 }
 
-/// Finds two pieces that write the same byte: of pieces in the order of their targets, two neighbours do if any do.
+/// Finds two pieces that write the same byte: of pieces in the order of their targets, two
+/// neighbours do if any do.
 #[cold]
 pub(super) fn overlap(pieces: &[Piece<'_>], is_put: bool) -> Result<(), PostError> {
     if are_apart_by_marks(pieces, is_put) {
         return Ok(());
     }
     let ends = pieces.iter().enumerate().filter(|(_, piece)| piece.len() > 0);
-    let mut targets: Vec<_> = ends.map(|(at, piece)| (target(piece, is_put, piece.len()), at)).collect();
+    let mut targets: Vec<_> =
+        ends.map(|(at, piece)| (target(piece, is_put, piece.len()), at)).collect();
     targets.sort_unstable();
     for pair in targets.windows(2) {
         if let [((memory, _, end), one), ((same, start, _), other)] = pair
@@ -75,8 +78,9 @@ pub(super) fn overlap(pieces: &[Piece<'_>], is_put: bool) -> Result<(), PostErro
 /// Words of marks for each piece: fewer take less time than to sort the pieces does.
 const WORDS: usize = 4;
 
-/// Whether no two write the same byte: where all write to one memory, and a mark for each unit of it that is written, as long as the
-/// places and lengths of all allow, is not too much for so many pieces. In whatever order they come, that is a look at each.
+/// Whether no two write the same byte: where all write to one memory, and a mark for each unit of
+/// it that is written, as long as the places and lengths of all allow, is not too much for so many
+/// pieces. In whatever order they come, that is a look at each.
 fn are_apart_by_marks(pieces: &[Piece<'_>], is_put: bool) -> bool {
     let targets = || {
         let with_bytes = pieces.iter().filter(|piece| piece.len() > 0);
@@ -172,7 +176,8 @@ mod tests {
                 let start = if is_put { 0 } else { at as usize };
                 Piece { local: &local, range: start..start + len, rmr: &rmr, offset: at }
             };
-            // Of units of 1 and 2 bytes they would be thousands of words, which are too many for so few pieces.
+            // Of units of 1 and 2 bytes they would be thousands of words, which are too many for so
+            // few pieces.
             let unit = (slot | len as u64) & (slot | len as u64).wrapping_neg();
             let is_marked = room / unit / 64 < 300 * 4;
             let mut pieces: Vec<_> = order.iter().map(|at| piece(at * slot, len)).collect();
@@ -191,7 +196,9 @@ mod tests {
         let mut marks = [0; 3];
         assert!(mark(&mut marks, 60..130) && mark(&mut marks, 0..60) && mark(&mut marks, 130..192));
         assert_eq!(marks, [u64::MAX; 3]);
-        assert!(!mark(&mut marks, 191..192) && !mark(&mut marks, 192..193) && mark(&mut marks, 5..5));
+        assert!(
+            !mark(&mut marks, 191..192) && !mark(&mut marks, 192..193) && mark(&mut marks, 5..5)
+        );
     }
 
     #[test]

@@ -46,7 +46,8 @@ impl Post<'_, Batch<'_>> {
                 let join: Arc<dyn Completion> = rest.join().clone();
                 match self.park(&Order::default(), What::Rest(Box::new(rest)), Some(&join)) {
                     Ok(()) => Ok(Begun::UnderWay),
-                    // Without an event and a stream it cannot fail; and if it did, the batch would end with that.
+                    // Without an event and a stream it cannot fail; and if it did, the batch would
+                    // end with that.
                     Err((error, _)) => {
                         let error = Some(Box::new(OpError::of_post(error, self.rank)));
                         let status = Status { error, ..self.nothing_left() };
@@ -68,7 +69,8 @@ impl Post<'_, Batch<'_>> {
         Status { rank, tag, size, user_context, buffer: Buffer::Empty, error: None }
     }
 
-    /// Begins it, now. `has_waited`: it stands among those that wait already, so their number does not matter.
+    /// Begins it, now. `has_waited`: it stands among those that wait already, so their number does
+    /// not matter.
     pub(in crate::post) fn begin_now(
         &self,
         comp: Option<&Arc<dyn Completion>>,
@@ -89,13 +91,15 @@ impl Post<'_, Batch<'_>> {
         let Plan { together, face, host, rest, packed, .. } = plan;
         // Of a face there is one part only, so the CPU has none of it here.
         let staging = &self.runtime.0.staging;
-        let engines = together.into_iter().map(|together| Moving::start_together(together, staging));
+        let engines =
+            together.into_iter().map(|together| Moving::start_together(together, staging));
         let faces = face.into_iter().map(|face| self.start_face(face, None));
         self.land_each(engines.chain(faces), &join, None)?;
         if !join.has_failed()
             && let Err(error) = host.iter().try_for_each(|one| one.copy(self.kind.is_put))
         {
-            // Both ends are host memory within its bounds, so that does not happen; parts may be under way.
+            // Both ends are host memory within its bounds, so that does not happen; parts may be
+            // under way.
             join.add();
             join.take_back(Some(OpError::Copy(error)));
         }
@@ -207,9 +211,14 @@ impl Post<'_, Batch<'_>> {
         })
     }
 
-    /// Begins it in its order: on the stream, if engines do all of it and reach all of it, or it waits.
+    /// Begins it in its order: on the stream, if engines do all of it and reach all of it, or it
+    /// waits.
     #[cold]
-    fn begin_in_order(&self, order: &Order, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
+    fn begin_in_order(
+        &self,
+        order: &Order,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Begun, PostError> {
         match self.kind.many {
             Many::Pieces(pieces) => {
                 pieces.iter().try_for_each(|piece| order.check_memory(piece.local.kind()))?;
@@ -225,7 +234,8 @@ impl Post<'_, Batch<'_>> {
         if let Some(stream) = stream {
             let join = self.join(plan.size, comp);
             let Plan { together, face, .. } = plan;
-            let engines = together.into_iter().map(|one| one.start_on(&**stream).map(Moving::Engine));
+            let engines =
+                together.into_iter().map(|one| one.start_on(&**stream).map(Moving::Engine));
             let faces = face.into_iter().map(|face| self.start_face(face, Some(&**stream)));
             self.land_each(engines.chain(faces), &join, Some(stream))?;
             if let Some(status) = join.release(None) {
@@ -252,7 +262,8 @@ impl HostRun<'_> {
     }
 }
 
-/// Has the CPU copy between places here and there, so many bytes each, which were found to be within their regions.
+/// Has the CPU copy between places here and there, so many bytes each, which were found to be
+/// within their regions.
 fn copy_each(
     (local, remote): (&Region, &Region),
     mut places: impl Iterator<Item = (usize, usize, usize)>,

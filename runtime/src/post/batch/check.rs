@@ -45,7 +45,8 @@ pub(super) struct HostRun<'p> {
 /// How pieces between two regions go.
 #[derive(Clone, Copy)]
 enum Way<'p> {
-    /// With others of that number in the plan. The mapped region, and where in it the remote one begins.
+    /// With others of that number in the plan. The mapped region, and where in it the remote one
+    /// begins.
     Together(usize, &'p Region, usize),
     Host(&'p Region, usize),
     /// By their owner, who gets many together.
@@ -93,7 +94,8 @@ impl<'a> Post<'_, Batch<'a>> {
             }
     }
 
-    /// Checks all of it, and says how it is carried out. `near`: a GPU whose engines are to reach what is mapped for it.
+    /// Checks all of it, and says how it is carried out. `near`: a GPU whose engines are to reach
+    /// what is mapped for it.
     pub(super) fn plan(&self, near: Option<&Arc<dyn Gpu>>) -> Result<Plan<'a>, PostError> {
         self.check_rank()?;
         self.check_deadline()?;
@@ -130,7 +132,9 @@ impl<'a> Post<'_, Batch<'a>> {
         let at = match plan.together.iter().position(|together| together.takes(dst, src)) {
             Some(at) => at,
             None => {
-                let Some(together) = Together::between(dst, src, count) else { return Ok(Way::Alone) };
+                let Some(together) = Together::between(dst, src, count) else {
+                    return Ok(Way::Alone);
+                };
                 plan.together.push(together);
                 plan.together.len() - 1
             }
@@ -150,13 +154,15 @@ impl<'a> Post<'_, Batch<'a>> {
         let (mut at, mut found) = (0, 0);
         while let Some(first) = pieces.get(at) {
             let &Piece { local, rmr, .. } = first;
-            // Most pieces are between the same two regions as some just before: what there is to know of these is found out once.
+            // Most pieces are between the same two regions as some just before: what there is to
+            // know of these is found out once.
             let before = known.iter().flatten().find(|(pair, _)| first.is_between(*pair));
             let way = match before {
                 Some(&(_, way)) => way,
                 None => {
                     let way = self.way(&mut plan, (local, rmr), near, pieces.len() - at);
-                    let way = way.map_err(|cause| PostError::Piece { at, cause: Box::new(cause) })?;
+                    let way =
+                        way.map_err(|cause| PostError::Piece { at, cause: Box::new(cause) })?;
                     known[found % PAIRS] = Some(((local, rmr), way));
                     found += 1;
                     way
@@ -170,8 +176,10 @@ impl<'a> Post<'_, Batch<'a>> {
             } else {
                 plan_run::<false>(&mut plan, &mut apart, way, (local, rmr), run)
             };
-            planned
-                .map_err(|(behind, cause)| PostError::Piece { at: at + behind, cause: Box::new(cause) })?;
+            planned.map_err(|(behind, cause)| PostError::Piece {
+                at: at + behind,
+                cause: Box::new(cause),
+            })?;
             at += run.len();
         }
         plan.together.retain(|together| together.count() > 0);
@@ -181,7 +189,11 @@ impl<'a> Post<'_, Batch<'a>> {
         Ok(plan)
     }
 
-    fn plan_face(&self, faces: &Faces<'a>, near: Option<&Arc<dyn Gpu>>) -> Result<Plan<'a>, PostError> {
+    fn plan_face(
+        &self,
+        faces: &Faces<'a>,
+        near: Option<&Arc<dyn Gpu>>,
+    ) -> Result<Plan<'a>, PostError> {
         let Faces { local, ours, rmr, theirs } = *faces;
         let wrong = |which| move |cause| PostError::Face { which, cause };
         Face::grid(ours, theirs).map_err(wrong("local"))?;
@@ -226,10 +238,16 @@ impl<'a> Post<'_, Batch<'a>> {
     }
 }
 
-/// Of a face that goes by way of blocks the rows are what goes together. They were found to lie within both sides.
+/// Of a face that goes by way of blocks the rows are what goes together. They were found to lie
+/// within both sides.
 #[cold]
 #[inline(never)]
-fn add_rows(together: &mut Together, faces: &Faces<'_>, (region, base): (&Region, usize), is_put: bool) {
+fn add_rows(
+    together: &mut Together,
+    faces: &Faces<'_>,
+    (region, base): (&Region, usize),
+    is_put: bool,
+) {
     for (here, there) in faces.rows() {
         let (ours, theirs) = ((faces.local, here), (region, base + there));
         let (dst, src) = if is_put { (theirs, ours) } else { (ours, theirs) };
@@ -237,13 +255,16 @@ fn add_rows(together: &mut Together, faces: &Faces<'_>, (region, base): (&Region
     }
 }
 
-/// Pairs of regions of which it is remembered how pieces between them go: as many fields as a program may put in turns.
+/// Pairs of regions of which it is remembered how pieces between them go: as many fields as a
+/// program may put in turns.
 const PAIRS: usize = 8;
 
-/// Pieces that are looked at for who is alike, and then for what they are: so many are near the second time.
+/// Pieces that are looked at for who is alike, and then for what they are: so many are near the
+/// second time.
 const BLOCK: usize = 64;
 
-/// Pieces between one region here and one there, by one way; the first that is wrong, with its number among them.
+/// Pieces between one region here and one there, by one way; the first that is wrong, with its
+/// number among them.
 fn plan_run<'a, const IS_PUT: bool>(
     plan: &mut Plan<'a>,
     apart: &mut Apart,
@@ -269,8 +290,11 @@ fn plan_run<'a, const IS_PUT: bool>(
             let Some(together) = plan.together.get_mut(number) else { return Ok(()) };
             let base = base.min(region.len());
             let (here, there) = (0..limit.here, base..base + limit.mapped());
-            let (dst, src) =
-                if IS_PUT { ((region, there), (local, here)) } else { ((local, here), (region, there)) };
+            let (dst, src) = if IS_PUT {
+                ((region, there), (local, here))
+            } else {
+                ((local, here), (region, there))
+            };
             let mut places = Places::behind(apart);
             let taken = together.between_parts(dst, src).is_some_and(|mut between| {
                 between.extend(run, |piece| {
@@ -305,8 +329,8 @@ fn plan_run<'a, const IS_PUT: bool>(
     Ok(())
 }
 
-/// Where the pieces of a run lie, and what can be said of all of them. Nothing is decided for one piece, so that a thousand are a loop
-/// without branches.
+/// Where the pieces of a run lie, and what can be said of all of them. Nothing is decided for one
+/// piece, so that a thousand are a loop without branches.
 struct Places {
     size: usize,
     /// Where the last target ended.
@@ -320,7 +344,8 @@ impl Places {
         Self { size: 0, end: apart.end, is_back: false }
     }
 
-    /// Where one begins here and there, and its length: whatever that is, where its end lies before its start.
+    /// Where one begins here and there, and its length: whatever that is, where its end lies before
+    /// its start.
     #[inline(always)]
     fn note<const IS_PUT: bool>(&mut self, piece: &Piece<'_>) -> (usize, usize, usize) {
         let Range { start, end } = piece.range;

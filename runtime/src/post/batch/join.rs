@@ -8,8 +8,9 @@ use crate::runtime::Inner;
 use carrack_transports::mem::Buffer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Is told of the end of each part of a batch, and tells of the end of all: the other rank, if nothing has failed, and the
-/// batch's own completion object. Whoever begins the parts has a share in it, too, so that it is not over before all are begun.
+/// Is told of the end of each part of a batch, and tells of the end of all: the other rank, if
+/// nothing has failed, and the batch's own completion object. Whoever begins the parts has a share
+/// in it, too, so that it is not over before all are begun.
 pub(in crate::post) struct Join {
     pub(super) inner: Option<Arc<dyn Completion>>,
     pub(super) runtime: Weak<Inner>,
@@ -59,8 +60,8 @@ impl Join {
         self.shares().error.is_some()
     }
 
-    /// A share less. After the last one the other rank is told, if nothing has failed; what is given back is for the batch's
-    /// completion object.
+    /// A share less. After the last one the other rank is told, if nothing has failed; what is
+    /// given back is for the batch's completion object.
     pub(super) fn release(&self, error: Option<OpError>) -> Option<Status> {
         let error = {
             let mut shares = self.shares();
@@ -77,7 +78,14 @@ impl Join {
         {
             tell(&runtime, &device.0, rank, (comp, tag), size);
         }
-        Some(Status { rank, tag, size, user_context, buffer: Buffer::Empty, error: error.map(Box::new) })
+        Some(Status {
+            rank,
+            tag,
+            size,
+            user_context,
+            buffer: Buffer::Empty,
+            error: error.map(Box::new),
+        })
     }
 }
 
@@ -125,7 +133,14 @@ mod tests {
 
     fn status(error: Option<OpError>) -> Status {
         let (rank, tag, user_context) = (Rank(1), Tag(9), UserContext(9));
-        Status { rank, tag, size: 9, user_context, buffer: Buffer::Empty, error: error.map(Box::new) }
+        Status {
+            rank,
+            tag,
+            size: 9,
+            user_context,
+            buffer: Buffer::Empty,
+            error: error.map(Box::new),
+        }
     }
 
     #[test]

@@ -9,11 +9,13 @@
 //! | `pack` | small pieces that their owner has to reach, many in one message |
 //! | `rest` | what are operations of their own, as many at a time as there is room for |
 //!
-//! Where the memory is mapped and a GPU's engine does the copy, all pieces go to the engine in one call of the driver
-//! ([`Gpu::how_pieces_go`](carrack_transports::gpu::Gpu::how_pieces_go)), a face by one call as well; beside host memory that is not pinned
-//! they go by way of pinned blocks, one call for each; between host memory the CPU copies them in a loop. Small ones that their owner has
-//! to reach go many in one message. Everything else (long ones, and what a NIC has to reach) goes as a put or get for each piece, or row of
-//! a face. The signal goes when all of them are over.
+//! Where the memory is mapped and a GPU's engine does the copy, all pieces go to the engine in one
+//! call of the driver ([`Gpu::how_pieces_go`](carrack_transports::gpu::Gpu::how_pieces_go)), a face
+//! by one call as well; beside host memory that is not pinned they go by way of pinned blocks, one
+//! call for each; between host memory the CPU copies them in a loop. Small ones that their owner
+//! has to reach go many in one message. Everything else (long ones, and what a NIC has to reach)
+//! goes as a put or get for each piece, or row of a face. The signal goes when all of them are
+//! over.
 
 mod apart;
 mod begin;
@@ -34,7 +36,8 @@ use carrack_transports::mem::Face;
 pub(super) use rest::Rest;
 use std::ops::Range;
 
-/// One piece of a batch: a part of a region of this rank's, and as many bytes of another rank's memory.
+/// One piece of a batch: a part of a region of this rank's, and as many bytes of another rank's
+/// memory.
 #[derive(Clone, Debug)]
 pub struct Piece<'a> {
     /// Memory of this rank's, of any kind.
@@ -83,7 +86,8 @@ struct Faces<'a> {
 }
 
 impl Faces<'_> {
-    /// Where each row begins: in the local region, and in the other rank's memory. The two have one shape.
+    /// Where each row begins: in the local region, and in the other rank's memory. The two have one
+    /// shape.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (ours, theirs) = (*self.ours, *self.theirs);
         let grid = Grid { count: ours.count, dst_pitch: ours.pitch, src_pitch: theirs.pitch };
@@ -92,12 +96,15 @@ impl Faces<'_> {
 }
 
 impl Runtime {
-    /// Writes pieces of this rank's memory into the memory of `rank`, as one operation: with one completion, and one signal
-    /// ([`remote_comp`](Post::remote_comp)), which is told how many bytes there were in all.
+    /// Writes pieces of this rank's memory into the memory of `rank`, as one operation: with one
+    /// completion, and one signal ([`remote_comp`](Post::remote_comp)), which is told how many
+    /// bytes there were in all.
     ///
-    /// It is over when all the bytes are visible there. No two pieces may have a target byte in common; in what order they are written
-    /// nobody says, so none may read what another one writes, where both sides are this rank's memory: that is not looked for. The status holds no buffer: the memory stays alive until the end by itself, and must not be changed before. A batch of no
-    /// pieces is over at once, and gives its signal.
+    /// It is over when all the bytes are visible there. No two pieces may have a target byte in
+    /// common; in what order they are written nobody says, so none may read what another one
+    /// writes, where both sides are this rank's memory: that is not looked for. The status holds no
+    /// buffer: the memory stays alive until the end by itself, and must not be changed before. A
+    /// batch of no pieces is over at once, and gives its signal.
     ///
     /// ```
     /// # use carrack::{Piece, Rank, Runtime, buffer::Region};
@@ -115,16 +122,19 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// When it is posted, before anything is moved: [`PostError::Piece`] names the piece, and what is wrong with it: it reaches beyond its
-    /// region on either side, or its region is of another rank, or not registered any more. [`PostError::Overlap`] names two pieces
-    /// that write the same bytes; that is looked for within each registration, not between two of the same memory.
-    /// If an engine or the peer fails later, the status says so, no signal is given, and some of the pieces may be there.
+    /// When it is posted, before anything is moved: [`PostError::Piece`] names the piece, and what
+    /// is wrong with it: it reaches beyond its region on either side, or its region is of another
+    /// rank, or not registered any more. [`PostError::Overlap`] names two pieces that write the
+    /// same bytes; that is looked for within each registration, not between two of the same memory.
+    /// If an engine or the peer fails later, the status says so, no signal is given, and some of
+    /// the pieces may be there.
     pub fn post_put_batch<'a>(&'a self, rank: Rank, pieces: &'a [Piece<'a>]) -> PostBatch<'a> {
         self.post_many(rank, true, Many::Pieces(pieces))
     }
 
     /// Fills pieces of this rank's memory from the memory of `rank`, as one operation: as
-    /// [`post_put_batch`](Self::post_put_batch), the other way. The signal says that the memory has been read.
+    /// [`post_put_batch`](Self::post_put_batch), the other way. The signal says that the memory has
+    /// been read.
     ///
     /// # Errors
     /// As there.
@@ -132,9 +142,9 @@ impl Runtime {
         self.post_many(rank, false, Many::Pieces(pieces))
     }
 
-    /// Writes a face of a region of this rank's to one of the same shape of the memory of `rank`: rows, and planes of rows, at
-    /// regular distances, as one operation. `theirs` lies within what `rmr` names. For the rest as
-    /// [`post_put_batch`](Self::post_put_batch).
+    /// Writes a face of a region of this rank's to one of the same shape of the memory of `rank`:
+    /// rows, and planes of rows, at regular distances, as one operation. `theirs` lies within what
+    /// `rmr` names. For the rest as [`post_put_batch`](Self::post_put_batch).
     ///
     /// # Errors
     /// As there; [`PostError::Face`] where a face is none, or is not within its memory.
@@ -149,8 +159,8 @@ impl Runtime {
         self.post_many(rank, true, Many::Face(Faces { local, ours, rmr, theirs }))
     }
 
-    /// Fills a face of a region of this rank's from one of the same shape of the memory of `rank`: as
-    /// [`post_put_face`](Self::post_put_face), the other way.
+    /// Fills a face of a region of this rank's from one of the same shape of the memory of `rank`:
+    /// as [`post_put_face`](Self::post_put_face), the other way.
     ///
     /// # Errors
     /// As there.
@@ -181,7 +191,8 @@ impl Kind for Batch<'_> {
         post.once(|this| {
             // As of single ones: a put may end unseen, a get may not.
             let waits = !this.allow.posted() || (this.comp.is_none() && !this.kind.is_put);
-            let begun = this.begin_or_wait(waits, || this.all_at_once(), |comp| this.begin(comp))?;
+            let begun =
+                this.begin_or_wait(waits, || this.all_at_once(), |comp| this.begin(comp))?;
             this.outcome(begun)
         })
     }

@@ -1,4 +1,5 @@
-//! Small pieces of memory that only its owner reaches, many in one message: see [`packed`](crate::bulk::packed).
+//! Small pieces of memory that only its owner reaches, many in one message: see
+//! [`packed`](crate::bulk::packed).
 
 use super::join::Join;
 use super::{Batch, Piece};
@@ -61,8 +62,9 @@ impl Pack {
     fn takes(&self, local: &RegionSlice, region: u64) -> bool {
         let is_alike = |(first, _): &(RegionSlice, u64)| {
             let (first, other) = (first.region(), local.region());
-            let has_same_engine =
-                || first.gpu().zip(other.gpu()).is_some_and(|(one, another)| Arc::ptr_eq(one, another));
+            let has_same_engine = || {
+                first.gpu().zip(other.gpu()).is_some_and(|(one, another)| Arc::ptr_eq(one, another))
+            };
             first.is(other)
                 || (first.kind().is_host() && other.kind().is_host())
                 || (first.kind() == other.kind() && has_same_engine())
@@ -78,7 +80,8 @@ impl Pack {
         self.pieces.push((local, place));
     }
 
-    /// Whether its memory is still there: asked once for pieces of one region that come one after the other.
+    /// Whether its memory is still there: asked once for pieces of one region that come one after
+    /// the other.
     fn recheck(&self) -> Result<(), PostError> {
         let runs = self.pieces.chunk_by(|(one, _), (next, _)| one.region().is(next.region()));
         let mut firsts = runs.filter_map(|run| run.first());
@@ -107,12 +110,14 @@ impl Post<'_, Batch<'_>> {
         self.check_deadline()?;
         self.check_transport(self.check_reach()?)?;
         let (device, runtime) = (self.device_inner(), &self.runtime.0);
-        let under_way = if device.bulk.is_full() { None } else { device.bulk.note_packed(self.rank) };
+        let under_way =
+            if device.bulk.is_full() { None } else { device.bulk.note_packed(self.rank) };
         let Some(under_way) = under_way else { return Ok(Outcome::Retry(RetryReason::Unanswered)) };
         pack.recheck()?;
         let under_way = Arc::new(under_way);
         let lists = pack.pieces.iter().map(|(local, place)| (*place, local.len()));
-        let (packed, behind) = list(lists, if is_put { pack.bytes } else { 0 }).map_err(PostError::Memory)?;
+        let (packed, behind) =
+            list(lists, if is_put { pack.bytes } else { 0 }).map_err(PostError::Memory)?;
         under_way.with(&packed);
         let request = Request {
             token: 0,
@@ -123,16 +128,20 @@ impl Post<'_, Batch<'_>> {
         };
         let end: Arc<dyn Completion> =
             Arc::new(End { join: join.clone(), under_way: Mutex::new(Some(under_way)) });
-        let onward = Onward { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
+        let onward =
+            Onward { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
         // Of what is sent: the batch's own size is the join's to tell.
         let operation = self.outstanding(packed.len(), Some(&end));
         if is_put {
-            let filled = copy_packed((&packed, behind), places(&pack.pieces), false, &runtime.staging);
+            let filled =
+                copy_packed((&packed, behind), places(&pack.pieces), false, &runtime.staging);
             match filled.map_err(PostError::Memory)? {
                 None => offer(device, runtime, request, operation, packed),
                 Some(moving) => {
-                    let (about, user_context) = ((self.rank, self.tag, pack.bytes), self.user_context);
-                    let comp = Filled { onward, next: Mutex::new(Some((request, operation, packed))) };
+                    let (about, user_context) =
+                        ((self.rank, self.tag, pack.bytes), self.user_context);
+                    let comp =
+                        Filled { onward, next: Mutex::new(Some((request, operation, packed))) };
                     device.add_landing(Landing::of_message(
                         moving,
                         Some(Arc::new(comp)),
@@ -158,8 +167,14 @@ impl Post<'_, Batch<'_>> {
             let landing = device.expect_answer(runtime, rank, (bytes, target));
             // The deadline is that of what it asks for.
             let comp: Arc<dyn Completion> = Arc::new(Refused { onward, rank, landing });
-            let operation =
-                Outstanding { rank, tag, size, user_context, comp: Some(comp), deadline: Deadline::NEVER };
+            let operation = Outstanding {
+                rank,
+                tag,
+                size,
+                user_context,
+                comp: Some(comp),
+                deadline: Deadline::NEVER,
+            };
             let message = Message::Pieces { landing };
             device.bulk.request(device, runtime, message, request, operation, list.whole().into());
         }
@@ -168,7 +183,13 @@ impl Post<'_, Batch<'_>> {
 }
 
 /// Offers a list and the bytes behind it.
-fn offer(device: &DeviceInner, runtime: &Inner, request: Request, operation: Outstanding, packed: Region) {
+fn offer(
+    device: &DeviceInner,
+    runtime: &Inner,
+    request: Request,
+    operation: Outstanding,
+    packed: Region,
+) {
     let message = Message::Pieces { landing: 0 };
     device.bulk.request(device, runtime, message, request, operation, packed.whole().into());
 }
@@ -212,7 +233,8 @@ impl Onward {
     ) -> Result<(), Status> {
         if status.error.is_none() {
             let runtime = self.runtime.upgrade();
-            let device = |runtime: &Arc<Inner>| runtime.devices().get(self.device as usize).cloned();
+            let device =
+                |runtime: &Arc<Inner>| runtime.devices().get(self.device as usize).cloned();
             let there = runtime.as_ref().and_then(|runtime| Some((runtime, device(runtime)?)));
             let gone_on = match there.filter(|(_, device)| !device.0.is_closed()) {
                 Some((runtime, device)) => go_on(runtime, &device.0),
@@ -254,7 +276,8 @@ impl Completion for Answered {
     fn signal(&self, status: Status) -> Result<(), Status> {
         let Status { rank, tag, size, user_context, .. } = status;
         self.onward.on(status, |runtime, device| {
-            let pieces = std::mem::take(&mut *self.pieces.lock().unwrap_or_else(PoisonError::into_inner));
+            let pieces =
+                std::mem::take(&mut *self.pieces.lock().unwrap_or_else(PoisonError::into_inner));
             match copy_packed((&self.packed, 0), places(&pieces), true, &runtime.staging) {
                 Ok(None) => Some(Ok(())),
                 Ok(Some(moving)) => {
@@ -282,7 +305,8 @@ impl Completion for Refused {
         };
         let device = runtime.devices().get(self.onward.device as usize).cloned();
         if let Some(Device(device)) = device
-            && let Some((Some(comp), status)) = device.bulk.refuse_packed(self.rank, self.landing, &error)
+            && let Some((Some(comp), status)) =
+                device.bulk.refuse_packed(self.rank, self.landing, &error)
             && let Err(status) = comp.signal(status)
         {
             device.tell_later([(Some(comp), status)]);

@@ -1,6 +1,6 @@
-//! What of a batch are operations of their own: pieces that no engine is given together with others, that a NIC has to reach, or that
-//! are long; and packs of the small ones that their owner has to reach. As many are begun as there is room for; progress goes on with
-//! the others.
+//! What of a batch are operations of their own: pieces that no engine is given together with
+//! others, that a NIC has to reach, or that are long; and packs of the small ones that their owner
+//! has to reach. As many are begun as there is room for; progress goes on with the others.
 
 use super::join::Join;
 use super::pack::Pack;
@@ -36,14 +36,23 @@ struct Single {
 
 impl Rest {
     /// `alone` go one by one, `packed` many together.
-    pub(super) fn new(alone: &[Piece<'_>], packed: &[Piece<'_>], is_put: bool, join: &Arc<Join>) -> Self {
+    pub(super) fn new(
+        alone: &[Piece<'_>],
+        packed: &[Piece<'_>],
+        is_put: bool,
+        join: &Arc<Join>,
+    ) -> Self {
         let single = |piece: &Piece<'_>| {
             // It was found to be within its region.
             let local = piece.local.slice(piece.range.start, piece.len())?;
             Some(Part::Single(Single { local, rmr: piece.rmr.clone(), offset: piece.offset }))
         };
         let packs = Pack::all_of(packed).into_iter().map(Part::Pack);
-        Self { parts: alone.iter().filter_map(single).chain(packs).collect(), is_put, join: join.clone() }
+        Self {
+            parts: alone.iter().filter_map(single).chain(packs).collect(),
+            is_put,
+            join: join.clone(),
+        }
     }
 
     pub(in crate::post) fn join(&self) -> &Arc<Join> {
@@ -66,7 +75,8 @@ impl Rest {
 }
 
 impl Post<'_, Batch<'_>> {
-    /// Begins as many parts as there is room for; whether none is left. Each is an operation of its own, as long as none has failed.
+    /// Begins as many parts as there is room for; whether none is left. Each is an operation of its
+    /// own, as long as none has failed.
     pub(in crate::post) fn go_on(&self, rest: &mut Rest) -> bool {
         let comp: Arc<dyn Completion> = rest.join.clone();
         while let Some(part) = rest.parts.front_mut() {
@@ -83,7 +93,8 @@ impl Post<'_, Batch<'_>> {
             match begun {
                 Ok(Outcome::Posted) => {}
                 Ok(Outcome::Done(status)) => rest.join.take_back(status.error.map(|error| *error)),
-                Ok(Outcome::Retry(_)) | Err(PostError::OffersFull { .. } | PostError::BacklogFull { .. }) => {
+                Ok(Outcome::Retry(_))
+                | Err(PostError::OffersFull { .. } | PostError::BacklogFull { .. }) => {
                     rest.join.take_back(None);
                     return false;
                 }

@@ -53,7 +53,8 @@ impl Completion for Fetch {
 pub(in crate::progress) enum About {
     /// An operation of this rank's.
     Operation,
-    /// A message or a notification of a peer's, whose bytes are in the buffer that they were fetched or written to.
+    /// A message or a notification of a peer's, whose bytes are in the buffer that they were
+    /// fetched or written to.
     Arrival,
     /// An active message that came whole.
     Whole,
@@ -92,17 +93,23 @@ impl Entry {
     pub(super) fn rank(&self) -> Rank {
         match &self.what {
             Delivery::Status(status, _) => status.rank,
-            Delivery::Message { from, .. } | Delivery::Offer { from, .. } | Delivery::Fetch(_, from) => *from,
+            Delivery::Message { from, .. }
+            | Delivery::Offer { from, .. }
+            | Delivery::Fetch(_, from) => *from,
         }
     }
 
-    /// Moves the bytes of a message that came whole out of its packet, which is free then. Returns what it was charged
-    /// with, and what it is to be charged with; `None` if it has no packet.
+    /// Moves the bytes of a message that came whole out of its packet, which is free then. Returns
+    /// what it was charged with, and what it is to be charged with; `None` if it has no packet.
     pub(super) fn leave_packet(&mut self, unexpected: &Unexpected) -> Option<(Kept, Kept)> {
         let before = self.kept().filter(|kept| kept.is_packet())?;
         let (from, tag, bytes) = match &self.what {
-            Delivery::Message { from, tag, payload, .. } => (*from, *tag, host_copy(payload.view())?),
-            Delivery::Status(status, _) => (status.rank, status.tag, host_copy(status.buffer.view())?),
+            Delivery::Message { from, tag, payload, .. } => {
+                (*from, *tag, host_copy(payload.view())?)
+            }
+            Delivery::Status(status, _) => {
+                (status.rank, status.tag, host_copy(status.buffer.view())?)
+            }
             Delivery::Offer { .. } | Delivery::Fetch(..) => return None,
         };
         let payload = Payload::Aside(bytes);

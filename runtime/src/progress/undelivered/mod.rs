@@ -1,8 +1,8 @@
 //! Deliveries that wait for their completion object.
 //!
-//! A completion object without room refuses a status. The status then waits here, in a queue of that
-//! object's. Whatever comes later for the same object waits behind it, in order; deliveries for other
-//! objects pass. An active message for which no packet is left waits in the same way.
+//! A completion object without room refuses a status. The status then waits here, in a queue of
+//! that object's. Whatever comes later for the same object waits behind it, in order; deliveries
+//! for other objects pass. An active message for which no packet is left waits in the same way.
 //!
 //! What waits is charged to the budget of unexpected messages (`CARRACK_UNEXPECTED`). Beyond
 //! it, senders are told to hold (`peer::hold`): their messages then come as offers, which wait here
@@ -41,7 +41,8 @@ pub(crate) struct Undelivered {
 impl Undelivered {
     /// Deliveries that wait.
     pub(crate) fn len(&self) -> usize {
-        let waiting = |queue: &Queue| queue.entries.len() + queue.fetches.len() + usize::from(queue.is_out);
+        let waiting =
+            |queue: &Queue| queue.entries.len() + queue.fetches.len() + usize::from(queue.is_out);
         self.queues.iter().map(waiting).sum()
     }
 
@@ -80,9 +81,11 @@ impl Undelivered {
         &mut self.queues[at]
     }
 
-    /// Ends of operations that are still to be told, for a runtime that ends. What peers have sent goes
-    /// with it.
-    pub(crate) fn into_statuses(self) -> impl Iterator<Item = (Option<Arc<dyn Completion>>, Status)> {
+    /// Ends of operations that are still to be told, for a runtime that ends. What peers have sent
+    /// goes with it.
+    pub(crate) fn into_statuses(
+        self,
+    ) -> impl Iterator<Item = (Option<Arc<dyn Completion>>, Status)> {
         self.queues.into_iter().flat_map(|queue| queue.entries).filter_map(
             |Entry { comp, what }| match what {
                 Delivery::Status(status, _) => Some((Some(comp), status)),
@@ -94,9 +97,14 @@ impl Undelivered {
 
 impl DeviceInner {
     /// Has progress tell completion objects, for callers that cannot: they hold locks.
-    pub(crate) fn tell_later(&self, ended: impl IntoIterator<Item = (Option<Arc<dyn Completion>>, Status)>) {
-        // What has no completion object is dropped without the lock: its buffer may run code of the user's.
-        let told: Vec<_> = ended.into_iter().filter_map(|(comp, status)| Some((comp?, status))).collect();
+    pub(crate) fn tell_later(
+        &self,
+        ended: impl IntoIterator<Item = (Option<Arc<dyn Completion>>, Status)>,
+    ) {
+        // What has no completion object is dropped without the lock: its buffer may run code of the
+        // user's.
+        let told: Vec<_> =
+            ended.into_iter().filter_map(|(comp, status)| Some((comp?, status))).collect();
         if told.is_empty() {
             return;
         }
@@ -119,7 +127,8 @@ impl DeviceInner {
         self.undelivered.set_count(undelivered.count());
     }
 
-    /// Puts a delivery behind those that wait for the same object, if there are any; else gives it back.
+    /// Puts a delivery behind those that wait for the same object, if there are any; else gives it
+    /// back.
     fn wait_behind(&self, entry: Entry) -> Result<(), Entry> {
         match self.undelivered.lock().queue(&entry.comp) {
             Some(queue) => {
@@ -156,8 +165,8 @@ impl DeviceInner {
         }
     }
 
-    /// Ends a try for one of an object's entries. Returns the reason to complain of, with the number of deliveries
-    /// that wait.
+    /// Ends a try for one of an object's entries. Returns the reason to complain of, with the
+    /// number of deliveries that wait.
     fn put_back(
         &self,
         comp: &Arc<dyn Completion>,
@@ -182,7 +191,8 @@ impl DeviceInner {
     /// Returns `true` if messages for this object stand in the line.
     fn has_in_line(&self, comp: &Arc<dyn Completion>) -> bool {
         let object = object_of(comp);
-        let is_for = |one: &InLine| one.comp().is_some_and(|comp| Arc::ptr_eq(object_of(comp), object));
+        let is_for =
+            |one: &InLine| one.comp().is_some_and(|comp| Arc::ptr_eq(object_of(comp), object));
         !self.line.is_empty() && self.line.lock().iter().any(is_for)
     }
 }
@@ -193,7 +203,8 @@ impl Pass<'_> {
         self.tell_or_keep(comp, status, About::Operation);
     }
 
-    /// Tells a completion object of what a peer has sent, other than an active message that came whole.
+    /// Tells a completion object of what a peer has sent, other than an active message that came
+    /// whole.
     pub(crate) fn signal_arrival(&mut self, comp: &Arc<dyn Completion>, status: Status) {
         self.tell_or_keep(Some(comp), status, About::Arrival);
     }
@@ -237,8 +248,8 @@ impl Pass<'_> {
         self.add_undelivered(Entry { comp: comp.clone(), what }, None);
     }
 
-    /// Tells a completion object of a message that has left the line, where it was in front of those that still
-    /// need a packet.
+    /// Tells a completion object of a message that has left the line, where it was in front of
+    /// those that still need a packet.
     pub(super) fn signal_in_line(&mut self, comp: Option<&Arc<dyn Completion>>, status: Status) {
         let (comp, status, why) = match comp {
             Some(comp) if self.device.is_waited_for(comp) => (comp.clone(), status, None),
@@ -254,7 +265,12 @@ impl Pass<'_> {
 
     /// Keeps a status that its completion object has refused.
     #[cold]
-    pub(super) fn keep_refused(&mut self, comp: &Arc<dyn Completion>, status: Status, about: About) {
+    pub(super) fn keep_refused(
+        &mut self,
+        comp: &Arc<dyn Completion>,
+        status: Status,
+        about: About,
+    ) {
         let what = self.charged(status, about);
         self.add_undelivered(Entry { comp: comp.clone(), what }, Some(Obstacle::Full));
     }
@@ -264,7 +280,12 @@ impl Pass<'_> {
         self.add_with(entry, why, |queue, entry| queue.entries.push_back(entry));
     }
 
-    fn add_with(&mut self, entry: Entry, why: Option<Obstacle>, add: impl FnOnce(&mut Queue, Entry)) {
+    fn add_with(
+        &mut self,
+        entry: Entry,
+        why: Option<Obstacle>,
+        add: impl FnOnce(&mut Queue, Entry),
+    ) {
         let comp = entry.comp.clone();
         let mut undelivered = self.device.undelivered.lock();
         let queue = undelivered.queue_or_new(&comp);
@@ -275,8 +296,8 @@ impl Pass<'_> {
         self.complain_of(&comp, complaint);
     }
 
-    /// Charges a status to the budget of unexpected messages. Packets are few: where many messages wait in them,
-    /// the bytes of one that came whole wait in memory of their own.
+    /// Charges a status to the budget of unexpected messages. Packets are few: where many messages
+    /// wait in them, the bytes of one that came whole wait in memory of their own.
     fn charged(&self, status: Status, about: About) -> Delivery {
         let Status { rank: from, tag, buffer, .. } = status;
         let payload = match (about, buffer) {
@@ -287,7 +308,8 @@ impl Pass<'_> {
                 return Delivery::Status(Status { buffer, ..status }, Some(kept));
             }
             (About::Operation, buffer) => {
-                // The buffer is the user's. A peer may have caused it all the same, by a put that notifies.
+                // The buffer is the user's. A peer may have caused it all the same, by a put that
+                // notifies.
                 let kept = self.charge(from, Kept::STATUS);
                 return Delivery::Status(Status { buffer, ..status }, Some(kept));
             }
@@ -336,8 +358,9 @@ impl Pass<'_> {
         }
     }
 
-    /// The offer of an active message waits behind others for the same object. Returns `false` if there
-    /// are none; unless the message `is_held`, as it would have come whole otherwise: then it is the first.
+    /// The offer of an active message waits behind others for the same object. Returns `false` if
+    /// there are none; unless the message `is_held`, as it would have come whole otherwise: then it
+    /// is the first.
     pub(crate) fn queue_offer(
         &mut self,
         comp: &Arc<dyn Completion>,
@@ -409,7 +432,8 @@ impl Pass<'_> {
     /// Drops what waits for queues that their users have dropped.
     fn drop_orphans(&self) {
         let mut undelivered = self.device.undelivered.lock();
-        let orphans: Vec<Queue> = undelivered.queues.extract_if(.., |queue| queue.is_orphaned()).collect();
+        let orphans: Vec<Queue> =
+            undelivered.queues.extract_if(.., |queue| queue.is_orphaned()).collect();
         self.device.undelivered.set_count(undelivered.count());
         drop(undelivered);
         for entry in orphans.iter().flat_map(|queue| queue.entries.iter().chain(&queue.fetches)) {
@@ -451,7 +475,10 @@ impl Pass<'_> {
                 let fetch = Arc::new(Fetch::default());
                 let target: Arc<dyn Completion> = fetch.clone();
                 self.fetch_am(&comp, target, (from, tag), offer);
-                return Some((Entry { comp, what: Delivery::Fetch(fetch, from) }, Obstacle::UnderWay));
+                return Some((
+                    Entry { comp, what: Delivery::Fetch(fetch, from) },
+                    Obstacle::UnderWay,
+                ));
             }
             Delivery::Fetch(fetch, _) => (fetch.take()?, None),
         };
@@ -483,19 +510,23 @@ impl Pass<'_> {
             };
         }
         let size = payload.len();
-        let buffer = self.buffer_for(comp, payload).or_else(|payload| match self.spare_a_packet() {
-            true => self.buffer_for(comp, payload),
-            false => Err(payload),
-        });
+        let buffer =
+            self.buffer_for(comp, payload).or_else(|payload| match self.spare_a_packet() {
+                true => self.buffer_for(comp, payload),
+                false => Err(payload),
+            });
         Ok(Some(arrival(from, tag, size, buffer.map_err(|payload| (payload, None))?)))
     }
 
-    /// Frees a packet in which a message waits, the last of its queue: its bytes wait in memory of their own.
-    /// Returns `false` if there is none.
+    /// Frees a packet in which a message waits, the last of its queue: its bytes wait in memory of
+    /// their own. Returns `false` if there is none.
     fn spare_a_packet(&self) -> bool {
         let mut undelivered = self.device.undelivered.lock();
-        let mut entries = undelivered.queues.iter_mut().flat_map(|queue| queue.entries.iter_mut().rev());
-        let Some((before, now)) = entries.find_map(|entry| entry.leave_packet(&self.inner.unexpected)) else {
+        let mut entries =
+            undelivered.queues.iter_mut().flat_map(|queue| queue.entries.iter_mut().rev());
+        let Some((before, now)) =
+            entries.find_map(|entry| entry.leave_packet(&self.inner.unexpected))
+        else {
             return false;
         };
         self.inner.unexpected.release_delivery(before);
@@ -525,9 +556,14 @@ impl Pass<'_> {
 }
 
 impl Inner {
-    /// Tells a completion object outside of progress, in a call that posts. What has no room waits with
-    /// the device; a panic is reported by the next call of progress.
-    pub(crate) fn tell(&self, device: &DeviceInner, comp: Option<&Arc<dyn Completion>>, status: Status) {
+    /// Tells a completion object outside of progress, in a call that posts. What has no room waits
+    /// with the device; a panic is reported by the next call of progress.
+    pub(crate) fn tell(
+        &self,
+        device: &DeviceInner,
+        comp: Option<&Arc<dyn Completion>>,
+        status: Status,
+    ) {
         if let Err(error) = self.try_tell(device, comp, status) {
             self.complaints.keep(error);
         }

@@ -26,7 +26,8 @@ struct Told {
     no_packet: bool,
 }
 
-/// The object of the user's that a completion object passes statuses on to: itself, most of the time.
+/// The object of the user's that a completion object passes statuses on to: itself, most of the
+/// time.
 pub(super) fn object_of(comp: &Arc<dyn Completion>) -> &Arc<dyn Completion> {
     let mut object = comp;
     while let Some(next) = object.passes_on_to() {
@@ -50,13 +51,15 @@ impl Queue {
         self.entries.is_empty() && self.fetches.is_empty()
     }
 
-    /// Takes out the first entry that can be tried. A message that is fetched holds up those of its sender only.
+    /// Takes out the first entry that can be tried. A message that is fetched holds up those of its
+    /// sender only.
     pub(super) fn take(&mut self) -> Option<Entry> {
         if let Some(at) = self.fetches.iter().position(Entry::is_ready) {
             self.held_up = 0;
             return Some(self.fetches.swap_remove(at));
         }
-        let is_held_up = |entry: &Entry| self.fetches.iter().any(|fetch| fetch.rank() == entry.rank());
+        let is_held_up =
+            |entry: &Entry| self.fetches.iter().any(|fetch| fetch.rank() == entry.rank());
         let next = self.entries.range(self.held_up..).position(|entry| !is_held_up(entry));
         self.held_up = next.map_or(self.entries.len(), |next| self.held_up + next);
         self.entries.remove(self.held_up)
@@ -66,7 +69,8 @@ impl Queue {
     pub(super) fn put_back(&mut self, entry: Entry) {
         match &entry.what {
             Delivery::Fetch(..) => self.fetches.push(entry),
-            // What has got a packet meanwhile goes first: it may have the one that this message waits for.
+            // What has got a packet meanwhile goes first: it may have the one that this message
+            // waits for.
             Delivery::Message { .. } => self.insert_placed(entry),
             Delivery::Status(..) | Delivery::Offer { .. } => {
                 self.held_up = 0;
@@ -77,13 +81,14 @@ impl Queue {
 
     /// Inserts an entry behind those at the front that have a packet, or need none.
     pub(super) fn insert_placed(&mut self, entry: Entry) {
-        let unplaced = self.entries.iter().position(|entry| !matches!(entry.what, Delivery::Status(..)));
+        let unplaced =
+            self.entries.iter().position(|entry| !matches!(entry.what, Delivery::Status(..)));
         self.held_up = 0;
         self.entries.insert(unplaced.unwrap_or(self.entries.len()), entry);
     }
 
-    /// The reason to complain of, with the number of deliveries that wait: the first time for as long as the
-    /// queue is not empty, and not if nobody can do anything about it.
+    /// The reason to complain of, with the number of deliveries that wait: the first time for as
+    /// long as the queue is not empty, and not if nobody can do anything about it.
     pub(super) fn complaint(&mut self, why: Obstacle) -> Option<(Obstacle, usize)> {
         let told = match why {
             Obstacle::Full if self.object.is_abandoned() => return None,

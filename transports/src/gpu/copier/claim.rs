@@ -1,10 +1,12 @@
 //! Whether another process of this machine has a copier on the same GPU.
 //!
-//! A GPU gives its processes the whole of it in turn, and a resident kernel takes its process's turn to the end: so where two
-//! processes share a GPU neither has a copier. Each that wants one listens under a name made from the GPU's, in the abstract
-//! namespace, from the first copy on that it gives the GPU, of whatever length, or the first copy or wait that it gives a stream
-//! there. Who finds the name taken knocks, and has none; who is knocked for gives its own up. What does not want a copier is
-//! not seen, nor what lives in another network namespace, nor who has given the GPU no work through the library.
+//! A GPU gives its processes the whole of it in turn, and a resident kernel takes its process's
+//! turn to the end: so where two processes share a GPU neither has a copier. Each that wants one
+//! listens under a name made from the GPU's, in the abstract namespace, from the first copy on that
+//! it gives the GPU, of whatever length, or the first copy or wait that it gives a stream there.
+//! Who finds the name taken knocks, and has none; who is knocked for gives its own up. What does
+//! not want a copier is not seen, nor what lives in another network namespace, nor who has given
+//! the GPU no work through the library.
 
 use crate::fd_channel::{Channel, ConnectError, Listener, is_shortage};
 use crate::mem::GpuUuid;
@@ -12,8 +14,8 @@ use rustix::io::Errno;
 use std::fmt::Display;
 use std::time::Duration;
 
-/// Looks at a name that is taken and that nobody listens under, a millisecond apart: between the two calls of a claim there are
-/// microseconds, unless the other process does not get to run.
+/// Looks at a name that is taken and that nobody listens under, a millisecond apart: between the
+/// two calls of a claim there are microseconds, unless the other process does not get to run.
 const LOOKS: u32 = 1000;
 
 /// A process's claim on a GPU.
@@ -32,7 +34,8 @@ impl Claim {
     /// As `of`; passes the time between two looks in its own way.
     fn pausing(gpu: GpuUuid, mut pause: impl FnMut()) -> Result<Self, String> {
         let name = name(gpu);
-        let unknown = |why: &dyn Display| format!("whether the GPU is shared cannot be found out: {why}");
+        let unknown =
+            |why: &dyn Display| format!("whether the GPU is shared cannot be found out: {why}");
         let mut last = shared(0);
         for _ in 0..LOOKS {
             match Listener::bind(name.as_bytes()) {
@@ -49,8 +52,8 @@ impl Claim {
                 Ok(other) => return Err(shared(other.peer().map_or(0, |other| other.pid))),
                 // A claim of this user could not be seen.
                 Err(stranger @ ConnectError::OtherUser(_)) => return Err(unknown(&stranger)),
-                // It has the name, and is about to listen: it would not hear of this knock, and have a copier all the same. Or it
-                // gives the name up.
+                // It has the name, and is about to listen: it would not hear of this knock, and
+                // have a copier all the same. Or it gives the name up.
                 Err(ConnectError::System(Errno::CONNREFUSED)) => last = shared(0),
                 Err(ConnectError::System(error)) if is_shortage(error) => last = unknown(&error),
                 Err(_) => return Err(shared(0)),
@@ -76,7 +79,8 @@ fn name(gpu: GpuUuid) -> String {
     format!("carrack-copier/{}/{gpu}", rustix::process::geteuid().as_raw())
 }
 
-/// Why there is no copier on a GPU that another process wants one on. `pid`: 0 where it is not known, as that of a process in another namespace.
+/// Why there is no copier on a GPU that another process wants one on. `pid`: 0 where it is not
+/// known, as that of a process in another namespace.
 pub(crate) fn shared(pid: i32) -> String {
     let who = if pid == 0 { "another process".to_owned() } else { format!("process {pid}") };
     format!(
@@ -88,7 +92,9 @@ pub(crate) fn shared(pid: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+    };
     use std::os::fd::OwnedFd;
 
     /// A process's name that does not listen yet.
@@ -179,7 +185,9 @@ mod tests {
     fn who_never_listens_has_the_name_and_is_not_waited_for_for_ever() {
         let _first = bound(gpu(6));
         let mut pauses = 0;
-        assert!(Claim::pausing(gpu(6), || pauses += 1).unwrap_err().contains("CUDA_VISIBLE_DEVICES"));
+        assert!(
+            Claim::pausing(gpu(6), || pauses += 1).unwrap_err().contains("CUDA_VISIBLE_DEVICES")
+        );
         assert_eq!(pauses, LOOKS);
     }
 }

@@ -17,7 +17,8 @@ pub(crate) trait Launcher: Send + Sync + Sized + 'static {
     /// Where kernels find that memory.
     fn address_of_board(&self) -> u64;
 
-    /// Launches the kernel of a generation, behind those that were launched before. Does not wait for it.
+    /// Launches the kernel of a generation, behind those that were launched before. Does not wait
+    /// for it.
     ///
     /// # Errors
     /// There is no such kernel.
@@ -38,7 +39,8 @@ pub(crate) trait Launcher: Send + Sync + Sized + 'static {
 /// Why there is no kernel, and will be none.
 #[derive(Clone, Debug)]
 pub(crate) enum NoKernel {
-    /// Another process wants one on this GPU, too: who, and what to do. No call of the driver was made.
+    /// Another process wants one on this GPU, too: who, and what to do. No call of the driver was
+    /// made.
     Shared(String),
     /// The driver's error.
     Failed(GpuError),
@@ -59,7 +61,8 @@ impl fmt::Display for NoKernel {
     }
 }
 
-/// Looks at an answer that has not come, between two questions to the driver whether the kernel is still there.
+/// Looks at an answer that has not come, between two questions to the driver whether the kernel is
+/// still there.
 const LOOKS: u32 = 1024;
 
 /// A copier as the process has it. The event of a copy is its number here.
@@ -118,7 +121,10 @@ impl<L: Launcher> Resident<L> {
     }
 
     /// Gives it many copies at once, no more than [`PIECES`]: with one number, and so one event.
-    pub(crate) fn give_many(self: &Arc<Self>, places: impl ExactSizeIterator<Item = Place>) -> Option<Event> {
+    pub(crate) fn give_many(
+        self: &Arc<Self>,
+        places: impl ExactSizeIterator<Item = Place>,
+    ) -> Option<Event> {
         if places.len() > PIECES {
             return None;
         }
@@ -164,7 +170,8 @@ impl<L: Launcher> Resident<L> {
 
     /// Launches a kernel if there is none.
     pub(crate) fn renew(&self) {
-        if self.failed.get().is_some() || self.page().gone() < self.launches.load(Ordering::Relaxed) {
+        if self.failed.get().is_some() || self.page().gone() < self.launches.load(Ordering::Relaxed)
+        {
             return;
         }
         let mut turn = match self.turn.try_lock() {
@@ -194,7 +201,8 @@ impl<L: Launcher> Resident<L> {
         }
     }
 
-    /// Has the kernel end when it has done what it was given: before a call of the driver that would wait for it.
+    /// Has the kernel end when it has done what it was given: before a call of the driver that
+    /// would wait for it.
     pub(crate) fn end_early(&self) {
         let mut turn = lock(&self.turn);
         if turn.stopped != turn.generation && self.page().gone() < turn.generation {
@@ -208,7 +216,9 @@ impl<L: Launcher> Resident<L> {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         match self.failed.get() {
             Some(why) => CopierState::Refused(why.to_string()),
-            None => CopierState::On { launches: count(&self.launches), copies: count(&self.copies) },
+            None => {
+                CopierState::On { launches: count(&self.launches), copies: count(&self.copies) }
+            }
         }
     }
 
@@ -262,7 +272,8 @@ impl<L: Launcher> Sequence for Resident<L> {
                 _ if is_over(self.page()) => Ok(true),
                 None => Ok(false),
                 Some(NoKernel::Failed(why)) => Err(why.clone()),
-                // Not to be had: a launch is tried when all kernels are gone, and those answered what they took.
+                // Not to be had: a launch is tried when all kernels are gone, and those answered
+                // what they took.
                 Some(NoKernel::Shared(_)) => Err(lost()),
             };
         }
@@ -299,7 +310,8 @@ fn lost() -> GpuError {
         call: "copier",
         code: 719,
         name: "LAUNCH_FAILED",
-        hint: "the resident copier's kernel ended without having answered: run without CARRACK_GPU_COPIER, and report it"
+        hint: "the resident copier's kernel ended without having answered: run without \
+            CARRACK_GPU_COPIER, and report it"
             .to_owned(),
     }
 }

@@ -1,12 +1,13 @@
-//! The kernel's side of the lease: when it ends, and that it takes nothing afterwards. The fake's kernel is this code; NVIDIA's,
-//! `cuda/copier.ptx`, is the same in another language.
+//! The kernel's side of the lease: when it ends, and that it takes nothing afterwards. The fake's
+//! kernel is this code; NVIDIA's, `cuda/copier.ptx`, is the same in another language.
 //!
-//! A kernel that leaves says so, and then looks once more. A host that gives a command writes it, and then reads whether the
-//! kernel is leaving. Both are in one order for everybody, so either the kernel finds the command, or the host finds that it
-//! leaves; where both do, the host waits for the kernel's last word, and then reads whether the command was done.
+//! A kernel that leaves says so, and then looks once more. A host that gives a command writes it,
+//! and then reads whether the kernel is leaving. Both are in one order for everybody, so either the
+//! kernel finds the command, or the host finds that it leaves; where both do, the host waits for
+//! the kernel's last word, and then reads whether the command was done.
 //!
-//! What those who watch find, each on a sheet of its own, is found together. The last look is at one sheet: what the host wrote before
-//! it read is on all of them.
+//! What those who watch find, each on a sheet of its own, is found together. The last look is at
+//! one sheet: what the host wrote before it read is on all of them.
 
 use super::page::{Command, Page, SHEETS};
 use crate::sync::primitives::{Ordering, fence};
@@ -70,8 +71,8 @@ pub(crate) enum Given {
     Lost,
 }
 
-/// Gives a command to the kernel of a generation, which has begun. `is_over`: whether the kernel has ended, in whatever way;
-/// asked while it is leaving.
+/// Gives a command to the kernel of a generation, which has begun. `is_over`: whether the kernel
+/// has ended, in whatever way; asked while it is leaving.
 pub(crate) fn give(
     page: &Page,
     generation: u64,
@@ -92,7 +93,8 @@ pub(crate) fn give(
     if page.answered() >= number {
         return Given::Taken;
     }
-    // The kernel is gone, and the next one begins behind what is answered: the copy is the caller's again.
+    // The kernel is gone, and the next one begins behind what is answered: the copy is the caller's
+    // again.
     page.take_back(number);
     Given::TakenBack
 }
@@ -142,7 +144,12 @@ mod models {
     }
 
     /// A kernel that looks, and leaves whenever it likes.
-    fn kernel(page: &Arc<Page>, done: &Arc<Done>, generation: u64, looks: usize) -> thread::JoinHandle<()> {
+    fn kernel(
+        page: &Arc<Page>,
+        done: &Arc<Done>,
+        generation: u64,
+        looks: usize,
+    ) -> thread::JoinHandle<()> {
         let (page, done) = (page.clone(), done.clone());
         thread::spawn(move || {
             let mut kernel = Kernel::begin(&page, generation);
@@ -153,7 +160,8 @@ mod models {
         })
     }
 
-    /// What was given is done once, and is done when it is answered; what was taken back is never done.
+    /// What was given is done once, and is done when it is answered; what was taken back is never
+    /// done.
     #[test]
     fn loom_a_command_given_while_the_kernel_leaves_is_done_once_or_given_back() {
         loom::model(|| {
@@ -182,7 +190,8 @@ mod models {
         });
     }
 
-    /// A command is never seen torn, though its words are written and read one by one, over one that had the line before.
+    /// A command is never seen torn, though its words are written and read one by one, over one
+    /// that had the line before.
     #[test]
     fn loom_a_command_is_taken_whole_or_not_at_all() {
         loom::model(|| {

@@ -1,6 +1,7 @@
 //! Lists of pieces: what a command names that is many copies.
 //!
-//! They lie behind the page, in the same memory. There is one for each line: a command's list is free when its line is.
+//! They lie behind the page, in the same memory. There is one for each line: a command's list is
+//! free when its line is.
 
 use super::page::{Command, LINES, Page};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,8 +15,9 @@ const MANY: u32 = 1 << 31;
 /// Target, source and length of a copy.
 pub(crate) type Place = (usize, usize, usize);
 
-/// Where the length of a piece begins in the word of its target: all are shorter than 2 KiB, and no device has memory beyond 8 PiB. Two
-/// words a piece, and not three, are a third less to write here and to fetch there.
+/// Where the length of a piece begins in the word of its target: all are shorter than 2 KiB, and no
+/// device has memory beyond 8 PiB. Two words a piece, and not three, are a third less to write here
+/// and to fetch there.
 const LEN_AT: u32 = 53;
 
 /// Whether a list has room for targets with these bits, and for pieces so long.
@@ -50,11 +52,16 @@ impl Board {
         Self { page: Page::new(), lists: std::array::from_fn(list) }
     }
 
-    /// Writes the list of the command of that number, and makes the command. The one that had the line before is answered.
-    /// `board`: where the kernel finds this. Pieces beyond [`PIECES`] have no place, nor what is not [listed](is_listed): nobody gives
-    /// them.
+    /// Writes the list of the command of that number, and makes the command. The one that had the
+    /// line before is answered. `board`: where the kernel finds this. Pieces beyond [`PIECES`] have
+    /// no place, nor what is not [listed](is_listed): nobody gives them.
     #[inline]
-    pub(crate) fn write(&self, board: u64, number: u64, places: impl Iterator<Item = Place>) -> Command {
+    pub(crate) fn write(
+        &self,
+        board: u64,
+        number: u64,
+        places: impl Iterator<Item = Place>,
+    ) -> Command {
         let line = number % LINES;
         let mut count = 0;
         for (words, (dst, src, len)) in self.list(line).0.iter().zip(places) {
@@ -116,13 +123,19 @@ mod tests {
     #[test]
     fn a_list_is_found_by_its_command_and_lists_of_four_commands_do_not_meet() {
         let (board, at) = (Board::new(), 0x7f00_0000_1000);
-        let places =
-            |number: usize| (0..PIECES - number).map(move |piece| (number << 20 | piece, piece << 7, number));
-        let commands = [5_u8, 6, 7, 8].map(|number| board.write(at, number.into(), places(number.into())));
+        let places = |number: usize| {
+            (0..PIECES - number).map(move |piece| (number << 20 | piece, piece << 7, number))
+        };
+        let commands =
+            [5_u8, 6, 7, 8].map(|number| board.write(at, number.into(), places(number.into())));
         for (command, number) in commands.iter().zip(5..) {
             assert_eq!(board.places(at, *command), places(number).collect::<Vec<_>>(), "{number}");
         }
-        assert_eq!(board.write(at, 9, places(9)).src, commands[0].src, "the fifth has the line of the first");
+        assert_eq!(
+            board.write(at, 9, places(9)).src,
+            commands[0].src,
+            "the fifth has the line of the first"
+        );
         assert_eq!(board.places(at, Command { dst: 3, src: 4, len: 5 }), [(3, 4, 5)]);
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! It lies in host memory that a GPU reads and writes. `cuda/copier.ptx` has the same offsets.
 //!
-//! Commands stand on several sheets that are all alike, one for each warp that watches. Looks of two
-//! warps at one line are serialised, each as long as the way to the host and back; looks at two lines
-//! overlap (docs/gpu.md, "Measured").
+//! Commands stand on several sheets that are all alike, one for each warp that watches. Looks of
+//! two warps at one line are serialised, each as long as the way to the host and back; looks at two
+//! lines overlap (docs/gpu.md, "Measured").
 
 use crate::sync::primitives::{AtomicU64, Ordering, fence};
 use std::ops::RangeTo;
@@ -23,9 +23,10 @@ pub(crate) struct Command {
     pub(crate) len: u32,
 }
 
-/// Words of a command. Each is `number, cut to 32 bits | a piece of 32 bits`, so each tells by itself whether it belongs to a
-/// command: a reader that finds all five with one number has the command whole, in whatever order words are written and read.
-/// Nothing is relied on but that 8 bytes are written and read at once.
+/// Words of a command. Each is `number, cut to 32 bits | a piece of 32 bits`, so each tells by
+/// itself whether it belongs to a command: a reader that finds all five with one number has the
+/// command whole, in whatever order words are written and read. Nothing is relied on but that 8
+/// bytes are written and read at once.
 pub(crate) const WORDS: usize = 5;
 
 /// Where the generation stands that is to leave: in the line that is looked at anyway.
@@ -89,7 +90,9 @@ impl Page {
 
     /// Asks a generation to leave.
     pub(crate) fn stop(&self, generation: u64) {
-        self.sheets.iter().for_each(|sheet| sheet.line(0)[STOP].store(generation, Ordering::Release));
+        self.sheets
+            .iter()
+            .for_each(|sheet| sheet.line(0)[STOP].store(generation, Ordering::Release));
     }
 
     /// The last command that is done, with all that came before it. Its bytes are there.
@@ -121,7 +124,8 @@ impl Page {
     /// Writes one word of a command on one sheet: a host may be seen to write them in any order.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn write_word(&self, (sheet, at): (usize, usize), number: u64, command: Command) {
-        self.sheets[sheet].line(number)[at].store(tagged(number, pieces(command)[at]), Ordering::Release);
+        self.sheets[sheet].line(number)[at]
+            .store(tagged(number, pieces(command)[at]), Ordering::Release);
     }
 
     // ---- the kernel ----------------------------------------------------------------------------------
@@ -131,7 +135,9 @@ impl Page {
         let sheets = self.sheets.get(sheets)?;
         let mut pieces = [0; WORDS];
         for (at, piece) in pieces.iter_mut().enumerate() {
-            let on = |sheet: &Sheet| piece_of(sheet.line(number).get(at)?.load(Ordering::Relaxed), number);
+            let on = |sheet: &Sheet| {
+                piece_of(sheet.line(number).get(at)?.load(Ordering::Relaxed), number)
+            };
             *piece = sheets.iter().find_map(on)?;
         }
         fence(Ordering::Acquire);
@@ -212,10 +218,15 @@ mod tests {
                 assert_eq!(page.read(..sheets, number), Some(COMMAND), "{number}");
             }
             for sheet in &page.sheets {
-                let words = sheet.line(number)[..WORDS].iter().map(|word| word.load(Ordering::Relaxed));
+                let words =
+                    sheet.line(number)[..WORDS].iter().map(|word| word.load(Ordering::Relaxed));
                 assert!(words.eq(pieces(COMMAND).map(|piece| tagged(number, piece))), "{number}");
             }
-            assert_eq!(page.read(..SHEETS, number + LINES), None, "{number}: the next command of that line");
+            assert_eq!(
+                page.read(..SHEETS, number + LINES),
+                None,
+                "{number}: the next command of that line"
+            );
         }
     }
 
@@ -231,7 +242,8 @@ mod tests {
                     page.sheets[sheet].line(5)[at].store(tagged(5, piece), Ordering::Relaxed);
                 }
             }
-            let is_there = |sheets: usize| (0..WORDS).all(|at| (0..sheets).any(|sheet| has(sheet, at)));
+            let is_there =
+                |sheets: usize| (0..WORDS).all(|at| (0..sheets).any(|sheet| has(sheet, at)));
             for sheets in [1, 2] {
                 let wanted = is_there(sheets).then_some(COMMAND);
                 assert_eq!(page.read(..sheets, 5), wanted, "{come:#b}, {sheets}");

@@ -1,8 +1,10 @@
-//! Whether a device that is given access for reading only is kept from writing: found out by an attempt, in a process of its own.
+//! Whether a device that is given access for reading only is kept from writing: found out by an
+//! attempt, in a process of its own.
 //!
-//! `cuMemSetAccess` takes the flags everywhere. What a device that writes all the same comes to is not promised anywhere; on two H200s
-//! (driver 580) its copies are refused by their call, and its kernels fault, which ends their context. So each sort is tried in a
-//! throwaway process ([`trial`]), and what does not keep both out is not offered.
+//! `cuMemSetAccess` takes the flags everywhere. What a device that writes all the same comes to is
+//! not promised anywhere; on two H200s (driver 580) its copies are refused by their call, and its
+//! kernels fault, which ends their context. So each sort is tried in a throwaway process
+//! ([`trial`]), and what does not keep both out is not offered.
 
 use super::calls::Calls;
 use super::device::CudaGpu;
@@ -33,8 +35,9 @@ const BEFORE: u64 = 0x1111_2222_3333_4444;
 /// What is written there.
 const AFTER: u64 = !BEFORE;
 
-/// The attempt is nobody else's: under MPS a kernel's fault would be that of all processes on the device, so it goes round the server, or
-/// has no context. And it leaves no picture of the device's memory behind.
+/// The attempt is nobody else's: under MPS a kernel's fault would be that of all processes on the
+/// device, so it goes round the server, or has no context. And it leaves no picture of the device's
+/// memory behind.
 const ENVIRONMENT: [(&str, &str); 2] =
     [("CUDA_MPS_PIPE_DIRECTORY", "/dev/null"), ("CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "0")];
 
@@ -72,7 +75,8 @@ pub(super) fn keeps_from_writing(reader: &CudaGpu, owner: GpuUuid) -> Result<(),
     }
     let mut verdict = Ok(());
     for way in Way::ALL {
-        let question = format!("writing {} {} {owner} {}", way.name(), both.0, reader.shared.calls.path);
+        let question =
+            format!("writing {} {} {owner} {}", way.name(), both.0, reader.shared.calls.path);
         // Only what an attempt has shown is remembered.
         let failed = |why| because(CALL, NOT_SUPPORTED, why);
         match &*trial::ask(&question, &ENVIRONMENT).map_err(failed)? {
@@ -92,13 +96,15 @@ pub(super) fn keeps_from_writing(reader: &CudaGpu, owner: GpuUuid) -> Result<(),
     verdict
 }
 
-/// Makes the attempt that a question asks for, and says what came of it. `None`: it is no question of this.
+/// Makes the attempt that a question asks for, and says what came of it. `None`: it is no question
+/// of this.
 pub(crate) fn answer(question: &str) -> Option<String> {
     let mut words = question.splitn(5, ' ');
     if words.next() != Some("writing") {
         return None;
     }
-    let (way, reader, owner, library) = (words.next()?, words.next()?, words.next()?, words.next()?);
+    let (way, reader, owner, library) =
+        (words.next()?, words.next()?, words.next()?, words.next()?);
     Some(match attempt(Way::named(way)?, reader, owner, library) {
         Ok(true) => "written".into(),
         Ok(false) => "kept".into(),
@@ -112,7 +118,9 @@ fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, G
     let shared = unsafe { CudaDriver::at(Path::new(library)) }.usable()?;
     let named = |name: &str| {
         let found = shared.gpus()?.iter().find(|gpu| gpu.info().uuid.to_string() == name);
-        found.ok_or_else(|| because(CALL, INVALID_VALUE, format!("{name} is not seen by this process")))
+        found.ok_or_else(|| {
+            because(CALL, INVALID_VALUE, format!("{name} is not seen by this process"))
+        })
     };
     let (reader, owner) = (named(reader)?, named(owner)?);
     let unit = vmm::unit(owner)?;
@@ -124,7 +132,8 @@ fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, G
 
     let own = reader.allocate(2 * size_of::<u64>(), Flavour::Plain)?;
     let hand = Hand::of(reader)?;
-    // It reads; and it writes its own by the same calls, so that what is refused below is refused for the memory's sake.
+    // It reads; and it writes its own by the same calls, so that what is refused below is refused
+    // for the memory's sake.
     hand.write(Way::Copy, own.addr(), memory.addr(), 0)?;
     if word(&own)? != BEFORE {
         return Err(because(CALL, NOT_SUPPORTED, "it does not read what is there"));
@@ -147,7 +156,8 @@ fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, G
     }
 }
 
-/// Whether it says that there is no access: at the call, or by a fault, which the context does not survive.
+/// Whether it says that there is no access: at the call, or by a fault, which the context does not
+/// survive.
 fn keeps_out(why: &GpuError) -> bool {
     matches!(why.code, INVALID_VALUE | ILLEGAL_ADDRESS | INVALID_ADDRESS_SPACE | LAUNCH_FAILED)
 }
@@ -183,8 +193,8 @@ impl Hand {
         let current = home.context.enter()?;
         let stream = home.new_stream()?;
         let calls: &Calls = home.calls();
-        // SAFETY: the places for the answers are ours; the text of the kernel and its name end with a zero. The process ends with
-        // them.
+        // SAFETY: the places for the answers are ours; the text of the kernel and its name end with
+        // a zero. The process ends with them.
         unsafe {
             calls.module_load_data(&raw mut module, KERNEL.as_ptr().cast())?;
             calls.module_get_function(&raw mut function, module, c"carrack_attempt".as_ptr())?;
@@ -198,9 +208,11 @@ impl Hand {
         let calls = self.home.calls();
         let _current = self.home.context.enter()?;
         let mut values = [to as u64, value];
-        let mut arguments = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
-        // SAFETY: memory of this process, which is kept until the stream is waited for. The kernel has these two arguments of 8 bytes,
-        // which are read before the call returns. That the driver may refuse, and end the context, is what it is for.
+        let mut arguments =
+            values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
+        // SAFETY: memory of this process, which is kept until the stream is waited for. The kernel
+        // has these two arguments of 8 bytes, which are read before the call returns. That the
+        // driver may refuse, and end the context, is what it is for.
         unsafe {
             match way {
                 Way::Copy => calls.memcpy_dtod_async(to, from, size_of::<u64>(), self.stream)?,

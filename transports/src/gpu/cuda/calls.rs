@@ -1,13 +1,14 @@
 //! The driver's calls: one table, made when the library is opened.
 //!
-//! Each entry may be missing; calling it then is an error that names it. Results are integers, so no answer of a
-//! driver is undefined behaviour.
+//! Each entry may be missing; calling it then is an error that names it. Results are integers, so
+//! no answer of a driver is undefined behaviour.
 
 use super::error::{self, MISSING_CALL, NOT_READY};
 use super::rows::{Copy2d, Copy3d, CopyAttributes};
 use super::sys::{
-    AccessDesc, AllocationHandle, AllocationProp, Bytes64, ContextHandle, Device, DevicePtr, EventHandle,
-    FunctionHandle, Location, MemOp, ModuleHandle, PoolHandle, PoolProps, StreamHandle, Uuid,
+    AccessDesc, AllocationHandle, AllocationProp, Bytes64, ContextHandle, Device, DevicePtr,
+    EventHandle, FunctionHandle, Location, MemOp, ModuleHandle, PoolHandle, PoolProps,
+    StreamHandle, Uuid,
 };
 use crate::gpu::GpuError;
 use libloading::os::unix::Library;
@@ -36,8 +37,9 @@ macro_rules! calls {
                 $(let $name = find(&library, $symbol)$(.or_else(|| find(&library, $older)))?;)*
                 $(let $question = find(&library, $asked);)*
                 $(
-                    // SAFETY: a symbol of this name is a function of this signature: the driver's interface does
-                    // not change under a name. An entry is a nullable function pointer of the C calling convention.
+                    // SAFETY: a symbol of this name is a function of this signature: the driver's
+                    // interface does not change under a name. An entry is a nullable function
+                    // pointer of the C calling convention.
                     let $name = $name.map(|found| unsafe {
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> c_int>(found)
                     });
@@ -75,7 +77,8 @@ macro_rules! calls {
             )*
 
             $(
-                /// Whether it is over. That it is not is no error: it is the answer most of the time.
+                /// Whether it is over. That it is not is no error: it is the answer most of the
+                /// time.
                 ///
                 /// # Safety
                 /// As the driver's documentation of the call of that name says.
@@ -235,7 +238,8 @@ impl Calls {
         if name.is_null() {
             return None;
         }
-        // SAFETY: the driver answers with a string of its own that ends in a zero, and its library is never closed.
+        // SAFETY: the driver answers with a string of its own that ends in a zero, and its library
+        // is never closed.
         let name: &'static CStr = unsafe { CStr::from_ptr(name) };
         name.to_str().ok().map(|name| name.strip_prefix("CUDA_ERROR_").unwrap_or(name))
     }

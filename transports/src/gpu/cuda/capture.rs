@@ -1,9 +1,10 @@
 //! Beside threads that capture streams into graphs.
 //!
-//! While a thread captures in the global mode, which is the default, the driver refuses other threads what it calls potentially unsafe,
-//! as to ask whether an event has fired, or to allocate; and it spoils the capture of whom they never heard of. Nothing of the library's
-//! belongs to a graph (streams that are being captured are refused: `CudaStream::check_not_captured`), so its calls say that they may be
-//! made, as those of PyTorch's allocator do.
+//! While a thread captures in the global mode, which is the default, the driver refuses other
+//! threads what it calls potentially unsafe, as to ask whether an event has fired, or to allocate;
+//! and it spoils the capture of whom they never heard of. Nothing of the library's belongs to a
+//! graph (streams that are being captured are refused: `CudaStream::check_not_captured`), so its
+//! calls say that they may be made, as those of PyTorch's allocator do.
 
 use super::calls::Calls;
 use std::ffi::c_int;

@@ -7,7 +7,8 @@ use super::sys::{self, ContextHandle, Device, DevicePtr, pointer};
 use crate::fork::Owner;
 use crate::gpu::GpuError;
 
-/// A context that the library works in: the device's primary one, which it holds a count of, or one of the user's.
+/// A context that the library works in: the device's primary one, which it holds a count of, or one
+/// of the user's.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) calls: &'static Calls,
@@ -15,8 +16,9 @@ pub(super) struct Context {
     pub(super) device: Device,
     hold: Hold,
     owner: Owner,
-    /// Whether synchronous calls on this context's memory wait until it is really written (gpu.md, streams rule 4).
-    /// Where the driver is too old for that, memory is told one by one when it is exported.
+    /// Whether synchronous calls on this context's memory wait until it is really written (gpu.md,
+    /// streams rule 4). Where the driver is too old for that, memory is told one by one when it is
+    /// exported.
     pub(super) sync_memops: bool,
 }
 
@@ -32,8 +34,9 @@ enum Hold {
 }
 
 impl Context {
-    /// Whether it is still there, asked without its handle: the driver takes a handle to a destroyed context at its word,
-    /// and crashes (seen on driver 580). Buffer ids are never given out twice.
+    /// Whether it is still there, asked without its handle: the driver takes a handle to a
+    /// destroyed context at its word, and crashes (seen on driver 580). Buffer ids are never given
+    /// out twice.
     #[inline]
     pub(super) fn check(&self) -> Result<(), GpuError> {
         match self.hold {
@@ -44,9 +47,11 @@ impl Context {
 
     fn check_anchor(&self, anchor: DevicePtr, id: u64) -> Result<(), GpuError> {
         let mut now = 0_u64;
-        // SAFETY: the place for the answer is ours, and has its 8 bytes; any address may be asked about.
-        let asked =
-            unsafe { self.calls.pointer_get_attribute((&raw mut now).cast(), pointer::BUFFER_ID, anchor) };
+        // SAFETY: the place for the answer is ours, and has its 8 bytes; any address may be asked
+        // about.
+        let asked = unsafe {
+            self.calls.pointer_get_attribute((&raw mut now).cast(), pointer::BUFFER_ID, anchor)
+        };
         match asked {
             Ok(()) if now == id => Ok(()),
             _ => Err(error("cuCtxPushCurrent", CONTEXT_IS_DESTROYED)),
@@ -66,7 +71,8 @@ impl Context {
         Ok(Self::holding(Hold::Count, calls, raw, device).with_sync_memops())
     }
 
-    /// A context of the user's, who may destroy it: work in it then fails, and nothing else. It is there now.
+    /// A context of the user's, who may destroy it: work in it then fails, and nothing else. It is
+    /// there now.
     pub(super) fn adopted(
         calls: &'static Calls,
         raw: ContextHandle,
@@ -94,8 +100,8 @@ impl Context {
         Self { calls, raw, device, hold, owner: Owner::this_process(), sync_memops: false }
     }
 
-    /// Whether this process may call the driver about it. A fork may not: what CUDA does there is undefined, and what a destructor
-    /// would give back is its parent's.
+    /// Whether this process may call the driver about it. A fork may not: what CUDA does there is
+    /// undefined, and what a destructor would give back is its parent's.
     #[inline]
     pub(super) fn is_here(&self) -> bool {
         self.owner.is_here()
@@ -105,7 +111,8 @@ impl Context {
         let set = || {
             let _current = self.enter()?;
             let mut flags = 0;
-            // SAFETY: the place for the answer is ours; setting a flag of the current context touches no memory.
+            // SAFETY: the place for the answer is ours; setting a flag of the current context
+            // touches no memory.
             unsafe {
                 self.calls.ctx_get_flags(&raw mut flags)?;
                 self.calls.ctx_set_flags(flags | sys::CTX_SYNC_MEMOPS)
@@ -119,8 +126,8 @@ impl Context {
         self
     }
 
-    /// Makes it current in this thread, and what is done in it no matter of graphs that are captured, until the guard is dropped. Costs
-    /// three quick calls where it already is.
+    /// Makes it current in this thread, and what is done in it no matter of graphs that are
+    /// captured, until the guard is dropped. Costs three quick calls where it already is.
     #[inline]
     pub(super) fn enter(&self) -> Result<Current<'_>, GpuError> {
         self.check()?;
@@ -143,10 +150,12 @@ impl Context {
         unsafe { self.calls.ctx_set_current(self.raw) }
     }
 
-    /// The number by which the driver tells contexts apart for good: a handle may come back. 0 where it has none.
+    /// The number by which the driver tells contexts apart for good: a handle may come back. 0
+    /// where it has none.
     pub(super) fn number(calls: &Calls, raw: ContextHandle) -> u64 {
         let mut number = 0;
-        // SAFETY: the place for the answer is ours; the callers have the handle from the driver, just now.
+        // SAFETY: the place for the answer is ours; the callers have the handle from the driver,
+        // just now.
         let told = unsafe { calls.ctx_get_id(raw, &raw mut number) };
         told.map_or(0, |()| number)
     }
@@ -175,7 +184,8 @@ impl Drop for Context {
     }
 }
 
-/// While this lives its context is current in this thread; then the caller's is again, also when a panic passes.
+/// While this lives its context is current in this thread; then the caller's is again, also when a
+/// panic passes.
 #[derive(Debug)]
 pub(super) struct Current<'a> {
     pushed: Option<&'a Context>,
@@ -196,8 +206,8 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         let Some(context) = self.pushed else { return };
         let mut popped = ContextHandle::NULL;
-        // SAFETY: the place for the answer is ours; what is taken off is what `enter` put on, since whatever was put on
-        // after it had a guard of its own.
+        // SAFETY: the place for the answer is ours; what is taken off is what `enter` put on, since
+        // whatever was put on after it had a guard of its own.
         let outcome = unsafe { context.calls.ctx_pop_current(&raw mut popped) };
         debug_assert!(outcome.as_ref().err().is_none_or(is_gone), "{outcome:?}");
     }

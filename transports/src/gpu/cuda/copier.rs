@@ -70,11 +70,13 @@ impl Copier {
         }
         let Ok(count) = u32::try_from(len) else { return Offered::Not };
         let runs = self.resident.runs();
-        // An engine's copies come first: those that were begun before, and may be of the same bytes.
+        // An engine's copies come first: those that were begun before, and may be of the same
+        // bytes.
         if runs && !matches!(home.are_lanes_idle(), Ok(true)) {
             return Offered::Not;
         }
-        if !self.ends.is_reached(gpu, home, dst, len) || !self.ends.is_reached(gpu, home, src, len) {
+        if !self.ends.is_reached(gpu, home, dst, len) || !self.ends.is_reached(gpu, home, src, len)
+        {
             return Offered::Not;
         }
         let given = if runs {
@@ -139,13 +141,16 @@ impl Home {
         self.claim.get_or_init(claim).clone()
     }
 
-    /// What a copier's set-up has come to, told to people where there is none. Once: what was known before stays.
+    /// What a copier's set-up has come to, told to people where there is none. Once: what was known
+    /// before stays.
     pub(super) fn copier_is(
         &self,
         info: &GpuInfo,
         set_up: impl FnOnce() -> Result<Copier, String>,
     ) -> Option<&Copier> {
-        let told = || set_up().inspect_err(|why| tracing::warn!(gpu = %info.uuid, why, "no resident copier"));
+        let told = || {
+            set_up().inspect_err(|why| tracing::warn!(gpu = %info.uuid, why, "no resident copier"))
+        };
         self.copier.get_or_init(told).as_ref().ok()
     }
 
@@ -178,12 +183,14 @@ fn check(calls: &Calls, device: sys::Device) -> Result<(), String> {
     }
     let mut mode = sys::COMPUTE_MODE_DEFAULT;
     // SAFETY: the place for the answer is ours.
-    let asked = unsafe { calls.device_get_attribute(&raw mut mode, sys::device::COMPUTE_MODE, device) };
+    let asked =
+        unsafe { calls.device_get_attribute(&raw mut mode, sys::device::COMPUTE_MODE, device) };
     match asked {
         Ok(()) if mode == sys::COMPUTE_MODE_DEFAULT => Ok(()),
         // Who has the device to itself may be MPS, behind which there are others that nobody sees.
         Ok(()) => Err(format!(
-            "the GPU's compute mode is {mode}, an exclusive one, where MPS may have others share it: nvidia-smi -c DEFAULT"
+            "the GPU's compute mode is {mode}, an exclusive one, where MPS may have others share \
+            it: nvidia-smi -c DEFAULT"
         )),
         Err(why) => Err(why.to_string()),
     }
@@ -195,8 +202,8 @@ fn new_board() -> Result<&'static Board, String> {
     // SAFETY: a new mapping, at an address that the kernel chooses.
     let mapped = unsafe { mmap_anonymous(null_mut(), size_of::<Board>(), protection, flags) };
     let mapped = mapped.map_err(|why| format!("no host memory for it: {why}"))?;
-    // SAFETY: whole pages, as aligned as a page of the system is; all of it are atomics, for which zeroes are values; it stays
-    // mapped to the end of the process.
+    // SAFETY: whole pages, as aligned as a page of the system is; all of it are atomics, for which
+    // zeroes are values; it stays mapped to the end of the process.
     Ok(unsafe { &*mapped.cast::<Board>() })
 }
 
@@ -231,16 +238,23 @@ impl Launch {
         let (mut board, mut module) = (0, ModuleHandle::NULL);
         let (mut function, mut stream) = (FunctionHandle::NULL, StreamHandle::NULL);
         let (mut least, mut greatest) = (0, 0);
-        // SAFETY: the places for the answers are ours; the text of the kernel and its name end with a zero. Streams of the highest
-        // priority have connections of their own, so that no copy of the library's stands behind the kernel.
+        // SAFETY: the places for the answers are ours; the text of the kernel and its name end with
+        // a zero. Streams of the highest priority have connections of their own, so that no copy of
+        // the library's stands behind the kernel.
         unsafe {
             calls.mem_host_get_device_pointer(&raw mut board, host, 0)?;
             calls.module_load_data(&raw mut module, KERNEL.as_ptr().cast())?;
             let rest = calls
                 .module_get_function(&raw mut function, module, c"carrack_copier".as_ptr())
-                .and_then(|()| calls.ctx_get_stream_priority_range(&raw mut least, &raw mut greatest))
                 .and_then(|()| {
-                    calls.stream_create_with_priority(&raw mut stream, sys::STREAM_NON_BLOCKING, greatest)
+                    calls.ctx_get_stream_priority_range(&raw mut least, &raw mut greatest)
+                })
+                .and_then(|()| {
+                    calls.stream_create_with_priority(
+                        &raw mut stream,
+                        sys::STREAM_NON_BLOCKING,
+                        greatest,
+                    )
                 });
             if let Err(why) = rest {
                 released("module", calls.module_unload(module));
@@ -267,11 +281,14 @@ impl Launcher for Launch {
         self.claim.check().map_err(NoKernel::Shared)?;
         let home = self.home()?;
         let _current = home.context.enter()?;
-        let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let nanoseconds =
+            |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let mut values = [self.board as u64, generation, nanoseconds(LEASE), nanoseconds(LIFE)];
-        let mut arguments = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
-        // SAFETY: the kernel has these four arguments of 8 bytes, which are read before the call returns. What it touches is its memory,
-        // which stays, and what commands name, which stays until they are answered.
+        let mut arguments =
+            values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
+        // SAFETY: the kernel has these four arguments of 8 bytes, which are read before the call
+        // returns. What it touches is its memory, which stays, and what commands name, which stays
+        // until they are answered.
         unsafe {
             let arguments = arguments.as_mut_ptr();
             home.calls().launch_kernel(

@@ -1,8 +1,9 @@
 //! How far a stream has come with the waits that it was given.
 //!
-//! To record an event takes a call, and each question about it another; each takes as long as a small copy. So a wait is a number
-//! of its stream, and the stream is given, with it and in the same call, the write of that number to a word of pinned memory. Who
-//! asks looks at the word. One agent writes it, the stream; the CPU only reads.
+//! To record an event takes a call, and each question about it another; each takes as long as a
+//! small copy. So a wait is a number of its stream, and the stream is given, with it and in the
+//! same call, the write of that number to a word of pinned memory. Who asks looks at the word. One
+//! agent writes it, the stream; the CPU only reads.
 
 use super::error::{MISSING_CALL, NOT_SUPPORTED};
 use super::home::{Home, lock};
@@ -70,16 +71,19 @@ impl Course {
 
     /// The number of the last wait that the stream is past.
     fn come(&self) -> u64 {
-        // SAFETY: an aligned word of pinned memory, which is never given back, and which nothing but atomics and the stream
-        // uses. Who asks later than its context may have been destroyed has looked whether it is there.
+        // SAFETY: an aligned word of pinned memory, which is never given back, and which nothing
+        // but atomics and the stream uses. Who asks later than its context may have been destroyed
+        // has looked whether it is there.
         unsafe { AtomicU64::from_ptr(self.addr as *mut u64) }.load(Ordering::Acquire)
     }
 
-    /// Gives the stream a wait, and the word's write behind it. `None`: this driver does not do both in one call, and has done
-    /// neither. The context is current, and nobody else gives a wait to this stream.
+    /// Gives the stream a wait, and the word's write behind it. `None`: this driver does not do
+    /// both in one call, and has done neither. The context is current, and nobody else gives a wait
+    /// to this stream.
     ///
     /// # Safety
-    /// As [`Stream::wait_value64`](crate::gpu::Stream::wait_value64); the stream is the one of this course.
+    /// As [`Stream::wait_value64`](crate::gpu::Stream::wait_value64); the stream is the one of this
+    /// course.
     pub(super) unsafe fn wait(self: &Arc<Self>, stream: StreamHandle, wait: Wait) -> Option<Event> {
         let courses = &self.home.courses;
         if courses.refused.load(Ordering::Relaxed) {
@@ -91,8 +95,10 @@ impl Course {
             MemOp::new(sys::MEM_OP_WAIT_64, at, value, flags),
             MemOp::new(sys::MEM_OP_WRITE_64, self.addr, number, sys::WRITE_WITHOUT_FENCE),
         ];
-        // SAFETY: the caller's promise; the word is pinned memory, and `both` are as many operations as is said.
-        let given = unsafe { self.home.calls().stream_batch_mem_op(stream, 2, both.as_mut_ptr(), 0) };
+        // SAFETY: the caller's promise; the word is pinned memory, and `both` are as many
+        // operations as is said.
+        let given =
+            unsafe { self.home.calls().stream_batch_mem_op(stream, 2, both.as_mut_ptr(), 0) };
         match given {
             Ok(()) => {
                 self.given.store(number, Ordering::Relaxed);
@@ -114,14 +120,17 @@ impl Drop for Course {
     fn drop(&mut self) {
         // A stream that has still to come to a wait will write the word.
         let context = &self.home.context;
-        if context.is_here() && context.check().is_ok() && self.come() == self.given.load(Ordering::Relaxed) {
+        if context.is_here()
+            && context.check().is_ok()
+            && self.come() == self.given.load(Ordering::Relaxed)
+        {
             lock(&self.home.courses.free).push(self.addr);
         }
     }
 }
 
-/// Cuts a page into words, and gives one of them. The page stays as long as the context: it could be given back only when no
-/// stream waits.
+/// Cuts a page into words, and gives one of them. The page stays as long as the context: it could
+/// be given back only when no stream waits.
 fn more_words(home: &Home) -> Result<usize, GpuError> {
     let mut page = null_mut();
     // SAFETY: the place for the answer is ours.
@@ -154,7 +163,8 @@ impl EventState for Past {
         if self.course.come() >= self.number {
             return Ok(true);
         }
-        // In a context in which something has failed no stream comes to anything any more, which any question is told.
+        // In a context in which something has failed no stream comes to anything any more, which
+        // any question is told.
         match home.lanes_stream(Way::Within) {
             Some(stream) => home.is_idle(stream).map(|_| false),
             None => Ok(false),

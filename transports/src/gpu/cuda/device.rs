@@ -11,8 +11,9 @@ use super::stream::CudaStream;
 use super::sys::{ContextHandle, Device, Uuid};
 use super::{attempt, copier, direct, ipc, peer, pieces, vmm};
 use crate::gpu::{
-    Access, CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
-    HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, Rights, SharedEvent, Stream,
+    Access, CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle,
+    HandleForm, HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, Rights, SharedEvent,
+    Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::{CStr, c_char, c_int};
@@ -20,7 +21,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-/// A device, working in its primary context, or in one of the user's own where memory was found there.
+/// A device, working in its primary context, or in one of the user's own where memory was found
+/// there.
 pub struct CudaGpu {
     pub(super) shared: &'static Shared,
     pub(super) info: GpuInfo,
@@ -69,7 +71,12 @@ impl CudaGpu {
         Ok(Self::new(shared, gpu.info.clone(), gpu.device, OnceLock::from(Work::new(home))))
     }
 
-    fn new(shared: &'static Shared, info: GpuInfo, device: Device, work: OnceLock<Work>) -> Arc<Self> {
+    fn new(
+        shared: &'static Shared,
+        info: GpuInfo,
+        device: Device,
+        work: OnceLock<Work>,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             shared,
             info,
@@ -131,14 +138,16 @@ impl CudaGpu {
 
     /// Whether a context of this device is its primary one.
     pub(super) fn is_primary(&self, context: ContextHandle) -> Result<bool, GpuError> {
-        // There is no primary context to compare with before somebody has made it; then holding it costs nothing.
+        // There is no primary context to compare with before somebody has made it; then holding it
+        // costs nothing.
         match self.known_home() {
             Some(home) => Ok(home.context.raw == context),
             None => Ok(self.is_active()? && self.home()?.context.raw == context),
         }
     }
 
-    /// Whether the device has a primary context: without one it has no ordinary memory in this process.
+    /// Whether the device has a primary context: without one it has no ordinary memory in this
+    /// process.
     fn is_active(&self) -> Result<bool, GpuError> {
         if self.work.get().is_some() {
             return Ok(true);
@@ -146,14 +155,18 @@ impl CudaGpu {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: the places for the answers are ours.
         unsafe {
-            self.shared.calls.device_primary_ctx_get_state(self.device, &raw mut flags, &raw mut active)
+            self.shared.calls.device_primary_ctx_get_state(
+                self.device,
+                &raw mut flags,
+                &raw mut active,
+            )
         }?;
         Ok(active != 0)
     }
 }
 
-// SAFETY: each region is an allocation of the driver's, or a mapping of one. Copies are refused before a stream has
-// them, or waited for; events are recorded behind them.
+// SAFETY: each region is an allocation of the driver's, or a mapping of one. Copies are refused
+// before a stream has them, or waited for; events are recorded behind them.
 unsafe impl Gpu for CudaGpu {
     fn info(&self) -> &GpuInfo {
         &self.info
@@ -201,7 +214,8 @@ unsafe impl Gpu for CudaGpu {
         attempt::keeps_from_writing(self, owner)
     }
 
-    /// Host memory that is neither pinned nor registered makes the call itself wait for the driver's staging.
+    /// Host memory that is neither pinned nor registered makes the call itself wait for the
+    /// driver's staging.
     unsafe fn copy(
         &self,
         dst: (*mut u8, MemKind),
@@ -269,7 +283,12 @@ unsafe impl Gpu for CudaGpu {
         ipc::open(self, handle)
     }
 
-    fn open_at(&self, reservation: &Reservation, offset: usize, handle: &Handle) -> Result<Region, GpuError> {
+    fn open_at(
+        &self,
+        reservation: &Reservation,
+        offset: usize,
+        handle: &Handle,
+    ) -> Result<Region, GpuError> {
         ipc::open_at(self, (reservation, offset), handle)
     }
 
@@ -285,7 +304,11 @@ unsafe impl Gpu for CudaGpu {
         direct::flush(self)
     }
 
-    unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {
+    unsafe fn register_host(
+        &self,
+        addr: *mut u8,
+        len: usize,
+    ) -> Result<HostRegistration, GpuError> {
         // SAFETY: passed on from the caller.
         unsafe { memory::register_host(self.home()?, addr, len) }
     }
@@ -314,7 +337,8 @@ impl fmt::Debug for CudaGpu {
 
 pub(super) fn unseen(call: &'static str, uuid: GpuUuid) -> GpuError {
     let hint = format!(
-        "{uuid} is not among the devices that this process can see; whether its memory can be opened is known by trying"
+        "{uuid} is not among the devices that this process can see; whether its memory can be \
+        opened is known by trying"
     );
     because(call, INVALID_DEVICE, hint)
 }

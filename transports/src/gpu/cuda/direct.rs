@@ -3,8 +3,8 @@
 use super::device::CudaGpu;
 use super::error::{INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, because};
 use super::sys::{
-    FLUSH_TARGET_CURRENT_CONTEXT, FLUSH_TO_OWNER, FLUSHED_BY_HOST, ORDERED_FOR_OWNER, RANGE_HANDLE_DMA_BUF,
-    device,
+    FLUSH_TARGET_CURRENT_CONTEXT, FLUSH_TO_OWNER, FLUSHED_BY_HOST, ORDERED_FOR_OWNER,
+    RANGE_HANDLE_DMA_BUF, device,
 };
 use crate::gpu::direct::{DmaBuf, RemoteWrites, pages};
 use crate::gpu::{Gpu, GpuError};
@@ -60,7 +60,8 @@ fn close_on_exec(fd: &OwnedFd) {
     }
 }
 
-/// When the device's own work sees a NIC's writes. The attributes speak of the device that owns the memory, and of no other.
+/// When the device's own work sees a NIC's writes. The attributes speak of the device that owns the
+/// memory, and of no other.
 pub(super) fn remote_writes(gpu: &CudaGpu) -> RemoteWrites {
     let asked = || {
         let ordering = attribute(gpu, device::GPU_DIRECT_RDMA_WRITES_ORDERING)?;
@@ -83,7 +84,9 @@ pub(super) fn flush(gpu: &CudaGpu) -> Result<(), GpuError> {
     let home = gpu.home()?;
     let _current = home.context.enter()?;
     // SAFETY: it takes no memory; the context is current.
-    unsafe { home.calls().flush_gpu_direct_rdma_writes(FLUSH_TARGET_CURRENT_CONTEXT, FLUSH_TO_OWNER) }
+    unsafe {
+        home.calls().flush_gpu_direct_rdma_writes(FLUSH_TARGET_CURRENT_CONTEXT, FLUSH_TO_OWNER)
+    }
 }
 
 fn attribute(gpu: &CudaGpu, attribute: c_int) -> Result<c_int, GpuError> {

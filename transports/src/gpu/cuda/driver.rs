@@ -4,7 +4,9 @@ use super::attempt::Verdicts;
 use super::calls::Calls;
 use super::context::Context;
 use super::device::CudaGpu;
-use super::error::{DEINITIALIZED, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, STUB_LIBRARY, because};
+use super::error::{
+    DEINITIALIZED, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, STUB_LIBRARY, because,
+};
 use super::home::lock;
 use super::ipc::Opened;
 use super::links::Links;
@@ -20,8 +22,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// NVIDIA's driver. Clones are the same, and so are all that were made without a path: contexts, streams and mapped
-/// memory belong to the process, and are kept to its end.
+/// NVIDIA's driver. Clones are the same, and so are all that were made without a path: contexts,
+/// streams and mapped memory belong to the process, and are kept to its end.
 #[derive(Clone, Copy)]
 pub struct CudaDriver(&'static Place);
 
@@ -38,9 +40,9 @@ static INSTALLED: Place =
     Place { path: None, opened: OnceLock::new(), wants_copiers: AtomicBool::new(false) };
 
 impl CudaDriver {
-    /// The installed driver, as the program uses it: nothing is opened now, and nothing is ever initialised unless
-    /// somebody asks for devices (gpu.md, streams rule 6). Until the program has initialised CUDA itself, every address
-    /// is host memory.
+    /// The installed driver, as the program uses it: nothing is opened now, and nothing is ever
+    /// initialised unless somebody asks for devices (gpu.md, streams rule 6). Until the program has
+    /// initialised CUDA itself, every address is host memory.
     pub fn adopt() -> Self {
         Self(&INSTALLED)
     }
@@ -55,11 +57,12 @@ impl CudaDriver {
         Ok(driver)
     }
 
-    /// As [`adopt`](Self::adopt), with the library at a path. What was opened stays open to the end of the process.
+    /// As [`adopt`](Self::adopt), with the library at a path. What was opened stays open to the end
+    /// of the process.
     ///
     /// # Safety
-    /// The file, if there is one, is no library, or one that can be opened. Its calls by the names of the CUDA
-    /// driver's are such calls.
+    /// The file, if there is one, is no library, or one that can be opened. Its calls by the names
+    /// of the CUDA driver's are such calls.
     ///
     /// ```compile_fail,E0133
     /// let driver = carrack_transports::gpu::cuda::CudaDriver::at("libcuda.so.1".as_ref());
@@ -70,7 +73,8 @@ impl CudaDriver {
         Self(Box::leak(Box::new(place)))
     }
 
-    /// The calls that this driver's library lacks: what needs one of them is an error that names it.
+    /// The calls that this driver's library lacks: what needs one of them is an error that names
+    /// it.
     ///
     /// # Errors
     /// There is no library, or it cannot be used.
@@ -131,7 +135,11 @@ impl CudaDriver {
     /// As `initialised`, where it has to be.
     pub(super) fn ready(&self, call: &'static str) -> Result<&'static Shared, GpuError> {
         let shared = self.shared()?;
-        if shared.is_initialised()? { Ok(shared) } else { Err(super::error::error(call, NOT_INITIALIZED)) }
+        if shared.is_initialised()? {
+            Ok(shared)
+        } else {
+            Err(super::error::error(call, NOT_INITIALIZED))
+        }
     }
 }
 
@@ -145,7 +153,8 @@ unsafe impl Driver for CudaDriver {
         let shared = self.shared().ok()?;
         let cuda = library::dotted(shared.version);
         let module = std::fs::read_to_string("/sys/module/nvidia/version");
-        let module = module.map_or_else(|_| String::new(), |text| format!(", driver {}", text.trim()));
+        let module =
+            module.map_or_else(|_| String::new(), |text| format!(", driver {}", text.trim()));
         Some(format!("CUDA {cuda}{module}, {}", shared.calls.path))
     }
 
@@ -201,7 +210,8 @@ pub(super) struct Shared {
     gpus: OnceLock<Vec<Arc<CudaGpu>>>,
     /// Held while they are listed.
     listing: Mutex<()>,
-    /// Devices in contexts of the user's own, with the context's number: a handle may come back for another.
+    /// Devices in contexts of the user's own, with the context's number: a handle may come back for
+    /// another.
     foreign: Mutex<HashMap<ContextHandle, (u64, Arc<CudaGpu>)>>,
     pub(super) opened: Opened,
     /// How many attributes of a pointer this driver knows.
@@ -236,7 +246,8 @@ impl Shared {
         Waits::over(self.connections, &self.put_off)
     }
 
-    /// Whether somebody has called `cuInit`. The driver says so without being initialised by the question.
+    /// Whether somebody has called `cuInit`. The driver says so without being initialised by the
+    /// question.
     fn is_initialised(&self) -> Result<bool, GpuError> {
         if self.gpus.get().is_some() {
             return Ok(true);
@@ -262,8 +273,9 @@ impl Shared {
         let mut count = 0;
         // SAFETY: the place for the answer is ours.
         unsafe { self.calls.device_get_count(&raw mut count) }?;
-        let gpus =
-            (0..count).map(|ordinal| CudaGpu::primary(self, ordinal)).collect::<Result<Vec<_>, _>>()?;
+        let gpus = (0..count)
+            .map(|ordinal| CudaGpu::primary(self, ordinal))
+            .collect::<Result<Vec<_>, _>>()?;
         if gpus.is_empty() {
             return Err(super::error::error("cuDeviceGetCount", NO_DEVICE));
         }
@@ -280,9 +292,9 @@ impl Shared {
         self.gpus().ok()?.iter().position(|gpu| gpu.info().uuid == uuid)
     }
 
-    /// The engine for memory of a device that was found in a context: the owner's, in its primary context, as a rule, and
-    /// always for memory of no context. What was opened from another process lies in the opener's context, whoever owns
-    /// it.
+    /// The engine for memory of a device that was found in a context: the owner's, in its primary
+    /// context, as a rule, and always for memory of no context. What was opened from another
+    /// process lies in the opener's context, whoever owns it.
     pub(super) fn engine(
         &'static self,
         owner: &Arc<CudaGpu>,
@@ -318,7 +330,8 @@ impl Shared {
             return Ok(Arc::clone(gpu));
         }
         let adopted = CudaGpu::adopted(self, gpu, context)?;
-        // What was there lived in a context that is destroyed, or came from another thread just now.
+        // What was there lived in a context that is destroyed, or came from another thread just
+        // now.
         lock(&self.foreign).insert(context, (number, Arc::clone(&adopted)));
         Ok(adopted)
     }

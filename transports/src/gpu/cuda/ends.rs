@@ -10,9 +10,9 @@ use crate::mem::AllocId;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError, RwLock};
 
-/// Memory that the library keeps until its last region is dropped, in the order of addresses. Of this the driver need not be asked.
-/// It is looked for at each copy, and there are few pieces: a list, in which a place is found by some fifty instructions less than in a
-/// tree (`gpu_costs`).
+/// Memory that the library keeps until its last region is dropped, in the order of addresses. Of
+/// this the driver need not be asked. It is looked for at each copy, and there are few pieces: a
+/// list, in which a place is found by some fifty instructions less than in a tree (`gpu_costs`).
 #[derive(Debug, Default)]
 pub(super) struct Kept(RwLock<Vec<Range<usize>>>);
 
@@ -44,8 +44,10 @@ impl Kept {
 /// Allocations remembered.
 const REMEMBERED: usize = 16;
 
-/// Where the kernel may go in memory of the program's own, and of other devices. An engine is refused by the driver where it may not; a kernel that goes there takes the context along.
-/// So the driver is asked about each allocation once, and about its identity each time: one that was freed is nobody's.
+/// Where the kernel may go in memory of the program's own, and of other devices. An engine is
+/// refused by the driver where it may not; a kernel that goes there takes the context along. So the
+/// driver is asked about each allocation once, and about its identity each time: one that was freed
+/// is nobody's.
 #[derive(Default)]
 pub(super) struct Ends(Mutex<Known>);
 
@@ -76,23 +78,33 @@ impl Ends {
         self.reached_around(gpu, home, addr, len).is_some()
     }
 
-    /// Whether both ends of all of these are. Often all lie in one allocation on each side, and else mostly in one of a few.
+    /// Whether both ends of all of these are. Often all lie in one allocation on each side, and
+    /// else mostly in one of a few.
     pub(super) fn are_all_reached(&self, gpu: &CudaGpu, home: &Home, pieces: &Pieces) -> bool {
         let Some((to, from, len)) = pieces.numbers().next() else { return true };
-        let reached = |addr: usize, len: usize| self.reached_around(gpu, home, addr, len).unwrap_or(0..0);
+        let reached =
+            |addr: usize, len: usize| self.reached_around(gpu, home, addr, len).unwrap_or(0..0);
         let (targets, sources) = (reached(to, len), reached(from, len));
-        let has = |reach: &Range<usize>, all: &Range<usize>| reach.start <= all.start && all.end <= reach.end;
+        let has = |reach: &Range<usize>, all: &Range<usize>| {
+            reach.start <= all.start && all.end <= reach.end
+        };
         if has(&targets, &pieces.all().to) && has(&sources, &pieces.all().from) {
             return true;
         }
         let (mut targets, mut sources) = (Reached::of(targets), Reached::of(sources));
-        pieces
-            .numbers()
-            .all(|(to, from, len)| targets.have(to, len, reached) && sources.have(from, len, reached))
+        pieces.numbers().all(|(to, from, len)| {
+            targets.have(to, len, reached) && sources.have(from, len, reached)
+        })
     }
 
     /// The memory that has these bytes, if it is reached.
-    fn reached_around(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> Option<Range<usize>> {
+    fn reached_around(
+        &self,
+        gpu: &CudaGpu,
+        home: &Home,
+        addr: usize,
+        len: usize,
+    ) -> Option<Range<usize>> {
         let end = addr.checked_add(len)?;
         if let Some(kept) = home.kept.around(addr, end) {
             return Some(kept);
@@ -127,9 +139,15 @@ impl Reached {
         Self { ranges, oldest: 1 }
     }
 
-    /// Whether it has these bytes; `ask` tells the memory around them, which is empty if they are not reached.
+    /// Whether it has these bytes; `ask` tells the memory around them, which is empty if they are
+    /// not reached.
     #[inline]
-    fn have(&mut self, addr: usize, len: usize, ask: impl Fn(usize, usize) -> Range<usize>) -> bool {
+    fn have(
+        &mut self,
+        addr: usize,
+        len: usize,
+        ask: impl Fn(usize, usize) -> Range<usize>,
+    ) -> bool {
         let has = |all: &Range<usize>| all.start <= addr && addr < all.end && len <= all.end - addr;
         if self.ranges.iter().any(has) {
             return true;
@@ -152,7 +170,8 @@ impl Known {
         self.allocations.retain(|one| one.end <= range.start || range.end <= one.start);
     }
 
-    /// Remembers an allocation, in the place of those whose addresses it has; unless something was forgotten since it was looked at.
+    /// Remembers an allocation, in the place of those whose addresses it has; unless something was
+    /// forgotten since it was looked at.
     fn note(&mut self, found: Allocation, generation: u64) {
         if generation != self.generation {
             return;

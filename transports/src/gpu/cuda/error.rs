@@ -42,8 +42,8 @@ pub(super) fn because(call: &'static str, code: i32, hint: impl Into<String>) ->
     GpuError { call, code, name, hint: hint.into() }
 }
 
-/// A driver that is gone, or a context that is, has already released what is to be released (gpu.md, life and death
-/// rule 2). A fork of the process finds its driver uninitialised.
+/// A driver that is gone, or a context that is, has already released what is to be released
+/// (gpu.md, life and death rule 2). A fork of the process finds its driver uninitialised.
 pub(super) fn is_gone(error: &GpuError) -> bool {
     let gone = [NOT_INITIALIZED, DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED];
     gone.contains(&error.code)
@@ -71,12 +71,14 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
         }
         DEINITIALIZED => ("DEINITIALIZED", "the process is ending: the driver is gone"),
         STUB_LIBRARY => ("STUB_LIBRARY", ""),
-        46 => {
-            ("DEVICE_UNAVAILABLE", "another process has the device to itself (nvidia-smi -q: Compute Mode)")
-        }
+        46 => (
+            "DEVICE_UNAVAILABLE",
+            "another process has the device to itself (nvidia-smi -q: Compute Mode)",
+        ),
         NO_DEVICE => (
             "NO_DEVICE",
-            "the driver shows no device: look at CUDA_VISIBLE_DEVICES, nvidia-smi, and what the container was given",
+            "the driver shows no device: look at CUDA_VISIBLE_DEVICES, nvidia-smi, and what the \
+            container was given",
         ),
         INVALID_DEVICE => ("INVALID_DEVICE", ""),
         200 => ("INVALID_IMAGE", ""),
@@ -85,20 +87,31 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
         ALREADY_MAPPED => ("ALREADY_MAPPED", ""),
         209 => ("NO_BINARY_FOR_GPU", ""),
         214 => ("ECC_UNCORRECTABLE", "the device has a memory fault: nvidia-smi -q -d ECC"),
-        PEER_ACCESS_UNSUPPORTED => ("PEER_ACCESS_UNSUPPORTED", "the two devices have no peer access"),
-        218 => ("INVALID_PTX", "the driver's compiler refuses the kernel"),
-        221 => {
-            ("JIT_COMPILER_NOT_FOUND", "libnvidia-ptxjitcompiler.so is not there: it belongs to the driver")
+        PEER_ACCESS_UNSUPPORTED => {
+            ("PEER_ACCESS_UNSUPPORTED", "the two devices have no peer access")
         }
-        222 => ("UNSUPPORTED_PTX_VERSION", "the driver is older than the kernel: a newer driver compiles it"),
-        223 => ("JIT_COMPILATION_DISABLED", "CUDA_DISABLE_PTX_JIT or CUDA_DISABLE_JIT is set: unset it"),
+        218 => ("INVALID_PTX", "the driver's compiler refuses the kernel"),
+        221 => (
+            "JIT_COMPILER_NOT_FOUND",
+            "libnvidia-ptxjitcompiler.so is not there: it belongs to the driver",
+        ),
+        222 => (
+            "UNSUPPORTED_PTX_VERSION",
+            "the driver is older than the kernel: a newer driver compiles it",
+        ),
+        223 => (
+            "JIT_COMPILATION_DISABLED",
+            "CUDA_DISABLE_PTX_JIT or CUDA_DISABLE_JIT is set: unset it",
+        ),
         226 => (
             "CONTAINED",
-            "memory of another process went away under an access, with its owner: the context is lost",
+            "memory of another process went away under an access, with its owner: the context is \
+            lost",
         ),
-        OPERATING_SYSTEM => {
-            ("OPERATING_SYSTEM", "the operating system refused: limits of descriptors or locked memory?")
-        }
+        OPERATING_SYSTEM => (
+            "OPERATING_SYSTEM",
+            "the operating system refused: limits of descriptors or locked memory?",
+        ),
         INVALID_HANDLE => ("INVALID_HANDLE", ""),
         401 => ("ILLEGAL_STATE", ""),
         500 => ("NOT_FOUND", ""),
@@ -109,7 +122,9 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
         ),
         PEER_ACCESS_ALREADY_ENABLED => ("PEER_ACCESS_ALREADY_ENABLED", ""),
         705 => ("PEER_ACCESS_NOT_ENABLED", ""),
-        CONTEXT_IS_DESTROYED => ("CONTEXT_IS_DESTROYED", "the context of the memory or stream was destroyed"),
+        CONTEXT_IS_DESTROYED => {
+            ("CONTEXT_IS_DESTROYED", "the context of the memory or stream was destroyed")
+        }
         711 => ("TOO_MANY_PEERS", "the device has peer access to as many others as it can"),
         712 => ("HOST_MEMORY_ALREADY_REGISTERED", "a part of the range is locked already"),
         713 => ("HOST_MEMORY_NOT_REGISTERED", ""),
@@ -128,7 +143,8 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
         ),
         STREAM_CAPTURE_UNSUPPORTED => (
             "STREAM_CAPTURE_UNSUPPORTED",
-            "the stream is being captured into a graph, to which none of the library's work belongs: post before the capture, or after it",
+            "the stream is being captured into a graph, to which none of the library's work \
+            belongs: post before the capture, or after it",
         ),
         999 => ("UNKNOWN", ""),
         _ => return None,

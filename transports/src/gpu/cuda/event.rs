@@ -94,9 +94,10 @@ impl EventState for Fired {
 }
 
 impl CudaDriver {
-    /// An event that the program has: a `CUevent` or `cudaEvent_t`, as a number. It is not destroyed with this. Every answer
-    /// is about its last record: it has fired as long as there is none, and recorded anew it stands for the new record, also
-    /// for operations that were ordered after it before and have not begun.
+    /// An event that the program has: a `CUevent` or `cudaEvent_t`, as a number. It is not
+    /// destroyed with this. Every answer is about its last record: it has fired as long as there is
+    /// none, and recorded anew it stands for the new record, also for operations that were ordered
+    /// after it before and have not begun.
     ///
     /// # Safety
     /// It is an event, and stays one until this and all that was ordered after it are gone.
@@ -143,7 +144,8 @@ impl EventState for UserEvent {
     }
 }
 
-/// Has a stream wait for one of our events, by the driver's event behind it; does nothing where there is nothing to wait for.
+/// Has a stream wait for one of our events, by the driver's event behind it; does nothing where
+/// there is nothing to wait for.
 pub(super) fn with_raw(
     event: &Event,
     wait_for: impl FnOnce(EventHandle) -> Result<(), GpuError>,
@@ -233,7 +235,8 @@ impl fmt::Debug for IpcEvent {
     }
 }
 
-/// The last record of a shared event. What has fired may be recorded anew, so every answer is the driver's.
+/// The last record of a shared event. What has fired may be recorded anew, so every answer is the
+/// driver's.
 struct LastRecord(Arc<Raw>);
 
 impl EventState for LastRecord {

@@ -1,4 +1,5 @@
-//! How copies are given to a device: which way they go, to the resident copier or to a stream, and how their end is known.
+//! How copies are given to a device: which way they go, to the resident copier or to a stream, and
+//! how their end is known.
 
 use super::copier::{Copier, Offered};
 use super::device::{CudaGpu, Work};
@@ -14,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl CudaGpu {
-    /// What takes small copies, if that was asked for and can be had. Found out at the first copy: a context alone uses no GPU.
+    /// What takes small copies, if that was asked for and can be had. Found out at the first copy:
+    /// a context alone uses no GPU.
     #[inline]
     pub(super) fn copier_in<'a>(&self, home: &'a Arc<Home>) -> Option<&'a Copier> {
         match home.copier.get() {
@@ -36,8 +38,9 @@ impl CudaGpu {
         home.copier.get()?.as_ref().ok()
     }
 
-    /// Claims the GPU where copiers were asked for, for work on a stream of the user's: that needs no copier, and shares the GPU with
-    /// whoever has one there. Memory alone claims none: reports allocate some on every GPU that they see, and a peer's is opened here.
+    /// Claims the GPU where copiers were asked for, for work on a stream of the user's: that needs
+    /// no copier, and shares the GPU with whoever has one there. Memory alone claims none: reports
+    /// allocate some on every GPU that they see, and a peer's is opened here.
     #[inline]
     pub(super) fn claim_for_copier(&self, home: &Home) {
         if home.claim.get().is_none() && self.shared.wants_copiers() {
@@ -52,9 +55,10 @@ impl CudaGpu {
         }
     }
 
-    /// Gives this device's engines access to a peer's ordinary memory, if any has been met in this process: to allocate it
-    /// here, or to classify it, is to have the peer's home. What was opened from another process, and VMM and pool memory,
-    /// bring their access along, so they cost no context on the peer.
+    /// Gives this device's engines access to a peer's ordinary memory, if any has been met in this
+    /// process: to allocate it here, or to classify it, is to have the peer's home. What was opened
+    /// from another process, and VMM and pool memory, bring their access along, so they cost no
+    /// context on the peer.
     #[inline]
     fn make_reachable(&self, home: &Home, owner: GpuUuid) -> Result<(), GpuError> {
         let Some(at) = self.shared.position(owner) else { return Ok(()) };
@@ -79,10 +83,14 @@ impl CudaGpu {
             }
             return Ok(if to_own && from_own { Way::Within } else { Way::Peer });
         }
-        let refuse = |code, hint: &str| Err(because("copy", code, format!("{hint}: from {src} to {dst}")));
+        let refuse =
+            |code, hint: &str| Err(because("copy", code, format!("{hint}: from {src} to {dst}")));
         let way = match (dst, src) {
             (MemKind::Managed(_), _) | (_, MemKind::Managed(_)) => {
-                return refuse(NOT_SUPPORTED, "managed memory moves while it is used, and is not copied");
+                return refuse(
+                    NOT_SUPPORTED,
+                    "managed memory moves while it is used, and is not copied",
+                );
             }
             (MemKind::Unknown, _) | (_, MemKind::Unknown) => {
                 return refuse(INVALID_VALUE, "memory of unknown kind: classify it first");
@@ -97,8 +105,8 @@ impl CudaGpu {
         Ok(way)
     }
 
-    /// As [`make_reachable`](Self::make_reachable), as far as it can be: a copy works without access, more slowly, since the driver
-    /// takes it through host memory.
+    /// As [`make_reachable`](Self::make_reachable), as far as it can be: a copy works without
+    /// access, more slowly, since the driver takes it through host memory.
     #[inline]
     fn reach(&self, home: &Home, owner: GpuUuid) {
         if let Err(why) = self.make_reachable(home, owner) {
@@ -106,8 +114,8 @@ impl CudaGpu {
         }
     }
 
-    /// A copy between two contexts, told both: for VMM and pool memory that this device was given no access to, where
-    /// the plain copy is refused (gpu.md, "Measured").
+    /// A copy between two contexts, told both: for VMM and pool memory that this device was given
+    /// no access to, where the plain copy is refused (gpu.md, "Measured").
     fn copy_between_contexts(
         &self,
         home: &Home,
@@ -117,11 +125,13 @@ impl CudaGpu {
     ) -> Result<(), GpuError> {
         let end = |addr: usize| {
             let freed = || {
-                let hint = format!("nothing is allocated at {addr:#x}: never was, or freed already");
+                let hint =
+                    format!("nothing is allocated at {addr:#x}: never was, or freed already");
                 because("copy", INVALID_VALUE, hint)
             };
             let facts = self.shared.facts(addr)?.ok_or_else(freed)?;
-            let owner = usize::try_from(facts.ordinal).ok().and_then(|at| self.shared.gpus().ok()?.get(at));
+            let owner =
+                usize::try_from(facts.ordinal).ok().and_then(|at| self.shared.gpus().ok()?.get(at));
             let context = match owner {
                 Some(gpu) if facts.context == ContextHandle::NULL => gpu.home()?.context.raw,
                 _ => facts.context,
@@ -147,8 +157,8 @@ impl CudaGpu {
     ) -> Result<(), GpuError> {
         let (to, from) = (dst.0 as usize, src.0 as usize);
         let calls = home.calls();
-        // Each call says which side is the device's: the one that finds it out by itself takes a pointer to freed device
-        // memory for one to host memory, and lets the CPU go there.
+        // Each call says which side is the device's: the one that finds it out by itself takes a
+        // pointer to freed device memory for one to host memory, and lets the CPU go there.
         // SAFETY: the caller's promise; the driver refuses device addresses that are not allocated.
         let mut started = unsafe {
             match way {
@@ -176,8 +186,9 @@ impl CudaGpu {
         })
     }
 
-    /// What the resident copier is offered, and else a stream given, for copies of one way, and how their end is known: on a stream of
-    /// the user's, or on the library's own for that way. A `give` that fails leaves nothing under way.
+    /// What the resident copier is offered, and else a stream given, for copies of one way, and how
+    /// their end is known: on a stream of the user's, or on the library's own for that way. A
+    /// `give` that fails leaves nothing under way.
     #[inline(always)]
     pub(super) fn give_copies(
         &self,
@@ -238,6 +249,8 @@ impl CudaGpu {
         let ends = (dst.0 as usize, src.0 as usize);
         let offer = |copier: &Copier, home: &Home| copier.offer(self, home, ends, len);
         // SAFETY: the caller's promise.
-        self.give_copies(users, (dst.1, src.1), offer, |lane| unsafe { self.copy_one(lane, dst, src, len) })
+        self.give_copies(users, (dst.1, src.1), offer, |lane| unsafe {
+            self.copy_one(lane, dst, src, len)
+        })
     }
 }

@@ -1,4 +1,5 @@
-//! What the library has in one context: a few streams, events to be used again, peers that were made known, a pool.
+//! What the library has in one context: a few streams, events to be used again, peers that were
+//! made known, a pool.
 
 use super::calls::Calls;
 use super::capture::Relaxed;
@@ -19,11 +20,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 thread_local! {
-    /// Whether this thread had no context when it last asked whether something was over, on a driver that wants one for that.
+    /// Whether this thread had no context when it last asked whether something was over, on a
+    /// driver that wants one for that.
     static HAS_NO_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What belongs to one context. Fields are dropped in this order: what lives in the context before the context.
+/// What belongs to one context. Fields are dropped in this order: what lives in the context before
+/// the context.
 #[derive(Debug)]
 pub(super) struct Home {
     pub(super) lanes: [Lane; 4],
@@ -37,7 +40,8 @@ pub(super) struct Home {
     pub(super) waits: Arc<Waits>,
     /// The words by which it is told how far they are.
     pub(super) courses: CourseWords,
-    /// This process's claim to be the only one with a copier on the GPU, or why there is none; where one was asked for.
+    /// This process's claim to be the only one with a copier on the GPU, or why there is none;
+    /// where one was asked for.
     pub(super) claim: OnceLock<Result<Arc<Claim>, String>>,
     /// What takes small copies, or why nothing does; where it was asked for.
     pub(super) copier: OnceLock<Result<Copier, String>>,
@@ -77,7 +81,8 @@ impl Home {
         self.context.calls
     }
 
-    /// A stream that waits for nothing but itself, the legacy default stream included (gpu.md, streams rule 1).
+    /// A stream that waits for nothing but itself, the legacy default stream included (gpu.md,
+    /// streams rule 1).
     pub(super) fn new_stream(&self) -> Result<StreamHandle, GpuError> {
         let mut stream = StreamHandle::NULL;
         // SAFETY: the place for the answer is ours.
@@ -85,28 +90,37 @@ impl Home {
         Ok(stream)
     }
 
-    /// A stream for what the legacy default stream does not take. None of the lanes: it may stand still for as long as that one does, and
-    /// what the library copies besides must not. The context is current.
+    /// A stream for what the legacy default stream does not take. None of the lanes: it may stand
+    /// still for as long as that one does, and what the library copies besides must not. The
+    /// context is current.
     pub(super) fn beside(&self) -> Result<StreamHandle, GpuError> {
         self.once(&self.beside, || self.new_stream()).copied()
     }
 
-    /// Has what a stream is given from now on wait for what another was given so far. The context is current.
-    pub(super) fn put_behind(&self, stream: StreamHandle, other: StreamHandle) -> Result<(), GpuError> {
+    /// Has what a stream is given from now on wait for what another was given so far. The context
+    /// is current.
+    pub(super) fn put_behind(
+        &self,
+        stream: StreamHandle,
+        other: StreamHandle,
+    ) -> Result<(), GpuError> {
         let event = self.recorded(other)?;
-        // SAFETY: streams of this context and an event of it. The driver notes what that stands for now, so it may be used again.
+        // SAFETY: streams of this context and an event of it. The driver notes what that stands for
+        // now, so it may be used again.
         let given = unsafe { self.calls().stream_wait_event(stream, event, 0) };
         self.keep_event(event);
         given
     }
 
-    /// Whether the device has host memory that is pinned or registered under the host's addresses; asked once.
+    /// Whether the device has host memory that is pinned or registered under the host's addresses;
+    /// asked once.
     pub(super) fn has_same_addresses(&self) -> bool {
         *self.same_addresses.get_or_init(|| {
             let (attribute, mut same) = (sys::device::HOST_POINTER_FOR_REGISTERED, 0);
             // SAFETY: the place for the answer is ours.
-            let asked =
-                unsafe { self.calls().device_get_attribute(&raw mut same, attribute, self.context.device) };
+            let asked = unsafe {
+                self.calls().device_get_attribute(&raw mut same, attribute, self.context.device)
+            };
             asked.is_ok() && same != 0
         })
     }
@@ -134,8 +148,8 @@ impl Home {
         self.spare_event()?.record(stream)
     }
 
-    /// An event to be recorded later. The driver may have none left, and is asked for it before a stream is given what the
-    /// event is to tell of. The context is current.
+    /// An event to be recorded later. The driver may have none left, and is asked for it before a
+    /// stream is given what the event is to tell of. The context is current.
     #[inline]
     pub(super) fn spare_event(self: &Arc<Self>) -> Result<Raw, GpuError> {
         Ok(Raw::pooled(Arc::clone(self), self.take_event()?))
@@ -167,8 +181,8 @@ impl Home {
         Ok(raw)
     }
 
-    /// Takes an event back. It may not have fired: recording it again is a new promise, and streams that wait for the
-    /// old one go on waiting for that.
+    /// Takes an event back. It may not have fired: recording it again is a new promise, and streams
+    /// that wait for the old one go on waiting for that.
     pub(super) fn keep_event(&self, raw: EventHandle) {
         lock(&self.events).push(raw);
     }
@@ -187,7 +201,8 @@ impl Home {
         self.ask(|| unsafe { self.calls().stream_query(stream) })
     }
 
-    /// Asks the driver, within the context only where it has to be: some want one, and this thread may have none.
+    /// Asks the driver, within the context only where it has to be: some want one, and this thread
+    /// may have none.
     #[inline]
     fn ask(&self, question: impl Fn() -> Result<bool, GpuError>) -> Result<bool, GpuError> {
         let _relaxed = Relaxed::enter(self.calls());

@@ -3,7 +3,8 @@
 use super::device::CudaGpu;
 use super::driver::Shared;
 use super::error::{
-    ALREADY_MAPPED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, because, released,
+    ALREADY_MAPPED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, because,
+    released,
 };
 use super::home::{Home, lock};
 use super::memory::{self, How, Memory, Pool};
@@ -20,12 +21,13 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
-/// What is open by bytes: once for each context and handle, however often it is asked for (gpu.md, legacy IPC rule 4).
-/// The exporter's number of the allocation is part of the name, since the bytes may come back for another.
+/// What is open by bytes: once for each context and handle, however often it is asked for (gpu.md,
+/// legacy IPC rule 4). The exporter's number of the allocation is part of the name, since the bytes
+/// may come back for another.
 ///
-/// Pool memory is known by what the driver opened: a second import of a pointer gives the same address, and one
-/// `cuMemFree` closes both (seen on driver 580). So openings of an address are counted here, and the pools they came
-/// from are kept once each.
+/// Pool memory is known by what the driver opened: a second import of a pointer gives the same
+/// address, and one `cuMemFree` closes both (seen on driver 580). So openings of an address are
+/// counted here, and the pools they came from are kept once each.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
     bytes: Mutex<HashMap<Name, Weak<Memory>>>,
@@ -68,8 +70,12 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
     let extent = gpu.shared.extent(addr, facts)?;
     match extent.kind {
         MemKind::Device(owner) if owner == gpu.info().uuid => {}
-        MemKind::Device(_) => return Err(wrong("is not this device's: ask the device that owns it")),
-        MemKind::Managed(_) => return Err(wrong("is managed memory, which moves: no process exports it")),
+        MemKind::Device(_) => {
+            return Err(wrong("is not this device's: ask the device that owns it"));
+        }
+        MemKind::Managed(_) => {
+            return Err(wrong("is managed memory, which moves: no process exports it"));
+        }
         _ => return Err(wrong("is host memory: share it as such")),
     }
     if addr + region.len() > extent.end() {
@@ -86,14 +92,17 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
     let base = extent.base;
     if !home.context.sync_memops {
         let on = 1_u32;
-        // SAFETY: the value is as long as the attribute. VMM and pool memory refuse it, which changes nothing.
-        let _ =
-            unsafe { home.calls().pointer_set_attribute((&raw const on).cast(), pointer::SYNC_MEMOPS, base) };
+        // SAFETY: the value is as long as the attribute. VMM and pool memory refuse it, which
+        // changes nothing.
+        let _ = unsafe {
+            home.calls().pointer_set_attribute((&raw const on).cast(), pointer::SYNC_MEMOPS, base)
+        };
     }
     let key = match form {
         HandleForm::Bytes => {
             let mut handle = Bytes64([0; 64]);
-            // SAFETY: the place for the answer is ours; the base of the allocation is asked for (legacy IPC rule 1).
+            // SAFETY: the place for the answer is ours; the base of the allocation is asked for
+            // (legacy IPC rule 1).
             unsafe { home.calls().ipc_get_mem_handle(&raw mut handle, base) }?;
             HandleKey::Bytes(handle.0)
         }
@@ -119,7 +128,8 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
 fn why_not(gpu: &CudaGpu, form: HandleForm, facts: &Facts) -> String {
     match form {
         HandleForm::Bytes if facts.pool != 0 => {
-            "pool memory has no legacy IPC handle: export it as HandleForm::Pool, or allocate it by cuMemAlloc".into()
+            "pool memory has no legacy IPC handle: export it as HandleForm::Pool, or allocate it \
+            by cuMemAlloc".into()
         }
         HandleForm::Bytes => {
             "the driver gives this memory no legacy IPC handle (VMM memory, or opened from another process): export it \
@@ -130,11 +140,13 @@ fn why_not(gpu: &CudaGpu, form: HandleForm, facts: &Facts) -> String {
             "memory of cuMemAlloc has no descriptor: export it as HandleForm::Bytes".into()
         }
         HandleForm::Fd => {
-            "the memory was not allocated with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or belongs to a pool".into()
+            "the memory was not allocated with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or \
+            belongs to a pool".into()
         }
         HandleForm::Pool if facts.pool == 0 => "the memory belongs to no pool".into(),
         HandleForm::Pool => {
-            "the pool was not made with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; the default pool is not".into()
+            "the pool was not made with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; the default pool \
+            is not".into()
         }
         HandleForm::Fabric => match gpu.fabric.get() {
             Some(Some(refusal)) => format!("fabric handles were refused: {refusal}"),
@@ -145,8 +157,8 @@ fn why_not(gpu: &CudaGpu, form: HandleForm, facts: &Facts) -> String {
 
 fn export_vmm(home: &Home, base: DevicePtr, to: *mut c_void, kind: c_int) -> Result<(), GpuError> {
     let mut handle: AllocationHandle = 0;
-    // SAFETY: the places for the answers are ours, of the size that the kind of handle has; the count that is taken on
-    // the allocation is given back.
+    // SAFETY: the places for the answers are ours, of the size that the kind of handle has; the
+    // count that is taken on the allocation is given back.
     unsafe {
         home.calls().mem_retain_allocation_handle(&raw mut handle, base as *mut c_void)?;
         let exported = home.calls().mem_export_to_shareable_handle(to, handle, kind, 0);
@@ -165,7 +177,9 @@ fn export_pool_fd(home: &Home, pool: PoolHandle) -> Result<OwnedFd, GpuError> {
     let mut fd: c_int = -1;
     let to = (&raw mut fd).cast();
     // SAFETY: the place for the answer is ours, and the pool has memory, so it is alive.
-    unsafe { home.calls().mem_pool_export_to_shareable_handle(to, pool, handle_type::POSIX_FD, 0) }?;
+    unsafe {
+        home.calls().mem_pool_export_to_shareable_handle(to, pool, handle_type::POSIX_FD, 0)
+    }?;
     own(fd)
 }
 
@@ -239,13 +253,16 @@ fn open_bytes(
     let same_bytes = |(context, other, _): &Name| (*context, *other) == (name.0, name.1);
     if opened.keys().any(same_bytes) {
         // The driver counts openings by the bytes, and would give the mapping of what was freed.
-        let hint = "the bytes name memory that was freed and allocated again, and the old one is still open: close it first";
+        let hint = "the bytes name memory that was freed and allocated again, and the old one is \
+            still open: close it first";
         return Err(because("open", ALREADY_MAPPED, hint));
     }
     let mut ptr = 0;
     // SAFETY: the place for the answer is ours; the driver checks the bytes.
-    unsafe { home.calls().ipc_open_mem_handle(&raw mut ptr, Bytes64(bytes), IPC_LAZY_ENABLE_PEER_ACCESS) }
-        .map_err(not_opened)?;
+    unsafe {
+        home.calls().ipc_open_mem_handle(&raw mut ptr, Bytes64(bytes), IPC_LAZY_ENABLE_PEER_ACCESS)
+    }
+    .map_err(not_opened)?;
     let memory = Memory { home: Arc::clone(home), ptr, span: handle.len, how: How::Close };
     home.kept.note(ptr, handle.len);
     let memory = Arc::new(memory);
@@ -258,7 +275,9 @@ fn open_bytes(
 
 fn not_opened(error: GpuError) -> GpuError {
     let hint = match error.code {
-        INVALID_CONTEXT => "the exporting process cannot open its own handle: use the pointer itself",
+        INVALID_CONTEXT => {
+            "the exporting process cannot open its own handle: use the pointer itself"
+        }
         INVALID_VALUE | INVALID_HANDLE => {
             "the exporter has freed the memory or has ended, the bytes are no handle, or the two processes are in \
              different pid namespaces (containers) or on different MIG instances"
@@ -295,7 +314,13 @@ pub(super) fn open_at(
     })?;
     drop(current);
     check_length(gpu, ptr, handle.len)?;
-    memory::region(gpu, ptr, handle.len, MemKind::Device(handle.gpu), Box::new((memory, reservation.clone())))
+    memory::region(
+        gpu,
+        ptr,
+        handle.len,
+        MemKind::Device(handle.gpu),
+        Box::new((memory, reservation.clone())),
+    )
 }
 
 fn open_vmm(
@@ -308,7 +333,8 @@ fn open_vmm(
     imported(gpu, home, handle, (from, kind), |imported| vmm::map(gpu, home, imported, handle.len))
 }
 
-/// Imports VMM memory, has it mapped, and lets go of its handle: mapped memory stays until it is unmapped.
+/// Imports VMM memory, has it mapped, and lets go of its handle: mapped memory stays until it is
+/// unmapped.
 fn imported(
     gpu: &CudaGpu,
     home: &Home,
@@ -316,15 +342,21 @@ fn imported(
     (from, kind): (*mut c_void, c_int),
     mapped: impl FnOnce(AllocationHandle) -> Result<Memory, GpuError>,
 ) -> Result<Memory, GpuError> {
-    let granule =
-        vmm::granularity(home.calls(), &AllocationProp::of(gpu.device, kind, false), GRANULARITY_MINIMUM)?;
+    let granule = vmm::granularity(
+        home.calls(),
+        &AllocationProp::of(gpu.device, kind, false),
+        GRANULARITY_MINIMUM,
+    )?;
     if handle.len == 0 || !handle.len.is_multiple_of(granule) {
-        let hint =
-            format!("the handle says {} bytes: VMM memory comes in multiples of {granule}", handle.len);
+        let hint = format!(
+            "the handle says {} bytes: VMM memory comes in multiples of {granule}",
+            handle.len
+        );
         return Err(because("open", INVALID_HANDLE, hint));
     }
     let mut imported: AllocationHandle = 0;
-    // SAFETY: the place for the answer is ours; the driver checks what it is given, and takes no ownership of it.
+    // SAFETY: the place for the answer is ours; the driver checks what it is given, and takes no
+    // ownership of it.
     unsafe { home.calls().mem_import_from_shareable_handle(&raw mut imported, from, kind) }?;
     let memory = mapped(imported);
     // SAFETY: imported above.
@@ -332,13 +364,24 @@ fn imported(
     memory
 }
 
-fn open_pool(gpu: &CudaGpu, home: &Arc<Home>, fd: &OwnedFd, data: [u8; 64]) -> Result<PoolOpening, GpuError> {
+fn open_pool(
+    gpu: &CudaGpu,
+    home: &Arc<Home>,
+    fd: &OwnedFd,
+    data: [u8; 64],
+) -> Result<PoolOpening, GpuError> {
     let (calls, mut pool) = (home.calls(), PoolHandle::NULL);
     // Held until it is counted: nobody frees meanwhile what the driver gives us a second time.
     let mut pooled = lock(&gpu.shared.opened.pooled);
-    // SAFETY: the place for the answer is ours; the driver checks the descriptor, and takes no ownership of it.
+    // SAFETY: the place for the answer is ours; the driver checks the descriptor, and takes no
+    // ownership of it.
     unsafe {
-        calls.mem_pool_import_from_shareable_handle(&raw mut pool, descriptor(fd), handle_type::POSIX_FD, 0)
+        calls.mem_pool_import_from_shareable_handle(
+            &raw mut pool,
+            descriptor(fd),
+            handle_type::POSIX_FD,
+            0,
+        )
     }?;
     let (known, _) =
         pooled.pools.entry(pool).and_modify(|(_, openings)| *openings += 1).or_insert_with(|| {

@@ -1,9 +1,10 @@
 //! The library's own streams, and how far each has come.
 //!
-//! A copy is a number, counted up in the order in which its stream was given them. While it is the last one, the stream
-//! itself is asked whether it has nothing to do; else an event is recorded behind what there is, one for all copies in
-//! front of it, and the next one only when that has fired. A record and a question each take about as long as an 8-byte
-//! copy: with both for each copy, small copies back to back took a third longer (docs/adr/0011-thresholds.md).
+//! A copy is a number, counted up in the order in which its stream was given them. While it is the
+//! last one, the stream itself is asked whether it has nothing to do; else an event is recorded
+//! behind what there is, one for all copies in front of it, and the next one only when that has
+//! fired. A record and a question each take about as long as an 8-byte copy: with both for each
+//! copy, small copies back to back took a third longer (docs/adr/0011-thresholds.md).
 
 use super::home::Home;
 use super::sys::{EventHandle, StreamHandle};
@@ -12,8 +13,9 @@ use crate::sync::TryLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Which way a copy goes. Each has a stream of its own, so that none waits for another's engine; more streams for one
-/// way are slower (docs/gpu.md, "Measured": one copy split over four was, at every size).
+/// Which way a copy goes. Each has a stream of its own, so that none waits for another's engine;
+/// more streams for one way are slower (docs/gpu.md, "Measured": one copy split over four was, at
+/// every size).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     FromHost,
@@ -174,8 +176,9 @@ impl Copies {
         self.home.lane_of(self.way)
     }
 
-    /// An event of the driver's behind all of them, for a stream to wait for: a fresh one, since the lane's is recorded again and
-    /// again. It is given back at once: a stream that waits has noted what it stood for.
+    /// An event of the driver's behind all of them, for a stream to wait for: a fresh one, since
+    /// the lane's is recorded again and again. It is given back at once: a stream that waits has
+    /// noted what it stood for.
     pub(super) fn with_event<T>(
         &self,
         use_it: impl FnOnce(EventHandle) -> Result<T, GpuError>,

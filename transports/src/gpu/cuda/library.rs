@@ -7,30 +7,36 @@ use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};
 
-/// Under which names it is looked for. The driver installs the first; the second may be a toolkit's stub.
+/// Under which names it is looked for. The driver installs the first; the second may be a toolkit's
+/// stub.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// The oldest driver that has the memory pools and everything else but what is looked up call by call: CUDA 11.2.
+/// The oldest driver that has the memory pools and everything else but what is looked up call by
+/// call: CUDA 11.2.
 const OLDEST: c_int = 11_020;
 
-/// A library that is a driver's, and the CUDA version that it speaks (13000 is 13.0). Calls no `cuInit`.
+/// A library that is a driver's, and the CUDA version that it speaks (13000 is 13.0). Calls no
+/// `cuInit`.
 pub(super) fn open(given: Option<&Path>) -> Result<(Calls, c_int), GpuError> {
-    let names = given.map_or_else(|| NAMES.map(PathBuf::from).to_vec(), |path| vec![path.to_owned()]);
+    let names =
+        given.map_or_else(|| NAMES.map(PathBuf::from).to_vec(), |path| vec![path.to_owned()]);
     let mut refusal: Option<GpuError> = None;
     for name in names {
         match try_open(&name) {
             Ok(found) => return Ok(found),
             // What a library says of itself tells more than that another is not there.
             Err(error) if error.code == NO_LIBRARY && refusal.is_some() => {}
-            Err(error) => refusal = refusal.filter(|first| first.code != NO_LIBRARY).or(Some(error)),
+            Err(error) => {
+                refusal = refusal.filter(|first| first.code != NO_LIBRARY).or(Some(error))
+            }
         }
     }
     Err(refusal.unwrap_or_else(|| error::error("dlopen", NO_LIBRARY)))
 }
 
 fn try_open(name: &Path) -> Result<(Calls, c_int), GpuError> {
-    // SAFETY: loading runs the library's initialisers; the driver's are meant to be run in any program, and touch no
-    // device before `cuInit`.
+    // SAFETY: loading runs the library's initialisers; the driver's are meant to be run in any
+    // program, and touch no device before `cuInit`.
     let library = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) }.map_err(|why| {
         let why = std::error::Error::source(&why).map_or_else(|| why.to_string(), ToString::to_string);
         let hint = format!(

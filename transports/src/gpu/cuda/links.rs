@@ -1,5 +1,5 @@
-//! What lies between two devices, as the management library (NVML) tells it. For reports only: where the library is not
-//! there, nothing is told.
+//! What lies between two devices, as the management library (NVML) tells it. For reports only:
+//! where the library is not there, nothing is told.
 
 use crate::mem::GpuUuid;
 use libloading::os::unix::Library;
@@ -28,8 +28,8 @@ impl Links {
     pub(super) fn open() -> Option<Self> {
         // SAFETY: the management library's initialisers are meant to run in any program.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
-        // SAFETY: symbols of these names are functions of these signatures, on all versions of the library; the
-        // pointers are used while it is open, which it stays.
+        // SAFETY: symbols of these names are functions of these signatures, on all versions of the
+        // library; the pointers are used while it is open, which it stays.
         unsafe {
             let init = *library.get::<unsafe extern "C" fn() -> c_int>("nvmlInit_v2").ok()?;
             let by_uuid = *library.get("nvmlDeviceGetHandleByUUID").ok()?;
@@ -37,7 +37,13 @@ impl Links {
             let link_state = *library.get("nvmlDeviceGetNvLinkState").ok()?;
             let ancestor = *library.get("nvmlDeviceGetTopologyCommonAncestor").ok()?;
             let library = ManuallyDrop::new(library);
-            (init() == 0).then_some(Self { _library: library, by_uuid, p2p_status, link_state, ancestor })
+            (init() == 0).then_some(Self {
+                _library: library,
+                by_uuid,
+                p2p_status,
+                link_state,
+                ancestor,
+            })
         }
     }
 
@@ -46,7 +52,8 @@ impl Links {
         let (one, other) = (self.device(one)?, self.device(other)?);
         let (mut status, mut level) = (-1, -1);
         // SAFETY: handles that the library gave, and places for the answers that are ours.
-        if unsafe { (self.p2p_status)(one, other, BY_NVLINK, &raw mut status) } == 0 && status == 0 {
+        if unsafe { (self.p2p_status)(one, other, BY_NVLINK, &raw mut status) } == 0 && status == 0
+        {
             return Some(format!("NVLink ({} links active)", self.active_links(one)));
         }
         // SAFETY: as above.

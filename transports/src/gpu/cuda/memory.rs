@@ -15,7 +15,8 @@ use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// Plain allocations take up whole blocks of this, so that a handle exposes no neighbour (gpu.md, legacy IPC rule 2).
+/// Plain allocations take up whole blocks of this, so that a handle exposes no neighbour (gpu.md,
+/// legacy IPC rule 2).
 const BLOCK: usize = 2 << 20;
 
 /// How memory is given back.
@@ -46,7 +47,8 @@ pub(super) struct Memory {
 }
 
 impl How {
-    /// Whether the driver waits for all of the context, and so for streams that wait for a word (measured on driver 580).
+    /// Whether the driver waits for all of the context, and so for streams that wait for a word
+    /// (measured on driver 580).
     fn waits_for_streams(self) -> bool {
         matches!(self, Self::Free | Self::FreeHost | Self::Close)
     }
@@ -79,8 +81,12 @@ fn give_back(home: &Home, ptr: DevicePtr, span: usize, how: How) {
         match how {
             How::Free => calls.mem_free(ptr),
             How::FreeHost => calls.mem_free_host(ptr as *mut c_void),
-            How::ToPool => home.lane(Way::Within).and_then(|stream| calls.mem_free_async(ptr, stream)),
-            How::Unmap => calls.mem_unmap(ptr, span).and_then(|()| calls.mem_address_free(ptr, span)),
+            How::ToPool => {
+                home.lane(Way::Within).and_then(|stream| calls.mem_free_async(ptr, stream))
+            }
+            How::Unmap => {
+                calls.mem_unmap(ptr, span).and_then(|()| calls.mem_address_free(ptr, span))
+            }
             How::UnmapOnly => calls.mem_unmap(ptr, span),
             How::Close => calls.ipc_close_mem_handle(ptr),
         }
@@ -100,7 +106,9 @@ pub(super) fn allocate(gpu: &CudaGpu, len: usize, flavour: Flavour) -> Result<Re
     let current = home.context.enter()?;
     let allocated = match flavour {
         Flavour::Plain => plain(home, len).map(|memory| (memory, MemKind::Device(uuid))),
-        Flavour::Shareable => vmm::shareable(gpu, home, len).map(|memory| (memory, MemKind::Device(uuid))),
+        Flavour::Shareable => {
+            vmm::shareable(gpu, home, len).map(|memory| (memory, MemKind::Device(uuid)))
+        }
         Flavour::Pooled => pooled(gpu, home, len).map(|memory| (memory, MemKind::Device(uuid))),
         Flavour::Pinned => pinned(home, len).map(|memory| (memory, MemKind::Pinned)),
         Flavour::Managed => managed(home, len).map(|memory| (memory, MemKind::Managed(uuid))),
@@ -124,10 +132,12 @@ pub(super) fn region(
 ) -> Result<Region, GpuError> {
     let nothing = || because("allocate", INVALID_VALUE, "the driver allocated nothing");
     let base = NonNull::new(ptr as *mut u8).ok_or_else(nothing)?;
-    let nameless = || because("allocate", INVALID_VALUE, format!("the driver has no buffer id for {ptr:#x}"));
+    let nameless =
+        || because("allocate", INVALID_VALUE, format!("the driver has no buffer id for {ptr:#x}"));
     let id = gpu.shared.buffer_id(ptr)?.ok_or_else(nameless)?;
     let engine = gpu.shared_self()?;
-    // SAFETY: the driver's memory, of which nothing here makes references, and which the owner keeps.
+    // SAFETY: the driver's memory, of which nothing here makes references, and which the owner
+    // keeps.
     Ok(unsafe { Region::from_parts(base, len, kind, id, Some(engine), owner) })
 }
 
@@ -233,7 +243,9 @@ impl Drop for Locked {
             let Ok(_current) = home.context.enter() else { return };
             home.end_copier_early();
             // SAFETY: locked here, and not yet unlocked.
-            released("host registration", unsafe { home.calls().mem_host_unregister(addr as *mut c_void) });
+            released("host registration", unsafe {
+                home.calls().mem_host_unregister(addr as *mut c_void)
+            });
         });
     }
 }
@@ -266,7 +278,9 @@ pub(super) fn explain(home: &Home, len: usize, error: GpuError) -> GpuError {
             };
             GpuError { hint, ..error }
         }
-        INVALID_VALUE if error.hint.is_empty() => GpuError { hint: format!("{len} bytes"), ..error },
+        INVALID_VALUE if error.hint.is_empty() => {
+            GpuError { hint: format!("{len} bytes"), ..error }
+        }
         _ => error,
     }
 }

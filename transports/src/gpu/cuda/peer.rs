@@ -33,7 +33,8 @@ pub(super) fn can_access(calls: &Calls, device: Device, peer: Device) -> Result<
     Err(because("cuDeviceCanAccessPeer", PEER_ACCESS_UNSUPPORTED, hint))
 }
 
-/// Gives the context of `home` access to all ordinary memory of the peer's primary context, whose home is `other`.
+/// Gives the context of `home` access to all ordinary memory of the peer's primary context, whose
+/// home is `other`.
 pub(super) fn enable(home: &Home, other: &Home) -> Result<(), GpuError> {
     let known = usize::try_from(other.context.device).ok().and_then(|at| home.peers.0.get(at));
     if known.is_some_and(|enabled| enabled.load(Ordering::Acquire)) {

@@ -1,7 +1,8 @@
 //! Many copies in one call of the driver, and rows at regular distances.
 //!
-//! `cuMemcpyBatchAsync` has come with CUDA 12.8, and lost its index of the piece that failed in 13.0, under another name. A driver that
-//! has neither is given runs of rows at equal distances as one call each, and all other copies one by one.
+//! `cuMemcpyBatchAsync` has come with CUDA 12.8, and lost its index of the piece that failed in
+//! 13.0, under another name. A driver that has neither is given runs of rows at equal distances as
+//! one call each, and all other copies one by one.
 
 use super::copier::{Copier, Offered};
 use super::device::CudaGpu;
@@ -69,8 +70,8 @@ impl CudaGpu {
         self.give_copies(users, kinds, no_copier, |lane| {
             // SAFETY: the caller's promise.
             match unsafe { give_grid(lane, dst, src, grid) } {
-                // A pitch that is longer than the driver allows, memory that the device was given no access to, or a driver
-                // without the call: row by row all of them can be.
+                // A pitch that is longer than the driver allows, memory that the device was given
+                // no access to, or a driver without the call: row by row all of them can be.
                 Err(refused) if is_to_be_tried_otherwise(&refused) => {
                     tracing::debug!(%refused, ?grid, "row by row");
                     let mut each = Pieces::new(kinds.0, kinds.1, rows.saturating_mul(planes));
@@ -91,7 +92,8 @@ impl CudaGpu {
     /// As `Gpu::copy_pieces`.
     unsafe fn give_pieces(&self, lane: Lane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
         let ends = pieces.kinds();
-        // For ordinary host memory the driver's call may wait, and of it the one that says so is asked for.
+        // For ordinary host memory the driver's call may wait, and of it the one that says so is
+        // asked for.
         let is_pageable = ends.0 == MemKind::Host || ends.1 == MemKind::Host;
         let mut is_begun = false;
         if pieces.count() > 1 && !is_pageable && self.no_batches.get().is_none() {
@@ -104,7 +106,8 @@ impl CudaGpu {
                 }
             };
             match given {
-                // If it has begun some of them, they are done once more behind that, on the same stream.
+                // If it has begun some of them, they are done once more behind that, on the same
+                // stream.
                 Err(refused) if is_to_be_tried_otherwise(&refused) => {
                     tracing::debug!(%refused, ?pieces, "one by one");
                     is_begun = refused.code != MISSING_CALL;
@@ -127,7 +130,8 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// Gives a stream copies of one length at equal distances. `is_begun`: whether some copies are under way.
+    /// Gives a stream copies of one length at equal distances. `is_begun`: whether some copies are
+    /// under way.
     ///
     /// # Safety
     /// As `Gpu::copy`, of each of them.
@@ -155,8 +159,10 @@ impl CudaGpu {
             }
         }
         for row in 0..run.rows {
-            let (to, from) =
-                (run.to.wrapping_add(row * run.dst_pitch), run.from.wrapping_add(row * run.src_pitch));
+            let (to, from) = (
+                run.to.wrapping_add(row * run.dst_pitch),
+                run.from.wrapping_add(row * run.src_pitch),
+            );
             // SAFETY: the caller's promise.
             unsafe { self.copy_one(lane, (to, dst.1), (from, src.1), run.len) }?;
             *is_begun = true;
@@ -165,8 +171,8 @@ impl CudaGpu {
     }
 }
 
-/// Waits for what a stream has been given: what its copies touch is given back. Only after an error, since the stream may wait for
-/// something itself.
+/// Waits for what a stream has been given: what its copies touch is given back. Only after an
+/// error, since the stream may wait for something itself.
 fn settle((home, _, stream): Lane<'_>) {
     // SAFETY: a stream of this context.
     if let Err(error) = unsafe { home.calls().stream_synchronize(stream) } {
@@ -179,12 +185,16 @@ fn is_to_be_tried_otherwise(error: &GpuError) -> bool {
     [MISSING_CALL, NOT_SUPPORTED, INVALID_VALUE].contains(&error.code)
 }
 
-/// Has the legacy default stream wait for many copies that are given by one call to a stream beside it, behind all that it has.
+/// Has the legacy default stream wait for many copies that are given by one call to a stream beside
+/// it, behind all that it has.
 ///
 /// # Safety
 /// As `Gpu::copy_pieces`; the context is current.
 #[cold]
-unsafe fn give_batch_beside((home, way, legacy): Lane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
+unsafe fn give_batch_beside(
+    (home, way, legacy): Lane<'_>,
+    pieces: &Pieces,
+) -> Result<(), GpuError> {
     let beside = home.beside()?;
     home.put_behind(beside, legacy)?;
     // SAFETY: the caller's promise.
@@ -209,9 +219,19 @@ unsafe fn give_batch((home, _, stream): Lane<'_>, pieces: &Pieces) -> Result<(),
     // One sort of copies, from the first on.
     let (attributes, begin) = ([CopyAttributes::IN_ORDER], [0_usize]);
     let (sorts, first) = (attributes.as_ptr(), begin.as_ptr());
-    // SAFETY: three lists of as many entries, and the caller's promise of what they name. They are read before the call returns.
+    // SAFETY: three lists of as many entries, and the caller's promise of what they name. They are
+    // read before the call returns.
     match unsafe {
-        home.calls().memcpy_batch_async(to, from, lens.as_ptr(), lens.len(), sorts, first, 1, stream)
+        home.calls().memcpy_batch_async(
+            to,
+            from,
+            lens.as_ptr(),
+            lens.len(),
+            sorts,
+            first,
+            1,
+            stream,
+        )
     } {
         Err(missing) if missing.code == MISSING_CALL => {}
         given => return given,
@@ -232,7 +252,9 @@ unsafe fn give_batch((home, _, stream): Lane<'_>, pieces: &Pieces) -> Result<(),
         )
     }
     .map_err(|error| match lens.get(failed) {
-        Some(len) => GpuError { hint: format!("piece {failed}, of {len} bytes: {}", error.hint), ..error },
+        Some(len) => {
+            GpuError { hint: format!("piece {failed}, of {len} bytes: {}", error.hint), ..error }
+        }
         None => error,
     })
 }
@@ -267,14 +289,18 @@ unsafe fn give_grid(
         // SAFETY: the caller's promise.
         return unsafe { calls.memcpy_2d_async(&raw const copy, stream) };
     }
-    let heights =
-        |pitch: [usize; 2]| (pitch[1].is_multiple_of(pitch[0])).then_some(pitch[1] / pitch[0].max(1));
+    let heights = |pitch: [usize; 2]| {
+        (pitch[1].is_multiple_of(pitch[0])).then_some(pitch[1] / pitch[0].max(1))
+    };
     let (Some(dst_height), Some(src_height)) = (heights(dst_pitch), heights(src_pitch)) else {
         let hint = format!("planes are no whole number of rows apart: {grid:?}");
         return Err(super::error::because("cuMemcpy3DAsync", NOT_SUPPORTED, hint));
     };
-    let copy =
-        Copy3d::of(rows(to, dst.1, dst_pitch, dst_height), rows(from, src.1, src_pitch, src_height), count);
+    let copy = Copy3d::of(
+        rows(to, dst.1, dst_pitch, dst_height),
+        rows(from, src.1, src_pitch, src_height),
+        count,
+    );
     // SAFETY: the caller's promise.
     unsafe { calls.memcpy_3d_async(&raw const copy, stream) }
 }
@@ -282,8 +308,8 @@ unsafe fn give_grid(
 /// How copies that are given together go, in words.
 pub(super) fn how(gpu: &CudaGpu) -> String {
     let missing = gpu.shared.calls.missing();
-    let otherwise =
-        "runs of rows at equal distances by one call of cuMemcpy2DAsync each, all others one by one";
+    let otherwise = "runs of rows at equal distances by one call of cuMemcpy2DAsync each, all \
+        others one by one";
     match gpu.no_batches.get() {
         _ if missing.contains(&NEW) && missing.contains(&OLD) => {
             let path = &gpu.shared.calls.path;

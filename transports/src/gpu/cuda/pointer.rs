@@ -9,7 +9,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What is asked, what every driver knows first: one that does not know the last is asked for fewer.
+/// What is asked, what every driver knows first: one that does not know the last is asked for
+/// fewer.
 const ATTRIBUTES: [c_int; 10] = [
     pointer::MEMORY_TYPE,
     pointer::CONTEXT,
@@ -46,7 +47,8 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// Whether it is memory that was mapped by the VMM calls: of a device, and of neither a context nor a pool.
+    /// Whether it is memory that was mapped by the VMM calls: of a device, and of neither a context
+    /// nor a pool.
     fn is_vmm(&self) -> bool {
         let on_device = self.memory_type == memory_type::DEVICE && !self.managed;
         on_device && self.context == ContextHandle::NULL && self.pool == 0
@@ -61,7 +63,8 @@ impl Shared {
         let answers = loop {
             match self.ask(addr, count) {
                 Ok(answers) => break answers,
-                // An attribute that this driver does not know, or has no answer to for this address.
+                // An attribute that this driver does not know, or has no answer to for this
+                // address.
                 Err(error) if error.code == INVALID_VALUE && count > NEEDED => count -= 1,
                 // Some drivers have no answer for a foreign address, where most have an empty one.
                 Err(error) if error.code == INVALID_VALUE => return Ok(None),
@@ -72,7 +75,8 @@ impl Shared {
         if low(kind) == 0 && low(managed) == 0 {
             return Ok(None);
         }
-        // All of them have answers for device memory: what has none is not known to this driver, and never will be.
+        // All of them have answers for device memory: what has none is not known to this driver,
+        // and never will be.
         if count < known && low(kind) == memory_type::DEVICE && low(managed) == 0 {
             self.attributes.store(count, Ordering::Relaxed);
         }
@@ -95,15 +99,17 @@ impl Shared {
         Ok(Some(facts))
     }
 
-    /// Of VMM memory the range is that of the reserved addresses (seen on driver 580), which may hold several handles; one
-    /// handle's is the mapping's (gpu.md, VMM rule 2). A driver that does not tell leaves the range as it is.
+    /// Of VMM memory the range is that of the reserved addresses (seen on driver 580), which may
+    /// hold several handles; one handle's is the mapping's (gpu.md, VMM rule 2). A driver that does
+    /// not tell leaves the range as it is.
     fn narrow(&self, addr: usize, facts: &mut Facts) {
         let (mut start, mut size) = (0_usize, 0_usize);
         let places: [*mut c_void; 2] = [(&raw mut start).cast(), (&raw mut size).cast()];
         let attributes = [pointer::MAPPING_BASE_ADDR, pointer::MAPPING_SIZE];
         // SAFETY: two attributes, of 8 bytes each, and a place for either.
-        let asked =
-            unsafe { self.calls.pointer_get_attributes(2, attributes.as_ptr(), places.as_ptr(), addr) };
+        let asked = unsafe {
+            self.calls.pointer_get_attributes(2, attributes.as_ptr(), places.as_ptr(), addr)
+        };
         if asked.is_ok() && start <= addr && addr - start < size {
             (facts.start, facts.size) = (start, size);
         }
@@ -115,8 +121,11 @@ impl Shared {
         let first = (&raw mut answers).cast::<u64>();
         let places: [*mut c_void; ALL] = std::array::from_fn(|at| first.wrapping_add(at).cast());
         let asked = c_uint::try_from(count.min(ALL)).unwrap_or(0);
-        // SAFETY: as many attributes as places for their answers, of which none is longer than 8 bytes.
-        unsafe { self.calls.pointer_get_attributes(asked, ATTRIBUTES.as_ptr(), places.as_ptr(), addr) }?;
+        // SAFETY: as many attributes as places for their answers, of which none is longer than 8
+        // bytes.
+        unsafe {
+            self.calls.pointer_get_attributes(asked, ATTRIBUTES.as_ptr(), places.as_ptr(), addr)
+        }?;
         Ok(answers)
     }
 
@@ -125,8 +134,9 @@ impl Shared {
     pub(super) fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
         let mut id = 0_u64;
         // SAFETY: the place for the answer is ours, and has its 8 bytes.
-        let asked =
-            unsafe { self.calls.pointer_get_attribute((&raw mut id).cast(), pointer::BUFFER_ID, addr) };
+        let asked = unsafe {
+            self.calls.pointer_get_attribute((&raw mut id).cast(), pointer::BUFFER_ID, addr)
+        };
         match asked {
             Ok(()) => Ok(Some(AllocId(id))),
             Err(error) if error.code == INVALID_VALUE => Ok(None),
@@ -140,7 +150,8 @@ impl Shared {
         let (mut start, mut size) = facts.map_or((0, 0), |facts| (facts.start, facts.size));
         if size == 0 {
             // SAFETY: the places for the answers are ours. What the driver does not know stays 0.
-            let _ = unsafe { self.calls.mem_get_address_range(&raw mut start, &raw mut size, addr) };
+            let _ =
+                unsafe { self.calls.mem_get_address_range(&raw mut start, &raw mut size, addr) };
         }
         Ok(start.saturating_add(size).saturating_sub(addr))
     }
@@ -162,7 +173,8 @@ impl Shared {
             None if facts.managed => gpus.first().cloned(),
             None => {
                 let hint = format!(
-                    "{addr:#x} is memory of device {}, which this process cannot see: widen CUDA_VISIBLE_DEVICES",
+                    "{addr:#x} is memory of device {}, which this process cannot see: widen \
+                    CUDA_VISIBLE_DEVICES",
                     facts.ordinal
                 );
                 return Err(because("cuPointerGetAttributes", INVALID_DEVICE, hint));
@@ -177,7 +189,8 @@ impl Shared {
             (memory_type::UNIFIED, Some(gpu)) => MemKind::Managed(gpu.info().uuid),
             (memory_type::DEVICE, Some(gpu)) => MemKind::Device(opened.unwrap_or(gpu.info().uuid)),
             (other, _) => {
-                let hint = format!("{addr:#x} is memory of a type that is not known here ({other})");
+                let hint =
+                    format!("{addr:#x} is memory of a type that is not known here ({other})");
                 return Err(because("cuPointerGetAttributes", NOT_SUPPORTED, hint));
             }
         };
@@ -189,7 +202,8 @@ impl Shared {
             .with(HandleForm::Pool, by_fd && facts.pool != 0)
             .with(HandleForm::Fabric, on_device && facts.handle_types & handle_type::FABRIC != 0);
         // Of some host memory the driver tells no range: nothing is known of its end.
-        let (base, len) = if facts.size == 0 { (addr, usize::MAX - addr) } else { (facts.start, facts.size) };
+        let (base, len) =
+            if facts.size == 0 { (addr, usize::MAX - addr) } else { (facts.start, facts.size) };
         let context = (facts.context != ContextHandle::NULL).then_some(facts.context.0 as u64);
         let gpu = gpu.map(|gpu| gpu as Arc<dyn Gpu>);
         Ok(Extent { base, len, kind, id: facts.id, gpu, context, forms })

@@ -1,4 +1,5 @@
-//! What the driver's calls for many copies, and for rows of bytes, take: its structures, as `sys` has the others.
+//! What the driver's calls for many copies, and for rows of bytes, take: its structures, as `sys`
+//! has the others.
 
 use super::sys::{DevicePtr, Location, memory_type};
 use std::ffi::{c_int, c_uint};
@@ -14,15 +15,16 @@ pub(super) struct CopyAttributes {
 }
 
 impl CopyAttributes {
-    /// Sources are read in the order of the stream (`CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`); the hints are of managed memory, which is
-    /// never copied here.
+    /// Sources are read in the order of the stream (`CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`); the hints
+    /// are of managed memory, which is never copied here.
     pub(super) const IN_ORDER: Self = {
         let nowhere = Location { kind: 0, id: 0 };
         Self { order: 1, src_hint: nowhere, dst_hint: nowhere, flags: 0 }
     };
 }
 
-/// One end of `CUDA_MEMCPY2D` and `CUDA_MEMCPY3D`: where rows are, of which sort of memory. Of host memory `host` counts, else `device`.
+/// One end of `CUDA_MEMCPY2D` and `CUDA_MEMCPY3D`: where rows are, of which sort of memory. Of host
+/// memory `host` counts, else `device`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows {
     pub(super) addr: usize,

@@ -4,7 +4,9 @@ use super::capture::Relaxed;
 use super::course::{Course, Past, Wait};
 use super::device::CudaGpu;
 use super::driver::CudaDriver;
-use super::error::{INVALID_HANDLE, NOT_SUPPORTED, STREAM_CAPTURE_UNSUPPORTED, because, error, released};
+use super::error::{
+    INVALID_HANDLE, NOT_SUPPORTED, STREAM_CAPTURE_UNSUPPORTED, because, error, released,
+};
 use super::event::with_raw;
 use super::home::Home;
 use super::sys::{self, ContextHandle, DevicePtr, StreamHandle};
@@ -21,7 +23,8 @@ pub struct CudaStream {
     raw: StreamHandle,
     /// Made here, and so destroyed here.
     owned: bool,
-    /// How far it has come with its waits, from the first one on. `None`: there was no pinned memory for it.
+    /// How far it has come with its waits, from the first one on. `None`: there was no pinned
+    /// memory for it.
     course: OnceLock<Option<Arc<Course>>>,
 }
 
@@ -35,8 +38,9 @@ impl CudaStream {
         Ok(Self { gpu, home, raw, owned: true, course: OnceLock::new() })
     }
 
-    /// A stream that the program has: a `CUstream` or `cudaStream_t`, as a number. 0, 1 and 2 are CUDA's names for the
-    /// default streams of the calling thread's current context. It is not destroyed with this.
+    /// A stream that the program has: a `CUstream` or `cudaStream_t`, as a number. 0, 1 and 2 are
+    /// CUDA's names for the default streams of the calling thread's current context. It is not
+    /// destroyed with this.
     ///
     /// # Safety
     /// It is a stream, and stays one until this and all that was done with it are gone.
@@ -60,7 +64,8 @@ impl CudaStream {
         self.raw.0
     }
 
-    /// The device's address of a word of host memory that is registered or pinned, or of device memory.
+    /// The device's address of a word of host memory that is registered or pinned, or of device
+    /// memory.
     fn word(&self, call: &'static str, word: *mut u64) -> Result<DevicePtr, GpuError> {
         if word.is_null() || !word.is_aligned() {
             let hint = format!("the word at {word:p} is not aligned to 8 bytes, or is none");
@@ -69,14 +74,17 @@ impl CudaStream {
         let mut at: DevicePtr = word as usize;
         if !self.home.has_same_addresses() {
             let _relaxed = Relaxed::enter(self.home.calls());
-            // SAFETY: the place for the answer is ours; what is no registered memory is refused, and then taken for device
-            // memory.
-            let _ = unsafe { self.home.calls().mem_host_get_device_pointer(&raw mut at, word.cast(), 0) };
+            // SAFETY: the place for the answer is ours; what is no registered memory is refused,
+            // and then taken for device memory.
+            let _ = unsafe {
+                self.home.calls().mem_host_get_device_pointer(&raw mut at, word.cast(), 0)
+            };
         }
         Ok(at)
     }
 
-    /// None of the library's work belongs to a graph, where it would be done again, or never, and be over at no time.
+    /// None of the library's work belongs to a graph, where it would be done again, or never, and
+    /// be over at no time.
     fn check_not_captured(&self) -> Result<(), GpuError> {
         let mut status = 0;
         // SAFETY: the stream is alive; the place for the answer is ours.
@@ -96,19 +104,23 @@ impl CudaStream {
         Ok(())
     }
 
-    /// Has the stream wait; the event fires when it is past it. The word is one that the caller may have it wait for.
+    /// Has the stream wait; the event fires when it is past it. The word is one that the caller may
+    /// have it wait for.
     fn hold(&self, wait: Wait) -> Result<Event, GpuError> {
         self.begin_work()?;
         let _current = self.home.context.enter()?;
         self.home.waits.arm(self.raw.0, || {
             let course = self.course.get_or_init(|| Course::new(&self.home).ok());
-            // SAFETY: the promise that `wait_value64` was given, or a word of another stream's course; waits are given one
-            // after the other, as `arm` sees to.
-            if let Some(past) = course.as_ref().and_then(|course| unsafe { course.wait(self.raw, wait) }) {
+            let past = course.as_ref().and_then(|course| {
+                // SAFETY: the promise that `wait_value64` was given, or a word of another stream's
+                // course; waits are given one after the other, as `arm` sees to.
+                unsafe { course.wait(self.raw, wait) }
+            });
+            if let Some(past) = past {
                 return Ok(past);
             }
-            // Before the wait: a stream that waited with no event to tell of it would count as one that does not wait,
-            // and the word that it waits for would be used for something else.
+            // Before the wait: a stream that waited with no event to tell of it would count as one
+            // that does not wait, and the word that it waits for would be used for something else.
             let past = self.home.spare_event()?;
             let (calls, Wait { at, value, flags }) = (self.home.calls(), wait);
             // SAFETY: as above.
@@ -117,14 +129,15 @@ impl CudaStream {
                 // SAFETY: as in `write_value64`.
                 unsafe { calls.stream_wait_value32(self.raw, at, low, flags) }
             })?;
-            // This fails only in a context in which work has failed, and there the stream waits for nothing any more.
+            // This fails only in a context in which work has failed, and there the stream waits for
+            // nothing any more.
             past.record(self.raw)
         })
     }
 }
 
-// SAFETY: as of `CudaGpu`. A wait is given to the stream when there is an event to tell of it, and by one call with
-// what tells of it, or before that event is recorded.
+// SAFETY: as of `CudaGpu`. A wait is given to the stream when there is an event to tell of it, and
+// by one call with what tells of it, or before that event is recorded.
 unsafe impl Stream for CudaStream {
     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
         Ok(Arc::clone(&self.gpu) as Arc<dyn Gpu>)
@@ -172,8 +185,8 @@ unsafe impl Stream for CudaStream {
         self.check_not_captured()?;
         with_raw(event, |event| {
             let _current = self.home.context.enter()?;
-            // SAFETY: both are alive, being held. The driver notes what the event stands for now, so that it may be used
-            // again at once.
+            // SAFETY: both are alive, being held. The driver notes what the event stands for now,
+            // so that it may be used again at once.
             unsafe { self.home.calls().stream_wait_event(self.raw, event, 0) }
         })
     }
@@ -191,12 +204,18 @@ unsafe impl Stream for CudaStream {
         // SAFETY: the caller's promise.
         let whole = unsafe { calls.stream_write_value64(self.raw, at, value, 0) };
         fall_back(whole, value, |low| {
-            // SAFETY: the lower half of the word, which is the first on machines that have these GPUs.
+            // SAFETY: the lower half of the word, which is the first on machines that have these
+            // GPUs.
             unsafe { calls.stream_write_value32(self.raw, at, low, 0) }
         })
     }
 
-    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<Event, GpuError> {
+    unsafe fn wait_value64(
+        &self,
+        word: *const u64,
+        value: u64,
+        until: Until,
+    ) -> Result<Event, GpuError> {
         let at = self.word("cuStreamWaitValue64", word.cast_mut())?;
         let flags = match until {
             Until::Equal => sys::WAIT_EQUAL,
@@ -206,15 +225,17 @@ unsafe impl Stream for CudaStream {
     }
 }
 
-/// A device without operations on 64 bits does those that fit into 32: the upper half of a counter that stays small
-/// is 0, and stays so.
+/// A device without operations on 64 bits does those that fit into 32: the upper half of a counter
+/// that stays small is 0, and stays so.
 fn fall_back(
     whole: Result<(), GpuError>,
     value: u64,
     half: impl FnOnce(u32) -> Result<(), GpuError>,
 ) -> Result<(), GpuError> {
     match (whole, u32::try_from(value)) {
-        (Err(error), Ok(low)) if matches!(error.code, NOT_SUPPORTED | super::error::MISSING_CALL) => {
+        (Err(error), Ok(low))
+            if matches!(error.code, NOT_SUPPORTED | super::error::MISSING_CALL) =>
+        {
             half(low)
         }
         (whole, _) => whole,
@@ -237,7 +258,8 @@ impl Drop for CudaStream {
 pub(super) fn stream_of(stream: &dyn Stream) -> Result<StreamHandle, GpuError> {
     let any: &dyn Any = stream;
     let own = any.downcast_ref::<CudaStream>();
-    let own =
-        own.ok_or_else(|| because("cuEventRecord", INVALID_HANDLE, "the stream is another driver's"))?;
+    let own = own.ok_or_else(|| {
+        because("cuEventRecord", INVALID_HANDLE, "the stream is another driver's")
+    })?;
     own.home.context.check().map(|()| own.raw)
 }

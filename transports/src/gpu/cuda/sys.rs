@@ -1,7 +1,8 @@
 //! The driver's types and numbers, as its headers have them (`cuda.h` of 11.0 to 13.0).
 //!
-//! Handles are opaque to us, so they are words. Enumerations are plain integers: a newer driver may answer with a
-//! number that no header of today has. `layout` holds sizes and offsets against those of cudarc; what calls for many copies take is in `rows`.
+//! Handles are opaque to us, so they are words. Enumerations are plain integers: a newer driver may
+//! answer with a number that no header of today has. `layout` holds sizes and offsets against those
+//! of cudarc; what calls for many copies take is in `rows`.
 
 use crate::gpu::Rights;
 use std::ffi::{c_int, c_uint};
@@ -48,8 +49,8 @@ pub(super) type AllocationHandle = u64;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Uuid(pub(super) [u8; 16]);
 
-/// `CUipcMemHandle`, `CUipcEventHandle`, `CUmemFabricHandle` and `CUmemPoolPtrExportData`: 64 bytes each, handed over
-/// by address or by value.
+/// `CUipcMemHandle`, `CUipcEventHandle`, `CUmemFabricHandle` and `CUmemPoolPtrExportData`: 64 bytes
+/// each, handed over by address or by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Bytes64(pub(super) [u8; 64]);
@@ -140,7 +141,15 @@ impl PoolProps {
     /// A pool of a device's memory, without a bound.
     pub(super) const fn of(device: Device, handle_types: c_int) -> Self {
         let location = Location::device(device);
-        Self { kind: PINNED, handle_types, location, win32: 0, max_size: 0, usage: 0, reserved: [0; 54] }
+        Self {
+            kind: PINNED,
+            handle_types,
+            location,
+            win32: 0,
+            max_size: 0,
+            usage: 0,
+            reserved: [0; 54],
+        }
     }
 }
 
@@ -377,7 +386,10 @@ mod layout {
             ),
             (pointer::RANGE_START_ADDR, Pointer::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as i32),
             (pointer::RANGE_SIZE, Pointer::CU_POINTER_ATTRIBUTE_RANGE_SIZE as i32),
-            (pointer::ALLOWED_HANDLE_TYPES, Pointer::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as i32),
+            (
+                pointer::ALLOWED_HANDLE_TYPES,
+                Pointer::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as i32,
+            ),
             (pointer::MAPPING_SIZE, Pointer::CU_POINTER_ATTRIBUTE_MAPPING_SIZE as i32),
             (pointer::MAPPING_BASE_ADDR, Pointer::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR as i32),
             (pointer::MEMPOOL_HANDLE, Pointer::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as i32),
@@ -411,10 +423,16 @@ mod layout {
             (FLUSH_TO_OWNER, FlushScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER as i32),
             (FLUSHED_BY_HOST, FlushOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as i32),
             (ORDERED_FOR_OWNER, Ordering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32),
-            (device::FABRIC_SUPPORTED, Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED as i32),
+            (
+                device::FABRIC_SUPPORTED,
+                Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED as i32,
+            ),
             (p2p::PERFORMANCE_RANK, P2p::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK as i32),
             (p2p::ACCESS_SUPPORTED, P2p::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED as i32),
-            (p2p::NATIVE_ATOMIC_SUPPORTED, P2p::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED as i32),
+            (
+                p2p::NATIVE_ATOMIC_SUPPORTED,
+                P2p::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED as i32,
+            ),
         ];
         let flags = [
             (

@@ -8,7 +8,8 @@ use super::home::Home;
 use super::memory::{How, Memory, blocks, explain, region};
 use super::peer::can_access;
 use super::sys::{
-    self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, Location, device, handle_type,
+    self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, Location, device,
+    handle_type,
 };
 use crate::gpu::access::of_each;
 use crate::gpu::{Access, Gpu, GpuError, Reservation, Rights};
@@ -23,14 +24,16 @@ pub(super) fn shareable(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<M
     make(home, &prop, span, |handle| map(gpu, home, handle, span))
 }
 
-/// What the memory of a device is to be: exported as a descriptor, and to a fabric where there is one; for NICs where it can be.
+/// What the memory of a device is to be: exported as a descriptor, and to a fabric where there is
+/// one; for NICs where it can be.
 fn prop(gpu: &CudaGpu, home: &Home) -> AllocationProp {
     let fabric = gpu.fabric.get_or_init(|| try_fabric(gpu, home));
     let types = handle_type::POSIX_FD | if fabric.is_none() { handle_type::FABRIC } else { 0 };
     AllocationProp::of(gpu.device, types, rdma_capable(home.calls(), gpu.device))
 }
 
-/// Makes memory, has it mapped, and lets go of its handle: mapped memory stays until it is unmapped.
+/// Makes memory, has it mapped, and lets go of its handle: mapped memory stays until it is
+/// unmapped.
 fn make(
     home: &Home,
     prop: &AllocationProp,
@@ -46,17 +49,20 @@ fn make(
     memory
 }
 
-/// Whether memory can be made that other nodes of an NVLink fabric may open: the device may say so, and the system not
-/// permit it. The reason why not is the driver's.
+/// Whether memory can be made that other nodes of an NVLink fabric may open: the device may say so,
+/// and the system not permit it. The reason why not is the driver's.
 fn try_fabric(gpu: &CudaGpu, home: &Home) -> Option<GpuError> {
     let calls = home.calls();
     let mut supported: c_int = 0;
     // SAFETY: the place for the answer is ours.
-    let asked =
-        unsafe { calls.device_get_attribute(&raw mut supported, device::FABRIC_SUPPORTED, gpu.device) };
+    let asked = unsafe {
+        calls.device_get_attribute(&raw mut supported, device::FABRIC_SUPPORTED, gpu.device)
+    };
     match asked {
         Ok(()) if supported != 0 => {}
-        Ok(()) => return Some(because("cuMemCreate", NOT_SUPPORTED, "the device has no fabric handles")),
+        Ok(()) => {
+            return Some(because("cuMemCreate", NOT_SUPPORTED, "the device has no fabric handles"));
+        }
         Err(error) => return Some(error),
     }
     let both = handle_type::POSIX_FD | handle_type::FABRIC;
@@ -78,13 +84,18 @@ fn try_fabric(gpu: &CudaGpu, home: &Home) -> Option<GpuError> {
 fn rdma_capable(calls: &Calls, device: Device) -> bool {
     let mut capable: c_int = 0;
     // SAFETY: the place for the answer is ours.
-    let asked =
-        unsafe { calls.device_get_attribute(&raw mut capable, device::GPU_DIRECT_RDMA_WITH_VMM, device) };
+    let asked = unsafe {
+        calls.device_get_attribute(&raw mut capable, device::GPU_DIRECT_RDMA_WITH_VMM, device)
+    };
     asked.is_ok() && capable != 0
 }
 
 /// What sizes are multiples of: as is good for new memory, or at the least.
-pub(super) fn granularity(calls: &Calls, prop: &AllocationProp, option: c_int) -> Result<usize, GpuError> {
+pub(super) fn granularity(
+    calls: &Calls,
+    prop: &AllocationProp,
+    option: c_int,
+) -> Result<usize, GpuError> {
     let mut bytes = 0;
     // SAFETY: the place for the answer is ours.
     unsafe { calls.mem_get_allocation_granularity(&raw mut bytes, prop, option) }?;
@@ -130,10 +141,12 @@ pub(super) fn grant_all(gpu: &CudaGpu, memory: &Memory) -> Result<(), GpuError> 
     Ok(())
 }
 
-/// Access is per allocation for VMM and pools: peers that can reach the device get it now, one by one, and one that does
-/// not can still be served by a peer copy.
+/// Access is per allocation for VMM and pools: peers that can reach the device get it now, one by
+/// one, and one that does not can still be served by a peer copy.
 pub(super) fn grant_to_peers(gpu: &CudaGpu, grant: impl Fn(Device) -> Result<(), GpuError>) {
-    for peer in gpu.shared.gpus().unwrap_or_default().iter().filter(|peer| peer.device != gpu.device) {
+    for peer in
+        gpu.shared.gpus().unwrap_or_default().iter().filter(|peer| peer.device != gpu.device)
+    {
         if can_access(gpu.shared.calls, peer.device, gpu.device).is_ok()
             && let Err(why) = grant(peer.device)
         {
@@ -196,12 +209,14 @@ pub(super) fn allocate_at(
 ) -> Result<Region, GpuError> {
     let unit = unit(gpu)?;
     if len == 0 || !len.is_multiple_of(unit) || !offset.is_multiple_of(unit) {
-        let hint = format!("{len} bytes at {offset} of {reservation:?} are no multiples of {unit}, or none");
+        let hint = format!(
+            "{len} bytes at {offset} of {reservation:?} are no multiples of {unit}, or none"
+        );
         return Err(because("cuMemMap", INVALID_VALUE, hint));
     }
     let ptr = place_at((reservation, offset), len)?;
-    let each =
-        of_each(gpu.info().uuid, access).map_err(|why| because("cuMemSetAccess", INVALID_VALUE, why))?;
+    let each = of_each(gpu.info().uuid, access)
+        .map_err(|why| because("cuMemSetAccess", INVALID_VALUE, why))?;
     let mut allowed = Vec::with_capacity(each.len());
     for Access { gpu: uuid, rights } in each {
         let device = device_of(gpu, uuid)?;
@@ -214,10 +229,13 @@ pub(super) fn allocate_at(
     let current = home.context.enter()?;
     let grant = |memory: &Memory| {
         // SAFETY: mapped as one piece.
-        unsafe { home.calls().mem_set_access(memory.ptr, memory.span, allowed.as_ptr(), allowed.len()) }
+        unsafe {
+            home.calls().mem_set_access(memory.ptr, memory.span, allowed.as_ptr(), allowed.len())
+        }
     };
     let mapped = |handle| map_at(home, handle, (ptr, len), grant);
-    let memory = make(home, &prop(gpu, home), len, mapped).map_err(|error| explain(home, len, error));
+    let memory =
+        make(home, &prop(gpu, home), len, mapped).map_err(|error| explain(home, len, error));
     drop(current);
     let memory = memory?;
     home.kept.note(ptr, len);
@@ -231,7 +249,11 @@ pub(super) fn place_at(
     len: usize,
 ) -> Result<DevicePtr, GpuError> {
     let wrong = |what: &str| {
-        because("cuMemMap", INVALID_VALUE, format!("{len} bytes at {offset} of {reservation:?} {what}"))
+        because(
+            "cuMemMap",
+            INVALID_VALUE,
+            format!("{len} bytes at {offset} of {reservation:?} {what}"),
+        )
     };
     if reservation.own::<Addresses>().is_none() {
         return Err(wrong("are at addresses of another driver"));
@@ -249,7 +271,8 @@ pub(super) fn map_at(
     // SAFETY: the addresses are reserved; the driver refuses those where something lies already.
     unsafe { home.calls().mem_map(ptr, span, 0, handle, 0) }.map_err(|error| match error.code {
         INVALID_VALUE => {
-            let hint = format!("{span} bytes at {ptr:#x}: other memory lies there, or is still mapped");
+            let hint =
+                format!("{span} bytes at {ptr:#x}: other memory lies there, or is still mapped");
             GpuError { hint, ..error }
         }
         _ => error,

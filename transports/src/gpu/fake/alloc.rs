@@ -48,7 +48,10 @@ impl Shared {
         let base = self.place("allocate", &table, ordinal, span, &fd)?;
         let (window, origin) = (ordinal, memory(fd));
         let access = None;
-        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin, access });
+        table.insert(
+            base,
+            Entry { len, span, ordinal, window, kind, id, context, alias, origin, access },
+        );
         drop(table);
         count(&self.faults.counts.allocs);
         let parts = Parts { ordinal, window, base, len, kind, id };
@@ -65,7 +68,8 @@ impl Shared {
     ) -> Result<Placed, GpuError> {
         let device = self.device("open", ordinal)?;
         let span = len.checked_next_multiple_of(GRANULE).filter(|&span| span > 0);
-        let span = span.ok_or_else(|| error("open", INVALID_VALUE, format!("a length of {len} bytes")))?;
+        let span =
+            span.ok_or_else(|| error("open", INVALID_VALUE, format!("a length of {len} bytes")))?;
         let alias = Arc::new(Alias::map("open", span, &fd)?);
         let context = matches!(form, HandleForm::Bytes).then_some(device.context);
         let kind = MemKind::Device(device.info.uuid);
@@ -74,14 +78,18 @@ impl Shared {
         let base = self.place("open", &table, ordinal, span, &fd)?;
         let (window, origin) = (ordinal, Origin::Opened);
         let access = None;
-        table.insert(base, Entry { len, span, ordinal, window, kind, id, context, alias, origin, access });
+        table.insert(
+            base,
+            Entry { len, span, ordinal, window, kind, id, context, alias, origin, access },
+        );
         drop(table);
         count(&self.faults.counts.maps);
         let parts = Parts { ordinal, window, base, len, kind, id };
         Ok(Placed::new(self, parts, true))
     }
 
-    /// A region over memory that is in the table for as long as `owner` lives, for the engines of the device that owns it.
+    /// A region over memory that is in the table for as long as `owner` lives, for the engines of
+    /// the device that owns it.
     pub(super) fn region(
         self: &Arc<Self>,
         parts: Parts,
@@ -101,9 +109,12 @@ impl Shared {
         let Parts { window, base, len, kind, id, .. } = parts;
         let device = self.device("region", window)?;
         let gpu: Arc<dyn Gpu> = self.gpu("region", engine)?;
-        // SAFETY: the range was placed in that device's window and entered in the table; both stay until
-        // `owner`, which is or holds the `Placed`, is dropped. Nobody can refer to it: it has no access.
-        Ok(unsafe { Region::from_parts(device.window.pointer(base), len, kind, id, Some(gpu), owner) })
+        // SAFETY: the range was placed in that device's window and entered in the table; both stay
+        // until `owner`, which is or holds the `Placed`, is dropped. Nobody can refer to it: it has
+        // no access.
+        Ok(unsafe {
+            Region::from_parts(device.window.pointer(base), len, kind, id, Some(gpu), owner)
+        })
     }
 
     fn place(
@@ -123,8 +134,8 @@ impl Shared {
         AllocId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Gives memory back, as the driver does: what `cuMemAlloc` gave, and what a handle of such memory opened, only when no
-    /// stream of the device waits for a word.
+    /// Gives memory back, as the driver does: what `cuMemAlloc` gave, and what a handle of such
+    /// memory opened, only when no stream of the device waits for a word.
     pub(super) fn free(&self, base: usize, opened: bool) {
         let waits = {
             let table = lock(&self.table);
@@ -160,8 +171,10 @@ pub(super) fn room(
     if span <= device.memory.saturating_sub(used) {
         return Ok(span);
     }
-    let hint =
-        format!("{len} bytes (in blocks of {GRANULE}) do not fit: {used} of {} are in use", device.memory);
+    let hint = format!(
+        "{len} bytes (in blocks of {GRANULE}) do not fit: {used} of {} are in use",
+        device.memory
+    );
     Err(error(call, OUT_OF_MEMORY, hint))
 }
 

@@ -21,8 +21,8 @@ pub struct FakeConfig {
     pub memory: usize,
     /// What the UUIDs are made from.
     pub seed: u64,
-    /// The machine's devices that this process can see, in its order, as `CUDA_VISIBLE_DEVICES`: ordinal 0
-    /// is the first one named. `None` for all, in the machine's order.
+    /// The machine's devices that this process can see, in its order, as `CUDA_VISIBLE_DEVICES`:
+    /// ordinal 0 is the first one named. `None` for all, in the machine's order.
     pub visible: Option<Vec<usize>>,
     /// NUMA nodes of the machine's devices, in their order; what is not named has none.
     pub numa: Vec<u32>,
@@ -32,8 +32,8 @@ pub struct FakeConfig {
     pub copy_delay: Duration,
     /// How long each kernel waits before it starts.
     pub launch_delay: Duration,
-    /// Connections of a process to a device, as `CUDA_DEVICE_MAX_CONNECTIONS`: when so many streams wait for words, nothing
-    /// moves.
+    /// Connections of a process to a device, as `CUDA_DEVICE_MAX_CONNECTIONS`: when so many streams
+    /// wait for words, nothing moves.
     pub connections: usize,
 }
 
@@ -80,7 +80,11 @@ impl FakeConfig {
         let visible = self.visible.clone().unwrap_or_else(|| (0..self.devices).collect());
         for (at, device) in visible.iter().enumerate() {
             let wrong = |what: &str| {
-                error("fake driver", INVALID_DEVICE, format!("visible device {device} {what}: {visible:?}"))
+                error(
+                    "fake driver",
+                    INVALID_DEVICE,
+                    format!("visible device {device} {what}: {visible:?}"),
+                )
             };
             if *device >= self.devices {
                 return Err(wrong("does not exist"));
@@ -118,7 +122,8 @@ mod tests {
 
     #[test]
     fn devices_that_do_not_exist_or_are_named_twice_are_refused() {
-        let with = |visible| FakeConfig { visible: Some(visible), ..FakeConfig::devices(2) }.visible();
+        let with =
+            |visible| FakeConfig { visible: Some(visible), ..FakeConfig::devices(2) }.visible();
         assert_eq!(with(vec![1, 0]).unwrap(), [1, 0]);
         assert_eq!(with(vec![1]).unwrap(), [1]);
         assert_eq!(with(vec![2]).unwrap_err().code, INVALID_DEVICE);

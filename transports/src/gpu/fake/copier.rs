@@ -1,4 +1,5 @@
-//! Small copies by a resident kernel, which is a thread here, and runs the code that the lease's model checks.
+//! Small copies by a resident kernel, which is a thread here, and runs the code that the lease's
+//! model checks.
 
 use super::engine::{End, Part, carry_out};
 use super::error::{LAUNCH_FAILED, NOT_SUPPORTED, OPERATING_SYSTEM, error};
@@ -7,8 +8,8 @@ use super::faults::{Faults, count};
 use super::lock;
 use super::standstill::Standstill;
 use crate::gpu::copier::{
-    Board, Command, CopierState, Kernel, LEASE, LIFE, Launcher, NoKernel, PIECES, Place, Resident, fits,
-    fits_among_others, shared,
+    Board, Command, CopierState, Kernel, LEASE, LIFE, Launcher, NoKernel, PIECES, Place, Resident,
+    fits, fits_among_others, shared,
 };
 use crate::gpu::{Event, GpuError};
 use std::fmt;
@@ -54,8 +55,8 @@ impl Copier {
         self.resident.get_or_init(find).as_ref().ok()
     }
 
-    /// Gives copies between two devices' memory to the kernel, which takes all or none. They come back where it has none, or is not to
-    /// have these; with whether a kernel is what they lack.
+    /// Gives copies between two devices' memory to the kernel, which takes all or none. They come
+    /// back where it has none, or is not to have these; with whether a kernel is what they lack.
     pub(super) fn offer(
         &self,
         resident: &Arc<Resident<Launch>>,
@@ -66,7 +67,8 @@ impl Copier {
             1 => fits(dst, src, len),
             _ => fits_among_others(dst, src, len),
         };
-        let on_devices = |(dst, src, _): &Part| matches!((dst, src), (End::Device(..), End::Device(..)));
+        let on_devices =
+            |(dst, src, _): &Part| matches!((dst, src), (End::Device(..), End::Device(..)));
         if places.len() > PIECES || !places.iter().all(fit) || !parts.iter().all(on_devices) {
             return Err((false, parts));
         }
@@ -92,8 +94,11 @@ impl Copier {
             }
             None => match take(parts_given, &places) {
                 Some(parts) => Err((true, parts)),
-                // Carried out by a kernel that was then lost: to be copied again would need the ends.
-                None => Ok(failed(error("copier", LAUNCH_FAILED, "the kernel was lost under a copy"))),
+                // Carried out by a kernel that was then lost: to be copied again would need the
+                // ends.
+                None => {
+                    Ok(failed(error("copier", LAUNCH_FAILED, "the kernel was lost under a copy")))
+                }
             },
         }
     }
@@ -134,7 +139,8 @@ impl Drop for UnderWay {
     }
 }
 
-/// The memory of copies that were given to the kernel, held until they are done; by what the kernel will find written.
+/// The memory of copies that were given to the kernel, held until they are done; by what the kernel
+/// will find written.
 type Parts = Mutex<Vec<(Vec<Place>, Vec<Part>)>>;
 
 fn place((dst, src, len): &Part) -> Place {
@@ -185,8 +191,8 @@ impl Launcher for Launch {
             run((&board, at), generation, &parts, &faults);
         };
         let thread = std::thread::Builder::new().name("fake-gpu-copier".into()).spawn(body);
-        let thread =
-            thread.map_err(|why| error("copier", OPERATING_SYSTEM, format!("no thread for it: {why}")))?;
+        let thread = thread
+            .map_err(|why| error("copier", OPERATING_SYSTEM, format!("no thread for it: {why}")))?;
         *lock(&self.last) = Some(thread);
         count(&self.faults.counts.copier_launches);
         Ok(())

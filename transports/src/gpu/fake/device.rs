@@ -12,8 +12,9 @@ use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
 use crate::gpu::copier::Resident;
 use crate::gpu::{
-    Access, CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle, HandleForm,
-    HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, Rights, SharedEvent, Stream,
+    Access, CopierState, DmaBuf, Event, Extent, Flavour, Gpu, GpuError, GpuInfo, Grid, Handle,
+    HandleForm, HostRegistration, PeerInfo, Pieces, RemoteWrites, Reservation, Rights, SharedEvent,
+    Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;
@@ -21,7 +22,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// One simulated device. Its memory lies at addresses where a load or a store of the CPU ends the process.
+/// One simulated device. Its memory lies at addresses where a load or a store of the CPU ends the
+/// process.
 pub struct FakeGpu {
     shared: Arc<Shared>,
     ordinal: usize,
@@ -46,7 +48,8 @@ impl FakeGpu {
         FakeStream::new(Arc::clone(&self.shared), self.ordinal).map(Arc::new)
     }
 
-    /// As `cuCtxSynchronize`, and as a program's freeing of memory: blocks while a stream of the device waits for a word.
+    /// As `cuCtxSynchronize`, and as a program's freeing of memory: blocks while a stream of the
+    /// device waits for a word.
     ///
     /// # Errors
     /// Never, for a device that is there.
@@ -55,7 +58,8 @@ impl FakeGpu {
         Ok(())
     }
 
-    /// A copy whose ends have been checked, and its event; only the event to be fired where there is nothing to copy.
+    /// A copy whose ends have been checked, and its event; only the event to be fired where there
+    /// is nothing to copy.
     #[allow(clippy::type_complexity, reason = "a copy, or the event of none")]
     pub(super) fn checked(
         &self,
@@ -70,7 +74,10 @@ impl FakeGpu {
 
     /// The same of many that are given together.
     #[allow(clippy::type_complexity, reason = "as above")]
-    pub(super) fn checked_pieces(&self, pieces: &Pieces) -> Result<(Result<Copy, Promise>, Event), GpuError> {
+    pub(super) fn checked_pieces(
+        &self,
+        pieces: &Pieces,
+    ) -> Result<(Result<Copy, Promise>, Event), GpuError> {
         let (dst, src) = pieces.kinds();
         let mut parts = Vec::with_capacity(pieces.count());
         for (to, from, len) in pieces.iter() {
@@ -127,7 +134,12 @@ impl FakeGpu {
     }
 
     /// Both ends of a copy of some bytes.
-    fn part(&self, dst: (*mut u8, MemKind), src: (*const u8, MemKind), len: usize) -> Result<Part, GpuError> {
+    fn part(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<Part, GpuError> {
         let dst = self.end("target", dst.0, dst.1, len)?;
         let src = self.end("source", src.0.cast_mut(), src.1, len)?;
         Ok((dst, src, len))
@@ -156,13 +168,18 @@ impl FakeGpu {
 
     /// Checks one end of a copy, and finds out where the engine reaches it.
     fn end(&self, which: &str, ptr: *mut u8, kind: MemKind, len: usize) -> Result<End, GpuError> {
-        let wrong = |what: String| error("copy", INVALID_VALUE, format!("the {which} {ptr:p}+{len} {what}"));
+        let wrong = |what: String| {
+            error("copy", INVALID_VALUE, format!("the {which} {ptr:p}+{len} {what}"))
+        };
         let addr = ptr as usize;
         match kind {
             MemKind::Host | MemKind::Pinned => {
                 let host = NonNull::new(ptr).ok_or_else(|| wrong("is null".into()))?;
-                // The ends of the range suffice: a window is one mapping, host memory does not span it.
-                if [addr, addr.saturating_add(len - 1)].iter().any(|at| self.shared.window_of(*at).is_some())
+                // The ends of the range suffice: a window is one mapping, host memory does not span
+                // it.
+                if [addr, addr.saturating_add(len - 1)]
+                    .iter()
+                    .any(|at| self.shared.window_of(*at).is_some())
                 {
                     return Err(wrong(format!(
                         "is device memory, and was said to be {kind}: classify it first"
@@ -172,23 +189,34 @@ impl FakeGpu {
             }
             MemKind::Device(uuid) => {
                 let found = self.shared.find(addr).ok_or_else(|| {
-                    wrong("is no device memory of this process: never allocated, or freed already".into())
+                    wrong(
+                        "is no device memory of this process: never allocated, or freed already"
+                            .into(),
+                    )
                 })?;
                 let owner = &self.shared.device("copy", found.ordinal)?.info;
-                // What was opened is said to be of the device that it was opened for; and a range of reserved addresses may have memory
-                // of several, and is said to be of the first's.
+                // What was opened is said to be of the device that it was opened for; and a range
+                // of reserved addresses may have memory of several, and is said to be of the
+                // first's.
                 if owner.uuid != uuid && !found.is_for_others {
-                    return Err(wrong(format!("belongs to {}, and was said to be {kind}", owner.uuid)));
+                    return Err(wrong(format!(
+                        "belongs to {}, and was said to be {kind}",
+                        owner.uuid
+                    )));
                 }
                 let offset = addr - found.base;
                 if len > found.len - offset {
                     let (base, whole) = (found.base, found.len);
-                    return Err(wrong(format!("goes beyond the allocation's end: it is {base:#x}+{whole}")));
+                    return Err(wrong(format!(
+                        "goes beyond the allocation's end: it is {base:#x}+{whole}"
+                    )));
                 }
                 self.shared.reaches("copy", self.ordinal, owner.uuid)?;
                 Ok(End::Device(found.alias, offset))
             }
-            MemKind::Managed(_) => Err(error("copy", NOT_SUPPORTED, "managed memory is not copied")),
+            MemKind::Managed(_) => {
+                Err(error("copy", NOT_SUPPORTED, "managed memory is not copied"))
+            }
             MemKind::Unknown => Err(wrong("is of unknown kind: classify it first".into())),
         }
     }
@@ -202,14 +230,16 @@ impl FakeGpu {
         Ok(device.copier.find(&self.shared.faults, &device.standstill))
     }
 
-    /// Gives copies to the resident kernel, whose event it is then, or to one of the library's own streams, behind all that the kernel
-    /// was given.
+    /// Gives copies to the resident kernel, whose event it is then, or to one of the library's own
+    /// streams, behind all that the kernel was given.
     fn give_to_copier_or_engine(
         &self,
         mut copy: Copy,
         is_for_copier: bool,
     ) -> Result<Option<Event>, GpuError> {
-        let Some(resident) = self.resident()? else { return self.give(Job::Copy(copy)).map(|()| None) };
+        let Some(resident) = self.resident()? else {
+            return self.give(Job::Copy(copy)).map(|()| None);
+        };
         let copier = &self.shared.device("copy", self.ordinal)?.copier;
         let mut lacks_kernel = false;
         if is_for_copier && !self.shared.faults.orders_copies() {
@@ -244,13 +274,14 @@ impl FakeGpu {
     }
 }
 
-/// Whether none of so many crosses from one allocation into the next: as with NVIDIA's, those that do are the engine's.
+/// Whether none of so many crosses from one allocation into the next: as with NVIDIA's, those that
+/// do are the engine's.
 fn are_at_most<E>(checked: &Result<Copy, E>, count: usize) -> bool {
     checked.as_ref().is_ok_and(|copy| copy.parts.len() <= count)
 }
 
-// SAFETY: each region is a mapping of its own. An engine keeps its promise when it has dropped the copy, ends and all;
-// what is refused it never had.
+// SAFETY: each region is a mapping of its own. An engine keeps its promise when it has dropped the
+// copy, ends and all; what is refused it never had.
 unsafe impl Gpu for FakeGpu {
     fn info(&self) -> &GpuInfo {
         &self.info
@@ -290,11 +321,18 @@ unsafe impl Gpu for FakeGpu {
     }
 
     fn rights_at(&self, addr: usize) -> Result<Option<Rights>, GpuError> {
-        let wrong =
-            || error("get_access", INVALID_VALUE, format!("{addr:#x} is no memory that access is given to"));
+        let wrong = || {
+            error(
+                "get_access",
+                INVALID_VALUE,
+                format!("{addr:#x} is no memory that access is given to"),
+            )
+        };
         let found = self.shared.find(addr).ok_or_else(wrong)?;
         match found.access {
-            Some(access) => Ok(access.iter().find(|(device, _)| *device == self.ordinal).map(|one| one.1)),
+            Some(access) => {
+                Ok(access.iter().find(|(device, _)| *device == self.ordinal).map(|one| one.1))
+            }
             None if found.is_vmm => {
                 let owner = self.shared.device("get_access", found.ordinal)?.info.uuid;
                 Ok(self.reaches(owner).is_ok().then_some(Rights::ReadWrite))
@@ -361,7 +399,9 @@ unsafe impl Gpu for FakeGpu {
     }
 
     fn copier(&self) -> CopierState {
-        let Ok(device) = self.shared.device("copier", self.ordinal) else { return CopierState::Off };
+        let Ok(device) = self.shared.device("copier", self.ordinal) else {
+            return CopierState::Off;
+        };
         let wanted = self.shared.wants_copiers.load(Ordering::SeqCst);
         device.copier.state().unwrap_or(if wanted { CopierState::Wanted } else { CopierState::Off })
     }
@@ -392,7 +432,12 @@ unsafe impl Gpu for FakeGpu {
         ipc::open(&self.shared, self.ordinal, handle)
     }
 
-    fn open_at(&self, reservation: &Reservation, offset: usize, handle: &Handle) -> Result<Region, GpuError> {
+    fn open_at(
+        &self,
+        reservation: &Reservation,
+        offset: usize,
+        handle: &Handle,
+    ) -> Result<Region, GpuError> {
         ipc::open_at(&self.shared, self.ordinal, (reservation, offset), handle)
     }
 
@@ -411,7 +456,12 @@ unsafe impl Gpu for FakeGpu {
 
     fn peer(&self, peer: GpuUuid) -> Result<PeerInfo, GpuError> {
         let access = self.reaches(peer).is_ok();
-        Ok(PeerInfo { access, performance_rank: 0, native_atomics: false, link: "simulated".into() })
+        Ok(PeerInfo {
+            access,
+            performance_rank: 0,
+            native_atomics: false,
+            link: "simulated".into(),
+        })
     }
 
     fn when_no_stream_waits(&self, task: Box<dyn FnOnce() + Send>) {
@@ -421,7 +471,11 @@ unsafe impl Gpu for FakeGpu {
         }
     }
 
-    unsafe fn register_host(&self, addr: *mut u8, len: usize) -> Result<HostRegistration, GpuError> {
+    unsafe fn register_host(
+        &self,
+        addr: *mut u8,
+        len: usize,
+    ) -> Result<HostRegistration, GpuError> {
         self.shared.register_host(self.ordinal, addr as usize, len)
     }
 

@@ -1,5 +1,5 @@
-//! A simulated device's memory, for NICs: to simulated ones its memfd stands for a dma-buf, and a flush is passed on to whoever holds
-//! writes back.
+//! A simulated device's memory, for NICs: to simulated ones its memfd stands for a dma-buf, and a
+//! flush is passed on to whoever holds writes back.
 
 use super::error::{INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, error};
 use super::faults::count;
@@ -36,14 +36,20 @@ impl fmt::Debug for Flushes {
 
 impl Shared {
     /// Lends a range of a device's memory.
-    pub(super) fn export_dmabuf(&self, ordinal: usize, addr: usize, len: usize) -> Result<DmaBuf, GpuError> {
+    pub(super) fn export_dmabuf(
+        &self,
+        ordinal: usize,
+        addr: usize,
+        len: usize,
+    ) -> Result<DmaBuf, GpuError> {
         const CALL: &str = "export_dmabuf";
         if self.faults.refuses_dmabufs() {
             return Err(error(CALL, NOT_SUPPORTED, "ordered by a test"));
         }
         let wrong = |what: &str| error(CALL, INVALID_VALUE, format!("{addr:#x}+{len} {what}"));
         let table = lock(&self.table);
-        let (base, entry) = table.find(addr).ok_or_else(|| wrong("is no memory of this driver, or freed"))?;
+        let (base, entry) =
+            table.find(addr).ok_or_else(|| wrong("is no memory of this driver, or freed"))?;
         let offset = addr - base;
         if len == 0 || len > entry.len - offset {
             return Err(wrong("is no range of one allocation"));
@@ -60,7 +66,9 @@ impl Shared {
         };
         let fd = match self.faults.lends_udmabufs() {
             true => udmabuf::of(fd)?,
-            false => fd.try_clone().map_err(|why| error(CALL, OPERATING_SYSTEM, why.to_string()))?,
+            false => {
+                fd.try_clone().map_err(|why| error(CALL, OPERATING_SYSTEM, why.to_string()))?
+            }
         };
         count(&self.faults.counts.dmabufs);
         Ok(DmaBuf { fd, offset: offset as u64 })

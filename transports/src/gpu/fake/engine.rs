@@ -1,8 +1,8 @@
 //! The engines: threads that move bytes, each in the order of its stream.
 //!
 //! One thread per stream, the library's two internal streams of each device included; streams run
-//! concurrently, a stream's own work one after the other. This is the only file of the simulated driver
-//! that reads or writes memory.
+//! concurrently, a stream's own work one after the other. This is the only file of the simulated
+//! driver that reads or writes memory.
 
 use super::copier::UnderWay;
 use super::error::{LAUNCH_FAILED, OPERATING_SYSTEM, error};
@@ -26,8 +26,8 @@ pub(super) enum End {
     Device(Arc<Alias>, usize),
 }
 
-// SAFETY: the host address is used by one engine, under the promise of `Gpu::copy` that it is valid until
-// the event has fired, on whatever thread.
+// SAFETY: the host address is used by one engine, under the promise of `Gpu::copy` that it is valid
+// until the event has fired, on whatever thread.
 unsafe impl Send for End {}
 
 impl End {
@@ -42,8 +42,8 @@ impl End {
 /// An aligned word of host memory that a stream and the host share.
 pub(super) struct Word(pub(super) NonNull<u64>);
 
-// SAFETY: the word is used by atomic loads and stores only, under the promise of `Stream::write_value64` that it
-// stays until the stream has come to it.
+// SAFETY: the word is used by atomic loads and stores only, under the promise of
+// `Stream::write_value64` that it stays until the stream has come to it.
 unsafe impl Send for Word {}
 
 impl Word {
@@ -102,13 +102,17 @@ impl Queue {
         std::thread::Builder::new()
             .name(name)
             .spawn(move || run(&take, &faults, &device))
-            .map_err(|why| error("stream", OPERATING_SYSTEM, format!("no thread for the stream: {why}")))?;
+            .map_err(|why| {
+                error("stream", OPERATING_SYSTEM, format!("no thread for the stream: {why}"))
+            })?;
         Ok(Self(give))
     }
 
     /// Gives a job to the stream.
     pub(super) fn give(&self, job: Job) -> Result<(), GpuError> {
-        self.0.send(job).map_err(|_| error("stream", LAUNCH_FAILED, "the stream's thread has ended"))
+        self.0
+            .send(job)
+            .map_err(|_| error("stream", LAUNCH_FAILED, "the stream's thread has ended"))
     }
 }
 
@@ -145,8 +149,9 @@ fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
         Some(why) => Err(why),
         None => {
             for (dst, src, len) in &parts {
-                // SAFETY: device ends were checked when the copy was submitted, and their aliases are held;
-                // host ends are valid by the contract of `Gpu::copy` until the event has fired.
+                // SAFETY: device ends were checked when the copy was submitted, and their aliases
+                // are held; host ends are valid by the contract of `Gpu::copy` until the event has
+                // fired.
                 unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), *len) };
             }
             Ok(())
@@ -160,7 +165,8 @@ fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
 
 /// A copy between two devices' memory by a resident kernel.
 pub(super) fn carry_out((dst, src, len): Part) {
-    // SAFETY: device ends were checked when the copy was begun, and their aliases are held until it is over.
+    // SAFETY: device ends were checked when the copy was begun, and their aliases are held until it
+    // is over.
     unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), len) };
     drop((dst, src));
 }
@@ -174,8 +180,9 @@ fn pause(delay: Duration) {
 /// Moves bytes; the ranges may overlap.
 ///
 /// # Safety
-/// `len` bytes are readable at `src` and writable at `dst`, and no references to them are alive. Another
-/// engine or process may write them at the same time: the bytes are then whatever was found.
+/// `len` bytes are readable at `src` and writable at `dst`, and no references to them are alive.
+/// Another engine or process may write them at the same time: the bytes are then whatever was
+/// found.
 unsafe fn move_bytes(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: passed on from the caller.
     unsafe { std::ptr::copy(src, dst, len) };

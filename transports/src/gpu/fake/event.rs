@@ -67,7 +67,11 @@ impl Promise {
 impl Drop for Promise {
     fn drop(&mut self) {
         if let Some(event) = self.0.take() {
-            event.fire(Err(error("event", DEINITIALIZED, "the stream ended before it came to this work")));
+            event.fire(Err(error(
+                "event",
+                DEINITIALIZED,
+                "the stream ended before it came to this work",
+            )));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Misbehaviour to order, and counts of what was asked of the driver.
 //!
-//! One [`Faults`] belongs to a driver and all of its devices; it can be set at any time, from any thread.
+//! One [`Faults`] belongs to a driver and all of its devices; it can be set at any time, from any
+//! thread.
 
 use super::error::error;
 use super::lock;
@@ -47,7 +48,8 @@ pub struct Counters {
     pub opens: u64,
     /// Opened regions dropped.
     pub closes: u64,
-    /// Mappings of other processes' memory made; smaller than `opens` where a handle was opened twice.
+    /// Mappings of other processes' memory made; smaller than `opens` where a handle was opened
+    /// twice.
     pub maps: u64,
     /// Those mappings taken away again.
     pub unmaps: u64,
@@ -57,7 +59,8 @@ pub struct Counters {
     pub buffer_ids: u64,
     /// Kernels launched.
     pub launches: u64,
-    /// Copies taken from a device to host memory that was not said to be pinned: a real driver's call waits for these.
+    /// Copies taken from a device to host memory that was not said to be pinned: a real driver's
+    /// call waits for these.
     pub to_pageable: u64,
     /// Allocations of pinned host memory made, which `allocs` does not count.
     pub pinned: u64,
@@ -157,8 +160,8 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// The next allocation gets the address of the one freed last, where it fits, under a new buffer id.
-    /// Off, addresses are reused as late as possible.
+    /// The next allocation gets the address of the one freed last, where it fits, under a new
+    /// buffer id. Off, addresses are reused as late as possible.
     pub fn reuse_addresses(&self, on: bool) {
         self.reuse_addresses.store(on, Ordering::SeqCst);
     }
@@ -168,8 +171,8 @@ impl Faults {
         self.null_context.store(on, Ordering::SeqCst);
     }
 
-    /// Streams may wait beyond the bound, as the driver lets them, and as the library never does: for tests of what becomes
-    /// of the device then.
+    /// Streams may wait beyond the bound, as the driver lets them, and as the library never does:
+    /// for tests of what becomes of the device then.
     pub fn take_all_waits(&self, on: bool) {
         self.all_waits.store(on, Ordering::SeqCst);
     }
@@ -212,7 +215,8 @@ impl Faults {
         self.no_reservations.load(Ordering::SeqCst)
     }
 
-    /// No copy goes from one device's memory into another's behind it, as by a driver that knows no such thing; or it does again.
+    /// No copy goes from one device's memory into another's behind it, as by a driver that knows no
+    /// such thing; or it does again.
     pub fn refuse_copies_across(&self, on: bool) {
         self.none_across.store(on, Ordering::SeqCst);
     }
@@ -221,19 +225,22 @@ impl Faults {
         self.none_across.load(Ordering::SeqCst)
     }
 
-    /// Devices turn out to write where they were given access for reading only, as an attempt would show; or they are said to be kept from
-    /// it again. Rights are noted here, and keep nobody from anything: kernels are closures, and copies name the owner.
+    /// Devices turn out to write where they were given access for reading only, as an attempt would
+    /// show; or they are said to be kept from it again. Rights are noted here, and keep nobody from
+    /// anything: kernels are closures, and copies name the owner.
     pub fn let_readers_write(&self, on: bool) {
         self.readers_write.store(on, Ordering::SeqCst);
     }
 
     /// Why there is no access for reading only, if there is none.
     pub(super) fn lets_readers_write(&self) -> Option<&'static str> {
-        self.readers_write.load(Ordering::SeqCst).then_some("it writes there all the same, as was ordered")
+        self.readers_write
+            .load(Ordering::SeqCst)
+            .then_some("it writes there all the same, as was ordered")
     }
 
-    /// The kernel makes real dma-bufs of a device's memory (`/dev/udmabuf`), for NICs that are not simulated here; or the memfd stands
-    /// for one again, for those that are.
+    /// The kernel makes real dma-bufs of a device's memory (`/dev/udmabuf`), for NICs that are not
+    /// simulated here; or the memfd stands for one again, for those that are.
     pub fn lend_udmabufs(&self, on: bool) {
         self.udmabufs.store(on, Ordering::SeqCst);
     }
@@ -246,8 +253,8 @@ impl Faults {
         self.no_dmabufs.load(Ordering::SeqCst)
     }
 
-    /// What all devices say of when a NIC's writes are seen: in order, unless it is ordered otherwise. For NICs that hold them
-    /// back; the devices themselves hold nothing back.
+    /// What all devices say of when a NIC's writes are seen: in order, unless it is ordered
+    /// otherwise. For NICs that hold them back; the devices themselves hold nothing back.
     pub fn order_remote_writes(&self, when: RemoteWrites) {
         *lock(&self.remote_writes) = Some(when);
     }
@@ -261,9 +268,10 @@ impl Faults {
         self.no_contexts.store(on, Ordering::SeqCst);
     }
 
-    /// Copies fail with `code` (700 is an illegal address, 719 a failed launch). Replaces what was ordered
-    /// before. Every copy of all of the driver's devices counts, those of `Region::read` and `write`
-    /// included. The failure belongs to the copy: later ones work, unless they are to fail as well.
+    /// Copies fail with `code` (700 is an illegal address, 719 a failed launch). Replaces what was
+    /// ordered before. Every copy of all of the driver's devices counts, those of `Region::read`
+    /// and `write` included. The failure belongs to the copy: later ones work, unless they are to
+    /// fail as well.
     pub fn fail_copies(&self, at: FailAt, which: Which, code: i32) {
         *lock(&self.copies) = Some(CopyFault { at, which, code });
     }
@@ -296,8 +304,8 @@ impl Faults {
         self.no_copiers.store(on, Ordering::SeqCst);
     }
 
-    /// A process of this number wants copiers on all devices, too, as is found when a kernel is launched; or it is heard of no more. What
-    /// was refused for it stays so.
+    /// A process of this number wants copiers on all devices, too, as is found when a kernel is
+    /// launched; or it is heard of no more. What was refused for it stays so.
     pub fn share_copiers(&self, with: Option<i32>) {
         *lock(&self.sharer) = with;
     }
@@ -306,14 +314,14 @@ impl Faults {
         *lock(&self.sharer)
     }
 
-    /// The kernels of resident copiers that are launched do not begin, as behind one of the program's that fills the device; or they
-    /// do again.
+    /// The kernels of resident copiers that are launched do not begin, as behind one of the
+    /// program's that fills the device; or they do again.
     pub fn stall_copiers(&self, on: bool) {
         self.stalled_copiers.store(on, Ordering::SeqCst);
     }
 
-    /// The kernels of resident copiers end without a word when they are given a copy, as when a device is lost; or they do not any
-    /// more.
+    /// The kernels of resident copiers end without a word when they are given a copy, as when a
+    /// device is lost; or they do not any more.
     pub fn lose_copiers(&self, on: bool) {
         self.lost_copiers.store(on, Ordering::SeqCst);
     }
@@ -345,8 +353,8 @@ impl Faults {
         }
     }
 
-    /// What lies on a device is not to be told apart any more, as that of a device which the process cannot see: a
-    /// library of the program's may have opened such memory.
+    /// What lies on a device is not to be told apart any more, as that of a device which the
+    /// process cannot see: a library of the program's may have opened such memory.
     pub fn hide(&self, gpu: GpuUuid, hidden: bool) {
         let mut all = lock(&self.hidden);
         if hidden {
@@ -458,7 +466,11 @@ mod tests {
         let failed: Vec<bool> = (0..5).map(|_| faults.next_copy().is_some()).collect();
         assert_eq!(failed, [false, false, true, false, false]);
         faults.fail_copies(FailAt::Submit, Which::All, 719);
-        assert!((0..3).all(|_| matches!(faults.next_copy(), Some((FailAt::Submit, why)) if why.code == 719)));
+        assert!(
+            (0..3).all(
+                |_| matches!(faults.next_copy(), Some((FailAt::Submit, why)) if why.code == 719)
+            )
+        );
         faults.heal_copies();
         assert!(faults.next_copy().is_none());
         faults.fail_copies(FailAt::Event, Which::Nth(0), 700);

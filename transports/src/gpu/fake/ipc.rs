@@ -1,12 +1,14 @@
 //! Handles by which one process opens another's memory.
 //!
-//! The byte form names the exporter's descriptor and is opened through `/proc/<pid>/fd/<n>`, with the
-//! rules of legacy CUDA IPC (gpu.md): not in the exporting process, counted when opened again, an error
-//! once the exporter has freed the memory or is gone. It needs a common pid namespace and user, as legacy
-//! IPC does. The descriptor form is the memory itself.
+//! The byte form names the exporter's descriptor and is opened through `/proc/<pid>/fd/<n>`, with
+//! the rules of legacy CUDA IPC (gpu.md): not in the exporting process, counted when opened again,
+//! an error once the exporter has freed the memory or is gone. It needs a common pid namespace and
+//! user, as legacy IPC does. The descriptor form is the memory itself.
 
 use super::alloc::Placed;
-use super::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, error};
+use super::error::{
+    INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, error,
+};
 use super::faults::count;
 use super::lock;
 use super::memory::{MEMFD_NAME, inspect};
@@ -118,11 +120,19 @@ pub(super) fn export(
     form: HandleForm,
 ) -> Result<Handle, GpuError> {
     if shared.faults.refuses_export(form) {
-        return Err(error("export", NOT_SUPPORTED, format!("{form:?} handles were ordered to be refused")));
+        return Err(error(
+            "export",
+            NOT_SUPPORTED,
+            format!("{form:?} handles were ordered to be refused"),
+        ));
     }
     let (found, way) = shared.exportable("export", region)?;
     if found.ordinal != ordinal {
-        return Err(error("export", INVALID_VALUE, "the memory belongs to another device: ask that one"));
+        return Err(error(
+            "export",
+            INVALID_VALUE,
+            "the memory belongs to another device: ask that one",
+        ));
     }
     if region.addr() + region.len() > found.base + found.len {
         return Err(error(
@@ -135,11 +145,14 @@ pub(super) fn export(
     let key = match (way, form) {
         (Exportable::Bytes { fd, inode }, HandleForm::Bytes) => {
             let pid = std::process::id();
-            let started = start_time(pid)
-                .ok_or_else(|| error("export", OPERATING_SYSTEM, "/proc/self/stat cannot be read"))?;
+            let started = start_time(pid).ok_or_else(|| {
+                error("export", OPERATING_SYSTEM, "/proc/self/stat cannot be read")
+            })?;
             let block = u32::try_from(found.base >> 21).unwrap_or(0);
             let len = found.len as u64;
-            HandleKey::Bytes(Name { pid, started, fd, inode, id: found.id, block, len, gpu }.encode())
+            HandleKey::Bytes(
+                Name { pid, started, fd, inode, id: found.id, block, len, gpu }.encode(),
+            )
         }
         (Exportable::Fd(fd), HandleForm::Fd) => HandleKey::Fd(fd),
         (Exportable::Pool(fd), HandleForm::Pool) => HandleKey::Pool(fd, [0; 64]),
@@ -165,13 +178,19 @@ pub(super) fn export(
 }
 
 /// Opens a handle for use by device `opener`.
-pub(super) fn open(shared: &Arc<Shared>, opener: usize, handle: &Handle) -> Result<Region, GpuError> {
+pub(super) fn open(
+    shared: &Arc<Shared>,
+    opener: usize,
+    handle: &Handle,
+) -> Result<Region, GpuError> {
     if let Some(code) = shared.faults.opening_fails() {
         return Err(error("open", code, "a failure ordered by a test"));
     }
     let placed = match &handle.key {
         HandleKey::Bytes(bytes) => {
-            let bad = || error("open", INVALID_HANDLE, "these are not the bytes of a handle of this driver");
+            let bad = || {
+                error("open", INVALID_HANDLE, "these are not the bytes of a handle of this driver")
+            };
             let name = Name::decode(bytes).ok_or_else(bad)?;
             if (handle.len as u64, handle.gpu) != (name.len, name.gpu) {
                 return Err(error(
@@ -194,7 +213,11 @@ pub(super) fn open(shared: &Arc<Shared>, opener: usize, handle: &Handle) -> Resu
     };
     count(&shared.faults.counts.opens);
     let parts = placed.parts;
-    shared.region_for(opener, parts, Box::new(Opening { shared: Arc::clone(shared), _placed: placed }))
+    shared.region_for(
+        opener,
+        parts,
+        Box::new(Opening { shared: Arc::clone(shared), _placed: placed }),
+    )
 }
 
 /// Opens a descriptor for use by device `opener`, at reserved addresses.
@@ -264,7 +287,8 @@ fn descriptor(name: &Name) -> Result<OwnedFd, GpuError> {
         return Err(gone(format!("{path} is {}", target.display())));
     }
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|why| gone(format!("{path}: {why}")))?;
+    let fd = rustix::fs::open(&path, flags, Mode::empty())
+        .map_err(|why| gone(format!("{path}: {why}")))?;
     // First of all: memory that has just been made under that number need not even be sealed yet.
     let found = rustix::fs::fstat(&fd).map_err(|why| gone(format!("{path}: {why}")))?;
     if found.st_ino != name.inode || start_time(name.pid) != Some(name.started) {
@@ -283,8 +307,8 @@ fn check_length(len: u64, size: usize) -> Result<(), GpuError> {
     Ok(())
 }
 
-/// When a process started, in ticks since boot: field 22 of its stat line, counted from behind its name,
-/// which may contain anything.
+/// When a process started, in ticks since boot: field 22 of its stat line, counted from behind its
+/// name, which may contain anything.
 pub(super) fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, behind) = stat.rsplit_once(')')?;

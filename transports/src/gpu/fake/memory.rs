@@ -1,25 +1,28 @@
 //! Memory that the CPU cannot touch: a memfd mapped twice.
 //!
-//! The *device address* is a mapping without any access in a window of addresses that is reserved for
-//! the device: a load or a store there ends the process with SIGSEGV. The *alias* is a second mapping of
-//! the same pages, readable and writable, whose address only the engine knows.
+//! The *device address* is a mapping without any access in a window of addresses that is reserved
+//! for the device: a load or a store there ends the process with SIGSEGV. The *alias* is a second
+//! mapping of the same pages, readable and writable, whose address only the engine knows.
 
 use super::error::{INVALID_HANDLE, MAP_FAILED, OPERATING_SYSTEM, error};
 use crate::gpu::GpuError;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
-/// Allocations start and end on multiples of this, as the driver's blocks do (gpu.md, legacy IPC rule 2).
+/// Allocations start and end on multiples of this, as the driver's blocks do (gpu.md, legacy IPC
+/// rule 2).
 pub(super) const GRANULE: usize = 2 << 20;
 
 /// What `/proc/<pid>/fd/<n>` says of the memory's descriptor.
 pub(super) const MEMFD_NAME: &str = "carrack-fake-gpu";
 
-/// Makes `span` zeroed bytes that can neither shrink nor grow, so that no process that maps them can be
-/// killed by another that truncates them.
+/// Makes `span` zeroed bytes that can neither shrink nor grow, so that no process that maps them
+/// can be killed by another that truncates them.
 pub(super) fn create(call: &'static str, span: usize) -> Result<OwnedFd, GpuError> {
     let make = || {
         let fd = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -27,13 +30,15 @@ pub(super) fn create(call: &'static str, span: usize) -> Result<OwnedFd, GpuErro
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(fd)
     };
-    make().map_err(|why: rustix::io::Errno| error(call, OPERATING_SYSTEM, format!("no memfd: {why}")))
+    make()
+        .map_err(|why: rustix::io::Errno| error(call, OPERATING_SYSTEM, format!("no memfd: {why}")))
 }
 
 /// The inode and size of memory that came from elsewhere, once it is known that it cannot shrink.
 pub(super) fn inspect(call: &'static str, fd: impl AsFd) -> Result<(u64, usize), GpuError> {
     let bad = |what: String| error(call, INVALID_HANDLE, what);
-    let seals = fcntl_get_seals(&fd).map_err(|why| bad(format!("the descriptor is no memfd: {why}")))?;
+    let seals =
+        fcntl_get_seals(&fd).map_err(|why| bad(format!("the descriptor is no memfd: {why}")))?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err(bad("the memfd is not sealed against shrinking".into()));
     }
@@ -51,8 +56,8 @@ pub(super) struct Window {
     len: usize,
 }
 
-// SAFETY: the window is a range of addresses that nothing reads or writes through; what is mapped into it
-// is decided under the table's lock.
+// SAFETY: the window is a range of addresses that nothing reads or writes through; what is mapped
+// into it is decided under the table's lock.
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
@@ -60,13 +65,15 @@ unsafe impl Sync for Window {}
 impl Window {
     /// Reserves `len` addresses, a multiple of [`GRANULE`]; costs no memory.
     pub(super) fn reserve(len: usize) -> Result<Self, GpuError> {
-        let failed = |why: String| error("fake driver", MAP_FAILED, format!("no {len} addresses: {why}"));
+        let failed =
+            |why: String| error("fake driver", MAP_FAILED, format!("no {len} addresses: {why}"));
         let mapped = len.checked_add(GRANULE).ok_or_else(|| failed("too many".into()))?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping where the kernel likes it overlaps nothing.
         let start = unsafe { mmap_anonymous(null_mut(), mapped, ProtFlags::empty(), flags) };
         let start = start.map_err(|why| failed(why.to_string()))?;
-        let mapping = NonNull::new(start.cast::<u8>()).ok_or_else(|| failed("mapped at 0".into()))?;
+        let mapping =
+            NonNull::new(start.cast::<u8>()).ok_or_else(|| failed("mapped at 0".into()))?;
         let base = (start as usize).next_multiple_of(GRANULE);
         Ok(Self { mapping, mapped, base, len })
     }
@@ -94,15 +101,17 @@ impl Window {
     ) -> Result<(), GpuError> {
         self.check(call, addr, span)?;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the range lies in the window, which is ours, and nothing in it is used through Rust
-        // references or loads: it has no access rights before and after.
+        // SAFETY: the range lies in the window, which is ours, and nothing in it is used through
+        // Rust references or loads: it has no access rights before and after.
         unsafe { mmap(self.pointer(addr).as_ptr().cast(), span, ProtFlags::empty(), flags, fd, 0) }
             .map(|_| ())
-            .map_err(|why| error(call, MAP_FAILED, format!("no mapping at the device address: {why}")))
+            .map_err(|why| {
+                error(call, MAP_FAILED, format!("no mapping at the device address: {why}"))
+            })
     }
 
-    /// Makes `span` addresses at `addr` empty again, without ever leaving a hole that another `mmap`
-    /// of the process could fall into.
+    /// Makes `span` addresses at `addr` empty again, without ever leaving a hole that another
+    /// `mmap` of the process could fall into.
     pub(super) fn clear(&self, addr: usize, span: usize) {
         if self.check("free", addr, span).is_err() {
             return;
@@ -110,8 +119,9 @@ impl Window {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // A failure leaves the old mapping, still without access, to be replaced by the next `map`.
         // SAFETY: as in `map`.
-        let _ =
-            unsafe { mmap_anonymous(self.pointer(addr).as_ptr().cast(), span, ProtFlags::empty(), flags) };
+        let _ = unsafe {
+            mmap_anonymous(self.pointer(addr).as_ptr().cast(), span, ProtFlags::empty(), flags)
+        };
     }
 
     fn check(&self, call: &'static str, addr: usize, span: usize) -> Result<(), GpuError> {
@@ -121,20 +131,24 @@ impl Window {
         if fits && granular {
             return Ok(());
         }
-        Err(error(call, MAP_FAILED, format!("{addr:#x}+{span:#x} is no place in the device's window")))
+        Err(error(
+            call,
+            MAP_FAILED,
+            format!("{addr:#x}+{span:#x} is no place in the device's window"),
+        ))
     }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and all that was mapped into it belonged to regions that kept the
-        // window alive. A failure leaks addresses.
+        // SAFETY: the mapping is ours, and all that was mapped into it belonged to regions that
+        // kept the window alive. A failure leaks addresses.
         let _ = unsafe { munmap(self.mapping.as_ptr().cast(), self.mapped) };
     }
 }
 
-/// The engine's own way to an allocation's bytes. Work that is under way holds it, so that memory freed
-/// meanwhile stays until the work is over.
+/// The engine's own way to an allocation's bytes. Work that is under way holds it, so that memory
+/// freed meanwhile stays until the work is over.
 #[derive(Debug)]
 pub(super) struct Alias {
     ptr: NonNull<u8>,
@@ -147,14 +161,16 @@ unsafe impl Send for Alias {}
 unsafe impl Sync for Alias {}
 
 impl Alias {
-    /// Maps `span` bytes of `fd` for the engine. The caller knows that `fd` has them and cannot shrink.
+    /// Maps `span` bytes of `fd` for the engine. The caller knows that `fd` has them and cannot
+    /// shrink.
     pub(super) fn map(call: &'static str, span: usize, fd: impl AsFd) -> Result<Self, GpuError> {
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping where the kernel likes it overlaps nothing.
         let start = unsafe { mmap(null_mut(), span, rights, MapFlags::SHARED, fd, 0) };
-        let start =
-            start.map_err(|why| error(call, MAP_FAILED, format!("no mapping for the engine: {why}")))?;
-        let ptr = NonNull::new(start.cast::<u8>()).ok_or_else(|| error(call, MAP_FAILED, "mapped at 0"))?;
+        let start = start
+            .map_err(|why| error(call, MAP_FAILED, format!("no mapping for the engine: {why}")))?;
+        let ptr = NonNull::new(start.cast::<u8>())
+            .ok_or_else(|| error(call, MAP_FAILED, "mapped at 0"))?;
         Ok(Self { ptr, span })
     }
 
@@ -167,7 +183,8 @@ impl Alias {
 
 impl Drop for Alias {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours alone, and whoever works on it holds the alias. A failure leaks it.
+        // SAFETY: the mapping is ours alone, and whoever works on it holds the alias. A failure
+        // leaks it.
         let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.span) };
     }
 }

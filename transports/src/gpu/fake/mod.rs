@@ -22,13 +22,13 @@
 //! | `faults` | misbehaviour to order, and counters: [`Faults`], [`Counters`] |
 //! | `error` | the CUDA driver's codes |
 //!
-//! A device's memory lies at addresses without any access: a load, a store or a `memcpy` of the CPU ends
-//! the process with SIGSEGV, so that a test which passes here has gone through an engine.
-//! The rules of the real driver hold: what memory can be exported how, who can open it, what an address
+//! A device's memory lies at addresses without any access: a load, a store or a `memcpy` of the CPU
+//! ends the process with SIGSEGV, so that a test which passes here has gone through an engine. The
+//! rules of the real driver hold: what memory can be exported how, who can open it, what an address
 //! means after it was freed (gpu.md). Timing is not simulated beyond the delays that are asked for.
 //!
-//! As with the real driver, `classify` knows nothing of an address that was freed: a stale device pointer
-//! looks like host memory, and the CPU that believes it is stopped by the fault.
+//! As with the real driver, `classify` knows nothing of an address that was freed: a stale device
+//! pointer looks like host memory, and the CPU that believes it is stopped by the fault.
 
 mod alloc;
 mod config;
@@ -63,8 +63,8 @@ use shared::Shared;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A simulated driver. Clones are the same driver; a process may have several, which know nothing of each
-/// other's memory.
+/// A simulated driver. Clones are the same driver; a process may have several, which know nothing
+/// of each other's memory.
 ///
 /// ```
 /// use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
@@ -86,12 +86,13 @@ impl FakeDriver {
     /// A driver as the configuration says.
     ///
     /// # Errors
-    /// 101: the list of visible devices is wrong. 1: the memory is less than one block of 2 MiB. 205: no
-    /// addresses to reserve.
+    /// 101: the list of visible devices is wrong. 1: the memory is less than one block of 2 MiB.
+    /// 205: no addresses to reserve.
     pub fn new(config: FakeConfig) -> Result<Self, GpuError> {
         let shared = Arc::new(Shared::new(&config)?);
-        let gpus =
-            (0..shared.devices.len()).map(|at| shared.gpu("fake driver", at)).collect::<Result<_, _>>()?;
+        let gpus = (0..shared.devices.len())
+            .map(|at| shared.gpu("fake driver", at))
+            .collect::<Result<_, _>>()?;
         Ok(Self { shared, gpus })
     }
 
@@ -113,8 +114,8 @@ impl FakeDriver {
         &self.shared.faults
     }
 
-    /// What a flush of any device's remote writes does besides being counted: a simulated NIC that holds writes back
-    /// lets them through.
+    /// What a flush of any device's remote writes does besides being counted: a simulated NIC that
+    /// holds writes back lets them through.
     pub fn when_flushed(&self, flushed: impl Fn() + Send + Sync + 'static) {
         self.shared.flushes.add(Box::new(flushed));
     }
@@ -125,7 +126,8 @@ impl FakeDriver {
     }
 }
 
-// SAFETY: all memory of its devices lies in its table, by which it answers, with a number that is given once.
+// SAFETY: all memory of its devices lies in its table, by which it answers, with a number that is
+// given once.
 unsafe impl Driver for FakeDriver {
     fn name(&self) -> &'static str {
         "fake (simulated)"
@@ -168,7 +170,9 @@ impl Shared {
             return self.find_pinned(addr);
         };
         if let Some(gpu) = found.kind.gpu().filter(|gpu| faults.hides(*gpu)) {
-            let hint = format!("{addr:#x} is memory of {gpu}, which this process cannot see: widen its mask");
+            let hint = format!(
+                "{addr:#x} is memory of {gpu}, which this process cannot see: widen its mask"
+            );
             return Err(error::error("classify", error::INVALID_DEVICE, hint));
         }
         Ok(Some(Extent {

@@ -1,5 +1,5 @@
-//! Host memory that counts as locked for the engines. They reach all of it anyway; what is kept here is what
-//! `classify` says.
+//! Host memory that counts as locked for the engines. They reach all of it anyway; what is kept
+//! here is what `classify` says.
 
 use super::error::{ALREADY_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, error};
 use super::faults::count;
@@ -60,7 +60,11 @@ impl Drop for Locked {
 
 impl Shared {
     /// Host memory, locked from the start.
-    pub(super) fn allocate_pinned(self: &Arc<Self>, ordinal: usize, len: usize) -> Result<Region, GpuError> {
+    pub(super) fn allocate_pinned(
+        self: &Arc<Self>,
+        ordinal: usize,
+        len: usize,
+    ) -> Result<Region, GpuError> {
         if self.faults.refuses_pinned() {
             return Err(error("allocate", OUT_OF_MEMORY, "no pinned memory, ordered by a test"));
         }
@@ -74,8 +78,11 @@ impl Shared {
         let (locked, id) =
             self.enter("allocate", ordinal, memory.addr() + before, len, Some(memory.clone()))?;
         count(&self.faults.counts.pinned);
-        // SAFETY: the owner holds the host region whose bytes these are; both give out no references.
-        Ok(unsafe { Region::from_parts(start, len, MemKind::Pinned, id, Some(gpu), Box::new(locked)) })
+        // SAFETY: the owner holds the host region whose bytes these are; both give out no
+        // references.
+        Ok(unsafe {
+            Region::from_parts(start, len, MemKind::Pinned, id, Some(gpu), Box::new(locked))
+        })
     }
 
     /// Locks memory of the caller's.
@@ -122,7 +129,8 @@ impl Shared {
         let ranges = lock(&self.pinned.ranges);
         let found = ranges.range(..=addr).next_back().map(|(base, range)| (*base, *range));
         drop(ranges);
-        let Some((base, Range { len, id, ordinal })) = found.filter(|(base, range)| addr - base < range.len)
+        let Some((base, Range { len, id, ordinal })) =
+            found.filter(|(base, range)| addr - base < range.len)
         else {
             return Ok(None);
         };

@@ -30,7 +30,8 @@ impl Drop for Reserved {
     }
 }
 
-/// A piece of memory there, allocated or opened: it goes before its addresses do. Unmapping waits for nothing, so it is never put off.
+/// A piece of memory there, allocated or opened: it goes before its addresses do. Unmapping waits
+/// for nothing, so it is never put off.
 pub(super) struct Piece {
     shared: Arc<Shared>,
     base: usize,
@@ -55,7 +56,11 @@ impl Shared {
     }
 
     /// Reserves addresses in a device's window.
-    pub(super) fn reserve(self: &Arc<Self>, ordinal: usize, len: usize) -> Result<Reservation, GpuError> {
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        ordinal: usize,
+        len: usize,
+    ) -> Result<Reservation, GpuError> {
         let granule = self.granularity()?;
         let span = len.checked_next_multiple_of(granule).filter(|span| *span > 0);
         let span = span.ok_or_else(|| {
@@ -81,7 +86,8 @@ impl Shared {
         const CALL: &str = "allocate_at";
         let device = self.device(CALL, ordinal)?;
         let (window, base) = self.place_at(CALL, (reservation, offset), len)?;
-        let each = of_each(device.info.uuid, access).map_err(|why| error(CALL, INVALID_VALUE, why))?;
+        let each =
+            of_each(device.info.uuid, access).map_err(|why| error(CALL, INVALID_VALUE, why))?;
         let mut allowed = Vec::with_capacity(each.len());
         for Access { gpu, rights } in each {
             let other = self.ordinal(CALL, gpu)?;
@@ -104,7 +110,12 @@ impl Shared {
         );
         drop(table);
         count(&self.faults.counts.allocs);
-        let piece = Piece { shared: Arc::clone(self), base, opened: false, _addresses: reservation.clone() };
+        let piece = Piece {
+            shared: Arc::clone(self),
+            base,
+            opened: false,
+            _addresses: reservation.clone(),
+        };
         self.region(Parts { ordinal, window, base, len, kind, id }, Box::new(piece))
     }
 
@@ -132,7 +143,8 @@ impl Shared {
         );
         drop(table);
         count(&self.faults.counts.maps);
-        let piece = Piece { shared: Arc::clone(self), base, opened: true, _addresses: place.0.clone() };
+        let piece =
+            Piece { shared: Arc::clone(self), base, opened: true, _addresses: place.0.clone() };
         Ok((Parts { ordinal, window, base, len, kind, id }, piece))
     }
 

@@ -1,11 +1,14 @@
-//! What all devices of one simulated driver share: who they are, what is allocated, what was opened.
+//! What all devices of one simulated driver share: who they are, what is allocated, what was
+//! opened.
 
 use super::config::FakeConfig;
 use super::copier::Copier;
 use super::device::FakeGpu;
 use super::direct::Flushes;
 use super::engine::Queue;
-use super::error::{INVALID_DEVICE, INVALID_VALUE, OPERATING_SYSTEM, PEER_ACCESS_UNSUPPORTED, error};
+use super::error::{
+    INVALID_DEVICE, INVALID_VALUE, OPERATING_SYSTEM, PEER_ACCESS_UNSUPPORTED, error,
+};
 use super::faults::Faults;
 use super::ipc::Opened;
 use super::lock;
@@ -85,7 +88,8 @@ pub(super) struct Found {
     pub(super) forms: Forms,
     /// Whether copies go on into a neighbour of the same sort: what the VMM calls have mapped.
     pub(super) is_vmm: bool,
-    /// Whether engines of other devices than its owner have it, too: it was opened, or lies at addresses that were reserved for it.
+    /// Whether engines of other devices than its owner have it, too: it was opened, or lies at
+    /// addresses that were reserved for it.
     pub(super) is_for_others: bool,
     /// As of its entry.
     pub(super) access: Option<Vec<(usize, Rights)>>,
@@ -118,7 +122,9 @@ impl Shared {
         for (ordinal, &physical) in visible.iter().enumerate() {
             devices.push(Device {
                 info: config.info(ordinal, physical),
-                window: Window::reserve(config.memory.saturating_mul(WINDOW_FACTOR) / GRANULE * GRANULE)?,
+                window: Window::reserve(
+                    config.memory.saturating_mul(WINDOW_FACTOR) / GRANULE * GRANULE,
+                )?,
                 memory: config.memory,
                 numa: config.numa.get(physical).copied(),
                 context: 0xfa4e_0000 + physical as u64,
@@ -133,7 +139,17 @@ impl Shared {
         let table = Mutex::new(Table::new(devices.iter().map(|device| device.window.range())));
         let (opened, pinned, flushes) = (Opened::default(), Pinned::default(), Flushes::default());
         let (next_id, wants_copiers) = (AtomicU64::new(1), AtomicBool::new(false));
-        Ok(Self { devices, faults, opened, table, pinned, next_id, put_off, flushes, wants_copiers })
+        Ok(Self {
+            devices,
+            faults,
+            opened,
+            table,
+            pinned,
+            next_id,
+            put_off,
+            flushes,
+            wants_copiers,
+        })
     }
 
     /// The device of an ordinal.
@@ -146,7 +162,9 @@ impl Shared {
     /// This process's number of a device.
     pub(super) fn ordinal(&self, call: &'static str, uuid: GpuUuid) -> Result<usize, GpuError> {
         let unseen = || {
-            let hint = format!("{uuid} is not among the devices that this process can see: widen its mask");
+            let hint = format!(
+                "{uuid} is not among the devices that this process can see: widen its mask"
+            );
             error(call, INVALID_DEVICE, hint)
         };
         self.devices.iter().position(|device| device.info.uuid == uuid).ok_or_else(unseen)
@@ -169,12 +187,18 @@ impl Shared {
     }
 
     /// Whether the engine of one device reaches another's memory.
-    pub(super) fn reaches(&self, call: &'static str, from: usize, peer: GpuUuid) -> Result<(), GpuError> {
+    pub(super) fn reaches(
+        &self,
+        call: &'static str,
+        from: usize,
+        peer: GpuUuid,
+    ) -> Result<(), GpuError> {
         self.ordinal(call, peer)?;
         let own = self.device(call, from)?.info.uuid;
         if own != peer && self.faults.are_apart(own, peer) {
             let hint = format!(
-                "{own} has no peer access to {peer}: copy through host memory, or by a device that reaches both"
+                "{own} has no peer access to {peer}: copy through host memory, or by a device that \
+                reaches both"
             );
             return Err(error(call, PEER_ACCESS_UNSUPPORTED, hint));
         }
@@ -186,7 +210,8 @@ impl Shared {
         self.window_of(addr)?;
         let table = lock(&self.table);
         let (base, entry) = table.find(addr)?;
-        let Entry { len, ordinal, kind, id, context, ref alias, ref origin, ref access, .. } = *entry;
+        let Entry { len, ordinal, kind, id, context, ref alias, ref origin, ref access, .. } =
+            *entry;
         let forms = Forms::NONE
             .with(HandleForm::Bytes, matches!(origin, Origin::Plain(_)))
             .with(HandleForm::Fd, matches!(origin, Origin::Shareable(_)))
@@ -195,7 +220,19 @@ impl Shared {
         let is_vmm = matches!(origin, Origin::Shareable(_)) || is_placed;
         let is_for_others = matches!(origin, Origin::Opened) || is_placed;
         let (alias, access) = (Arc::clone(alias), access.clone());
-        Some(Found { base, len, ordinal, kind, id, context, forms, is_vmm, is_for_others, access, alias })
+        Some(Found {
+            base,
+            len,
+            ordinal,
+            kind,
+            id,
+            context,
+            forms,
+            is_vmm,
+            is_for_others,
+            access,
+            alias,
+        })
     }
 
     /// The device in whose window an address lies, allocated or not.
@@ -204,7 +241,11 @@ impl Shared {
     }
 
     /// Finds the allocation of a region, if it is one of this driver's.
-    pub(super) fn find_region(&self, call: &'static str, region: &Region) -> Result<Found, GpuError> {
+    pub(super) fn find_region(
+        &self,
+        call: &'static str,
+        region: &Region,
+    ) -> Result<Found, GpuError> {
         self.find(region.addr()).filter(|found| found.id == region.id()).ok_or_else(|| {
             error(call, INVALID_VALUE, format!("{region:?} is no memory of this simulated driver"))
         })
@@ -219,7 +260,8 @@ impl Shared {
         let found = self.find_region(call, region)?;
         let table = lock(&self.table);
         let gone = || error(call, INVALID_VALUE, "the memory has been freed");
-        let (_, entry) = table.find(found.base).filter(|(_, entry)| entry.id == found.id).ok_or_else(gone)?;
+        let (_, entry) =
+            table.find(found.base).filter(|(_, entry)| entry.id == found.id).ok_or_else(gone)?;
         let failed = |why: &dyn std::fmt::Display| error(call, OPERATING_SYSTEM, why.to_string());
         match &entry.origin {
             Origin::Plain(fd) => {
@@ -235,9 +277,12 @@ impl Shared {
                 let fd = fd.try_clone().map_err(|why| failed(&why))?;
                 Ok((found, Exportable::Pool(fd)))
             }
-            Origin::Managed => Ok((found, Exportable::Not("managed memory moves: no process exports it"))),
+            Origin::Managed => {
+                Ok((found, Exportable::Not("managed memory moves: no process exports it")))
+            }
             Origin::Opened => {
-                let why = "the memory was opened from another process's handle: its owner exports it";
+                let why =
+                    "the memory was opened from another process's handle: its owner exports it";
                 Ok((found, Exportable::Not(why)))
             }
         }

@@ -1,9 +1,11 @@
 //! Events that processes share: counts of records in memory that they both have mapped.
 //!
-//! An event's name leads to that memory as a byte handle leads to an allocation, with the same rules: not in the
-//! process that made it, and an error once its maker has dropped it or is gone.
+//! An event's name leads to that memory as a byte handle leads to an allocation, with the same
+//! rules: not in the process that made it, and an error once its maker has dropped it or is gone.
 
-use super::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, OPERATING_SYSTEM, error};
+use super::error::{
+    INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, OPERATING_SYSTEM, error,
+};
 use super::ipc::start_time;
 use super::stream::FakeStream;
 use crate::fork::Owner;
@@ -16,7 +18,8 @@ use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"CFGEVT01");
 
-/// Where each word lies: the records that were ordered, the last that was reached, and whether one failed.
+/// Where each word lies: the records that were ordered, the last that was reached, and whether one
+/// failed.
 const RECORDED: usize = 0;
 const REACHED: usize = 8;
 const FAILED: usize = 16;
@@ -50,7 +53,8 @@ impl FakeSharedEvent {
     /// A new one, which has fired until it is recorded.
     pub(super) fn new() -> Result<Self, GpuError> {
         let refused = |why: String| error("shared_event", OPERATING_SYSTEM, why);
-        let maker = Maker::this_process().ok_or_else(|| refused("/proc/self/stat cannot be read".into()))?;
+        let maker = Maker::this_process()
+            .ok_or_else(|| refused("/proc/self/stat cannot be read".into()))?;
         let words = Region::shared(BYTES).map_err(|why| refused(why.to_string()))?;
         Ok(Self { words, maker })
     }
@@ -58,12 +62,14 @@ impl FakeSharedEvent {
     /// Another process's. Any bytes may come.
     pub(super) fn open(name: &[u8; 64]) -> Result<Self, GpuError> {
         let bad = |why: String| error("open_event", INVALID_HANDLE, why);
-        let mut numbers =
-            name.chunks_exact(8).map(|eight| u64::from_le_bytes(eight.try_into().unwrap_or([0; 8])));
+        let mut numbers = name
+            .chunks_exact(8)
+            .map(|eight| u64::from_le_bytes(eight.try_into().unwrap_or([0; 8])));
         let mut next = || numbers.next().unwrap_or(0);
         let (magic, pid, started, fd, dev, ino) = (next(), next(), next(), next(), next(), next());
         let pid = u32::try_from(pid).ok().filter(|_| magic == MAGIC);
-        let pid = pid.ok_or_else(|| bad("these are not the bytes of an event of this driver".into()))?;
+        let pid =
+            pid.ok_or_else(|| bad("these are not the bytes of an event of this driver".into()))?;
         let maker = Maker { pid, started };
         if Some(maker) == Maker::this_process() {
             let hint = "the process that made an event cannot open it: use the event itself";
@@ -72,17 +78,19 @@ impl FakeSharedEvent {
         let path = format!("/proc/{pid}/fd/{fd}");
         let gone = |what: String| {
             bad(format!(
-                "{what}: process {pid} has dropped the event, has ended, or is in another pid namespace"
+                "{what}: process {pid} has dropped the event, has ended, or is in another pid \
+                namespace"
             ))
         };
-        // Opening a descriptor that is something else by now could block, or have effects: look first.
+        // Opening a descriptor that is something else by now could block, or have effects: look
+        // first.
         let target = std::fs::read_link(&path).map_err(|why| gone(format!("{path}: {why}")))?;
         if !target.to_string_lossy().starts_with("/memfd:carrack-region") || !maker.is_alive() {
             return Err(gone(format!("{path} is {}", target.display())));
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file =
-            rustix::fs::open(&path, flags, Mode::empty()).map_err(|why| gone(format!("{path}: {why}")))?;
+        let file = rustix::fs::open(&path, flags, Mode::empty())
+            .map_err(|why| gone(format!("{path}: {why}")))?;
         let stat = rustix::fs::fstat(&file).map_err(|why| gone(format!("{path}: {why}")))?;
         if (stat.st_dev, stat.st_ino) != (dev, ino) {
             return Err(gone(format!("{path} is another event")));
@@ -97,8 +105,8 @@ fn load(words: &Region, at: usize) -> u64 {
     words.fetch_add(at, 0).unwrap_or(0)
 }
 
-/// A record that a stream has not come to yet. Dropped before, since the stream failed, it fails the event: nobody
-/// waits for what nobody does.
+/// A record that a stream has not come to yet. Dropped before, since the stream failed, it fails
+/// the event: nobody waits for what nobody does.
 struct Ordered {
     words: Region,
     number: u64,
@@ -144,8 +152,8 @@ impl SharedEvent for FakeSharedEvent {
     fn record(&self, stream: &dyn Stream) -> Result<(), GpuError> {
         let any: &dyn Any = stream;
         let stream = any.downcast_ref::<FakeStream>();
-        let stream =
-            stream.ok_or_else(|| error("record", INVALID_HANDLE, "the stream is another driver's"))?;
+        let stream = stream
+            .ok_or_else(|| error("record", INVALID_HANDLE, "the stream is another driver's"))?;
         let number = self.words.fetch_add(RECORDED, 1).unwrap_or(0) + 1;
         let (words, owner) = (self.words.clone(), Owner::this_process());
         let ordered = Ordered { words, number, reached: false, owner };
@@ -157,7 +165,11 @@ impl SharedEvent for FakeSharedEvent {
 
     fn event(&self) -> Event {
         let number = load(&self.words, RECORDED);
-        Event::new(std::sync::Arc::new(Record { words: self.words.clone(), maker: self.maker, number }))
+        Event::new(std::sync::Arc::new(Record {
+            words: self.words.clone(),
+            maker: self.maker,
+            number,
+        }))
     }
 }
 
@@ -181,7 +193,11 @@ impl EventState for Record {
             return Ok(true);
         }
         if load(&self.words, FAILED) != 0 {
-            return Err(error("event", LAUNCH_FAILED, "the stream that was to record the event has failed"));
+            return Err(error(
+                "event",
+                LAUNCH_FAILED,
+                "the stream that was to record the event has failed",
+            ));
         }
         // A dead process's streams do nothing more; what they had done before counts.
         if !self.maker.is_alive() && !reached() {
@@ -222,7 +238,11 @@ mod tests {
         event.record(&*stream).unwrap();
         assert_eq!((first.query(), event.event().query()), (Ok(true), Ok(false)));
         drop(go);
-        assert_eq!(event.event().wait().unwrap_err().code, LAUNCH_FAILED, "the stream failed before it");
+        assert_eq!(
+            event.event().wait().unwrap_err().code,
+            LAUNCH_FAILED,
+            "the stream failed before it"
+        );
     }
 
     #[test]

@@ -7,8 +7,9 @@ use std::time::Duration;
 /// How often a waiting stream looks at its word.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// The streams of a device that wait at this moment. Once they take up all connections to the device, no stream moves, the
-/// library's own included; and while any waits, calls that wait for the whole device block.
+/// The streams of a device that wait at this moment. Once they take up all connections to the
+/// device, no stream moves, the library's own included; and while any waits, calls that wait for
+/// the whole device block.
 #[derive(Debug)]
 pub(super) struct Standstill {
     connections: usize,

@@ -13,8 +13,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A stream of the simulated driver: a thread that does what it is given, in order. When the last handle
-/// is dropped, what was given is still done.
+/// A stream of the simulated driver: a thread that does what it is given, in order. When the last
+/// handle is dropped, what was given is still done.
 pub struct FakeStream {
     shared: Arc<Shared>,
     ordinal: usize,
@@ -28,22 +28,31 @@ impl FakeStream {
         let device = shared.device("stream", ordinal)?;
         let number = device.turn.fetch_add(1, Ordering::Relaxed);
         let standstill = Arc::clone(&device.standstill);
-        let queue = Queue::start(format!("fake-gpu{ordinal}-user"), Arc::clone(&shared.faults), standstill)?;
+        let queue = Queue::start(
+            format!("fake-gpu{ordinal}-user"),
+            Arc::clone(&shared.faults),
+            standstill,
+        )?;
         Ok(Self { shared, ordinal, number, queue })
     }
 
-    /// Runs a closure on the stream, as a kernel: in order, asynchronously, and with access to device
-    /// memory through the [`Kernel`] that it is given.
+    /// Runs a closure on the stream, as a kernel: in order, asynchronously, and with access to
+    /// device memory through the [`Kernel`] that it is given.
     ///
     /// # Errors
-    /// The stream's thread has ended. What the kernel itself returns, and a panic of it (719), are told by
-    /// every later event of the stream, which does no more work: an error of a kernel is sticky.
+    /// The stream's thread has ended. What the kernel itself returns, and a panic of it (719), are
+    /// told by every later event of the stream, which does no more work: an error of a kernel is
+    /// sticky.
     pub fn launch(
         &self,
         kernel: impl FnOnce(&mut Kernel) -> Result<(), GpuError> + Send + 'static,
     ) -> Result<(), GpuError> {
-        let mut access =
-            Kernel { shared: Arc::clone(&self.shared), ordinal: self.ordinal, held: Vec::new(), fault: None };
+        let mut access = Kernel {
+            shared: Arc::clone(&self.shared),
+            ordinal: self.ordinal,
+            held: Vec::new(),
+            fault: None,
+        };
         let body = Box::new(move || {
             let outcome = kernel(&mut access);
             // An illegal access counts, also when the kernel took no notice of it.
@@ -55,7 +64,8 @@ impl FakeStream {
     }
 }
 
-// SAFETY: as of `FakeGpu`; a wait's promise is kept when the engine has read the word for the last time.
+// SAFETY: as of `FakeGpu`; a wait's promise is kept when the engine has read the word for the last
+// time.
 unsafe impl Stream for FakeStream {
     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
         Ok(self.shared.gpu("stream", self.ordinal)?)
@@ -109,7 +119,12 @@ unsafe impl Stream for FakeStream {
         })
     }
 
-    unsafe fn wait_value64(&self, word: *const u64, value: u64, until: Until) -> Result<Event, GpuError> {
+    unsafe fn wait_value64(
+        &self,
+        word: *const u64,
+        value: u64,
+        until: Until,
+    ) -> Result<Event, GpuError> {
         let word = self.word("wait_value64", word.cast_mut())?;
         let begin = || {
             self.queue.give(Job::Hold(word, value, until))?;
@@ -132,10 +147,13 @@ impl FakeStream {
 
     /// A word of host memory that the stream is to read or write; that of a device is refused here.
     fn word(&self, call: &'static str, word: *mut u64) -> Result<Word, GpuError> {
-        let bad = |what: &str| Err(error(call, INVALID_VALUE, format!("the word at {word:p} {what}")));
+        let bad =
+            |what: &str| Err(error(call, INVALID_VALUE, format!("the word at {word:p} {what}")));
         match NonNull::new(word) {
             Some(word) if !word.is_aligned() => bad("is not aligned to 8 bytes"),
-            Some(word) if self.shared.window_of(word.addr().get()).is_some() => bad("is no host memory"),
+            Some(word) if self.shared.window_of(word.addr().get()).is_some() => {
+                bad("is no host memory")
+            }
             Some(word) => Ok(Word(word)),
             None => bad("is null"),
         }
@@ -148,7 +166,8 @@ impl fmt::Debug for FakeStream {
     }
 }
 
-/// What a running kernel sees: the memory of its own device, of peers within its reach, and of the host.
+/// What a running kernel sees: the memory of its own device, of peers within its reach, and of the
+/// host.
 pub struct Kernel {
     shared: Arc<Shared>,
     ordinal: usize,
@@ -166,11 +185,13 @@ impl Kernel {
         self.shared.device("kernel", self.ordinal).map(|device| &device.info)
     }
 
-    /// Where the kernel may read and write `region`: `region.len()` bytes, valid until the kernel returns.
-    /// Peers, engines and other processes may write them at any time, so no references should be made.
+    /// Where the kernel may read and write `region`: `region.len()` bytes, valid until the kernel
+    /// returns. Peers, engines and other processes may write them at any time, so no references
+    /// should be made.
     ///
     /// # Errors
-    /// 700, which also fails the kernel: the memory is not this driver's, or out of the device's reach.
+    /// 700, which also fails the kernel: the memory is not this driver's, or out of the device's
+    /// reach.
     pub fn alias(&mut self, region: &Region) -> Result<*mut u8, GpuError> {
         let resolved = self.resolve(region);
         self.or_fault(resolved)
@@ -192,7 +213,8 @@ impl Kernel {
         }
         let found = self.shared.find_region("kernel", region)?;
         if region.len() > found.len - (region.addr() - found.base) {
-            let hint = format!("{region:?} goes on in another allocation: give its parts one by one");
+            let hint =
+                format!("{region:?} goes on in another allocation: give its parts one by one");
             return Err(error("kernel", INVALID_VALUE, hint));
         }
         let owner = self.shared.device("kernel", found.ordinal)?.info.uuid;
@@ -202,7 +224,8 @@ impl Kernel {
         Ok(start)
     }
 
-    /// Reads device memory by its address alone, which a kernel is given as an argument: a packet's, for one.
+    /// Reads device memory by its address alone, which a kernel is given as an argument: a
+    /// packet's, for one.
     ///
     /// # Errors
     /// As [`alias`](Self::alias).
@@ -214,7 +237,8 @@ impl Kernel {
     }
 
     fn resolve_at(&mut self, addr: usize, len: usize) -> Result<*mut u8, GpuError> {
-        let outside = || error("kernel", INVALID_VALUE, format!("{addr:#x}+{len} is no allocation's"));
+        let outside =
+            || error("kernel", INVALID_VALUE, format!("{addr:#x}+{len} is no allocation's"));
         let found = self.shared.find(addr).filter(|found| len <= found.len - (addr - found.base));
         let found = found.ok_or_else(outside)?;
         let owner = self.shared.device("kernel", found.ordinal)?.info.uuid;
@@ -251,8 +275,9 @@ impl Kernel {
         Ok(())
     }
 
-    /// Changes a slice in place. The closure works on a private copy, loaded before and stored after it:
-    /// others may write the memory at any time, so that a reference into it would be unsound.
+    /// Changes a slice in place. The closure works on a private copy, loaded before and stored
+    /// after it: others may write the memory at any time, so that a reference into it would be
+    /// unsound.
     ///
     /// # Errors
     /// As [`alias`](Self::alias).

@@ -48,7 +48,8 @@ pub(super) struct Entry {
 #[derive(Debug)]
 struct Space {
     window: Range<usize>,
-    /// Where the search for room begins: reuse as late as possible, so that a stale address is found out.
+    /// Where the search for room begins: reuse as late as possible, so that a stale address is
+    /// found out.
     cursor: usize,
     last_freed: Option<Range<usize>>,
 }
@@ -66,7 +67,11 @@ impl Table {
     /// A table of nothing, over each device's window.
     pub(super) fn new(windows: impl Iterator<Item = Range<usize>>) -> Self {
         let space = |window: Range<usize>| Space { cursor: window.start, window, last_freed: None };
-        Self { entries: BTreeMap::new(), reserved: BTreeMap::new(), spaces: windows.map(space).collect() }
+        Self {
+            entries: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+            spaces: windows.map(space).collect(),
+        }
     }
 
     /// The allocation that `addr` lies in, with its base.
@@ -77,11 +82,13 @@ impl Table {
 
     /// Bytes of a device that allocations made here take up.
     pub(super) fn used(&self, ordinal: usize) -> usize {
-        let own = |entry: &&Entry| entry.ordinal == ordinal && !matches!(entry.origin, Origin::Opened);
+        let own =
+            |entry: &&Entry| entry.ordinal == ordinal && !matches!(entry.origin, Origin::Opened);
         self.entries.values().filter(own).map(|entry| entry.span).sum()
     }
 
-    /// Finds room for `span` bytes in a device's window; `reuse` tries the address freed last first.
+    /// Finds room for `span` bytes in a device's window; `reuse` tries the address freed last
+    /// first.
     pub(super) fn room(
         &self,
         call: &'static str,
@@ -100,7 +107,8 @@ impl Table {
             .ok_or_else(full)
     }
 
-    /// Enters an allocation at a place that `room` found, or that is free within reserved addresses.
+    /// Enters an allocation at a place that `room` found, or that is free within reserved
+    /// addresses.
     pub(super) fn insert(&mut self, base: usize, entry: Entry) {
         self.advance(entry.window, base, entry.span);
         self.entries.insert(base, entry);
@@ -117,7 +125,8 @@ impl Table {
         Some(entry)
     }
 
-    /// Reserves addresses at a place that `room` found in a device's window: `room` finds none there any more.
+    /// Reserves addresses at a place that `room` found in a device's window: `room` finds none
+    /// there any more.
     pub(super) fn reserve(&mut self, ordinal: usize, base: usize, span: usize) {
         self.advance(ordinal, base, span);
         self.reserved.insert(base, base + span);
@@ -154,7 +163,8 @@ impl Table {
 
     /// Where the last of what overlaps a range ends: an allocation, or reserved addresses.
     fn behind(&self, addr: usize, span: usize) -> Option<usize> {
-        let entry = self.entries.range(..addr + span).next_back().map(|(base, entry)| base + entry.span);
+        let entry =
+            self.entries.range(..addr + span).next_back().map(|(base, entry)| base + entry.span);
         let reserved = self.reserved.range(..addr + span).next_back().map(|(_, end)| *end);
         entry.max(reserved).filter(|end| *end > addr)
     }
@@ -221,7 +231,11 @@ mod tests {
         assert_eq!(table.room("test", 0, 100, true).unwrap(), 0);
         assert_eq!(table.room("test", 0, 200, true).unwrap(), 200, "it does not fit where it was");
         table.insert(200, entry(200, 200, 3));
-        assert_eq!(table.room("test", 0, 100, false).unwrap(), 0, "the window is used up, so from its start");
+        assert_eq!(
+            table.room("test", 0, 100, false).unwrap(),
+            0,
+            "the window is used up, so from its start"
+        );
         table.insert(0, entry(100, 100, 4));
         assert_eq!(table.room("test", 0, 1, false).unwrap_err().code, OUT_OF_MEMORY);
         assert_eq!(table.room("test", 0, 1, true).unwrap_err().code, OUT_OF_MEMORY);
@@ -243,7 +257,11 @@ mod tests {
         assert_eq!(table.find(249).map(|(base, entry)| (base, entry.id.0)), Some((200, 2)));
         table.remove(200).unwrap();
         assert!(table.is_empty(100, 200));
-        assert_eq!(table.room("test", 0, 100, true).unwrap(), 300, "what was freed there is no room");
+        assert_eq!(
+            table.room("test", 0, 100, true).unwrap(),
+            300,
+            "what was freed there is no room"
+        );
         table.release(100);
         table.remove(0).unwrap();
         assert_eq!(table.room("test", 0, 100, true).unwrap(), 0);

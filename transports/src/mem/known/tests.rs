@@ -40,10 +40,17 @@ fn regions_of_one_allocation_have_one_root_until_it_is_forgotten() {
     let second = rig.raw(owner.addr() + 500, 500, MR_DEVICE).unwrap();
     assert!(is_one(&first, &second) && !is_one(&first, &owner));
     assert_eq!((first.root().addr(), first.root().len()), (owner.addr(), 1000));
-    assert!(matches!(rig.raw(owner.addr() + 1, 1000, MR_DEVICE), Err(RawError::Beyond { left: 999, .. })));
+    assert!(matches!(
+        rig.raw(owner.addr() + 1, 1000, MR_DEVICE),
+        Err(RawError::Beyond { left: 999, .. })
+    ));
     assert_eq!(rig.known.forget(owner.addr() + 1000, 10), 0, "behind it");
     assert_eq!(rig.known.len(), 1);
-    assert_eq!(rig.known.forget(owner.addr() + 999, 1), 1, "two regions of one allocation are left");
+    assert_eq!(
+        rig.known.forget(owner.addr() + 999, 1),
+        1,
+        "two regions of one allocation are left"
+    );
     assert!(rig.known.is_empty());
     let third = rig.raw(owner.addr(), 10, MR_UNKNOWN).unwrap();
     assert!(!is_one(&first, &third));
@@ -56,7 +63,8 @@ fn regions_of_one_allocation_have_one_root_until_it_is_forgotten() {
 #[test]
 fn what_makes_room_is_asked_about_anew() {
     let rig = Rig::of(2);
-    let owners: Vec<_> = (0..5).map(|_| rig.gpu().allocate(1000, Flavour::Plain).unwrap()).collect();
+    let owners: Vec<_> =
+        (0..5).map(|_| rig.gpu().allocate(1000, Flavour::Plain).unwrap()).collect();
     for _ in 0..3 {
         for owner in &owners {
             assert_eq!(rig.raw(owner.addr() + 9, 9, MR_DEVICE).unwrap().id(), owner.id());
@@ -64,7 +72,8 @@ fn what_makes_room_is_asked_about_anew() {
         }
     }
     // Regions that are used while their extent makes room are not lost sight of.
-    let held: Vec<_> = owners.iter().map(|owner| rig.raw(owner.addr(), 9, MR_UNKNOWN).unwrap()).collect();
+    let held: Vec<_> =
+        owners.iter().map(|owner| rig.raw(owner.addr(), 9, MR_UNKNOWN).unwrap()).collect();
     assert_eq!(rig.known.forget(0, usize::MAX), 5);
     drop(held);
     assert_eq!(rig.known.forget(0, usize::MAX), 0);
@@ -85,7 +94,11 @@ fn an_address_that_was_a_gpus_is_the_hosts_when_somebody_says_so() {
     }
     assert_eq!(rig.raw(addr + 5, 1, MR_HOST).unwrap().kind(), MemKind::Host);
     assert!(rig.known.is_empty());
-    assert_eq!(rig.raw(addr + 5, 1, MR_UNKNOWN).unwrap().kind(), MemKind::Host, "as far as anybody knows");
+    assert_eq!(
+        rig.raw(addr + 5, 1, MR_UNKNOWN).unwrap().kind(),
+        MemKind::Host,
+        "as far as anybody knows"
+    );
 }
 
 #[test]
@@ -109,9 +122,12 @@ fn memory_that_was_locked_is_the_hosts_again_without_a_word() {
 #[test]
 fn what_was_freed_is_let_go_of_when_the_table_is_looked_after() {
     let rig = Rig::of(100);
-    let owners: Vec<_> = (0..30).map(|_| rig.gpu().allocate(1000, Flavour::Plain).unwrap()).collect();
-    let roots: Vec<_> =
-        owners.iter().map(|owner| rig.raw(owner.addr(), 9, MR_UNKNOWN).unwrap().root().downgrade()).collect();
+    let owners: Vec<_> =
+        (0..30).map(|_| rig.gpu().allocate(1000, Flavour::Plain).unwrap()).collect();
+    let roots: Vec<_> = owners
+        .iter()
+        .map(|owner| rig.raw(owner.addr(), 9, MR_UNKNOWN).unwrap().root().downgrade())
+        .collect();
     (0..10).for_each(|_| rig.known.look_after());
     assert!(roots.iter().all(|root| !root.is_gone()), "it is there");
     let kept: Vec<_> = owners.into_iter().step_by(2).collect();
@@ -182,7 +198,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever was asked, freed and allocated again before: what is given is what the driver has there now.
+    /// Whatever was asked, freed and allocated again before: what is given is what the driver has
+    /// there now.
     #[test]
     fn it_answers_as_the_driver_would_each_time(limit in 1_usize..5, steps in steps()) {
         let rig = Rig::of(limit);

@@ -59,7 +59,10 @@ fn one_block_of_the_driver_is_cut_into_slabs() {
     assert_eq!((packets.len(), pool.allocated(), driver.counters().allocs), (512, 512, 2));
     let mut places: Vec<usize> = packets.iter().map(Packet::addr).collect();
     places.sort_unstable();
-    assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= 8 << 10), "no packet overlaps another");
+    assert!(
+        places.windows(2).all(|pair| pair[1] - pair[0] >= 8 << 10),
+        "no packet overlaps another"
+    );
     assert!(packets.iter().all(|packet| packet.as_slice().is_none()));
     drop(pool);
     assert_eq!(driver.counters().frees, 0, "packets keep their memory");
@@ -141,7 +144,9 @@ where
 }
 
 /// A pool over one that says it is the host's.
-fn lying(gives: impl Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync + 'static) -> PacketPool {
+fn lying(
+    gives: impl Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync + 'static,
+) -> PacketPool {
     PacketPool::new(Arc::new(Liar { kind: MemKind::Host, gpu: None, gives }), 64, 64)
 }
 

@@ -10,8 +10,8 @@ struct Joined {
     parts: Vec<Region>,
 }
 
-/// A region of which there is no other handle, no part and no slice: nobody can use it but by way of this, and dropping it gives
-/// the memory back, or to its keeper.
+/// A region of which there is no other handle, no part and no slice: nobody can use it but by way
+/// of this, and dropping it gives the memory back, or to its keeper.
 pub struct SoleRegion(Allocation);
 
 impl SoleRegion {
@@ -28,12 +28,12 @@ impl std::fmt::Debug for SoleRegion {
 }
 
 impl Region {
-    /// Regions of GPUs' memory that lie one behind the other, as a region that keeps all of them. `None` if they do not lie so,
-    /// or are memory that the program answers for.
+    /// Regions of GPUs' memory that lie one behind the other, as a region that keeps all of them.
+    /// `None` if they do not lie so, or are memory that the program answers for.
     ///
-    /// Where they are of several GPUs, it is said to be of the first's, with all of its parts: that one has to reach all of them, since its
-    /// engines are asked. Engines go across the borders. No handle stands for all of it (gpu.md, VMM rule 2): it is exported part by
-    /// part.
+    /// Where they are of several GPUs, it is said to be of the first's, with all of its parts: that
+    /// one has to reach all of them, since its engines are asked. Engines go across the borders. No
+    /// handle stands for all of it (gpu.md, VMM rule 2): it is exported part by part.
     pub fn joined(parts: Vec<Self>) -> Option<Self> {
         let first = parts.first()?;
         let (base, kind, id, gpu) = (first.0.base, first.kind(), first.id(), first.gpu().cloned());
@@ -41,13 +41,14 @@ impl Region {
             [one, next] => one.addr().checked_add(one.len()) == Some(next.addr()),
             _ => false,
         };
-        let can_be = |part: &Self| matches!(part.kind(), MemKind::Device(_)) && part.0.watch.is_never();
+        let can_be =
+            |part: &Self| matches!(part.kind(), MemKind::Device(_)) && part.0.watch.is_never();
         if !parts.windows(2).all(follows) || !parts.iter().all(can_be) {
             return None;
         }
         let len = parts.iter().map(Self::len).sum();
-        // SAFETY: the range is that of the parts, without a gap, and they keep it; it is memory of a device, so that nobody follows
-        // the pointer but engines.
+        // SAFETY: the range is that of the parts, without a gap, and they keep it; it is memory of
+        // a device, so that nobody follows the pointer but engines.
         Some(unsafe { Self::from_parts(base, len, kind, id, gpu, Box::new(Joined { parts })) })
     }
 
@@ -56,12 +57,14 @@ impl Region {
         self.joint().is_some()
     }
 
-    /// The regions that a [joined](Self::joined) one, or a part of one, reaches into, in their order. None of any other.
+    /// The regions that a [joined](Self::joined) one, or a part of one, reaches into, in their
+    /// order. None of any other.
     pub fn joined_parts(&self) -> Vec<Self> {
         let Some(Joined { parts }) = self.joint() else { return Vec::new() };
         let end = self.addr().saturating_add(self.len());
-        let reaches =
-            |part: &&Self| part.addr() < end && self.addr() < part.addr().saturating_add(part.len());
+        let reaches = |part: &&Self| {
+            part.addr() < end && self.addr() < part.addr().saturating_add(part.len())
+        };
         parts.iter().filter(reaches).cloned().collect()
     }
 
@@ -70,7 +73,8 @@ impl Region {
         owner.downcast_ref()
     }
 
-    /// Whether there are other handles to it, parts of it, or slices: in an operation, a registration, or anybody's hands.
+    /// Whether there are other handles to it, parts of it, or slices: in an operation, a
+    /// registration, or anybody's hands.
     pub fn is_held_elsewhere(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
@@ -123,7 +127,9 @@ mod tests {
         assert!(Region::joined(vec![one.clone(), far]).is_none());
         assert!(Region::joined(vec![Region::host(1)]).is_none());
         let whole = Region::joined(vec![one.clone(), other]).unwrap();
-        assert!(whole.is_joined() && whole.subregion(1, 1).unwrap().is_joined() && !one.is_joined());
+        assert!(
+            whole.is_joined() && whole.subregion(1, 1).unwrap().is_joined() && !one.is_joined()
+        );
         let reached = |at, len| {
             let parts = whole.subregion(at, len).unwrap().joined_parts();
             parts.iter().map(|part| (part.addr() - whole.addr()) / BLOCK).collect::<Vec<_>>()

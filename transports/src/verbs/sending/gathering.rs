@@ -42,7 +42,8 @@ impl Sending {
         self.alone(message, completed, bounces)
     }
 
-    /// Puts a message with those that wait for more. What is too long for that, or finds no buffer, is sent.
+    /// Puts a message with those that wait for more. What is too long for that, or finds no buffer,
+    /// is sent.
     pub(in crate::verbs) fn gather(
         &mut self,
         (header, bytes): (Header, MemRef<'_>),
@@ -62,8 +63,8 @@ impl Sending {
             };
             self.sent += 1;
             self.gathered = Some(Gathered { bounce, len: HEADER });
-            // What is listed is found by a poller before it sleeps; but one may sleep since it was listed, and was sent off by
-            // whoever found that.
+            // What is listed is found by a poller before it sleeps; but one may sleep since it was
+            // listed, and was sent off by whoever found that.
             nobody_polls = match self.is_listed {
                 true => signs.gathered.is_asleep(),
                 false => signs.gathered.put(self.connection),

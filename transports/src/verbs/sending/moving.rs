@@ -9,7 +9,8 @@ use crate::verbs::sys::bindings::{IBV_SEND_INLINE, IBV_WR_RDMA_READ, IBV_WR_RDMA
 use crate::verbs::transfers::{Direction, PIECE, PlaceKey, Registrations, Transfer, Via};
 
 impl Sending {
-    /// Writes a buffer to a peer's memory, or fills it from there. The buffer is taken when that has begun.
+    /// Writes a buffer to a peer's memory, or fills it from there. The buffer is taken when that
+    /// has begun.
     pub(in crate::verbs) fn transfer(
         &mut self,
         (direction, remote): (Direction, RemotePlace),
@@ -21,7 +22,8 @@ impl Sending {
         if PlaceKey::decode(remote.key).is_some_and(|key| key.rail > 0) {
             return Err(Unsent::Wrong("it has named a key of another NIC's".into()));
         }
-        // Copied sooner than registered. A region is registered already, or will be for the next time.
+        // Copied sooner than registered. A region is registered already, or will be for the next
+        // time.
         let is_small = buffer.len() <= bounces.payload() && buffer.view().place().is_host();
         if is_small && !matches!(buffer, Buffer::Region(_)) {
             let way = (direction, remote.addr, rkey);
@@ -35,10 +37,16 @@ impl Sending {
             return Err(Unsent::Unregistered("it is not in one piece".into()));
         };
         let here = (base, len, registration.memory.lkey());
-        // SAFETY: the buffer lies in the registration, and both are held from here on, if any of it has begun.
+        // SAFETY: the buffer lies in the registration, and both are held from here on, if any of it
+        // has begun.
         let begun = unsafe { self.move_bytes((direction, remote.addr, rkey), here, behind) }?;
-        // Also if a part was refused: what was posted still reads it. It is given back when the queue pair is gone.
-        self.hold(Transfer::new(token, Via::Registration(registration, direction), std::mem::take(buffer)));
+        // Also if a part was refused: what was posted still reads it. It is given back when the
+        // queue pair is gone.
+        self.hold(Transfer::new(
+            token,
+            Via::Registration(registration, direction),
+            std::mem::take(buffer),
+        ));
         begun
     }
 
@@ -59,14 +67,15 @@ impl Sending {
             return Err(Unsent::Unregistered("it is not in one piece".into()));
         };
         let here = (base.wrapping_add(part.start), part.len(), registration.memory.lkey());
-        // SAFETY: the part lies in the registration, and this and a share of the buffer are held from here on, if any of it has
-        // begun.
+        // SAFETY: the part lies in the registration, and this and a share of the buffer are held
+        // from here on, if any of it has begun.
         let begun = unsafe { self.move_bytes((Direction::Put, remote.addr, rkey), here, behind) }?;
         self.hold(Transfer::new(token, Via::Shared(registration, chunk.of.clone()), Buffer::Empty));
         begun
     }
 
-    /// What a peer's place is called, and where a byte goes that has to be read behind what is written there.
+    /// What a peer's place is called, and where a byte goes that has to be read behind what is
+    /// written there.
     fn named(
         (direction, remote): (Direction, RemotePlace),
         registrations: &Registrations,
@@ -79,7 +88,12 @@ impl Sending {
     }
 
     /// Looks whether there is room for the requests that so many bytes take.
-    fn find_room(&self, len: usize, behind: Option<(u64, u32)>, completed: u32) -> Result<(), Unsent> {
+    fn find_room(
+        &self,
+        len: usize,
+        behind: Option<(u64, u32)>,
+        completed: u32,
+    ) -> Result<(), Unsent> {
         let pieces = len.div_ceil(PIECE) + usize::from(behind.is_some());
         let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
         if pieces.saturating_add(self.outstanding(completed) + RESERVE) < self.depth {
@@ -92,8 +106,9 @@ impl Sending {
         Err(Unsent::Busy(Busy::Full))
     }
 
-    /// Posts the requests that move bytes between registered memory of this side and a peer's, and the read behind them if there
-    /// is to be one. The outer error: nothing was posted. The inner one: something was, and not all.
+    /// Posts the requests that move bytes between registered memory of this side and a peer's, and
+    /// the read behind them if there is to be one. The outer error: nothing was posted. The inner
+    /// one: something was, and not all.
     ///
     /// # Safety
     /// If anything was posted, the memory and its registration stay until it is over.
@@ -109,7 +124,8 @@ impl Sending {
         };
         for at in (0..len).step_by(PIECE) {
             let here = PIECE.min(len - at);
-            let (addr, length) = (base.wrapping_add(at) as u64, u32::try_from(here).unwrap_or(u32::MAX));
+            let (addr, length) =
+                (base.wrapping_add(at) as u64, u32::try_from(here).unwrap_or(u32::MAX));
             let mut part = [ibv_sge { addr, length, lkey }];
             let mut request = self.request(&mut part, opcode);
             request.wr.rdma.remote_addr = there.wrapping_add(at as u64);
@@ -118,7 +134,9 @@ impl Sending {
             // SAFETY: promised by the caller.
             if let Err(error) = unsafe { self.post_as(&mut request, is_last, is_last) } {
                 if at > 0 {
-                    return Ok(Err(Unsent::Failed("a request for a part of a buffer was refused".into())));
+                    return Ok(Err(Unsent::Failed(
+                        "a request for a part of a buffer was refused".into(),
+                    )));
                 }
                 return Err(error);
             }
@@ -126,9 +144,14 @@ impl Sending {
         Ok(self.read_behind((there, rkey), behind))
     }
 
-    /// Has a byte read from where bytes were just written, so that the operation is over when they have reached the memory, which
-    /// the NIC's word for their arrival does not say of a GPU's. It goes `nowhere`; without one nothing is to be read.
-    fn read_behind(&mut self, (addr, rkey): (u64, u32), nowhere: Option<(u64, u32)>) -> Result<(), Unsent> {
+    /// Has a byte read from where bytes were just written, so that the operation is over when they
+    /// have reached the memory, which the NIC's word for their arrival does not say of a GPU's. It
+    /// goes `nowhere`; without one nothing is to be read.
+    fn read_behind(
+        &mut self,
+        (addr, rkey): (u64, u32),
+        nowhere: Option<(u64, u32)>,
+    ) -> Result<(), Unsent> {
         let Some((at, lkey)) = nowhere else { return Ok(()) };
         let mut part = [ibv_sge { addr: at, length: 1, lkey }];
         let mut request = self.request(&mut part, IBV_WR_RDMA_READ);
@@ -167,12 +190,13 @@ impl Sending {
             }
         };
         let mut part = [ibv_sge { addr: filled.addr, length: filled.len, lkey: filled.key }];
-        let mut request = self.request(&mut part, if is_put { IBV_WR_RDMA_WRITE } else { IBV_WR_RDMA_READ });
+        let mut request =
+            self.request(&mut part, if is_put { IBV_WR_RDMA_WRITE } else { IBV_WR_RDMA_READ });
         request.wr.rdma.remote_addr = addr;
         request.wr.rdma.rkey = rkey;
         request.send_flags = if goes_inline { IBV_SEND_INLINE } else { 0 };
-        // SAFETY: the call copies what goes inline, which is host memory and borrowed as long; a bounce is nobody else's until the
-        // request is over.
+        // SAFETY: the call copies what goes inline, which is host memory and borrowed as long; a
+        // bounce is nobody else's until the request is over.
         match unsafe { self.post_as(&mut request, behind.is_none(), behind.is_none()) } {
             Ok(()) => {
                 let read = self.read_behind((addr, rkey), behind);

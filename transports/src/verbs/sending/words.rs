@@ -5,7 +5,8 @@ use crate::contract::{Busy, OpToken, RemotePlace, WordChange};
 use crate::mem::{Buffer, SmallBytes};
 use crate::verbs::bounces::Bounces;
 use crate::verbs::sys::bindings::{
-    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, ibv_send_wr__bindgen_ty_2__bindgen_ty_2, ibv_sge,
+    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_2, ibv_sge,
 };
 use crate::verbs::transfers::{PlaceKey, Transfer, Via};
 
@@ -13,7 +14,9 @@ use crate::verbs::transfers::{PlaceKey, Transfer, Via};
 const WORD: usize = size_of::<u64>();
 
 impl Sending {
-    /// Changes a word. What it held comes into a bounce buffer of this side's. How many such operations and reads may be under way the queue pair knows: beyond that the NIC holds them back.
+    /// Changes a word. What it held comes into a bounce buffer of this side's. How many such
+    /// operations and reads may be under way the queue pair knows: beyond that the NIC holds them
+    /// back.
     pub(in crate::verbs) fn atomic(
         &mut self,
         (word, change): (RemotePlace, WordChange),
@@ -30,7 +33,10 @@ impl Sending {
         }
         if !word.addr.is_multiple_of(WORD as u64) {
             // As above.
-            return Err(Unsent::Unregistered(format!("the word at {:#x} is not aligned", word.addr)));
+            return Err(Unsent::Unregistered(format!(
+                "the word at {:#x} is not aligned",
+                word.addr
+            )));
         }
         if self.outstanding(completed) + RESERVE >= self.depth {
             return Err(Unsent::Busy(Busy::Full));
@@ -50,8 +56,12 @@ impl Sending {
         };
         let mut part = [ibv_sge { addr: held.addr, length: held.len, lkey: held.key }];
         let mut request = self.request(&mut part, opcode);
-        request.wr.atomic =
-            ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr: word.addr, compare_add, swap, rkey };
+        request.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+            remote_addr: word.addr,
+            compare_add,
+            swap,
+            rkey,
+        };
         // SAFETY: the bounce is nobody else's until the request is over.
         match unsafe { self.post_as(&mut request, true, true) } {
             Ok(()) => {

@@ -1,8 +1,8 @@
 //! Who is who on the simulated network.
 //!
-//! A process takes *blocks* of 255 port addresses, each by binding a socket's name, so that the kernel sees to it that
-//! nobody else has them. GIDs and LIDs are made from a port's address, and lead back to it: a port is found from its GID
-//! without anybody's being asked.
+//! A process takes *blocks* of 255 port addresses, each by binding a socket's name, so that the
+//! kernel sees to it that nobody else has them. GIDs and LIDs are made from a port's address, and
+//! lead back to it: a port is found from its GID without anybody's being asked.
 
 use super::LinkLayer;
 use std::fmt;
@@ -11,7 +11,8 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Block(pub(super) u16);
 
-/// Blocks that there are. A LID has room for this many, with those left out that mean groups of ports.
+/// Blocks that there are. A LID has room for this many, with those left out that mean groups of
+/// ports.
 pub(super) const BLOCKS: u16 = 0xbf;
 
 /// Ports of a block: numbers 1 to this.
@@ -32,7 +33,8 @@ pub(super) enum GidKind {
     RoceV2,
 }
 
-/// How an InfiniBand GID of ours begins, and a link-local one of RoCE: the locally administered vendor 02:00:ca.
+/// How an InfiniBand GID of ours begins, and a link-local one of RoCE: the locally administered
+/// vendor 02:00:ca.
 const LINK_LOCAL: [u8; 13] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x02, 0x00, 0xca, 0xff, 0xfe];
 /// How an IPv4 address of ours begins, mapped to IPv6: 10.
 const MAPPED: [u8; 13] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10];
@@ -69,7 +71,9 @@ impl PortAddress {
     }
 
     fn with(start: [u8; 13], [high, low, number]: [u8; 3]) -> [u8; 16] {
-        std::array::from_fn(|at| start.get(at).copied().unwrap_or([high, low, number][at.saturating_sub(13)]))
+        std::array::from_fn(|at| {
+            start.get(at).copied().unwrap_or([high, low, number][at.saturating_sub(13)])
+        })
     }
 
     /// The port's table of GIDs.
@@ -112,8 +116,8 @@ impl fmt::Debug for PortAddress {
     }
 }
 
-/// The name of the socket at which a block of a network is reached. Names of the abstract namespace end with their
-/// sockets: nothing stays behind.
+/// The name of the socket at which a block of a network is reached. Names of the abstract namespace
+/// end with their sockets: nothing stays behind.
 pub(super) fn socket_name(fabric: &str, block: Block) -> Vec<u8> {
     // FNV-1a: the name is no secret, it has to be short and the same in all processes.
     let hash = fabric.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// How much of a work queue is taken. A place is free again when its completion has been polled, or a later one of the same
-/// queue, as with real providers: an unsignalled request keeps its place until then.
+/// How much of a work queue is taken. A place is free again when its completion has been polled, or
+/// a later one of the same queue, as with real providers: an unsignalled request keeps its place
+/// until then.
 #[derive(Debug)]
 pub(super) struct Depth {
     limit: u64,
@@ -23,7 +24,11 @@ pub(super) struct Depth {
 
 impl Depth {
     pub(super) fn new(limit: u32) -> Arc<Self> {
-        Arc::new(Self { limit: u64::from(limit), posted: AtomicU64::new(0), freed: AtomicU64::new(0) })
+        Arc::new(Self {
+            limit: u64::from(limit),
+            posted: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+        })
     }
 
     /// Takes a place and returns its number; `None` when there is none.
@@ -129,7 +134,8 @@ impl CompletionQueue {
         faults: Arc<Faults>,
     ) -> Arc<Self> {
         let (entries, late) = (VecDeque::new(), VecDeque::new());
-        let inner = Inner { entries, late, capacity, armed: Armed::No, broken: false, closed: false };
+        let inner =
+            Inner { entries, late, capacity, armed: Armed::No, broken: false, closed: false };
         Arc::new(Self {
             inner: Mutex::new(inner),
             visible: AtomicUsize::new(0),
@@ -186,7 +192,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Shows what is due. When there is more: when that is to be looked at again, or `None` while completions are held.
+    /// Shows what is due. When there is more: when that is to be looked at again, or `None` while
+    /// completions are held.
     pub(super) fn release(self: &Arc<Self>, now: Instant) -> Option<Option<Instant>> {
         let mut inner = lock(&self.inner);
         if self.faults.holds_completions() {
@@ -221,7 +228,8 @@ impl CompletionQueue {
     /// Tells of the next completion through the channel, or the next solicited one.
     pub(super) fn arm(&self, solicited_only: bool) {
         let mut inner = lock(&self.inner);
-        // Asking for all while asking for solicited ones widens, the other way round does not narrow.
+        // Asking for all while asking for solicited ones widens, the other way round does not
+        // narrow.
         inner.armed = match (solicited_only, inner.armed) {
             (true, Armed::ForAll) | (false, _) => Armed::ForAll,
             (true, _) => Armed::ForSolicited,
@@ -246,7 +254,8 @@ impl CompletionQueue {
         }
     }
 
-    /// The program destroys it: from here on no event is about it. Waits until those that were given are acknowledged.
+    /// The program destroys it: from here on no event is about it. Waits until those that were
+    /// given are acknowledged.
     pub(super) fn close(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
         (inner.broken, inner.closed) = (true, true);
@@ -256,7 +265,9 @@ impl CompletionQueue {
         if let Some(channel) = &self.channel {
             channel.forget(|event| Arc::ptr_eq(event, self));
         }
-        self.events.forget(|event| matches!(&event.source, Source::Completions(of) if Arc::ptr_eq(of, self)));
+        self.events.forget(
+            |event| matches!(&event.source, Source::Completions(of) if Arc::ptr_eq(of, self)),
+        );
         self.given.wait();
         self.asynchronous.wait();
     }

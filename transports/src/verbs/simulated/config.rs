@@ -6,13 +6,15 @@ use std::sync::Arc;
 /// How the ports of a simulated NIC are addressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkLayer {
-    /// RoCE: no LID, and a table of four GIDs a port, as real drivers fill it: link-local and IPv4, version 1 and 2 of each.
+    /// RoCE: no LID, and a table of four GIDs a port, as real drivers fill it: link-local and IPv4,
+    /// version 1 and 2 of each.
     Ethernet,
     /// InfiniBand: a LID, and one GID.
     InfiniBand,
 }
 
-/// What a simulated device can do at most. What is asked of it beyond that is refused, as a real driver refuses it.
+/// What a simulated device can do at most. What is asked of it beyond that is refused, as a real
+/// driver refuses it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Queue pairs.
@@ -37,11 +39,13 @@ pub struct Limits {
     pub protection_domains: u32,
     /// Reads and atomic operations of a queue pair that may be under way, in each direction.
     pub reads: u8,
-    /// Whether it does atomic operations: where it does, among those of one device alone (`IBV_ATOMIC_HCA`).
+    /// Whether it does atomic operations: where it does, among those of one device alone
+    /// (`IBV_ATOMIC_HCA`).
     pub atomics: bool,
     /// Whether it pages on demand, what reliable connections read and write and words included.
     pub on_demand: bool,
-    /// Bytes that may be registered without that, and so are locked: what a real kernel takes from `RLIMIT_MEMLOCK`.
+    /// Bytes that may be registered without that, and so are locked: what a real kernel takes from
+    /// `RLIMIT_MEMLOCK`.
     pub locked: u64,
     /// Thread domains; 0 is a device that has none.
     pub thread_domains: u32,
@@ -91,14 +95,18 @@ pub struct Config {
     pub link_layer: LinkLayer,
     /// What each device can do.
     pub limits: Limits,
-    /// The network that the ports are plugged into, by name: devices of all processes of one user and machine meet there.
-    /// `None` is a network of its own, to which these devices alone are plugged, and which needs no socket.
+    /// The network that the ports are plugged into, by name: devices of all processes of one user
+    /// and machine meet there. `None` is a network of its own, to which these devices alone are
+    /// plugged, and which needs no socket.
     pub fabric: Option<String>,
-    /// Bytes of a message that travel in one packet, 1 to 60 KiB; not what the port says of its MTU.
+    /// Bytes of a message that travel in one packet, 1 to 60 KiB; not what the port says of its
+    /// MTU.
     pub packet: usize,
-    /// Whether contexts offer libibverbs' extended calls (`verbs_context`), or are those of an old library.
+    /// Whether contexts offer libibverbs' extended calls (`verbs_context`), or are those of an old
+    /// library.
     pub extended: bool,
-    /// Drivers whose memory can be registered by its address, as with a peer-memory module in the kernel.
+    /// Drivers whose memory can be registered by its address, as with a peer-memory module in the
+    /// kernel.
     pub gpus: Vec<Arc<dyn Driver>>,
 }
 
@@ -124,8 +132,8 @@ impl Config {
         Self { devices, ..Self::default() }
     }
 
-    /// For a process of a job: one device, on the network that [`FABRIC_VARIABLE`] names, and where it is not set on one for
-    /// all processes of this user.
+    /// For a process of a job: one device, on the network that [`FABRIC_VARIABLE`] names, and where
+    /// it is not set on one for all processes of this user.
     pub fn from_env() -> Self {
         let of_the_user = || format!("user {}", rustix::process::geteuid().as_raw());
         let fabric = std::env::var(FABRIC_VARIABLE).unwrap_or_else(|_| of_the_user());

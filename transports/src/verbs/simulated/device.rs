@@ -1,4 +1,5 @@
-//! A simulated device: ports, tables, limits. It is the hardware; programs that open it have contexts of it.
+//! A simulated device: ports, tables, limits. It is the hardware; programs that open it have
+//! contexts of it.
 
 use super::address::PortAddress;
 use super::completion::CompletionQueue;
@@ -67,7 +68,10 @@ impl Count {
     /// ENOMEM: there are as many as may be.
     pub(super) fn add(&self) -> Result<(), Errno> {
         let more = |now| (now < self.limit).then_some(now + 1);
-        self.now.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).map(|_| ()).map_err(|_| Errno::NOMEM)
+        self.now
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
+            .map(|_| ())
+            .map_err(|_| Errno::NOMEM)
     }
 
     pub(super) fn now(&self) -> u32 {
@@ -132,8 +136,8 @@ impl Device {
         let limits = config.limits.clone();
         let port = |address| Port { address, up: AtomicBool::new(true) };
         // Numbers begin somewhere else on each device, so that one taken for another's is noticed.
-        let first =
-            0x100 + addresses.first().map_or(0, |address| address.raw().wrapping_mul(977) & 0x3f_ffff);
+        let first = 0x100
+            + addresses.first().map_or(0, |address| address.raw().wrapping_mul(977) & 0x3f_ffff);
         Arc::new(Self {
             name: format!("sim{index}"),
             index,
@@ -275,7 +279,8 @@ impl Device {
     ) -> Result<(), Unreachable> {
         let of_a_gpu = || self.regions.is_of_a_gpu(domain, at);
         let until = match self.faults.visibility(true) {
-            // The harshest that may be relaxed: nothing is seen before something is that is in order.
+            // The harshest that may be relaxed: nothing is seen before something is that is in
+            // order.
             Visibility::AtOnce if self.regions.is_relaxed(domain, at) => Visibility::WithCompletion,
             Visibility::AtOnce => Visibility::AtOnce,
             _ => self.faults.visibility(of_a_gpu()),
@@ -290,8 +295,8 @@ impl Device {
         Ok(())
     }
 
-    /// Puts what was read from a peer into memory of this side: where that is a GPU's, it may be seen later, too. For a device that
-    /// delays writes until it completes something, this is that.
+    /// Puts what was read from a peer into memory of this side: where that is a GPU's, it may be
+    /// seen later, too. For a device that delays writes until it completes something, this is that.
     pub(super) fn take_in(
         &self,
         domain: Domain,
@@ -318,8 +323,8 @@ impl Device {
         Ok(())
     }
 
-    /// Lets late writes be seen: those that a completion lets through, or, before a read, all. Also those that nothing holds
-    /// back any more.
+    /// Lets late writes be seen: those that a completion lets through, or, before a read, all. Also
+    /// those that nothing holds back any more.
     pub(super) fn settle_writes(&self, by: Visibility) {
         let mut late = lock(&self.late_writes);
         if late.is_empty() {

@@ -1,7 +1,9 @@
-//! The processor of the simulated NICs of one process and network: where they are plugged in, and how its thread is told of work.
+//! The processor of the simulated NICs of one process and network: where they are plugged in, and
+//! how its thread is told of work.
 //!
-//! It is a thread because a NIC works by itself: what a peer reads or writes is served while the program does nothing. The
-//! thread sleeps when there is nothing to do, and ends with the last port.
+//! It is a thread because a NIC works by itself: what a peer reads or writes is served while the
+//! program does nothing. The thread sleeps when there is nothing to do, and ends with the last
+//! port.
 
 use super::address::{BLOCKS, Block, PORTS_OF_A_BLOCK, PortAddress};
 use super::completion::CompletionQueue;
@@ -152,8 +154,8 @@ impl Engine {
     /// Addresses for so many ports.
     ///
     /// # Errors
-    /// ESHUTDOWN: the last port has gone meanwhile, and the engine with it. EADDRNOTAVAIL: the network is full. What the socket
-    /// of a block gives.
+    /// ESHUTDOWN: the last port has gone meanwhile, and the engine with it. EADDRNOTAVAIL: the
+    /// network is full. What the socket of a block gives.
     pub(super) fn take_addresses(&self, ports: usize) -> Result<Vec<PortAddress>, Errno> {
         let mut addresses = lock(&self.addresses);
         if addresses.stopped {
@@ -161,7 +163,10 @@ impl Engine {
         }
         let mut taken = Vec::with_capacity(ports);
         while taken.len() < ports {
-            let free = addresses.free.iter_mut().find_map(|(block, free)| Some((*block, free.pop_first()?)));
+            let free = addresses
+                .free
+                .iter_mut()
+                .find_map(|(block, free)| Some((*block, free.pop_first()?)));
             match free {
                 Some((block, number)) => taken.push(PortAddress::new(block, number)),
                 None => {
@@ -261,10 +266,12 @@ impl Engine {
     pub(super) fn go_round(&self) {
         let (told, round) = channel();
         self.submit(Job::Round(told));
-        // An engine at its end does nothing any more. Who waits for it keeps it, so others may find it for a while.
+        // An engine at its end does nothing any more. Who waits for it keeps it, so others may find
+        // it for a while.
         while !self.has_stopped()
             && round.recv_timeout(Duration::from_millis(10)) == Err(RecvTimeoutError::Timeout)
-        {}
+        {
+        }
     }
 
     /// The engines of all networks of this process that have a name.
@@ -300,7 +307,8 @@ impl Outbox {
         self.held = true;
     }
 
-    /// A packet goes nowhere: whoever waits for an answer to it, or for the answer that it is, is told.
+    /// A packet goes nowhere: whoever waits for an answer to it, or for the answer that it is, is
+    /// told.
     pub(super) fn lost(&mut self, packet: Packet) {
         match packet.body {
             Body::Request(_) => self.send(packet.reply(Body::Lost, Vec::new())),

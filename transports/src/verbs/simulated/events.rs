@@ -1,4 +1,5 @@
-//! Events that a program sleeps for: a queue of them behind a descriptor that is readable while there are some.
+//! Events that a program sleeps for: a queue of them behind a descriptor that is readable while
+//! there are some.
 
 use super::lock;
 use rustix::event::{EventfdFlags, eventfd};
@@ -7,7 +8,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Events in order. The descriptor counts them, so a reader that made it non-blocking is not blocked, and one that did not is.
+/// Events in order. The descriptor counts them, so a reader that made it non-blocking is not
+/// blocked, and one that did not is.
 #[derive(Debug)]
 pub(super) struct EventQueue<T> {
     /// `None` is an event whose object is gone: its count can no longer be taken back.
@@ -59,7 +61,8 @@ impl<T> EventQueue<T> {
     }
 }
 
-/// Events of an object that the program has been given and has not yet acknowledged: until it has, the object may not go.
+/// Events of an object that the program has been given and has not yet acknowledged: until it has,
+/// the object may not go.
 #[derive(Debug, Default)]
 pub(super) struct Unacknowledged {
     count: Mutex<u32>,

@@ -1,7 +1,8 @@
 //! Misbehaviour to order.
 //!
-//! One [`Faults`] belongs to a simulated NIC and all of its devices; it can be set at any time, from any thread. Calls that fail
-//! do nothing else; work requests that fail end as a real one with that status does, with the queue pair in error.
+//! One [`Faults`] belongs to a simulated NIC and all of its devices; it can be set at any time,
+//! from any thread. Calls that fail do nothing else; work requests that fail end as a real one with
+//! that status does, with the queue pair in error.
 
 use super::engine::Bell;
 use super::lock;
@@ -52,8 +53,8 @@ pub enum Call {
     ModifyQp,
     /// `ibv_query_qp`
     QueryQp,
-    /// `ibv_create_ah`
-    /// `ibv_post_send`: the count is that of work requests, so that a list is taken up to the one that fails.
+    /// `ibv_create_ah` `ibv_post_send`: the count is that of work requests, so that a list is taken
+    /// up to the one that fails.
     PostSend,
     /// `ibv_post_recv`, counted likewise.
     PostRecv,
@@ -67,12 +68,13 @@ pub enum Visibility {
     /// As soon as they come in.
     #[default]
     AtOnce,
-    /// When the writer's device next gives this one something to complete, or reads from it: a program that watches memory
-    /// waits in vain.
+    /// When the writer's device next gives this one something to complete, or reads from it: a
+    /// program that watches memory waits in vain.
     WithCompletion,
-    /// When this device next reads for a peer, or does an atomic operation: a completion does not tell that the bytes are there.
-    /// What a GPU's owner must expect, unless the GPU says otherwise: also of what its own device has read into the GPU's memory.
-    /// A flush of the GPU's is [`SimulatedNic::flush`](super::SimulatedNic::flush).
+    /// When this device next reads for a peer, or does an atomic operation: a completion does not
+    /// tell that the bytes are there. What a GPU's owner must expect, unless the GPU says
+    /// otherwise: also of what its own device has read into the GPU's memory. A flush of the GPU's
+    /// is [`SimulatedNic::flush`](super::SimulatedNic::flush).
     WithRead,
 }
 
@@ -160,13 +162,14 @@ impl Faults {
         lock(&self.calls).remove(&call);
     }
 
-    /// Send work requests, reads, writes and atomic operations included, end with this status, counted in the order in which
-    /// the NIC comes to them. They are not carried out.
+    /// Send work requests, reads, writes and atomic operations included, end with this status,
+    /// counted in the order in which the NIC comes to them. They are not carried out.
     pub fn fail_sends(&self, which: Which, status: ibv_wc_status) {
         order(&self.sends, which, status);
     }
 
-    /// Receives that a message has come for end with this status; the sender's request ends with `IBV_WC_REM_OP_ERR`.
+    /// Receives that a message has come for end with this status; the sender's request ends with
+    /// `IBV_WC_REM_OP_ERR`.
     pub fn fail_receives(&self, which: Which, status: ibv_wc_status) {
         order(&self.receives, which, status);
     }
@@ -176,7 +179,8 @@ impl Faults {
         order(&self.overruns, which, ());
     }
 
-    /// One in so many packets of connections is lost on its way in, as the dice fall, answers included. 0 ends it.
+    /// One in so many packets of connections is lost on its way in, as the dice fall, answers
+    /// included. 0 ends it.
     pub fn lose_packets(&self, one_in: u32) {
         self.losses.store(u64::from(one_in), Ordering::SeqCst);
     }
@@ -196,8 +200,8 @@ impl Faults {
         Held { faults: Arc::clone(self), what: Standing::Completions }
     }
 
-    /// No queue pair of a device sends a request before the guard is dropped. What peers send comes in. The device is named by its
-    /// number in the list of devices.
+    /// No queue pair of a device sends a request before the guard is dropped. What peers send comes
+    /// in. The device is named by its number in the list of devices.
     #[must_use = "queue pairs go on when the guard is dropped"]
     pub fn hold_device(self: &Arc<Self>, device: usize) -> Held {
         lock(&self.held_devices).push(device as u64);
@@ -209,8 +213,9 @@ impl Faults {
         self.completion_delay.store(nanos(delay), Ordering::SeqCst);
     }
 
-    /// A device's queue pair sends no request before the guard is dropped, while others do: what was posted to it first is
-    /// carried out last. The device is named by its number in the list of devices.
+    /// A device's queue pair sends no request before the guard is dropped, while others do: what
+    /// was posted to it first is carried out last. The device is named by its number in the list of
+    /// devices.
     #[must_use = "the queue pair goes on when the guard is dropped"]
     pub fn hold_queue_pair(self: &Arc<Self>, device: usize, number: u32) -> Held {
         let queue = (device as u64, QueueNumber(number));
@@ -218,9 +223,10 @@ impl Faults {
         Held { faults: Arc::clone(self), what: Standing::QueuePair(queue) }
     }
 
-    /// A queue pair that fails was just taking a message in: it has a receive of its shared queue, which comes back when the guard is
-    /// dropped, and only then does it tell of its last one (`IBV_EVENT_QP_LAST_WQE_REACHED`). One that is destroyed before that takes
-    /// the receive with it.
+    /// A queue pair that fails was just taking a message in: it has a receive of its shared queue,
+    /// which comes back when the guard is dropped, and only then does it tell of its last one
+    /// (`IBV_EVENT_QP_LAST_WQE_REACHED`). One that is destroyed before that takes the receive with
+    /// it.
     #[must_use = "receives come back when the guard is dropped"]
     pub fn hold_last_receives(self: &Arc<Self>) -> Held {
         self.held_receives.fetch_add(1, Ordering::SeqCst);
@@ -232,8 +238,8 @@ impl Faults {
         self.silent_ends.store(on, Ordering::SeqCst);
     }
 
-    /// Each queue pair comes to new work up to so much later, as the dice fall, so that queue pairs overtake each other. Zero
-    /// ends it.
+    /// Each queue pair comes to new work up to so much later, as the dice fall, so that queue pairs
+    /// overtake each other. Zero ends it.
     pub fn scatter_queue_pairs(&self, longest: Duration) {
         self.scatter.store(nanos(longest), Ordering::SeqCst);
         self.bell.ring();

@@ -1,7 +1,8 @@
 //! Registered memory: what the simulated NIC can reach, under which keys.
 //!
-//! Bytes are moved by the project's one copy function, so memory of a GPU goes through its engine and is never touched by the
-//! CPU. A region is reached under the table's lock: when `deregister` has returned, nobody is at its memory any more.
+//! Bytes are moved by the project's one copy function, so memory of a GPU goes through its engine
+//! and is never touched by the CPU. A region is reached under the table's lock: when `deregister`
+//! has returned, nobody is at its memory any more.
 
 use super::config::Limits;
 use super::lock;
@@ -105,7 +106,8 @@ impl Mapping {
         let span = (ahead + len).next_multiple_of(PAGE);
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping where the kernel likes it overlaps nothing.
-        let start = unsafe { mmap(null_mut(), span, rights, MapFlags::SHARED, fd, offset - ahead as u64) };
+        let start =
+            unsafe { mmap(null_mut(), span, rights, MapFlags::SHARED, fd, offset - ahead as u64) };
         let start = NonNull::new(start?.cast::<u8>()).ok_or(Errno::FAULT)?;
         Ok(Self { start, span, ahead })
     }
@@ -113,7 +115,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and whoever uses it holds the region. A failure leaks addresses.
+        // SAFETY: the mapping is ours, and whoever uses it holds the region. A failure leaks
+        // addresses.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.span) };
     }
 }
@@ -130,7 +133,8 @@ struct Registration {
 }
 
 impl Registration {
-    /// How many of its bytes are locked: none of memory of GPUs, or of what is brought in on demand.
+    /// How many of its bytes are locked: none of memory of GPUs, or of what is brought in on
+    /// demand.
     fn locked(&self) -> u64 {
         let is_host = matches!(&self.memory, Memory::Address { kind, .. } if kind.is_host());
         if is_host && !self.access.allows(Access::ON_DEMAND) { self.len } else { 0 }
@@ -142,9 +146,10 @@ impl Registration {
         ahead.checked_add(len).filter(|end| *end <= self.len).ok_or(Unreachable::Key)?;
         let ahead = usize::try_from(ahead).map_err(|_| Unreachable::Key)?;
         Ok(match &self.memory {
-            Memory::Address { addr, kind, gpu } => {
-                (std::ptr::with_exposed_provenance_mut(addr + ahead), Place::of(*kind, gpu.as_ref()))
-            }
+            Memory::Address { addr, kind, gpu } => (
+                std::ptr::with_exposed_provenance_mut(addr + ahead),
+                Place::of(*kind, gpu.as_ref()),
+            ),
             Memory::Mapped(mapping) => {
                 (mapping.start.as_ptr().wrapping_add(mapping.ahead + ahead), Place::Host)
             }
@@ -167,7 +172,8 @@ pub(super) struct Regions {
     counted: std::sync::Mutex<MemoryCounters>,
 }
 
-/// What a simulated device's memory has come to: see [`SimulatedNic::memory_counters`](super::SimulatedNic::memory_counters).
+/// What a simulated device's memory has come to: see
+/// [`SimulatedNic::memory_counters`](super::SimulatedNic::memory_counters).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct MemoryCounters {
@@ -210,7 +216,9 @@ impl MemoryCounters {
 
 impl Regions {
     pub(super) fn new(limits: &Limits, gpus: Vec<Arc<dyn Driver>>) -> Self {
-        let Limits { memory_regions: limit, on_demand: pages_on_demand, locked: most_locked, .. } = *limits;
+        let Limits {
+            memory_regions: limit, on_demand: pages_on_demand, locked: most_locked, ..
+        } = *limits;
         let (by_key, next) = (RwLock::default(), std::sync::Mutex::new(1));
         let (limit, locked) = (limit as usize, AtomicU64::new(0));
         let counted = std::sync::Mutex::default();
@@ -229,7 +237,8 @@ impl Regions {
     /// Registers `len` bytes at `addr`, which those who use the key call `iova`.
     ///
     /// # Errors
-    /// EFAULT: nothing that a NIC could reach is there. EINVAL, EOPNOTSUPP: wrong flags. ENOMEM: there are too many.
+    /// EFAULT: nothing that a NIC could reach is there. EINVAL, EOPNOTSUPP: wrong flags. ENOMEM:
+    /// there are too many.
     pub(super) fn register(
         &self,
         domain: Domain,
@@ -254,8 +263,8 @@ impl Regions {
     /// Registers memory behind a descriptor.
     ///
     /// # Errors
-    /// As [`register`](Self::register); and whatever mapping the descriptor gives: a descriptor that the CPU cannot map is none
-    /// that a simulated NIC can reach.
+    /// As [`register`](Self::register); and whatever mapping the descriptor gives: a descriptor
+    /// that the CPU cannot map is none that a simulated NIC can reach.
     pub(super) fn register_descriptor(
         &self,
         domain: Domain,
@@ -290,7 +299,8 @@ impl Regions {
                 if extents.is_empty() {
                     continue;
                 }
-                // One engine's copy would have to go across allocations: a peer-memory module refuses that, too.
+                // One engine's copy would have to go across allocations: a peer-memory module
+                // refuses that, too.
                 return Err(Errno::FAULT);
             };
             if matches!(extent.kind, MemKind::Managed(_) | MemKind::Unknown) {
@@ -336,7 +346,9 @@ impl Regions {
         act: impl FnOnce(*mut u8, Place<'_>) -> Result<T, Unreachable>,
     ) -> Result<T, Unreachable> {
         let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
-        let found = by_key.get(&at.key).filter(|found| found.domain == domain && found.access.allows(wanted));
+        let found = by_key
+            .get(&at.key)
+            .filter(|found| found.domain == domain && found.access.allows(wanted));
         let (pointer, place) = found.ok_or(Unreachable::Key)?.find(at.addr, len)?;
         act(pointer, place)
     }
@@ -355,7 +367,9 @@ impl Regions {
     /// Whether memory of a GPU is there.
     pub(super) fn is_of_a_gpu(&self, domain: Domain, at: Remote) -> bool {
         let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
-        by_key.get(&at.key).filter(|found| found.domain == domain).is_some_and(|found| match &found.memory {
+        by_key.get(&at.key).filter(|found| found.domain == domain).is_some_and(|found| match &found
+            .memory
+        {
             Memory::Address { kind, .. } => !kind.is_host(),
             // That is what dma-bufs are for.
             Memory::Mapped(_) => true,
@@ -378,8 +392,9 @@ impl Regions {
         into: &mut [u8],
     ) -> Result<(), Unreachable> {
         self.reach(domain, at, into.len() as u64, wanted, |pointer, place| {
-            // SAFETY: the range lies in a registration, whose memory stays until `deregister` has taken the lock
-            // that is held here: that is what registering promises. Others may write it meanwhile.
+            // SAFETY: the range lies in a registration, whose memory stays until `deregister` has
+            // taken the lock that is held here: that is what registering promises. Others may write
+            // it meanwhile.
             let from = unsafe { MemRef::from_raw(pointer, into.len(), place) };
             copy_and_wait(MemMut::host(into), from).map_err(|_| Unreachable::Engine)
         })
@@ -394,7 +409,8 @@ impl Regions {
         bytes: &[u8],
     ) -> Result<(), Unreachable> {
         self.reach(domain, at, bytes.len() as u64, wanted, |pointer, place| {
-            // SAFETY: as in `read`; whoever registers memory to be written gives the right to write it at any time.
+            // SAFETY: as in `read`; whoever registers memory to be written gives the right to write
+            // it at any time.
             let to = unsafe { MemMut::from_raw(pointer, bytes.len(), place) };
             copy_and_wait(to, MemRef::host(bytes)).map_err(|_| Unreachable::Engine)
         })
@@ -412,11 +428,12 @@ impl Regions {
                 return Err(Unreachable::Alignment);
             }
             if place.is_host() {
-                // SAFETY: eight aligned bytes of a registration, as in `write`; those who use them while a NIC does
-                // atomic operations on them use atomic loads and stores, too.
+                // SAFETY: eight aligned bytes of a registration, as in `write`; those who use them
+                // while a NIC does atomic operations on them use atomic loads and stores, too.
                 let word = unsafe { AtomicU64::from_ptr(pointer.cast()) };
-                // A load and a store, as over PCIe: operations of one NIC's are atomic among each other, since one thread does
-                // them, and not with a CPU's, which is given its chance to come between them, now and then.
+                // A load and a store, as over PCIe: operations of one NIC's are atomic among each
+                // other, since one thread does them, and not with a CPU's, which is given its
+                // chance to come between them, now and then.
                 let old = word.load(Ordering::SeqCst);
                 if old.is_multiple_of(16) {
                     std::thread::yield_now();
@@ -425,20 +442,22 @@ impl Regions {
                 return Ok(old);
             }
             let mut bytes = [0; 8];
-            // SAFETY: as in `read`. One thread does all operations of this process's NICs, one at a time.
+            // SAFETY: as in `read`. One thread does all operations of this process's NICs, one at a
+            // time.
             let from = unsafe { MemRef::from_raw(pointer, 8, place) };
             copy_and_wait(MemMut::host(&mut bytes), from).map_err(|_| Unreachable::Engine)?;
             let old = u64::from_ne_bytes(bytes);
             // SAFETY: as in `write`.
             let to = unsafe { MemMut::from_raw(pointer, 8, place) };
-            copy_and_wait(to, MemRef::host(&change(old).to_ne_bytes())).map_err(|_| Unreachable::Engine)?;
+            copy_and_wait(to, MemRef::host(&change(old).to_ne_bytes()))
+                .map_err(|_| Unreachable::Engine)?;
             Ok(old)
         })
     }
 }
 
-/// Whether the kernel would find readable pages there, as it does when it locks memory for a NIC. It is asked to copy a byte
-/// of each; where it refuses to copy at all, nothing is found out.
+/// Whether the kernel would find readable pages there, as it does when it locks memory for a NIC.
+/// It is asked to copy a byte of each; where it refuses to copy at all, nothing is found out.
 fn check_mapped(addr: usize, len: usize) -> Result<(), Errno> {
     const AT_ONCE: usize = 512;
     let last = addr + len - 1;
@@ -447,14 +466,18 @@ fn check_mapped(addr: usize, len: usize) -> Result<(), Errno> {
         let remote: Vec<libc::iovec> = pages
             .by_ref()
             .take(AT_ONCE)
-            .map(|at| libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(at), iov_len: 1 })
+            .map(|at| libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(at),
+                iov_len: 1,
+            })
             .collect();
         if remote.is_empty() {
             return Ok(());
         }
         let mut bytes = [0_u8; AT_ONCE];
         let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: remote.len() };
-        // SAFETY: the kernel checks the remote addresses, which are this process's; `bytes` has room for one byte of each.
+        // SAFETY: the kernel checks the remote addresses, which are this process's; `bytes` has
+        // room for one byte of each.
         let read = unsafe {
             libc::process_vm_readv(
                 libc::getpid(),
@@ -485,7 +508,10 @@ mod tests {
     const HERE: Domain = Domain(1);
 
     fn regions() -> Regions {
-        Regions::new(&Limits { memory_regions: 10, on_demand: false, ..Limits::default() }, Vec::new())
+        Regions::new(
+            &Limits { memory_regions: 10, on_demand: false, ..Limits::default() },
+            Vec::new(),
+        )
     }
 
     #[test]
@@ -508,7 +534,10 @@ mod tests {
         ];
         assert_eq!(refused, [Err(Unreachable::Key); 6]);
         assert!(regions.deregister(key) && !regions.deregister(key));
-        assert_eq!(regions.check(HERE, at(0x1000, key), 1, Access::REMOTE_READ), Err(Unreachable::Key));
+        assert_eq!(
+            regions.check(HERE, at(0x1000, key), 1, Access::REMOTE_READ),
+            Err(Unreachable::Key)
+        );
     }
 
     #[test]
@@ -533,7 +562,8 @@ mod tests {
         let limits = Limits { locked: 10, ..Limits::default() };
         let regions = Regions::new(&limits, Vec::new());
         let memory = [0_u8; 8];
-        let register = |access| regions.register(HERE, memory.as_ptr().expose_provenance(), 8, 0, access);
+        let register =
+            |access| regions.register(HERE, memory.as_ptr().expose_provenance(), 8, 0, access);
         let first = register(Access::NONE).unwrap();
         assert_eq!(register(Access::NONE), Err(Errno::NOMEM));
         assert!(register(Access::ON_DEMAND).is_ok_and(|key| regions.deregister(key)));
@@ -551,7 +581,8 @@ mod tests {
         let mut found = [0; 5];
         rustix::io::pread(&file, &mut found, offset + 1).unwrap();
         assert_eq!(&found, b"there");
-        let refused = |offset, len, iova| regions.register_descriptor(HERE, fd, (offset, len), iova, ALL);
+        let refused =
+            |offset, len, iova| regions.register_descriptor(HERE, fd, (offset, len), iova, ALL);
         assert_eq!(refused(offset, PAGE, 0x5000), Err(Errno::INVAL), "offset and address disagree");
         assert_eq!(refused(0, 4 * PAGE, 0), Err(Errno::INVAL), "beyond the end");
     }
@@ -564,7 +595,13 @@ mod tests {
         let key = regions.register(HERE, addr, 16, 0, ALL).unwrap();
         assert_eq!(regions.change(HERE, Remote { addr: 0, key }, |old| old + 2), Ok(5));
         assert_eq!(words[0].load(Ordering::SeqCst), 7);
-        assert_eq!(regions.change(HERE, Remote { addr: 4, key }, |old| old), Err(Unreachable::Alignment));
-        assert_eq!(regions.change(HERE, Remote { addr: 16, key }, |old| old), Err(Unreachable::Key));
+        assert_eq!(
+            regions.change(HERE, Remote { addr: 4, key }, |old| old),
+            Err(Unreachable::Alignment)
+        );
+        assert_eq!(
+            regions.change(HERE, Remote { addr: 16, key }, |old| old),
+            Err(Unreachable::Key)
+        );
     }
 }

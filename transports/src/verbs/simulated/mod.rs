@@ -1,10 +1,11 @@
 //! Simulated NICs: a libibverbs in software, for machines without RDMA.
 //!
-//! What is written for libibverbs runs on it unchanged: [`SimulatedNic::verbs`] is a table of functions like the real
-//! library's. Devices of processes of one user and machine reach each other when they name the same network
-//! ([`Config::fabric`]). Timing and speed are not simulated, nor is anything a proof of what hardware does; but what the
-//! specification says of queue pairs, keys, orders and errors holds here, and what real drivers make a program suffer from can
-//! be had to order ([`Faults`]).
+//! What is written for libibverbs runs on it unchanged: [`SimulatedNic::verbs`] is a table of
+//! functions like the real library's. Devices of processes of one user and machine reach each other
+//! when they name the same network ([`Config::fabric`]). Timing and speed are not simulated, nor is
+//! anything a proof of what hardware does; but what the specification says of queue pairs, keys,
+//! orders and errors holds here, and what real drivers make a program suffer from can be had to
+//! order ([`Faults`]).
 //!
 //! In the order in which a work request passes through:
 //!
@@ -25,14 +26,16 @@
 //! | `address` | who is who on the network |
 //! | `faults` | misbehaviour to order: [`Faults`] |
 //!
-//! Timeouts run only when something is known to be lost: a port that is down, a queue pair or a process that is gone. A
-//! machine that is busy, or a process that is stopped, fails nobody, as a real NIC goes on answering for its program.
+//! Timeouts run only when something is known to be lost: a port that is down, a queue pair or a
+//! process that is gone. A machine that is busy, or a process that is stopped, fails nobody, as a
+//! real NIC goes on answering for its program.
 //!
-//! Where drivers differ the harsher way was taken, so that what is wrong in a program shows here: a queue's place is free only
-//! when its completion has been polled; of a completion that failed only the fields that the specification names are right;
-//! completions of a queue pair that is destroyed or reset are gone; completion queues have exactly the size that was asked for.
-//! Not simulated: unreliable connections, XRC, memory windows, multicast, partitions, the drained states,
-//! extended posting and polling (`ibv_qp_ex`, `ibv_cq_ex`).
+//! Where drivers differ the harsher way was taken, so that what is wrong in a program shows here: a
+//! queue's place is free only when its completion has been polled; of a completion that failed only
+//! the fields that the specification names are right; completions of a queue pair that is destroyed
+//! or reset are gone; completion queues have exactly the size that was asked for. Not simulated:
+//! unreliable connections, XRC, memory windows, multicast, partitions, the drained states, extended
+//! posting and polling (`ibv_qp_ex`, `ibv_cq_ex`).
 
 mod abi;
 mod address;
@@ -63,8 +66,8 @@ use wire::PAYLOADS;
 
 /// A simulated NIC: devices, and the libibverbs that has them.
 ///
-/// To be kept for as long as devices are to be listed and opened; contexts that are open stay good without it. A process can
-/// have 64 at a time, each with as many devices as it likes.
+/// To be kept for as long as devices are to be listed and opened; contexts that are open stay good
+/// without it. A process can have 64 at a time, each with as many devices as it likes.
 ///
 /// ```
 /// use carrack_transports::verbs::simulated::{Config, SimulatedNic};
@@ -89,11 +92,12 @@ impl SimulatedNic {
     /// A NIC as the configuration says, plugged into its network.
     ///
     /// # Errors
-    /// EINVAL: more than 255 ports a device, none, or a packet size that is out of range. EMFILE: the process has 256
-    /// simulated NICs, or no descriptor left. EADDRNOTAVAIL: the network has no more addresses. What the system says when it
-    /// gives no thread or socket.
+    /// EINVAL: more than 255 ports a device, none, or a packet size that is out of range. EMFILE:
+    /// the process has 256 simulated NICs, or no descriptor left. EADDRNOTAVAIL: the network has no
+    /// more addresses. What the system says when it gives no thread or socket.
     pub fn new(config: Config) -> Result<Self, VerbsError> {
-        Self::build(&config).map_err(|errno| VerbsError::new("SimulatedNic::new", errno.raw_os_error()))
+        Self::build(&config)
+            .map_err(|errno| VerbsError::new("SimulatedNic::new", errno.raw_os_error()))
     }
 
     fn build(config: &Config) -> Result<Self, Errno> {
@@ -118,7 +122,8 @@ impl SimulatedNic {
         let mut devices = Vec::with_capacity(config.devices);
         for index in 0..config.devices {
             let addresses = engine.take_addresses(usize::from(config.ports))?;
-            let device = Device::new(index, config, addresses, Arc::clone(&faults), Arc::clone(engine));
+            let device =
+                Device::new(index, config, addresses, Arc::clone(&faults), Arc::clone(engine));
             engine.plug(&device);
             devices.push(device);
         }
@@ -145,8 +150,8 @@ impl SimulatedNic {
         &self.faults
     }
 
-    /// Takes a port's link down, or up again: packets are lost, and all contexts of the device are told. Devices count from 0,
-    /// ports from 1. Whether there is such a port.
+    /// Takes a port's link down, or up again: packets are lost, and all contexts of the device are
+    /// told. Devices count from 0, ports from 1. Whether there is such a port.
     pub fn set_port(&self, device: usize, port: u8, up: bool) -> bool {
         self.devices.get(device).is_some_and(|device| device.set_port(port, up))
     }
@@ -156,7 +161,8 @@ impl SimulatedNic {
         self.devices.get(device).map_or(0, |device| device.thread_domains.now())
     }
 
-    /// Lets all that was written be seen: what the flush of a GPU whose memory it lies in does to a NIC's writes.
+    /// Lets all that was written be seen: what the flush of a GPU whose memory it lies in does to a
+    /// NIC's writes.
     pub fn flush(&self) {
         self.devices.iter().for_each(|device| device.settle_writes(Visibility::WithRead));
     }
@@ -166,19 +172,21 @@ impl SimulatedNic {
         self.devices.get(device).map(|device| device.regions.counters())
     }
 
-    /// Takes a device out of the machine: all contexts are told, calls fail with EIO, and nothing that was under way ends.
-    /// Whether there is such a device.
+    /// Takes a device out of the machine: all contexts are told, calls fail with EIO, and nothing
+    /// that was under way ends. Whether there is such a device.
     pub fn remove(&self, device: usize) -> bool {
         let device = self.devices.get(device);
         device.inspect(|device| device.remove()).is_some()
     }
 }
 
-/// Returns when every simulated NIC of this process has done what it was given before, and has delivered what came of that.
+/// Returns when every simulated NIC of this process has done what it was given before, and has
+/// delivered what came of that.
 ///
-/// For tests that wait for stillness: between two polls that find nothing a NIC may have something on its way, and however long they
-/// are apart, its thread may have got no time to run. What waits for a timer, is held, or comes from another process is not waited
-/// for, nor is a NIC on a network without a name.
+/// For tests that wait for stillness: between two polls that find nothing a NIC may have something
+/// on its way, and however long they are apart, its thread may have got no time to run. What waits
+/// for a timer, is held, or comes from another process is not waited for, nor is a NIC on a network
+/// without a name.
 pub fn go_round() {
     Engine::all().iter().for_each(|engine| engine.go_round());
 }

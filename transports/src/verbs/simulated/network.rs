@@ -1,7 +1,9 @@
-//! The simulated network between processes: sockets in the abstract namespace, of which nothing stays behind.
+//! The simulated network between processes: sockets in the abstract namespace, of which nothing
+//! stays behind.
 //!
-//! Each process connects to each whose ports it sends to, and sends there; answers come back over the other's own connection.
-//! Sockets of sequenced packets neither lose nor reorder. A process that has died is a socket that has hung up.
+//! Each process connects to each whose ports it sends to, and sends there; answers come back over
+//! the other's own connection. Sockets of sequenced packets neither lose nor reorder. A process
+//! that has died is a socket that has hung up.
 
 use super::address::{Block, socket_name};
 use super::wire::{self, LONGEST, Packet};
@@ -10,8 +12,8 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    recv, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with,
+    bind, connect, recv, send, socket_with,
 };
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -95,7 +97,9 @@ impl Network {
             Ok(token) => {
                 self.listeners.insert(token, listener);
             }
-            Err(why) => tracing::warn!(%why, "a simulated NIC cannot be reached by other processes"),
+            Err(why) => {
+                tracing::warn!(%why, "a simulated NIC cannot be reached by other processes")
+            }
         }
     }
 
@@ -148,7 +152,8 @@ impl Network {
         }
     }
 
-    /// Waits for something to happen, sends what waits, and takes in what came. The blocks whose processes are gone.
+    /// Waits for something to happen, sends what waits, and takes in what came. The blocks whose
+    /// processes are gone.
     pub(super) fn poll(
         &mut self,
         timeout: Option<Duration>,
@@ -160,7 +165,8 @@ impl Network {
         if !self.gone.is_empty() {
             return std::mem::take(&mut self.gone);
         }
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
+        let _ =
+            epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
         for Event { flags, data } in events {
             let token = data.u64();
             if let Some(block) = self.blocks.get(&token).copied() {
@@ -195,7 +201,9 @@ impl Network {
 
     fn accept(&mut self, token: u64) {
         while let Some(listener) = self.listeners.get(&token) {
-            let Ok(fd) = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else { return };
+            let Ok(fd) = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else {
+                return;
+            };
             if check_user(&fd).is_err() {
                 continue;
             }
@@ -206,7 +214,12 @@ impl Network {
     }
 
     /// Takes in what came over a connection. Whether it still stands.
-    fn read(&self, token: u64, packets: &mut VecDeque<Packet>, is_ours: &impl Fn(Block) -> bool) -> bool {
+    fn read(
+        &self,
+        token: u64,
+        packets: &mut VecDeque<Packet>,
+        is_ours: &impl Fn(Block) -> bool,
+    ) -> bool {
         let Some(fd) = self.incoming.get(&token) else { return false };
         let mut buffer = vec![0; LONGEST + 1];
         for _ in 0..AT_ONCE {
@@ -218,7 +231,8 @@ impl Network {
             };
             // Nobody else can send from here, nor to anywhere else.
             let packet = buffer.get(..len).and_then(wire::decode);
-            let packet = packet.filter(|it| is_ours(it.target.0.block()) && !is_ours(it.source.0.block()));
+            let packet =
+                packet.filter(|it| is_ours(it.target.0.block()) && !is_ours(it.source.0.block()));
             match packet {
                 Some(packet) => packets.push_back(packet),
                 None => {

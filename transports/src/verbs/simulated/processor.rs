@@ -21,8 +21,8 @@ pub(super) struct Processor {
     engine: Arc<Engine>,
     network: Network,
     packets: VecDeque<Packet>,
-    /// Queue pairs that want to be woken. The number tells apart those that want it at the same time. They are not kept for it,
-    /// nor is their device.
+    /// Queue pairs that want to be woken. The number tells apart those that want it at the same
+    /// time. They are not kept for it, nor is their device.
     timers: BTreeMap<(Instant, u64), Weak<QueuePair>>,
     ticks: u64,
     held: Vec<Weak<QueuePair>>,
@@ -52,7 +52,10 @@ impl Processor {
                 return;
             }
             if for_all {
-                self.engine.devices().iter().for_each(|device| device.settle_writes(Visibility::AtOnce));
+                self.engine
+                    .devices()
+                    .iter()
+                    .for_each(|device| device.settle_writes(Visibility::AtOnce));
             }
             self.look_at_jobs();
             for pair in std::mem::take(&mut self.held).iter().filter_map(Weak::upgrade) {

@@ -1,4 +1,5 @@
-//! Receive queues, a queue pair's own and shared ones; and the lists of pieces that work requests are made of.
+//! Receive queues, a queue pair's own and shared ones; and the lists of pieces that work requests
+//! are made of.
 
 use super::completion::Depth;
 use super::device::{AsyncEvent, AsyncEvents, Source};
@@ -104,7 +105,12 @@ pub(super) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    pub(super) fn new(domain: Domain, max_work: u32, max_pieces: u32, events: AsyncEvents) -> Arc<Self> {
+    pub(super) fn new(
+        domain: Domain,
+        max_work: u32,
+        max_pieces: u32,
+        events: AsyncEvents,
+    ) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::default(),
             depth: Depth::new(max_work),

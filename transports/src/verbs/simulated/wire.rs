@@ -1,7 +1,7 @@
 //! What travels between simulated NICs: packets, and how they look on a socket.
 //!
-//! Packets within a process are never encoded. What comes from another process is checked here for its form, and by
-//! whoever it is for as a NIC checks what comes from the network.
+//! Packets within a process are never encoded. What comes from another process is checked here for
+//! its form, and by whoever it is for as a NIC checks what comes from the network.
 
 use super::address::PortAddress;
 use std::ops::RangeInclusive;
@@ -35,7 +35,8 @@ impl Sequence {
         Self::new(self.0.wrapping_add(packets))
     }
 
-    /// How many packets there are from `earlier` to this; more than half of all numbers means that this is the earlier one.
+    /// How many packets there are from `earlier` to this; more than half of all numbers means that
+    /// this is the earlier one.
     pub(super) fn since(self, earlier: Self) -> u32 {
         self.0.wrapping_sub(earlier.0) & Self::MASK
     }
@@ -130,8 +131,8 @@ pub(super) enum Body {
     /// What an atomic operation found.
     Original(u64),
     Refused(Refusal),
-    /// The simulation's own word that a request has come to nothing: nobody would have answered. Without it, a timeout could
-    /// not be told from a machine that has other things to do.
+    /// The simulation's own word that a request has come to nothing: nobody would have answered.
+    /// Without it, a timeout could not be told from a machine that has other things to do.
     Lost,
 }
 
@@ -274,12 +275,19 @@ impl Header {
         let refused = |refusal| bare.then_some(Body::Refused(refusal));
         match self.kind {
             kind::SEND => request(Request::Send { part, notice: self.notice() }, fits),
-            kind::WRITE => request(Request::Write { to: remote, part, notice: self.notice() }, fits),
+            kind::WRITE => {
+                request(Request::Write { to: remote, part, notice: self.notice() }, fits)
+            }
             kind::READ => {
                 let len = part.total;
-                request(Request::Read { from: remote, len }, bare && len as usize <= *PAYLOADS.end())
+                request(
+                    Request::Read { from: remote, len },
+                    bare && len as usize <= *PAYLOADS.end(),
+                )
             }
-            kind::FETCH_ADD => request(Request::FetchAdd { word: remote, add: self.first.get() }, bare),
+            kind::FETCH_ADD => {
+                request(Request::FetchAdd { word: remote, add: self.first.get() }, bare)
+            }
             kind::COMPARE_SWAP => {
                 let (compare, swap) = (self.first.get(), self.second.get());
                 request(Request::CompareSwap { word: remote, compare, swap }, bare)
@@ -394,7 +402,9 @@ mod tests {
     fn numbers_of_packets_go_round() {
         let last = Sequence::new(0xff_ffff);
         assert_eq!(last.plus(1), Sequence::new(0));
-        assert!(last.is_before(last.plus(1)) && !last.plus(1).is_before(last) && !last.is_before(last));
+        assert!(
+            last.is_before(last.plus(1)) && !last.plus(1).is_before(last) && !last.is_before(last)
+        );
         assert_eq!(last.plus(5).since(last), 5);
     }
 

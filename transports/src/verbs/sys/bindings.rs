@@ -98,7 +98,8 @@ pub struct ibv_gid__bindgen_ty_1 {
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
     ["Size of ibv_gid__bindgen_ty_1"][::core::mem::size_of::<ibv_gid__bindgen_ty_1>() - 16usize];
-    ["Alignment of ibv_gid__bindgen_ty_1"][::core::mem::align_of::<ibv_gid__bindgen_ty_1>() - 8usize];
+    ["Alignment of ibv_gid__bindgen_ty_1"]
+        [::core::mem::align_of::<ibv_gid__bindgen_ty_1>() - 8usize];
     ["Offset of field: ibv_gid__bindgen_ty_1::subnet_prefix"]
         [::core::mem::offset_of!(ibv_gid__bindgen_ty_1, subnet_prefix) - 0usize];
     ["Offset of field: ibv_gid__bindgen_ty_1::interface_id"]
@@ -145,8 +146,10 @@ const _: () = {
     ["Offset of field: ibv_gid_entry::gid"][::core::mem::offset_of!(ibv_gid_entry, gid) - 0usize];
     ["Offset of field: ibv_gid_entry::gid_index"]
         [::core::mem::offset_of!(ibv_gid_entry, gid_index) - 16usize];
-    ["Offset of field: ibv_gid_entry::port_num"][::core::mem::offset_of!(ibv_gid_entry, port_num) - 20usize];
-    ["Offset of field: ibv_gid_entry::gid_type"][::core::mem::offset_of!(ibv_gid_entry, gid_type) - 24usize];
+    ["Offset of field: ibv_gid_entry::port_num"]
+        [::core::mem::offset_of!(ibv_gid_entry, port_num) - 20usize];
+    ["Offset of field: ibv_gid_entry::gid_type"]
+        [::core::mem::offset_of!(ibv_gid_entry, gid_type) - 24usize];
     ["Offset of field: ibv_gid_entry::ndev_ifindex"]
         [::core::mem::offset_of!(ibv_gid_entry, ndev_ifindex) - 28usize];
 };
@@ -261,7 +264,8 @@ pub struct ibv_device_attr {
 const _: () = {
     ["Size of ibv_device_attr"][::core::mem::size_of::<ibv_device_attr>() - 232usize];
     ["Alignment of ibv_device_attr"][::core::mem::align_of::<ibv_device_attr>() - 8usize];
-    ["Offset of field: ibv_device_attr::fw_ver"][::core::mem::offset_of!(ibv_device_attr, fw_ver) - 0usize];
+    ["Offset of field: ibv_device_attr::fw_ver"]
+        [::core::mem::offset_of!(ibv_device_attr, fw_ver) - 0usize];
     ["Offset of field: ibv_device_attr::node_guid"]
         [::core::mem::offset_of!(ibv_device_attr, node_guid) - 64usize];
     ["Offset of field: ibv_device_attr::sys_image_guid"]
@@ -274,8 +278,10 @@ const _: () = {
         [::core::mem::offset_of!(ibv_device_attr, vendor_id) - 96usize];
     ["Offset of field: ibv_device_attr::vendor_part_id"]
         [::core::mem::offset_of!(ibv_device_attr, vendor_part_id) - 100usize];
-    ["Offset of field: ibv_device_attr::hw_ver"][::core::mem::offset_of!(ibv_device_attr, hw_ver) - 104usize];
-    ["Offset of field: ibv_device_attr::max_qp"][::core::mem::offset_of!(ibv_device_attr, max_qp) - 108usize];
+    ["Offset of field: ibv_device_attr::hw_ver"]
+        [::core::mem::offset_of!(ibv_device_attr, hw_ver) - 104usize];
+    ["Offset of field: ibv_device_attr::max_qp"]
+        [::core::mem::offset_of!(ibv_device_attr, max_qp) - 108usize];
     ["Offset of field: ibv_device_attr::max_qp_wr"]
         [::core::mem::offset_of!(ibv_device_attr, max_qp_wr) - 112usize];
     ["Offset of field: ibv_device_attr::device_cap_flags"]
@@ -284,11 +290,14 @@ const _: () = {
         [::core::mem::offset_of!(ibv_device_attr, max_sge) - 120usize];
     ["Offset of field: ibv_device_attr::max_sge_rd"]
         [::core::mem::offset_of!(ibv_device_attr, max_sge_rd) - 124usize];
-    ["Offset of field: ibv_device_attr::max_cq"][::core::mem::offset_of!(ibv_device_attr, max_cq) - 128usize];
+    ["Offset of field: ibv_device_attr::max_cq"]
+        [::core::mem::offset_of!(ibv_device_attr, max_cq) - 128usize];
     ["Offset of field: ibv_device_attr::max_cqe"]
         [::core::mem::offset_of!(ibv_device_attr, max_cqe) - 132usize];
-    ["Offset of field: ibv_device_attr::max_mr"][::core::mem::offset_of!(ibv_device_attr, max_mr) - 136usize];
-    ["Offset of field: ibv_device_attr::max_pd"][::core::mem::offset_of!(ibv_device_attr, max_pd) - 140usize];
+    ["Offset of field: ibv_device_attr::max_mr"]
+        [::core::mem::offset_of!(ibv_device_attr, max_mr) - 136usize];
+    ["Offset of field: ibv_device_attr::max_pd"]
+        [::core::mem::offset_of!(ibv_device_attr, max_pd) - 140usize];
     ["Offset of field: ibv_device_attr::max_qp_rd_atom"]
         [::core::mem::offset_of!(ibv_device_attr, max_qp_rd_atom) - 144usize];
     ["Offset of field: ibv_device_attr::max_ee_rd_atom"]
@@ -301,10 +310,12 @@ const _: () = {
         [::core::mem::offset_of!(ibv_device_attr, max_ee_init_rd_atom) - 160usize];
     ["Offset of field: ibv_device_attr::atomic_cap"]
         [::core::mem::offset_of!(ibv_device_attr, atomic_cap) - 164usize];
-    ["Offset of field: ibv_device_attr::max_ee"][::core::mem::offset_of!(ibv_device_attr, max_ee) - 168usize];
+    ["Offset of field: ibv_device_attr::max_ee"]
+        [::core::mem::offset_of!(ibv_device_attr, max_ee) - 168usize];
     ["Offset of field: ibv_device_attr::max_rdd"]
         [::core::mem::offset_of!(ibv_device_attr, max_rdd) - 172usize];
-    ["Offset of field: ibv_device_attr::max_mw"][::core::mem::offset_of!(ibv_device_attr, max_mw) - 176usize];
+    ["Offset of field: ibv_device_attr::max_mw"]
+        [::core::mem::offset_of!(ibv_device_attr, max_mw) - 176usize];
     ["Offset of field: ibv_device_attr::max_raw_ipv6_qp"]
         [::core::mem::offset_of!(ibv_device_attr, max_raw_ipv6_qp) - 180usize];
     ["Offset of field: ibv_device_attr::max_raw_ethy_qp"]
@@ -315,7 +326,8 @@ const _: () = {
         [::core::mem::offset_of!(ibv_device_attr, max_mcast_qp_attach) - 192usize];
     ["Offset of field: ibv_device_attr::max_total_mcast_qp_attach"]
         [::core::mem::offset_of!(ibv_device_attr, max_total_mcast_qp_attach) - 196usize];
-    ["Offset of field: ibv_device_attr::max_ah"][::core::mem::offset_of!(ibv_device_attr, max_ah) - 200usize];
+    ["Offset of field: ibv_device_attr::max_ah"]
+        [::core::mem::offset_of!(ibv_device_attr, max_ah) - 200usize];
     ["Offset of field: ibv_device_attr::max_fmr"]
         [::core::mem::offset_of!(ibv_device_attr, max_fmr) - 204usize];
     ["Offset of field: ibv_device_attr::max_map_per_fmr"]
@@ -349,8 +361,10 @@ pub struct ibv_query_device_ex_input {
 }
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
-    ["Size of ibv_query_device_ex_input"][::core::mem::size_of::<ibv_query_device_ex_input>() - 4usize];
-    ["Alignment of ibv_query_device_ex_input"][::core::mem::align_of::<ibv_query_device_ex_input>() - 4usize];
+    ["Size of ibv_query_device_ex_input"]
+        [::core::mem::size_of::<ibv_query_device_ex_input>() - 4usize];
+    ["Alignment of ibv_query_device_ex_input"]
+        [::core::mem::align_of::<ibv_query_device_ex_input>() - 4usize];
     ["Offset of field: ibv_query_device_ex_input::comp_mask"]
         [::core::mem::offset_of!(ibv_query_device_ex_input, comp_mask) - 0usize];
 };
@@ -376,7 +390,8 @@ pub struct ibv_odp_caps__bindgen_ty_1 {
 }
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
-    ["Size of ibv_odp_caps__bindgen_ty_1"][::core::mem::size_of::<ibv_odp_caps__bindgen_ty_1>() - 12usize];
+    ["Size of ibv_odp_caps__bindgen_ty_1"]
+        [::core::mem::size_of::<ibv_odp_caps__bindgen_ty_1>() - 12usize];
     ["Alignment of ibv_odp_caps__bindgen_ty_1"]
         [::core::mem::align_of::<ibv_odp_caps__bindgen_ty_1>() - 4usize];
     ["Offset of field: ibv_odp_caps__bindgen_ty_1::rc_odp_caps"]
@@ -408,7 +423,8 @@ pub struct ibv_tso_caps {
 const _: () = {
     ["Size of ibv_tso_caps"][::core::mem::size_of::<ibv_tso_caps>() - 8usize];
     ["Alignment of ibv_tso_caps"][::core::mem::align_of::<ibv_tso_caps>() - 4usize];
-    ["Offset of field: ibv_tso_caps::max_tso"][::core::mem::offset_of!(ibv_tso_caps, max_tso) - 0usize];
+    ["Offset of field: ibv_tso_caps::max_tso"]
+        [::core::mem::offset_of!(ibv_tso_caps, max_tso) - 0usize];
     ["Offset of field: ibv_tso_caps::supported_qpts"]
         [::core::mem::offset_of!(ibv_tso_caps, supported_qpts) - 4usize];
 };
@@ -446,7 +462,8 @@ pub struct ibv_packet_pacing_caps {
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
     ["Size of ibv_packet_pacing_caps"][::core::mem::size_of::<ibv_packet_pacing_caps>() - 12usize];
-    ["Alignment of ibv_packet_pacing_caps"][::core::mem::align_of::<ibv_packet_pacing_caps>() - 4usize];
+    ["Alignment of ibv_packet_pacing_caps"]
+        [::core::mem::align_of::<ibv_packet_pacing_caps>() - 4usize];
     ["Offset of field: ibv_packet_pacing_caps::qp_rate_limit_min"]
         [::core::mem::offset_of!(ibv_packet_pacing_caps, qp_rate_limit_min) - 0usize];
     ["Offset of field: ibv_packet_pacing_caps::qp_rate_limit_max"]
@@ -472,8 +489,10 @@ const _: () = {
     ["Offset of field: ibv_tm_caps::max_num_tags"]
         [::core::mem::offset_of!(ibv_tm_caps, max_num_tags) - 4usize];
     ["Offset of field: ibv_tm_caps::flags"][::core::mem::offset_of!(ibv_tm_caps, flags) - 8usize];
-    ["Offset of field: ibv_tm_caps::max_ops"][::core::mem::offset_of!(ibv_tm_caps, max_ops) - 12usize];
-    ["Offset of field: ibv_tm_caps::max_sge"][::core::mem::offset_of!(ibv_tm_caps, max_sge) - 16usize];
+    ["Offset of field: ibv_tm_caps::max_ops"]
+        [::core::mem::offset_of!(ibv_tm_caps, max_ops) - 12usize];
+    ["Offset of field: ibv_tm_caps::max_sge"]
+        [::core::mem::offset_of!(ibv_tm_caps, max_sge) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -484,7 +503,8 @@ pub struct ibv_cq_moderation_caps {
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
     ["Size of ibv_cq_moderation_caps"][::core::mem::size_of::<ibv_cq_moderation_caps>() - 4usize];
-    ["Alignment of ibv_cq_moderation_caps"][::core::mem::align_of::<ibv_cq_moderation_caps>() - 2usize];
+    ["Alignment of ibv_cq_moderation_caps"]
+        [::core::mem::align_of::<ibv_cq_moderation_caps>() - 2usize];
     ["Offset of field: ibv_cq_moderation_caps::max_cq_count"]
         [::core::mem::offset_of!(ibv_cq_moderation_caps, max_cq_count) - 0usize];
     ["Offset of field: ibv_cq_moderation_caps::max_cq_period"]
@@ -659,8 +679,10 @@ pub struct ibv_port_attr {
 const _: () = {
     ["Size of ibv_port_attr"][::core::mem::size_of::<ibv_port_attr>() - 56usize];
     ["Alignment of ibv_port_attr"][::core::mem::align_of::<ibv_port_attr>() - 4usize];
-    ["Offset of field: ibv_port_attr::state"][::core::mem::offset_of!(ibv_port_attr, state) - 0usize];
-    ["Offset of field: ibv_port_attr::max_mtu"][::core::mem::offset_of!(ibv_port_attr, max_mtu) - 4usize];
+    ["Offset of field: ibv_port_attr::state"]
+        [::core::mem::offset_of!(ibv_port_attr, state) - 0usize];
+    ["Offset of field: ibv_port_attr::max_mtu"]
+        [::core::mem::offset_of!(ibv_port_attr, max_mtu) - 4usize];
     ["Offset of field: ibv_port_attr::active_mtu"]
         [::core::mem::offset_of!(ibv_port_attr, active_mtu) - 8usize];
     ["Offset of field: ibv_port_attr::gid_tbl_len"]
@@ -676,11 +698,13 @@ const _: () = {
     ["Offset of field: ibv_port_attr::pkey_tbl_len"]
         [::core::mem::offset_of!(ibv_port_attr, pkey_tbl_len) - 32usize];
     ["Offset of field: ibv_port_attr::lid"][::core::mem::offset_of!(ibv_port_attr, lid) - 34usize];
-    ["Offset of field: ibv_port_attr::sm_lid"][::core::mem::offset_of!(ibv_port_attr, sm_lid) - 36usize];
+    ["Offset of field: ibv_port_attr::sm_lid"]
+        [::core::mem::offset_of!(ibv_port_attr, sm_lid) - 36usize];
     ["Offset of field: ibv_port_attr::lmc"][::core::mem::offset_of!(ibv_port_attr, lmc) - 38usize];
     ["Offset of field: ibv_port_attr::max_vl_num"]
         [::core::mem::offset_of!(ibv_port_attr, max_vl_num) - 39usize];
-    ["Offset of field: ibv_port_attr::sm_sl"][::core::mem::offset_of!(ibv_port_attr, sm_sl) - 40usize];
+    ["Offset of field: ibv_port_attr::sm_sl"]
+        [::core::mem::offset_of!(ibv_port_attr, sm_sl) - 40usize];
     ["Offset of field: ibv_port_attr::subnet_timeout"]
         [::core::mem::offset_of!(ibv_port_attr, subnet_timeout) - 41usize];
     ["Offset of field: ibv_port_attr::init_type_reply"]
@@ -693,7 +717,8 @@ const _: () = {
         [::core::mem::offset_of!(ibv_port_attr, phys_state) - 45usize];
     ["Offset of field: ibv_port_attr::link_layer"]
         [::core::mem::offset_of!(ibv_port_attr, link_layer) - 46usize];
-    ["Offset of field: ibv_port_attr::flags"][::core::mem::offset_of!(ibv_port_attr, flags) - 47usize];
+    ["Offset of field: ibv_port_attr::flags"]
+        [::core::mem::offset_of!(ibv_port_attr, flags) - 47usize];
     ["Offset of field: ibv_port_attr::port_cap_flags2"]
         [::core::mem::offset_of!(ibv_port_attr, port_cap_flags2) - 48usize];
     ["Offset of field: ibv_port_attr::active_speed_ex"]
@@ -779,7 +804,8 @@ impl ::core::fmt::Debug for ibv_async_event__bindgen_ty_1 {
 const _: () = {
     ["Size of ibv_async_event"][::core::mem::size_of::<ibv_async_event>() - 16usize];
     ["Alignment of ibv_async_event"][::core::mem::align_of::<ibv_async_event>() - 8usize];
-    ["Offset of field: ibv_async_event::element"][::core::mem::offset_of!(ibv_async_event, element) - 0usize];
+    ["Offset of field: ibv_async_event::element"]
+        [::core::mem::offset_of!(ibv_async_event, element) - 0usize];
     ["Offset of field: ibv_async_event::event_type"]
         [::core::mem::offset_of!(ibv_async_event, event_type) - 8usize];
 };
@@ -794,7 +820,11 @@ impl Default for ibv_async_event {
 }
 impl ::core::fmt::Debug for ibv_async_event {
     fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
-        write!(f, "ibv_async_event {{ element: {:?}, event_type: {:?} }}", self.element, self.event_type)
+        write!(
+            f,
+            "ibv_async_event {{ element: {:?}, event_type: {:?} }}",
+            self.element, self.event_type
+        )
     }
 }
 pub const IBV_WC_SUCCESS: ibv_wc_status = 0;
@@ -931,7 +961,8 @@ const _: () = {
     ["Offset of field: ibv_wc::pkey_index"][::core::mem::offset_of!(ibv_wc, pkey_index) - 40usize];
     ["Offset of field: ibv_wc::slid"][::core::mem::offset_of!(ibv_wc, slid) - 42usize];
     ["Offset of field: ibv_wc::sl"][::core::mem::offset_of!(ibv_wc, sl) - 44usize];
-    ["Offset of field: ibv_wc::dlid_path_bits"][::core::mem::offset_of!(ibv_wc, dlid_path_bits) - 45usize];
+    ["Offset of field: ibv_wc::dlid_path_bits"]
+        [::core::mem::offset_of!(ibv_wc, dlid_path_bits) - 45usize];
 };
 impl Default for ibv_wc {
     fn default() -> Self {
@@ -975,8 +1006,10 @@ pub struct ibv_mw_bind_info {
 const _: () = {
     ["Size of ibv_mw_bind_info"][::core::mem::size_of::<ibv_mw_bind_info>() - 32usize];
     ["Alignment of ibv_mw_bind_info"][::core::mem::align_of::<ibv_mw_bind_info>() - 8usize];
-    ["Offset of field: ibv_mw_bind_info::mr"][::core::mem::offset_of!(ibv_mw_bind_info, mr) - 0usize];
-    ["Offset of field: ibv_mw_bind_info::addr"][::core::mem::offset_of!(ibv_mw_bind_info, addr) - 8usize];
+    ["Offset of field: ibv_mw_bind_info::mr"]
+        [::core::mem::offset_of!(ibv_mw_bind_info, mr) - 0usize];
+    ["Offset of field: ibv_mw_bind_info::addr"]
+        [::core::mem::offset_of!(ibv_mw_bind_info, addr) - 8usize];
     ["Offset of field: ibv_mw_bind_info::length"]
         [::core::mem::offset_of!(ibv_mw_bind_info, length) - 16usize];
     ["Offset of field: ibv_mw_bind_info::mw_access_flags"]
@@ -1093,7 +1126,8 @@ pub struct ibv_global_route {
 const _: () = {
     ["Size of ibv_global_route"][::core::mem::size_of::<ibv_global_route>() - 24usize];
     ["Alignment of ibv_global_route"][::core::mem::align_of::<ibv_global_route>() - 8usize];
-    ["Offset of field: ibv_global_route::dgid"][::core::mem::offset_of!(ibv_global_route, dgid) - 0usize];
+    ["Offset of field: ibv_global_route::dgid"]
+        [::core::mem::offset_of!(ibv_global_route, dgid) - 0usize];
     ["Offset of field: ibv_global_route::flow_label"]
         [::core::mem::offset_of!(ibv_global_route, flow_label) - 16usize];
     ["Offset of field: ibv_global_route::sgid_index"]
@@ -1204,8 +1238,10 @@ const _: () = {
         [::core::mem::offset_of!(ibv_ah_attr, src_path_bits) - 27usize];
     ["Offset of field: ibv_ah_attr::static_rate"]
         [::core::mem::offset_of!(ibv_ah_attr, static_rate) - 28usize];
-    ["Offset of field: ibv_ah_attr::is_global"][::core::mem::offset_of!(ibv_ah_attr, is_global) - 29usize];
-    ["Offset of field: ibv_ah_attr::port_num"][::core::mem::offset_of!(ibv_ah_attr, port_num) - 30usize];
+    ["Offset of field: ibv_ah_attr::is_global"]
+        [::core::mem::offset_of!(ibv_ah_attr, is_global) - 29usize];
+    ["Offset of field: ibv_ah_attr::port_num"]
+        [::core::mem::offset_of!(ibv_ah_attr, port_num) - 30usize];
 };
 impl Default for ibv_ah_attr {
     fn default() -> Self {
@@ -1235,9 +1271,12 @@ pub struct ibv_srq_attr {
 const _: () = {
     ["Size of ibv_srq_attr"][::core::mem::size_of::<ibv_srq_attr>() - 12usize];
     ["Alignment of ibv_srq_attr"][::core::mem::align_of::<ibv_srq_attr>() - 4usize];
-    ["Offset of field: ibv_srq_attr::max_wr"][::core::mem::offset_of!(ibv_srq_attr, max_wr) - 0usize];
-    ["Offset of field: ibv_srq_attr::max_sge"][::core::mem::offset_of!(ibv_srq_attr, max_sge) - 4usize];
-    ["Offset of field: ibv_srq_attr::srq_limit"][::core::mem::offset_of!(ibv_srq_attr, srq_limit) - 8usize];
+    ["Offset of field: ibv_srq_attr::max_wr"]
+        [::core::mem::offset_of!(ibv_srq_attr, max_wr) - 0usize];
+    ["Offset of field: ibv_srq_attr::max_sge"]
+        [::core::mem::offset_of!(ibv_srq_attr, max_sge) - 4usize];
+    ["Offset of field: ibv_srq_attr::srq_limit"]
+        [::core::mem::offset_of!(ibv_srq_attr, srq_limit) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1251,7 +1290,8 @@ const _: () = {
     ["Alignment of ibv_srq_init_attr"][::core::mem::align_of::<ibv_srq_init_attr>() - 8usize];
     ["Offset of field: ibv_srq_init_attr::srq_context"]
         [::core::mem::offset_of!(ibv_srq_init_attr, srq_context) - 0usize];
-    ["Offset of field: ibv_srq_init_attr::attr"][::core::mem::offset_of!(ibv_srq_init_attr, attr) - 8usize];
+    ["Offset of field: ibv_srq_init_attr::attr"]
+        [::core::mem::offset_of!(ibv_srq_init_attr, attr) - 8usize];
 };
 impl Default for ibv_srq_init_attr {
     fn default() -> Self {
@@ -1287,9 +1327,12 @@ pub struct ibv_qp_cap {
 const _: () = {
     ["Size of ibv_qp_cap"][::core::mem::size_of::<ibv_qp_cap>() - 20usize];
     ["Alignment of ibv_qp_cap"][::core::mem::align_of::<ibv_qp_cap>() - 4usize];
-    ["Offset of field: ibv_qp_cap::max_send_wr"][::core::mem::offset_of!(ibv_qp_cap, max_send_wr) - 0usize];
-    ["Offset of field: ibv_qp_cap::max_recv_wr"][::core::mem::offset_of!(ibv_qp_cap, max_recv_wr) - 4usize];
-    ["Offset of field: ibv_qp_cap::max_send_sge"][::core::mem::offset_of!(ibv_qp_cap, max_send_sge) - 8usize];
+    ["Offset of field: ibv_qp_cap::max_send_wr"]
+        [::core::mem::offset_of!(ibv_qp_cap, max_send_wr) - 0usize];
+    ["Offset of field: ibv_qp_cap::max_recv_wr"]
+        [::core::mem::offset_of!(ibv_qp_cap, max_recv_wr) - 4usize];
+    ["Offset of field: ibv_qp_cap::max_send_sge"]
+        [::core::mem::offset_of!(ibv_qp_cap, max_send_sge) - 8usize];
     ["Offset of field: ibv_qp_cap::max_recv_sge"]
         [::core::mem::offset_of!(ibv_qp_cap, max_recv_sge) - 12usize];
     ["Offset of field: ibv_qp_cap::max_inline_data"]
@@ -1316,8 +1359,10 @@ const _: () = {
         [::core::mem::offset_of!(ibv_qp_init_attr, send_cq) - 8usize];
     ["Offset of field: ibv_qp_init_attr::recv_cq"]
         [::core::mem::offset_of!(ibv_qp_init_attr, recv_cq) - 16usize];
-    ["Offset of field: ibv_qp_init_attr::srq"][::core::mem::offset_of!(ibv_qp_init_attr, srq) - 24usize];
-    ["Offset of field: ibv_qp_init_attr::cap"][::core::mem::offset_of!(ibv_qp_init_attr, cap) - 32usize];
+    ["Offset of field: ibv_qp_init_attr::srq"]
+        [::core::mem::offset_of!(ibv_qp_init_attr, srq) - 24usize];
+    ["Offset of field: ibv_qp_init_attr::cap"]
+        [::core::mem::offset_of!(ibv_qp_init_attr, cap) - 32usize];
     ["Offset of field: ibv_qp_init_attr::qp_type"]
         [::core::mem::offset_of!(ibv_qp_init_attr, qp_type) - 52usize];
     ["Offset of field: ibv_qp_init_attr::sq_sig_all"]
@@ -1430,7 +1475,8 @@ const _: () = {
         [::core::mem::offset_of!(ibv_qp_init_attr_ex, sq_sig_all) - 56usize];
     ["Offset of field: ibv_qp_init_attr_ex::comp_mask"]
         [::core::mem::offset_of!(ibv_qp_init_attr_ex, comp_mask) - 60usize];
-    ["Offset of field: ibv_qp_init_attr_ex::pd"][::core::mem::offset_of!(ibv_qp_init_attr_ex, pd) - 64usize];
+    ["Offset of field: ibv_qp_init_attr_ex::pd"]
+        [::core::mem::offset_of!(ibv_qp_init_attr_ex, pd) - 64usize];
     ["Offset of field: ibv_qp_init_attr_ex::xrcd"]
         [::core::mem::offset_of!(ibv_qp_init_attr_ex, xrcd) - 72usize];
     ["Offset of field: ibv_qp_init_attr_ex::create_flags"]
@@ -1530,24 +1576,30 @@ pub struct ibv_qp_attr {
 const _: () = {
     ["Size of ibv_qp_attr"][::core::mem::size_of::<ibv_qp_attr>() - 144usize];
     ["Alignment of ibv_qp_attr"][::core::mem::align_of::<ibv_qp_attr>() - 8usize];
-    ["Offset of field: ibv_qp_attr::qp_state"][::core::mem::offset_of!(ibv_qp_attr, qp_state) - 0usize];
+    ["Offset of field: ibv_qp_attr::qp_state"]
+        [::core::mem::offset_of!(ibv_qp_attr, qp_state) - 0usize];
     ["Offset of field: ibv_qp_attr::cur_qp_state"]
         [::core::mem::offset_of!(ibv_qp_attr, cur_qp_state) - 4usize];
-    ["Offset of field: ibv_qp_attr::path_mtu"][::core::mem::offset_of!(ibv_qp_attr, path_mtu) - 8usize];
+    ["Offset of field: ibv_qp_attr::path_mtu"]
+        [::core::mem::offset_of!(ibv_qp_attr, path_mtu) - 8usize];
     ["Offset of field: ibv_qp_attr::path_mig_state"]
         [::core::mem::offset_of!(ibv_qp_attr, path_mig_state) - 12usize];
     ["Offset of field: ibv_qp_attr::qkey"][::core::mem::offset_of!(ibv_qp_attr, qkey) - 16usize];
-    ["Offset of field: ibv_qp_attr::rq_psn"][::core::mem::offset_of!(ibv_qp_attr, rq_psn) - 20usize];
-    ["Offset of field: ibv_qp_attr::sq_psn"][::core::mem::offset_of!(ibv_qp_attr, sq_psn) - 24usize];
+    ["Offset of field: ibv_qp_attr::rq_psn"]
+        [::core::mem::offset_of!(ibv_qp_attr, rq_psn) - 20usize];
+    ["Offset of field: ibv_qp_attr::sq_psn"]
+        [::core::mem::offset_of!(ibv_qp_attr, sq_psn) - 24usize];
     ["Offset of field: ibv_qp_attr::dest_qp_num"]
         [::core::mem::offset_of!(ibv_qp_attr, dest_qp_num) - 28usize];
     ["Offset of field: ibv_qp_attr::qp_access_flags"]
         [::core::mem::offset_of!(ibv_qp_attr, qp_access_flags) - 32usize];
     ["Offset of field: ibv_qp_attr::cap"][::core::mem::offset_of!(ibv_qp_attr, cap) - 36usize];
-    ["Offset of field: ibv_qp_attr::ah_attr"][::core::mem::offset_of!(ibv_qp_attr, ah_attr) - 56usize];
+    ["Offset of field: ibv_qp_attr::ah_attr"]
+        [::core::mem::offset_of!(ibv_qp_attr, ah_attr) - 56usize];
     ["Offset of field: ibv_qp_attr::alt_ah_attr"]
         [::core::mem::offset_of!(ibv_qp_attr, alt_ah_attr) - 88usize];
-    ["Offset of field: ibv_qp_attr::pkey_index"][::core::mem::offset_of!(ibv_qp_attr, pkey_index) - 120usize];
+    ["Offset of field: ibv_qp_attr::pkey_index"]
+        [::core::mem::offset_of!(ibv_qp_attr, pkey_index) - 120usize];
     ["Offset of field: ibv_qp_attr::alt_pkey_index"]
         [::core::mem::offset_of!(ibv_qp_attr, alt_pkey_index) - 122usize];
     ["Offset of field: ibv_qp_attr::en_sqd_async_notify"]
@@ -1560,15 +1612,20 @@ const _: () = {
         [::core::mem::offset_of!(ibv_qp_attr, max_dest_rd_atomic) - 127usize];
     ["Offset of field: ibv_qp_attr::min_rnr_timer"]
         [::core::mem::offset_of!(ibv_qp_attr, min_rnr_timer) - 128usize];
-    ["Offset of field: ibv_qp_attr::port_num"][::core::mem::offset_of!(ibv_qp_attr, port_num) - 129usize];
-    ["Offset of field: ibv_qp_attr::timeout"][::core::mem::offset_of!(ibv_qp_attr, timeout) - 130usize];
-    ["Offset of field: ibv_qp_attr::retry_cnt"][::core::mem::offset_of!(ibv_qp_attr, retry_cnt) - 131usize];
-    ["Offset of field: ibv_qp_attr::rnr_retry"][::core::mem::offset_of!(ibv_qp_attr, rnr_retry) - 132usize];
+    ["Offset of field: ibv_qp_attr::port_num"]
+        [::core::mem::offset_of!(ibv_qp_attr, port_num) - 129usize];
+    ["Offset of field: ibv_qp_attr::timeout"]
+        [::core::mem::offset_of!(ibv_qp_attr, timeout) - 130usize];
+    ["Offset of field: ibv_qp_attr::retry_cnt"]
+        [::core::mem::offset_of!(ibv_qp_attr, retry_cnt) - 131usize];
+    ["Offset of field: ibv_qp_attr::rnr_retry"]
+        [::core::mem::offset_of!(ibv_qp_attr, rnr_retry) - 132usize];
     ["Offset of field: ibv_qp_attr::alt_port_num"]
         [::core::mem::offset_of!(ibv_qp_attr, alt_port_num) - 133usize];
     ["Offset of field: ibv_qp_attr::alt_timeout"]
         [::core::mem::offset_of!(ibv_qp_attr, alt_timeout) - 134usize];
-    ["Offset of field: ibv_qp_attr::rate_limit"][::core::mem::offset_of!(ibv_qp_attr, rate_limit) - 136usize];
+    ["Offset of field: ibv_qp_attr::rate_limit"]
+        [::core::mem::offset_of!(ibv_qp_attr, rate_limit) - 136usize];
 };
 impl Default for ibv_qp_attr {
     fn default() -> Self {
@@ -1627,7 +1684,8 @@ const _: () = {
     ["Size of ibv_data_buf"][::core::mem::size_of::<ibv_data_buf>() - 16usize];
     ["Alignment of ibv_data_buf"][::core::mem::align_of::<ibv_data_buf>() - 8usize];
     ["Offset of field: ibv_data_buf::addr"][::core::mem::offset_of!(ibv_data_buf, addr) - 0usize];
-    ["Offset of field: ibv_data_buf::length"][::core::mem::offset_of!(ibv_data_buf, length) - 8usize];
+    ["Offset of field: ibv_data_buf::length"]
+        [::core::mem::offset_of!(ibv_data_buf, length) - 8usize];
 };
 impl Default for ibv_data_buf {
     fn default() -> Self {
@@ -1675,8 +1733,10 @@ pub union ibv_send_wr__bindgen_ty_1 {
 }
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_1"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_1"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
+    ["Size of ibv_send_wr__bindgen_ty_1"]
+        [::core::mem::size_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
+    ["Alignment of ibv_send_wr__bindgen_ty_1"]
+        [::core::mem::align_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_1::imm_data"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_1, imm_data) - 0usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_1::invalidate_rkey"]
@@ -1774,8 +1834,10 @@ impl Default for ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
 }
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_2"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_2>() - 32usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_2"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_2>() - 8usize];
+    ["Size of ibv_send_wr__bindgen_ty_2"]
+        [::core::mem::size_of::<ibv_send_wr__bindgen_ty_2>() - 32usize];
+    ["Alignment of ibv_send_wr__bindgen_ty_2"]
+        [::core::mem::align_of::<ibv_send_wr__bindgen_ty_2>() - 8usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_2::rdma"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_2, rdma) - 0usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_2::atomic"]
@@ -1818,8 +1880,10 @@ const _: () = {
 };
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_3"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_3"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
+    ["Size of ibv_send_wr__bindgen_ty_3"]
+        [::core::mem::size_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
+    ["Alignment of ibv_send_wr__bindgen_ty_3"]
+        [::core::mem::align_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_3::xrc"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_3, xrc) - 0usize];
 };
@@ -1903,8 +1967,10 @@ impl Default for ibv_send_wr__bindgen_ty_4__bindgen_ty_2 {
 }
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_4"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_4>() - 48usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_4"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_4>() - 8usize];
+    ["Size of ibv_send_wr__bindgen_ty_4"]
+        [::core::mem::size_of::<ibv_send_wr__bindgen_ty_4>() - 48usize];
+    ["Alignment of ibv_send_wr__bindgen_ty_4"]
+        [::core::mem::align_of::<ibv_send_wr__bindgen_ty_4>() - 8usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_4::bind_mw"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_4, bind_mw) - 0usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_4::tso"]
@@ -1930,12 +1996,17 @@ const _: () = {
     ["Alignment of ibv_send_wr"][::core::mem::align_of::<ibv_send_wr>() - 8usize];
     ["Offset of field: ibv_send_wr::wr_id"][::core::mem::offset_of!(ibv_send_wr, wr_id) - 0usize];
     ["Offset of field: ibv_send_wr::next"][::core::mem::offset_of!(ibv_send_wr, next) - 8usize];
-    ["Offset of field: ibv_send_wr::sg_list"][::core::mem::offset_of!(ibv_send_wr, sg_list) - 16usize];
-    ["Offset of field: ibv_send_wr::num_sge"][::core::mem::offset_of!(ibv_send_wr, num_sge) - 24usize];
-    ["Offset of field: ibv_send_wr::opcode"][::core::mem::offset_of!(ibv_send_wr, opcode) - 28usize];
-    ["Offset of field: ibv_send_wr::send_flags"][::core::mem::offset_of!(ibv_send_wr, send_flags) - 32usize];
+    ["Offset of field: ibv_send_wr::sg_list"]
+        [::core::mem::offset_of!(ibv_send_wr, sg_list) - 16usize];
+    ["Offset of field: ibv_send_wr::num_sge"]
+        [::core::mem::offset_of!(ibv_send_wr, num_sge) - 24usize];
+    ["Offset of field: ibv_send_wr::opcode"]
+        [::core::mem::offset_of!(ibv_send_wr, opcode) - 28usize];
+    ["Offset of field: ibv_send_wr::send_flags"]
+        [::core::mem::offset_of!(ibv_send_wr, send_flags) - 32usize];
     ["Offset of field: ibv_send_wr::wr"][::core::mem::offset_of!(ibv_send_wr, wr) - 40usize];
-    ["Offset of field: ibv_send_wr::qp_type"][::core::mem::offset_of!(ibv_send_wr, qp_type) - 72usize];
+    ["Offset of field: ibv_send_wr::qp_type"]
+        [::core::mem::offset_of!(ibv_send_wr, qp_type) - 72usize];
 };
 impl Default for ibv_send_wr {
     fn default() -> Self {
@@ -1977,8 +2048,10 @@ const _: () = {
     ["Alignment of ibv_recv_wr"][::core::mem::align_of::<ibv_recv_wr>() - 8usize];
     ["Offset of field: ibv_recv_wr::wr_id"][::core::mem::offset_of!(ibv_recv_wr, wr_id) - 0usize];
     ["Offset of field: ibv_recv_wr::next"][::core::mem::offset_of!(ibv_recv_wr, next) - 8usize];
-    ["Offset of field: ibv_recv_wr::sg_list"][::core::mem::offset_of!(ibv_recv_wr, sg_list) - 16usize];
-    ["Offset of field: ibv_recv_wr::num_sge"][::core::mem::offset_of!(ibv_recv_wr, num_sge) - 24usize];
+    ["Offset of field: ibv_recv_wr::sg_list"]
+        [::core::mem::offset_of!(ibv_recv_wr, sg_list) - 16usize];
+    ["Offset of field: ibv_recv_wr::num_sge"]
+        [::core::mem::offset_of!(ibv_recv_wr, num_sge) - 24usize];
 };
 impl Default for ibv_recv_wr {
     fn default() -> Self {
@@ -2004,7 +2077,8 @@ const _: () = {
     ["Size of ibv_srq"][::core::mem::size_of::<ibv_srq>() - 128usize];
     ["Alignment of ibv_srq"][::core::mem::align_of::<ibv_srq>() - 8usize];
     ["Offset of field: ibv_srq::context"][::core::mem::offset_of!(ibv_srq, context) - 0usize];
-    ["Offset of field: ibv_srq::srq_context"][::core::mem::offset_of!(ibv_srq, srq_context) - 8usize];
+    ["Offset of field: ibv_srq::srq_context"]
+        [::core::mem::offset_of!(ibv_srq, srq_context) - 8usize];
     ["Offset of field: ibv_srq::pd"][::core::mem::offset_of!(ibv_srq, pd) - 16usize];
     ["Offset of field: ibv_srq::handle"][::core::mem::offset_of!(ibv_srq, handle) - 24usize];
     ["Offset of field: ibv_srq::mutex"][::core::mem::offset_of!(ibv_srq, mutex) - 32usize];
@@ -2097,7 +2171,13 @@ pub struct ibv_qp_ex {
     pub wr_id: u64,
     pub wr_flags: core::ffi::c_uint,
     pub wr_atomic_cmp_swp: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare: u64, swap: u64),
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp_ex,
+            rkey: u32,
+            remote_addr: u64,
+            compare: u64,
+            swap: u64,
+        ),
     >,
     pub wr_atomic_fetch_add: ::core::option::Option<
         unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64),
@@ -2110,37 +2190,55 @@ pub struct ibv_qp_ex {
             bind_info: *const ibv_mw_bind_info,
         ),
     >,
-    pub wr_local_inv: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
-    pub wr_rdma_read:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>,
-    pub wr_rdma_write:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>,
+    pub wr_local_inv:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
+    pub wr_rdma_read: ::core::option::Option<
+        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64),
+    >,
+    pub wr_rdma_write: ::core::option::Option<
+        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64),
+    >,
     pub wr_rdma_write_imm: ::core::option::Option<
         unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: __be32),
     >,
     pub wr_send: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-    pub wr_send_imm: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, imm_data: __be32)>,
-    pub wr_send_inv: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
+    pub wr_send_imm:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, imm_data: __be32)>,
+    pub wr_send_inv:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
     pub wr_send_tso: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, hdr: *mut core::ffi::c_void, hdr_sz: u16, mss: u16),
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp_ex,
+            hdr: *mut core::ffi::c_void,
+            hdr_sz: u16,
+            mss: u16,
+        ),
     >,
     pub wr_set_ud_addr: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32),
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp_ex,
+            ah: *mut ibv_ah,
+            remote_qpn: u32,
+            remote_qkey: u32,
+        ),
     >,
-    pub wr_set_xrc_srqn: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, remote_srqn: u32)>,
+    pub wr_set_xrc_srqn:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, remote_srqn: u32)>,
     pub wr_set_inline_data: ::core::option::Option<
         unsafe extern "C" fn(qp: *mut ibv_qp_ex, addr: *mut core::ffi::c_void, length: usize),
     >,
     pub wr_set_inline_data_list: ::core::option::Option<
         unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_buf: usize, buf_list: *const ibv_data_buf),
     >,
-    pub wr_set_sge:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32)>,
+    pub wr_set_sge: ::core::option::Option<
+        unsafe extern "C" fn(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32),
+    >,
     pub wr_set_sge_list: ::core::option::Option<
         unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge),
     >,
     pub wr_start: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-    pub wr_complete: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex) -> core::ffi::c_int>,
+    pub wr_complete:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex) -> core::ffi::c_int>,
     pub wr_abort: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
     pub wr_atomic_write: ::core::option::Option<
         unsafe extern "C" fn(
@@ -2166,24 +2264,32 @@ const _: () = {
     ["Size of ibv_qp_ex"][::core::mem::size_of::<ibv_qp_ex>() - 360usize];
     ["Alignment of ibv_qp_ex"][::core::mem::align_of::<ibv_qp_ex>() - 8usize];
     ["Offset of field: ibv_qp_ex::qp_base"][::core::mem::offset_of!(ibv_qp_ex, qp_base) - 0usize];
-    ["Offset of field: ibv_qp_ex::comp_mask"][::core::mem::offset_of!(ibv_qp_ex, comp_mask) - 160usize];
+    ["Offset of field: ibv_qp_ex::comp_mask"]
+        [::core::mem::offset_of!(ibv_qp_ex, comp_mask) - 160usize];
     ["Offset of field: ibv_qp_ex::wr_id"][::core::mem::offset_of!(ibv_qp_ex, wr_id) - 168usize];
-    ["Offset of field: ibv_qp_ex::wr_flags"][::core::mem::offset_of!(ibv_qp_ex, wr_flags) - 176usize];
+    ["Offset of field: ibv_qp_ex::wr_flags"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_flags) - 176usize];
     ["Offset of field: ibv_qp_ex::wr_atomic_cmp_swp"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_atomic_cmp_swp) - 184usize];
     ["Offset of field: ibv_qp_ex::wr_atomic_fetch_add"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_atomic_fetch_add) - 192usize];
-    ["Offset of field: ibv_qp_ex::wr_bind_mw"][::core::mem::offset_of!(ibv_qp_ex, wr_bind_mw) - 200usize];
-    ["Offset of field: ibv_qp_ex::wr_local_inv"][::core::mem::offset_of!(ibv_qp_ex, wr_local_inv) - 208usize];
-    ["Offset of field: ibv_qp_ex::wr_rdma_read"][::core::mem::offset_of!(ibv_qp_ex, wr_rdma_read) - 216usize];
+    ["Offset of field: ibv_qp_ex::wr_bind_mw"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_bind_mw) - 200usize];
+    ["Offset of field: ibv_qp_ex::wr_local_inv"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_local_inv) - 208usize];
+    ["Offset of field: ibv_qp_ex::wr_rdma_read"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_rdma_read) - 216usize];
     ["Offset of field: ibv_qp_ex::wr_rdma_write"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_rdma_write) - 224usize];
     ["Offset of field: ibv_qp_ex::wr_rdma_write_imm"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_rdma_write_imm) - 232usize];
     ["Offset of field: ibv_qp_ex::wr_send"][::core::mem::offset_of!(ibv_qp_ex, wr_send) - 240usize];
-    ["Offset of field: ibv_qp_ex::wr_send_imm"][::core::mem::offset_of!(ibv_qp_ex, wr_send_imm) - 248usize];
-    ["Offset of field: ibv_qp_ex::wr_send_inv"][::core::mem::offset_of!(ibv_qp_ex, wr_send_inv) - 256usize];
-    ["Offset of field: ibv_qp_ex::wr_send_tso"][::core::mem::offset_of!(ibv_qp_ex, wr_send_tso) - 264usize];
+    ["Offset of field: ibv_qp_ex::wr_send_imm"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_send_imm) - 248usize];
+    ["Offset of field: ibv_qp_ex::wr_send_inv"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_send_inv) - 256usize];
+    ["Offset of field: ibv_qp_ex::wr_send_tso"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_send_tso) - 264usize];
     ["Offset of field: ibv_qp_ex::wr_set_ud_addr"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_set_ud_addr) - 272usize];
     ["Offset of field: ibv_qp_ex::wr_set_xrc_srqn"]
@@ -2192,15 +2298,20 @@ const _: () = {
         [::core::mem::offset_of!(ibv_qp_ex, wr_set_inline_data) - 288usize];
     ["Offset of field: ibv_qp_ex::wr_set_inline_data_list"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_set_inline_data_list) - 296usize];
-    ["Offset of field: ibv_qp_ex::wr_set_sge"][::core::mem::offset_of!(ibv_qp_ex, wr_set_sge) - 304usize];
+    ["Offset of field: ibv_qp_ex::wr_set_sge"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_set_sge) - 304usize];
     ["Offset of field: ibv_qp_ex::wr_set_sge_list"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_set_sge_list) - 312usize];
-    ["Offset of field: ibv_qp_ex::wr_start"][::core::mem::offset_of!(ibv_qp_ex, wr_start) - 320usize];
-    ["Offset of field: ibv_qp_ex::wr_complete"][::core::mem::offset_of!(ibv_qp_ex, wr_complete) - 328usize];
-    ["Offset of field: ibv_qp_ex::wr_abort"][::core::mem::offset_of!(ibv_qp_ex, wr_abort) - 336usize];
+    ["Offset of field: ibv_qp_ex::wr_start"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_start) - 320usize];
+    ["Offset of field: ibv_qp_ex::wr_complete"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_complete) - 328usize];
+    ["Offset of field: ibv_qp_ex::wr_abort"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_abort) - 336usize];
     ["Offset of field: ibv_qp_ex::wr_atomic_write"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_atomic_write) - 344usize];
-    ["Offset of field: ibv_qp_ex::wr_flush"][::core::mem::offset_of!(ibv_qp_ex, wr_flush) - 352usize];
+    ["Offset of field: ibv_qp_ex::wr_flush"]
+        [::core::mem::offset_of!(ibv_qp_ex, wr_flush) - 352usize];
 };
 impl Default for ibv_qp_ex {
     fn default() -> Self {
@@ -2256,7 +2367,8 @@ const _: () = {
     ["Alignment of ibv_comp_channel"][::core::mem::align_of::<ibv_comp_channel>() - 8usize];
     ["Offset of field: ibv_comp_channel::context"]
         [::core::mem::offset_of!(ibv_comp_channel, context) - 0usize];
-    ["Offset of field: ibv_comp_channel::fd"][::core::mem::offset_of!(ibv_comp_channel, fd) - 8usize];
+    ["Offset of field: ibv_comp_channel::fd"]
+        [::core::mem::offset_of!(ibv_comp_channel, fd) - 8usize];
     ["Offset of field: ibv_comp_channel::refcnt"]
         [::core::mem::offset_of!(ibv_comp_channel, refcnt) - 12usize];
 };
@@ -2338,7 +2450,8 @@ const _: () = {
     ["Size of ibv_wc_tm_info"][::core::mem::size_of::<ibv_wc_tm_info>() - 16usize];
     ["Alignment of ibv_wc_tm_info"][::core::mem::align_of::<ibv_wc_tm_info>() - 8usize];
     ["Offset of field: ibv_wc_tm_info::tag"][::core::mem::offset_of!(ibv_wc_tm_info, tag) - 0usize];
-    ["Offset of field: ibv_wc_tm_info::priv_"][::core::mem::offset_of!(ibv_wc_tm_info, priv_) - 8usize];
+    ["Offset of field: ibv_wc_tm_info::priv_"]
+        [::core::mem::offset_of!(ibv_wc_tm_info, priv_) - 8usize];
 };
 #[repr(C)]
 pub struct ibv_cq_ex {
@@ -2355,26 +2468,36 @@ pub struct ibv_cq_ex {
     pub status: ibv_wc_status,
     pub wr_id: u64,
     pub start_poll: ::core::option::Option<
-        unsafe extern "C" fn(current: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            current: *mut ibv_cq_ex,
+            attr: *mut ibv_poll_cq_attr,
+        ) -> core::ffi::c_int,
     >,
-    pub next_poll: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> core::ffi::c_int>,
+    pub next_poll:
+        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> core::ffi::c_int>,
     pub end_poll: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex)>,
-    pub read_opcode: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>,
-    pub read_vendor_err: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+    pub read_opcode:
+        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>,
+    pub read_vendor_err:
+        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
     pub read_byte_len: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_imm_data: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> __be32>,
+    pub read_imm_data:
+        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> __be32>,
     pub read_qp_num: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
     pub read_src_qp: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
     pub read_wc_flags:
         ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> core::ffi::c_uint>,
     pub read_slid: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
     pub read_sl: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
-    pub read_dlid_path_bits: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
-    pub read_completion_ts: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
+    pub read_dlid_path_bits:
+        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
+    pub read_completion_ts:
+        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
     pub read_cvlan: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u16>,
     pub read_flow_tag: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_tm_info:
-        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info)>,
+    pub read_tm_info: ::core::option::Option<
+        unsafe extern "C" fn(current: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info),
+    >,
     pub read_completion_wallclock_ns:
         ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
 }
@@ -2384,7 +2507,8 @@ const _: () = {
     ["Alignment of ibv_cq_ex"][::core::mem::align_of::<ibv_cq_ex>() - 8usize];
     ["Offset of field: ibv_cq_ex::context"][::core::mem::offset_of!(ibv_cq_ex, context) - 0usize];
     ["Offset of field: ibv_cq_ex::channel"][::core::mem::offset_of!(ibv_cq_ex, channel) - 8usize];
-    ["Offset of field: ibv_cq_ex::cq_context"][::core::mem::offset_of!(ibv_cq_ex, cq_context) - 16usize];
+    ["Offset of field: ibv_cq_ex::cq_context"]
+        [::core::mem::offset_of!(ibv_cq_ex, cq_context) - 16usize];
     ["Offset of field: ibv_cq_ex::handle"][::core::mem::offset_of!(ibv_cq_ex, handle) - 24usize];
     ["Offset of field: ibv_cq_ex::cqe"][::core::mem::offset_of!(ibv_cq_ex, cqe) - 28usize];
     ["Offset of field: ibv_cq_ex::mutex"][::core::mem::offset_of!(ibv_cq_ex, mutex) - 32usize];
@@ -2393,33 +2517,43 @@ const _: () = {
         [::core::mem::offset_of!(ibv_cq_ex, comp_events_completed) - 120usize];
     ["Offset of field: ibv_cq_ex::async_events_completed"]
         [::core::mem::offset_of!(ibv_cq_ex, async_events_completed) - 124usize];
-    ["Offset of field: ibv_cq_ex::comp_mask"][::core::mem::offset_of!(ibv_cq_ex, comp_mask) - 128usize];
+    ["Offset of field: ibv_cq_ex::comp_mask"]
+        [::core::mem::offset_of!(ibv_cq_ex, comp_mask) - 128usize];
     ["Offset of field: ibv_cq_ex::status"][::core::mem::offset_of!(ibv_cq_ex, status) - 132usize];
     ["Offset of field: ibv_cq_ex::wr_id"][::core::mem::offset_of!(ibv_cq_ex, wr_id) - 136usize];
-    ["Offset of field: ibv_cq_ex::start_poll"][::core::mem::offset_of!(ibv_cq_ex, start_poll) - 144usize];
-    ["Offset of field: ibv_cq_ex::next_poll"][::core::mem::offset_of!(ibv_cq_ex, next_poll) - 152usize];
-    ["Offset of field: ibv_cq_ex::end_poll"][::core::mem::offset_of!(ibv_cq_ex, end_poll) - 160usize];
-    ["Offset of field: ibv_cq_ex::read_opcode"][::core::mem::offset_of!(ibv_cq_ex, read_opcode) - 168usize];
+    ["Offset of field: ibv_cq_ex::start_poll"]
+        [::core::mem::offset_of!(ibv_cq_ex, start_poll) - 144usize];
+    ["Offset of field: ibv_cq_ex::next_poll"]
+        [::core::mem::offset_of!(ibv_cq_ex, next_poll) - 152usize];
+    ["Offset of field: ibv_cq_ex::end_poll"]
+        [::core::mem::offset_of!(ibv_cq_ex, end_poll) - 160usize];
+    ["Offset of field: ibv_cq_ex::read_opcode"]
+        [::core::mem::offset_of!(ibv_cq_ex, read_opcode) - 168usize];
     ["Offset of field: ibv_cq_ex::read_vendor_err"]
         [::core::mem::offset_of!(ibv_cq_ex, read_vendor_err) - 176usize];
     ["Offset of field: ibv_cq_ex::read_byte_len"]
         [::core::mem::offset_of!(ibv_cq_ex, read_byte_len) - 184usize];
     ["Offset of field: ibv_cq_ex::read_imm_data"]
         [::core::mem::offset_of!(ibv_cq_ex, read_imm_data) - 192usize];
-    ["Offset of field: ibv_cq_ex::read_qp_num"][::core::mem::offset_of!(ibv_cq_ex, read_qp_num) - 200usize];
-    ["Offset of field: ibv_cq_ex::read_src_qp"][::core::mem::offset_of!(ibv_cq_ex, read_src_qp) - 208usize];
+    ["Offset of field: ibv_cq_ex::read_qp_num"]
+        [::core::mem::offset_of!(ibv_cq_ex, read_qp_num) - 200usize];
+    ["Offset of field: ibv_cq_ex::read_src_qp"]
+        [::core::mem::offset_of!(ibv_cq_ex, read_src_qp) - 208usize];
     ["Offset of field: ibv_cq_ex::read_wc_flags"]
         [::core::mem::offset_of!(ibv_cq_ex, read_wc_flags) - 216usize];
-    ["Offset of field: ibv_cq_ex::read_slid"][::core::mem::offset_of!(ibv_cq_ex, read_slid) - 224usize];
+    ["Offset of field: ibv_cq_ex::read_slid"]
+        [::core::mem::offset_of!(ibv_cq_ex, read_slid) - 224usize];
     ["Offset of field: ibv_cq_ex::read_sl"][::core::mem::offset_of!(ibv_cq_ex, read_sl) - 232usize];
     ["Offset of field: ibv_cq_ex::read_dlid_path_bits"]
         [::core::mem::offset_of!(ibv_cq_ex, read_dlid_path_bits) - 240usize];
     ["Offset of field: ibv_cq_ex::read_completion_ts"]
         [::core::mem::offset_of!(ibv_cq_ex, read_completion_ts) - 248usize];
-    ["Offset of field: ibv_cq_ex::read_cvlan"][::core::mem::offset_of!(ibv_cq_ex, read_cvlan) - 256usize];
+    ["Offset of field: ibv_cq_ex::read_cvlan"]
+        [::core::mem::offset_of!(ibv_cq_ex, read_cvlan) - 256usize];
     ["Offset of field: ibv_cq_ex::read_flow_tag"]
         [::core::mem::offset_of!(ibv_cq_ex, read_flow_tag) - 264usize];
-    ["Offset of field: ibv_cq_ex::read_tm_info"][::core::mem::offset_of!(ibv_cq_ex, read_tm_info) - 272usize];
+    ["Offset of field: ibv_cq_ex::read_tm_info"]
+        [::core::mem::offset_of!(ibv_cq_ex, read_tm_info) - 272usize];
     ["Offset of field: ibv_cq_ex::read_completion_wallclock_ns"]
         [::core::mem::offset_of!(ibv_cq_ex, read_completion_wallclock_ns) - 280usize];
 };
@@ -2514,8 +2648,10 @@ pub struct _ibv_device_ops {
 const _: () = {
     ["Size of _ibv_device_ops"][::core::mem::size_of::<_ibv_device_ops>() - 16usize];
     ["Alignment of _ibv_device_ops"][::core::mem::align_of::<_ibv_device_ops>() - 8usize];
-    ["Offset of field: _ibv_device_ops::_dummy1"][::core::mem::offset_of!(_ibv_device_ops, _dummy1) - 0usize];
-    ["Offset of field: _ibv_device_ops::_dummy2"][::core::mem::offset_of!(_ibv_device_ops, _dummy2) - 8usize];
+    ["Offset of field: _ibv_device_ops::_dummy1"]
+        [::core::mem::offset_of!(_ibv_device_ops, _dummy1) - 0usize];
+    ["Offset of field: _ibv_device_ops::_dummy2"]
+        [::core::mem::offset_of!(_ibv_device_ops, _dummy2) - 8usize];
 };
 pub const IBV_SYSFS_NAME_MAX: _bindgen_ty_17 = 64;
 pub const IBV_SYSFS_PATH_MAX: _bindgen_ty_17 = 256;
@@ -2536,13 +2672,17 @@ const _: () = {
     ["Size of ibv_device"][::core::mem::size_of::<ibv_device>() - 664usize];
     ["Alignment of ibv_device"][::core::mem::align_of::<ibv_device>() - 8usize];
     ["Offset of field: ibv_device::_ops"][::core::mem::offset_of!(ibv_device, _ops) - 0usize];
-    ["Offset of field: ibv_device::node_type"][::core::mem::offset_of!(ibv_device, node_type) - 16usize];
+    ["Offset of field: ibv_device::node_type"]
+        [::core::mem::offset_of!(ibv_device, node_type) - 16usize];
     ["Offset of field: ibv_device::transport_type"]
         [::core::mem::offset_of!(ibv_device, transport_type) - 20usize];
     ["Offset of field: ibv_device::name"][::core::mem::offset_of!(ibv_device, name) - 24usize];
-    ["Offset of field: ibv_device::dev_name"][::core::mem::offset_of!(ibv_device, dev_name) - 88usize];
-    ["Offset of field: ibv_device::dev_path"][::core::mem::offset_of!(ibv_device, dev_path) - 152usize];
-    ["Offset of field: ibv_device::ibdev_path"][::core::mem::offset_of!(ibv_device, ibdev_path) - 408usize];
+    ["Offset of field: ibv_device::dev_name"]
+        [::core::mem::offset_of!(ibv_device, dev_name) - 88usize];
+    ["Offset of field: ibv_device::dev_path"]
+        [::core::mem::offset_of!(ibv_device, dev_path) - 152usize];
+    ["Offset of field: ibv_device::ibdev_path"]
+        [::core::mem::offset_of!(ibv_device, ibdev_path) - 408usize];
 };
 impl Default for ibv_device {
     fn default() -> Self {
@@ -2575,16 +2715,23 @@ pub struct ibv_context_ops {
         ) -> core::ffi::c_int,
     >,
     pub _compat_alloc_pd: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_dealloc_pd: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_dealloc_pd:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_reg_mr: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_rereg_mr: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_dereg_mr: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub alloc_mw:
-        ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw>,
-    pub bind_mw: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> core::ffi::c_int,
+    pub alloc_mw: ::core::option::Option<
+        unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw,
     >,
-    pub dealloc_mw: ::core::option::Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> core::ffi::c_int>,
+    pub bind_mw: ::core::option::Option<
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            mw: *mut ibv_mw,
+            mw_bind: *mut ibv_mw_bind,
+        ) -> core::ffi::c_int,
+    >,
+    pub dealloc_mw:
+        ::core::option::Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> core::ffi::c_int>,
     pub _compat_create_cq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub poll_cq: ::core::option::Option<
         unsafe extern "C" fn(
@@ -2598,11 +2745,15 @@ pub struct ibv_context_ops {
     >,
     pub _compat_cq_event: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_resize_cq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_destroy_cq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_create_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_modify_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_destroy_cq:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_create_srq:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_modify_srq:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_query_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_destroy_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_destroy_srq:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub post_srq_recv: ::core::option::Option<
         unsafe extern "C" fn(
             srq: *mut ibv_srq,
@@ -2613,7 +2764,8 @@ pub struct ibv_context_ops {
     pub _compat_create_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_query_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_modify_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_destroy_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_destroy_qp:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub post_send: ::core::option::Option<
         unsafe extern "C" fn(
             qp: *mut ibv_qp,
@@ -2629,10 +2781,14 @@ pub struct ibv_context_ops {
         ) -> core::ffi::c_int,
     >,
     pub _compat_create_ah: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_destroy_ah: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_attach_mcast: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_detach_mcast: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_async_event: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_destroy_ah:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_attach_mcast:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_detach_mcast:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_async_event:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
 }
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
@@ -2719,12 +2875,15 @@ const _: () = {
     ["Alignment of ibv_context"][::core::mem::align_of::<ibv_context>() - 8usize];
     ["Offset of field: ibv_context::device"][::core::mem::offset_of!(ibv_context, device) - 0usize];
     ["Offset of field: ibv_context::ops"][::core::mem::offset_of!(ibv_context, ops) - 8usize];
-    ["Offset of field: ibv_context::cmd_fd"][::core::mem::offset_of!(ibv_context, cmd_fd) - 264usize];
-    ["Offset of field: ibv_context::async_fd"][::core::mem::offset_of!(ibv_context, async_fd) - 268usize];
+    ["Offset of field: ibv_context::cmd_fd"]
+        [::core::mem::offset_of!(ibv_context, cmd_fd) - 264usize];
+    ["Offset of field: ibv_context::async_fd"]
+        [::core::mem::offset_of!(ibv_context, async_fd) - 268usize];
     ["Offset of field: ibv_context::num_comp_vectors"]
         [::core::mem::offset_of!(ibv_context, num_comp_vectors) - 272usize];
     ["Offset of field: ibv_context::mutex"][::core::mem::offset_of!(ibv_context, mutex) - 280usize];
-    ["Offset of field: ibv_context::abi_compat"][::core::mem::offset_of!(ibv_context, abi_compat) - 320usize];
+    ["Offset of field: ibv_context::abi_compat"]
+        [::core::mem::offset_of!(ibv_context, abi_compat) - 320usize];
 };
 impl Default for ibv_context {
     fn default() -> Self {
@@ -2740,7 +2899,12 @@ impl ::core::fmt::Debug for ibv_context {
         write!(
             f,
             "ibv_context {{ device: {:?}, ops: {:?}, cmd_fd: {:?}, async_fd: {:?}, num_comp_vectors: {:?}, abi_compat: {:?} }}",
-            self.device, self.ops, self.cmd_fd, self.async_fd, self.num_comp_vectors, self.abi_compat
+            self.device,
+            self.ops,
+            self.cmd_fd,
+            self.async_fd,
+            self.num_comp_vectors,
+            self.abi_compat
         )
     }
 }
@@ -2766,7 +2930,8 @@ pub struct ibv_cq_init_attr_ex {
 const _: () = {
     ["Size of ibv_cq_init_attr_ex"][::core::mem::size_of::<ibv_cq_init_attr_ex>() - 56usize];
     ["Alignment of ibv_cq_init_attr_ex"][::core::mem::align_of::<ibv_cq_init_attr_ex>() - 8usize];
-    ["Offset of field: ibv_cq_init_attr_ex::cqe"][::core::mem::offset_of!(ibv_cq_init_attr_ex, cqe) - 0usize];
+    ["Offset of field: ibv_cq_init_attr_ex::cqe"]
+        [::core::mem::offset_of!(ibv_cq_init_attr_ex, cqe) - 0usize];
     ["Offset of field: ibv_cq_init_attr_ex::cq_context"]
         [::core::mem::offset_of!(ibv_cq_init_attr_ex, cq_context) - 8usize];
     ["Offset of field: ibv_cq_init_attr_ex::channel"]
@@ -2821,7 +2986,8 @@ pub struct ibv_parent_domain_init_attr {
 }
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]
 const _: () = {
-    ["Size of ibv_parent_domain_init_attr"][::core::mem::size_of::<ibv_parent_domain_init_attr>() - 48usize];
+    ["Size of ibv_parent_domain_init_attr"]
+        [::core::mem::size_of::<ibv_parent_domain_init_attr>() - 48usize];
     ["Alignment of ibv_parent_domain_init_attr"]
         [::core::mem::align_of::<ibv_parent_domain_init_attr>() - 8usize];
     ["Offset of field: ibv_parent_domain_init_attr::pd"]
@@ -2890,8 +3056,9 @@ pub struct verbs_context {
             init_attr: *mut ibv_counters_init_attr,
         ) -> *mut ibv_counters,
     >,
-    pub destroy_counters:
-        ::core::option::Option<unsafe extern "C" fn(counters: *mut ibv_counters) -> core::ffi::c_int>,
+    pub destroy_counters: ::core::option::Option<
+        unsafe extern "C" fn(counters: *mut ibv_counters) -> core::ffi::c_int,
+    >,
     pub reg_dm_mr: ::core::option::Option<
         unsafe extern "C" fn(
             pd: *mut ibv_pd,
@@ -2902,7 +3069,10 @@ pub struct verbs_context {
         ) -> *mut ibv_mr,
     >,
     pub alloc_dm: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            attr: *mut ibv_alloc_dm_attr,
+        ) -> *mut ibv_dm,
     >,
     pub free_dm: ::core::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> core::ffi::c_int>,
     pub modify_flow_action_esp: ::core::option::Option<
@@ -2911,8 +3081,9 @@ pub struct verbs_context {
             attr: *mut ibv_flow_action_esp_attr,
         ) -> core::ffi::c_int,
     >,
-    pub destroy_flow_action:
-        ::core::option::Option<unsafe extern "C" fn(action: *mut ibv_flow_action) -> core::ffi::c_int>,
+    pub destroy_flow_action: ::core::option::Option<
+        unsafe extern "C" fn(action: *mut ibv_flow_action) -> core::ffi::c_int,
+    >,
     pub create_flow_action_esp: ::core::option::Option<
         unsafe extern "C" fn(
             context: *mut ibv_context,
@@ -2920,7 +3091,10 @@ pub struct verbs_context {
         ) -> *mut ibv_flow_action,
     >,
     pub modify_qp_rate_limit: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            attr: *mut ibv_qp_rate_limit_attr,
+        ) -> core::ffi::c_int,
     >,
     pub alloc_parent_domain: ::core::option::Option<
         unsafe extern "C" fn(
@@ -2928,9 +3102,13 @@ pub struct verbs_context {
             attr: *mut ibv_parent_domain_init_attr,
         ) -> *mut ibv_pd,
     >,
-    pub dealloc_td: ::core::option::Option<unsafe extern "C" fn(td: *mut ibv_td) -> core::ffi::c_int>,
+    pub dealloc_td:
+        ::core::option::Option<unsafe extern "C" fn(td: *mut ibv_td) -> core::ffi::c_int>,
     pub alloc_td: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            init_attr: *mut ibv_td_init_attr,
+        ) -> *mut ibv_td,
     >,
     pub modify_cq: ::core::option::Option<
         unsafe extern "C" fn(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> core::ffi::c_int,
@@ -2951,15 +3129,22 @@ pub struct verbs_context {
             init_attr: *mut ibv_rwq_ind_table_init_attr,
         ) -> *mut ibv_rwq_ind_table,
     >,
-    pub destroy_wq: ::core::option::Option<unsafe extern "C" fn(wq: *mut ibv_wq) -> core::ffi::c_int>,
+    pub destroy_wq:
+        ::core::option::Option<unsafe extern "C" fn(wq: *mut ibv_wq) -> core::ffi::c_int>,
     pub modify_wq: ::core::option::Option<
         unsafe extern "C" fn(wq: *mut ibv_wq, wq_attr: *mut ibv_wq_attr) -> core::ffi::c_int,
     >,
     pub create_wq: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, wq_init_attr: *mut ibv_wq_init_attr) -> *mut ibv_wq,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            wq_init_attr: *mut ibv_wq_init_attr,
+        ) -> *mut ibv_wq,
     >,
     pub query_rt_values: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, values: *mut ibv_values_ex) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            values: *mut ibv_values_ex,
+        ) -> core::ffi::c_int,
     >,
     pub create_cq_ex: ::core::option::Option<
         unsafe extern "C" fn(
@@ -3007,7 +3192,8 @@ pub struct verbs_context {
             xrcd_init_attr: *mut ibv_xrcd_init_attr,
         ) -> *mut ibv_xrcd,
     >,
-    pub close_xrcd: ::core::option::Option<unsafe extern "C" fn(xrcd: *mut ibv_xrcd) -> core::ffi::c_int>,
+    pub close_xrcd:
+        ::core::option::Option<unsafe extern "C" fn(xrcd: *mut ibv_xrcd) -> core::ffi::c_int>,
     pub _ABI_placeholder3: u64,
     pub sz: usize,
     pub context: ibv_context,
@@ -3018,7 +3204,8 @@ const _: () = {
     ["Alignment of verbs_context"][::core::mem::align_of::<verbs_context>() - 8usize];
     ["Offset of field: verbs_context::query_port"]
         [::core::mem::offset_of!(verbs_context, query_port) - 0usize];
-    ["Offset of field: verbs_context::advise_mr"][::core::mem::offset_of!(verbs_context, advise_mr) - 8usize];
+    ["Offset of field: verbs_context::advise_mr"]
+        [::core::mem::offset_of!(verbs_context, advise_mr) - 8usize];
     ["Offset of field: verbs_context::alloc_null_mr"]
         [::core::mem::offset_of!(verbs_context, alloc_null_mr) - 16usize];
     ["Offset of field: verbs_context::read_counters"]
@@ -3031,8 +3218,10 @@ const _: () = {
         [::core::mem::offset_of!(verbs_context, destroy_counters) - 48usize];
     ["Offset of field: verbs_context::reg_dm_mr"]
         [::core::mem::offset_of!(verbs_context, reg_dm_mr) - 56usize];
-    ["Offset of field: verbs_context::alloc_dm"][::core::mem::offset_of!(verbs_context, alloc_dm) - 64usize];
-    ["Offset of field: verbs_context::free_dm"][::core::mem::offset_of!(verbs_context, free_dm) - 72usize];
+    ["Offset of field: verbs_context::alloc_dm"]
+        [::core::mem::offset_of!(verbs_context, alloc_dm) - 64usize];
+    ["Offset of field: verbs_context::free_dm"]
+        [::core::mem::offset_of!(verbs_context, free_dm) - 72usize];
     ["Offset of field: verbs_context::modify_flow_action_esp"]
         [::core::mem::offset_of!(verbs_context, modify_flow_action_esp) - 80usize];
     ["Offset of field: verbs_context::destroy_flow_action"]
@@ -3045,7 +3234,8 @@ const _: () = {
         [::core::mem::offset_of!(verbs_context, alloc_parent_domain) - 112usize];
     ["Offset of field: verbs_context::dealloc_td"]
         [::core::mem::offset_of!(verbs_context, dealloc_td) - 120usize];
-    ["Offset of field: verbs_context::alloc_td"][::core::mem::offset_of!(verbs_context, alloc_td) - 128usize];
+    ["Offset of field: verbs_context::alloc_td"]
+        [::core::mem::offset_of!(verbs_context, alloc_td) - 128usize];
     ["Offset of field: verbs_context::modify_cq"]
         [::core::mem::offset_of!(verbs_context, modify_cq) - 136usize];
     ["Offset of field: verbs_context::post_srq_ops"]
@@ -3064,7 +3254,8 @@ const _: () = {
         [::core::mem::offset_of!(verbs_context, query_rt_values) - 192usize];
     ["Offset of field: verbs_context::create_cq_ex"]
         [::core::mem::offset_of!(verbs_context, create_cq_ex) - 200usize];
-    ["Offset of field: verbs_context::priv_"][::core::mem::offset_of!(verbs_context, priv_) - 208usize];
+    ["Offset of field: verbs_context::priv_"]
+        [::core::mem::offset_of!(verbs_context, priv_) - 208usize];
     ["Offset of field: verbs_context::query_device_ex"]
         [::core::mem::offset_of!(verbs_context, query_device_ex) - 216usize];
     ["Offset of field: verbs_context::ibv_destroy_flow"]
@@ -3075,7 +3266,8 @@ const _: () = {
         [::core::mem::offset_of!(verbs_context, ibv_create_flow) - 240usize];
     ["Offset of field: verbs_context::ABI_placeholder1"]
         [::core::mem::offset_of!(verbs_context, ABI_placeholder1) - 248usize];
-    ["Offset of field: verbs_context::open_qp"][::core::mem::offset_of!(verbs_context, open_qp) - 256usize];
+    ["Offset of field: verbs_context::open_qp"]
+        [::core::mem::offset_of!(verbs_context, open_qp) - 256usize];
     ["Offset of field: verbs_context::create_qp_ex"]
         [::core::mem::offset_of!(verbs_context, create_qp_ex) - 264usize];
     ["Offset of field: verbs_context::get_srq_num"]
@@ -3089,7 +3281,8 @@ const _: () = {
     ["Offset of field: verbs_context::_ABI_placeholder3"]
         [::core::mem::offset_of!(verbs_context, _ABI_placeholder3) - 304usize];
     ["Offset of field: verbs_context::sz"][::core::mem::offset_of!(verbs_context, sz) - 312usize];
-    ["Offset of field: verbs_context::context"][::core::mem::offset_of!(verbs_context, context) - 320usize];
+    ["Offset of field: verbs_context::context"]
+        [::core::mem::offset_of!(verbs_context, context) - 320usize];
 };
 impl Default for verbs_context {
     fn default() -> Self {

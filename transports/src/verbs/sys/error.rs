@@ -103,7 +103,8 @@ pub(super) fn no_device() -> VerbsError {
     )
 }
 
-/// For `Drop`: what cannot be told to anyone is logged. A device that is gone has released everything.
+/// For `Drop`: what cannot be told to anyone is logged. A device that is gone has released
+/// everything.
 pub(super) fn released(what: &'static str, outcome: Result<(), VerbsError>) {
     if let Err(error) = outcome
         && error.errno != libc::ENODEV
@@ -116,7 +117,8 @@ pub(super) fn released(what: &'static str, outcome: Result<(), VerbsError>) {
 /// What to do about a call that failed for a reason.
 fn remedy(call: &str, errno: i32) -> Cow<'static, str> {
     let registers = call.contains("reg_mr") || call.contains("dmabuf");
-    let creates = call.starts_with("ibv_create") || call.starts_with("ibv_alloc") || call == "ibv_resize_cq";
+    let creates =
+        call.starts_with("ibv_create") || call.starts_with("ibv_alloc") || call == "ibv_resize_cq";
     match errno {
         libc::ENOMEM | libc::EAGAIN if registers || creates => locked_memory(registers),
         libc::EMFILE | libc::ENFILE => {
@@ -128,7 +130,8 @@ fn remedy(call: &str, errno: i32) -> Cow<'static, str> {
                 .into()
         }
         libc::ENOENT if call == "ibv_open_device" => {
-            "the device has no file in /dev/infiniband: load ib_uverbs; a container has to be given /dev/infiniband"
+            "the device has no file in /dev/infiniband: load ib_uverbs; a container has to be \
+            given /dev/infiniband"
                 .into()
         }
         libc::EPERM if registers => locked_memory(true),
@@ -146,7 +149,8 @@ fn remedy(call: &str, errno: i32) -> Cow<'static, str> {
                 .into()
         }
         libc::EINVAL if registers => {
-            "the range is empty or longer than the device takes, or remote writes were asked for without local ones"
+            "the range is empty or longer than the device takes, or remote writes were asked for \
+            without local ones"
                 .into()
         }
         libc::EINVAL if creates => {
@@ -166,7 +170,8 @@ fn remedy(call: &str, errno: i32) -> Cow<'static, str> {
         }
         libc::EBUSY => "something still uses it".into(),
         libc::EIO | libc::ENODEV => "the device is gone or in a fatal state: look at `dmesg`".into(),
-        _ if is_missing(errno) => "the kernel, or the device's driver, has no such call: a newer one may".into(),
+        _ if is_missing(errno) => "the kernel, or the device's driver, has no such call: a newer \
+            one may".into(),
         _ => Cow::Borrowed(""),
     }
 }
@@ -199,18 +204,28 @@ mod tests {
 
     #[test]
     fn an_error_names_call_device_port_reason_and_remedy() {
-        let error = VerbsError::new("ibv_modify_qp", libc::ETIMEDOUT).of("mlx5_0").at_port(1).to_string();
-        assert!(error.starts_with("ibv_modify_qp on mlx5_0, port 1: Connection timed out"), "{error}");
+        let error =
+            VerbsError::new("ibv_modify_qp", libc::ETIMEDOUT).of("mlx5_0").at_port(1).to_string();
+        assert!(
+            error.starts_with("ibv_modify_qp on mlx5_0, port 1: Connection timed out"),
+            "{error}"
+        );
         assert!(error.contains("; the peer's network address did not answer"), "{error}");
     }
 
     #[test]
     fn memory_that_cannot_be_locked_names_the_limit_as_it_is_and_where_to_raise_it() {
-        for call in ["ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_reg_dmabuf_mr", "ibv_create_qp", "ibv_create_cq"]
-        {
+        for call in [
+            "ibv_reg_mr",
+            "ibv_reg_mr_iova2",
+            "ibv_reg_dmabuf_mr",
+            "ibv_create_qp",
+            "ibv_create_cq",
+        ] {
             let error = VerbsError::new(call, libc::ENOMEM).to_string();
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
-            let limit = limit.map_or_else(|| "unlimited".to_owned(), |bytes| format!("{} KiB", bytes / 1024));
+            let limit = limit
+                .map_or_else(|| "unlimited".to_owned(), |bytes| format!("{} KiB", bytes / 1024));
             assert!(error.contains(&format!("`ulimit -l` is {limit}")), "{error}");
             assert!(error.contains("/etc/security/limits.conf"), "{error}");
         }

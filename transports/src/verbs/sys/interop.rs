@@ -1,7 +1,8 @@
 //! Objects that a program has from other crates: their pointers are C's, as ours are.
 //!
-//! A program with these features is linked with libibverbs, the very library that [`Verbs::open`](super::Verbs::open) then
-//! finds. `transports/layout` holds their structures against ours.
+//! A program with these features is linked with libibverbs, the very library that
+//! [`Verbs::open`](super::Verbs::open) then finds. `transports/layout` holds their structures
+//! against ours.
 
 #[cfg(feature = "rdma-sys")]
 mod rdma_sys {
@@ -13,7 +14,10 @@ mod rdma_sys {
         ///
         /// # Safety
         /// As there.
-        pub unsafe fn from_rdma_sys(verbs: &Arc<Verbs>, raw: *mut rdma_sys::ibv_context) -> Arc<Self> {
+        pub unsafe fn from_rdma_sys(
+            verbs: &Arc<Verbs>,
+            raw: *mut rdma_sys::ibv_context,
+        ) -> Arc<Self> {
             // SAFETY: passed on from the caller; the structures are the same.
             unsafe { Self::from_raw(verbs, raw.cast()) }
         }
@@ -24,14 +28,18 @@ mod rdma_sys {
         ///
         /// # Safety
         /// As there.
-        pub unsafe fn from_rdma_sys(context: &Arc<Context>, raw: *mut rdma_sys::ibv_pd) -> Arc<Self> {
+        pub unsafe fn from_rdma_sys(
+            context: &Arc<Context>,
+            raw: *mut rdma_sys::ibv_pd,
+        ) -> Arc<Self> {
             // SAFETY: passed on from the caller; the structures are the same.
             unsafe { Self::from_raw(context, raw.cast()) }
         }
     }
 }
 
-/// The crate `ibverbs` keeps its pointers to itself (0.9); what is taken is what `ibverbs-sys` under it has.
+/// The crate `ibverbs` keeps its pointers to itself (0.9); what is taken is what `ibverbs-sys`
+/// under it has.
 #[cfg(feature = "ibverbs")]
 mod ibverbs {
     use crate::verbs::sys::{Context, ProtectionDomain, Verbs};
@@ -42,7 +50,10 @@ mod ibverbs {
         ///
         /// # Safety
         /// As there.
-        pub unsafe fn from_ibverbs(verbs: &Arc<Verbs>, raw: *mut ibverbs_sys::ibv_context) -> Arc<Self> {
+        pub unsafe fn from_ibverbs(
+            verbs: &Arc<Verbs>,
+            raw: *mut ibverbs_sys::ibv_context,
+        ) -> Arc<Self> {
             // SAFETY: passed on from the caller; the structures are the same.
             unsafe { Self::from_raw(verbs, raw.cast()) }
         }
@@ -53,7 +64,10 @@ mod ibverbs {
         ///
         /// # Safety
         /// As there.
-        pub unsafe fn from_ibverbs(context: &Arc<Context>, raw: *mut ibverbs_sys::ibv_pd) -> Arc<Self> {
+        pub unsafe fn from_ibverbs(
+            context: &Arc<Context>,
+            raw: *mut ibverbs_sys::ibv_pd,
+        ) -> Arc<Self> {
             // SAFETY: passed on from the caller; the structures are the same.
             unsafe { Self::from_raw(context, raw.cast()) }
         }

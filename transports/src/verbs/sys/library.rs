@@ -5,7 +5,8 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::env;
 use std::ffi::{CStr, c_void};
 
-/// By what the loader, and every device's own library, knows it. Not `libibverbs.so`, which only who builds has.
+/// By what the loader, and every device's own library, knows it. Not `libibverbs.so`, which only
+/// who builds has.
 pub(super) const VERBS: &str = "libibverbs.so.1";
 
 /// What NVIDIA's devices have beside it.
@@ -13,8 +14,8 @@ pub(super) const MLX5: &str = "libmlx5.so.1";
 
 /// Opens a library.
 pub(super) fn open(name: &str) -> Result<Library, VerbsError> {
-    // SAFETY: loading runs the library's initialisers; rdma-core's are meant to be run in any program, and touch no device
-    // before it is asked for any.
+    // SAFETY: loading runs the library's initialisers; rdma-core's are meant to be run in any
+    // program, and touch no device before it is asked for any.
     unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.map_err(|why| {
         let why = std::error::Error::source(&why).map_or_else(|| why.to_string(), ToString::to_string);
         let remedy = format!(
@@ -25,8 +26,9 @@ pub(super) fn open(name: &str) -> Result<Library, VerbsError> {
     })
 }
 
-/// A symbol of a library, or of one that the user preloads (`LD_PRELOAD`) to stand in for it: a program that is linked with the library
-/// would be given that one, too. Of several versions it is the default one, which is what a program would be linked with.
+/// A symbol of a library, or of one that the user preloads (`LD_PRELOAD`) to stand in for it: a
+/// program that is linked with the library would be given that one, too. Of several versions it is
+/// the default one, which is what a program would be linked with.
 pub(super) fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
     let preloaded = env::var_os("LD_PRELOAD").and_then(|_| find_in(&Library::this(), symbol));
     preloaded.or_else(|| find_in(library, symbol))
@@ -62,14 +64,19 @@ mod tests {
 
     #[test]
     fn a_library_that_is_not_there_is_named_with_the_loaders_words_and_its_package() {
-        let error = Verbs::open_named("libibverbs.so.none").expect_err("there is none of this name");
+        let error =
+            Verbs::open_named("libibverbs.so.none").expect_err("there is none of this name");
         assert_eq!((error.call, error.errno), ("dlopen", libc::ELIBACC));
         let error = error.to_string();
-        assert!(error.contains("looked for libibverbs.so.none: libibverbs.so.none: cannot open"), "{error}");
+        assert!(
+            error.contains("looked for libibverbs.so.none: libibverbs.so.none: cannot open"),
+            "{error}"
+        );
         assert!(error.contains("libibverbs1"), "{error}");
     }
 
-    /// Both versions of what once changed are still exported; the older is called with other structures.
+    /// Both versions of what once changed are still exported; the older is called with other
+    /// structures.
     #[test]
     #[cfg(target_env = "gnu")]
     fn of_a_function_with_two_versions_the_newer_is_found() {
@@ -79,9 +86,11 @@ mod tests {
         let verbs = std::mem::ManuallyDrop::new(library);
         let found = super::find(&verbs, "ibv_create_qp").expect("every libibverbs has it");
         let version = |version: &std::ffi::CStr| {
-            // SAFETY: opening again what is open gives the same handle; of the symbol only the address is taken.
+            // SAFETY: opening again what is open gives the same handle; of the symbol only the
+            // address is taken.
             unsafe {
-                let handle = libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+                let handle =
+                    libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
                 libc::dlvsym(handle, c"ibv_create_qp".as_ptr(), version.as_ptr())
             }
         };

@@ -57,7 +57,8 @@ impl Mlx5 {
         self.is_supported.is_some_and(|call| unsafe { call(device) })
     }
 
-    /// Registers memory of a dma-buf that the NIC reaches over a PCIe function of its own, past the CPU's.
+    /// Registers memory of a dma-buf that the NIC reaches over a PCIe function of its own, past the
+    /// CPU's.
     ///
     /// # Safety
     /// As `mlx5dv_reg_dmabuf_mr(3)` says.
@@ -71,10 +72,12 @@ impl Mlx5 {
     ) -> Result<*mut ibv_mr, VerbsError> {
         const CALL: &str = "mlx5dv_reg_dmabuf_mr";
         let Some(call) = self.reg_dmabuf_mr else {
-            let remedy = "libmlx5.so.1 is not there or has no such function: rdma-core 55 and newer have it";
+            let remedy =
+                "libmlx5.so.1 is not there or has no such function: rdma-core 55 and newer have it";
             return Err(VerbsError::because(CALL, libc::ENOSYS, remedy));
         };
-        let direct = c_int::try_from(MLX5_IB_UAPI_REG_DMABUF_ACCESS_DATA_DIRECT).unwrap_or_default();
+        let direct =
+            c_int::try_from(MLX5_IB_UAPI_REG_DMABUF_ACCESS_DATA_DIRECT).unwrap_or_default();
         set_errno(0);
         // SAFETY: passed on from the caller.
         let mr = unsafe { call(pd, offset, len, iova, fd, access, direct) };

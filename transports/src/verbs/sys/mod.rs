@@ -1,4 +1,5 @@
-//! libibverbs, opened at run time: a program that has this built in runs on a machine that has no RDMA.
+//! libibverbs, opened at run time: a program that has this built in runs on a machine that has no
+//! RDMA.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -21,8 +22,8 @@ mod table;
 
 pub use error::VerbsError;
 pub use objects::{
-    Access, AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceName, GidEntry, GidIndex, GidKind,
-    MemoryRegion, PollFailure, PostFailure, ProtectionDomain, QueuePair, QueuePairSpec, SharedReceiveQueue,
-    Subject,
+    Access, AsyncEvent, CompletionChannel, CompletionQueue, Context, DeviceName, GidEntry,
+    GidIndex, GidKind, MemoryRegion, PollFailure, PostFailure, ProtectionDomain, QueuePair,
+    QueuePairSpec, SharedReceiveQueue, Subject,
 };
 pub use table::{Answer, Functions, Verbs};

@@ -1,14 +1,14 @@
 //! The functions of libibverbs: one table, each entry of which may be missing.
 //!
-//! Only what is exported stands here. What C has as inline functions (posting, polling, thread domains) goes through
-//! the tables that the device's own driver hangs into its structures: [`ops`](super::bindings::ibv_context_ops) and
-//! [`verbs_context`](super::bindings::verbs_context).
+//! Only what is exported stands here. What C has as inline functions (posting, polling, thread
+//! domains) goes through the tables that the device's own driver hangs into its structures:
+//! [`ops`](super::bindings::ibv_context_ops) and [`verbs_context`](super::bindings::verbs_context).
 
 use super::bindings::{
-    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_event_type,
-    ibv_fork_status, ibv_gid, ibv_gid_entry, ibv_mr, ibv_node_type, ibv_pd, ibv_port_attr, ibv_port_state,
-    ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
-    ibv_wc_status,
+    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr,
+    ibv_event_type, ibv_fork_status, ibv_gid, ibv_gid_entry, ibv_mr, ibv_node_type, ibv_pd,
+    ibv_port_attr, ibv_port_state, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_srq,
+    ibv_srq_attr, ibv_srq_init_attr, ibv_wc_status,
 };
 use super::error::VerbsError;
 use super::library;
@@ -36,8 +36,9 @@ macro_rules! functions {
             fn of(library: &Library) -> Self {
                 Self {
                     $($name: library::find(library, $symbol).map(|found| {
-                        // SAFETY: a symbol of this name is a function of this signature: libibverbs keeps what it has
-                        // once exported, and gives a new interface another name or version.
+                        // SAFETY: a symbol of this name is a function of this signature: libibverbs
+                        // keeps what it has once exported, and gives a new interface another name
+                        // or version.
                         unsafe {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $answer>(found)
                         }
@@ -212,7 +213,8 @@ impl Verbs {
     /// The machine's libibverbs. Opened by the first call that finds it, and never closed.
     ///
     /// # Errors
-    /// There is none: which library was looked for, the loader's words, and the package that has it.
+    /// There is none: which library was looked for, the loader's words, and the package that has
+    /// it.
     pub fn open() -> Result<Arc<Self>, VerbsError> {
         static OPEN: Mutex<Option<Arc<Verbs>>> = Mutex::new(None);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -228,7 +230,8 @@ impl Verbs {
     pub(super) fn open_named(name: &str) -> Result<Arc<Self>, VerbsError> {
         let library = library::open(name)?;
         let functions = Functions::of(&library);
-        let name = library::place(&library, "ibv_get_device_list").unwrap_or_else(|| name.to_owned());
+        let name =
+            library::place(&library, "ibv_get_device_list").unwrap_or_else(|| name.to_owned());
         Ok(Arc::new(Self {
             functions,
             name: name.into(),
@@ -238,12 +241,13 @@ impl Verbs {
         }))
     }
 
-    /// A libibverbs that is made of these functions: a simulated NIC's. `name` is what reports and errors call it.
+    /// A libibverbs that is made of these functions: a simulated NIC's. `name` is what reports and
+    /// errors call it.
     ///
     /// # Safety
-    /// The functions do what libibverbs documents of those of their names, from any thread; what they return are
-    /// structures laid out as in [`bindings`](super::bindings), whose own tables of functions do so, too; and strings that
-    /// they return are there for ever.
+    /// The functions do what libibverbs documents of those of their names, from any thread; what
+    /// they return are structures laid out as in [`bindings`](super::bindings), whose own tables of
+    /// functions do so, too; and strings that they return are there for ever.
     pub unsafe fn from_parts(functions: Functions, name: &'static str) -> Arc<Self> {
         let mlx5 = OnceLock::from(Mlx5::none());
         Arc::new(Self { functions, name: name.into(), _library: None, mlx5, forks: Once::new() })
@@ -264,8 +268,8 @@ impl Verbs {
         self.mlx5.get_or_init(Mlx5::open)
     }
 
-    /// Has memory that is registered stay this process's after a fork; does its work once. Kernels from 5.12 on need
-    /// nothing done, which libibverbs finds out.
+    /// Has memory that is registered stay this process's after a fork; does its work once. Kernels
+    /// from 5.12 on need nothing done, which libibverbs finds out.
     pub(super) fn survive_forks(&self) {
         self.forks.call_once(|| {
             // SAFETY: may be called at any time; it fails where memory is registered already.
@@ -312,7 +316,8 @@ impl fmt::Debug for Verbs {
 /// A string of the library's; where it has none, the number.
 fn words(answer: Result<*const c_char, VerbsError>, what: &str, number: u32) -> Cow<'static, str> {
     let Ok(text) = answer else { return format!("{what} {number}").into() };
-    // SAFETY: libibverbs answers with a constant string, and is never closed; a simulated one has promised the same.
+    // SAFETY: libibverbs answers with a constant string, and is never closed; a simulated one has
+    // promised the same.
     let text: &'static CStr = unsafe { CStr::from_ptr(text) };
     text.to_string_lossy()
 }
@@ -341,7 +346,8 @@ mod tests {
     fn every_missing_function_is_an_error_that_names_it_and_the_library() {
         let verbs = nothing();
         // SAFETY: nothing is called.
-        let error = unsafe { verbs.get_device_list(std::ptr::null_mut()) }.expect_err("it is not there");
+        let error =
+            unsafe { verbs.get_device_list(std::ptr::null_mut()) }.expect_err("it is not there");
         assert_eq!((error.call, error.errno), ("ibv_get_device_list", libc::ENOSYS));
         assert!(error.to_string().contains("an empty table has no such function"), "{error}");
         let missing = verbs.functions().missing();

@@ -18,7 +18,9 @@ const fn of(op: Op, test: Test, size: usize, peer: Peer, wanted: f64) -> Compari
     Comparison { row: Row::of(op, test, size), peer, wanted }
 }
 
-/// What is measured. The receivers of perftest's and UCX's writes look at their memory, so ours do. Messages and puts of a bandwidth are compared with perftest's writes: nothing moves bytes with less.
+/// What is measured. The receivers of perftest's and UCX's writes look at their memory, so ours do.
+/// Messages and puts of a bandwidth are compared with perftest's writes: nothing moves bytes with
+/// less.
 pub(super) const COMPARISONS: &[Comparison] = &[
     of(Op::Send, Test::Latency, 8, Peer::Perftest("ib_send_lat"), 1.15),
     of(Op::PutSeen, Test::Latency, 8, Peer::Perftest("ib_write_lat"), 1.15),
@@ -35,7 +37,8 @@ pub(super) struct Outcome<'a> {
     comparison: &'a Comparison,
     /// Ours and the peer's, of each round in which both had one.
     rounds: Vec<(f64, f64)>,
-    /// Why a side had none, the first time. It is measured all the same: a guest stumbles now and then.
+    /// Why a side had none, the first time. It is measured all the same: a guest stumbles now and
+    /// then.
     failure: Option<String>,
 }
 
@@ -58,7 +61,10 @@ impl<'a> Outcome<'a> {
             (Ok(ours), Ok(theirs)) => {
                 let (ours, theirs, unit) = (ours.value, theirs.value, row.test.unit());
                 // As they come: of a run that is cut off, this is what is left.
-                eprintln!("{row} beside {peer}: {ours:.4} {theirs:.4} {unit}, {:.2}", ours / theirs);
+                eprintln!(
+                    "{row} beside {peer}: {ours:.4} {theirs:.4} {unit}, {:.2}",
+                    ours / theirs
+                );
                 self.rounds.push((ours, theirs));
             }
             (Err(error), _) | (_, Err(error)) => {
@@ -100,13 +106,16 @@ impl<'a> Outcome<'a> {
 
 /// The outcomes as a table of Markdown's.
 pub(super) fn table(outcomes: &[Outcome<'_>]) -> String {
-    let mut text = "| | beside | rounds | Carrack | peer | ratio | middle half | best by best | wanted | |\n|---|---|---|---|---|---|---|---|---|---|\n".to_owned();
+    let mut text = "| | beside | rounds | Carrack | peer | ratio | middle half | best by best | \
+        wanted | |\n|---|---|---|---|---|---|---|---|---|---|\n"
+        .to_owned();
     for outcome in outcomes {
         let Comparison { row, peer, wanted } = outcome.comparison;
         let sign = if row.test.lower_is_better() { '≤' } else { '≥' };
         let value = |of: fn(&(f64, f64)) -> f64| {
             let unit = row.test.unit().replace("us", "µs");
-            median(outcome.rounds.iter().map(of)).map_or("–".into(), |value| format!("{value:.4} {unit}"))
+            median(outcome.rounds.iter().map(of))
+                .map_or("–".into(), |value| format!("{value:.4} {unit}"))
         };
         let ratio = outcome.ratio().zip(outcome.best()).map_or_else(
             || "– | – | –".to_owned(),
@@ -153,7 +162,13 @@ mod tests {
         let (good, bad) = (outcome(&rate, &[(3.0, 2.0)]), outcome(&rate, &[(2.0, 2.0)]));
         assert_eq!((good.is_met(), bad.is_met()), (Some(true), Some(false)));
         let text = table(&[good, bad, outcome(&rate, &[])]);
-        assert!(text.contains("| am rate, 8 B | UCX ucp_am_bw | 1 | 3.0000 M/s | 2.0000 M/s | 1.50 | 1.50 to 1.50 | 1.50 | ≥ 1.5 | met |"), "{text}");
+        assert!(
+            text.contains(
+                "| am rate, 8 B | UCX ucp_am_bw | 1 | 3.0000 M/s | 2.0000 M/s | 1.50 \
+            | 1.50 to 1.50 | 1.50 | ≥ 1.5 | met |"
+            ),
+            "{text}"
+        );
         assert!(text.contains("| missed |") && text.contains("| not measured |"), "{text}");
     }
 }

@@ -1,8 +1,10 @@
-//! `cargo xtask bench-peers --guest`: Carrack over verbs beside perftest and UCX, on the two RDMA devices of a small virtual machine.
+//! `cargo xtask bench-peers --guest`: Carrack over verbs beside perftest and UCX, on the two RDMA
+//! devices of a small virtual machine.
 //!
-//! Machine and devices are simulated, so a figure means nothing; the ratio of two that were measured one after the other
-//! does: how much of the same kernel's and provider's work each of them asks for. One boot, rounds in which Carrack and its peer take
-//! turns at being the first, and of each comparison the median of the rounds' ratios.
+//! Machine and devices are simulated, so a figure means nothing; the ratio of two that were
+//! measured one after the other does: how much of the same kernel's and provider's work each of
+//! them asks for. One boot, rounds in which Carrack and its peer take turns at being the first, and
+//! of each comparison the median of the rounds' ratios.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -29,16 +31,18 @@ use programs::Sides;
 /// A build of the command, on a slow machine.
 const BUILD: Duration = Duration::from_secs(20 * 60);
 
-/// A processor for each side that polls. A third and fourth would be no quicker: the machine has to emulate them, too.
+/// A processor for each side that polls. A third and fourth would be no quicker: the machine has to
+/// emulate them, too.
 const PROCESSORS: u8 = 2;
 
 /// What a comparison may take in a round, and what comes before the first: on a busy machine.
 const COMPARISON: Duration = Duration::from_secs(60);
 const BOOT: Duration = Duration::from_secs(60);
 
-/// Both sides poll, and the kernel's threads that carry packets for Soft-RoCE have no processor of their own: what is of the policy
-/// "idle" lets them in at once. As any other program it would poll on until the next tick, 4 ms during which nothing can come, and
-/// the medians would be of ticks. It is the same for all sides.
+/// Both sides poll, and the kernel's threads that carry packets for Soft-RoCE have no processor of
+/// their own: what is of the policy "idle" lets them in at once. As any other program it would poll
+/// on until the next tick, 4 ms during which nothing can come, and the medians would be of ticks.
+/// It is the same for all sides.
 const PREEMPT_POLLERS: [&str; 3] = ["chrt", "--idle", "0"];
 
 /// Boots a guest, and measures there.
@@ -58,7 +62,9 @@ fn boot(rounds: u32, seconds: f64) -> Result<ExitCode, GuestError> {
     let machine = Machine::look()?;
     if machine.load_before > super::BUSY {
         let load = machine.load_before;
-        eprintln!("warning: the load is {load:.2}; something else runs here and disturbs all sides");
+        eprintln!(
+            "warning: the load is {load:.2}; something else runs here and disturbs all sides"
+        );
     }
     println!(
         "{}; on {}, which emulates the guest; load {:.2}",
@@ -87,8 +93,8 @@ fn pass_on(said: &Said) {
     }
 }
 
-/// In the guest: measures, and prints the table. The status is 1 where a program has failed; a criterion that is missed is
-/// no failure.
+/// In the guest: measures, and prints the table. The status is 1 where a program has failed; a
+/// criterion that is missed is no failure.
 pub(super) fn measure(carrack: &Path, rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     let sides = Sides { carrack: PathBuf::from(carrack), seconds };
     let mut outcomes: Vec<_> = COMPARISONS.iter().map(Outcome::new).collect();
@@ -107,7 +113,8 @@ pub(super) fn measure(carrack: &Path, rounds: u32, seconds: f64) -> Result<ExitC
         sides.peers()
     );
     println!(
-        "Devices and machine are simulated: only ratios mean anything. Medians of {rounds} rounds of {seconds} s.\n"
+        "Devices and machine are simulated: only ratios mean anything. Medians of {rounds} rounds \
+        of {seconds} s.\n"
     );
     println!("{}", comparison::table(&outcomes));
     Ok(if outcomes.iter().any(Outcome::has_failed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })

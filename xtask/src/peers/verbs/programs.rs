@@ -1,4 +1,5 @@
-//! Runs a side between the guest's two devices, and reads its figure: Carrack, a program of perftest, or `ucx_perftest`.
+//! Runs a side between the guest's two devices, and reads its figure: Carrack, a program of
+//! perftest, or `ucx_perftest`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -53,7 +54,8 @@ impl Sides {
         };
         let ucx = version(Command::new("ucx_info").arg("-v"), "Version");
         let perftest = version(Command::new("ib_send_lat").arg("--version"), "Version:");
-        let words = |version: Option<String>| version.unwrap_or_else(|| "of unknown version".into());
+        let words =
+            |version: Option<String>| version.unwrap_or_else(|| "of unknown version".into());
         format!("UCX {} over rc, perftest {}", words(ucx), words(perftest))
     }
 
@@ -116,12 +118,15 @@ impl Sides {
     }
 }
 
-/// Reads the line of numbers. Of a latency the fifth is the median ("typical"), of a bandwidth the fourth the average, in 10⁹ bits.
+/// Reads the line of numbers. Of a latency the fifth is the median ("typical"), of a bandwidth the
+/// fourth the average, in 10⁹ bits.
 fn read_perftest(said: &str, row: &Row) -> Result<Figure, TaskError> {
     let size = row.size.to_string();
     let numbers = said.lines().rev().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let of_size = numbers.into_iter().find(|words| words.first() == Some(&&*size) && words.len() > 4);
-    let column = |at: usize| of_size.as_ref()?.get(at)?.parse::<f64>().ok().filter(|value| *value > 0.0);
+    let of_size =
+        numbers.into_iter().find(|words| words.first() == Some(&&*size) && words.len() > 4);
+    let column =
+        |at: usize| of_size.as_ref()?.get(at)?.parse::<f64>().ok().filter(|value| *value > 0.0);
     let value = match row.test {
         Test::Latency => column(4),
         Test::Bandwidth => column(3).map(|gigabits| gigabits / 8.0),
@@ -154,7 +159,8 @@ mod tests {
     #[test]
     fn perftests_typical_latency_and_average_bandwidth_are_read() {
         let said = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n \
-                    8       200          47.64          32054.51      5944.85  \t       7832.09     \t7549.61\n---\n";
+                    8       200          47.64          32054.51      5944.85  \t       7832.09    \
+                     \t7549.61\n---\n";
         assert_eq!(read_perftest(said, &row("send:latency:8")).unwrap().value, 5944.85);
         let said = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n \
                     1048576    30               1.00               0.80                 0.000095\n";
@@ -163,9 +169,11 @@ mod tests {
 
     #[test]
     fn output_without_figures_is_an_error_that_shows_it() {
-        for (said, row) in
-            [("", "send:latency:8"), ("8 1 2\n", "send:latency:8"), ("8 1 1 1 0 1\n", "put:latency:8")]
-        {
+        for (said, row) in [
+            ("", "send:latency:8"),
+            ("8 1 2\n", "send:latency:8"),
+            ("8 1 1 1 0 1\n", "put:latency:8"),
+        ] {
             assert!(read_perftest(said, &self::row(row)).is_err(), "{said:?}");
         }
         let error = read_perftest("no luck\n", &row("send:latency:8")).unwrap_err().to_string();

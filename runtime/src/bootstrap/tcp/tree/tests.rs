@@ -66,20 +66,26 @@ impl Job {
     }
 
     fn say(&mut self, rank: usize, frame: Frame) {
-        let out = self.trees[rank].handle(Side::Own, Envelope { rank: rank as u32, frame }).unwrap();
+        let out =
+            self.trees[rank].handle(Side::Own, Envelope { rank: rank as u32, frame }).unwrap();
         self.send(rank, out);
     }
 
     /// Delivers one frame of some link. False if there is none.
     fn step(&mut self, which: Option<prop::sample::Index>) -> bool {
-        let busy: Vec<_> =
-            self.links.iter().filter(|(_, frames)| !frames.is_empty()).map(|(link, _)| *link).collect();
+        let busy: Vec<_> = self
+            .links
+            .iter()
+            .filter(|(_, frames)| !frames.is_empty())
+            .map(|(link, _)| *link)
+            .collect();
         if busy.is_empty() {
             return false;
         }
         let (from, to) = which.map_or(busy[0], |which| *which.get(&busy));
         let envelope = self.links.get_mut(&(from, to)).unwrap().pop_front().unwrap();
-        let side = if from < to { Side::Above } else { Side::Below(from - to * ARITY as usize - 1) };
+        let side =
+            if from < to { Side::Above } else { Side::Below(from - to * ARITY as usize - 1) };
         let out = self.trees[to].handle(side, envelope).unwrap();
         self.send(to, out);
         true

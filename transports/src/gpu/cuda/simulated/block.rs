@@ -1,5 +1,5 @@
-//! A block of threads that carries out a program. Each thread goes on by itself as far as it can: to where its warp does something
-//! together, or the block waits for all.
+//! A block of threads that carries out a program. Each thread goes on by itself as far as it can:
+//! to where its warp does something together, or the block waits for all.
 
 use super::text::{Instruction, Operand, Program};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -41,9 +41,11 @@ enum Stop {
 impl<'p> Block<'p> {
     pub(super) fn new(program: &'p Program, threads: u64, parameters: &[u64]) -> Self {
         // What stands in registers and in shared memory when a kernel begins is anything.
-        let registers =
-            |thread: u64| (0..program.registers as u64).map(|at| garbage(at ^ thread << 20)).collect();
-        let thread = |number| Thread { number, at: 0, registers: registers(number), is_over: false };
+        let registers = |thread: u64| {
+            (0..program.registers as u64).map(|at| garbage(at ^ thread << 20)).collect()
+        };
+        let thread =
+            |number| Thread { number, at: 0, registers: registers(number), is_over: false };
         Self {
             program,
             parameters: parameters.to_vec(),
@@ -66,8 +68,11 @@ impl<'p> Block<'p> {
                 }
             }
             for barrier in stops.clone().into_iter().flatten().filter(|stop| *stop != Stop::Over) {
-                let Stop::Block(_, wanted) = barrier else { panic!("a warp that stays at {barrier:?}") };
-                let waiting: Vec<usize> = (0..warps).filter(|warp| stops[*warp] == Some(barrier)).collect();
+                let Stop::Block(_, wanted) = barrier else {
+                    panic!("a warp that stays at {barrier:?}")
+                };
+                let waiting: Vec<usize> =
+                    (0..warps).filter(|warp| stops[*warp] == Some(barrier)).collect();
                 assert!(waiting.len() * WARP <= wanted, "more threads than a barrier is for");
                 if waiting.len() * WARP == wanted {
                     waiting.into_iter().for_each(|warp| {
@@ -96,7 +101,10 @@ impl<'p> Block<'p> {
                     self.together(warp, &self.program.instructions[at]);
                 }
                 stop => {
-                    assert!(stops.iter().all(|other| *other == stop), "lanes of warp {warp} part: {stops:?}");
+                    assert!(
+                        stops.iter().all(|other| *other == stop),
+                        "lanes of warp {warp} part: {stops:?}"
+                    );
                     return Some(stop);
                 }
             }
@@ -107,8 +115,9 @@ impl<'p> Block<'p> {
     fn run_thread(&mut self, thread: usize) -> Stop {
         while !self.threads[thread].is_over {
             let instruction = &self.program.instructions[self.threads[thread].at];
-            let is_meant =
-                |(register, wanted): (usize, bool)| (self.threads[thread].registers[register] != 0) == wanted;
+            let is_meant = |(register, wanted): (usize, bool)| {
+                (self.threads[thread].registers[register] != 0) == wanted
+            };
             if !instruction.guard.is_none_or(is_meant) {
                 self.threads[thread].at += 1;
                 continue;
@@ -116,13 +125,16 @@ impl<'p> Block<'p> {
             match &instruction.words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
                 ["vote" | "shfl", ..] | ["bar", "warp", "sync"] => return Stop::Warp,
                 ["bar", "sync"] => {
-                    let number = |at: usize| instruction.operands.get(at).map(|one| self.value(thread, one));
+                    let number =
+                        |at: usize| instruction.operands.get(at).map(|one| self.value(thread, one));
                     let threads = number(1).map_or(self.threads.len(), |count| count as usize);
                     return Stop::Block(number(0).expect("which barrier"), threads);
                 }
                 ["ret"] => self.threads[thread].is_over = true,
                 ["bra", ..] => {
-                    let Operand::Label(label) = instruction.operands[0] else { panic!("{instruction:?}") };
+                    let Operand::Label(label) = instruction.operands[0] else {
+                        panic!("{instruction:?}")
+                    };
                     self.threads[thread].at = label;
                     continue;
                 }
@@ -138,10 +150,13 @@ impl<'p> Block<'p> {
         let lanes = lanes_of(warp);
         let Instruction { words, operands, .. } = instruction;
         let read = |lane: usize, operand: usize| self.value(lane, &operands[operand]);
-        let results: Vec<Option<u64>> = match &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        let results: Vec<Option<u64>> = match &words.iter().map(String::as_str).collect::<Vec<_>>()
+            [..]
+        {
             ["bar", ..] => vec![None; WARP],
             ["vote", "sync", "ballot", "b32"] => {
-                let bits = lanes.clone().enumerate().map(|(bit, lane)| (read(lane, 1) & 1) << bit).sum();
+                let bits =
+                    lanes.clone().enumerate().map(|(bit, lane)| (read(lane, 1) & 1) << bit).sum();
                 vec![Some(bits); WARP]
             }
             ["vote", "sync", "any", "pred"] => {
@@ -239,7 +254,9 @@ impl<'p> Block<'p> {
         let registers = &mut self.threads[thread].registers;
         match &operands[0] {
             Operand::Register(to) => registers[*to] = values[0],
-            Operand::Registers(all) => all.iter().zip(values).for_each(|(to, value)| registers[*to] = value),
+            Operand::Registers(all) => {
+                all.iter().zip(values).for_each(|(to, value)| registers[*to] = value)
+            }
             other => panic!("{other:?} is no place"),
         }
     }
@@ -282,8 +299,8 @@ impl<'p> Block<'p> {
             let bytes = &self.shared[range];
             return bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
         }
-        // SAFETY: what the kernel reads is the board, all of atomics, or what a command names, which stays until it is answered;
-        // aligned, as was just looked.
+        // SAFETY: what the kernel reads is the board, all of atomics, or what a command names,
+        // which stays until it is answered; aligned, as was just looked.
         unsafe {
             match sort {
                 "u64" => (*(address as *const AtomicU64)).load(Ordering::Relaxed),

@@ -1,5 +1,6 @@
-//! The resident copier's own PTX, run by software: a test bed for a machine without a GPU. It shows that the text says what it is to
-//! say, lane by lane, and nothing of a real device: neither its time nor its memory's order.
+//! The resident copier's own PTX, run by software: a test bed for a machine without a GPU. It shows
+//! that the text says what it is to say, lane by lane, and nothing of a real device: neither its
+//! time nor its memory's order.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -10,7 +11,9 @@ mod block;
 mod text;
 
 use super::copier::{KERNEL, THREADS};
-use crate::gpu::copier::{Board, Command, Launcher, NoKernel, PIECES, Place, Resident, SHEETS, WORDS};
+use crate::gpu::copier::{
+    Board, Command, Launcher, NoKernel, PIECES, Place, Resident, SHEETS, WORDS,
+};
 use crate::gpu::{CopierState, GpuError};
 use block::{Block, garbage};
 use std::sync::{Arc, Mutex};
@@ -72,7 +75,8 @@ fn done(resident: &Arc<Resident<Launch>>, places: &[Place]) {
     loop {
         let given = match *places {
             [(dst, src, len)] => {
-                let command = Command { dst: dst as u64, src: src as u64, len: u32::try_from(len).unwrap() };
+                let command =
+                    Command { dst: dst as u64, src: src as u64, len: u32::try_from(len).unwrap() };
                 resident.give(command)
             }
             _ => resident.give_many(places.iter().copied()),
@@ -113,13 +117,16 @@ fn the_kernels_text_copies_every_length_between_any_places_and_touches_nothing_e
     const ROOM: usize = 9 << 10;
     let places = [(0, 0), (16, 32), (15, 15), (1, 0), (0, 3), (4, 8), (9, 13)];
     let lengths = (1..=36).chain([63, 64, 65, 511, 512, 2047, 2048, 4096, 4111, 8191, 8192]);
-    for (seed, (len, (to, from))) in lengths.flat_map(|len| places.map(|place| (len, place))).enumerate() {
+    for (seed, (len, (to, from))) in
+        lengths.flat_map(|len| places.map(|place| (len, place))).enumerate()
+    {
         let (mut dst, mut src) = (Box::new(Aligned([0; ROOM])), Box::new(Aligned([0; ROOM])));
         dst.0.copy_from_slice(&bytes(ROOM, seed));
         src.0.copy_from_slice(&bytes(ROOM, seed + 1));
         let mut wanted = dst.0;
         wanted[64 + to..][..len].copy_from_slice(&src.0[64 + from..][..len]);
-        let place = (dst.0.as_mut_ptr() as usize + 64 + to, src.0.as_ptr() as usize + 64 + from, len);
+        let place =
+            (dst.0.as_mut_ptr() as usize + 64 + to, src.0.as_ptr() as usize + 64 + from, len);
         done(&resident, &[place]);
         assert!(dst.0 == wanted, "{len} bytes to {to} from {from}");
     }
@@ -133,9 +140,11 @@ fn the_kernels_text_copies_lists_of_any_number_of_pieces_and_nothing_beside_them
             let room = (count + 1) * 2 * most;
             let (mut dst, src) = (bytes(room, count), bytes(room, count + 1));
             let mut wanted = dst.clone();
-            // A vector's memory is aligned as its allocator pleases, so the first multiple of 16 in it is looked for.
+            // A vector's memory is aligned as its allocator pleases, so the first multiple of 16 in
+            // it is looked for.
             let (to, from) = (dst.as_mut_ptr() as usize, src.as_ptr() as usize);
-            let (to_first, from_first) = (to.next_multiple_of(16) - to, from.next_multiple_of(16) - from);
+            let (to_first, from_first) =
+                (to.next_multiple_of(16) - to, from.next_multiple_of(16) - from);
             let mut places = Vec::new();
             for at in 0..count {
                 let (there, len) =
@@ -151,7 +160,8 @@ fn the_kernels_text_copies_lists_of_any_number_of_pieces_and_nothing_beside_them
     }
 }
 
-/// Each pauses while a list is done, which takes the block some rounds; what is on one sheet only then, nobody else finds.
+/// Each pauses while a list is done, which takes the block some rounds; what is on one sheet only
+/// then, nobody else finds.
 #[test]
 fn each_of_those_who_watch_has_a_sheet_and_looks_on_when_it_has_paused() {
     let resident = resident(Duration::from_secs(3600));
@@ -162,7 +172,10 @@ fn each_of_those_who_watch_has_a_sheet_and_looks_on_when_it_has_paused() {
     let place = |at: usize| (to + 8 * at, from + 8 * at, 8);
     until("a kernel begins", || page.begun() == 1);
     for (sheet, number) in (0..2 * SHEETS).map(|turn| turn % SHEETS).zip((1..).step_by(2)) {
-        page.write(number, board.write(resident.launcher.address_of_board(), number, (0..8).map(place)));
+        page.write(
+            number,
+            board.write(resident.launcher.address_of_board(), number, (0..8).map(place)),
+        );
         until("a list is done", || page.answered() == number);
         let (dst, src, _) = place(8 + sheet);
         let command = Command { dst: dst as u64, src: src as u64, len: 8 };

@@ -58,18 +58,22 @@ impl Program {
         let (body, _) = rest.rsplit_once("\n}").expect("its end");
         let mut names = Names::default();
         let parameter = |line: &str| {
-            line.trim().strip_prefix(".param .u64 ").map(|name| name.trim_end_matches(',').trim().to_owned())
+            line.trim()
+                .strip_prefix(".param .u64 ")
+                .map(|name| name.trim_end_matches(',').trim().to_owned())
         };
         names.parameters = head.lines().filter_map(parameter).collect();
         // Statements, with their labels noted first, since branches go forward, too.
         let (mut statements, mut shared) = (Vec::new(), 0);
         for statement in body.split(';') {
             let mut statement = statement.trim();
-            while let Some((label, rest)) = statement
-                .split_once(':')
-                .filter(|(label, _)| label.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit()))
-            {
-                assert!(names.labels.insert(label.to_owned(), statements.len()).is_none(), "{label} twice");
+            while let Some((label, rest)) = statement.split_once(':').filter(|(label, _)| {
+                label.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit())
+            }) {
+                assert!(
+                    names.labels.insert(label.to_owned(), statements.len()).is_none(),
+                    "{label} twice"
+                );
                 statement = rest.trim();
             }
             if let Some(words) = statement.strip_prefix(".shared .align 16 .b64 ") {
@@ -80,7 +84,8 @@ impl Program {
                 statements.push(statement);
             }
         }
-        let instructions = statements.iter().map(|statement| names.instruction(statement)).collect();
+        let instructions =
+            statements.iter().map(|statement| names.instruction(statement)).collect();
         Self {
             instructions,
             registers: names.registers.len(),
@@ -93,8 +98,10 @@ impl Names {
     fn instruction(&mut self, statement: &str) -> Instruction {
         let (guard, statement) = match statement.strip_prefix('@') {
             Some(rest) => {
-                let (name, rest) = rest.split_once(' ').expect("an instruction behind its predicate");
-                let (name, wanted) = name.strip_prefix('!').map_or((name, true), |name| (name, false));
+                let (name, rest) =
+                    rest.split_once(' ').expect("an instruction behind its predicate");
+                let (name, wanted) =
+                    name.strip_prefix('!').map_or((name, true), |name| (name, false));
                 (Some((self.register(name), wanted)), rest.trim())
             }
             None => (None, statement),

@@ -32,7 +32,9 @@ pub(super) unsafe fn known_cq<'a>(cq: *mut ibv_cq) -> &'a Arc<CompletionQueue> {
     unsafe { known(cq) }
 }
 
-pub(super) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+pub(super) unsafe extern "C" fn create_comp_channel(
+    context: *mut ibv_context,
+) -> *mut ibv_comp_channel {
     // SAFETY: of the contract.
     let parent = unsafe { known_context(context) };
     let device = &parent.device;
@@ -71,7 +73,8 @@ pub(super) unsafe extern "C" fn create_cq(
     let create = || {
         device.check()?;
         device.faults.check(Call::CreateCq)?;
-        let capacity = u32::try_from(cqe).ok().filter(|cqe| (1..=device.limits.completions).contains(cqe));
+        let capacity =
+            u32::try_from(cqe).ok().filter(|cqe| (1..=device.limits.completions).contains(cqe));
         let capacity = capacity.filter(|_| vector == 0).ok_or(Errno::INVAL)?;
         device.completion_queues.add()?;
         let events = if channel.is_null() {
@@ -84,10 +87,17 @@ pub(super) unsafe extern "C" fn create_cq(
         };
         parent.children.fetch_add(1, Ordering::SeqCst);
         let asynchronous = Arc::clone(&parent.events);
-        let queue = CompletionQueue::new(capacity as usize, events, asynchronous, Arc::clone(&device.faults));
-        // SAFETY: all of its fields are numbers, pointers and locks of the C library, for which zero is a value.
+        let queue = CompletionQueue::new(
+            capacity as usize,
+            events,
+            asynchronous,
+            Arc::clone(&device.faults),
+        );
+        // SAFETY: all of its fields are numbers, pointers and locks of the C library, for which
+        // zero is a value.
         let mut structure: ibv_cq = unsafe { std::mem::zeroed() };
-        (structure.context, structure.channel, structure.cq_context) = (context, channel, cq_context);
+        (structure.context, structure.channel, structure.cq_context) =
+            (context, channel, cq_context);
         structure.cqe = cqe;
         let cq = make(structure, Arc::clone(&queue));
         queue.handle.store(cq.expose_provenance(), Ordering::SeqCst);
@@ -103,7 +113,8 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     let resize = || {
         device.check()?;
         queue.faults.check(Call::ResizeCq)?;
-        let capacity = u32::try_from(cqe).ok().filter(|cqe| (1..=device.limits.completions).contains(cqe));
+        let capacity =
+            u32::try_from(cqe).ok().filter(|cqe| (1..=device.limits.completions).contains(cqe));
         queue.resize(capacity.ok_or(Errno::INVAL)? as usize).then_some(()).ok_or(Errno::INVAL)?;
         // SAFETY: of the contract; libibverbs writes it here, too.
         unsafe { (*cq).cqe = cqe };
@@ -114,7 +125,8 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
 
 pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: of the contract.
-    let (queue, context, channel) = unsafe { (known_cq(cq), known_context((*cq).context), (*cq).channel) };
+    let (queue, context, channel) =
+        unsafe { (known_cq(cq), known_context((*cq).context), (*cq).channel) };
     if queue.users.load(Ordering::SeqCst) > 0 {
         return Errno::BUSY.raw_os_error();
     }
@@ -139,9 +151,10 @@ pub(super) unsafe extern "C" fn get_cq_event(
     let taken = unsafe { known_channel(channel) }.events.take();
     minus_one(taken.map(|queue| {
         queue.given.given();
-        let found: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(queue.handle.load(Ordering::SeqCst));
-        // SAFETY: the queue's structure is there until it is destroyed, which has taken its events out; places for the
-        // answers are of the contract.
+        let found: *mut ibv_cq =
+            std::ptr::with_exposed_provenance_mut(queue.handle.load(Ordering::SeqCst));
+        // SAFETY: the queue's structure is there until it is destroyed, which has taken its events
+        // out; places for the answers are of the contract.
         unsafe {
             *cq = found;
             *cq_context = (*found).cq_context;

@@ -7,8 +7,8 @@ use super::super::faults::Call;
 use super::super::lock;
 use super::{free, known, make, minus_one, number, pointer};
 use crate::verbs::sys::bindings::{
-    self as ibv, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_fork_status, ibv_gid,
-    ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, verbs_context,
+    self as ibv, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_fork_status,
+    ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, verbs_context,
 };
 use rustix::io::Errno;
 use std::ffi::{c_char, c_int};
@@ -17,8 +17,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Simulated NICs that a process can have at a time: each has a function of its own that lists its devices, since libibverbs'
-/// takes nothing that could tell them apart.
+/// Simulated NICs that a process can have at a time: each has a function of its own that lists its
+/// devices, since libibverbs' takes nothing that could tell them apart.
 const LISTS: usize = 256;
 
 /// The functions stand in rows of so many.
@@ -37,7 +37,8 @@ pub(in super::super) struct DeviceList {
 #[derive(Debug)]
 struct Listed(*mut ibv_device);
 
-// SAFETY: the structure is never written after it was made, and what is known of it is an `Arc<Device>`.
+// SAFETY: the structure is never written after it was made, and what is known of it is an
+// `Arc<Device>`.
 unsafe impl Send for Listed {}
 // SAFETY: as above.
 unsafe impl Sync for Listed {}
@@ -62,7 +63,8 @@ impl DeviceList {
     /// EMFILE: the process has too many simulated NICs.
     pub(in super::super) fn new(devices: &[Arc<Device>]) -> Result<Arc<Self>, Errno> {
         let mut taken = lock(&TAKEN);
-        let is_free = |slot: &Option<Weak<Self>>| slot.as_ref().is_none_or(|list| list.strong_count() == 0);
+        let is_free =
+            |slot: &Option<Weak<Self>>| slot.as_ref().is_none_or(|list| list.strong_count() == 0);
         let slot = taken.iter().position(is_free).ok_or(Errno::MFILE)?;
         let list = Arc::new_cyclic(|list: &Weak<Self>| {
             let listed = |device: &Arc<Device>| {
@@ -84,7 +86,8 @@ impl DeviceList {
 }
 
 fn structure_of(device: &Device) -> ibv_device {
-    // SAFETY: all of its fields are numbers, arrays of them and optional functions, for which zero is a value.
+    // SAFETY: all of its fields are numbers, arrays of them and optional functions, for which zero
+    // is a value.
     let mut structure: ibv_device = unsafe { std::mem::zeroed() };
     (structure.node_type, structure.transport_type) = (ibv::IBV_NODE_CA, ibv::IBV_TRANSPORT_IB);
     for name in [&mut structure.name, &mut structure.dev_name] {
@@ -143,7 +146,8 @@ pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
         return;
     }
     let mut len = 1;
-    // SAFETY: of the contract: a list that `get_device_list` made, which ends with null; it was a box of this length.
+    // SAFETY: of the contract: a list that `get_device_list` made, which ends with null; it was a
+    // box of this length.
     unsafe {
         while !(*list.add(len - 1)).is_null() {
             len += 1;
@@ -164,7 +168,11 @@ pub(super) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 
 
 /// In network order, as libibverbs has it: the end of the first GID.
 fn guid(device: &Device) -> u64 {
-    let gids = device.ports.first().map(|port| port.address.gids(LinkLayer::InfiniBand)).unwrap_or_default();
+    let gids = device
+        .ports
+        .first()
+        .map(|port| port.address.gids(LinkLayer::InfiniBand))
+        .unwrap_or_default();
     let [.., a, b, c, d, e, f, g, h] = gids.first().map_or([0; 16], |(gid, _)| *gid);
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
@@ -197,8 +205,8 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         core.faults.check(Call::OpenDevice)?;
         let events = core.open()?;
         let list = list.upgrade().ok_or(Errno::NODEV)?;
-        // SAFETY: all of its fields are numbers, pointers, optional functions and a lock of the C library, for which zero
-        // is a value: it is what libibverbs' own drivers begin with.
+        // SAFETY: all of its fields are numbers, pointers, optional functions and a lock of the C
+        // library, for which zero is a value: it is what libibverbs' own drivers begin with.
         let mut structure: verbs_context = unsafe { std::mem::zeroed() };
         let context = &mut structure.context;
         context.device = device;
@@ -236,7 +244,10 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     0
 }
 
-pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+pub(super) unsafe extern "C" fn query_device(
+    context: *mut ibv_context,
+    attr: *mut ibv_device_attr,
+) -> c_int {
     // SAFETY: of the contract.
     let device = &unsafe { known_context(context) }.device;
     if let Err(errno) = device.check().and_then(|()| device.faults.check(Call::QueryDevice)) {
@@ -307,15 +318,18 @@ pub(super) unsafe extern "C" fn query_port(
 ) -> c_int {
     // SAFETY: of the contract.
     let device = &unsafe { known_context(context) }.device;
-    let port = match ask(device, Call::QueryPort).and_then(|()| device.port(port).ok_or(Errno::INVAL)) {
-        Ok(port) => port,
-        Err(errno) => return errno.raw_os_error(),
-    };
+    let port =
+        match ask(device, Call::QueryPort).and_then(|()| device.port(port).ok_or(Errno::INVAL)) {
+            Ok(port) => port,
+            Err(errno) => return errno.raw_os_error(),
+        };
     let (gids, ethernet) = (port.address.gids(device.layer), device.layer == LinkLayer::Ethernet);
     let state = if port.is_up() { (ibv::IBV_PORT_ACTIVE, 5) } else { (ibv::IBV_PORT_DOWN, 3) };
-    let layer = if ethernet { ibv::IBV_LINK_LAYER_ETHERNET } else { ibv::IBV_LINK_LAYER_INFINIBAND };
-    // SAFETY: of the contract: a place for the answer, of which an old library's caller has only the part up to `flags`. So
-    // there is no reference to the whole, and what is behind stays as it is.
+    let layer =
+        if ethernet { ibv::IBV_LINK_LAYER_ETHERNET } else { ibv::IBV_LINK_LAYER_INFINIBAND };
+    // SAFETY: of the contract: a place for the answer, of which an old library's caller has only
+    // the part up to `flags`. So there is no reference to the whole, and what is behind stays as it
+    // is.
     unsafe {
         ((*attr).state, (*attr).phys_state) = state;
         ((*attr).max_mtu, (*attr).active_mtu) = (ibv::IBV_MTU_4096, ibv::IBV_MTU_4096);
@@ -324,7 +338,8 @@ pub(super) unsafe extern "C" fn query_port(
         (*attr).max_msg_sz = device.limits.message;
         ((*attr).bad_pkey_cntr, (*attr).qkey_viol_cntr, (*attr).pkey_tbl_len) = (0, 0, 1);
         (*attr).lid = if ethernet { 0 } else { port.address.lid() };
-        ((*attr).sm_lid, (*attr).lmc, (*attr).max_vl_num, (*attr).sm_sl) = (u16::from(!ethernet), 0, 1, 0);
+        ((*attr).sm_lid, (*attr).lmc, (*attr).max_vl_num, (*attr).sm_sl) =
+            (u16::from(!ethernet), 0, 1, 0);
         ((*attr).subnet_timeout, (*attr).init_type_reply) = (18, 0);
         ((*attr).active_width, (*attr).active_speed) = (2, 64);
         (*attr).link_layer = u8::try_from(layer).unwrap_or(0);
@@ -380,7 +395,13 @@ fn gid_entry(number: u32, index: u32, (raw, kind): ([u8; 16], GidKind)) -> ibv_g
         GidKind::RoceV2 => ibv::IBV_GID_TYPE_ROCE_V2,
     };
     // No interface of the machine's network stands behind a simulated port.
-    ibv_gid_entry { gid: ibv_gid { raw }, gid_index: index, port_num: number, gid_type, ndev_ifindex: 0 }
+    ibv_gid_entry {
+        gid: ibv_gid { raw },
+        gid_index: index,
+        port_num: number,
+        gid_type,
+        ndev_ifindex: 0,
+    }
 }
 
 pub(super) unsafe extern "C" fn query_gid_ex(
@@ -446,7 +467,8 @@ pub(super) unsafe extern "C" fn query_pkey(
     let device = &unsafe { known_context(context) }.device;
     let there = device.port(port).filter(|_| index == 0).ok_or(Errno::INVAL);
     minus_one(device.check().and(there).map(|_| {
-        // SAFETY: of the contract: a place for the answer. The key of the default partition, the same in both orders.
+        // SAFETY: of the contract: a place for the answer. The key of the default partition, the
+        // same in both orders.
         unsafe { pkey.write(0xffff) };
     }))
 }

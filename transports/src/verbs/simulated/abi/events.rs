@@ -41,8 +41,8 @@ pub(super) unsafe extern "C" fn get_async_event(
 }
 
 pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: of the contract: an event that was got, whose object cannot have gone before this call. Which field of the
-    // union is written depends on its kind, as in `get_async_event`.
+    // SAFETY: of the contract: an event that was got, whose object cannot have gone before this
+    // call. Which field of the union is written depends on its kind, as in `get_async_event`.
     unsafe {
         let element = (*event).element;
         match (*event).event_type {
@@ -54,7 +54,9 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
             | ibv::IBV_EVENT_QP_REQ_ERR
             | ibv::IBV_EVENT_QP_ACCESS_ERR
             | ibv::IBV_EVENT_COMM_EST
-            | ibv::IBV_EVENT_QP_LAST_WQE_REACHED => known_pair(element.qp).pair.given.acknowledge(1),
+            | ibv::IBV_EVENT_QP_LAST_WQE_REACHED => {
+                known_pair(element.qp).pair.given.acknowledge(1)
+            }
             _ => {}
         }
     }

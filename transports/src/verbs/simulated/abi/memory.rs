@@ -33,7 +33,8 @@ pub(super) struct KnownDomain {
 pub(super) struct OneAtATime(AtomicBool);
 
 impl OneAtATime {
-    /// Does something, unless another thread is just doing something. A real library would be torn in two; this one says so.
+    /// Does something, unless another thread is just doing something. A real library would be torn
+    /// in two; this one says so.
     pub(super) fn alone<T>(&self, act: impl FnOnce() -> T) -> Result<T, Errno> {
         if self.0.swap(true, Ordering::SeqCst) {
             return Err(Errno::BUSY);
@@ -63,8 +64,13 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     pointer(result.and_then(|()| device.new_domain()).map(|number| {
         adopt(parent);
         let users = AtomicUsize::new(0);
-        let known =
-            KnownDomain { device: Arc::clone(device), number, users, parent: null_mut(), thread: None };
+        let known = KnownDomain {
+            device: Arc::clone(device),
+            number,
+            users,
+            parent: null_mut(),
+            thread: None,
+        };
         make(ibv_pd { context, handle: number.0 }, known)
     }))
 }
@@ -88,7 +94,10 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     0
 }
 
-pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, _: *mut ibv_td_init_attr) -> *mut ibv_td {
+pub(super) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    _: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
     // SAFETY: of the contract.
     let parent = unsafe { known_context(context) };
     let device = &parent.device;
@@ -123,13 +132,19 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     // SAFETY: of the contract.
     let whose = unsafe { known_domain(parent) };
     // SAFETY: of the contract: null, or one that `alloc_td` gave.
-    let thread = (!td.is_null()).then(|| Arc::clone(unsafe { known::<ibv_td, Arc<OneAtATime>>(td) }));
+    let thread =
+        (!td.is_null()).then(|| Arc::clone(unsafe { known::<ibv_td, Arc<OneAtATime>>(td) }));
     pointer(whose.device.check().map(|()| {
         adopt(above);
         whose.users.fetch_add(1, Ordering::SeqCst);
         let users = AtomicUsize::new(0);
-        let known =
-            KnownDomain { device: Arc::clone(&whose.device), number: whose.number, users, parent, thread };
+        let known = KnownDomain {
+            device: Arc::clone(&whose.device),
+            number: whose.number,
+            users,
+            parent,
+            thread,
+        };
         make(ibv_pd { context, handle: whose.number.0 }, known)
     }))
 }
@@ -212,7 +227,8 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
 pub(super) unsafe fn vector(attr: *const ibv_ah_attr) -> AddressVector {
     // SAFETY: of the contract; the bytes of a GID are there whatever was written to the union.
     unsafe {
-        let global = ((*attr).is_global != 0).then(|| ((*attr).grh.dgid.raw, (*attr).grh.sgid_index));
+        let global =
+            ((*attr).is_global != 0).then(|| ((*attr).grh.dgid.raw, (*attr).grh.sgid_index));
         AddressVector { global, lid: (*attr).dlid, port: (*attr).port_num }
     }
 }

@@ -1,4 +1,5 @@
-//! The face of the simulated NIC: functions as libibverbs has them, over objects laid out as its structures.
+//! The face of the simulated NIC: functions as libibverbs has them, over objects laid out as its
+//! structures.
 //!
 //! | module | which functions |
 //! |---|---|
@@ -10,9 +11,10 @@
 //! | `events` | asynchronous events |
 //! | `words` | names of numbers |
 //!
-//! Each object is libibverbs' structure with what the simulation knows of it behind. What a function is given is what
-//! libibverbs' own would take: pointers that these functions returned and that were not destroyed. [`Verbs::from_parts`] leads to
-//! that, and it is what "of the contract" means in the comments here.
+//! Each object is libibverbs' structure with what the simulation knows of it behind. What a
+//! function is given is what libibverbs' own would take: pointers that these functions returned and
+//! that were not destroyed. [`Verbs::from_parts`] leads to that, and it is what "of the contract"
+//! means in the comments here.
 
 mod completion;
 mod device;
@@ -46,7 +48,8 @@ fn make<B, K>(base: B, known: K) -> *mut B {
 /// # Safety
 /// `base` came from [`make`] with these types and is not freed while the answer is used.
 unsafe fn known<'a, B, K>(base: *mut B) -> &'a K {
-    // SAFETY: of the contract. The structure in front is not covered: programs and libibverbs' inline functions use that.
+    // SAFETY: of the contract. The structure in front is not covered: programs and libibverbs'
+    // inline functions use that.
     unsafe { &(*base.cast::<Object<B, K>>()).known }
 }
 
@@ -86,8 +89,9 @@ fn minus_one(result: Result<(), Errno>) -> c_int {
 
 /// The simulated libibverbs whose devices are in this list.
 pub(super) fn verbs(list: &DeviceList) -> Arc<Verbs> {
-    // SAFETY: the functions are written to do what libibverbs documents of them, lock what they share, and return its
-    // structures; their strings are constants, but for names of devices, which are there as long as these.
+    // SAFETY: the functions are written to do what libibverbs documents of them, lock what they
+    // share, and return its structures; their strings are constants, but for names of devices,
+    // which are there as long as these.
     unsafe { Verbs::from_parts(functions(list), "simulated NIC") }
 }
 

@@ -8,7 +8,9 @@ use super::device::known_context;
 use super::queue_pair::{KnownPair, known_pair, known_srq};
 use crate::mem::copy::copy_now;
 use crate::mem::{MemMut, MemRef, Place};
-use crate::verbs::sys::bindings::{self as ibv, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
+use crate::verbs::sys::bindings::{
+    self as ibv, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq,
+};
 use rustix::io::Errno;
 use std::ffi::c_int;
 
@@ -32,15 +34,17 @@ unsafe fn pieces(first: *const ibv_sge, count: c_int) -> Result<Vec<Piece>, Errn
 /// The pieces are memory that the CPU can read: they have no keys that could be checked.
 unsafe fn inline(pieces: &[Piece], most: u32) -> Result<Vec<u8>, Errno> {
     let total: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();
-    let total = usize::try_from(total).ok().filter(|total| *total <= most as usize).ok_or(Errno::INVAL)?;
+    let total =
+        usize::try_from(total).ok().filter(|total| *total <= most as usize).ok_or(Errno::INVAL)?;
     let mut bytes = vec![0; total];
     let mut rest = bytes.as_mut_slice();
     for piece in pieces {
         let addr = usize::try_from(piece.at.addr).map_err(|_| Errno::INVAL)?;
         let (now, later) = rest.split_at_mut(piece.len as usize);
         // SAFETY: of the contract.
-        let from =
-            unsafe { MemRef::from_raw(std::ptr::with_exposed_provenance(addr), now.len(), Place::Host) };
+        let from = unsafe {
+            MemRef::from_raw(std::ptr::with_exposed_provenance(addr), now.len(), Place::Host)
+        };
         copy_now(MemMut::host(now), from).map_err(|_| Errno::FAULT)?;
         rest = later;
     }
@@ -67,7 +71,9 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, Errno> {
         ibv::IBV_WR_RDMA_WRITE => Ok(Operation::Write(remote, Notice::default())),
         ibv::IBV_WR_RDMA_WRITE_WITH_IMM => Ok(Operation::Write(remote, with_immediate)),
         ibv::IBV_WR_RDMA_READ => Ok(Operation::Read(remote)),
-        ibv::IBV_WR_ATOMIC_FETCH_AND_ADD => Ok(Operation::FetchAdd { word, add: atomic.compare_add }),
+        ibv::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            Ok(Operation::FetchAdd { word, add: atomic.compare_add })
+        }
         ibv::IBV_WR_ATOMIC_CMP_AND_SWP => {
             Ok(Operation::CompareSwap { word, compare: atomic.compare_add, swap: atomic.swap })
         }
@@ -90,7 +96,12 @@ unsafe fn work(pair: &QueuePair, wr: &ibv_send_wr) -> Result<Work, Errno> {
     } else {
         Data::Pieces(pieces)
     };
-    Ok(Work::new(wr.wr_id, operation, data, (has(ibv::IBV_SEND_SIGNALED), has(ibv::IBV_SEND_FENCE))))
+    Ok(Work::new(
+        wr.wr_id,
+        operation,
+        data,
+        (has(ibv::IBV_SEND_SIGNALED), has(ibv::IBV_SEND_FENCE)),
+    ))
 }
 
 pub(super) unsafe extern "C" fn post_send(

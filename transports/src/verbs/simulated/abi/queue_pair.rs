@@ -24,7 +24,10 @@ pub(super) unsafe fn known_srq<'a>(srq: *mut ibv_srq) -> &'a Arc<ReceiveQueue> {
     unsafe { known(srq) }
 }
 
-pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+pub(super) unsafe extern "C" fn create_srq(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
     // SAFETY: of the contract.
     let (domain, wanted, srq_context, context) =
         unsafe { (known_domain(pd), (*attr).attr, (*attr).srq_context, (*pd).context) };
@@ -40,7 +43,8 @@ pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_i
         // SAFETY: of the contract.
         let events = Arc::clone(&unsafe { known_context(context) }.events);
         let queue = ReceiveQueue::new(domain.number, wanted.max_wr, wanted.max_sge, events);
-        // SAFETY: all of its fields are numbers, pointers and locks of the C library, for which zero is a value.
+        // SAFETY: all of its fields are numbers, pointers and locks of the C library, for which
+        // zero is a value.
         let mut structure: ibv_srq = unsafe { std::mem::zeroed() };
         (structure.context, structure.srq_context, structure.pd) = (context, srq_context, pd);
         let srq = make(structure, Arc::clone(&queue));
@@ -50,7 +54,11 @@ pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_i
     pointer(create())
 }
 
-pub(super) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+pub(super) unsafe extern "C" fn modify_srq(
+    srq: *mut ibv_srq,
+    attr: *mut ibv_srq_attr,
+    mask: c_int,
+) -> c_int {
     // SAFETY: of the contract.
     let (queue, wanted) = unsafe { (known_srq(srq), (*attr).srq_limit) };
     match mask.cast_unsigned() {
@@ -106,7 +114,10 @@ pub(super) unsafe fn known_pair<'a>(qp: *mut ibv_qp) -> &'a KnownPair {
     unsafe { known(qp) }
 }
 
-pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+pub(super) unsafe extern "C" fn create_qp(
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
     // SAFETY: of the contract.
     let (domain, context, wanted) = unsafe { (known_domain(pd), (*pd).context, &mut *init) };
     let (device, limits) = (&domain.device, &domain.device.limits);
@@ -151,21 +162,29 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
         };
         let pair = QueuePair::new(device, parts)?;
         domain.users.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: all of its fields are numbers, pointers and locks of the C library, for which zero is a value.
+        // SAFETY: all of its fields are numbers, pointers and locks of the C library, for which
+        // zero is a value.
         let mut structure: ibv_qp = unsafe { std::mem::zeroed() };
         (structure.context, structure.qp_context, structure.pd) = (context, wanted.qp_context, pd);
-        (structure.send_cq, structure.recv_cq, structure.srq) = (wanted.send_cq, wanted.recv_cq, wanted.srq);
+        (structure.send_cq, structure.recv_cq, structure.srq) =
+            (wanted.send_cq, wanted.recv_cq, wanted.srq);
         (structure.qp_num, structure.handle) = (pair.number.0, pair.number.0);
         (structure.state, structure.qp_type) = (ibv::IBV_QPS_RESET, wanted.qp_type);
-        let qp =
-            make(structure, KnownPair { pair: Arc::clone(&pair), thread: domain.thread.clone(), cap: *cap });
+        let qp = make(
+            structure,
+            KnownPair { pair: Arc::clone(&pair), thread: domain.thread.clone(), cap: *cap },
+        );
         pair.handle.store(qp.expose_provenance(), Ordering::SeqCst);
         Ok(qp)
     };
     pointer(create())
 }
 
-pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+pub(super) unsafe extern "C" fn modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
     // SAFETY: of the contract.
     let (pair, wanted) = unsafe { (&known_pair(qp).pair, &*attr) };
     let mask = mask.cast_unsigned();
@@ -234,7 +253,9 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         (&known_pair(qp).pair, known_domain(pd), known_context((*pd).context))
     };
     pair.destroy();
-    context.events.forget(|event| matches!(&event.source, Source::Queue(of) if Arc::ptr_eq(of, pair)));
+    context
+        .events
+        .forget(|event| matches!(&event.source, Source::Queue(of) if Arc::ptr_eq(of, pair)));
     pair.given.wait();
     domain.users.fetch_sub(1, Ordering::SeqCst);
     // SAFETY: of the contract: nobody uses it any more.

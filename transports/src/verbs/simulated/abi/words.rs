@@ -71,7 +71,11 @@ pub(super) unsafe extern "C" fn event_type_str(event: ibv_event_type) -> *const 
 }
 
 pub(super) unsafe extern "C" fn node_type_str(kind: ibv_node_type) -> *const c_char {
-    if kind == ibv::IBV_NODE_CA { c"channel adapter (simulated)".as_ptr() } else { c"unknown".as_ptr() }
+    if kind == ibv::IBV_NODE_CA {
+        c"channel adapter (simulated)".as_ptr()
+    } else {
+        c"unknown".as_ptr()
+    }
 }
 
 pub(super) unsafe extern "C" fn port_state_str(state: ibv_port_state) -> *const c_char {

@@ -22,8 +22,12 @@ impl AddressVector {
     /// The sender's port and the target's.
     ///
     /// # Errors
-    /// EINVAL: no such port or GID, or one that cannot be on the network, or no GID where there are no LIDs.
-    pub(in super::super) fn route(&self, device: &Device) -> Result<(PortAddress, PortAddress), Errno> {
+    /// EINVAL: no such port or GID, or one that cannot be on the network, or no GID where there are
+    /// no LIDs.
+    pub(in super::super) fn route(
+        &self,
+        device: &Device,
+    ) -> Result<(PortAddress, PortAddress), Errno> {
         let port = device.port(self.port).ok_or(Errno::INVAL)?;
         let to = match (self.global, device.layer) {
             (Some((gid, index)), _) => {
@@ -161,11 +165,12 @@ impl Attributes {
     }
 }
 
-/// How long a requester waits when the responder has posted no receive: the specification's table 45, in units of 10 µs.
+/// How long a requester waits when the responder has posted no receive: the specification's table
+/// 45, in units of 10 µs.
 pub(super) fn rnr_delay(timer: u8) -> Duration {
     const TENS: [u32; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
-        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     Duration::from_micros(10 * u64::from(TENS[usize::from(timer & 31)]))
 }

@@ -7,7 +7,8 @@
 //! | `requester` | sending requests, in order, again when they are lost |
 //! | `responder` | carrying out what a peer requests |
 //!
-//! A queue pair has one lock. Programs hold it to post and to modify, the engine's thread to work; nobody holds two.
+//! A queue pair has one lock. Programs hold it to post and to modify, the engine's thread to work;
+//! nobody holds two.
 
 mod attributes;
 mod requester;
@@ -27,7 +28,9 @@ use super::lock;
 use super::memory::Domain;
 use super::receives::{Receive, ReceiveQueue};
 use super::wire::{Body, Packet, QueueNumber};
-use crate::verbs::sys::bindings::{self as ibv, ibv_event_type, ibv_qp_attr, ibv_wc, ibv_wc_status};
+use crate::verbs::sys::bindings::{
+    self as ibv, ibv_event_type, ibv_qp_attr, ibv_wc, ibv_wc_status,
+};
 use requester::Requester;
 use responder::Responder;
 use rustix::io::Errno;
@@ -305,7 +308,8 @@ impl QueuePair {
         ibv_wc {
             wr_id: id,
             status,
-            // Of a completion that failed nothing counts but these fields: whoever believes another one finds nonsense.
+            // Of a completion that failed nothing counts but these fields: whoever believes another
+            // one finds nonsense.
             opcode: if status == ibv::IBV_WC_SUCCESS { 0 } else { u32::MAX },
             vendor_err: if status == ibv::IBV_WC_SUCCESS { 0 } else { 0x5300 | status },
             byte_len: 0,

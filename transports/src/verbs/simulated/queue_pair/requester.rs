@@ -1,10 +1,12 @@
 //! The sending half of a connection.
 //!
-//! A message goes out in packets, each with a number of its own. The other side answers each; what is not answered because it
-//! was lost is sent again, from the first packet that is missing on, read anew from the program's memory as a NIC does.
+//! A message goes out in packets, each with a number of its own. The other side answers each; what
+//! is not answered because it was lost is sent again, from the first packet that is missing on,
+//! read anew from the program's memory as a NIC does.
 //!
-//! Timeouts run only when the simulation knows that something was lost ([`Body::Lost`], or a process that is gone). A machine
-//! that is slow, or a peer that a debugger has stopped, fails nobody: a real NIC would answer for its program, too.
+//! Timeouts run only when the simulation knows that something was lost ([`Body::Lost`], or a
+//! process that is gone). A machine that is slow, or a peer that a debugger has stopped, fails
+//! nobody: a real NIC would answer for its program, too.
 
 use super::super::completion::Depth;
 use super::super::engine::Outbox;
@@ -105,7 +107,9 @@ impl Work {
     pub(super) fn check(&self, parts: &Parts) -> Result<(), Errno> {
         let fits = match &self.data {
             Data::Pieces(pieces) => pieces.len() <= parts.max_send_pieces as usize,
-            Data::Inline(bytes) => bytes.len() <= parts.max_inline as usize && !self.operation.fetches(),
+            Data::Inline(bytes) => {
+                bytes.len() <= parts.max_inline as usize && !self.operation.fetches()
+            }
         };
         let word = !self.operation.is_atomic() || self.len() == 8;
         if fits && word { Ok(()) } else { Err(Errno::INVAL) }
@@ -182,11 +186,12 @@ impl Requester {
         self.next.since(self.answered)
     }
 
-    /// Whether the work at `at` need not wait for reads and atomic operations before it. Where none are allowed it does not wait
-    /// either: it fails.
+    /// Whether the work at `at` need not wait for reads and atomic operations before it. Where none
+    /// are allowed it does not wait either: it fails.
     fn may_begin(&self, attributes: &Attributes) -> bool {
         let Some(work) = self.queue.get(self.at) else { return false };
-        let fetching = self.queue.iter().take(self.at).filter(|before| before.operation.fetches()).count();
+        let fetching =
+            self.queue.iter().take(self.at).filter(|before| before.operation.fetches()).count();
         let has_room = attributes.reads == 0 || fetching < usize::from(attributes.reads);
         let waits = work.fence && fetching > 0 || work.operation.fetches() && !has_room;
         !waits
@@ -211,8 +216,8 @@ impl Requester {
             .find(|work| work.span.is_some_and(|(first, packets)| packet.since(first) < packets))
     }
 
-    /// Everything up to and with this packet was carried out, but for what has to come back. Whether that was news, and
-    /// whether something that has to come back is missing.
+    /// Everything up to and with this packet was carried out, but for what has to come back.
+    /// Whether that was news, and whether something that has to come back is missing.
     fn carried_out(&mut self, last: Sequence) -> (bool, bool) {
         let mut news = false;
         while !last.is_before(self.answered) && self.answered.is_before(self.next) {
@@ -273,8 +278,11 @@ impl QueuePair {
             Some(span) => span,
             None if !may_begin => return None,
             None => {
-                work.failed =
-                    self.device.faults.next_send().or_else(|| self.wrong_from_the_start(work, attributes));
+                work.failed = self
+                    .device
+                    .faults
+                    .next_send()
+                    .or_else(|| self.wrong_from_the_start(work, attributes));
                 if work.failed.is_some() {
                     return None;
                 }
@@ -307,7 +315,12 @@ impl QueuePair {
     }
 
     /// A request's packet that begins at `offset`.
-    fn form(&self, work: &Work, offset: u64, len: usize) -> Result<(Request, Vec<u8>), Unreachable> {
+    fn form(
+        &self,
+        work: &Work,
+        offset: u64,
+        len: usize,
+    ) -> Result<(Request, Vec<u8>), Unreachable> {
         let whole = u32::try_from(work.len()).unwrap_or(u32::MAX);
         let part = Part { offset: u32::try_from(offset).unwrap_or(u32::MAX), total: whole };
         let bytes = || match &work.data {
@@ -315,7 +328,9 @@ impl QueuePair {
                 let start = part.offset as usize;
                 Ok(bytes.get(start..start + len).unwrap_or_default().to_vec())
             }
-            Data::Pieces(pieces) => gather(&self.device.regions, self.parts.domain, pieces, offset, len),
+            Data::Pieces(pieces) => {
+                gather(&self.device.regions, self.parts.domain, pieces, offset, len)
+            }
         };
         Ok(match work.operation {
             Operation::Send(notice) => (Request::Send { part, notice }, bytes()?),
@@ -335,7 +350,8 @@ impl QueuePair {
     fn settle(self: &Arc<Self>, inner: &mut Inner) {
         while let Some(work) = inner.requester.queue.front() {
             let answered = inner.requester.answered;
-            let done = work.span.is_some_and(|(first, packets)| !answered.is_before(first.plus(packets)));
+            let done =
+                work.span.is_some_and(|(first, packets)| !answered.is_before(first.plus(packets)));
             match work.failed {
                 None if !done => return,
                 // What was sent of it is nobody's business any more.
@@ -350,8 +366,11 @@ impl QueuePair {
             }
             let (deadline, rest) = (inner.requester.deadline, inner.requester.rest);
             if let Some(work) = inner.requester.take_first() {
-                let len =
-                    if work.operation.fetches() { u32::try_from(work.len()).unwrap_or(u32::MAX) } else { 0 };
+                let len = if work.operation.fetches() {
+                    u32::try_from(work.len()).unwrap_or(u32::MAX)
+                } else {
+                    0
+                };
                 self.complete_send(&work, ibv::IBV_WC_SUCCESS, len);
             }
             (inner.requester.deadline, inner.requester.rest) = (deadline, rest);
@@ -359,12 +378,18 @@ impl QueuePair {
     }
 
     /// Hears what the responder says.
-    pub(super) fn hear_answer(self: &Arc<Self>, inner: &mut Inner, packet: &mut Packet, out: &mut Outbox) {
+    pub(super) fn hear_answer(
+        self: &Arc<Self>,
+        inner: &mut Inner,
+        packet: &mut Packet,
+        out: &mut Outbox,
+    ) {
         let known = inner.attributes.route == Some((packet.target.0, packet.source.0))
             && inner.attributes.peer == packet.source.1;
         let Inner { attributes, requester, .. } = inner;
         let sequence = packet.sequence;
-        let under_way = !sequence.is_before(requester.answered) && sequence.is_before(requester.next);
+        let under_way =
+            !sequence.is_before(requester.answered) && sequence.is_before(requester.next);
         if !known || inner.state != State::ReadyToSend || !under_way {
             return;
         }
@@ -398,12 +423,17 @@ impl QueuePair {
             Body::Refused(Refusal::InvalidRequest) => {
                 self.fail(requester, sequence, ibv::IBV_WC_REM_INV_REQ_ERR);
             }
-            Body::Refused(Refusal::Access) => self.fail(requester, sequence, ibv::IBV_WC_REM_ACCESS_ERR),
-            Body::Refused(Refusal::Operation) => self.fail(requester, sequence, ibv::IBV_WC_REM_OP_ERR),
+            Body::Refused(Refusal::Access) => {
+                self.fail(requester, sequence, ibv::IBV_WC_REM_ACCESS_ERR)
+            }
+            Body::Refused(Refusal::Operation) => {
+                self.fail(requester, sequence, ibv::IBV_WC_REM_OP_ERR)
+            }
             _ => {}
         }
         if news {
-            (requester.retries, requester.rnr_retries) = (attributes.retries, attributes.rnr_retries);
+            (requester.retries, requester.rnr_retries) =
+                (attributes.retries, attributes.rnr_retries);
             requester.deadline = None;
         }
         if missing {

@@ -1,4 +1,5 @@
-//! The receiving half of a connection: carries out what the peer requests, in the order of its packets, and answers each.
+//! The receiving half of a connection: carries out what the peer requests, in the order of its
+//! packets, and answers each.
 
 use super::super::engine::Outbox;
 use super::super::faults::Visibility;
@@ -47,7 +48,8 @@ impl Responder {
 enum Failure {
     /// To be tried again.
     NotReady,
-    /// The connection ends, and the peer is told this; a receive that it was for ends with this status.
+    /// The connection ends, and the peer is told this; a receive that it was for ends with this
+    /// status.
     Broken(Refusal, u32),
 }
 
@@ -133,9 +135,11 @@ impl QueuePair {
                 Err(_) => (Body::Refused(Refusal::Access), Vec::new()),
             },
             Request::FetchAdd { .. } | Request::CompareSwap { .. } => {
-                let found = inner.responder.originals.iter().find(|(number, _)| *number == packet.sequence);
-                let body =
-                    found.map_or(Body::Refused(Refusal::InvalidRequest), |(_, word)| Body::Original(*word));
+                let found =
+                    inner.responder.originals.iter().find(|(number, _)| *number == packet.sequence);
+                let body = found.map_or(Body::Refused(Refusal::InvalidRequest), |(_, word)| {
+                    Body::Original(*word)
+                });
                 (body, Vec::new())
             }
             Request::Send { .. } | Request::Write { .. } => (Body::Acknowledge, Vec::new()),
@@ -170,15 +174,23 @@ impl QueuePair {
                 }
                 if !payload.is_empty() {
                     let addr = to.addr.wrapping_add(u64::from(part.offset));
-                    self.device.write_for_peer(self.parts.domain, Remote { addr, key: to.key }, payload)?;
+                    self.device.write_for_peer(
+                        self.parts.domain,
+                        Remote { addr, key: to.key },
+                        payload,
+                    )?;
                 }
                 if last && notice.immediate.is_some() {
                     self.received(inner, ibv::IBV_WC_RECV_RDMA_WITH_IMM, part.total, notice);
                 }
                 Ok((Body::Acknowledge, Vec::new()))
             }
-            Request::Read { from, len } => Ok((Body::Answer, self.read_for_peer(inner, from, len)?)),
-            Request::FetchAdd { word, add } => self.change(inner, packet, word, |old| old.wrapping_add(add)),
+            Request::Read { from, len } => {
+                Ok((Body::Answer, self.read_for_peer(inner, from, len)?))
+            }
+            Request::FetchAdd { word, add } => {
+                self.change(inner, packet, word, |old| old.wrapping_add(add))
+            }
             Request::CompareSwap { word, compare, swap } => {
                 self.change(inner, packet, word, |old| if old == compare { swap } else { old })
             }

@@ -1,5 +1,5 @@
-//! Which state follows which, and what has to be said for it: the tables of the InfiniBand specification (11.2.5.2), in the form
-//! in which the Linux kernel keeps to them.
+//! Which state follows which, and what has to be said for it: the tables of the InfiniBand
+//! specification (11.2.5.2), in the form in which the Linux kernel keeps to them.
 
 use crate::verbs::sys::bindings as ibv;
 use rustix::io::Errno;
@@ -39,7 +39,8 @@ impl State {
 }
 
 /// # Errors
-/// EINVAL: there is no such transition, or something is missing for it, or was given that does not belong to it.
+/// EINVAL: there is no such transition, or something is missing for it, or was given that does not
+/// belong to it.
 pub(super) fn check(from: State, to: State, mask: u32) -> Result<(), Errno> {
     let (required, optional) = masks(from, to).ok_or(Errno::INVAL)?;
     let given = mask & !ibv::IBV_QP_STATE;
@@ -66,7 +67,8 @@ fn masks(from: State, to: State) -> Option<(u32, u32)> {
         | ibv::IBV_QP_ACCESS_FLAGS
         | ibv::IBV_QP_MIN_RNR_TIMER;
     const FIRST: u32 = ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | ibv::IBV_QP_ACCESS_FLAGS;
-    const TO_RECEIVE: u32 = ibv::IBV_QP_ALT_PATH | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_ACCESS_FLAGS;
+    const TO_RECEIVE: u32 =
+        ibv::IBV_QP_ALT_PATH | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_ACCESS_FLAGS;
     Some(match (from, to) {
         (_, State::Reset | State::Error) => (0, 0),
         (State::Reset, State::Init) => (FIRST, 0),

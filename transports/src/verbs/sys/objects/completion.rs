@@ -11,7 +11,8 @@ use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A descriptor that can be read when a completion queue has been given something, if that was asked for.
+/// A descriptor that can be read when a completion queue has been given something, if that was
+/// asked for.
 pub struct CompletionChannel {
     raw: Handle<ibv_comp_channel>,
     context: Arc<Context>,
@@ -41,11 +42,13 @@ impl CompletionChannel {
 
     /// The descriptor, which does not block.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the channel is there; that it is a descriptor was seen when it was made.
+        // SAFETY: open as long as the channel is there; that it is a descriptor was seen when it
+        // was made.
         unsafe { BorrowedFd::borrow_raw((*self.as_raw()).fd) }
     }
 
-    /// Takes out all that is there, so that the descriptor can be waited on again, and says how many these were.
+    /// Takes out all that is there, so that the descriptor can be waited on again, and says how
+    /// many these were.
     pub fn take_events(&self) -> usize {
         let (mut queue, mut of) = (ptr::null_mut(), ptr::null_mut());
         let mut taken = 0;
@@ -62,8 +65,8 @@ impl CompletionChannel {
                     return taken;
                 }
             }
-            // SAFETY: an event of a queue that is not destroyed before this is called, once for each event. It is there:
-            // looked at when the channel was made.
+            // SAFETY: an event of a queue that is not destroyed before this is called, once for
+            // each event. It is there: looked at when the channel was made.
             let _ = unsafe { verbs.ack_cq_events(queue, 1) };
         }
     }
@@ -77,8 +80,9 @@ impl CompletionChannel {
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
         // SAFETY: made here, and its queues held it.
-        self.context
-            .release("completion channel", |verbs| unsafe { verbs.destroy_comp_channel(self.as_raw()) });
+        self.context.release("completion channel", |verbs| unsafe {
+            verbs.destroy_comp_channel(self.as_raw())
+        });
     }
 }
 
@@ -108,15 +112,21 @@ impl std::error::Error for PollFailure {}
 
 impl fmt::Display for PollFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ibv_poll_cq answered {}: the completion queue or its device has failed", self.code)
+        write!(
+            f,
+            "ibv_poll_cq answered {}: the completion queue or its device has failed",
+            self.code
+        )
     }
 }
 
 impl CompletionQueue {
-    /// A queue with room for `depth` completions at least. With a channel, it can wake whoever sleeps.
+    /// A queue with room for `depth` completions at least. With a channel, it can wake whoever
+    /// sleeps.
     ///
     /// # Errors
-    /// That is more than the device has, the channel is of another context, or the device does not answer.
+    /// That is more than the device has, the channel is of another context, or the device does not
+    /// answer.
     pub fn create(
         context: &Arc<Context>,
         depth: u32,
@@ -131,16 +141,23 @@ impl CompletionQueue {
         if ops.poll_cq.is_none() || ops.req_notify_cq.is_none() {
             return Err(context.name_in(VerbsError::new("ibv_poll_cq", libc::ENOSYS)));
         }
-        let cqe = asked(depth).ok_or_else(|| context.name_in(VerbsError::new(CALL, libc::EINVAL)))?;
+        let cqe =
+            asked(depth).ok_or_else(|| context.name_in(VerbsError::new(CALL, libc::EINVAL)))?;
         let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.as_raw());
         // SAFETY: the context is open, and the channel is of it.
-        let raw =
-            unsafe { context.verbs().create_cq(context.as_raw(), cqe, ptr::null_mut(), raw_channel, 0) };
+        let raw = unsafe {
+            context.verbs().create_cq(context.as_raw(), cqe, ptr::null_mut(), raw_channel, 0)
+        };
         // SAFETY: what is not a failure is not null.
         let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
         // SAFETY: it is there, and nobody else has it yet.
         let depth = Mutex::new(unsafe { granted(raw) });
-        Ok(Arc::new(Self { raw, depth, channel: channel.map(Arc::clone), context: Arc::clone(context) }))
+        Ok(Arc::new(Self {
+            raw,
+            depth,
+            channel: channel.map(Arc::clone),
+            context: Arc::clone(context),
+        }))
     }
 
     /// How many completions it has room for.
@@ -148,7 +165,8 @@ impl CompletionQueue {
         *self.depth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for `depth` completions at least, or fewer than before; those that are there stay.
+    /// Makes room for `depth` completions at least, or fewer than before; those that are there
+    /// stay.
     ///
     /// # Errors
     /// That is more than the device has, or less than the queue holds; not every device can do it.
@@ -164,9 +182,11 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Takes out completions, the oldest first, and gives those that were taken; an empty slice where there is none.
+    /// Takes out completions, the oldest first, and gives those that were taken; an empty slice
+    /// where there is none.
     ///
-    /// A device writes of a failed completion only number, status and queue pair; what else stands in `into` is older.
+    /// A device writes of a failed completion only number, status and queue pair; what else stands
+    /// in `into` is older.
     ///
     /// # Errors
     /// The queue has failed: it overran, or its device is gone.
@@ -182,8 +202,8 @@ impl CompletionQueue {
         taken.ok_or(PollFailure { code: answer })
     }
 
-    /// Has the next completion wake whoever waits for the channel's descriptor. What came before this call wakes nobody: poll
-    /// once more after it.
+    /// Has the next completion wake whoever waits for the channel's descriptor. What came before
+    /// this call wakes nobody: poll once more after it.
     ///
     /// # Errors
     /// The device does not answer.
@@ -233,7 +253,8 @@ unsafe fn granted(queue: Handle<ibv_cq>) -> u32 {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // SAFETY: made here, and its queue pairs held it.
-        self.context.release("completion queue", |verbs| unsafe { verbs.destroy_cq(self.as_raw()) });
+        self.context
+            .release("completion queue", |verbs| unsafe { verbs.destroy_cq(self.as_raw()) });
     }
 }
 

@@ -1,7 +1,8 @@
 //! A device that is open.
 
 use super::super::bindings::{
-    ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr, ibv_query_device_ex_input,
+    ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr,
+    ibv_query_device_ex_input,
 };
 use super::super::error::{self, VerbsError};
 use super::super::table::{Answer, Verbs, set_errno};
@@ -53,7 +54,8 @@ impl Context {
     /// The devices of this machine, in libibverbs's order.
     ///
     /// # Errors
-    /// There is none, which is `ENODEV` (see [`VerbsError::is_no_device`]), or it cannot be found out.
+    /// There is none, which is `ENODEV` (see [`VerbsError::is_no_device`]), or it cannot be found
+    /// out.
     pub fn list(verbs: &Arc<Verbs>) -> Result<Vec<DeviceName>, VerbsError> {
         let devices = Devices::of(verbs)?;
         let names: Vec<_> = devices.iter().map(|(name, _)| name).collect();
@@ -71,7 +73,8 @@ impl Context {
             if there.is_empty() {
                 return Err(error::no_device());
             }
-            let remedy = format!("there is no such device here; those that there are: {}", there.join(", "));
+            let remedy =
+                format!("there is no such device here; those that there are: {}", there.join(", "));
             return Err(VerbsError::because("ibv_open_device", libc::ENODEV, remedy).of(name));
         };
         verbs.survive_forks();
@@ -87,12 +90,13 @@ impl Context {
         Ok(context)
     }
 
-    /// A context that the program has, from another library perhaps. It is not closed with this, and its events stay the
-    /// program's: [`async_event`](Self::async_event) has none. It has to acknowledge those that are about what is made here.
+    /// A context that the program has, from another library perhaps. It is not closed with this,
+    /// and its events stay the program's: [`async_event`](Self::async_event) has none. It has to
+    /// acknowledge those that are about what is made here.
     ///
     /// # Safety
-    /// libibverbs has opened it, the same that `verbs` stands for, and it is not closed before this and all that is made in
-    /// it are gone.
+    /// libibverbs has opened it, the same that `verbs` stands for, and it is not closed before this
+    /// and all that is made in it are gone.
     pub unsafe fn from_raw(verbs: &Arc<Verbs>, raw: *mut ibv_context) -> Arc<Self> {
         // SAFETY: an open context has a device.
         let name = unsafe { device_name(verbs, (*raw).device) };
@@ -122,7 +126,8 @@ impl Context {
         self.adopted
     }
 
-    /// Where the kernel says more about the device: `/sys/class/infiniband/mlx5_0`. `None` for a simulated one.
+    /// Where the kernel says more about the device: `/sys/class/infiniband/mlx5_0`. `None` for a
+    /// simulated one.
     pub fn sysfs(&self) -> Option<PathBuf> {
         // SAFETY: an open context has a device, whose path is a string that ends.
         let path = unsafe { CStr::from_ptr((*(*self.as_raw()).device).ibdev_path.as_ptr()) };
@@ -130,7 +135,8 @@ impl Context {
         Some(PathBuf::from(path)).filter(|path| path.is_dir())
     }
 
-    /// Whether it is a device of NVIDIA's (ConnectX-4 or newer), for which libmlx5 has more to offer.
+    /// Whether it is a device of NVIDIA's (ConnectX-4 or newer), for which libmlx5 has more to
+    /// offer.
     pub fn is_mlx5(&self) -> bool {
         // SAFETY: an open context has a device, and a simulated library has no libmlx5 to ask.
         unsafe { self.verbs.mlx5().is_mlx5((*self.as_raw()).device) }
@@ -148,7 +154,8 @@ impl Context {
         Ok(attr)
     }
 
-    /// The same with what newer libraries say beside it (on-demand paging, atomics over PCIe); without them that is zero.
+    /// The same with what newer libraries say beside it (on-demand paging, atomics over PCIe);
+    /// without them that is zero.
     ///
     /// # Errors
     /// The device does not answer.
@@ -161,7 +168,8 @@ impl Context {
         let input = ibv_query_device_ex_input::default();
         set_errno(0);
         // SAFETY: the context is open, and the place for the answer ours, and as long as is said.
-        let answer = unsafe { call(self.as_raw(), &raw const input, &raw mut attr, size_of_val(&attr)) };
+        let answer =
+            unsafe { call(self.as_raw(), &raw const input, &raw mut attr, size_of_val(&attr)) };
         answer
             .good()
             .map_err(|errno| self.name_in(VerbsError::new("ibv_query_device_ex", errno)))
@@ -178,11 +186,14 @@ impl Context {
         let answer = match unsafe { extended!(self.as_raw(), query_port) } {
             Some(call) => {
                 set_errno(0);
-                // SAFETY: the context is open, and the place for the answer ours, and as long as is said.
-                let answer = unsafe { call(self.as_raw(), port, &raw mut attr, size_of_val(&attr)) };
+                // SAFETY: the context is open, and the place for the answer ours, and as long as is
+                // said.
+                let answer =
+                    unsafe { call(self.as_raw(), port, &raw mut attr, size_of_val(&attr)) };
                 answer.good().map_err(|errno| VerbsError::new("ibv_query_port", errno))
             }
-            // SAFETY: the exported function writes the beginning of it, as the structure was when there was no other.
+            // SAFETY: the exported function writes the beginning of it, as the structure was when
+            // there was no other.
             None => unsafe { self.verbs.query_port(self.as_raw(), port, &raw mut attr) },
         };
         answer.map_err(|error| self.name_in(error).at_port(port)).map(|()| attr)
@@ -207,13 +218,18 @@ impl Context {
     }
 
     /// Destroys what was made in it; not in a forked child.
-    pub(super) fn release(&self, what: &'static str, destroy: impl FnOnce(&Verbs) -> Result<(), VerbsError>) {
+    pub(super) fn release(
+        &self,
+        what: &'static str,
+        destroy: impl FnOnce(&Verbs) -> Result<(), VerbsError>,
+    ) {
         if self.owner.is_here() {
             error::released(what, destroy(&self.verbs).map_err(|error| self.name_in(error)));
         }
     }
 
-    /// Refuses what was made in another context: a device's library would take the one's memory for the other's.
+    /// Refuses what was made in another context: a device's library would take the one's memory for
+    /// the other's.
     pub(super) fn check_same(
         &self,
         other: &Self,
@@ -223,7 +239,8 @@ impl Context {
         if ptr::eq(self.as_raw(), other.as_raw()) {
             return Ok(());
         }
-        let remedy = format!("the {what} is of another context ({}): make both in one", other.name());
+        let remedy =
+            format!("the {what} is of another context ({}): make both in one", other.name());
         Err(self.name_in(VerbsError::because(call, libc::EINVAL, remedy)))
     }
 }
@@ -257,7 +274,9 @@ impl<'a> Devices<'a> {
         // SAFETY: the place for the answer is ours.
         match unsafe { verbs.get_device_list(&raw mut count) } {
             Ok(list) => Ok(Self { verbs, list, count: count.try_into().unwrap_or_default() }),
-            Err(error) if verbs.functions().get_device_list.is_some() && error.errno == libc::ENOSYS => {
+            Err(error)
+                if verbs.functions().get_device_list.is_some() && error.errno == libc::ENOSYS =>
+            {
                 Err(error::no_device())
             }
             Err(error) => Err(error),
@@ -275,7 +294,8 @@ impl<'a> Devices<'a> {
 
 impl Drop for Devices<'_> {
     fn drop(&mut self) {
-        // SAFETY: what was opened keeps its device; the names are copies. A library without the function keeps its list.
+        // SAFETY: what was opened keeps its device; the names are copies. A library without the
+        // function keeps its list.
         let _ = unsafe { self.verbs.free_device_list(self.list) };
     }
 }

@@ -39,28 +39,32 @@ impl ProtectionDomain {
         Ok(Arc::new(Self { raw, origin: Origin::Ours, context: Arc::clone(context) }))
     }
 
-    /// A protection domain that the program has, from another library perhaps. It is not deallocated with this.
+    /// A protection domain that the program has, from another library perhaps. It is not
+    /// deallocated with this.
     ///
     /// # Safety
-    /// It is one of this context, and is not deallocated before this and all that is made in it are gone.
+    /// It is one of this context, and is not deallocated before this and all that is made in it are
+    /// gone.
     pub unsafe fn from_raw(context: &Arc<Context>, raw: *mut ibv_pd) -> Arc<Self> {
         // SAFETY: the caller's promise.
         let raw = unsafe { Handle::new(raw) };
         Arc::new(Self { raw, origin: Origin::Adopted, context: Arc::clone(context) })
     }
 
-    /// A domain whose queue pairs and shared receive queues are used by one thread at a time, so that the device's library
-    /// takes no locks for them. Posting to one of them is [`unsafe`](super::QueuePair::post_send): that is where the promise
-    /// is made. Memory that is registered in either is the same to both.
+    /// A domain whose queue pairs and shared receive queues are used by one thread at a time, so
+    /// that the device's library takes no locks for them. Posting to one of them is
+    /// [`unsafe`](super::QueuePair::post_send): that is where the promise is made. Memory that is
+    /// registered in either is the same to both.
     ///
     /// # Errors
-    /// The library or the device has no such thing ([`VerbsError::is_unsupported`]), or no more of them.
+    /// The library or the device has no such thing ([`VerbsError::is_unsupported`]), or no more of
+    /// them.
     pub fn for_one_thread(self: &Arc<Self>) -> Result<Arc<Self>, VerbsError> {
         let context = &self.context;
         let lacks = |call| context.name_in(VerbsError::new(call, libc::EOPNOTSUPP));
         // SAFETY: the context is open.
-        let alloc_td =
-            unsafe { extended!(context.as_raw(), alloc_td) }.ok_or_else(|| lacks("ibv_alloc_td"))?;
+        let alloc_td = unsafe { extended!(context.as_raw(), alloc_td) }
+            .ok_or_else(|| lacks("ibv_alloc_td"))?;
         // SAFETY: the context is open.
         let alloc_parent = unsafe { extended!(context.as_raw(), alloc_parent_domain) }
             .ok_or_else(|| lacks("ibv_alloc_parent_domain"))?;
@@ -70,15 +74,19 @@ impl ProtectionDomain {
         let thread = unsafe { alloc_td(context.as_raw(), &raw mut attr) }
             .good()
             .map_err(|errno| context.name_in(VerbsError::new("ibv_alloc_td", errno)))?;
-        let mut attr =
-            ibv_parent_domain_init_attr { pd: self.base().as_raw(), td: thread, ..Default::default() };
+        let mut attr = ibv_parent_domain_init_attr {
+            pd: self.base().as_raw(),
+            td: thread,
+            ..Default::default()
+        };
         set_errno(0);
         // SAFETY: the context is open, and both parts are there.
-        let raw = unsafe { alloc_parent(context.as_raw(), &raw mut attr) }.good().map_err(|errno| {
-            // SAFETY: made above, and in nothing yet.
-            unsafe { dealloc_td(context, thread) };
-            context.name_in(VerbsError::new("ibv_alloc_parent_domain", errno))
-        })?;
+        let raw =
+            unsafe { alloc_parent(context.as_raw(), &raw mut attr) }.good().map_err(|errno| {
+                // SAFETY: made above, and in nothing yet.
+                unsafe { dealloc_td(context, thread) };
+                context.name_in(VerbsError::new("ibv_alloc_parent_domain", errno))
+            })?;
         // SAFETY: what is not a failure is not null.
         let (raw, thread) = unsafe { (Handle::new(raw), Handle::new(thread)) };
         let origin = Origin::OneThread { thread, base: Arc::clone(self.base()) };
@@ -124,7 +132,8 @@ impl Drop for ProtectionDomain {
             return;
         }
         // SAFETY: made here, and all that was made in it held it.
-        self.context.release("protection domain", |verbs| unsafe { verbs.dealloc_pd(self.as_raw()) });
+        self.context
+            .release("protection domain", |verbs| unsafe { verbs.dealloc_pd(self.as_raw()) });
         if let Origin::OneThread { thread, .. } = &self.origin {
             // SAFETY: made here, and the only domain that it was in is gone.
             unsafe { dealloc_td(&self.context, thread.raw()) };

@@ -5,16 +5,19 @@ use super::super::bindings::{
     IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE, IBV_EVENT_PATH_MIG, IBV_EVENT_PATH_MIG_ERR,
     IBV_EVENT_PKEY_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR,
     IBV_EVENT_QP_FATAL, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SM_CHANGE,
-    IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, ibv_async_event, ibv_event_type,
+    IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, ibv_async_event,
+    ibv_event_type,
 };
 use super::super::error::VerbsError;
 use super::context::Context;
 use std::os::fd::BorrowedFd;
 
-/// Something that happened to a device, a port or a queue. It is acknowledged already: what it is about may be destroyed.
+/// Something that happened to a device, a port or a queue. It is acknowledged already: what it is
+/// about may be destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AsyncEvent {
-    /// What happened: one of `IBV_EVENT_*`, or a number that is newer than these. `Verbs::event_name` has words for it.
+    /// What happened: one of `IBV_EVENT_*`, or a number that is newer than these.
+    /// `Verbs::event_name` has words for it.
     pub kind: ibv_event_type,
     /// To what.
     pub about: Subject,
@@ -47,15 +50,16 @@ pub enum Subject {
 }
 
 impl Context {
-    /// The descriptor that can be read when something has happened. Of a device that was opened here it does not block.
+    /// The descriptor that can be read when something has happened. Of a device that was opened
+    /// here it does not block.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: an open context has a descriptor for its events: looked at where it was opened, promised where it was
-        // adopted.
+        // SAFETY: an open context has a descriptor for its events: looked at where it was opened,
+        // promised where it was adopted.
         unsafe { BorrowedFd::borrow_raw((*self.as_raw()).async_fd) }
     }
 
-    /// What has happened, if anything has; does not wait. `None` also for a context that the program opened, whose events are
-    /// the program's.
+    /// What has happened, if anything has; does not wait. `None` also for a context that the
+    /// program opened, whose events are the program's.
     ///
     /// # Errors
     /// The device does not answer.
@@ -71,7 +75,8 @@ impl Context {
             Err(error) if [libc::EAGAIN, libc::EINTR].contains(&error.errno) => return Ok(None),
             Err(error) => return Err(self.name_in(error)),
         }
-        // SAFETY: an event of this context that is not acknowledged: what it is about is not destroyed before it is.
+        // SAFETY: an event of this context that is not acknowledged: what it is about is not
+        // destroyed before it is.
         let about = unsafe { subject(&event) };
         // SAFETY: got above, and acknowledged once.
         unsafe { self.verbs().ack_async_event(&raw mut event) }?;
@@ -94,8 +99,10 @@ unsafe fn subject(event: &ibv_async_event) -> Subject {
             // SAFETY: these are about a queue pair, which is there until the event is acknowledged.
             Subject::QueuePair { number: unsafe { (*event.element.qp).qp_num } }
         }
-        // SAFETY: this is about a completion queue, of which only the address is taken.
-        IBV_EVENT_CQ_ERR => Subject::CompletionQueue { address: unsafe { event.element.cq }.addr() },
+        IBV_EVENT_CQ_ERR => {
+            // SAFETY: this is about a completion queue, of which only the address is taken.
+            Subject::CompletionQueue { address: unsafe { event.element.cq }.addr() }
+        }
         IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
             // SAFETY: as above, of a shared receive queue.
             Subject::SharedReceiveQueue { address: unsafe { event.element.srq }.addr() }

@@ -1,7 +1,7 @@
 //! The functions of a context that newer libraries have added.
 //!
-//! They stand in a structure around the context, which has grown to the front: a library's own version of it may be shorter
-//! than ours, and says how long it is.
+//! They stand in a structure around the context, which has grown to the front: a library's own
+//! version of it may be shorter than ours, and says how long it is.
 
 use super::super::bindings::{ibv_context, verbs_context};
 use std::mem::offset_of;
@@ -35,14 +35,16 @@ pub(super) unsafe fn function<F: Copy>(
     if unsafe { (*context).abi_compat }.addr() != IS_EXTENDED {
         return None;
     }
-    // Not by a reference to the whole: what lies before the library's own beginning is not ours to name.
+    // Not by a reference to the whole: what lies before the library's own beginning is not ours to
+    // name.
     let start = context.cast::<u8>().wrapping_sub(offset_of!(verbs_context, context));
     let size = start.wrapping_add(offset_of!(verbs_context, sz)).cast::<usize>();
     // SAFETY: every such structure has its size right in front of the context.
     if unsafe { size.read() } < size_of::<verbs_context>() - offset {
         return None;
     }
-    // SAFETY: the library's structure reaches from its end to this field, which is a nullable function of this type.
+    // SAFETY: the library's structure reaches from its end to this field, which is a nullable
+    // function of this type.
     unsafe { start.wrapping_add(offset).cast::<Option<F>>().read() }
 }
 
@@ -65,7 +67,8 @@ mod tests {
     }
 
     fn context(extended: usize) -> Box<verbs_context> {
-        let mut made = Box::new(verbs_context { sz: size_of::<verbs_context>(), ..Default::default() });
+        let mut made =
+            Box::new(verbs_context { sz: size_of::<verbs_context>(), ..Default::default() });
         made.query_device_ex = Some(query);
         made.dealloc_td = Some(dealloc);
         made.context.abi_compat = std::ptr::without_provenance_mut(extended);

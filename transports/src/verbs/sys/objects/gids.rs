@@ -1,7 +1,8 @@
 //! The addresses of a port.
 
 use super::super::bindings::{
-    IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, ibv_gid, ibv_gid_entry, ibv_gid_type,
+    IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, ibv_gid, ibv_gid_entry,
+    ibv_gid_type,
 };
 use super::super::error::VerbsError;
 use super::context::Context;
@@ -37,8 +38,8 @@ pub struct GidEntry {
 }
 
 impl Context {
-    /// The addresses that a port has; ports count from 1. Empty places of its table are left out, and places beyond 255,
-    /// which no queue pair can name.
+    /// The addresses that a port has; ports count from 1. Empty places of its table are left out,
+    /// and places beyond 255, which no queue pair can name.
     ///
     /// # Errors
     /// There is no such port, or the device does not answer.
@@ -50,7 +51,9 @@ impl Context {
                 let ours = entries.iter().filter(|entry| entry.port_num == port.into());
                 Ok(ours.filter_map(|entry| decode(entry, ethernet)).collect())
             }
-            Err(error) if error.is_unsupported() => self.gids_one_by_one(port, attr.gid_tbl_len, ethernet),
+            Err(error) if error.is_unsupported() => {
+                self.gids_one_by_one(port, attr.gid_tbl_len, ethernet)
+            }
             Err(error) => Err(error.at_port(port)),
         }
     }
@@ -62,15 +65,22 @@ impl Context {
         let room: i32 = lengths.sum::<Result<_, _>>()?;
         let mut entries = vec![ibv_gid_entry::default(); usize::try_from(room).unwrap_or_default()];
         let (size, verbs) = (size_of::<ibv_gid_entry>(), self.verbs());
-        // SAFETY: the context is open, and there is room for as many entries as is said, each of the length that is said.
-        let count =
-            unsafe { verbs.query_gid_table(self.as_raw(), entries.as_mut_ptr(), entries.len(), 0, size) };
+        // SAFETY: the context is open, and there is room for as many entries as is said, each of
+        // the length that is said.
+        let count = unsafe {
+            verbs.query_gid_table(self.as_raw(), entries.as_mut_ptr(), entries.len(), 0, size)
+        };
         entries.truncate(count.map_err(|error| self.name_in(error))?);
         Ok(entries)
     }
 
     /// The same by older calls, with what the kernel says of each in its files.
-    fn gids_one_by_one(&self, port: u8, len: i32, ethernet: bool) -> Result<Vec<GidEntry>, VerbsError> {
+    fn gids_one_by_one(
+        &self,
+        port: u8,
+        len: i32,
+        ethernet: bool,
+    ) -> Result<Vec<GidEntry>, VerbsError> {
         let attributes = self.sysfs().map(|path| path.join(format!("ports/{port}/gid_attrs")));
         let mut found = Vec::new();
         for index in 0..u8::try_from(len).unwrap_or(u8::MAX) {

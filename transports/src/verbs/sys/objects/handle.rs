@@ -13,9 +13,10 @@ impl<T> Clone for Handle<T> {
 
 impl<T> Copy for Handle<T> {}
 
-// SAFETY: by libibverbs's own word, all of its objects may be used by several threads at once, but for those that are made in
-// a thread domain (`ibv_alloc_td(3)`); and none belongs to the thread that made it. That those of a thread domain are posted to
-// by one thread at a time is promised where it is done: posting is `unsafe`.
+// SAFETY: by libibverbs's own word, all of its objects may be used by several threads at once, but
+// for those that are made in a thread domain (`ibv_alloc_td(3)`); and none belongs to the thread
+// that made it. That those of a thread domain are posted to by one thread at a time is promised
+// where it is done: posting is `unsafe`.
 unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Handle<T> {}

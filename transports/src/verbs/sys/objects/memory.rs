@@ -1,9 +1,9 @@
 //! Memory that a device may reach.
 
 use super::super::bindings::{
-    IB_UVERBS_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND,
-    IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
-    ibv_mr,
+    IB_UVERBS_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE,
+    IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_ATOMIC,
+    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr,
 };
 use super::super::error::VerbsError;
 use super::domain::ProtectionDomain;
@@ -14,14 +14,16 @@ use std::ops::BitOr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-/// What may be done with registered memory. A device may always read it for work that is posted here.
+/// What may be done with registered memory. A device may always read it for work that is posted
+/// here.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u32);
 
 impl Access {
     /// Work that is posted here reads it.
     pub const LOCAL_READ: Self = Self(0);
-    /// Receives and the answers of reads and atomics are written to it. Remote writes and atomics ask for this, too.
+    /// Receives and the answers of reads and atomics are written to it. Remote writes and atomics
+    /// ask for this, too.
     pub const LOCAL_WRITE: Self = Self(IBV_ACCESS_LOCAL_WRITE);
     /// Peers write to it.
     pub const REMOTE_WRITE: Self = Self(IBV_ACCESS_REMOTE_WRITE);
@@ -33,8 +35,9 @@ impl Access {
     pub const ON_DEMAND: Self = Self(IBV_ACCESS_ON_DEMAND);
     /// It lies in huge pages.
     pub const HUGETLB: Self = Self(IBV_ACCESS_HUGETLB);
-    /// Writes to it may become visible in another order than they came, but for the completion, which comes after them.
-    /// Where the kernel or the library does not know this wish, it is not fulfilled, without an error.
+    /// Writes to it may become visible in another order than they came, but for the completion,
+    /// which comes after them. Where the kernel or the library does not know this wish, it is not
+    /// fulfilled, without an error.
     pub const RELAXED_ORDERING: Self = Self(IBV_ACCESS_RELAXED_ORDERING);
 
     /// All of the bits, as C has them.
@@ -83,15 +86,15 @@ pub struct MemoryRegion {
 }
 
 impl ProtectionDomain {
-    /// Registers memory at `addr`: of the host, or of a GPU whose driver lets the kernel find it by its address
-    /// (nvidia-peermem).
+    /// Registers memory at `addr`: of the host, or of a GPU whose driver lets the kernel find it by
+    /// its address (nvidia-peermem).
     ///
     /// # Errors
     /// The memory cannot be locked, is not there, or the device has no room for it.
     ///
     /// # Safety
-    /// It stays allocated as long as the registration lives. While work is under way that writes to it, or peers may, nobody
-    /// holds a Rust reference to it.
+    /// It stays allocated as long as the registration lives. While work is under way that writes to
+    /// it, or peers may, nobody holds a Rust reference to it.
     pub unsafe fn register(
         self: &Arc<Self>,
         addr: *mut u8,
@@ -101,7 +104,8 @@ impl ProtectionDomain {
         let (verbs, pd) = (self.context().verbs(), self.base().as_raw());
         let wishes = access != access.without_wishes();
         let answer = if wishes && verbs.functions().reg_mr_iova2.is_some() {
-            // It drops the wishes that the kernel does not know; the plain call would fail over them.
+            // It drops the wishes that the kernel does not know; the plain call would fail over
+            // them.
             // SAFETY: the domain is there; of the memory, the caller's promise.
             unsafe { verbs.reg_mr_iova2(pd, addr.cast(), len, addr.addr() as u64, access.bits()) }
         } else {
@@ -111,14 +115,16 @@ impl ProtectionDomain {
         self.registered(answer, addr.addr(), len)
     }
 
-    /// Registers memory of a dma-buf: `len` bytes from `offset` on, which peers and work name by addresses from `iova` on.
-    /// `offset` and `iova` lie at the same place of their pages.
+    /// Registers memory of a dma-buf: `len` bytes from `offset` on, which peers and work name by
+    /// addresses from `iova` on. `offset` and `iova` lie at the same place of their pages.
     ///
     /// # Errors
-    /// The library, kernel or device cannot register such memory ([`VerbsError::is_unsupported`]), or not this.
+    /// The library, kernel or device cannot register such memory ([`VerbsError::is_unsupported`]),
+    /// or not this.
     ///
     /// # Safety
-    /// As [`register`](Self::register), of what the descriptor stands for; the descriptor itself may be closed afterwards.
+    /// As [`register`](Self::register), of what the descriptor stands for; the descriptor itself
+    /// may be closed afterwards.
     pub unsafe fn register_dmabuf(
         self: &Arc<Self>,
         fd: BorrowedFd<'_>,
@@ -140,8 +146,8 @@ impl ProtectionDomain {
         self.registered(answer, usize::try_from(iova).unwrap_or(usize::MAX), len)
     }
 
-    /// The same over a PCIe function of the NIC's own that reaches the memory past the CPU ("data direct"): some devices of
-    /// NVIDIA's have it.
+    /// The same over a PCIe function of the NIC's own that reaches the memory past the CPU ("data
+    /// direct"): some devices of NVIDIA's have it.
     ///
     /// # Errors
     /// As [`register_dmabuf`](Self::register_dmabuf); most devices have none.
@@ -163,8 +169,10 @@ impl ProtectionDomain {
             return Err(context.name_in(error));
         }
         let (mlx5, pd, fd) = (context.verbs().mlx5(), self.base().as_raw(), fd.as_raw_fd());
-        // SAFETY: the domain is there, and of a device of that library; of the memory, the caller's promise.
-        let answer = unsafe { mlx5.reg_dmabuf_mr_direct(pd, (offset, len), iova, fd, access.as_int()) };
+        // SAFETY: the domain is there, and of a device of that library; of the memory, the caller's
+        // promise.
+        let answer =
+            unsafe { mlx5.reg_dmabuf_mr_direct(pd, (offset, len), iova, fd, access.as_int()) };
         self.registered(answer, usize::try_from(iova).unwrap_or(usize::MAX), len)
     }
 
@@ -224,8 +232,11 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: registered here. Work that is under way in it ends in an error, and touches it no more.
-        self.domain.context().release("memory region", |verbs| unsafe { verbs.dereg_mr(self.as_raw()) });
+        // SAFETY: registered here. Work that is under way in it ends in an error, and touches it no
+        // more.
+        self.domain
+            .context()
+            .release("memory region", |verbs| unsafe { verbs.dereg_mr(self.as_raw()) });
     }
 }
 

@@ -15,10 +15,11 @@
 //!
 //! # Ends
 //!
-//! libibverbs refuses, or worse, to destroy what something else still stands on. Here nothing can be destroyed too early:
-//! whatever is made in another object holds it, by `Arc`, so an object's end comes when the last that stands on it has
-//! ended. Each is destroyed in its `Drop`, before the fields are, so first the child and then what it held. A refusal there is
-//! logged and the object left to the process's end. In a forked child nothing is destroyed: the device's file is shared
+//! libibverbs refuses, or worse, to destroy what something else still stands on. Here nothing can
+//! be destroyed too early: whatever is made in another object holds it, by `Arc`, so an object's
+//! end comes when the last that stands on it has ended. Each is destroyed in its `Drop`, before the
+//! fields are, so first the child and then what it held. A refusal there is logged and the object
+//! left to the process's end. In a forked child nothing is destroyed: the device's file is shared
 //! with the parent, and so is all that was made through it.
 
 mod completion;

@@ -1,8 +1,8 @@
 //! Queue pairs.
 
 use super::super::bindings::{
-    IBV_QP_PORT, IBV_QP_STATE, IBV_QPT_RC, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr,
-    ibv_send_wr,
+    IBV_QP_PORT, IBV_QP_STATE, IBV_QPT_RC, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_recv_wr, ibv_send_wr,
 };
 use super::super::error::VerbsError;
 use super::completion::CompletionQueue;
@@ -13,7 +13,8 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-/// What a queue pair is asked to be. It is reliable and connected (`IBV_QPT_RC`): everything arrives at one peer, once and in order.
+/// What a queue pair is asked to be. It is reliable and connected (`IBV_QPT_RC`): everything
+/// arrives at one peer, once and in order.
 #[derive(Clone, Debug)]
 pub struct QueuePairSpec<'a> {
     /// Where the ends of sends, writes, reads and atomics are found.
@@ -30,7 +31,8 @@ pub struct QueuePairSpec<'a> {
     pub send_sge: u32,
     /// Of how many pieces a receive may be.
     pub recv_sge: u32,
-    /// How many bytes may be sent from within the work itself, so that their memory need not be registered nor kept.
+    /// How many bytes may be sent from within the work itself, so that their memory need not be
+    /// registered nor kept.
     pub inline: u32,
 }
 
@@ -49,8 +51,12 @@ impl QueuePair {
     /// A new one, in the state `RESET`.
     ///
     /// # Errors
-    /// That is more than the device grants, its parts are of several contexts, or the device does not answer.
-    pub fn create(domain: &Arc<ProtectionDomain>, spec: &QueuePairSpec<'_>) -> Result<Arc<Self>, VerbsError> {
+    /// That is more than the device grants, its parts are of several contexts, or the device does
+    /// not answer.
+    pub fn create(
+        domain: &Arc<ProtectionDomain>,
+        spec: &QueuePairSpec<'_>,
+    ) -> Result<Arc<Self>, VerbsError> {
         const CALL: &str = "ibv_create_qp";
         let context = domain.context();
         context.check_same(spec.send_cq.context(), CALL, "send completion queue")?;
@@ -124,8 +130,8 @@ impl QueuePair {
     /// Changes what `mask` names (`IBV_QP_*`) to what `attr` says.
     ///
     /// # Errors
-    /// The step is not one from the state that it is in, an attribute is missing or out of range, or the peer's network
-    /// address is not to be found.
+    /// The step is not one from the state that it is in, an attribute is missing or out of range,
+    /// or the peer's network address is not to be found.
     pub fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> Result<(), VerbsError> {
         let context = self.domain.context();
         // SAFETY: the queue pair is there.
@@ -144,8 +150,15 @@ impl QueuePair {
         let context = self.domain.context();
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
         // SAFETY: the queue pair is there, and the places for the answers are ours.
-        unsafe { context.verbs().query_qp(self.as_raw(), &raw mut attr, mask.cast_signed(), &raw mut init) }
-            .map_err(|error| context.name_in(error))?;
+        unsafe {
+            context.verbs().query_qp(
+                self.as_raw(),
+                &raw mut attr,
+                mask.cast_signed(),
+                &raw mut init,
+            )
+        }
+        .map_err(|error| context.name_in(error))?;
         Ok(attr)
     }
 
@@ -160,15 +173,21 @@ impl QueuePair {
     /// Posts a list of sends, writes, reads and atomics.
     ///
     /// # Errors
-    /// The queue is full or in no state to send, or an entry is not good; what stands before that one is posted.
+    /// The queue is full or in no state to send, or an entry is not good; what stands before that
+    /// one is posted.
     ///
     /// # Safety
-    /// The list is one. Each piece, but for what is sent inline, lies in registered memory of the same domain, with its key,
-    /// and stays there until the work has completed, or the queue pair is gone: with work that asks for no completion, until
-    /// later work of the same queue has completed. No Rust reference exists meanwhile to what is written to. Of a domain [for one thread](ProtectionDomain::for_one_thread), no other thread posts
-    /// to this queue pair meanwhile; and of any domain, none takes it to the state `RESET`.
+    /// The list is one. Each piece, but for what is sent inline, lies in registered memory of the
+    /// same domain, with its key, and stays there until the work has completed, or the queue pair
+    /// is gone: with work that asks for no completion, until later work of the same queue has
+    /// completed. No Rust reference exists meanwhile to what is written to. Of a domain
+    /// [for one thread](ProtectionDomain::for_one_thread), no other thread posts to this queue pair
+    /// meanwhile; and of any domain, none takes it to the state `RESET`.
     #[inline]
-    pub unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Result<(), PostFailure<ibv_send_wr>> {
+    pub unsafe fn post_send(
+        &self,
+        first: *mut ibv_send_wr,
+    ) -> Result<(), PostFailure<ibv_send_wr>> {
         let mut bad = first;
         // SAFETY: the queue pair is there, and so is its context.
         let call = unsafe { (*(*self.as_raw()).context).ops.post_send };
@@ -183,13 +202,17 @@ impl QueuePair {
     /// Posts a list of receives to its own queue.
     ///
     /// # Errors
-    /// The queue is full or in no state to receive, or a receive is not good; what stands before that one is posted.
+    /// The queue is full or in no state to receive, or a receive is not good; what stands before
+    /// that one is posted.
     ///
     /// # Safety
-    /// As [`SharedReceiveQueue::post`], until the receive completes or the queue pair is gone. It has no shared queue, and no
-    /// other thread takes it to the state `RESET` meanwhile.
+    /// As [`SharedReceiveQueue::post`], until the receive completes or the queue pair is gone. It
+    /// has no shared queue, and no other thread takes it to the state `RESET` meanwhile.
     #[inline]
-    pub unsafe fn post_recv(&self, first: *mut ibv_recv_wr) -> Result<(), PostFailure<ibv_recv_wr>> {
+    pub unsafe fn post_recv(
+        &self,
+        first: *mut ibv_recv_wr,
+    ) -> Result<(), PostFailure<ibv_recv_wr>> {
         let mut bad = first;
         // SAFETY: the queue pair is there, and so is its context.
         let call = unsafe { (*(*self.as_raw()).context).ops.post_recv };
@@ -231,7 +254,9 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: made here, and nothing is made in it.
-        self.domain.context().release("queue pair", |verbs| unsafe { verbs.destroy_qp(self.as_raw()) });
+        self.domain
+            .context()
+            .release("queue pair", |verbs| unsafe { verbs.destroy_qp(self.as_raw()) });
     }
 }
 

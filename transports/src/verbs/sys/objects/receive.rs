@@ -12,7 +12,8 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-/// A list of work of which a part was not taken. What stands before `bad_wr` was, and will complete.
+/// A list of work of which a part was not taken. What stands before `bad_wr` was, and will
+/// complete.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PostFailure<W> {
     /// The system's number for the reason: `ENOMEM` where the queue is full.
@@ -90,7 +91,8 @@ impl SharedReceiveQueue {
         self.sge
     }
 
-    /// Has the device say so (`IBV_EVENT_SRQ_LIMIT_REACHED`), once, when fewer than `limit` receives are left.
+    /// Has the device say so (`IBV_EVENT_SRQ_LIMIT_REACHED`), once, when fewer than `limit`
+    /// receives are left.
     ///
     /// # Errors
     /// The device cannot do it.
@@ -109,9 +111,11 @@ impl SharedReceiveQueue {
     /// The queue is full, or a receive is not good; what stands before that one is posted.
     ///
     /// # Safety
-    /// The list is one, and each piece lies in registered memory of the same domain, with its key. That memory stays, and no
-    /// Rust reference to it exists, until the receive completes or all queue pairs of this queue are gone. Of a domain
-    /// [for one thread](ProtectionDomain::for_one_thread), no other thread posts to this queue meanwhile.
+    /// The list is one, and each piece lies in registered memory of the same domain, with its key.
+    /// That memory stays, and no Rust reference to it exists, until the receive completes or all
+    /// queue pairs of this queue are gone. Of a domain
+    /// [for one thread](ProtectionDomain::for_one_thread), no other thread posts to this queue
+    /// meanwhile.
     #[inline]
     pub unsafe fn post(&self, first: *mut ibv_recv_wr) -> Result<(), PostFailure<ibv_recv_wr>> {
         let mut bad = first;

@@ -4,8 +4,8 @@ mod account;
 
 use super::super::bindings::{
     IBV_ACCESS_RELAXED_ORDERING, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ERR,
-    IBV_EVENT_QP_FATAL, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, ibv_qp_attr, ibv_recv_wr, ibv_send_wr,
-    ibv_wc,
+    IBV_EVENT_QP_FATAL, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, ibv_qp_attr, ibv_recv_wr,
+    ibv_send_wr, ibv_wc,
 };
 use super::*;
 use crate::verbs::sys::{Functions, Verbs};
@@ -23,7 +23,10 @@ fn open() -> Arc<Context> {
     Context::open(&account::verbs(), "account0").expect("the simulated device opens")
 }
 
-fn spec<'a>(queue: &'a Arc<CompletionQueue>, srq: Option<&'a Arc<SharedReceiveQueue>>) -> QueuePairSpec<'a> {
+fn spec<'a>(
+    queue: &'a Arc<CompletionQueue>,
+    srq: Option<&'a Arc<SharedReceiveQueue>>,
+) -> QueuePairSpec<'a> {
     QueuePairSpec {
         send_cq: queue,
         recv_cq: queue,
@@ -72,7 +75,8 @@ proptest! {
             drop(made[index].take());
         }
         let now = Account::now();
-        prop_assert_eq!(now.refused, before.refused, "something was destroyed under what stood on it");
+        prop_assert_eq!(now.refused, before.refused, "something was destroyed under what stood on \
+            it");
         // The thread's own domain is two objects of the library's.
         prop_assert_eq!(now.made - before.made, 9);
         prop_assert_eq!(now.destroyed - before.destroyed, 9);
@@ -204,7 +208,10 @@ fn events_are_told_with_what_they_are_about_and_acknowledged_at_once() {
     });
     assert_eq!(
         next(),
-        AsyncEvent { kind: IBV_EVENT_QP_FATAL, about: Subject::QueuePair { number: pair.number() } }
+        AsyncEvent {
+            kind: IBV_EVENT_QP_FATAL,
+            about: Subject::QueuePair { number: pair.number() }
+        }
     );
     account::happens(context.as_raw(), |event| {
         event.event_type = IBV_EVENT_CQ_ERR;
@@ -244,7 +251,8 @@ fn the_wish_for_relaxed_ordering_goes_where_it_may_be_ignored_and_nowhere_else()
         let domain = ProtectionDomain::alloc(&context).expect("a domain");
         let mut memory = [0_u8; 8];
         // SAFETY: the memory outlives the region, in which nothing is posted.
-        let region = unsafe { domain.register(memory.as_mut_ptr(), 8, access) }.expect("it is registered");
+        let region =
+            unsafe { domain.register(memory.as_mut_ptr(), 8, access) }.expect("it is registered");
         assert_eq!((region.addr(), region.len()), (memory.as_ptr().addr(), 8));
         account::last_registration()
     };
@@ -270,8 +278,8 @@ fn a_kernel_that_refuses_the_wish_for_memory_of_a_dma_buf_registers_it_without()
     assert_eq!((region.addr(), region.len()), (0x7000, 100));
     assert_eq!(account::last_registration(), ("ibv_reg_dmabuf_mr", ALL.bits()));
     // SAFETY: it is refused.
-    let error =
-        unsafe { domain.register_dmabuf_direct(fd.as_fd(), 0, 100, 0, ALL) }.expect_err("no such device");
+    let error = unsafe { domain.register_dmabuf_direct(fd.as_fd(), 0, 100, 0, ALL) }
+        .expect_err("no such device");
     assert!(error.is_unsupported() && error.to_string().contains("NVIDIA"), "{error}");
 }
 
@@ -280,9 +288,13 @@ fn parts_of_two_contexts_do_not_make_a_queue_pair() {
     let (one, other) = (open(), Context::open(&account::verbs(), "account1").expect("another one"));
     let domain = ProtectionDomain::alloc(&one).expect("a domain");
     let queue = CompletionQueue::create(&other, 1, None).expect("a queue");
-    let error = QueuePair::create(&domain, &spec(&queue, None)).expect_err("they are of two devices");
+    let error =
+        QueuePair::create(&domain, &spec(&queue, None)).expect_err("they are of two devices");
     assert_eq!(error.errno, libc::EINVAL);
-    assert!(error.to_string().contains("send completion queue is of another context (account1)"), "{error}");
+    assert!(
+        error.to_string().contains("send completion queue is of another context (account1)"),
+        "{error}"
+    );
     let channel = CompletionChannel::create(&one).expect("a channel");
     assert!(CompletionQueue::create(&other, 1, Some(&channel)).is_err());
 }
@@ -315,7 +327,10 @@ fn a_list_that_is_taken_in_part_names_the_first_that_was_not() {
     // SAFETY: a list of two without pieces, of which the account takes nothing but numbers.
     let failure = unsafe { pair.post_send(&raw mut first) }.expect_err("the second is refused");
     assert_eq!((failure.errno, failure.bad_wr), (libc::ENOMEM, &raw mut second));
-    assert!(failure.error("ibv_post_send", context.name()).to_string().contains("account0"), "{failure:?}");
+    assert!(
+        failure.error("ibv_post_send", context.name()).to_string().contains("account0"),
+        "{failure:?}"
+    );
 
     let mut second = ibv_recv_wr { wr_id: account::REFUSED, ..Default::default() };
     let mut first = ibv_recv_wr { wr_id: 1, next: &raw mut second, ..Default::default() };
@@ -377,7 +392,8 @@ fn addresses_of_a_port_are_found_by_the_table_and_without_it() {
     let functions = Functions { query_gid_table: None, ..account::functions() };
     // SAFETY: the rest of a good table.
     let old = unsafe { Verbs::from_parts(functions, "an older table") };
-    let one_by_one = Context::open(&old, "account0").and_then(|context| context.gids(1)).expect("the same");
+    let one_by_one =
+        Context::open(&old, "account0").and_then(|context| context.gids(1)).expect("the same");
 
     let mut v4 = [0; 16];
     v4[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, 1]);
@@ -392,7 +408,8 @@ fn addresses_of_a_port_are_found_by_the_table_and_without_it() {
 
 #[test]
 fn what_only_newer_libraries_have_is_unsupported_without_an_end_of_everything() {
-    let context = Context::open(&account::verbs(), "account1").expect("one without extended functions");
+    let context =
+        Context::open(&account::verbs(), "account1").expect("one without extended functions");
     let domain = ProtectionDomain::alloc(&context).expect("a domain");
     let error = domain.for_one_thread().expect_err("there is no such thing");
     assert!(error.is_unsupported(), "{error}");

@@ -1,7 +1,9 @@
-//! A table of functions that keeps account of what is made, of what stands on what, and of what is destroyed (simulated: there
-//! is no device, and no bytes move). Each thread has an account of its own, so tests do not see each other.
+//! A table of functions that keeps account of what is made, of what stands on what, and of what is
+//! destroyed (simulated: there is no device, and no bytes move). Each thread has an account of its
+//! own, so tests do not see each other.
 //!
-//! It has two devices: `account0` has the extended functions of newer libraries, `account1` has none.
+//! It has two devices: `account0` has the extended functions of newer libraries, `account1` has
+//! none.
 
 use super::super::super::bindings::*;
 use super::super::super::table::set_errno;
@@ -201,7 +203,8 @@ unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
 }
 
 unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let mut whole = Box::new(verbs_context { sz: size_of::<verbs_context>(), ..Default::default() });
+    let mut whole =
+        Box::new(verbs_context { sz: size_of::<verbs_context>(), ..Default::default() });
     whole.context.device = device;
     whole.context.async_fd = descriptor();
     whole.context.ops.poll_cq = Some(poll_cq);
@@ -232,7 +235,9 @@ unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     unsafe {
         drop(OwnedFd::from_raw_fd((*context).async_fd));
         drop(Box::from_raw(
-            context.wrapping_byte_sub(std::mem::offset_of!(verbs_context, context)).cast::<verbs_context>(),
+            context
+                .wrapping_byte_sub(std::mem::offset_of!(verbs_context, context))
+                .cast::<verbs_context>(),
         ));
     }
     0
@@ -282,7 +287,12 @@ unsafe extern "C" fn query_port_ex(
 const PREFIX: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const V4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
 
-unsafe extern "C" fn query_gid(_: *mut ibv_context, _: u8, index: c_int, gid: *mut ibv_gid) -> c_int {
+unsafe extern "C" fn query_gid(
+    _: *mut ibv_context,
+    _: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
     let raw = match index {
         1 => PREFIX,
         2 => V4,
@@ -306,7 +316,8 @@ unsafe extern "C" fn query_gid_table(
         let gid = ibv_gid { raw: V4 };
         // SAFETY: within the room that the caller gives.
         unsafe {
-            *entries.add(at) = ibv_gid_entry { gid, gid_index, port_num, gid_type: 2, ndev_ifindex: 7 }
+            *entries.add(at) =
+                ibv_gid_entry { gid, gid_index, port_num, gid_type: 2, ndev_ifindex: 7 }
         };
     }
     3
@@ -340,7 +351,12 @@ fn registered(call: &'static str, pd: *mut ibv_pd, access: u32) -> *mut ibv_mr {
     made(ibv_mr { pd, lkey: 1, rkey: 2, ..Default::default() }, &[pd.addr()])
 }
 
-unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, _: *mut c_void, _: usize, access: c_int) -> *mut ibv_mr {
+unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    _: *mut c_void,
+    _: usize,
+    access: c_int,
+) -> *mut ibv_mr {
     registered("ibv_reg_mr", pd, access.cast_unsigned())
 }
 
@@ -374,7 +390,8 @@ unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_
 
 unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller's channel, or one that is gone already, which the books know.
-    let fd = books(|books| books.stands_on.contains_key(&channel.addr())).then(|| unsafe { (*channel).fd });
+    let fd = books(|books| books.stands_on.contains_key(&channel.addr()))
+        .then(|| unsafe { (*channel).fd });
     // SAFETY: passed on.
     let answer = unsafe { destroy(channel) };
     if let (0, Some(fd)) = (answer, fd) {
@@ -458,7 +475,8 @@ unsafe extern "C" fn create_srq(pd: *mut ibv_pd, _: *mut ibv_srq_init_attr) -> *
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: as in `create_cq`; the caller's domain and attributes.
-    let (mut pair, context, init) = unsafe { (std::mem::zeroed::<ibv_qp>(), (*pd).context, &mut *init) };
+    let (mut pair, context, init) =
+        unsafe { (std::mem::zeroed::<ibv_qp>(), (*pd).context, &mut *init) };
     init.cap.max_inline_data /= 2;
     init.cap.max_send_wr += 1;
     init.cap.max_send_sge += 1;
@@ -525,7 +543,11 @@ unsafe fn receive(first: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int 
     0
 }
 
-unsafe extern "C" fn post_recv(_: *mut ibv_qp, first: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+unsafe extern "C" fn post_recv(
+    _: *mut ibv_qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
     // SAFETY: passed on.
     unsafe { receive(first, bad) }
 }
@@ -539,7 +561,10 @@ unsafe extern "C" fn post_srq_recv(
     unsafe { receive(first, bad) }
 }
 
-unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+unsafe extern "C" fn get_async_event(
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
     match books(|books| books.events.get_mut(&context.addr())?.pop_front()) {
         Some(happened) => {
             // SAFETY: the caller's place for the answer.
