@@ -331,10 +331,11 @@ impl DeviceInner {
         let _ = self.park(route, parked, usize::MAX);
     }
 
-    /// Returns `true` if anything waits that no descriptor tells of.
+    /// Returns `true` if anything waits that no descriptor tells of, other than deliveries for room in
+    /// their completion objects.
     pub(crate) fn has_chores(&self) -> bool {
         // Ranks that hold are told to go on by whoever receives, and makes progress then.
-        let chores = self.chores.there().but(Chore::Holds);
+        let chores = self.chores.there().but(Chore::Holds).but(Chore::Undelivered);
         chores.but(Chore::Backlogs).any()
             || chores.has(Chore::Backlogs)
                 && !self.busy_ranks().iter().all(|&rank| self.is_absent(rank))

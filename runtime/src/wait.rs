@@ -19,6 +19,9 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// Sleep while something is under way that no descriptor tells of. The first of several while a
 /// peer has not published its address: each further one is twice as long.
 const SHORT: Duration = Duration::from_micros(100);
+/// Longest sleep while deliveries wait for room in their completion objects. The first of several is
+/// [`SHORT`], each further one twice as long.
+const ROOM: Duration = Duration::from_millis(1);
 /// Longest sleep until an address is looked for again of which the bootstrap's descriptor does not
 /// tell.
 const UNTOLD: Duration = Duration::from_millis(5);
@@ -148,6 +151,10 @@ impl Inner {
             || !self.words.is_empty()
             || devices.iter().any(|device| device.0.has_chores());
         let mut span = if soon { SHORT } else { LONGEST };
+        if !soon && devices.iter().any(|device| !device.0.undelivered.is_empty()) {
+            span = ROOM.min(*nap);
+            *nap = LONGEST.min(*nap * 2);
+        }
         if !ready
             && (!self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()))
         {

@@ -38,6 +38,7 @@ over_each_transport!(
     what_waits_behind_does_not_keep_the_packets,
     a_packet_that_a_user_gave_for_a_large_message_comes_back_from_a_full_object,
     collectives_end_when_all_that_may_be_offered_is_held,
+    a_shortage_that_has_ended_in_barriers_is_no_error_of_a_later_call,
 );
 over_transport!(
     shm_with_a_thread,
@@ -686,6 +687,23 @@ fn collectives_end_when_all_that_may_be_offered_is_held<J: Job>() {
         assert!(all.iter().all(|all| all[0] == vec![0; size] && all[1] == vec![1; size]));
     }
     take_all(&ranks, &narrow, 0..sent + 1);
+}
+
+fn a_shortage_that_has_ended_in_barriers_is_no_error_of_a_later_call<J: Job>() {
+    let ranks = J::pair();
+    let narrow = CompQueue::new(2);
+    let name = ranks[1].register_comp(&narrow).unwrap();
+    send_to(&ranks, name, 0..6, &[8]);
+    let mut came = 0;
+    let begun = Instant::now();
+    while came < 6 {
+        on_each(&ranks, |rank| rank.barrier().unwrap());
+        came += std::iter::from_fn(|| narrow.pop()).count();
+        assert!(begun.elapsed() < patience(LIMIT / 2), "{came} have come");
+    }
+    on_each(&ranks, |rank| rank.barrier().unwrap());
+    assert_eq!(ranks[1].pending().deferred, 0);
+    settle(&ranks);
 }
 
 fn a_progress_thread_listens_for_a_sender_that_only_posts<J: Job>() {

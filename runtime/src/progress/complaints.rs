@@ -31,23 +31,32 @@ impl Complaints {
         }
     }
 
-    /// Logs what no call has returned, but for shortages: they are over.
+    /// Logs what no call has returned, other than shortages: they have ended.
     pub(crate) fn end(&self) {
-        use ProgressError::{CompletionFull, NoPacket, NoPacketMemory};
         for error in self.0.lock().drain(..) {
-            if !matches!(error, CompletionFull(..) | NoPacket(_) | NoPacketMemory(..)) {
+            if !is_shortage(&error) {
                 tracing::warn!(%error, "an error that no call of progress or wait has returned");
             }
         }
     }
 
+    /// Takes the oldest one. Shortages that have ended (`nothing_waits`) are dropped.
     #[cold]
-    pub(super) fn take(&self) -> Option<ProgressError> {
+    pub(super) fn take(&self, nothing_waits: bool) -> Option<ProgressError> {
         let mut kept = self.0.lock();
+        if nothing_waits {
+            kept.retain(|error| !is_shortage(error));
+        }
         let first = kept.pop_front();
         self.0.set_count(kept.len());
         first
     }
+}
+
+/// Returns `true` if deliveries waited for room or a packet.
+fn is_shortage(error: &ProgressError) -> bool {
+    use ProgressError::{CompletionFull, NoPacket, NoPacketMemory};
+    matches!(error, CompletionFull(..) | NoPacket(_) | NoPacketMemory(..))
 }
 
 #[cfg(test)]
@@ -63,9 +72,22 @@ mod tests {
         }
         assert!(chores.there().has(Chore::Complaints));
         for number in 0..MOST {
-            assert!(matches!(complaints.take(), Some(ProgressError::NoPacket(at)) if at == number));
+            let taken = complaints.take(false);
+            assert!(matches!(taken, Some(ProgressError::NoPacket(at)) if at == number));
         }
-        assert!(complaints.take().is_none());
+        assert!(complaints.take(false).is_none());
+        assert!(!chores.there().any());
+    }
+
+    #[test]
+    fn a_shortage_that_has_ended_is_dropped_and_other_errors_are_not() {
+        let chores = Chores::default();
+        let complaints = Complaints::new(&chores);
+        complaints.keep(ProgressError::NoPacket(1));
+        complaints.keep(ProgressError::InHandler);
+        complaints.keep(ProgressError::NoPacket(2));
+        assert!(matches!(complaints.take(true), Some(ProgressError::InHandler)));
+        assert!(complaints.take(true).is_none());
         assert!(!chores.there().any());
     }
 }

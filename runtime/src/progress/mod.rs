@@ -264,7 +264,8 @@ impl Inner {
                 self.retries.wake();
             }
             if chores.has(Chore::Complaints) && TAKES_KEPT && error.is_none() {
-                error = self.complaints.take();
+                let waits = |device: &Device| !device.0.undelivered.is_empty();
+                error = self.complaints.take(!self.devices().iter().any(waits));
             }
         }
         match error {
