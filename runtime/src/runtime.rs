@@ -456,8 +456,9 @@ impl Runtime {
         self.0.comps.register_at(name, comp.as_completion().clone())
     }
 
-    /// Takes a name back. Messages that come for it from now on are reported by progress and
-    /// dropped, also when other objects have been registered since.
+    /// Takes a name back. Progress reports and drops messages that come for it from now on, also when
+    /// other objects have been registered since. Messages that wait for room in the object are
+    /// delivered when it has room, and dropped with its last handle.
     pub fn deregister_comp(&self, name: RemoteComp) -> Result<(), ResourceError> {
         self.0.comps.deregister(name)
     }
