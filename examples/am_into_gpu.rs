@@ -9,9 +9,9 @@
 //! Where there is no GPU, a simulated one takes its place, and the output says so.
 
 use carrack::packet::GpuAllocator;
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Gpu};
 use carrack::{Handler, Rank, Runtime, Tag};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 

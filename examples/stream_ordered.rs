@@ -10,10 +10,10 @@
 //! Without an NVIDIA GPU it runs on simulated ones, and says so.
 
 use carrack::transports::gpu::cuda::CudaDriver;
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Flavour};
 use carrack::transports::mem::Transfer;
 use carrack::{Counter, Rank, Rmr, Runtime, StreamCounter};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -120,8 +120,7 @@ fn between(what: Between, (role, number): (&str, u16)) {
     let words = [seed, what as u64];
     if what != Between::Nodes {
         let network = format!("apart {} {number}", std::process::id());
-        let variable =
-            |_| (carrack::transports::verbs::simulated::FABRIC_VARIABLE, network.as_str());
+        let variable = |_| (carrack_simulators::nic::FABRIC_VARIABLE, network.as_str());
         return Ranks::start_each(variable, role, SIZE, &words).succeed();
     }
     let mut rank: Command = far_rank(role, (node(), SIZE), &words);

@@ -17,7 +17,7 @@ mod handles;
 #[path = "fake_gpu/memory.rs"]
 mod memory;
 
-use carrack_transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, FakeGpu, FakeStream, Which};
+use carrack_simulators::gpu::{FailAt, FakeConfig, FakeDriver, FakeGpu, FakeStream, Which};
 use carrack_transports::gpu::{
     Driver, Event, Flavour, Gpu, GpuError, Handle, HandleForm, HandleKey, Stream, Until,
 };

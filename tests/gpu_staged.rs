@@ -14,9 +14,9 @@ mod matrix;
 
 use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
 use carrack::transports::gpu::Flavour;
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::mem::Region;
 use carrack::{Buffer, PostError, Rank, Runtime, Status};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 use std::time::Duration;
 use support::gpu_ranks::over;

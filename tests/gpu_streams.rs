@@ -19,9 +19,9 @@ mod ends;
 
 use carrack::settings::{GpuChoice, SettingsBuilder};
 use carrack::transports::gpu::cuda::CudaDriver;
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Flavour, Gpu, Stream};
 use carrack::{AsCompletion, Buffer, Rank, Runtime, Status, StreamCounter, Tag, UserContext};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 use std::time::Duration;
 use support::gpus::{are_real as is_real, of as gpus};

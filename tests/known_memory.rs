@@ -8,13 +8,13 @@ mod support;
 
 use carrack::buffer::{Region, raw};
 use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::transports::mem::{KnownMemory, MemKind};
 use carrack::{
     Buffer, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Mr, OpError, Outcome, PostError, Rank, Rmr,
     Runtime, Status, Synchronizer, Tag,
 };
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use raw::RawError;
 use std::sync::Arc;
 use std::time::Duration;

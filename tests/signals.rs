@@ -4,8 +4,8 @@ mod support;
 
 use carrack::buffer::Region;
 use carrack::settings::DumpChoice;
-use carrack::transports::verbs::simulated::go_round;
 use carrack::{Counter, Handler, Mr, Rank, Rmr, Runtime, Status, Tag};
+use carrack_simulators::nic::go_round;
 use signal_hook::consts::SIGUSR1;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};

@@ -14,7 +14,7 @@ mod ground;
 mod profile;
 
 use carrack::transports::contract::{Batch, Device, Event, Link, PeerId, Polled, Short};
-use carrack::transports::verbs::simulated::Config;
+use carrack_simulators::nic::Config;
 use ground::{Side, fabric, identity, nic, options};
 use profile::{counted, why_not};
 use std::hint::black_box;

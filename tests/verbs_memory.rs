@@ -21,8 +21,8 @@ mod strangers;
 
 use carrack::Runtime;
 use carrack::settings::SettingsBuilder;
-use carrack::transports::verbs::simulated::{Config, SimulatedNic};
-use carrack::transports::verbs::{Options, Rdma};
+use carrack::transports::verbs::Options;
+use carrack_simulators::nic::{Config, SimulatedNic};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use support::{Job, OverSimulatedNic, built, connect, unstarted};
@@ -43,7 +43,7 @@ fn ranks(nics: &[Arc<SimulatedNic>], options: &Options) -> Vec<Runtime> {
     let ranks = unstarted(u32::try_from(nics.len()).unwrap()).into_iter().zip(nics);
     let start = |(bootstrap, nic): (_, &Arc<SimulatedNic>)| {
         let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
-        builder.transport(Box::new(Rdma::over(nic.clone(), options.clone()))).start().unwrap()
+        builder.transport(Box::new(nic.transport(options.clone()))).start().unwrap()
     };
     let ranks: Vec<_> = ranks.map(start).collect();
     connect(&ranks);

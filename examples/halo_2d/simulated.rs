@@ -4,8 +4,8 @@ use crate::field::{Kernels, Layout, Step};
 use crate::gpus::Result;
 use crate::heat::next;
 use carrack::buffer::Region;
-use carrack::transports::gpu::fake::{FakeStream, Kernel};
 use carrack::transports::gpu::{GpuError, Stream};
+use carrack_simulators::gpu::{FakeStream, Kernel};
 use std::any::Any;
 use std::sync::Arc;
 

@@ -76,6 +76,7 @@ mod protocol;
 pub mod region;
 mod runtime;
 pub mod settings;
+mod simulators;
 mod streams;
 mod wait;
 

@@ -17,13 +17,13 @@ use crate::post::{Retries, end_copies};
 use crate::progress::{Complaints, InLine, ProgressThread, drop_told, dump_on_signal, signal};
 use crate::region::{Regions, note_runtime};
 use crate::settings::{GpuChoice, Settings, TransportChoice};
+use crate::simulators;
 use crate::streams::{Here, Streams};
 use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
 use carrack_transports::cuda_ipc::{self, CudaIpc};
 use carrack_transports::fork::Owner;
 use carrack_transports::gpu::Driver;
 use carrack_transports::gpu::cuda::CudaDriver;
-use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack_transports::gpu::none::NoGpu;
 use carrack_transports::loopback::Loopback;
 use carrack_transports::mem::{PacketAllocator, PacketPool};
@@ -233,10 +233,7 @@ impl RuntimeBuilder {
 
 fn driver(settings: &Settings) -> Result<Arc<dyn Driver>, StartError> {
     Ok(match settings.gpu() {
-        GpuChoice::Fake => {
-            let config = FakeConfig { devices: settings.fake_gpus(), ..FakeConfig::default() };
-            Arc::new(FakeDriver::new(config)?)
-        }
+        GpuChoice::Fake => simulators::gpus(settings.fake_gpus())?,
         GpuChoice::None => Arc::new(NoGpu::because("CARRACK_GPU=none")),
         // Opened by the first question, and never initialised behind the program's back.
         GpuChoice::Auto => Arc::new(CudaDriver::adopt()),
@@ -307,7 +304,7 @@ fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn 
             Box::new(Shm::new(geometry).kernel_copy(settings.kernel_copy().is_allowed())),
         ),
         (TransportChoice::Verbs, Box::new(Rdma::new(verbs.clone()))),
-        (TransportChoice::VerbsSimulated, Box::new(Rdma::simulated(verbs))),
+        (TransportChoice::VerbsSimulated, Box::new(simulators::nic(verbs))),
     ]
 }
 

@@ -8,13 +8,13 @@ use carrack::transports::contract::{
     AddressBlob, Armed, Batch, Busy, Device, Domain, DownCause, Event, Header, Identity, Link, Op,
     Payload, PeerId, Polled, Reach, Submit, SubmitError, Transport,
 };
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::loopback::Loopback;
 use carrack::transports::mem::GpuAllocator;
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::shm::{Geometry, Shm};
 use carrack::transports::verbs::{Options as VerbsOptions, Rdma};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,7 +41,9 @@ fn transport(choice: TransportChoice) -> Box<dyn Transport> {
         TransportChoice::Shm => {
             Box::new(Shm::new(Geometry { slots: 16, chunks: 4, chunk_size: 4096 }))
         }
-        TransportChoice::VerbsSimulated => Box::new(Rdma::simulated(verbs_options())),
+        TransportChoice::VerbsSimulated => {
+            Box::new(carrack_simulators::nic::transport(verbs_options()))
+        }
         TransportChoice::Verbs => Box::new(Rdma::new(verbs_options())),
         other => panic!("say here how {other:?} is opened"),
     }

@@ -6,9 +6,9 @@ use crate::support::*;
 use carrack::transports::contract::{
     Event, Header, Link, Op, OpFailure, OpToken, Submit, SubmitError,
 };
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::{Buffer, Region};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -5,7 +5,7 @@ use crate::contract::{Side, am, bring_up};
 use crate::over_each_transport;
 use crate::support::*;
 use carrack::transports::contract::{Armed, Link, Polled, Submit};
-use carrack::transports::verbs::simulated::go_round;
+use carrack_simulators::nic::go_round;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

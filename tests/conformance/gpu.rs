@@ -8,12 +8,12 @@ use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::packet::{GpuAllocator, PacketPool};
-use carrack::transports::gpu::fake::{FailAt, FakeDriver, Which};
 use carrack::transports::gpu::{Flavour, Gpu, Stream};
 use carrack::transports::mem::{CopyError, Region};
 use carrack::{
     Device, OpError, Outcome, PostError, Rank, RemoteComp, Runtime, Status, Tag, UserContext,
 };
+use carrack_simulators::gpu::{FailAt, FakeDriver, Which};
 use std::sync::Arc;
 use std::time::Duration;
 

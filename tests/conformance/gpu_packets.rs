@@ -7,10 +7,10 @@ use crate::support::*;
 use carrack::packet::{GpuAllocator, PacketPool};
 use carrack::settings::SettingsBuilder;
 use carrack::transports::gpu::Stream;
-use carrack::transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, Which};
 use carrack::{
     AsCompletion, Buffer, CompQueue, Device, OpError, ProgressError, Rank, RemoteComp, Runtime, Tag,
 };
+use carrack_simulators::gpu::{FailAt, FakeConfig, FakeDriver, Which};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -8,10 +8,10 @@ use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::KernelCopyChoice;
 use carrack::transports::gpu::Stream;
-use carrack::transports::gpu::fake::{FailAt, Kernel, Which};
 use carrack::{
     CompQueue, Face, FaceError, OpError, Outcome, PendingOp, Piece, PostError, Rank, Rmr, Tag,
 };
+use carrack_simulators::gpu::{FailAt, Kernel, Which};
 use std::sync::Arc;
 
 crate::over_each_transport_and!(

@@ -8,8 +8,8 @@ use crate::support::ranks::{Ranks, Role, die};
 use crate::support::words::wrong;
 use crate::support::{Watchdog, rng};
 use carrack::region::Region;
-use carrack::transports::gpu::fake::FakeConfig;
 use carrack::{OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag};
+use carrack_simulators::gpu::FakeConfig;
 use rand::Rng;
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 
 use crate::support::gpu_ranks::{Gpus, Kind, can_order, filled, holds};
 use crate::support::{Job, OverLoopback, OverShm, Watchdog, posted, unstarted, until};
-use carrack::transports::gpu::fake::FakeConfig;
 use carrack::{Buffer, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag};
+use carrack_simulators::gpu::FakeConfig;
 
 /// gpu.md, legacy IPC rule 3. Between two devices the engine has peer access on demand, for VMM and
 /// pool memory by the allocation, or takes a peer copy: every kind to every kind, on one device and

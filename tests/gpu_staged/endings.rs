@@ -3,11 +3,11 @@
 use crate::support::ranks::{Role, die};
 use crate::support::words::{fill, wrong};
 use crate::{BLOCK, device, over, received, sent, with_driver};
-use carrack::transports::gpu::fake::{FailAt, Which};
 use carrack::transports::mem::{CopyError, Region};
 use carrack::{
     Buffer, CompQueue, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag,
 };
+use carrack_simulators::gpu::{FailAt, Which};
 use std::time::Duration;
 
 /// Rank 0 sends, receives, puts, gets; from and into memory of its GPU.

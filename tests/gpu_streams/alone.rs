@@ -5,10 +5,10 @@ use crate::support::{
     Job, OverShm, Watchdog, built, connect, happens, sent, settle, unstarted, until,
 };
 use crate::{Brake, driver, filled, is_past, memory, raise};
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Flavour, Gpu, Stream};
 use carrack::transports::mem::Region;
 use carrack::{Buffer, CompQueue, OpError, PostError, Rank, Runtime, StreamCounter, Tag};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -5,9 +5,9 @@ use crate::support::{Job, OverShm, Watchdog, gpus};
 use crate::{STRIPE, buffer, check, fill};
 use carrack::alloc::{GrowableBuffer, GrowableError};
 use carrack::buffer::raw;
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Gpu};
 use carrack::{MR_UNKNOWN, Rank, Synchronizer, Tag};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 
 #[test]

@@ -6,12 +6,12 @@ use crate::support::{
 };
 use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
-use carrack::transports::verbs::simulated::{Config, Limits, SimulatedNic};
-use carrack::transports::verbs::{Options, Rdma};
+use carrack::transports::verbs::Options;
 use carrack::{
     AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RegisterError, Rmr, Runtime, Synchronizer,
     Tag,
 };
+use carrack_simulators::nic::{Config, Limits, SimulatedNic};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn ranks(nics: &[Arc<SimulatedNic>]) -> Vec<Runtime> {
     let ranks = unstarted(u32::try_from(nics.len()).unwrap()).into_iter().zip(nics);
     let start = |(bootstrap, nic): (_, &Arc<SimulatedNic>)| {
         let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
-        builder.transport(Box::new(Rdma::over(nic.clone(), options.clone()))).start().unwrap()
+        builder.transport(Box::new(nic.transport(options.clone()))).start().unwrap()
     };
     ranks.map(start).collect()
 }
@@ -182,7 +182,7 @@ fn what_a_rank_without_that_transport_is_told() {
     );
     let options = Options { packet_size: both.packet_size(), ..Options::default() };
     let builder = Runtime::builder().settings(both).bootstrap(Box::new(job.next().unwrap()));
-    let has = builder.transport(Box::new(Rdma::over(nics[0].clone(), options))).start().unwrap();
+    let has = builder.transport(Box::new(nics[0].transport(options))).start().unwrap();
     let lacks = Runtime::builder()
         .settings(settings)
         .bootstrap(Box::new(job.next().unwrap()))

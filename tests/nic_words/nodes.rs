@@ -4,8 +4,8 @@ use crate::support::ranks::{Ranks, Role, die};
 use crate::support::{Job, OverShm, Watchdog, until};
 use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
-use carrack::transports::verbs::simulated::FABRIC_VARIABLE;
 use carrack::{AtomicAgent, OpError, Outcome, PostError, Rank, Rmr, Runtime, Synchronizer};
+use carrack_simulators::nic::FABRIC_VARIABLE;
 use std::time::Duration;
 
 const SIZE: u32 = 3;

@@ -8,13 +8,13 @@ use crate::support::sink::Sink;
 use crate::support::{Job, OverShm, OverSimulatedNic, Watchdog, pattern, sent, until};
 use carrack::alloc::{Scope, SharedDeviceAllocator};
 use carrack::region::{Mr, Region};
-use carrack::transports::gpu::fake::Held;
 use carrack::transports::gpu::{Event, Stream};
-use carrack::transports::verbs::simulated::FABRIC_VARIABLE;
 use carrack::{
     AsCompletion, Buffer, CollectiveError, CompQueue, Counter, Handler, Outcome, PostError, Rank,
     RemoteComp, Rmr, Runtime, Status, StreamCounter, Tag, UserContext,
 };
+use carrack_simulators::gpu::Held;
+use carrack_simulators::nic::FABRIC_VARIABLE;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};

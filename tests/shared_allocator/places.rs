@@ -6,7 +6,7 @@ use crate::support::ranks::{Ranks, Role};
 use crate::{check, fill, gpu_of};
 use carrack::Rank;
 use carrack::alloc::{Scope, SharedAllocError, SharedDeviceAllocator};
-use carrack::transports::gpu::fake::FakeConfig;
+use carrack_simulators::gpu::FakeConfig;
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 

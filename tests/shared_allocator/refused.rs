@@ -8,8 +8,8 @@ use crate::{BLOCK, MIB, check, fill, on_one_gpu};
 use carrack::alloc::{Scope, SharedAllocError, SharedDeviceAllocator};
 use carrack::settings::GpuIpcChoice;
 use carrack::transports::gpu::HandleForm;
-use carrack::transports::gpu::fake::FakeConfig;
 use carrack::{Handler, Rank, Runtime, Tag};
+use carrack_simulators::gpu::FakeConfig;
 use std::sync::{Arc, Mutex};
 
 /// gpu.md, legacy IPC rule 5.

@@ -10,9 +10,9 @@ use carrack::post::Path;
 use carrack::region::{Mr, Region};
 use carrack::settings::SettingsBuilder;
 use carrack::transports::gpu::cuda::CudaDriver;
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::{Buffer, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 use std::time::Duration;
 

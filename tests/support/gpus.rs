@@ -3,8 +3,8 @@
 use carrack::Runtime;
 use carrack::settings::GpuChoice;
 use carrack::transports::gpu::cuda::CudaDriver;
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Gpu};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 
 /// Whether the tests are to run on real GPUs.

@@ -23,8 +23,8 @@ pub mod words;
 
 use carrack::bootstrap::InProcess;
 use carrack::settings::{GpuChoice, Settings, SettingsBuilder, TransportChoice};
-use carrack::transports::verbs::simulated::go_round;
 use carrack::{Outcome, Path, PostError, ProgressError, Rank, Runtime, Status};
+use carrack_simulators::nic::go_round;
 use rand::{RngCore, SeedableRng, rngs::SmallRng};
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;

@@ -4,8 +4,8 @@
 use crate::ground::{CHUNK, Ground, Kind};
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, until_with_errors};
-use carrack::transports::verbs::simulated::Held;
 use carrack::{OpError, Rank, Runtime, Tag};
+use carrack_simulators::nic::Held;
 use std::time::Duration;
 
 const SIZE: usize = 6 * CHUNK + 77;

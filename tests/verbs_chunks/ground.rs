@@ -4,9 +4,9 @@ use crate::support::sink::Sink;
 use crate::support::{Job, OverSimulatedNic, built, connect, posted, settle, until};
 use carrack::bootstrap::InProcess;
 use carrack::region::Region;
-use carrack::transports::verbs::simulated::{Config, Held, MemoryCounters, SimulatedNic};
-use carrack::transports::verbs::{Options, Rdma};
+use carrack::transports::verbs::Options;
 use carrack::{Buffer, Rank, Runtime, Status, Tag};
+use carrack_simulators::nic::{Config, Held, MemoryCounters, SimulatedNic};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -76,7 +76,7 @@ impl Ground {
                 ..Options::default()
             };
             let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
-            builder.transport(Box::new(Rdma::over(nics[at].clone(), options))).start().unwrap()
+            builder.transport(Box::new(nics[at].transport(options))).start().unwrap()
         };
         let ranks: Vec<_> = InProcess::job(2).unwrap().into_iter().enumerate().map(start).collect();
         connect(&ranks);

@@ -8,9 +8,9 @@ use carrack::transports::contract::{
     SubmitError, Transport,
 };
 use carrack::transports::mem::{Buffer, HostAllocator, PacketPool};
-use carrack::transports::verbs::simulated::{Call, Config, SimulatedNic, Visibility, Which};
-use carrack::transports::verbs::{Options, Rdma};
+use carrack::transports::verbs::Options;
 use carrack::{OpError, Rank, Synchronizer, Tag};
+use carrack_simulators::nic::{Call, Config, SimulatedNic, Visibility, Which};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -266,7 +266,7 @@ fn a_peer_that_names_a_nic_which_is_not_there_loses_its_connection() {
     let open = |me| {
         let config = Config { fabric: Some(fabric.clone()), ..Config::devices(2) };
         let nic = Arc::new(SimulatedNic::new(config).unwrap());
-        let transport = Rdma::over(nic, Options { rails: 2, ..Options::default() });
+        let transport = nic.transport(Options { rails: 2, ..Options::default() });
         let info = transport.devices().unwrap().remove(0);
         let domain =
             transport.open(&info, Identity { me: PeerId(me), ranks: 2, secret: [5; 16] }).unwrap();

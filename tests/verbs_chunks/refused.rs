@@ -3,7 +3,7 @@
 
 use crate::ground::{CHUNK, Ground, Kind};
 use crate::support::{Watchdog, pattern};
-use carrack::transports::verbs::simulated::{Call, Which};
+use carrack_simulators::nic::{Call, Which};
 
 const CHUNKS: usize = 5;
 const SIZE: usize = (CHUNKS - 1) * CHUNK + 1234;

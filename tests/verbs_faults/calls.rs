@@ -4,7 +4,7 @@
 use crate::ground::{Ground, Side, fabric, identity, nic, options};
 use crate::support::Watchdog;
 use carrack::transports::contract::{Armed, DownCause, SubmitError};
-use carrack::transports::verbs::simulated::{Call, Config, Which};
+use carrack_simulators::nic::{Call, Config, Which};
 use std::io;
 
 const REASONS: [i32; 6] =

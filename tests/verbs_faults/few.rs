@@ -6,7 +6,7 @@ use crate::support::ranks::{Ranks, Role};
 use crate::support::traffic::script::Plan;
 use crate::support::traffic::{SMALL, Taking};
 use crate::support::{Job, OverSimulatedNic, Watchdog, rng};
-use carrack::transports::verbs::simulated::FABRIC_VARIABLE;
+use carrack_simulators::nic::FABRIC_VARIABLE;
 use rand::Rng;
 use std::time::Duration;
 

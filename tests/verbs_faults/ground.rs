@@ -7,8 +7,8 @@ use carrack::transports::contract::{
     Submit, SubmitError, Transport, Unavailable,
 };
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
-use carrack::transports::verbs::simulated::{Config, Faults, SimulatedNic};
-use carrack::transports::verbs::{Options, Rdma};
+use carrack::transports::verbs::Options;
+use carrack_simulators::nic::{Config, Faults, SimulatedNic};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -63,7 +63,7 @@ impl Side {
         options: Options,
         me: Identity,
     ) -> Result<Self, Unavailable> {
-        let transport = Rdma::over(nic.clone(), options);
+        let transport = nic.transport(options);
         let info = transport.devices()?.remove(0);
         let domain = transport.open(&info, me)?;
         let device = domain.device(Arc::new(pool.clone()))?;

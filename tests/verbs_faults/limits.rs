@@ -4,7 +4,7 @@ use crate::ground::{Ground, Side, fabric, identity, nic, options};
 use crate::support::Watchdog;
 use carrack::transports::contract::SubmitError;
 use carrack::transports::verbs::Options;
-use carrack::transports::verbs::simulated::{Config, Limits, LinkLayer};
+use carrack_simulators::nic::{Config, Limits, LinkLayer};
 
 fn limited(limits: Limits) -> Config {
     Config { limits, ..Config::default() }

@@ -4,9 +4,9 @@ use crate::ground::{fabric, nic};
 use crate::support::{Job, OverSimulatedNic, Watchdog, built, pattern, posted};
 use carrack::bootstrap::InProcess;
 use carrack::settings::TransportChoice;
-use carrack::transports::verbs::simulated::Config;
-use carrack::transports::verbs::{Options, Rdma};
+use carrack::transports::verbs::Options;
 use carrack::{Counter, Handler, Rank, Runtime, Tag};
+use carrack_simulators::nic::Config;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +46,7 @@ fn a_thousand_ranks_send_to_their_neighbours_and_to_rank_0() {
         .packet_size(1024);
     let settings = built(settings);
     let start = |bootstrap: InProcess| {
-        let transport = Rdma::over(nic.clone(), options.clone());
+        let transport = nic.transport(options.clone());
         let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
         builder.transport(Box::new(transport)).start().unwrap()
     };

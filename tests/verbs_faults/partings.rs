@@ -3,7 +3,7 @@
 use crate::ground::{Ground, options};
 use crate::support::Watchdog;
 use carrack::transports::verbs::Options;
-use carrack::transports::verbs::simulated::{Config, Limits};
+use carrack_simulators::nic::{Config, Limits};
 
 /// So few that each one that is lost is missed.
 const RECEIVES: u32 = 8;

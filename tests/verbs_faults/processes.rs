@@ -7,7 +7,7 @@ use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
 use crate::support::{Job, OverSimulatedNic, Watchdog, rng};
 use carrack::Rank;
-use carrack::transports::verbs::simulated::FABRIC_VARIABLE;
+use carrack_simulators::nic::FABRIC_VARIABLE;
 use rand::Rng;
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::Duration;

@@ -5,12 +5,12 @@ use crate::ground::{fabric, nic};
 use crate::support::sink::Sink;
 use crate::support::{Job, OverSimulatedNic, Watchdog, built, connect, pattern, until_with_errors};
 use carrack::bootstrap::InProcess;
-use carrack::transports::verbs::simulated::{Call, Config, SimulatedNic, Visibility, Which};
+use carrack::transports::verbs::Options;
 use carrack::transports::verbs::sys::bindings::{
     IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR,
 };
-use carrack::transports::verbs::{Options, Rdma};
 use carrack::{OpError, Outcome, PostError, Rank, Runtime, Tag, UserContext};
+use carrack_simulators::nic::{Call, Config, SimulatedNic, Visibility, Which};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn job() -> (Vec<Runtime>, Vec<Arc<SimulatedNic>>) {
         let options =
             Options { packet_size: settings.packet_size(), receives: 32, ..Options::default() };
         let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
-        builder.transport(Box::new(Rdma::over(nic.clone(), options))).start().unwrap()
+        builder.transport(Box::new(nic.transport(options))).start().unwrap()
     };
     let ranks: Vec<_> = InProcess::job(3).unwrap().into_iter().zip(&nics).map(start).collect();
     connect(&ranks);

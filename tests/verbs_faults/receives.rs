@@ -5,7 +5,7 @@ use crate::support::{Watchdog, nics_go_on, pattern};
 use carrack::transports::contract::{Armed, Event, Header, Link, PeerId, Submit};
 use carrack::transports::mem::{HostAllocator, PacketPool, PacketSource};
 use carrack::transports::verbs::Options;
-use carrack::transports::verbs::simulated::Config;
+use carrack_simulators::nic::Config;
 use std::sync::Arc;
 
 /// Packets of the receiver.

@@ -3,7 +3,7 @@
 use crate::ground::{Ground, options};
 use crate::support::Watchdog;
 use carrack::transports::contract::{Armed, DownCause, SubmitError};
-use carrack::transports::verbs::simulated::{Config, Visibility};
+use carrack_simulators::nic::{Config, Visibility};
 use std::time::Duration;
 
 #[test]

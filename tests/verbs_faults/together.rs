@@ -3,7 +3,7 @@
 use crate::ground::{Side, bytes_of, fabric, identity, nic, options, submit, submit_with_more};
 use crate::support::{Watchdog, pattern};
 use carrack::transports::contract::{Armed, DownCause, Event, Header, Link, PeerId, Submit};
-use carrack::transports::verbs::simulated::{Call, Config, Which};
+use carrack_simulators::nic::{Call, Config, Which};
 use std::sync::Arc;
 
 /// Two ranks, the first of which sends to the second.

@@ -5,9 +5,9 @@ use crate::support::{Job, LIMIT, OverSimulatedNic, Watchdog, built, happens, unt
 use carrack::bootstrap::InProcess;
 use carrack::settings::{SettingsBuilder, TransportChoice};
 use carrack::transports::contract::{Event, Identity, PeerId};
-use carrack::transports::verbs::simulated::{Call, Config, SimulatedNic, Which};
-use carrack::transports::verbs::{Options, Rdma};
+use carrack::transports::verbs::Options;
 use carrack::{Rank, Runtime, StartError, Tag};
+use carrack_simulators::nic::{Call, Config, SimulatedNic, Which};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ fn a_machine_without_the_library_or_a_device_is_told_so_and_what_to_look_at() {
     }
     // A library without a device.
     let nic = nic(Config::devices(0), &fabric());
-    let error = Rdma::over(nic, options());
+    let error = nic.transport(options());
     let text = carrack::transports::contract::Transport::devices(&error).unwrap_err().to_string();
     says(&text, &["verbs-simulated", "no RDMA device", "rdma link", "/dev/infiniband"]);
 }
@@ -80,7 +80,7 @@ fn pair(nics: [&Arc<SimulatedNic>; 2], packet_sizes: [usize; 2]) -> Vec<Runtime>
         let settings = built(OverSimulatedNic::settings().packet_size(packet_sizes[at]));
         let options = Options { packet_size: packet_sizes[at], ..Options::default() };
         let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
-        builder.transport(Box::new(Rdma::over(nics[at].clone(), options))).start().unwrap()
+        builder.transport(Box::new(nics[at].transport(options))).start().unwrap()
     };
     InProcess::job(2).unwrap().into_iter().enumerate().map(start).collect()
 }

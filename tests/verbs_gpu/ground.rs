@@ -6,11 +6,11 @@ use crate::support::sink::Sink;
 use crate::support::{Job, OverSimulatedNic, built, connect, posted, settle};
 use carrack::bootstrap::InProcess;
 use carrack::region::{Mr, Region};
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
-use carrack::transports::verbs::simulated::{Config, SimulatedNic};
-use carrack::transports::verbs::{Options, Rdma};
+use carrack::transports::verbs::Options;
 use carrack::{OpError, Rank, Rmr, Runtime, Tag};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
+use carrack_simulators::nic::{Config, SimulatedNic};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -79,7 +79,7 @@ impl Ground {
             let builder =
                 Runtime::builder().settings(settings.clone()).bootstrap(Box::new(bootstrap));
             let builder = builder.gpu_driver(Arc::new(drivers[at].clone()));
-            builder.transport(Box::new(Rdma::over(nics[at].clone(), options))).start().unwrap()
+            builder.transport(Box::new(nics[at].transport(options))).start().unwrap()
         };
         let job = InProcess::job(2).unwrap().into_iter().enumerate();
         let ranks: Vec<_> = job.map(|(at, bootstrap)| start(at, bootstrap)).collect();

@@ -7,7 +7,7 @@ use crate::support::sink::{Sink, Sort};
 use crate::support::{Watchdog, pattern, posted, until};
 use carrack::Rank;
 use carrack::transports::gpu::RemoteWrites;
-use carrack::transports::verbs::simulated::Visibility;
+use carrack_simulators::nic::Visibility;
 
 const LEN: usize = 100_003;
 

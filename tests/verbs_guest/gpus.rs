@@ -7,9 +7,9 @@ use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::{Job, OverVerbs, Watchdog, built, connect, pattern, posted, rdma_device};
 use carrack::bootstrap::InProcess;
-use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{Rank, Runtime, Tag};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 use std::time::Duration;
 

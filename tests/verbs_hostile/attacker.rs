@@ -6,7 +6,6 @@ use carrack::transports::contract::{DownCause, PeerId};
 use carrack::transports::verbs::address::{Address, DeviceKey};
 use carrack::transports::verbs::channel::{Channel, Received};
 use carrack::transports::verbs::port::choose_gid;
-use carrack::transports::verbs::simulated::{Config, SimulatedNic};
 use carrack::transports::verbs::sys::bindings::{
     self as ibv, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_send_wr, ibv_sge, ibv_wc,
 };
@@ -15,6 +14,7 @@ use carrack::transports::verbs::sys::{
     SharedReceiveQueue,
 };
 use carrack::transports::verbs::wire::{End, Message, Nonce, proof};
+use carrack_simulators::nic::{Config, SimulatedNic};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -5,8 +5,8 @@ use crate::support::sink::Sink;
 use crate::support::{Watchdog, pattern, posted, settle, until};
 use crate::{nics, ranks, soon_again};
 use carrack::buffer::Region;
-use carrack::transports::verbs::simulated::Config;
 use carrack::{Rank, Tag};
+use carrack_simulators::nic::Config;
 
 const ROUNDS: u64 = 300;
 const LEN: usize = 9000;

@@ -6,10 +6,10 @@ use crate::support::{Watchdog, settle, until};
 use crate::{nics, ranks};
 use carrack::buffer::Region;
 use carrack::transports::verbs::Options;
-use carrack::transports::verbs::simulated::Config;
 use carrack::{
     CompQueue, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, UserContext,
 };
+use carrack_simulators::nic::Config;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Mutex;

@@ -5,8 +5,8 @@ use crate::support::{Watchdog, connect, pattern, posted, settle, step, until};
 use crate::{nics, ranks};
 use carrack::buffer::Region;
 use carrack::transports::verbs::Options;
-use carrack::transports::verbs::simulated::{Config, Limits};
 use carrack::{AtomicAgent, Rank, Rmr, Runtime, Tag};
+use carrack_simulators::nic::{Config, Limits};
 
 /// What a rank's own queues and packets take up is well below, what these tests register of the
 /// user's above.

@@ -7,9 +7,9 @@ use crate::support::sink::Sink;
 use crate::support::{Watchdog, built, connect, posted, settle, until};
 use crate::{nics, ranks, settings};
 use carrack::buffer::Region;
-use carrack::transports::verbs::simulated::Config;
-use carrack::transports::verbs::{Options, Rdma};
+use carrack::transports::verbs::Options;
 use carrack::{AtomicAgent, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime};
+use carrack_simulators::nic::Config;
 
 fn registered(owner: &Runtime, region: &Region) -> [(Mr, Rmr); 2] {
     let agents = [(AtomicAgent::Owner, 0), (AtomicAgent::Nic, 512)];
@@ -101,7 +101,7 @@ fn a_region_of_the_same_rank_before_it_started_again_is_not_registered() {
                 let options = Options { packet_size: settings.packet_size(), ..Options::default() };
                 let bootstrap = Folder::new(folder.clone(), rank, 2);
                 let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
-                builder.transport(Box::new(Rdma::over(nic, options))).start().unwrap()
+                builder.transport(Box::new(nic.transport(options))).start().unwrap()
             });
         let ranks: Vec<_> = ranks.collect();
         connect(&ranks);

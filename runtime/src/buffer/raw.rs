@@ -18,7 +18,7 @@
 //! use carrack::{MR_UNKNOWN, Runtime};
 //! use std::sync::Arc;
 //!
-//! let driver = fake::FakeDriver::new(fake::FakeConfig::devices(1))?;
+//! let driver = FakeDriver::new(FakeConfig::devices(1))?;
 //! let runtime = Runtime::builder().gpu_driver(Arc::new(driver.clone())).start()?;
 //! // Stands for memory of the program's.
 //! let memory = driver.gpu(0)?.allocate(4096, Flavour::Plain)?;

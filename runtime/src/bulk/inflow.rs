@@ -148,8 +148,8 @@ impl Inflow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use carrack_simulators::gpu::{FakeConfig, FakeDriver};
     use carrack_transports::gpu::Flavour;
-    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
 
     fn part(bytes: &[u8]) -> Payload {
         Payload::Aside(bytes.to_vec())

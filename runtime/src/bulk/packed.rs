@@ -347,9 +347,9 @@ impl DeviceInner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use carrack_simulators::gpu::{FakeConfig, FakeDriver};
     use carrack_transports::gpu::Flavour;
     use carrack_transports::gpu::Gpu;
-    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
     use proptest::prelude::*;
 
     proptest! {

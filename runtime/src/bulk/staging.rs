@@ -145,7 +145,7 @@ impl Drop for Block {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+    use carrack_simulators::gpu::{FakeConfig, FakeDriver};
     use carrack_transports::mem::MemKind;
 
     #[test]

@@ -337,8 +337,8 @@ impl Through {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use carrack_simulators::gpu::{FailAt, FakeConfig, FakeDriver, Which};
     use carrack_transports::gpu::Flavour;
-    use carrack_transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, Which};
     use carrack_transports::mem::Region;
 
     fn bytes(len: usize) -> Vec<u8> {

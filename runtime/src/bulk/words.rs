@@ -282,7 +282,7 @@ impl Pass<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+    use carrack_simulators::gpu::{FakeConfig, FakeDriver};
     use carrack_transports::gpu::{Flavour, Gpu};
 
     fn asked(token: u64, change: Change) -> Asked {
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn an_engine_that_fails_fails_those_who_asked_and_nobody_after_them() {
-        use carrack_transports::gpu::fake::{FailAt, Which};
+        use carrack_simulators::gpu::{FailAt, Which};
         let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
         let region = driver.gpu(0).unwrap().allocate(8, Flavour::Plain).unwrap();
         region.whole().write(&[0; 8]).unwrap();

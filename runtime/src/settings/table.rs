@@ -176,7 +176,7 @@ pub const RESERVED: &[Reserved] = &[
         doc: "Secret by which ranks know each other that no launcher of ours has started.",
     },
     Reserved {
-        variable: carrack_transports::verbs::simulated::FABRIC_VARIABLE,
+        variable: "CARRACK_SIMULATED_FABRIC",
         doc: "Network that simulated NICs are plugged into; read by these.",
     },
     Reserved {

@@ -33,28 +33,33 @@ impl Access {
     pub fn read(gpu: GpuUuid) -> Self {
         Self { gpu, rights: Rights::Read }
     }
-}
 
-/// What each device may do with memory of `owner`, who reads and writes it, the owner first and
-/// each once.
-///
-/// # Errors
-/// A device that is named with different rights, in words.
-pub(super) fn of_each(owner: GpuUuid, access: &[Access]) -> Result<Vec<Access>, String> {
-    let mut each = vec![Access::read_write(owner)];
-    for one in access {
-        match each.iter().find(|other| other.gpu == one.gpu) {
-            Some(other) if other.rights == one.rights => {}
-            Some(_) if one.gpu == owner => {
-                return Err(format!("{owner} has the memory, and is to read only: leave it out"));
+    /// What each device may do with memory of `owner`, who reads and writes it, the owner first and
+    /// each once.
+    ///
+    /// # Errors
+    /// A device that is named with different rights, in words.
+    pub fn of_each(owner: GpuUuid, access: &[Self]) -> Result<Vec<Self>, String> {
+        let mut each = vec![Self::read_write(owner)];
+        for one in access {
+            match each.iter().find(|other| other.gpu == one.gpu) {
+                Some(other) if other.rights == one.rights => {}
+                Some(_) if one.gpu == owner => {
+                    return Err(format!(
+                        "{owner} has the memory, and is to read only: leave it out"
+                    ));
+                }
+                Some(_) => {
+                    return Err(format!(
+                        "{} is named with different rights: name it once",
+                        one.gpu
+                    ));
+                }
+                None => each.push(*one),
             }
-            Some(_) => {
-                return Err(format!("{} is named with different rights: name it once", one.gpu));
-            }
-            None => each.push(*one),
         }
+        Ok(each)
     }
-    Ok(each)
 }
 
 #[cfg(test)]
@@ -65,10 +70,14 @@ mod tests {
     fn each_device_is_named_once_and_the_owner_reads_and_writes() {
         let [own, one, two] = [1, 2, 3].map(|byte| GpuUuid([byte; 16]));
         let (write, read) = (Access::read_write, Access::read);
-        assert_eq!(of_each(own, &[]), Ok(vec![write(own)]));
+        assert_eq!(Access::of_each(own, &[]), Ok(vec![write(own)]));
         let all = [read(two), write(own), write(one), read(two)];
-        assert_eq!(of_each(own, &all), Ok(vec![write(own), read(two), write(one)]));
-        assert!(of_each(own, &[write(one), read(one)]).unwrap_err().contains("different rights"));
-        assert!(of_each(own, &[read(own)]).unwrap_err().contains("leave it out"));
+        assert_eq!(Access::of_each(own, &all), Ok(vec![write(own), read(two), write(one)]));
+        assert!(
+            Access::of_each(own, &[write(one), read(one)])
+                .unwrap_err()
+                .contains("different rights")
+        );
+        assert!(Access::of_each(own, &[read(own)]).unwrap_err().contains("leave it out"));
     }
 }

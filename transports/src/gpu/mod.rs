@@ -3,7 +3,6 @@
 //! | module | which |
 //! |---|---|
 //! | [`none`] | no GPU: every answer says so; what a machine without a driver gets |
-//! | [`fake`] | simulated GPUs, whose memory really faults when the CPU touches it |
 //! | [`cuda`] | NVIDIA's, through the driver's library, opened at run time |
 //! | [`copier`] | small copies by a kernel that waits for them |
 //!
@@ -18,13 +17,12 @@ pub mod copier;
 pub mod cuda;
 mod direct;
 mod event;
-pub mod fake;
 mod handle;
 pub mod none;
 mod numa;
 pub mod pieces;
 mod reservation;
-mod waits;
+pub mod waits;
 pub mod words;
 
 pub use access::{Access, Rights};

@@ -44,8 +44,8 @@ impl Reservation {
         if end <= self.len { self.base.checked_add(offset) } else { None }
     }
 
-    /// The driver's own, if it is of that driver.
-    pub(super) fn own<T: Any>(&self) -> Option<&T> {
+    /// Returns the driver's own data, if it is of that driver.
+    pub fn own<T: Any>(&self) -> Option<&T> {
         self.own.downcast_ref()
     }
 }

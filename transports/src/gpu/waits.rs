@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, TryLockResult, Weak};
 
 /// The variable that says how many connections a context has.
-pub(super) const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 /// Connections where the variable is not set.
 const DEFAULT_CONNECTIONS: usize = 8;
@@ -24,13 +24,13 @@ type Task = Box<dyn FnOnce() + Send>;
 /// What is put off while a stream of any context waits: memory may be mapped in several, by peer
 /// access or because it is pinned for all.
 #[derive(Default)]
-pub(super) struct PutOff {
+pub struct PutOff {
     contexts: Mutex<Vec<Weak<Waits>>>,
     tasks: Mutex<Vec<Task>>,
 }
 
 /// The waits of one context.
-pub(super) struct Waits {
+pub struct Waits {
     /// Streams that may wait at a time.
     most: usize,
     put_off: Arc<PutOff>,
@@ -49,7 +49,7 @@ fn forget_released(waiting: &mut Vec<(usize, Event)>) {
 }
 
 /// Connections of a context, as the driver reads the variable when it is initialised.
-pub(super) fn connections() -> usize {
+pub fn connections() -> usize {
     let said = std::env::var(CONNECTIONS).ok().and_then(|text| text.trim().parse().ok());
     said.unwrap_or(DEFAULT_CONNECTIONS).clamp(1, 32)
 }
@@ -57,7 +57,7 @@ pub(super) fn connections() -> usize {
 impl Waits {
     /// Two connections are left to copies and kernels, but one stream may wait wherever there are
     /// two.
-    pub(super) fn over(connections: usize, put_off: &Arc<PutOff>) -> Arc<Self> {
+    pub fn over(connections: usize, put_off: &Arc<PutOff>) -> Arc<Self> {
         let most = connections.saturating_sub(2).max(1).min(connections.saturating_sub(1));
         let (put_off, owner) = (put_off.clone(), Owner::this_process());
         let waits = Arc::new(Self { most, put_off, owner, waiting: RwLock::default() });
@@ -73,7 +73,7 @@ impl Waits {
     ///
     /// # Errors
     /// Too many others wait, and `begin` was not called; or what `begin` says.
-    pub(super) fn arm(
+    pub fn arm(
         &self,
         stream: usize,
         begin: impl FnOnce() -> Result<Event, GpuError>,
@@ -97,7 +97,7 @@ impl Waits {
 
     /// Does what would block while a stream waits: now, or as soon as it is found that none does.
     /// In a fork it is not done: the driver is the parent's.
-    pub(super) fn when_none(&self, task: impl FnOnce() + Send + 'static) {
+    pub fn when_none(&self, task: impl FnOnce() + Send + 'static) {
         if !self.owner.is_here() {
             return;
         }
@@ -110,7 +110,7 @@ impl Waits {
     }
 
     /// Does what was put off, if no stream waits any more.
-    pub(super) fn catch_up(&self) {
+    pub fn catch_up(&self) {
         self.put_off.catch_up();
     }
 
@@ -133,7 +133,7 @@ impl Waits {
 
 impl PutOff {
     /// Does what was put off, if no stream waits any more.
-    pub(super) fn catch_up(&self) {
+    pub fn catch_up(&self) {
         if lock(&self.tasks).is_empty() {
             return;
         }

@@ -1,9 +1,7 @@
 //! A submit that had looked before a side closed, and comes to the queue behind the close.
 
 use super::*;
-use crate::gpu::fake::{FakeConfig, FakeDriver};
-use crate::gpu::{Flavour, Gpu};
-use crate::mem::{HostAllocator, PacketPool};
+use crate::mem::{HostAllocator, PacketPool, Region};
 
 fn device(me: u32) -> LoopbackDevice {
     let identity = Identity { me: PeerId(me), ranks: 2, secret: [7; 16] };
@@ -21,8 +19,7 @@ fn ends_of(device: &LoopbackDevice) -> usize {
 
 #[test]
 fn an_operation_that_comes_to_its_queue_behind_a_close_ends_once() {
-    let driver = FakeDriver::new(FakeConfig::default()).unwrap();
-    let region = driver.gpu(0).unwrap().allocate(100, Flavour::Plain).unwrap();
+    let region = Region::host(100);
     for sender_closes in [false, true] {
         let (here, there) = (device(0), device(1));
         let link = here.link_to(&there.address(), PeerId(1)).unwrap();

@@ -19,7 +19,8 @@ use std::sync::Arc;
 /// One over a driver's memory pools:
 ///
 /// ```
-/// use carrack_transports::gpu::{Flavour, Gpu, GpuError, fake::{FakeConfig, FakeDriver}};
+/// use carrack_simulators::gpu::{FakeConfig, FakeDriver};
+/// use carrack_transports::gpu::{Flavour, Gpu, GpuError};
 /// use carrack_transports::mem::{AllocError, Chunk, MemKind, PacketAllocator, PacketPool};
 /// use std::{alloc::Layout, sync::Arc};
 ///

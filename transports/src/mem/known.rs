@@ -492,6 +492,3 @@ fn watch(hint: MemHint) -> Watch {
 fn lies_in(driver: &dyn Driver, addr: usize, len: usize, kind: MemKind) -> bool {
     driver.extents(addr, len).is_ok_and(|extents| extents.iter().all(|extent| extent.kind == kind))
 }
-
-#[cfg(test)]
-mod tests;

@@ -3,7 +3,6 @@
 //! | module | one idea |
 //! |---|---|
 //! | [`sys`] | libibverbs: bindings, a table of functions that may be missing, objects whose drop order cannot be wrong |
-//! | [`simulated`] | a libibverbs in software, for tests and for machines without RDMA |
 //! | [`options`] | what can be chosen |
 //! | `survey`, `choice` | what devices there are, and which of them a rank takes |
 //! | [`port`] | which port, and which of its GIDs |
@@ -59,7 +58,6 @@ mod rails;
 mod receives;
 mod sending;
 mod signs;
-pub mod simulated;
 mod strangers;
 mod survey;
 pub mod sys;
@@ -73,7 +71,7 @@ mod wr_id;
 pub use options::Options;
 
 use crate::contract::{DeviceInfo, Domain, Identity, Transport, Unavailable};
-use simulated::SimulatedNic;
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use survey::Seen;
 use sys::{Context, Verbs, VerbsError};
@@ -81,7 +79,7 @@ use sys::{Context, Verbs, VerbsError};
 /// The transport's name.
 pub const NAME: &str = "verbs";
 
-/// The name of the same transport over the simulated NIC.
+/// The name of the same transport over simulated devices.
 pub const SIMULATED: &str = "verbs-simulated";
 
 /// RDMA by verbs.
@@ -91,47 +89,50 @@ pub struct Rdma {
     options: Options,
 }
 
-/// Whose functions.
-#[derive(Clone, Debug)]
+/// The origin of the functions.
+#[derive(Clone)]
 enum Source {
-    /// This machine's libibverbs, opened when it is first asked for something.
+    /// This machine's libibverbs, opened at the first use.
     Library(OnceLock<Result<Arc<Verbs>, VerbsError>>),
-    /// The process's simulated NIC.
-    Simulated,
-    /// One of the program's own.
-    Given(Arc<SimulatedNic>),
+    /// A simulator, asked at the first use.
+    Simulator(Arc<Open>),
+}
+
+type Open = dyn Fn() -> Result<Arc<Verbs>, VerbsError> + Send + Sync;
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Library(_) => f.write_str("Library"),
+            Self::Simulator(_) => f.write_str("Simulator"),
+        }
+    }
 }
 
 impl Rdma {
-    /// Over this machine's libibverbs.
+    /// Uses this machine's libibverbs.
     pub fn new(options: Options) -> Self {
         Self { source: Source::Library(OnceLock::new()), options }
     }
 
-    /// Over this process's simulated NIC, which is made when it is first needed.
-    pub fn simulated(options: Options) -> Self {
-        Self { source: Source::Simulated, options }
-    }
-
-    /// Over a simulated NIC of the program's own.
-    pub fn over(nic: Arc<SimulatedNic>, options: Options) -> Self {
-        Self { source: Source::Given(nic), options }
+    /// Uses simulated devices, whose functions `open` returns.
+    ///
+    /// Reports call every device simulated, and only processes of one machine reach each other.
+    pub fn simulated(
+        open: impl Fn() -> Result<Arc<Verbs>, VerbsError> + Send + Sync + 'static,
+        options: Options,
+    ) -> Self {
+        Self { source: Source::Simulator(Arc::new(open)), options }
     }
 
     fn is_simulated(&self) -> bool {
-        !matches!(self.source, Source::Library(_))
+        matches!(self.source, Source::Simulator(_))
     }
 
     fn verbs(&self) -> Result<Arc<Verbs>, Unavailable> {
-        static NIC: OnceLock<Result<SimulatedNic, VerbsError>> = OnceLock::new();
         let verbs = match &self.source {
             Source::Library(verbs) => verbs.get_or_init(Verbs::open).clone(),
-            Source::Simulated => NIC
-                .get_or_init(SimulatedNic::from_env)
-                .as_ref()
-                .map(SimulatedNic::verbs)
-                .map_err(Clone::clone),
-            Source::Given(nic) => Ok(nic.verbs()),
+            Source::Simulator(open) => open(),
         };
         verbs.map_err(|error| Unavailable::new(self.name(), error.to_string()))
     }

@@ -164,7 +164,6 @@ impl fmt::Display for SeenPort {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simulated::{Config, SimulatedNic};
     use super::*;
 
     #[test]
@@ -179,16 +178,5 @@ mod tests {
         assert_eq!(rate(&facts(2, 3)), 0, "a code that nobody has given a meaning");
         let newer = ibv_port_attr { active_speed_ex: 256, ..facts(2, 0) };
         assert_eq!(rate(&newer), 800_000);
-    }
-
-    #[test]
-    fn a_simulated_device_says_that_it_is_one_and_whether_its_port_is_up() {
-        let nic = SimulatedNic::new(Config::devices(2)).unwrap();
-        let seen = || Seen::ask(&nic.verbs(), "sim1", true).unwrap();
-        let text = seen().to_string();
-        assert!(text.starts_with("a simulated NIC, port 1 ") && text.contains("GID 0 "), "{text}");
-        assert!(seen().best_port().is_some());
-        assert!(nic.set_port(1, 1, false));
-        assert!(seen().best_port().is_none(), "{}", seen());
     }
 }

@@ -3,8 +3,8 @@
 use crate::roles::Other;
 use crate::support::{MIB, make, need, payload, start};
 use crate::user;
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_transports::gpu::cuda::CudaStream;
-use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack_transports::gpu::{Gpu, Stream, Until};
 use carrack_transports::mem::Region;
 use std::sync::atomic::{AtomicU64, Ordering};

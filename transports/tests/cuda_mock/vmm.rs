@@ -2,7 +2,7 @@
 //! and what becomes of what was made when one of them refuses.
 
 use crate::mock::{library as mock, open, word};
-use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_transports::gpu::{Access, Driver, Gpu, GpuError, Handle, HandleKey, Reservation};
 use carrack_transports::mem::{AllocId, GpuUuid, MemKind, Region};
 use std::path::Path;

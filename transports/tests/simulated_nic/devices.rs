@@ -1,7 +1,7 @@
 //! Devices, addresses, limits, and the order in which things may end.
 
 use crate::verbs::*;
-use carrack_transports::verbs::simulated::{Config, Limits, LinkLayer, SimulatedNic, go_round};
+use carrack_simulators::nic::{Config, Limits, LinkLayer, SimulatedNic, go_round};
 use carrack_transports::verbs::sys::bindings as ibv;
 use carrack_transports::verbs::sys::{
     CompletionChannel, CompletionQueue, Context, GidKind, ProtectionDomain, QueuePair,

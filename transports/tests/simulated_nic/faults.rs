@@ -1,7 +1,7 @@
 //! Every fault that can be planted.
 
 use crate::verbs::*;
-use carrack_transports::verbs::simulated::{Call, Config, Faults, Visibility, Which};
+use carrack_simulators::nic::{Call, Config, Faults, Visibility, Which};
 use carrack_transports::verbs::sys::bindings as ibv;
 use carrack_transports::verbs::sys::{
     CompletionChannel, CompletionQueue, Context, ProtectionDomain, SharedReceiveQueue,

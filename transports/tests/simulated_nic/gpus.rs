@@ -1,10 +1,10 @@
 //! Memory of simulated GPUs, which no CPU can touch, as both ends of everything.
 
 use crate::verbs::*;
-use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
+use carrack_simulators::nic::{Config, Visibility};
 use carrack_transports::gpu::{Driver, Flavour, Gpu, HandleForm, HandleKey};
 use carrack_transports::mem::Region;
-use carrack_transports::verbs::simulated::{Config, Visibility};
 use carrack_transports::verbs::sys::bindings as ibv;
 use carrack_transports::verbs::sys::{Access, MemoryRegion};
 use std::os::fd::AsFd;
@@ -126,7 +126,7 @@ fn a_range_that_leaves_its_allocation_is_not_registered() {
 
 #[test]
 fn an_engine_that_fails_fails_the_operation_and_not_the_nic() {
-    use carrack_transports::gpu::fake::{FailAt, Which};
+    use carrack_simulators::gpu::{FailAt, Which};
     let (bench, driver) = bench();
     let (qa, _qb) = bench.connect(&Options::default());
     let far = driver.gpu(0).unwrap().allocate(LEN, Flavour::Plain).unwrap();

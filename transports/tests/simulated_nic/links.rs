@@ -1,7 +1,7 @@
 //! Ports that go down and up, devices that go, and the events that tell of it.
 
 use crate::verbs::*;
-use carrack_transports::verbs::simulated::Config;
+use carrack_simulators::nic::Config;
 use carrack_transports::verbs::sys::bindings as ibv;
 use carrack_transports::verbs::sys::{Context, SharedReceiveQueue};
 use std::time::Duration;

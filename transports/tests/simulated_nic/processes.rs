@@ -2,7 +2,7 @@
 //! it does as it is told.
 
 use crate::verbs::*;
-use carrack_transports::verbs::simulated::{Config, FABRIC_VARIABLE, SimulatedNic};
+use carrack_simulators::nic::{Config, FABRIC_VARIABLE, SimulatedNic};
 use carrack_transports::verbs::sys::bindings as ibv;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;

@@ -15,7 +15,7 @@ pub use buffer::*;
 pub use connect::*;
 pub use request::*;
 
-use carrack_transports::verbs::simulated::{Config, SimulatedNic};
+use carrack_simulators::nic::{Config, SimulatedNic};
 use carrack_transports::verbs::sys::bindings::*;
 use carrack_transports::verbs::sys::{
     Access, CompletionChannel, CompletionQueue, Context, GidEntry, GidKind, ProtectionDomain,

@@ -18,7 +18,9 @@ const COPIES: &[&str] = &[
 
 pub(super) fn check(sources: &[Source], allowed: &Allowed) -> Vec<String> {
     let data_path = |source: &&Source| {
-        ["runtime/src/", "transports/src/"].iter().any(|at| source.path.starts_with(at))
+        ["runtime/src/", "transports/src/", "simulators/src/"]
+            .iter()
+            .any(|at| source.path.starts_with(at))
     };
     let lines = sources.iter().filter(data_path).flat_map(|source| {
         source.outside_tests().map(move |(number, line)| (source, number, line))

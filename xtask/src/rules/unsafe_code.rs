@@ -12,6 +12,7 @@ pub(super) const LIST: &str = "xtask/unsafe-files.txt";
 const HOMES: &[&str] = &[
     "transports/src/",
     "transports/tests/",
+    "simulators/",
     "cli/src/launch/",
     "runtime/src/buffer/raw.rs",
     "tests/",

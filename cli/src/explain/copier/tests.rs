@@ -1,7 +1,7 @@
 use super::*;
 use carrack::bootstrap::Alone;
 use carrack::settings::{GpuChoice, Settings, SettingsBuilder};
-use carrack::transports::gpu::fake::{FailAt, FakeConfig, FakeDriver, Which};
+use carrack_simulators::gpu::{FailAt, FakeConfig, FakeDriver, Which};
 
 fn built(settings: SettingsBuilder) -> Settings {
     settings.build_from_vars(std::iter::empty::<(String, String)>()).unwrap()

@@ -303,7 +303,7 @@ impl std::fmt::Debug for GrowableBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use carrack_transports::gpu::fake::{FakeConfig, FakeDriver};
+    use carrack_simulators::gpu::{FakeConfig, FakeDriver};
     use carrack_transports::gpu::{Driver, Gpu};
 
     const STRIPE: usize = 2 << 20;

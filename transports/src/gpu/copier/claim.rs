@@ -20,14 +20,14 @@ const LOOKS: u32 = 1000;
 
 /// A process's claim on a GPU.
 #[derive(Debug)]
-pub(crate) struct Claim(Listener);
+pub struct Claim(Listener);
 
 impl Claim {
     /// Claims a GPU.
     ///
     /// # Errors
     /// Another process has claimed it, which gives its claim up now; or the system has no socket.
-    pub(crate) fn of(gpu: GpuUuid) -> Result<Self, String> {
+    pub fn of(gpu: GpuUuid) -> Result<Self, String> {
         Self::pausing(gpu, || std::thread::sleep(Duration::from_millis(1)))
     }
 
@@ -67,7 +67,7 @@ impl Claim {
     ///
     /// # Errors
     /// One has, or has been there: which.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         match self.0.accept() {
             Ok(Some(other)) => Err(shared(other.peer().map_or(0, |other| other.pid))),
             Ok(None) | Err(_) => Ok(()),
@@ -81,7 +81,7 @@ fn name(gpu: GpuUuid) -> String {
 
 /// Why there is no copier on a GPU that another process wants one on. `pid`: 0 where it is not
 /// known, as that of a process in another namespace.
-pub(crate) fn shared(pid: i32) -> String {
+pub fn shared(pid: i32) -> String {
     let who = if pid == 0 { "another process".to_owned() } else { format!("process {pid}") };
     format!(
         "{who} wants a copier on this GPU, too: a GPU that ranks share has none (give each rank a GPU of its own, by \

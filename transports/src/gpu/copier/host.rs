@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 /// How a driver runs the kernel.
-pub(crate) trait Launcher: Send + Sync + Sized + 'static {
+pub trait Launcher: Send + Sync + Sized + 'static {
     /// What keeps the memory that its kernels share with the host.
     type Board: Deref<Target = Board> + Send + Sync;
 
@@ -38,7 +38,7 @@ pub(crate) trait Launcher: Send + Sync + Sized + 'static {
 
 /// Why there is no kernel, and will be none.
 #[derive(Clone, Debug)]
-pub(crate) enum NoKernel {
+pub enum NoKernel {
     /// Another process wants one on this GPU, too: who, and what to do. No call of the driver was
     /// made.
     Shared(String),
@@ -66,9 +66,10 @@ impl fmt::Display for NoKernel {
 const LOOKS: u32 = 1024;
 
 /// A copier as the process has it. The event of a copy is its number here.
-pub(crate) struct Resident<L: Launcher> {
+pub struct Resident<L: Launcher> {
     board: L::Board,
-    pub(crate) launcher: L,
+    /// Launches the kernels.
+    pub launcher: L,
     turn: Mutex<Turn>,
     /// The last command that was given.
     given: AtomicU64,
@@ -91,7 +92,7 @@ struct Turn {
 
 impl<L: Launcher> Resident<L> {
     /// One whose kernels use this memory.
-    pub(crate) fn new(board: L::Board, launcher: L) -> Arc<Self> {
+    pub fn new(board: L::Board, launcher: L) -> Arc<Self> {
         Arc::new(Self {
             board,
             launcher,
@@ -111,17 +112,17 @@ impl<L: Launcher> Resident<L> {
 
     /// Whether a kernel is there that is not leaving, as far as is known.
     #[inline]
-    pub(crate) fn runs(&self) -> bool {
+    pub fn runs(&self) -> bool {
         self.page().begun() > self.page().leaving()
     }
 
     /// Gives a copy to the kernel, if one is known to run. `None`: the copy is the caller's.
-    pub(crate) fn give(self: &Arc<Self>, command: Command) -> Option<Event> {
+    pub fn give(self: &Arc<Self>, command: Command) -> Option<Event> {
         self.give_numbered(|_| command)
     }
 
     /// Gives it many copies at once, no more than [`PIECES`]: with one number, and so one event.
-    pub(crate) fn give_many(
+    pub fn give_many(
         self: &Arc<Self>,
         places: impl ExactSizeIterator<Item = Place>,
     ) -> Option<Event> {
@@ -169,7 +170,7 @@ impl<L: Launcher> Resident<L> {
     }
 
     /// Launches a kernel if there is none.
-    pub(crate) fn renew(&self) {
+    pub fn renew(&self) {
         if self.failed.get().is_some() || self.page().gone() < self.launches.load(Ordering::Relaxed)
         {
             return;
@@ -194,7 +195,7 @@ impl<L: Launcher> Resident<L> {
 
     /// Waits until all that was given is over: some microseconds. What failed is over.
     #[inline]
-    pub(crate) fn settle(&self) {
+    pub fn settle(&self) {
         let given = self.given.load(Ordering::Acquire);
         if self.page().answered() < given {
             self.wait_until(|page| page.answered() >= given);
@@ -203,7 +204,7 @@ impl<L: Launcher> Resident<L> {
 
     /// Has the kernel end when it has done what it was given: before a call of the driver that
     /// would wait for it.
-    pub(crate) fn end_early(&self) {
+    pub fn end_early(&self) {
         let mut turn = lock(&self.turn);
         if turn.stopped != turn.generation && self.page().gone() < turn.generation {
             turn.stopped = turn.generation;
@@ -212,7 +213,7 @@ impl<L: Launcher> Resident<L> {
     }
 
     /// What there is, for reports.
-    pub(crate) fn state(&self) -> CopierState {
+    pub fn state(&self) -> CopierState {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         match self.failed.get() {
             Some(why) => CopierState::Refused(why.to_string()),

@@ -15,7 +15,7 @@ use std::ops::RangeTo;
 
 /// A kernel that runs.
 #[derive(Debug)]
-pub(crate) struct Kernel<'a> {
+pub struct Kernel<'a> {
     page: &'a Page,
     generation: u64,
     next: u64,
@@ -23,14 +23,14 @@ pub(crate) struct Kernel<'a> {
 
 impl<'a> Kernel<'a> {
     /// Begins, when the kernel before is over.
-    pub(crate) fn begin(page: &'a Page, generation: u64) -> Self {
+    pub fn begin(page: &'a Page, generation: u64) -> Self {
         let next = page.answered() + 1;
         page.begin(generation);
         Self { page, generation, next }
     }
 
     /// Carries out all that is there, in order, and answers. Whether there was anything.
-    pub(crate) fn look(&mut self, copy: impl FnMut(Command)) -> bool {
+    pub fn look(&mut self, copy: impl FnMut(Command)) -> bool {
         self.look_at(..SHEETS, copy)
     }
 
@@ -47,12 +47,12 @@ impl<'a> Kernel<'a> {
     }
 
     /// Whether it was asked to leave.
-    pub(crate) fn is_stopped(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         self.page.is_stopped(self.generation)
     }
 
     /// Leaves, after a last look.
-    pub(crate) fn leave(mut self, copy: impl FnMut(Command)) {
+    pub fn leave(mut self, copy: impl FnMut(Command)) {
         self.page.leave(self.generation);
         fence(Ordering::SeqCst);
         self.look_at(..1, copy);
@@ -62,7 +62,7 @@ impl<'a> Kernel<'a> {
 
 /// What became of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Given {
+pub(super) enum Given {
     /// The kernel has it, or has done it already.
     Taken,
     /// No kernel will ever take it.
@@ -73,7 +73,7 @@ pub(crate) enum Given {
 
 /// Gives a command to the kernel of a generation, which has begun. `is_over`: whether the kernel
 /// has ended, in whatever way; asked while it is leaving.
-pub(crate) fn give(
+pub(super) fn give(
     page: &Page,
     generation: u64,
     number: u64,

@@ -7,13 +7,13 @@ use super::page::{Command, LINES, Page};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pieces of the longest list.
-pub(crate) const PIECES: usize = 1024;
+pub const PIECES: usize = 1024;
 
 /// In a command's length: it is the number of pieces, and the source is their list.
 const MANY: u32 = 1 << 31;
 
 /// Target, source and length of a copy.
-pub(crate) type Place = (usize, usize, usize);
+pub type Place = (usize, usize, usize);
 
 /// Where the length of a piece begins in the word of its target: all are shorter than 2 KiB, and no
 /// device has memory beyond 8 PiB. Two words a piece, and not three, are a third less to write here
@@ -21,7 +21,7 @@ pub(crate) type Place = (usize, usize, usize);
 const LEN_AT: u32 = 53;
 
 /// Whether a list has room for targets with these bits, and for pieces so long.
-pub(crate) fn is_listed(targets: usize, longest: usize) -> bool {
+pub(super) fn is_listed(targets: usize, longest: usize) -> bool {
     (targets as u64) >> LEN_AT == 0 && (longest as u64) < 1 << (64 - LEN_AT)
 }
 
@@ -32,8 +32,9 @@ struct List([[AtomicU64; 2]; PIECES]);
 /// All that lies in the memory that host and kernel share.
 #[repr(C, align(4096))]
 #[derive(Debug)]
-pub(crate) struct Board {
-    pub(crate) page: Page,
+pub struct Board {
+    /// Commands and answers.
+    pub page: Page,
     /// As many as [`LINES`].
     lists: [List; 4],
 }
@@ -47,7 +48,8 @@ const _: () = {
 };
 
 impl Board {
-    pub(crate) fn new() -> Self {
+    /// An empty board.
+    pub fn new() -> Self {
         let list = |_| List(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))));
         Self { page: Page::new(), lists: std::array::from_fn(list) }
     }
@@ -56,12 +58,7 @@ impl Board {
     /// line before is answered. `board`: where the kernel finds this. Pieces beyond [`PIECES`] have
     /// no place, nor what is not [listed](is_listed): nobody gives them.
     #[inline]
-    pub(crate) fn write(
-        &self,
-        board: u64,
-        number: u64,
-        places: impl Iterator<Item = Place>,
-    ) -> Command {
+    pub fn write(&self, board: u64, number: u64, places: impl Iterator<Item = Place>) -> Command {
         let line = number % LINES;
         let mut count = 0;
         for (words, (dst, src, len)) in self.list(line).0.iter().zip(places) {
@@ -76,7 +73,7 @@ impl Board {
     }
 
     /// The copies that a command names, as a kernel finds them.
-    pub(crate) fn places(&self, board: u64, command: Command) -> Vec<Place> {
+    pub fn places(&self, board: u64, command: Command) -> Vec<Place> {
         let Command { dst, src, len } = command;
         if len & MANY == 0 {
             return vec![(place(dst), place(src), len as usize)];

@@ -25,13 +25,11 @@ mod lease;
 mod list;
 mod page;
 
-pub(super) use claim::{Claim, shared};
-pub(super) use host::{Launcher, NoKernel, Resident};
-pub(super) use lease::Kernel;
-pub(super) use list::{Board, PIECES, Place};
-pub(super) use page::Command;
-#[cfg(all(test, not(loom)))]
-pub(super) use page::{SHEETS, WORDS};
+pub use claim::{Claim, shared};
+pub use host::{Launcher, NoKernel, Resident};
+pub use lease::Kernel;
+pub use list::{Board, PIECES, Place};
+pub use page::{Command, Page, SHEETS, WORDS};
 
 use std::time::Duration;
 
@@ -52,7 +50,7 @@ const MOST_BY_4: usize = 2 << 10;
 const MOST_BY_1: usize = 512;
 
 /// Whether a copy goes to a copier, if there is one.
-pub(super) fn fits(dst: usize, src: usize, len: usize) -> bool {
+pub fn fits(dst: usize, src: usize, len: usize) -> bool {
     let apart = dst ^ src;
     let most = match apart {
         apart if apart % 16 == 0 => MOST,
@@ -64,7 +62,7 @@ pub(super) fn fits(dst: usize, src: usize, len: usize) -> bool {
 
 /// Whether a copy is one of those that go to a copier together, if there is one. Four lanes have it
 /// there, and pay the latency of memory for 256, 64 or 16 bytes at a time.
-pub(super) fn fits_among_others(dst: usize, src: usize, len: usize) -> bool {
+pub fn fits_among_others(dst: usize, src: usize, len: usize) -> bool {
     let most = match dst | src | len {
         all if all % 16 == 0 => 1024,
         all if all % 4 == 0 => 256,

@@ -10,24 +10,27 @@ use crate::sync::primitives::{AtomicU64, Ordering, fence};
 use std::ops::RangeTo;
 
 /// Commands that can be under way at a time.
-pub(crate) const LINES: u64 = 4;
+pub(super) const LINES: u64 = 4;
 
 /// Sheets: as many warps watch. A model has no more than it needs.
-pub(crate) const SHEETS: usize = if cfg!(loom) { 2 } else { 4 };
+pub const SHEETS: usize = if cfg!(loom) { 2 } else { 4 };
 
 /// A copy, by addresses that the kernel can use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Command {
-    pub(crate) dst: u64,
-    pub(crate) src: u64,
-    pub(crate) len: u32,
+pub struct Command {
+    /// Target address.
+    pub dst: u64,
+    /// Source address, or that of a list of pieces.
+    pub src: u64,
+    /// Bytes, or the number of pieces with the highest bit set.
+    pub len: u32,
 }
 
 /// Words of a command. Each is `number, cut to 32 bits | a piece of 32 bits`, so each tells by
 /// itself whether it belongs to a command: a reader that finds all five with one number has the
 /// command whole, in whatever order words are written and read. Nothing is relied on but that 8
 /// bytes are written and read at once.
-pub(crate) const WORDS: usize = 5;
+pub const WORDS: usize = 5;
 
 /// Where the generation stands that is to leave: in the line that is looked at anyway.
 const STOP: usize = 7;
@@ -58,7 +61,7 @@ struct Told {
 /// The page. Commands are numbered from 1 on, generations of kernels too.
 #[repr(C, align(4096))]
 #[derive(Debug)]
-pub(crate) struct Page {
+pub struct Page {
     sheets: [Sheet; SHEETS],
     told: Told,
 }
@@ -71,7 +74,8 @@ const _: () = {
 };
 
 impl Page {
-    pub(crate) fn new() -> Self {
+    /// A page without a command.
+    pub fn new() -> Self {
         let word = || AtomicU64::new(0);
         let line = |_| Line(std::array::from_fn(|_| word()));
         Self {
@@ -83,13 +87,13 @@ impl Page {
     // ---- the host ------------------------------------------------------------------------------------
 
     /// Writes a command. The one that had the line before is answered.
-    pub(crate) fn write(&self, number: u64, command: Command) {
+    pub fn write(&self, number: u64, command: Command) {
         let words = pieces(command).map(|piece| tagged(number, piece));
         self.sheets.iter().for_each(|sheet| sheet.write(number, words));
     }
 
     /// Asks a generation to leave.
-    pub(crate) fn stop(&self, generation: u64) {
+    pub fn stop(&self, generation: u64) {
         self.sheets
             .iter()
             .for_each(|sheet| sheet.line(0)[STOP].store(generation, Ordering::Release));
@@ -97,33 +101,35 @@ impl Page {
 
     /// The last command that is done, with all that came before it. Its bytes are there.
     #[inline]
-    pub(crate) fn answered(&self) -> u64 {
+    pub fn answered(&self) -> u64 {
         self.told.answered.load(Ordering::Acquire)
     }
 
     /// Notes that a command is nobody's any more. There is no kernel.
-    pub(crate) fn take_back(&self, number: u64) {
+    pub fn take_back(&self, number: u64) {
         self.told.answered.store(number, Ordering::Release);
     }
 
+    /// Returns the last generation that has begun.
     #[inline]
-    pub(crate) fn begun(&self) -> u64 {
+    pub fn begun(&self) -> u64 {
         self.told.begun.load(Ordering::Acquire)
     }
 
+    /// Returns the last generation that has begun to leave.
     #[inline]
-    pub(crate) fn leaving(&self) -> u64 {
+    pub fn leaving(&self) -> u64 {
         self.told.leaving.load(Ordering::Acquire)
     }
 
+    /// Returns the last generation that has gone.
     #[inline]
-    pub(crate) fn gone(&self) -> u64 {
+    pub fn gone(&self) -> u64 {
         self.told.gone.load(Ordering::Acquire)
     }
 
     /// Writes one word of a command on one sheet: a host may be seen to write them in any order.
-    #[cfg(all(test, not(loom)))]
-    pub(crate) fn write_word(&self, (sheet, at): (usize, usize), number: u64, command: Command) {
+    pub fn write_word(&self, (sheet, at): (usize, usize), number: u64, command: Command) {
         self.sheets[sheet].line(number)[at]
             .store(tagged(number, pieces(command)[at]), Ordering::Release);
     }

@@ -19,10 +19,10 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Weak};
 
 /// The kernel, for the driver to compile, with the zero that the driver looks for.
-pub(super) const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
+pub const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
 
 /// Its threads: one warp copies, fifteen sleep until there are many copies at once, and four watch.
-pub(super) const THREADS: u32 = 640;
+pub const THREADS: u32 = 640;
 
 /// What a copier of a device is made of.
 pub(super) struct Copier {

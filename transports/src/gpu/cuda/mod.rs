@@ -67,12 +67,11 @@ mod peer;
 mod pieces;
 mod pointer;
 mod rows;
-#[cfg(all(test, not(loom), not(miri)))]
-mod simulated;
 mod stream;
 mod sys;
 mod vmm;
 
+pub use copier::{KERNEL as COPIER_KERNEL, THREADS as COPIER_THREADS};
 pub use device::CudaGpu;
 pub use driver::CudaDriver;
 pub use stream::CudaStream;

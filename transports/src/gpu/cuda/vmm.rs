@@ -11,7 +11,6 @@ use super::sys::{
     self, AccessDesc, AllocationHandle, AllocationProp, Device, DevicePtr, Location, device,
     handle_type,
 };
-use crate::gpu::access::of_each;
 use crate::gpu::{Access, Gpu, GpuError, Reservation, Rights};
 use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::c_int;
@@ -215,7 +214,7 @@ pub(super) fn allocate_at(
         return Err(because("cuMemMap", INVALID_VALUE, hint));
     }
     let ptr = place_at((reservation, offset), len)?;
-    let each = of_each(gpu.info().uuid, access)
+    let each = Access::of_each(gpu.info().uuid, access)
         .map_err(|why| because("cuMemSetAccess", INVALID_VALUE, why))?;
     let mut allowed = Vec::with_capacity(each.len());
     for Access { gpu: uuid, rights } in each {

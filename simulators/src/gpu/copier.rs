@@ -1,0 +1,239 @@
+//! Small copies by a resident kernel, which is a thread here, and runs the code that the lease's
+//! model checks.
+
+use super::engine::{End, Part, carry_out};
+use super::error::{LAUNCH_FAILED, NOT_SUPPORTED, OPERATING_SYSTEM, error};
+use super::event::failed;
+use super::faults::{Faults, count};
+use super::lock;
+use super::standstill::Standstill;
+use carrack_transports::gpu::copier::{
+    Board, Command, CopierState, Kernel, LEASE, LIFE, Launcher, NoKernel, PIECES, Place, Resident,
+    fits, fits_among_others, shared,
+};
+use carrack_transports::gpu::{Event, GpuError};
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// The copier of a device, if it was asked for, and what its engines are at.
+pub(super) struct Copier {
+    resident: OnceLock<Result<Arc<Resident<Launch>>, GpuError>>,
+    /// Copies that the library's own streams were given, and that are not over.
+    under_way: Arc<AtomicUsize>,
+}
+
+impl Copier {
+    pub(super) fn new() -> Self {
+        Self { resident: OnceLock::new(), under_way: Arc::default() }
+    }
+
+    /// Looked for at the first copy, as on a real device.
+    pub(super) fn find(
+        &self,
+        faults: &Arc<Faults>,
+        standstill: &Arc<Standstill>,
+    ) -> Option<&Arc<Resident<Launch>>> {
+        let find = || {
+            if faults.refuses_copiers() {
+                return Err(error("copier", NOT_SUPPORTED, "no copier, ordered by a test"));
+            }
+            let (faults, standstill) = (Arc::clone(faults), Arc::clone(standstill));
+            let launch = Launch {
+                board: Arc::new(Board::new()),
+                parts: Arc::default(),
+                last: Mutex::default(),
+                faults,
+                standstill,
+            };
+            let resident = Resident::new(Arc::clone(&launch.board), launch);
+            resident.renew();
+            Ok(resident)
+        };
+        self.resident.get_or_init(find).as_ref().ok()
+    }
+
+    /// Gives copies between two devices' memory to the kernel, which takes all or none. They come
+    /// back where it has none, or is not to have these; with whether a kernel is what they lack.
+    pub(super) fn offer(
+        &self,
+        resident: &Arc<Resident<Launch>>,
+        parts: Vec<Part>,
+    ) -> Result<Event, (bool, Vec<Part>)> {
+        let places: Vec<Place> = parts.iter().map(place).collect();
+        let fit = |&(dst, src, len): &Place| match places.len() {
+            1 => fits(dst, src, len),
+            _ => fits_among_others(dst, src, len),
+        };
+        let on_devices =
+            |(dst, src, _): &Part| matches!((dst, src), (End::Device(..), End::Device(..)));
+        if places.len() > PIECES || !places.iter().all(fit) || !parts.iter().all(on_devices) {
+            return Err((false, parts));
+        }
+        if !resident.runs() {
+            return Err((true, parts));
+        }
+        if self.under_way.load(Ordering::SeqCst) > 0 {
+            return Err((false, parts));
+        }
+        let parts_given = &resident.launcher.parts;
+        lock(parts_given).push((places.clone(), parts));
+        let given = match *places {
+            [(dst, src, len)] => u32::try_from(len).ok().and_then(|len| {
+                let (dst, src) = (dst as u64, src as u64);
+                resident.give(Command { dst, src, len })
+            }),
+            _ => resident.give_many(places.iter().copied()),
+        };
+        match given {
+            Some(event) => {
+                count(&resident.launcher.faults.counts.copier_copies);
+                Ok(event)
+            }
+            None => match take(parts_given, &places) {
+                Some(parts) => Err((true, parts)),
+                // Carried out by a kernel that was then lost: to be copied again would need the
+                // ends.
+                None => {
+                    Ok(failed(error("copier", LAUNCH_FAILED, "the kernel was lost under a copy")))
+                }
+            },
+        }
+    }
+
+    /// One more copy for an engine, until the guard is dropped.
+    pub(super) fn engine_begins(&self) -> UnderWay {
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        UnderWay(Arc::clone(&self.under_way))
+    }
+
+    /// Has the kernel end, before something that would wait for it.
+    pub(super) fn end_early(&self) {
+        if let Some(Ok(resident)) = self.resident.get() {
+            resident.end_early();
+        }
+    }
+
+    pub(super) fn state(&self) -> Option<CopierState> {
+        Some(match self.resident.get()? {
+            Ok(resident) => resident.state(),
+            Err(why) => CopierState::Refused(why.to_string()),
+        })
+    }
+}
+
+impl fmt::Debug for Copier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Copier({:?})", self.state())
+    }
+}
+
+/// An engine is at a copy.
+pub(super) struct UnderWay(Arc<AtomicUsize>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The memory of copies that were given to the kernel, held until they are done; by what the kernel
+/// will find written.
+type Parts = Mutex<Vec<(Vec<Place>, Vec<Part>)>>;
+
+fn place((dst, src, len): &Part) -> Place {
+    let addr = |end: &End| end.address().as_ptr() as usize;
+    (addr(dst), addr(src), *len)
+}
+
+fn take(parts: &Parts, places: &[Place]) -> Option<Vec<Part>> {
+    let mut parts = lock(parts);
+    let at = parts.iter().position(|(given, _)| given == places)?;
+    Some(parts.remove(at).1)
+}
+
+/// How the thread is started that stands for a kernel.
+pub(super) struct Launch {
+    board: Arc<Board>,
+    parts: Arc<Parts>,
+    /// The last kernel's thread.
+    last: Mutex<Option<JoinHandle<()>>>,
+    faults: Arc<Faults>,
+    standstill: Arc<Standstill>,
+}
+
+impl Launcher for Launch {
+    type Board = Arc<Board>;
+
+    fn address_of_board(&self) -> u64 {
+        std::ptr::from_ref::<Board>(&self.board) as u64
+    }
+
+    fn launch(&self, generation: u64) -> Result<(), NoKernel> {
+        if let Some(pid) = self.faults.shares_copiers() {
+            return Err(NoKernel::Shared(shared(pid)));
+        }
+        let (board, parts, faults) =
+            (Arc::clone(&self.board), Arc::clone(&self.parts), Arc::clone(&self.faults));
+        let at = self.address_of_board();
+        let standstill = Arc::clone(&self.standstill);
+        // Whoever waits for the device from here on waits for the kernel.
+        let resident = standstill.kernel_begins();
+        let delay = self.faults.delay_of_launches();
+        let body = move || {
+            let _resident = resident;
+            std::thread::sleep(delay);
+            while faults.stalls_copiers() {
+                std::thread::yield_now();
+            }
+            run((&board, at), generation, &parts, &faults);
+        };
+        let thread = std::thread::Builder::new().name("fake-gpu-copier".into()).spawn(body);
+        let thread = thread
+            .map_err(|why| error("copier", OPERATING_SYSTEM, format!("no thread for it: {why}")))?;
+        *lock(&self.last) = Some(thread);
+        count(&self.faults.counts.copier_launches);
+        Ok(())
+    }
+
+    fn are_over(&self) -> Result<bool, GpuError> {
+        Ok(lock(&self.last).as_ref().is_none_or(JoinHandle::is_finished))
+    }
+
+    /// There may be fewer processors than threads that wait for each other.
+    fn pause(&self) {
+        std::thread::yield_now();
+    }
+}
+
+/// The kernel.
+fn run((board, at): (&Board, u64), generation: u64, parts: &Parts, faults: &Faults) {
+    let mut kernel = Kernel::begin(&board.page, generation);
+    let copy = |command: Command| {
+        // The memory is let go before anybody hears that the copies are over.
+        for part in take(parts, &board.places(at, command)).into_iter().flatten() {
+            carry_out(part);
+        }
+    };
+    let begun = Instant::now();
+    let mut last = begun;
+    loop {
+        if faults.loses_copiers() && !lock(parts).is_empty() {
+            // Without a word, and with what it was given.
+            return;
+        }
+        let now = Instant::now();
+        if kernel.look(copy) {
+            last = now;
+        } else if now - last > LEASE {
+            break;
+        }
+        if kernel.is_stopped() || now - begun > LIFE {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    kernel.leave(copy);
+}

@@ -1,0 +1,205 @@
+//! The engines: threads that move bytes, each in the order of its stream.
+//!
+//! One thread per stream, the library's two internal streams of each device included; streams run
+//! concurrently, a stream's own work one after the other. This is the only file of the simulated
+//! driver that reads or writes memory.
+
+use super::copier::UnderWay;
+use super::error::{LAUNCH_FAILED, OPERATING_SYSTEM, error};
+use super::event::Promise;
+use super::faults::Faults;
+use super::memory::Alias;
+use super::standstill::Standstill;
+use carrack_transports::gpu::{Event, GpuError, Until};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// One end of a copy.
+pub(super) enum End {
+    /// Host memory; the caller of `Gpu::copy` promised that it stays.
+    Host(NonNull<u8>),
+    /// An allocation, held until the copy is over, and an offset in it.
+    Device(Arc<Alias>, usize),
+}
+
+// SAFETY: the host address is used by one engine, under the promise of `Gpu::copy` that it is valid
+// until the event has fired, on whatever thread.
+unsafe impl Send for End {}
+
+impl End {
+    pub(super) fn address(&self) -> NonNull<u8> {
+        match self {
+            Self::Host(ptr) => *ptr,
+            Self::Device(alias, offset) => alias.at(*offset),
+        }
+    }
+}
+
+/// An aligned word of host memory that a stream and the host share.
+pub(super) struct Word(pub(super) NonNull<u64>);
+
+// SAFETY: the word is used by atomic loads and stores only, under the promise of
+// `Stream::write_value64` that it stays until the stream has come to it.
+unsafe impl Send for Word {}
+
+impl Word {
+    pub(super) fn load(&self) -> u64 {
+        self.atomic().load(Ordering::Acquire)
+    }
+
+    pub(super) fn store(&self, value: u64) {
+        self.atomic().store(value, Ordering::Release);
+    }
+
+    fn atomic(&self) -> &AtomicU64 {
+        // SAFETY: aligned, allocated, and used by atomics only, as the stream was promised.
+        unsafe { AtomicU64::from_ptr(self.0.as_ptr()) }
+    }
+}
+
+/// One of the copies that were given together: target, source, bytes.
+pub(super) type Part = (End, End, usize);
+
+/// A copy whose ends have been checked, or several that were given together.
+pub(super) struct Copy {
+    pub(super) parts: Vec<Part>,
+    pub(super) delay: Duration,
+    /// The fault that was ordered for it.
+    pub(super) fail: Option<GpuError>,
+    pub(super) done: Promise,
+    /// Of a copy by the library's own streams: over before it is told.
+    pub(super) under_way: Option<UnderWay>,
+}
+
+/// What a kernel is made of.
+pub(super) type Body = Box<dyn FnOnce() -> Result<(), GpuError> + Send>;
+
+/// Work for a stream.
+pub(super) enum Job {
+    Copy(Copy),
+    Launch { body: Body, delay: Duration },
+    Record(Promise),
+    Wait(Event),
+    Hold(Word, u64, Until),
+}
+
+/// Gives work to a stream's thread, which ends when this is dropped and all work is done.
+#[derive(Debug)]
+pub(super) struct Queue(Sender<Job>);
+
+impl Queue {
+    /// Starts a stream's thread.
+    pub(super) fn start(
+        name: String,
+        faults: Arc<Faults>,
+        device: Arc<Standstill>,
+    ) -> Result<Self, GpuError> {
+        let (give, take) = channel();
+        std::thread::Builder::new()
+            .name(name)
+            .spawn(move || run(&take, &faults, &device))
+            .map_err(|why| {
+                error("stream", OPERATING_SYSTEM, format!("no thread for the stream: {why}"))
+            })?;
+        Ok(Self(give))
+    }
+
+    /// Gives a job to the stream.
+    pub(super) fn give(&self, job: Job) -> Result<(), GpuError> {
+        self.0
+            .send(job)
+            .map_err(|_| error("stream", LAUNCH_FAILED, "the stream's thread has ended"))
+    }
+}
+
+fn run(jobs: &Receiver<Job>, faults: &Faults, device: &Standstill) {
+    // As a CUDA context after a fault of a kernel: nothing runs any more, everything reports it.
+    let mut sticky: Option<GpuError> = None;
+    for job in jobs {
+        device.pass();
+        match job {
+            Job::Copy(copy) => perform(copy, sticky.clone(), faults),
+            Job::Record(done) => done.fire(sticky.clone().map_or(Ok(()), Err)),
+            _ if sticky.is_some() => {}
+            Job::Wait(event) => sticky = event.wait().err(),
+            Job::Hold(word, value, until) => device.hold(|| match until {
+                Until::Equal => word.load() == value,
+                Until::Reached => word.load().wrapping_sub(value).cast_signed() >= 0,
+            }),
+            Job::Launch { body, delay } => {
+                pause(delay);
+                sticky = match catch_unwind(AssertUnwindSafe(body)) {
+                    Ok(outcome) => outcome.err(),
+                    Err(_) => Some(error("launch", LAUNCH_FAILED, "the kernel panicked")),
+                };
+            }
+        }
+    }
+}
+
+fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
+    let Copy { parts, delay, fail, done, under_way } = copy;
+    pause(delay);
+    faults.wait_while_held();
+    let outcome = match sticky.or(fail) {
+        Some(why) => Err(why),
+        None => {
+            for (dst, src, len) in &parts {
+                // SAFETY: device ends were checked when the copy was submitted, and their aliases
+                // are held; host ends are valid by the contract of `Gpu::copy` until the event has
+                // fired.
+                unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), *len) };
+            }
+            Ok(())
+        }
+    };
+    // The memory is let go before anybody hears that the copy is over.
+    drop(parts);
+    drop(under_way);
+    done.fire(outcome);
+}
+
+/// A copy between two devices' memory by a resident kernel.
+pub(super) fn carry_out((dst, src, len): Part) {
+    // SAFETY: device ends were checked when the copy was begun, and their aliases are held until it
+    // is over.
+    unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), len) };
+    drop((dst, src));
+}
+
+fn pause(delay: Duration) {
+    if !delay.is_zero() {
+        std::thread::sleep(delay);
+    }
+}
+
+/// Moves bytes; the ranges may overlap.
+///
+/// # Safety
+/// `len` bytes are readable at `src` and writable at `dst`, and no references to them are alive.
+/// Another engine or process may write them at the same time: the bytes are then whatever was
+/// found.
+unsafe fn move_bytes(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: passed on from the caller.
+    unsafe { std::ptr::copy(src, dst, len) };
+}
+
+/// # Safety
+/// As [`move_bytes`], for reading.
+pub(super) unsafe fn load(from: *const u8, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    // SAFETY: passed on from the caller; the vector has `len` bytes.
+    unsafe { move_bytes(bytes.as_mut_ptr(), from, len) };
+    bytes
+}
+
+/// # Safety
+/// As [`move_bytes`], for writing.
+pub(super) unsafe fn store(to: *mut u8, bytes: &[u8]) {
+    // SAFETY: passed on from the caller.
+    unsafe { move_bytes(to, bytes.as_ptr(), bytes.len()) };
+}

@@ -1,0 +1,108 @@
+//! What stands behind an event of the simulated driver: an outcome that is set once.
+
+use super::error::{DEINITIALIZED, error};
+use super::lock;
+use carrack_transports::gpu::{Event, EventState, GpuError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+
+/// An outcome, and those who wait for it.
+#[derive(Default)]
+struct FakeEvent {
+    outcome: OnceLock<Result<(), GpuError>>,
+    /// Held while the outcome is set, so that nobody who looks under it misses the wake-up.
+    gate: Mutex<()>,
+    fired: Condvar,
+}
+
+impl FakeEvent {
+    fn fire(&self, outcome: Result<(), GpuError>) {
+        {
+            let _gate = lock(&self.gate);
+            // Only a `Promise` sets it, and at most once.
+            let _ = self.outcome.set(outcome);
+        }
+        self.fired.notify_all();
+    }
+}
+
+impl EventState for FakeEvent {
+    fn query(&self) -> Result<bool, GpuError> {
+        match self.outcome.get() {
+            None => Ok(false),
+            Some(Ok(())) => Ok(true),
+            Some(Err(why)) => Err(why.clone()),
+        }
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        let mut gate = lock(&self.gate);
+        loop {
+            if let Some(outcome) = self.outcome.get() {
+                return outcome.clone();
+            }
+            gate = self.fired.wait(gate).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The side of an event that fires it. Dropped without having fired, it fails the event, so that an
+/// operation ends also when its work is never done.
+pub(super) struct Promise(Option<Arc<FakeEvent>>);
+
+impl Promise {
+    /// An event, and the right to fire it.
+    pub(super) fn new() -> (Self, Event) {
+        let state = Arc::new(FakeEvent::default());
+        (Self(Some(Arc::clone(&state))), Event::new(state))
+    }
+
+    /// Fires the event, or fails it.
+    pub(super) fn fire(mut self, outcome: Result<(), GpuError>) {
+        if let Some(event) = self.0.take() {
+            event.fire(outcome);
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(event) = self.0.take() {
+            event.fire(Err(error(
+                "event",
+                DEINITIALIZED,
+                "the stream ended before it came to this work",
+            )));
+        }
+    }
+}
+
+/// An event of work that has failed.
+pub(super) fn failed(why: GpuError) -> Event {
+    let (promise, event) = Promise::new();
+    promise.fire(Err(why));
+    event
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_fires_once_for_all_who_wait() {
+        let (promise, event) = Promise::new();
+        assert_eq!(event.query(), Ok(false));
+        let waiting = event.clone();
+        let thread = std::thread::spawn(move || waiting.wait());
+        promise.fire(Ok(()));
+        assert_eq!(thread.join().unwrap(), Ok(()));
+        assert_eq!(event.query(), Ok(true));
+    }
+
+    #[test]
+    fn a_promise_that_is_dropped_fails_its_event() {
+        let (promise, event) = Promise::new();
+        drop(promise);
+        assert_eq!(event.query().unwrap_err().code, DEINITIALIZED);
+        assert_eq!(event.wait().unwrap_err().code, DEINITIALIZED);
+    }
+}

@@ -1,0 +1,346 @@
+//! Handles by which one process opens another's memory.
+//!
+//! The byte form names the exporter's descriptor and is opened through `/proc/<pid>/fd/<n>`, with
+//! the rules of legacy CUDA IPC (gpu.md): not in the exporting process, counted when opened again,
+//! an error once the exporter has freed the memory or is gone. It needs a common pid namespace and
+//! user, as legacy IPC does. The descriptor form is the memory itself.
+
+use super::alloc::Placed;
+use super::error::{
+    INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, error,
+};
+use super::faults::count;
+use super::lock;
+use super::memory::{MEMFD_NAME, inspect};
+use super::reserved::Piece;
+use super::shared::{Exportable, Shared};
+use carrack_transports::gpu::{GpuError, Handle, HandleForm, HandleKey, Reservation};
+use carrack_transports::mem::{AllocId, GpuUuid, Region};
+use rustix::fs::{Mode, OFlags};
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, Weak};
+
+const MAGIC: [u8; 4] = *b"CFG1";
+
+/// What the 64 bytes of a handle say.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Name {
+    pid: u32,
+    /// When the process started, in ticks since boot: a pid is reused, the pair is not.
+    started: u64,
+    fd: u32,
+    /// Which memory the descriptor stood for: a number is reused, an inode is not.
+    inode: u64,
+    id: AllocId,
+    /// The exporter's address in blocks of 2 MiB, for people.
+    block: u32,
+    len: u64,
+    gpu: GpuUuid,
+}
+
+impl Name {
+    fn encode(&self) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        let fields: [&[u8]; 9] = [
+            &MAGIC,
+            &self.pid.to_le_bytes(),
+            &self.started.to_le_bytes(),
+            &self.fd.to_le_bytes(),
+            &self.block.to_le_bytes(),
+            &self.inode.to_le_bytes(),
+            &self.id.0.to_le_bytes(),
+            &self.len.to_le_bytes(),
+            &self.gpu.0,
+        ];
+        for (to, from) in bytes.iter_mut().zip(fields.concat()) {
+            *to = from;
+        }
+        bytes
+    }
+
+    /// Any bytes may come: what they say is checked when it is used.
+    fn decode(bytes: &[u8; 64]) -> Option<Self> {
+        let (magic, rest) = bytes.split_first_chunk::<4>()?;
+        let (pid, rest) = rest.split_first_chunk()?;
+        let (started, rest) = rest.split_first_chunk()?;
+        let (fd, rest) = rest.split_first_chunk()?;
+        let (block, rest) = rest.split_first_chunk()?;
+        let (inode, rest) = rest.split_first_chunk()?;
+        let (id, rest) = rest.split_first_chunk()?;
+        let (len, rest) = rest.split_first_chunk()?;
+        let (gpu, _) = rest.split_first_chunk()?;
+        (*magic == MAGIC).then(|| Self {
+            pid: u32::from_le_bytes(*pid),
+            started: u64::from_le_bytes(*started),
+            fd: u32::from_le_bytes(*fd),
+            inode: u64::from_le_bytes(*inode),
+            id: AllocId(u64::from_le_bytes(*id)),
+            block: u32::from_le_bytes(*block),
+            len: u64::from_le_bytes(*len),
+            gpu: GpuUuid(*gpu),
+        })
+    }
+}
+
+/// What has been opened by bytes and is still mapped.
+#[derive(Debug, Default)]
+pub(super) struct Opened(Mutex<HashMap<Name, Weak<Placed>>>);
+
+/// One opening of a handle; the mapping goes with the last one.
+struct Opening {
+    shared: Arc<Shared>,
+    _placed: Arc<Placed>,
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        count(&self.shared.faults.counts.closes);
+    }
+}
+
+/// The same, at reserved addresses.
+struct OpeningAt {
+    shared: Arc<Shared>,
+    _piece: Piece,
+}
+
+impl Drop for OpeningAt {
+    fn drop(&mut self) {
+        count(&self.shared.faults.counts.closes);
+    }
+}
+
+/// Makes a handle of a region that was allocated on device `ordinal`.
+pub(super) fn export(
+    shared: &Shared,
+    ordinal: usize,
+    region: &Region,
+    form: HandleForm,
+) -> Result<Handle, GpuError> {
+    if shared.faults.refuses_export(form) {
+        return Err(error(
+            "export",
+            NOT_SUPPORTED,
+            format!("{form:?} handles were ordered to be refused"),
+        ));
+    }
+    let (found, way) = shared.exportable("export", region)?;
+    if found.ordinal != ordinal {
+        return Err(error(
+            "export",
+            INVALID_VALUE,
+            "the memory belongs to another device: ask that one",
+        ));
+    }
+    if region.addr() + region.len() > found.base + found.len {
+        return Err(error(
+            "export",
+            INVALID_VALUE,
+            "the memory is made of several handles: export each extent",
+        ));
+    }
+    let gpu = shared.device("export", ordinal)?.info.uuid;
+    let key = match (way, form) {
+        (Exportable::Bytes { fd, inode }, HandleForm::Bytes) => {
+            let pid = std::process::id();
+            let started = start_time(pid).ok_or_else(|| {
+                error("export", OPERATING_SYSTEM, "/proc/self/stat cannot be read")
+            })?;
+            let block = u32::try_from(found.base >> 21).unwrap_or(0);
+            let len = found.len as u64;
+            HandleKey::Bytes(
+                Name { pid, started, fd, inode, id: found.id, block, len, gpu }.encode(),
+            )
+        }
+        (Exportable::Fd(fd), HandleForm::Fd) => HandleKey::Fd(fd),
+        (Exportable::Pool(fd), HandleForm::Pool) => HandleKey::Pool(fd, [0; 64]),
+        (_, HandleForm::Fabric) => {
+            return Err(error("export", NOT_SUPPORTED, "simulated devices are in no fabric"));
+        }
+        (Exportable::Not(why), _) => return Err(error("export", INVALID_VALUE, why)),
+        (Exportable::Bytes { .. } | Exportable::Pool(_), HandleForm::Fd) => {
+            let hint = "the memory has no descriptor of its own: allocate it as Flavour::Shareable";
+            return Err(error("export", NOT_SUPPORTED, hint));
+        }
+        (Exportable::Fd(_) | Exportable::Pool(_), HandleForm::Bytes) => {
+            let hint = "VMM and pool memory have no legacy handle: allocate it as Flavour::Plain";
+            return Err(error("export", INVALID_VALUE, hint));
+        }
+        (Exportable::Bytes { .. } | Exportable::Fd(_), HandleForm::Pool) => {
+            let hint = "the memory is of no pool: allocate it as Flavour::Pooled";
+            return Err(error("export", NOT_SUPPORTED, hint));
+        }
+    };
+    count(&shared.faults.counts.exports);
+    Ok(Handle { gpu, id: found.id, len: found.len, offset: region.addr() - found.base, key })
+}
+
+/// Opens a handle for use by device `opener`.
+pub(super) fn open(
+    shared: &Arc<Shared>,
+    opener: usize,
+    handle: &Handle,
+) -> Result<Region, GpuError> {
+    if let Some(code) = shared.faults.opening_fails() {
+        return Err(error("open", code, "a failure ordered by a test"));
+    }
+    let placed = match &handle.key {
+        HandleKey::Bytes(bytes) => {
+            let bad = || {
+                error("open", INVALID_HANDLE, "these are not the bytes of a handle of this driver")
+            };
+            let name = Name::decode(bytes).ok_or_else(bad)?;
+            if (handle.len as u64, handle.gpu) != (name.len, name.gpu) {
+                return Err(error(
+                    "open",
+                    INVALID_HANDLE,
+                    "the handle says one thing, and its bytes another",
+                ));
+            }
+            open_bytes(shared, opener, name)?
+        }
+        HandleKey::Fd(fd) | HandleKey::Pool(fd, _) => {
+            let ordinal = owner(shared, opener, handle.gpu)?;
+            let (_, size) = inspect("open", fd)?;
+            check_length(handle.len as u64, size)?;
+            Arc::new(shared.adopt(ordinal, handle.len, handle.form(), fd)?)
+        }
+        HandleKey::Fabric(_) => {
+            return Err(error("open", NOT_SUPPORTED, "simulated devices are in no fabric"));
+        }
+    };
+    count(&shared.faults.counts.opens);
+    let parts = placed.parts;
+    shared.region_for(
+        opener,
+        parts,
+        Box::new(Opening { shared: Arc::clone(shared), _placed: placed }),
+    )
+}
+
+/// Opens a descriptor for use by device `opener`, at reserved addresses.
+pub(super) fn open_at(
+    shared: &Arc<Shared>,
+    opener: usize,
+    place: (&Reservation, usize),
+    handle: &Handle,
+) -> Result<Region, GpuError> {
+    if let Some(code) = shared.faults.opening_fails() {
+        return Err(error("open_at", code, "a failure ordered by a test"));
+    }
+    let HandleKey::Fd(fd) = &handle.key else {
+        let hint = format!("{:?} handles are opened where the driver likes", handle.form());
+        return Err(error("open_at", NOT_SUPPORTED, hint));
+    };
+    let ordinal = owner(shared, opener, handle.gpu)?;
+    let (_, size) = inspect("open_at", fd)?;
+    check_length(handle.len as u64, size)?;
+    let (parts, piece) = shared.adopt_at(ordinal, place, handle.len, fd)?;
+    count(&shared.faults.counts.opens);
+    let closes = OpeningAt { shared: Arc::clone(shared), _piece: piece };
+    shared.region_for(opener, parts, Box::new(closes))
+}
+
+fn owner(shared: &Shared, opener: usize, gpu: GpuUuid) -> Result<usize, GpuError> {
+    let ordinal = shared.ordinal("open", gpu)?;
+    shared.reaches("open", opener, gpu)?;
+    Ok(ordinal)
+}
+
+fn open_bytes(shared: &Arc<Shared>, opener: usize, name: Name) -> Result<Arc<Placed>, GpuError> {
+    if name.pid == std::process::id() && start_time(name.pid) == Some(name.started) {
+        let hint = "the exporting process cannot open its own handle: use the pointer itself";
+        return Err(error("open", INVALID_CONTEXT, hint));
+    }
+    let ordinal = owner(shared, opener, name.gpu)?;
+    let fd = descriptor(&name)?;
+    // Held while the memory is mapped: two threads that open one handle get one mapping.
+    let mut opened = lock(&shared.opened.0);
+    if let Some(placed) = opened.get(&name).and_then(Weak::upgrade) {
+        return Ok(placed);
+    }
+    opened.retain(|_, placed| placed.strong_count() > 0);
+    let len = usize::try_from(name.len).unwrap_or(usize::MAX);
+    let placed = Arc::new(shared.adopt(ordinal, len, HandleForm::Bytes, fd)?);
+    opened.insert(name, Arc::downgrade(&placed));
+    Ok(placed)
+}
+
+/// Fetches the exporter's memory, and makes sure that it is what the handle meant.
+fn descriptor(name: &Name) -> Result<OwnedFd, GpuError> {
+    let gone = |what: String| {
+        let hint = format!(
+            "{what}: process {} has freed allocation {} (exported at {:#x}), has ended, or is in another pid \
+             namespace",
+            name.pid,
+            name.id.0,
+            u64::from(name.block) << 21
+        );
+        error("open", INVALID_HANDLE, hint)
+    };
+    let path = format!("/proc/{}/fd/{}", name.pid, name.fd);
+    // Opening a descriptor that is something else by now could block, or have effects: look first.
+    let target = fs::read_link(&path).map_err(|why| gone(format!("{path}: {why}")))?;
+    if !target.to_string_lossy().starts_with(&format!("/memfd:{MEMFD_NAME}")) {
+        return Err(gone(format!("{path} is {}", target.display())));
+    }
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let fd = rustix::fs::open(&path, flags, Mode::empty())
+        .map_err(|why| gone(format!("{path}: {why}")))?;
+    // First of all: memory that has just been made under that number need not even be sealed yet.
+    let found = rustix::fs::fstat(&fd).map_err(|why| gone(format!("{path}: {why}")))?;
+    if found.st_ino != name.inode || start_time(name.pid) != Some(name.started) {
+        return Err(gone(format!("{path} is other memory")));
+    }
+    let (_, size) = inspect("open", &fd)?;
+    check_length(name.len, size)?;
+    Ok(fd)
+}
+
+fn check_length(len: u64, size: usize) -> Result<(), GpuError> {
+    if len == 0 || len > size as u64 || !size.is_multiple_of(super::memory::GRANULE) {
+        let hint = format!("the handle says {len} bytes, the memory has {size}");
+        return Err(error("open", INVALID_HANDLE, hint));
+    }
+    Ok(())
+}
+
+/// When a process started, in ticks since boot: field 22 of its stat line, counted from behind its
+/// name, which may contain anything.
+pub(super) fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, behind) = stat.rsplit_once(')')?;
+    behind.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_survives_its_64_bytes_and_nonsense_is_no_name() {
+        let name = Name {
+            pid: 0x0102_0304,
+            started: u64::MAX - 1,
+            fd: 77,
+            inode: 0x1122_3344_5566_7788,
+            id: AllocId(9),
+            block: 12,
+            len: 1 << 40,
+            gpu: GpuUuid([0xab; 16]),
+        };
+        assert_eq!(Name::decode(&name.encode()), Some(name));
+        assert_eq!(name.encode()[48..], [0xab; 16], "the fields fill the handle");
+        assert_eq!(Name::decode(&[0; 64]), None);
+    }
+
+    #[test]
+    fn a_process_has_one_start_time_and_a_dead_one_has_none() {
+        let own = start_time(std::process::id());
+        assert!(own.is_some());
+        assert_eq!(own, start_time(std::process::id()));
+        assert_eq!(start_time(u32::MAX), None);
+    }
+}

@@ -1,0 +1,193 @@
+//! Simulated GPUs, for machines without one.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `config` | what the driver is told to be: [`FakeConfig`] |
+//! | `device` | one device: [`FakeGpu`] |
+//! | `stream` | streams of the user's, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
+//! | `standstill` | what a device does while streams wait for words |
+//! | `copier` | small copies by a resident kernel, which is a thread |
+//! | `direct`, `udmabuf` | its memory, for NICs |
+//! | `engine` | the threads that move the bytes: the only file that touches memory |
+//! | `event` | an outcome that is set once |
+//! | `shared_event` | events between processes |
+//! | `several` | copies across VMM allocations that lie one behind the other |
+//! | `memory` | memory that the CPU cannot touch: one memfd, mapped twice |
+//! | `table` | which addresses are allocated, and as what |
+//! | `shared` | what the devices of a driver have in common |
+//! | `alloc` | allocating, mapping and freeing |
+//! | `reserved` | the same at addresses that were reserved for it |
+//! | `pinned` | host memory that counts as locked |
+//! | `ipc` | handles between processes |
+//! | `faults` | misbehaviour to order, and counters: [`Faults`], [`Counters`] |
+//! | `error` | the CUDA driver's codes |
+//!
+//! A device's memory lies at addresses without any access: a load, a store or a `memcpy` of the CPU
+//! ends the process with SIGSEGV, so that a test which passes here has gone through an engine. The
+//! rules of the real driver hold: what memory can be exported how, who can open it, what an address
+//! means after it was freed (gpu.md). Timing is not simulated beyond the delays that are asked for.
+//!
+//! As with the real driver, `classify` knows nothing of an address that was freed: a stale device
+//! pointer looks like host memory, and the CPU that believes it is stopped by the fault.
+
+mod alloc;
+mod config;
+mod copier;
+mod device;
+mod direct;
+mod engine;
+mod error;
+mod event;
+mod faults;
+mod ipc;
+mod memory;
+mod pinned;
+mod reserved;
+mod several;
+mod shared;
+mod shared_event;
+mod standstill;
+mod stream;
+mod table;
+mod udmabuf;
+
+pub use config::FakeConfig;
+pub use device::FakeGpu;
+pub use faults::{Counters, FailAt, Faults, Held, Which};
+pub use stream::{FakeStream, Kernel};
+
+use carrack_transports::gpu::{Driver, Extent, Gpu, GpuError};
+use carrack_transports::mem::AllocId;
+use faults::count;
+use shared::Shared;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A simulated driver. Clones are the same driver; a process may have several, which know nothing
+/// of each other's memory.
+///
+/// ```
+/// use carrack_simulators::gpu::{FakeConfig, FakeDriver};
+/// use carrack_transports::gpu::{Flavour, Gpu};
+///
+/// let driver = FakeDriver::new(FakeConfig::devices(2))?;
+/// let region = driver.gpu(1)?.allocate(1000, Flavour::Plain)?;
+/// region.whole().write(b"by the engine").unwrap();
+/// assert_eq!(region.slice(3, 3).unwrap().to_vec().unwrap(), b"the");
+/// # Ok::<(), carrack_transports::gpu::GpuError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct FakeDriver {
+    shared: Arc<Shared>,
+    gpus: Vec<Arc<FakeGpu>>,
+}
+
+impl FakeDriver {
+    /// A driver as the configuration says.
+    ///
+    /// # Errors
+    /// 101: the list of visible devices is wrong. 1: the memory is less than one block of 2 MiB.
+    /// 205: no addresses to reserve.
+    pub fn new(config: FakeConfig) -> Result<Self, GpuError> {
+        let shared = Arc::new(Shared::new(&config)?);
+        let gpus = (0..shared.devices.len())
+            .map(|at| shared.gpu("fake driver", at))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { shared, gpus })
+    }
+
+    /// The devices that this process can see, as the type that they are.
+    pub fn gpus(&self) -> &[Arc<FakeGpu>] {
+        &self.gpus
+    }
+
+    /// One device, by this process's number of it.
+    ///
+    /// # Errors
+    /// 101: there is none.
+    pub fn gpu(&self, ordinal: usize) -> Result<Arc<FakeGpu>, GpuError> {
+        self.shared.gpu("gpu", ordinal)
+    }
+
+    /// Misbehaviour to order.
+    pub fn faults(&self) -> &Arc<Faults> {
+        &self.shared.faults
+    }
+
+    /// What a flush of any device's remote writes does besides being counted: a simulated NIC that
+    /// holds writes back lets them through.
+    pub fn when_flushed(&self, flushed: impl Fn() + Send + Sync + 'static) {
+        self.shared.flushes.add(Box::new(flushed));
+    }
+
+    /// What was asked of the driver so far.
+    pub fn counters(&self) -> Counters {
+        self.shared.faults.counters()
+    }
+}
+
+// SAFETY: all memory of its devices lies in its table, by which it answers, with a number that is
+// given once.
+unsafe impl Driver for FakeDriver {
+    fn name(&self) -> &'static str {
+        "fake (simulated)"
+    }
+
+    fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError> {
+        if self.gpus.is_empty() {
+            let hint = "the simulated driver was told to have no device, or to show none";
+            return Err(error::error("devices", error::NO_DEVICE, hint));
+        }
+        Ok(self.gpus.iter().map(|gpu| Arc::clone(gpu) as Arc<dyn Gpu>).collect())
+    }
+
+    fn look_after(&self) {
+        self.shared.put_off.catch_up();
+    }
+
+    fn use_copiers(&self) {
+        self.shared.wants_copiers.store(true, Ordering::SeqCst);
+    }
+
+    fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError> {
+        self.shared.classify(addr)
+    }
+
+    fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
+        count(&self.shared.faults.counts.buffer_ids);
+        match self.shared.find(addr) {
+            Some(found) => Ok(Some(found.id)),
+            None => Ok(self.shared.find_pinned(addr)?.map(|extent| extent.id)),
+        }
+    }
+}
+
+impl Shared {
+    fn classify(self: &Arc<Self>, addr: usize) -> Result<Option<Extent>, GpuError> {
+        let faults = &self.faults;
+        count(&faults.counts.classifies);
+        let Some(found) = self.find(addr) else {
+            return self.find_pinned(addr);
+        };
+        if let Some(gpu) = found.kind.gpu().filter(|gpu| faults.hides(*gpu)) {
+            let hint = format!(
+                "{addr:#x} is memory of {gpu}, which this process cannot see: widen its mask"
+            );
+            return Err(error::error("classify", error::INVALID_DEVICE, hint));
+        }
+        Ok(Some(Extent {
+            base: found.base,
+            len: found.len,
+            kind: found.kind,
+            id: found.id,
+            gpu: Some(self.gpu("classify", found.ordinal)?),
+            context: found.context.filter(|_| !self.faults.nulls_context()),
+            forms: found.forms,
+        }))
+    }
+}
+
+/// Locks a mutex; a panic of somebody who held it is not passed on.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

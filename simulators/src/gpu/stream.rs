@@ -1,0 +1,300 @@
+//! Streams of the user's own, and the closures that stand for kernels.
+
+use super::engine::{Copy, Job, Queue, Word, load, store};
+use super::error::{ILLEGAL_ADDRESS, INVALID_VALUE, error};
+use super::event::Promise;
+use super::faults::count;
+use super::memory::Alias;
+use super::shared::Shared;
+use carrack_transports::gpu::{Event, Gpu, GpuError, GpuInfo, Grid, Pieces, Stream, Until};
+use carrack_transports::mem::{MemKind, Region, RegionSlice};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A stream of the simulated driver: a thread that does what it is given, in order. When the last
+/// handle is dropped, what was given is still done.
+pub struct FakeStream {
+    shared: Arc<Shared>,
+    ordinal: usize,
+    /// Among the streams of the device.
+    number: usize,
+    queue: Queue,
+}
+
+impl FakeStream {
+    pub(super) fn new(shared: Arc<Shared>, ordinal: usize) -> Result<Self, GpuError> {
+        let device = shared.device("stream", ordinal)?;
+        let number = device.turn.fetch_add(1, Ordering::Relaxed);
+        let standstill = Arc::clone(&device.standstill);
+        let queue = Queue::start(
+            format!("fake-gpu{ordinal}-user"),
+            Arc::clone(&shared.faults),
+            standstill,
+        )?;
+        Ok(Self { shared, ordinal, number, queue })
+    }
+
+    /// Runs a closure on the stream, as a kernel: in order, asynchronously, and with access to
+    /// device memory through the [`Kernel`] that it is given.
+    ///
+    /// # Errors
+    /// The stream's thread has ended. What the kernel itself returns, and a panic of it (719), are
+    /// told by every later event of the stream, which does no more work: an error of a kernel is
+    /// sticky.
+    pub fn launch(
+        &self,
+        kernel: impl FnOnce(&mut Kernel) -> Result<(), GpuError> + Send + 'static,
+    ) -> Result<(), GpuError> {
+        let mut access = Kernel {
+            shared: Arc::clone(&self.shared),
+            ordinal: self.ordinal,
+            held: Vec::new(),
+            fault: None,
+        };
+        let body = Box::new(move || {
+            let outcome = kernel(&mut access);
+            // An illegal access counts, also when the kernel took no notice of it.
+            access.fault.take().map_or(outcome, Err)
+        });
+        self.queue.give(Job::Launch { body, delay: self.shared.faults.delay_of_launches() })?;
+        count(&self.shared.faults.counts.launches);
+        Ok(())
+    }
+}
+
+// SAFETY: as of `FakeGpu`; a wait's promise is kept when the engine has read the word for the last
+// time.
+unsafe impl Stream for FakeStream {
+    fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
+        Ok(self.shared.gpu("stream", self.ordinal)?)
+    }
+
+    unsafe fn copy(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        len: usize,
+    ) -> Result<Event, GpuError> {
+        let (copy, event) = self.shared.gpu("copy", self.ordinal)?.checked(dst, src, len)?;
+        self.queue.give(copy.map_or_else(Job::Record, Job::Copy))?;
+        count(&self.shared.faults.counts.copies);
+        Ok(event)
+    }
+
+    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
+        self.give_together(self.shared.gpu("copy", self.ordinal)?.checked_pieces(pieces)?)
+    }
+
+    unsafe fn copy_grid(
+        &self,
+        dst: (*mut u8, MemKind),
+        src: (*const u8, MemKind),
+        grid: &Grid,
+    ) -> Result<Event, GpuError> {
+        self.give_together(self.shared.gpu("copy", self.ordinal)?.checked_grid(dst, src, grid)?)
+    }
+
+    fn record(&self) -> Result<Event, GpuError> {
+        let (promise, event) = Promise::new();
+        self.queue.give(Job::Record(promise))?;
+        Ok(event)
+    }
+
+    /// An event that fails fails the stream: later work would run on data that are not there.
+    fn wait(&self, event: &Event) -> Result<(), GpuError> {
+        self.queue.give(Job::Wait(event.clone()))
+    }
+
+    fn synchronize(&self) -> Result<(), GpuError> {
+        self.record()?.wait()
+    }
+
+    unsafe fn write_value64(&self, word: *mut u64, value: u64) -> Result<(), GpuError> {
+        let word = self.word("write_value64", word)?;
+        self.launch(move |_| {
+            word.store(value);
+            Ok(())
+        })
+    }
+
+    unsafe fn wait_value64(
+        &self,
+        word: *const u64,
+        value: u64,
+        until: Until,
+    ) -> Result<Event, GpuError> {
+        let word = self.word("wait_value64", word.cast_mut())?;
+        let begin = || {
+            self.queue.give(Job::Hold(word, value, until))?;
+            self.record()
+        };
+        if self.shared.faults.takes_all_waits() {
+            return begin();
+        }
+        self.shared.device("wait_value64", self.ordinal)?.waits.arm(self.number, begin)
+    }
+}
+
+impl FakeStream {
+    fn give_together(&self, checked: (Result<Copy, Promise>, Event)) -> Result<Event, GpuError> {
+        let (copies, event) = checked;
+        self.queue.give(copies.map_or_else(Job::Record, Job::Copy))?;
+        count(&self.shared.faults.counts.batches);
+        Ok(event)
+    }
+
+    /// A word of host memory that the stream is to read or write; that of a device is refused here.
+    fn word(&self, call: &'static str, word: *mut u64) -> Result<Word, GpuError> {
+        let bad =
+            |what: &str| Err(error(call, INVALID_VALUE, format!("the word at {word:p} {what}")));
+        match NonNull::new(word) {
+            Some(word) if !word.is_aligned() => bad("is not aligned to 8 bytes"),
+            Some(word) if self.shared.window_of(word.addr().get()).is_some() => {
+                bad("is no host memory")
+            }
+            Some(word) => Ok(Word(word)),
+            None => bad("is null"),
+        }
+    }
+}
+
+impl fmt::Debug for FakeStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FakeStream(device {}, simulated)", self.ordinal)
+    }
+}
+
+/// What a running kernel sees: the memory of its own device, of peers within its reach, and of the
+/// host.
+pub struct Kernel {
+    shared: Arc<Shared>,
+    ordinal: usize,
+    /// What was given out as raw pointers, until the kernel is over.
+    held: Vec<Arc<Alias>>,
+    fault: Option<GpuError>,
+}
+
+impl Kernel {
+    /// The device that the kernel runs on.
+    ///
+    /// # Errors
+    /// Never, for a kernel that runs.
+    pub fn device(&self) -> Result<&GpuInfo, GpuError> {
+        self.shared.device("kernel", self.ordinal).map(|device| &device.info)
+    }
+
+    /// Where the kernel may read and write `region`: `region.len()` bytes, valid until the kernel
+    /// returns. Peers, engines and other processes may write them at any time, so no references
+    /// should be made.
+    ///
+    /// # Errors
+    /// 700, which also fails the kernel: the memory is not this driver's, or out of the device's
+    /// reach.
+    pub fn alias(&mut self, region: &Region) -> Result<*mut u8, GpuError> {
+        let resolved = self.resolve(region);
+        self.or_fault(resolved)
+    }
+
+    /// What went wrong is an illegal access, and fails the kernel.
+    fn or_fault<T>(&mut self, outcome: Result<T, GpuError>) -> Result<T, GpuError> {
+        outcome.map_err(|why| {
+            let fault = error("kernel", ILLEGAL_ADDRESS, why.to_string());
+            self.fault.get_or_insert_with(|| fault.clone());
+            fault
+        })
+    }
+
+    fn resolve(&mut self, region: &Region) -> Result<*mut u8, GpuError> {
+        if region.kind().is_host() {
+            // As pinned memory, which a kernel sees at the same address.
+            return Ok(region.addr() as *mut u8);
+        }
+        let found = self.shared.find_region("kernel", region)?;
+        if region.len() > found.len - (region.addr() - found.base) {
+            let hint =
+                format!("{region:?} goes on in another allocation: give its parts one by one");
+            return Err(error("kernel", INVALID_VALUE, hint));
+        }
+        let owner = self.shared.device("kernel", found.ordinal)?.info.uuid;
+        self.shared.reaches("kernel", self.ordinal, owner)?;
+        let start = found.alias.at(region.addr() - found.base).as_ptr();
+        self.held.push(found.alias);
+        Ok(start)
+    }
+
+    /// Reads device memory by its address alone, which a kernel is given as an argument: a
+    /// packet's, for one.
+    ///
+    /// # Errors
+    /// As [`alias`](Self::alias).
+    pub fn read_at(&mut self, addr: usize, len: usize) -> Result<Vec<u8>, GpuError> {
+        let start = self.resolve_at(addr, len);
+        let start = self.or_fault(start)?;
+        // SAFETY: so many bytes from there lie in the allocation, whose alias is held.
+        Ok(unsafe { load(start, len) })
+    }
+
+    fn resolve_at(&mut self, addr: usize, len: usize) -> Result<*mut u8, GpuError> {
+        let outside =
+            || error("kernel", INVALID_VALUE, format!("{addr:#x}+{len} is no allocation's"));
+        let found = self.shared.find(addr).filter(|found| len <= found.len - (addr - found.base));
+        let found = found.ok_or_else(outside)?;
+        let owner = self.shared.device("kernel", found.ordinal)?.info.uuid;
+        self.shared.reaches("kernel", self.ordinal, owner)?;
+        let start = found.alias.at(addr - found.base).as_ptr();
+        self.held.push(found.alias);
+        Ok(start)
+    }
+
+    /// Reads a slice.
+    ///
+    /// # Errors
+    /// As [`alias`](Self::alias).
+    pub fn read(&mut self, slice: &RegionSlice) -> Result<Vec<u8>, GpuError> {
+        let start = self.alias(slice.region())?;
+        // SAFETY: the slice lies in its region, all of which `alias` made accessible.
+        Ok(unsafe { load(start.add(slice.offset()), slice.len()) })
+    }
+
+    /// Writes `bytes` to the start of a slice; what does not fit is an illegal access.
+    ///
+    /// # Errors
+    /// As [`alias`](Self::alias).
+    pub fn write(&mut self, slice: &RegionSlice, bytes: &[u8]) -> Result<(), GpuError> {
+        if bytes.len() > slice.len() {
+            let hint = format!("{} bytes written to a slice of {}", bytes.len(), slice.len());
+            let fault = error("kernel", ILLEGAL_ADDRESS, hint);
+            self.fault.get_or_insert_with(|| fault.clone());
+            return Err(fault);
+        }
+        let start = self.alias(slice.region())?;
+        // SAFETY: the slice lies in its region, all of which `alias` made accessible.
+        unsafe { store(start.add(slice.offset()), bytes) };
+        Ok(())
+    }
+
+    /// Changes a slice in place. The closure works on a private copy, loaded before and stored
+    /// after it: others may write the memory at any time, so that a reference into it would be
+    /// unsound.
+    ///
+    /// # Errors
+    /// As [`alias`](Self::alias).
+    pub fn with_bytes<R>(
+        &mut self,
+        slice: &RegionSlice,
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, GpuError> {
+        let mut bytes = self.read(slice)?;
+        let answer = change(&mut bytes);
+        self.write(slice, &bytes)?;
+        Ok(answer)
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernel(device {}, simulated)", self.ordinal)
+    }
+}

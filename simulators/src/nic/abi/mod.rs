@@ -1,0 +1,144 @@
+//! The face of the simulated NIC: functions as libibverbs has them, over objects laid out as its
+//! structures.
+//!
+//! | module | which functions |
+//! |---|---|
+//! | `device` | devices, contexts, what can be asked of them |
+//! | `memory` | protection domains, memory regions, address handles |
+//! | `completion` | completion queues and channels |
+//! | `queue_pair` | queue pairs and shared receive queues |
+//! | `post` | posting |
+//! | `events` | asynchronous events |
+//! | `words` | names of numbers |
+//!
+//! Each object is libibverbs' structure with what the simulation knows of it behind. What a
+//! function is given is what libibverbs' own would take: pointers that these functions returned and
+//! that were not destroyed. [`Verbs::from_parts`] leads to that, and it is what "of the contract"
+//! means in the comments here.
+
+mod completion;
+mod device;
+mod events;
+mod memory;
+mod post;
+mod queue_pair;
+mod words;
+
+pub(super) use device::DeviceList;
+
+use carrack_transports::verbs::sys::{Functions, Verbs};
+use rustix::io::Errno;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// A structure of libibverbs, and what the simulation knows of the object behind it.
+#[repr(C)]
+struct Object<B, K> {
+    base: B,
+    known: K,
+}
+
+/// Makes an object; it lives until [`free`] is called.
+fn make<B, K>(base: B, known: K) -> *mut B {
+    Box::into_raw(Box::new(Object { base, known })).cast()
+}
+
+/// What is known of an object.
+///
+/// # Safety
+/// `base` came from [`make`] with these types and is not freed while the answer is used.
+unsafe fn known<'a, B, K>(base: *mut B) -> &'a K {
+    // SAFETY: of the contract. The structure in front is not covered: programs and libibverbs'
+    // inline functions use that.
+    unsafe { &(*base.cast::<Object<B, K>>()).known }
+}
+
+/// Ends an object and returns what was known of it.
+///
+/// # Safety
+/// As [`known`]; and nobody uses it any more.
+unsafe fn free<B, K>(base: *mut B) -> K {
+    // SAFETY: of the contract: it came out of a box of this type.
+    unsafe { Box::from_raw(base.cast::<Object<B, K>>()) }.known
+}
+
+/// The answer of a function that returns an object.
+fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
+    result.unwrap_or_else(|errno| {
+        // SAFETY: the place of this thread's errno can always be written.
+        unsafe { *libc::__errno_location() = errno.raw_os_error() };
+        std::ptr::null_mut()
+    })
+}
+
+/// The answer of a function that returns an error's number.
+fn number(result: Result<(), Errno>) -> c_int {
+    result.err().map_or(0, Errno::raw_os_error)
+}
+
+/// The answer of a function that returns -1 and says why in `errno`.
+fn minus_one(result: Result<(), Errno>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => {
+            pointer::<u8>(Err(errno));
+            -1
+        }
+    }
+}
+
+/// The simulated libibverbs whose devices are in this list.
+pub(super) fn verbs(list: &DeviceList) -> Arc<Verbs> {
+    // SAFETY: the functions are written to do what libibverbs documents of them, lock what they
+    // share, and return its structures; their strings are constants, but for names of devices,
+    // which are there as long as these.
+    unsafe { Verbs::from_parts(functions(list), "simulated NIC") }
+}
+
+fn functions(list: &DeviceList) -> Functions {
+    Functions {
+        get_device_list: Some(list.function()),
+        free_device_list: Some(device::free_device_list),
+        get_device_name: Some(device::get_device_name),
+        get_device_guid: Some(device::get_device_guid),
+        open_device: Some(device::open_device),
+        close_device: Some(device::close_device),
+        query_device: Some(device::query_device),
+        query_port: Some(device::query_port),
+        query_gid: Some(device::query_gid),
+        query_gid_ex: Some(device::query_gid_ex),
+        query_gid_table: Some(device::query_gid_table),
+        query_pkey: Some(device::query_pkey),
+        alloc_pd: Some(memory::alloc_pd),
+        dealloc_pd: Some(memory::dealloc_pd),
+        reg_mr: Some(memory::reg_mr),
+        reg_mr_iova2: Some(memory::reg_mr_iova2),
+        reg_dmabuf_mr: Some(memory::reg_dmabuf_mr),
+        dereg_mr: Some(memory::dereg_mr),
+        create_comp_channel: Some(completion::create_comp_channel),
+        destroy_comp_channel: Some(completion::destroy_comp_channel),
+        create_cq: Some(completion::create_cq),
+        resize_cq: Some(completion::resize_cq),
+        destroy_cq: Some(completion::destroy_cq),
+        get_cq_event: Some(completion::get_cq_event),
+        ack_cq_events: Some(completion::ack_cq_events),
+        create_srq: Some(queue_pair::create_srq),
+        modify_srq: Some(queue_pair::modify_srq),
+        query_srq: Some(queue_pair::query_srq),
+        destroy_srq: Some(queue_pair::destroy_srq),
+        create_qp: Some(queue_pair::create_qp),
+        // No simulated queue pair has the extended calls for posting.
+        qp_to_qp_ex: None,
+        modify_qp: Some(queue_pair::modify_qp),
+        query_qp: Some(queue_pair::query_qp),
+        destroy_qp: Some(queue_pair::destroy_qp),
+        get_async_event: Some(events::get_async_event),
+        ack_async_event: Some(events::ack_async_event),
+        fork_init: Some(device::fork_init),
+        is_fork_initialized: Some(device::is_fork_initialized),
+        wc_status_str: Some(words::wc_status_str),
+        event_type_str: Some(words::event_type_str),
+        node_type_str: Some(words::node_type_str),
+        port_state_str: Some(words::port_state_str),
+    }
+}

@@ -1,0 +1,385 @@
+//! Misbehaviour to order.
+//!
+//! One [`Faults`] belongs to a simulated NIC and all of its devices; it can be set at any time,
+//! from any thread. Calls that fail do nothing else; work requests that fail end as a real one with
+//! that status does, with the queue pair in error.
+
+use super::engine::Bell;
+use super::lock;
+use super::wire::QueueNumber;
+use carrack_transports::verbs::sys::bindings::ibv_wc_status;
+use rustix::io::Errno;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+pub use crate::gpu::Which;
+
+/// A call of libibverbs that can be told to fail.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Call {
+    /// `ibv_get_device_list`
+    GetDeviceList,
+    /// `ibv_open_device`
+    OpenDevice,
+    /// `ibv_query_device`
+    QueryDevice,
+    /// `ibv_query_port`
+    QueryPort,
+    /// `ibv_query_gid` and the calls for its table.
+    QueryGid,
+    /// `ibv_alloc_pd`
+    AllocPd,
+    /// `ibv_reg_mr` and its kin.
+    RegMr,
+    /// `ibv_reg_dmabuf_mr`
+    RegDmabufMr,
+    /// `ibv_create_comp_channel`
+    CreateCompChannel,
+    /// `ibv_create_cq`
+    CreateCq,
+    /// `ibv_resize_cq`
+    ResizeCq,
+    /// `ibv_req_notify_cq`
+    ReqNotifyCq,
+    /// `ibv_poll_cq`, of which the count is that of calls; the answer is -1 whatever the code.
+    PollCq,
+    /// `ibv_create_srq`
+    CreateSrq,
+    /// `ibv_create_qp`
+    CreateQp,
+    /// `ibv_modify_qp`
+    ModifyQp,
+    /// `ibv_query_qp`
+    QueryQp,
+    /// `ibv_create_ah` `ibv_post_send`: the count is that of work requests, so that a list is taken
+    /// up to the one that fails.
+    PostSend,
+    /// `ibv_post_recv`, counted likewise.
+    PostRecv,
+    /// `ibv_post_srq_recv`, counted likewise.
+    PostSrqRecv,
+}
+
+/// When bytes that a peer wrote can be seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Visibility {
+    /// As soon as they come in.
+    #[default]
+    AtOnce,
+    /// When the writer's device next gives this one something to complete, or reads from it: a
+    /// program that watches memory waits in vain.
+    WithCompletion,
+    /// When this device next reads for a peer, or does an atomic operation: a completion does not
+    /// tell that the bytes are there. What a GPU's owner must expect, unless the GPU says
+    /// otherwise: also of what its own device has read into the GPU's memory. A flush of the GPU's
+    /// is [`SimulatedNic::flush`](super::SimulatedNic::flush).
+    WithRead,
+}
+
+/// Something ordered, and when.
+#[derive(Debug)]
+struct Ordered<T> {
+    which: Which,
+    what: T,
+}
+
+impl<T: Copy> Ordered<T> {
+    /// Counts one down and says whether it is this one's turn.
+    fn next(slot: &mut Option<Self>) -> Option<T> {
+        let ordered = slot.as_mut()?;
+        let what = ordered.what;
+        match ordered.which {
+            Which::All => return Some(what),
+            Which::Nth(0 | 1) => {}
+            Which::Nth(more) => {
+                ordered.which = Which::Nth(more - 1);
+                return None;
+            }
+        }
+        let now = matches!(ordered.which, Which::Nth(1));
+        *slot = None;
+        now.then_some(what)
+    }
+}
+
+type Order<T> = Mutex<Option<Ordered<T>>>;
+
+fn order<T>(slot: &Order<T>, which: Which, what: T) {
+    *lock(slot) = Some(Ordered { which, what });
+}
+
+/// Switches for everything that a NIC may do to a program. All are off to begin with.
+#[derive(Debug)]
+pub struct Faults {
+    calls: Mutex<HashMap<Call, Option<Ordered<Errno>>>>,
+    sends: Order<ibv_wc_status>,
+    receives: Order<ibv_wc_status>,
+    overruns: Order<()>,
+    held_completions: AtomicU64,
+    completion_delay: AtomicU64,
+    held_queues: Mutex<HashSet<(u64, QueueNumber)>>,
+    held_receives: AtomicU64,
+    silent_ends: AtomicBool,
+    held_devices: Mutex<Vec<u64>>,
+    scatter: AtomicU64,
+    losses: AtomicU64,
+    dice: AtomicU64,
+    visibility: Mutex<(Visibility, bool)>,
+    bell: Arc<Bell>,
+}
+
+impl Faults {
+    pub(super) fn new(bell: Arc<Bell>) -> Self {
+        Self {
+            calls: Mutex::default(),
+            sends: Mutex::default(),
+            receives: Mutex::default(),
+            overruns: Mutex::default(),
+            held_completions: AtomicU64::new(0),
+            completion_delay: AtomicU64::new(0),
+            held_queues: Mutex::default(),
+            held_receives: AtomicU64::new(0),
+            silent_ends: AtomicBool::new(false),
+            held_devices: Mutex::default(),
+            scatter: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
+            dice: AtomicU64::new(0x2545_f491_4f6c_dd1d),
+            visibility: Mutex::default(),
+            bell,
+        }
+    }
+
+    /// Calls fail with this `errno`. Replaces what was ordered of this call before.
+    pub fn fail_call(&self, call: Call, which: Which, errno: i32) {
+        let what = Errno::from_raw_os_error(errno);
+        lock(&self.calls).insert(call, Some(Ordered { which, what }));
+    }
+
+    /// Calls work again.
+    pub fn heal_call(&self, call: Call) {
+        lock(&self.calls).remove(&call);
+    }
+
+    /// Send work requests, reads, writes and atomic operations included, end with this status,
+    /// counted in the order in which the NIC comes to them. They are not carried out.
+    pub fn fail_sends(&self, which: Which, status: ibv_wc_status) {
+        order(&self.sends, which, status);
+    }
+
+    /// Receives that a message has come for end with this status; the sender's request ends with
+    /// `IBV_WC_REM_OP_ERR`.
+    pub fn fail_receives(&self, which: Which, status: ibv_wc_status) {
+        order(&self.receives, which, status);
+    }
+
+    /// The completion finds its queue full, however much room there is.
+    pub fn overrun(&self, which: Which) {
+        order(&self.overruns, which, ());
+    }
+
+    /// One in so many packets of connections is lost on its way in, as the dice fall, answers
+    /// included. 0 ends it.
+    pub fn lose_packets(&self, one_in: u32) {
+        self.losses.store(u64::from(one_in), Ordering::SeqCst);
+    }
+
+    /// Work requests fail no more.
+    pub fn heal_work(&self) {
+        for slot in [&self.sends, &self.receives] {
+            *lock(slot) = None;
+        }
+        *lock(&self.overruns) = None;
+    }
+
+    /// No completion shows before the guard is dropped. The work itself is done.
+    #[must_use = "completions show when the guard is dropped"]
+    pub fn hold_completions(self: &Arc<Self>) -> Held {
+        self.held_completions.fetch_add(1, Ordering::SeqCst);
+        Held { faults: Arc::clone(self), what: Standing::Completions }
+    }
+
+    /// No queue pair of a device sends a request before the guard is dropped. What peers send comes
+    /// in. The device is named by its number in the list of devices.
+    #[must_use = "queue pairs go on when the guard is dropped"]
+    pub fn hold_device(self: &Arc<Self>, device: usize) -> Held {
+        lock(&self.held_devices).push(device as u64);
+        Held { faults: Arc::clone(self), what: Standing::Device(device as u64) }
+    }
+
+    /// Completions show so much later than they would.
+    pub fn delay_completions(&self, delay: Duration) {
+        self.completion_delay.store(nanos(delay), Ordering::SeqCst);
+    }
+
+    /// A device's queue pair sends no request before the guard is dropped, while others do: what
+    /// was posted to it first is carried out last. The device is named by its number in the list of
+    /// devices.
+    #[must_use = "the queue pair goes on when the guard is dropped"]
+    pub fn hold_queue_pair(self: &Arc<Self>, device: usize, number: u32) -> Held {
+        let queue = (device as u64, QueueNumber(number));
+        lock(&self.held_queues).insert(queue);
+        Held { faults: Arc::clone(self), what: Standing::QueuePair(queue) }
+    }
+
+    /// A queue pair that fails was just taking a message in: it has a receive of its shared queue,
+    /// which comes back when the guard is dropped, and only then does it tell of its last one
+    /// (`IBV_EVENT_QP_LAST_WQE_REACHED`). One that is destroyed before that takes the receive with
+    /// it.
+    #[must_use = "receives come back when the guard is dropped"]
+    pub fn hold_last_receives(self: &Arc<Self>) -> Held {
+        self.held_receives.fetch_add(1, Ordering::SeqCst);
+        Held { faults: Arc::clone(self), what: Standing::LastReceives }
+    }
+
+    /// Whether queue pairs fail without telling of their last receive, as some drivers have them.
+    pub fn leave_out_last_receives(&self, on: bool) {
+        self.silent_ends.store(on, Ordering::SeqCst);
+    }
+
+    /// Each queue pair comes to new work up to so much later, as the dice fall, so that queue pairs
+    /// overtake each other. Zero ends it.
+    pub fn scatter_queue_pairs(&self, longest: Duration) {
+        self.scatter.store(nanos(longest), Ordering::SeqCst);
+        self.bell.ring();
+    }
+
+    /// When what peers write becomes visible: in memory of GPUs only, or in all.
+    pub fn write_visibility(&self, visibility: Visibility, gpus_only: bool) {
+        *lock(&self.visibility) = (visibility, gpus_only);
+        self.bell.ring_for_all();
+    }
+
+    pub(super) fn check(&self, call: Call) -> Result<(), Errno> {
+        let mut calls = lock(&self.calls);
+        if calls.is_empty() {
+            return Ok(());
+        }
+        calls.get_mut(&call).and_then(Ordered::next).map_or(Ok(()), Err)
+    }
+
+    pub(super) fn next_send(&self) -> Option<ibv_wc_status> {
+        Ordered::next(&mut lock(&self.sends))
+    }
+
+    pub(super) fn next_receive(&self) -> Option<ibv_wc_status> {
+        Ordered::next(&mut lock(&self.receives))
+    }
+
+    pub(super) fn overruns(&self) -> bool {
+        Ordered::next(&mut lock(&self.overruns)).is_some()
+    }
+
+    pub(super) fn holds_completions(&self) -> bool {
+        self.held_completions.load(Ordering::SeqCst) > 0
+    }
+
+    pub(super) fn completion_delay(&self) -> Duration {
+        Duration::from_nanos(self.completion_delay.load(Ordering::SeqCst))
+    }
+
+    pub(super) fn holds_queue(&self, device: usize, number: QueueNumber) -> bool {
+        lock(&self.held_devices).contains(&(device as u64))
+            || lock(&self.held_queues).contains(&(device as u64, number))
+    }
+
+    pub(super) fn holds_last_receives(&self) -> bool {
+        self.held_receives.load(Ordering::SeqCst) > 0
+    }
+
+    pub(super) fn tells_of_last_receives(&self) -> bool {
+        !self.silent_ends.load(Ordering::SeqCst)
+    }
+
+    /// How long a queue pair waits before it comes to its work.
+    pub(super) fn next_scatter(&self) -> Duration {
+        let longest = self.scatter.load(Ordering::SeqCst);
+        Duration::from_nanos(self.throw().checked_rem(longest).unwrap_or(0))
+    }
+
+    pub(super) fn loses_packet(&self) -> bool {
+        let one_in = self.losses.load(Ordering::Relaxed);
+        one_in != 0 && self.throw().is_multiple_of(one_in)
+    }
+
+    /// Throws the dice: xorshift, the same in every run as far as threads let them be.
+    fn throw(&self) -> u64 {
+        let mut dice = self.dice.load(Ordering::Relaxed);
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        self.dice.store(dice, Ordering::Relaxed);
+        dice
+    }
+
+    pub(super) fn visibility(&self, of_a_gpu: bool) -> Visibility {
+        let (visibility, gpus_only) = *lock(&self.visibility);
+        if gpus_only && !of_a_gpu { Visibility::AtOnce } else { visibility }
+    }
+}
+
+/// Something stands still while this lives.
+#[derive(Debug)]
+pub struct Held {
+    faults: Arc<Faults>,
+    what: Standing,
+}
+
+/// What stands still.
+#[derive(Debug)]
+enum Standing {
+    Completions,
+    /// One, of a device.
+    QueuePair((u64, QueueNumber)),
+    /// All of a device.
+    Device(u64),
+    LastReceives,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        match &self.what {
+            Standing::QueuePair(queue) => {
+                lock(&self.faults.held_queues).remove(queue);
+            }
+            Standing::Device(device) => {
+                let mut held = lock(&self.faults.held_devices);
+                if let Some(at) = held.iter().position(|other| other == device) {
+                    held.swap_remove(at);
+                }
+            }
+            Standing::Completions => {
+                self.faults.held_completions.fetch_sub(1, Ordering::SeqCst);
+            }
+            Standing::LastReceives => {
+                self.faults.held_receives.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        self.faults.bell.ring();
+    }
+}
+
+fn nanos(delay: Duration) -> u64 {
+    u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nth_from_now_fails_and_no_other() {
+        let faults = Faults::new(Arc::new(Bell::new().unwrap()));
+        faults.fail_call(Call::RegMr, Which::Nth(3), libc::ENOMEM);
+        let failed: Vec<bool> = (0..5).map(|_| faults.check(Call::RegMr).is_err()).collect();
+        assert_eq!(failed, [false, false, true, false, false]);
+        faults.fail_call(Call::CreateQp, Which::All, libc::EAGAIN);
+        assert!((0..3).all(|_| faults.check(Call::CreateQp) == Err(Errno::AGAIN)));
+        assert!(faults.check(Call::RegMr).is_ok());
+        faults.heal_call(Call::CreateQp);
+        assert!(faults.check(Call::CreateQp).is_ok());
+        faults.fail_sends(Which::Nth(0), 12);
+        assert_eq!((faults.next_send(), faults.next_send()), (None, None));
+    }
+}

@@ -1,0 +1,350 @@
+//! Queue pairs.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `transitions` | which state follows which |
+//! | `attributes` | what a queue pair is told: routes, keys, numbers, retries |
+//! | `requester` | sending requests, in order, again when they are lost |
+//! | `responder` | carrying out what a peer requests |
+//!
+//! A queue pair has one lock. Programs hold it to post and to modify, the engine's thread to work;
+//! nobody holds two.
+
+mod attributes;
+mod requester;
+mod responder;
+mod transitions;
+
+pub(super) use attributes::{AddressVector, Attributes};
+pub(super) use requester::{Data, Operation, Work};
+pub(super) use transitions::State;
+
+use super::completion::{CompletionQueue, Entry, Frees};
+use super::device::{AsyncEvent, AsyncEvents, Device, Source};
+use super::engine::Outbox;
+use super::events::Unacknowledged;
+use super::faults::{Call, Visibility};
+use super::lock;
+use super::memory::Domain;
+use super::receives::{Receive, ReceiveQueue};
+use super::wire::{Body, Packet, QueueNumber};
+use carrack_transports::verbs::sys::bindings::{
+    self as ibv, ibv_event_type, ibv_qp_attr, ibv_wc, ibv_wc_status,
+};
+use requester::Requester;
+use responder::Responder;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// What a queue pair is made of.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) domain: Domain,
+    pub(super) send_cq: Arc<CompletionQueue>,
+    pub(super) recv_cq: Arc<CompletionQueue>,
+    pub(super) receives: Arc<ReceiveQueue>,
+    /// Whether `receives` is shared with others.
+    pub(super) shared: bool,
+    /// Whether every request completes, asked for or not.
+    pub(super) signal_all: bool,
+    pub(super) max_send: u32,
+    pub(super) max_send_pieces: u32,
+    pub(super) max_inline: u32,
+    pub(super) events: AsyncEvents,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct QueuePair {
+    pub(super) number: QueueNumber,
+    pub(super) parts: Parts,
+    pub(super) device: Arc<Device>,
+    /// What the program calls it: the address of its `ibv_qp`.
+    pub(super) handle: AtomicUsize,
+    pub(super) given: Unacknowledged,
+    /// Whether the engine has been told of new work and has not looked yet.
+    rung: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: State,
+    attributes: Attributes,
+    requester: Requester,
+    responder: Responder,
+    /// It is in error, and has not given back its last receive.
+    is_ending: bool,
+}
+
+impl QueuePair {
+    /// A queue pair in RESET, known to its device.
+    pub(super) fn new(device: &Arc<Device>, parts: Parts) -> Result<Arc<Self>, Errno> {
+        device.queue_pairs.add()?;
+        let inner = Inner {
+            state: State::Reset,
+            attributes: Attributes::default(),
+            requester: Requester::new(parts.max_send),
+            responder: Responder::default(),
+            is_ending: false,
+        };
+        for queue in [&parts.send_cq, &parts.recv_cq] {
+            queue.users.fetch_add(1, Ordering::SeqCst);
+        }
+        parts.receives.users.fetch_add(1, Ordering::SeqCst);
+        let pair = Arc::new(Self {
+            number: device.new_queue_number(),
+            parts,
+            device: Arc::clone(device),
+            handle: AtomicUsize::new(0),
+            given: Unacknowledged::default(),
+            rung: AtomicBool::new(false),
+            inner: Mutex::new(inner),
+        });
+        device.add_queue(&pair);
+        Ok(pair)
+    }
+
+    /// Ends it: nothing arrives any more, and what it had completed is gone.
+    pub(super) fn destroy(&self) {
+        self.device.remove_queue(self.number);
+        let mut inner = lock(&self.inner);
+        self.reset(&mut inner);
+        for queue in [&self.parts.send_cq, &self.parts.recv_cq] {
+            queue.users.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.parts.receives.users.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn attributes(&self) -> (State, Attributes) {
+        let inner = lock(&self.inner);
+        (inner.state, inner.attributes.clone())
+    }
+
+    /// Changes what the mask names, and the state.
+    ///
+    /// # Errors
+    /// EINVAL: the transition or a value is none.
+    pub(super) fn modify(
+        self: &Arc<Self>,
+        attr: &ibv_qp_attr,
+        mask: u32,
+        vector: Option<AddressVector>,
+    ) -> Result<(), Errno> {
+        let mut inner = lock(&self.inner);
+        let to = match mask & ibv::IBV_QP_STATE {
+            0 => inner.state,
+            _ => State::from_number(attr.qp_state).ok_or(Errno::INVAL)?,
+        };
+        if mask & ibv::IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != inner.state.number() {
+            return Err(Errno::INVAL);
+        }
+        transitions::check(inner.state, to, mask)?;
+        let attributes = inner.attributes.with(attr, mask, vector, &self.device)?;
+        inner.attributes = attributes;
+        match to {
+            State::Reset => self.reset(&mut inner),
+            State::Error if inner.state != State::Reset => self.enter_error(&mut inner),
+            _ => {}
+        }
+        let Inner { attributes, requester, responder, .. } = &mut *inner;
+        if mask & ibv::IBV_QP_RQ_PSN != 0 {
+            responder.start(attributes.first_received);
+        }
+        if mask & ibv::IBV_QP_SQ_PSN != 0 {
+            requester.start(attributes.first_sent, attributes);
+        }
+        inner.state = to;
+        Ok(())
+    }
+
+    fn reset(&self, inner: &mut Inner) {
+        inner.state = State::Reset;
+        inner.requester.clear();
+        inner.responder = Responder::default();
+        inner.is_ending = false;
+        inner.attributes = Attributes::default();
+        if !self.parts.shared {
+            self.parts.receives.clear();
+        }
+        self.parts.send_cq.forget(self.number);
+        self.parts.recv_cq.forget(self.number);
+    }
+
+    /// Goes to ERROR: all that was posted ends, flushed, in order.
+    fn enter_error(self: &Arc<Self>, inner: &mut Inner) {
+        inner.state = State::Error;
+        while let Some(work) = inner.requester.take_first() {
+            self.complete_send(&work, ibv::IBV_WC_WR_FLUSH_ERR, 0);
+        }
+        if self.parts.shared {
+            if !self.device.faults.holds_last_receives() {
+                return self.give_last_receive(inner);
+            }
+            inner.is_ending = true;
+            let current = inner.responder.current.take();
+            inner.responder.current = current.or_else(|| self.parts.receives.take());
+            return self.ring();
+        }
+        if let Some(receive) = inner.responder.current.take() {
+            self.complete_receive(&receive, ibv::IBV_WC_WR_FLUSH_ERR);
+        }
+        while let Some(receive) = self.parts.receives.take() {
+            self.complete_receive(&receive, ibv::IBV_WC_WR_FLUSH_ERR);
+        }
+    }
+
+    /// Of the shared receives none is its own any more.
+    fn give_last_receive(self: &Arc<Self>, inner: &mut Inner) {
+        inner.is_ending = false;
+        if let Some(receive) = inner.responder.current.take() {
+            self.complete_receive(&receive, ibv::IBV_WC_WR_FLUSH_ERR);
+        }
+        if self.device.faults.tells_of_last_receives() {
+            self.tell(ibv::IBV_EVENT_QP_LAST_WQE_REACHED);
+        }
+    }
+
+    /// The queue in which it completes has broken.
+    pub(super) fn completions_are_lost(self: &Arc<Self>) {
+        let mut inner = lock(&self.inner);
+        if !matches!(inner.state, State::Reset | State::Error) {
+            self.enter_error(&mut inner);
+            self.tell(ibv::IBV_EVENT_QP_FATAL);
+        }
+    }
+
+    fn tell(self: &Arc<Self>, kind: ibv_event_type) {
+        self.parts.events.push(AsyncEvent { kind, source: Source::Queue(Arc::clone(self)) });
+    }
+
+    /// Takes a receive in.
+    ///
+    /// # Errors
+    /// EINVAL: in RESET, or a shared queue, or too many pieces. ENOMEM: there is no place.
+    pub(super) fn post_receive(self: &Arc<Self>, receive: Receive) -> Result<(), Errno> {
+        self.device.faults.check(Call::PostRecv)?;
+        let inner = lock(&self.inner);
+        if self.parts.shared || inner.state == State::Reset {
+            return Err(Errno::INVAL);
+        }
+        self.parts.receives.post(receive)?;
+        if inner.state == State::Error {
+            while let Some(receive) = self.parts.receives.take() {
+                self.complete_receive(&receive, ibv::IBV_WC_WR_FLUSH_ERR);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a request in.
+    ///
+    /// # Errors
+    /// EINVAL: not ready to send, or not a request that can be. ENOMEM: there is no place.
+    pub(super) fn post_send(self: &Arc<Self>, work: Work) -> Result<(), Errno> {
+        self.device.faults.check(Call::PostSend)?;
+        work.check(&self.parts)?;
+        let mut inner = lock(&self.inner);
+        if !matches!(inner.state, State::ReadyToSend | State::Error) {
+            return Err(Errno::INVAL);
+        }
+        inner.requester.post(work)?;
+        if inner.state == State::Error {
+            while let Some(work) = inner.requester.take_first() {
+                self.complete_send(&work, ibv::IBV_WC_WR_FLUSH_ERR, 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the engine that there is work, unless it has been told.
+    pub(super) fn ring(self: &Arc<Self>) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            self.device.engine.work_is_there(self);
+        }
+    }
+
+    /// The engine looks now: whoever posts from here on has to tell it again.
+    pub(super) fn heard(&self) {
+        self.rung.store(false, Ordering::Release);
+    }
+
+    /// Does what can be done now.
+    pub(super) fn proceed(self: &Arc<Self>, out: &mut Outbox) {
+        let mut inner = lock(&self.inner);
+        self.transmit(&mut inner, out);
+    }
+
+    /// A point in time has come for which this queue pair had asked.
+    pub(super) fn wake(self: &Arc<Self>, now: Instant, out: &mut Outbox) {
+        let mut inner = lock(&self.inner);
+        self.expire(&mut inner, now, out);
+        self.transmit(&mut inner, out);
+    }
+
+    /// A packet has come.
+    pub(super) fn deliver(self: &Arc<Self>, packet: &mut Packet, out: &mut Outbox) {
+        let mut inner = lock(&self.inner);
+        match packet.body {
+            Body::Request(request) => self.respond(&mut inner, request, packet, out),
+            _ => {
+                self.hear_answer(&mut inner, packet, out);
+                self.transmit(&mut inner, out);
+            }
+        }
+    }
+
+    /// Whoever lives in this block is gone: what was on its way there is lost.
+    pub(super) fn peer_is_gone(self: &Arc<Self>, block: super::address::Block, out: &mut Outbox) {
+        let mut inner = lock(&self.inner);
+        if inner.attributes.route.is_some_and(|(_, peer)| peer.block() == block) {
+            self.note_loss(&mut inner, out);
+        }
+    }
+
+    fn blank(&self, id: u64, status: ibv_wc_status) -> ibv_wc {
+        ibv_wc {
+            wr_id: id,
+            status,
+            // Of a completion that failed nothing counts but these fields: whoever believes another
+            // one finds nonsense.
+            opcode: if status == ibv::IBV_WC_SUCCESS { 0 } else { u32::MAX },
+            vendor_err: if status == ibv::IBV_WC_SUCCESS { 0 } else { 0x5300 | status },
+            byte_len: 0,
+            anon_1: ibv::ibv_wc__bindgen_ty_1 { imm_data: 0 },
+            qp_num: self.number.0,
+            src_qp: 0,
+            wc_flags: 0,
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
+
+    fn complete_send(&self, work: &Work, status: ibv_wc_status, byte_len: u32) {
+        if status == ibv::IBV_WC_SUCCESS && !work.signalled && !self.parts.signal_all {
+            return;
+        }
+        let mut what = self.blank(work.id, status);
+        if status == ibv::IBV_WC_SUCCESS {
+            (what.opcode, what.byte_len) = (work.operation.completes_as(), byte_len);
+        }
+        let depth = Arc::clone(&work.depth);
+        let entry = Entry { what, frees: Frees::UpTo(depth, work.number), solicited: false };
+        self.parts.send_cq.push(entry, &self.device.engine);
+    }
+
+    fn complete_receive(&self, receive: &Receive, status: ibv_wc_status) {
+        let what = self.blank(receive.id, status);
+        self.push_receive(what, false);
+    }
+
+    fn push_receive(&self, what: ibv_wc, solicited: bool) {
+        self.device.settle_writes(Visibility::WithCompletion);
+        let frees = Frees::One(Arc::clone(&self.parts.receives.depth));
+        self.parts.recv_cq.push(Entry { what, frees, solicited }, &self.device.engine);
+    }
+}

@@ -1,0 +1,98 @@
+//! GPU memory that a NIC is to reach.
+
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
+use carrack_simulators::nic::{Config, SimulatedNic};
+use carrack_transports::contract::{Batch, Device, Exposed, Identity, Link, PeerId, Transport};
+use carrack_transports::gpu::{Driver, Flavour, Gpu};
+use carrack_transports::mem::{AllocId, Buffer, HostAllocator, PacketPool, Region};
+use carrack_transports::verbs::Options;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A device and its link to itself.
+struct Ground {
+    driver: FakeDriver,
+    link: Arc<dyn Link>,
+    device: Arc<dyn Device>,
+}
+
+fn ground() -> Ground {
+    let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+    let gpus: Vec<Arc<dyn Driver>> = vec![Arc::new(driver.clone())];
+    let nic = Arc::new(SimulatedNic::new(Config { gpus, ..Config::default() }).unwrap());
+    let transport = nic.transport(Options::default());
+    let identity = Identity { me: PeerId(0), ranks: 1, secret: [7; 16] };
+    let domain = transport.open(&transport.devices().unwrap()[0], identity).unwrap();
+    let packets = Arc::new(PacketPool::new(Arc::new(HostAllocator), 8 << 10, 4096));
+    let device = domain.device(packets).unwrap();
+    let link = device.connect(&device.address(), PeerId(0)).unwrap();
+    let mut batch = Batch::new(8);
+    while !link.is_up() {
+        device.poll(&mut batch, &mut |batch| _ = batch.drain());
+        _ = batch.drain();
+    }
+    Ground { driver, link, device }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        self.device.close();
+    }
+}
+
+fn register(ground: &Ground, region: &Region) -> Result<Box<dyn Exposed>, String> {
+    ground.link.expose(Buffer::from(region.whole())).map_err(|(why, _)| why)
+}
+
+/// As of memory that the program frees itself: nothing keeps what lies there.
+fn lent(region: &Region, id: AllocId) -> Region {
+    let base = NonNull::new(region.addr() as *mut u8).unwrap();
+    let gpu = region.gpu().cloned();
+    // SAFETY: nobody reads or writes it, but by an engine, which checks what is there.
+    unsafe { Region::from_parts(base, region.len(), region.kind(), id, gpu, Box::new(())) }
+}
+
+#[test]
+fn memory_that_was_freed_is_not_registered_nor_what_lies_there_since() {
+    let ground = ground();
+    let driver = &ground.driver;
+    let gpu = driver.gpu(0).unwrap();
+    driver.faults().reuse_addresses(true);
+    let region = gpu.allocate(5000, Flavour::Plain).unwrap();
+    let (lent, addr) = (lent(&region, region.id()), region.addr());
+    drop(register(&ground, &lent).unwrap());
+    drop(region);
+    assert!(register(&ground, &lent).map(drop).unwrap_err().contains("has been freed"));
+    let next = gpu.allocate(5000, Flavour::Plain).unwrap();
+    assert_eq!(next.addr(), addr);
+    assert!(register(&ground, &lent).map(drop).unwrap_err().contains("has been freed"));
+    // That says nothing of the NIC and the GPU.
+    register(&ground, &next).unwrap();
+}
+
+/// dma-buf rule 4: it may be gone.
+#[test]
+fn a_registration_ends_without_a_question_to_the_driver() {
+    let ground = ground();
+    let driver = &ground.driver;
+    let gpu = driver.gpu(0).unwrap();
+    for refuse in [false, true] {
+        driver.faults().refuse_dmabufs(refuse);
+        let region = gpu.allocate(5000, Flavour::Plain).unwrap();
+        let exported = register(&ground, &region).unwrap();
+        drop(region);
+        let before = driver.counters();
+        drop(exported);
+        assert_eq!(driver.counters(), before);
+    }
+}
+
+/// dma-buf rule 5.
+#[test]
+fn managed_memory_is_refused_by_name() {
+    let ground = ground();
+    let driver = &ground.driver;
+    let region = driver.gpu(0).unwrap().allocate(5000, Flavour::Managed).unwrap();
+    let why = register(&ground, &region).map(drop).unwrap_err();
+    assert!(why.contains("managed"), "{why}");
+}
