@@ -79,10 +79,10 @@ fn a_registration_ends_without_a_question_to_the_driver() {
     for refuse in [false, true] {
         driver.faults().refuse_dmabufs(refuse);
         let region = gpu.allocate(5000, Flavour::Plain).unwrap();
-        let exported = register(&ground, &region).unwrap();
+        let exposed = register(&ground, &lent(&region, region.id())).unwrap();
         drop(region);
         let before = driver.counters();
-        drop(exported);
+        drop(exposed);
         assert_eq!(driver.counters(), before);
     }
 }
