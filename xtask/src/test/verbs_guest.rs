@@ -138,14 +138,21 @@ const CHECKS: &[Check] = &[
     Check::tests(
         "conformance between two nodes",
         Wiring::TwoGuests,
-        "apart",
-        &["--test-threads", "1", "nodes::"],
+        "host",
+        &["--test-threads", "1", "apart::nodes::"],
     ),
     Check::tests(
         "networks that fail, ranks that are killed, and want of everything",
         Wiring::OneGuest,
-        "verbs_guest",
-        &["--test-threads", "1", "network::", "kills::", "poor::", "gpus::a_driver"],
+        "verbs",
+        &[
+            "--test-threads",
+            "1",
+            "verbs_guest::network::",
+            "verbs_guest::kills::",
+            "verbs_guest::poor::",
+            "verbs_guest::gpus::a_driver",
+        ],
     )
     .long(),
     // Without Carrack: what its default time-out is trusted to keep away.
@@ -161,23 +168,23 @@ const CHECKS: &[Check] = &[
     Check::tests(
         "dma-bufs",
         Wiring::OneGuest,
-        "verbs_guest",
-        &["--test-threads", "1", "gpus::a_gpu"],
+        "verbs",
+        &["--test-threads", "1", "verbs_guest::gpus::a_gpu"],
     )
     .with_dmabufs()
     .long(),
     Check::tests(
         "two nodes",
         Wiring::TwoGuests,
-        "verbs_guest",
-        &["--test-threads", "1", "nodes::"],
+        "verbs",
+        &["--test-threads", "1", "verbs_guest::nodes::"],
     )
     .long(),
     Check::tests(
         "a node is killed",
         Wiring::TwoGuests,
-        "verbs_guest",
-        &["--test-threads", "1", "loss::"],
+        "verbs",
+        &["--test-threads", "1", "verbs_guest::loss::"],
     )
     .long(),
 ];
