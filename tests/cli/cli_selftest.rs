@@ -127,6 +127,7 @@ const GOOD: &str = "echo 'skipped: it is not here'; echo 'test result: ok. 2 pas
     ignored; 0 measured'";
 
 #[test]
+#[ignore = "full: ten seconds, and it builds programs"]
 fn a_built_tree_is_tested_and_its_simulated_gpus_are_called_simulated() {
     built::test_program("alone");
     built::examples();
@@ -300,7 +301,7 @@ fn one_rank_of_a_node_works_and_the_others_say_so_and_end_well() {
 
 #[test]
 fn a_packed_bundle_is_unpacked_once_and_its_programs_find_the_command_above_them() {
-    // As tests/support/built.rs does.
+    // As tests/support/src/built.rs does.
     let above = "test -x $(dirname $(dirname $0))/carrack || exit 3";
     let script = format!("{above}; $(dirname $(dirname $0))/carrack --version; {GOOD}");
     let folder = Folder::packed("packed", &[("planted_a", &script), ("planted_b", GOOD)]);

@@ -3,6 +3,15 @@
 use std::path::Path;
 use std::process::Command;
 
+/// Per cent by which a count may exceed what is noted: the compiler's choices in other places move
+/// it by as much.
+const TOLERANCE: u64 = 3;
+
+/// What a count may be where so much is noted.
+pub(crate) fn at_most(noted: u64) -> u64 {
+    noted + noted * TOLERANCE / 100
+}
+
 /// Why nothing can be counted here, if so: `test` is this program's name for Cargo.
 pub(crate) fn why_not(test: &str) -> Option<String> {
     if cfg!(debug_assertions) || profile_of_this_build() == "optimised" {

@@ -633,7 +633,7 @@ fn memory_that_was_freed_is_noticed_by_its_address_and_by_what_was_made_of_it() 
 #[test]
 fn memory_of_a_device_that_cannot_be_seen_is_the_drivers_error_with_what_to_do() {
     // Real drivers give such memory to a process only from another one:
-    // transports/tests/cuda_mock.rs has their answer.
+    // transports/tests/drivers/cuda_mock/mod.rs has their answer.
     let rig = Rig::alone();
     let Some(fake) = &rig.fake else { return };
     let owner = rig.allocate(Flavour::Plain);

@@ -303,6 +303,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
 }
 
 #[test]
+#[ignore = "full: ten seconds; many measurements"]
 fn messages_longer_than_a_packet_are_measured_too() {
     for kernel_copy in ["auto", "off"] {
         let args = ["perf", "latency", "--size", "1K,20000,1M", "--seconds", "0.05", "--json"];

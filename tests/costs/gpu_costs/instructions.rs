@@ -7,7 +7,7 @@
 //! without valgrind, has nothing to count: the test says so.
 
 use super::{Ground, mock, put};
-use crate::profile::{counted, why_not};
+use crate::profile::{at_most, counted, why_not};
 use crate::support::{Job, OverShm, built, connect, unstarted};
 use carrack::region::Region;
 use carrack::transports::gpu::{CopierState, Flavour};
@@ -27,10 +27,6 @@ const PASSES: u64 = 1000;
 /// Messages, and those before, which warm up.
 const MESSAGES: u64 = 100;
 const WARM_UP: u64 = 8;
-
-/// Per cent by which a count may exceed what is noted: the compiler's choices in other places move
-/// it by as much.
-const TOLERANCE: u64 = 3;
 
 /// What is counted, how often it is done, and the instructions that it takes each time.
 const MOST: [(&str, &str, u64, u64); 10] = [
@@ -264,7 +260,7 @@ fn a_put_of_8_bytes_and_a_message_take_no_more_instructions_than_they_did() {
             (format!("gpu_costs::instructions::{role}"), format!("{}::{name}", module_path!()));
         let each = counted(&path, &role, ROLE, is_the_drivers) / times;
         println!("{name}: {each} instructions, {most} noted");
-        if !(20..=most + most * TOLERANCE / 100).contains(&each) {
+        if !(20..=at_most(most)).contains(&each) {
             wrong.push((name, each, most));
         }
     }

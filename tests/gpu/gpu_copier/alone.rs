@@ -108,6 +108,7 @@ fn batch(dst: &Region, src: &Region, pieces: &Pieces) -> Transfer {
 }
 
 #[test]
+#[ignore = "full: ten seconds; every count"]
 fn batches_of_every_count_and_of_pieces_anywhere_are_whole_and_touch_nothing_else() {
     let _watchdog = Watchdog::over("batches");
     let ground = ground();

@@ -23,8 +23,7 @@ struct Check {
     wiring: Wiring,
     /// The status that it must end with.
     status: u8,
-    /// It takes minutes, in which time-outs run out. It runs only when it is asked for
-    /// (`TEST_GUEST=all`).
+    /// It takes minutes, in which time-outs run out. It runs with `--long` or `TEST_GUEST=all`.
     is_long: bool,
     /// Its driver takes dma-bufs.
     has_dmabufs: bool,
@@ -193,7 +192,18 @@ const CHECKS: &[Check] = &[
 /// count as failed.
 const NEEDED: Duration = Duration::from_secs(15 * 60);
 
+/// The checks that take some minutes, or all where `TEST_GUEST=all` says so.
 pub(super) fn step(context: &mut Context) -> Outcome {
+    let all = std::env::var("TEST_GUEST").is_ok_and(|which| which == "all");
+    checks(context, false, all)
+}
+
+/// The other checks.
+pub(super) fn long_step(context: &mut Context) -> Outcome {
+    checks(context, true, false)
+}
+
+fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
     let began = Instant::now();
     if context.limit < NEEDED {
         let left = context.limit.as_secs() / 60;
@@ -207,10 +217,8 @@ pub(super) fn step(context: &mut Context) -> Outcome {
         Err(error) => return Outcome::Skipped(error.to_string()),
     };
     let mut failed = Vec::new();
-    let all = std::env::var("TEST_GUEST").is_ok_and(|which| which == "all");
     for check in CHECKS {
-        if check.is_long && !all {
-            println!("left out, as it takes minutes: {} (TEST_GUEST=all)", check.name);
+        if check.is_long != is_long && !all {
             continue;
         }
         let mut plan = match plan(context, &host, check) {

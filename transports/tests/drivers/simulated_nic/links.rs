@@ -104,14 +104,7 @@ fn a_program_that_is_slow_to_go_to_rts_is_told_that_its_peer_has_begun() {
         ah_attr: bench.b.route_to(&bench.a),
         ..ibv::ibv_qp_attr::default()
     };
-    let mask = ibv::IBV_QP_STATE
-        | ibv::IBV_QP_AV
-        | ibv::IBV_QP_PATH_MTU
-        | ibv::IBV_QP_DEST_QPN
-        | ibv::IBV_QP_RQ_PSN
-        | ibv::IBV_QP_MAX_DEST_RD_ATOMIC
-        | ibv::IBV_QP_MIN_RNR_TIMER;
-    qb.modify(&mut attr, mask).unwrap();
+    qb.modify(&mut attr, TO_RTR).unwrap();
     let (a, b) = (bench.a.buffer(8), bench.b.buffer(8));
     Request::write(&[a.whole()], b.remote(0)).post(&qa);
     bench.a.success();

@@ -4,6 +4,15 @@ use super::{Node, all_access};
 use carrack_transports::verbs::sys::bindings::*;
 use carrack_transports::verbs::sys::{Access, QueuePair};
 
+/// Attributes that the transition of a connected queue pair to RTR needs.
+pub const TO_RTR: ibv_qp_attr_mask = IBV_QP_STATE
+    | IBV_QP_AV
+    | IBV_QP_PATH_MTU
+    | IBV_QP_DEST_QPN
+    | IBV_QP_RQ_PSN
+    | IBV_QP_MAX_DEST_RD_ATOMIC
+    | IBV_QP_MIN_RNR_TIMER;
+
 /// How a connection is to be.
 #[derive(Clone, Copy)]
 pub struct Options {
@@ -41,14 +50,7 @@ pub fn bring_up(qp: &QueuePair, route: &ibv_ah_attr, peer: u32, mtu: ibv_mtu, op
         ah_attr: *route,
         ..ibv_qp_attr::default()
     };
-    let connect = IBV_QP_AV
-        | IBV_QP_PATH_MTU
-        | IBV_QP_DEST_QPN
-        | IBV_QP_RQ_PSN
-        | IBV_QP_MAX_DEST_RD_ATOMIC
-        | IBV_QP_MIN_RNR_TIMER;
-    let mask = IBV_QP_STATE | connect;
-    qp.modify(&mut attr, mask).expect("RTR");
+    qp.modify(&mut attr, TO_RTR).expect("RTR");
     let mut attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
         sq_psn: 100,
