@@ -1,7 +1,8 @@
 //! Ranks that take no answers, and go on asking: what others keep for them is bounded, and they are
 //! told by name.
 
-use super::{GEOMETRY, INLINE, Job3};
+use super::runtime::Job3;
+use super::{GEOMETRY, INLINE};
 use crate::support::sink::Sink;
 use crate::support::{Watchdog, happens, sent, step, until};
 use carrack::buffer::Region;

@@ -1,7 +1,8 @@
 //! Processes of other users, who can call any name of the abstract namespace, and take one that is
 //! free; and descriptors that are not what they are said to be.
 
-use super::{ATTACKER, GEOMETRY, Ground, am, eventfd, hello};
+use super::receivers::{FalseReceiver, am, eventfd};
+use super::{ATTACKER, GEOMETRY, Ground, hello};
 use crate::support::Watchdog;
 use carrack::transports::contract::{DownCause, Event, SubmitError};
 use carrack::transports::fd_channel::{Channel, ConnectError, Peer, Received};
@@ -113,7 +114,7 @@ fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
     let (socket, file) = (socket(), OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
     let wrong = [&pipe, &blocking, &socket, &file, &page];
     for (number, wake) in wrong.into_iter().enumerate() {
-        let receiver = super::FalseReceiver::lure(&ground, 4000 + number);
+        let receiver = FalseReceiver::lure(&ground, 4000 + number);
         let (channel, _segment) = receiver.accept();
         let welcome = Message::Welcome { bell: 1, fenced: false }.encode();
         channel.send(&welcome, &[page.as_fd(), wake.as_fd()]).unwrap();
@@ -122,7 +123,7 @@ fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
         assert!(matches!(sent, Err(SubmitError::Down { peer: ATTACKER, .. })), "{sent:?}");
     }
     // One that is right is taken.
-    let receiver = super::FalseReceiver::lure(&ground, 4100);
+    let receiver = FalseReceiver::lure(&ground, 4100);
     let (channel, _segment) = receiver.accept();
     let welcome = Message::Welcome { bell: 1, fenced: false }.encode();
     channel.send(&welcome, &[page.as_fd(), eventfd().as_fd()]).unwrap();
