@@ -1,11 +1,9 @@
 //! What silent peers cost, as a table, and as a curve when a file is named:
 //! `cargo bench --bench growth -- docs/growth.svg`.
 
-#[path = "../tests/support/growth.rs"]
-mod growth;
-
 use carrack::settings::TransportChoice;
-use growth::{Counting, Held, SIZES, each, held, print};
+use carrack_test_support::counting::Counting;
+use carrack_test_support::growth::{Held, SIZES, each, held, print};
 use plotters::prelude::*;
 use std::error::Error;
 

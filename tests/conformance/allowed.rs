@@ -7,7 +7,7 @@
 //! their peers, unless the call may wait.
 
 use crate::memory::{Ground, Way, ways};
-use crate::over_each_transport;
+use crate::support::over_each_transport;
 use crate::support::sink::{SORTS, Sink, Sort};
 use crate::support::*;
 use carrack::{
@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 over_each_transport!(
+    [#[ignore = "full: half a minute each"]];
     every_operation_keeps_to_what_is_allowed,
     every_operation_keeps_to_what_is_allowed_while_a_ring_is_full,
     every_operation_keeps_to_what_is_allowed_while_too_many_wait_for_the_peer,

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-crate::over_each_transport!(
+crate::support::over_each_transport!(
     operations_of_every_kind_can_be_awaited,
     started_operations_are_under_way_together,
     a_future_that_is_dropped_lets_its_operation_go_on,

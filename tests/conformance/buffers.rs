@@ -7,7 +7,7 @@ use carrack::settings::TransportChoice;
 use carrack::{Buffer, Handler, OpError, Outcome, PostError, Rank, Status, Tag, UserContext};
 use std::sync::{Arc, Mutex};
 
-crate::over_each_transport!(
+crate::support::over_each_transport!(
     a_list_of_buffers_is_sent_as_one_message_and_comes_back,
     a_message_is_spread_over_a_list_of_buffers_and_writes_nothing_else,
     lists_are_put_and_got_as_one_piece,

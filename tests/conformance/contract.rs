@@ -1,7 +1,7 @@
 //! The transport contract, below the runtime: what `carrack_transports::contract` states, rule by
 //! rule.
 
-use crate::over_each_transport;
+use crate::support::over_each_transport;
 use crate::support::*;
 use carrack::settings::TransportChoice;
 use carrack::transports::contract::{

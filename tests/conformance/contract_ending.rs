@@ -1,7 +1,7 @@
 //! Operations that a transport has accepted, when a side closes its device: each ends exactly once.
 
 use super::contract::{Side, bring_up};
-use crate::over_each_transport;
+use crate::support::over_each_transport;
 use crate::support::*;
 use carrack::transports::contract::{
     Event, Header, Link, Op, OpFailure, OpToken, Submit, SubmitError,

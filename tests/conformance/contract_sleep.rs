@@ -2,7 +2,7 @@
 //! got up.
 
 use crate::contract::{Side, am, bring_up};
-use crate::over_each_transport;
+use crate::support::over_each_transport;
 use crate::support::*;
 use carrack::transports::contract::{Armed, Link, Polled, Submit};
 use carrack_simulators::nic::go_round;

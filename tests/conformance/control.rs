@@ -13,7 +13,7 @@ use rand::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-crate::over_each_transport!(
+crate::support::over_each_transport!(
     a_probe_sees_the_message_that_a_receive_would_take_and_leaves_it_there,
     a_receive_that_waits_can_be_cancelled_once_and_gets_its_buffer_back,
     a_cancelled_receive_leaves_the_others_of_its_key_in_order,

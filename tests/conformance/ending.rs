@@ -1,8 +1,8 @@
 //! Runtimes and peers that go while operations are under way: each operation ends once, and says
 //! why.
 
-use crate::over_each_transport;
 use crate::support::guard::Guarded;
+use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::bootstrap::{Bootstrap, BootstrapError, InProcess, JobId};

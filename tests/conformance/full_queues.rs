@@ -3,7 +3,7 @@
 
 use crate::support::sink::Sink;
 use crate::support::*;
-use crate::{over_each_transport, over_transport};
+use crate::support::{over_each_transport, over_transport};
 use carrack::settings::{KernelCopyChoice, ProgressChoice};
 use carrack::transports::mem::{HostAllocator, PacketPool};
 use carrack::{

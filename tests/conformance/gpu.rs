@@ -2,9 +2,9 @@
 //! that the library touched itself would end this process. On real GPUs where `TEST_GPU=cuda` says
 //! so, but for what needs a driver that can be told to misbehave.
 
-use crate::over_each_transport_and;
 use crate::support::gpus::{self, is_for_simulated_only};
 use crate::support::guard::Guarded;
+use crate::support::over_each_transport_and;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::packet::{GpuAllocator, PacketPool};

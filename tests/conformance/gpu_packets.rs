@@ -1,7 +1,7 @@
 //! Active messages in a line before a GPU: whatever their engines do, they are handed over as they
 //! came.
 
-use crate::over_each_transport;
+use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::packet::{GpuAllocator, PacketPool};

@@ -10,7 +10,7 @@ use carrack::{
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-crate::over_each_transport!(
+crate::support::over_each_transport!(
     groups_broadcast_gather_and_wait_apart_from_each_other,
     a_broadcast_brings_the_roots_bytes_to_all_whoever_is_the_root,
     nobody_leaves_a_barrier_before_the_last_has_come,

@@ -14,7 +14,7 @@ use carrack::{
 };
 use std::sync::{Arc, Mutex};
 
-crate::over_each_transport!(
+crate::support::over_each_transport!(
     large_messages_arrive_to_the_last_byte_whoever_was_first,
     large_and_small_messages_of_one_key_keep_their_order,
     a_large_message_that_is_too_long_for_its_receive_fails_on_both_sides,

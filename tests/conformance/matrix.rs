@@ -1,7 +1,7 @@
 //! Operation × completion × matching × size × buffer: each pair of values at least once.
 
-use crate::over_each_transport;
 use crate::support::guard::Guarded;
+use crate::support::over_each_transport;
 use crate::support::pairwise::rows;
 use crate::support::sink::{SORTS, Sink, Sort};
 use crate::support::*;

@@ -13,7 +13,7 @@ use carrack::{
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-crate::over_each_transport!(
+crate::support::over_each_transport!(
     what_is_put_is_there_and_what_is_there_is_got,
     a_signal_comes_when_the_bytes_are_there,
     atomic_operations_of_all_ranks_count,

@@ -1,6 +1,6 @@
 //! Tags, contexts and completion objects that other ranks name.
 
-use crate::over_each_transport;
+use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::{Counter, Handler, ProgressError, Rank, RemoteComp, ResourceError, Runtime, Tag};

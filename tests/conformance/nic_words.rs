@@ -12,7 +12,7 @@ use carrack::{
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-crate::over_each_transport!(
+crate::support::over_each_transport!(
     a_nic_counts_for_all_ranks_and_each_sees_another_number,
     compare_and_swap_by_a_nic_is_a_lock,
     an_owner_that_makes_no_progress_is_not_needed,

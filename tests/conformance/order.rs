@@ -1,6 +1,6 @@
 //! Messages come in the order in which they were sent.
 
-use crate::over_each_transport;
+use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::{CompQueue, Handler, Matching, Outcome, Rank, RetryReason, Tag};

@@ -1,7 +1,7 @@
 //! What operations come to, and what is an error.
 
-use crate::over_each_transport;
 use crate::support::guard::Guarded;
+use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::buffer::Buffer;

@@ -15,7 +15,7 @@ use rand::{Rng, rngs::SmallRng};
 use std::ops::Range;
 use std::sync::Arc;
 
-crate::over_each_transport_and!(
+crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
     pieces_arrive_to_the_last_byte_and_the_signal_behind_them,

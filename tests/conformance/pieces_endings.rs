@@ -9,7 +9,7 @@ use carrack::settings::KernelCopyChoice;
 use carrack::{Face, OpError, PeerState, Piece, Rank};
 use std::time::Duration;
 
-crate::over_each_transport_and!(
+crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
     a_batch_whose_registration_ends_in_the_midst_ends_once,

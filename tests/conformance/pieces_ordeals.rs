@@ -14,7 +14,7 @@ use carrack::{
 use carrack_simulators::gpu::{FailAt, Kernel, Which};
 use std::sync::Arc;
 
-crate::over_each_transport_and!(
+crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
     a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal,

@@ -4,7 +4,7 @@ use super::pieces::{Ground, Memory};
 use crate::support::*;
 use carrack::{Piece, PostError, Rank};
 
-crate::over_each_transport_and!(
+crate::support::over_each_transport_and!(
     copiers,
     WithCopiers;
     one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved,

@@ -1,7 +1,7 @@
 //! Each reason for a retry, forced by tiny resources: that it is told, that the operation is the
 //! caller's again, and that nothing is lost.
 
-use crate::over_each_transport;
+use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::SettingsBuilder;

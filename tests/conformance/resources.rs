@@ -1,6 +1,6 @@
 //! Devices, engines, pools and runtimes, several of each.
 
-use crate::over_each_transport;
+use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::bootstrap::{Bootstrap, BootstrapError, InProcess, JobId};

@@ -1,6 +1,6 @@
 //! Threads that post, poll, and sleep.
 
-use crate::over_each_transport;
+use crate::support::over_each_transport;
 use crate::support::*;
 use carrack::settings::ProgressChoice;
 use carrack::{CompQueue, Counter, Handler, Outcome, Rank, Runtime, Synchronizer, Tag, WaitError};

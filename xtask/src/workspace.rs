@@ -62,13 +62,6 @@ impl Workspace {
     pub(crate) fn cargo(&self) -> Command {
         cargo(&self.root)
     }
-
-    /// Whether any package of ours has integration tests.
-    pub(crate) fn has_integration_tests(&self) -> bool {
-        let ours = self.packages.iter().filter(|package| package.source.is_none());
-        ours.flat_map(|package| &package.targets)
-            .any(|target| target.kind.iter().any(|kind| kind == "test"))
-    }
 }
 
 fn cargo(root: &Path) -> Command {

@@ -1,4 +1,5 @@
-//! The test programs: what each is about, on which GPUs it runs, and how long it may take.
+//! The suites: the modules of the test programs, on which GPUs each runs, and how long it may take.
+//! Each is a process of its own.
 //!
 //! A bundle's are run also if they are not known here, but for those that are no parts. In a built
 //! tree, where programs of many sorts lie side by side, only those that are known.
@@ -9,8 +10,9 @@ use super::part::{Part, Sort};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A test program.
+/// A module of a test program, or a whole program, whose name is the suite's.
 struct Suite {
+    program: &'static str,
     name: &'static str,
     on: On,
     /// Whether `--quick` runs it.
@@ -31,53 +33,65 @@ enum On {
     Cuda,
 }
 
-const fn suite(name: &'static str, on: On, quick: bool, minutes: u64) -> Suite {
-    Suite { name, on, quick, minutes, beside: None }
+const fn suite(
+    program: &'static str,
+    name: &'static str,
+    on: On,
+    quick: bool,
+    minutes: u64,
+) -> Suite {
+    Suite { program, name, on, quick, minutes, beside: None }
 }
+
+/// Arguments of a run that is not quick: tests that take long, but for those that need a device.
+const AT_LENGTH: [&str; 3] = ["--include-ignored", "--skip", "::verbs::"];
+
+/// Suites whose ignored tests need more than time: memory, and somebody who reads figures.
+const NOT_AT_LENGTH: [&str; 2] = ["cuda", "huge"];
 
 const SUITES: &[Suite] = &[
     // Only its tests of GPU memory differ from one sort of GPU to another.
-    Suite { beside: Some("gpu::"), ..suite("conformance", On::Any, true, 15) },
-    suite("cuda", On::Cuda, true, 15),
-    suite("gpu_ipc", On::Any, true, 10),
-    suite("ipc_handles", On::Any, true, 10),
-    suite("shared_allocator", On::Any, true, 10),
-    suite("growable_buffer", On::Any, true, 10),
-    suite("am_into_gpu", On::Any, true, 10),
-    suite("gpu_staged", On::Any, true, 10),
-    suite("gpu_streams", On::Any, true, 10),
-    suite("known_memory", On::Any, true, 10),
-    suite("gpu_ordeals", On::Any, true, 15),
-    suite("gpu_copier", On::Any, true, 10),
-    suite("gpu_copier_ranks", On::Any, true, 10),
-    suite("explain_copier", On::Any, true, 10),
-    suite("fake_gpu", On::Nothing, true, 10),
-    suite("simulated_nic", On::Nothing, true, 5),
-    suite("verbs_calls", On::Nothing, true, 5),
-    suite("apart", On::Nothing, true, 5),
-    suite("processes", On::Nothing, true, 10),
-    suite("signals", On::Nothing, true, 5),
-    suite("quiet_path", On::Nothing, true, 5),
-    suite("hostile", On::Nothing, false, 10),
-    suite("verbs_faults", On::Nothing, false, 20),
-    suite("verbs_chunks", On::Nothing, true, 10),
-    suite("verbs_gpu", On::Nothing, true, 10),
-    suite("nic_words", On::Nothing, true, 5),
-    suite("verbs_memory", On::Nothing, true, 5),
-    suite("verbs_hostile", On::Nothing, false, 10),
-    suite("verbs_instructions", On::Nothing, false, 5),
-    suite("launcher", On::Nothing, false, 10),
-    suite("tcp_bootstrap", On::Nothing, false, 10),
-    suite("cli_perf", On::Nothing, false, 15),
-    suite("ordeals", On::Nothing, false, 30),
-    suite("growth", On::Nothing, false, 10),
-    suite("huge", On::Nothing, false, 30),
+    Suite { beside: Some("gpu::"), ..suite("conformance", "conformance", On::Any, true, 15) },
+    suite("cuda", "cuda", On::Cuda, true, 15),
+    suite("gpu", "gpu_ipc", On::Any, true, 10),
+    suite("gpu", "ipc_handles", On::Any, true, 10),
+    suite("gpu", "shared_allocator", On::Any, true, 10),
+    suite("gpu", "growable_buffer", On::Any, true, 10),
+    suite("gpu", "am_into_gpu", On::Any, true, 10),
+    suite("gpu", "gpu_staged", On::Any, true, 10),
+    suite("gpu", "gpu_streams", On::Any, true, 10),
+    suite("gpu", "known_memory", On::Any, true, 10),
+    suite("gpu", "gpu_ordeals", On::Any, true, 15),
+    suite("gpu", "gpu_copier", On::Any, true, 10),
+    suite("gpu", "gpu_copier_ranks", On::Any, true, 10),
+    suite("gpu", "explain_copier", On::Any, true, 10),
+    suite("gpu", "fake_gpu", On::Nothing, true, 10),
+    suite("drivers", "simulated_nic", On::Nothing, true, 5),
+    suite("drivers", "verbs_calls", On::Nothing, true, 5),
+    suite("host", "apart", On::Nothing, true, 5),
+    suite("host", "processes", On::Nothing, true, 10),
+    suite("host", "signals", On::Nothing, true, 5),
+    suite("alone", "quiet_path", On::Nothing, true, 5),
+    suite("host", "hostile", On::Nothing, false, 10),
+    suite("verbs", "verbs_faults", On::Nothing, false, 20),
+    suite("verbs", "verbs_chunks", On::Nothing, true, 10),
+    suite("verbs", "verbs_gpu", On::Nothing, true, 10),
+    suite("verbs", "nic_words", On::Nothing, true, 5),
+    suite("verbs", "verbs_memory", On::Nothing, true, 5),
+    suite("verbs", "verbs_hostile", On::Nothing, false, 10),
+    suite("costs", "verbs_instructions", On::Nothing, false, 5),
+    suite("cli", "launcher", On::Nothing, false, 10),
+    suite("cli", "tcp_bootstrap", On::Nothing, false, 10),
+    suite("cli", "cli_perf", On::Nothing, false, 15),
+    suite("host", "ordeals", On::Nothing, false, 30),
+    suite("alone", "growth", On::Nothing, false, 10),
+    suite("host", "huge", On::Nothing, false, 30),
 ];
 
-/// Test programs of the tree that are no parts of a selftest: it runs the examples by itself, one
-/// of its own tests would run it again, the mock library needs a C compiler and its source (three
-/// programs), the table of rules is read in the tree, and a guest is made from it. A bundle leaves
-/// them out; a test of xtask sees to that.
+/// Modules of test programs that are no suites of a selftest: it runs the examples by itself, one of
+/// its own tests would run it again, the mock library needs a C compiler (three modules, and the
+/// mock), the table of rules is read in the tree, a guest is made from it, and `profile` is a helper.
+#[cfg(test)]
 const NO_PARTS: &[&str] = &[
     "cli_selftest",
     "cuda_mock",
@@ -85,22 +99,23 @@ const NO_PARTS: &[&str] = &[
     "explain_claims",
     "gpu_costs",
     "gpu_rules",
+    "mock",
+    "profile",
     "verbs_guest",
 ];
 
-/// Whether a test program of that name is one of the parts.
-pub(super) fn is_known(name: &str) -> bool {
-    SUITES.iter().any(|suite| suite.name == name)
+/// Returns `true` if suites are modules of a test program of that name.
+pub(super) fn is_known(program: &str) -> bool {
+    SUITES.iter().any(|suite| suite.program == program)
 }
 
 /// All test programs, on all GPUs that they are to run on.
 pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
     let mut parts: Vec<Part> =
         SUITES.iter().flat_map(|suite| suite.parts(kit, machine, quick)).collect();
-    for name in
-        kit.tests.keys().filter(|name| !is_known(name) && !NO_PARTS.contains(&name.as_str()))
-    {
-        parts.extend(suite(name_for_ever(name), On::Any, true, 15).parts(kit, machine, quick));
+    for name in kit.tests.keys().filter(|name| !is_known(name)) {
+        let name = name_for_ever(name);
+        parts.extend(suite(name, name, On::Any, true, 15).parts(kit, machine, quick));
     }
     parts
 }
@@ -112,39 +127,55 @@ fn name_for_ever(name: &str) -> &'static str {
 
 impl Suite {
     fn parts(&self, kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
-        let Some(program) = kit.tests.get(self.name) else {
+        let Some(program) = kit.tests.get(self.program) else {
             return vec![self.part(
-                PathBuf::from(self.name),
+                PathBuf::from(self.program),
                 None,
                 Some("it is not here: not built, or left out of the bundle".into()),
+                quick,
             )];
         };
         let left_out = (quick && !self.quick).then(|| "--quick leaves it out".to_owned());
         match (self.on, machine.gpus) {
-            (On::Nothing, _) => vec![self.part(program.clone(), None, left_out)],
-            (On::Cuda, Gpus::Cuda) => vec![self.part(program.clone(), Some(Gpus::Cuda), left_out)],
+            (On::Nothing, _) => vec![self.part(program.clone(), None, left_out, quick)],
+            (On::Cuda, Gpus::Cuda) => {
+                vec![self.part(program.clone(), Some(Gpus::Cuda), left_out, quick)]
+            }
             (On::Cuda, Gpus::Simulated) => {
                 let why = machine.no_cuda.as_deref().unwrap_or("there is none");
                 let why = format!("it needs an NVIDIA GPU: {why}");
-                vec![self.part(program.clone(), Some(Gpus::Cuda), left_out.or(Some(why)))]
+                vec![self.part(program.clone(), Some(Gpus::Cuda), left_out.or(Some(why)), quick)]
             }
             (On::Any, Gpus::Simulated) => {
-                vec![self.part(program.clone(), Some(Gpus::Simulated), left_out)]
+                vec![self.part(program.clone(), Some(Gpus::Simulated), left_out, quick)]
             }
             (On::Any, Gpus::Cuda) => {
                 let beside =
                     (quick).then(|| "--quick leaves it out where there are real GPUs".to_owned());
-                let mut simulated = self.part(program.clone(), Some(Gpus::Simulated), beside);
+                let mut simulated =
+                    self.part(program.clone(), Some(Gpus::Simulated), beside, quick);
                 simulated.args.extend(self.beside.map(str::to_owned));
-                vec![self.part(program.clone(), Some(Gpus::Cuda), left_out), simulated]
+                vec![self.part(program.clone(), Some(Gpus::Cuda), left_out, quick), simulated]
             }
         }
     }
 
-    fn part(&self, program: PathBuf, gpus: Option<Gpus>, skip: Option<String>) -> Part {
+    fn part(
+        &self,
+        program: PathBuf,
+        gpus: Option<Gpus>,
+        skip: Option<String>,
+        quick: bool,
+    ) -> Part {
         // Tests that say why they skip something say it in their output, which is shown only if it
         // is asked for.
         let mut args = vec!["--show-output".to_owned()];
+        if self.program != self.name {
+            args.push(format!("{}::", self.name));
+        }
+        if !quick && is_known(self.program) && !NOT_AT_LENGTH.contains(&self.name) {
+            args.extend(AT_LENGTH.map(str::to_owned));
+        }
         let mut env = Vec::new();
         if let Some(gpus) = gpus {
             env.push(("TEST_GPU", gpus.setting().to_owned()));
@@ -178,17 +209,35 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn each_test_program_of_the_tree_is_a_part_or_left_out_on_purpose() {
+    fn each_module_of_a_test_program_is_a_suite_or_left_out_on_purpose() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let entries =
-            std::fs::read_dir(root.join("tests")).unwrap().map(|entry| entry.unwrap().path());
-        let files = entries.filter(|path| path.extension().is_some_and(|ending| ending == "rs"));
-        let names: BTreeSet<String> =
-            files.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
-        assert!(names.contains("conformance"), "{names:?}");
-        for name in &names {
-            let left_out = NO_PARTS.contains(&name.as_str());
-            assert!(is_known(name) != left_out, "{name}: put it into SUITES or NO_PARTS");
+        let mut modules = BTreeSet::new();
+        for folder in ["tests", "transports/tests"] {
+            for entry in std::fs::read_dir(root.join(folder)).unwrap() {
+                let folder = entry.unwrap().path();
+                let program = folder.file_name().unwrap().to_str().unwrap().to_owned();
+                let Ok(main) = std::fs::read_to_string(folder.join("main.rs")) else { continue };
+                if SUITES.iter().any(|suite| suite.name == program) {
+                    continue;
+                }
+                let names = main.lines().filter_map(|line| line.strip_prefix("mod "));
+                let names = names.filter_map(|line| line.strip_suffix(';'));
+                modules.extend(names.map(|module| (program.clone(), module.to_owned())));
+            }
+        }
+        assert!(modules.contains(&("gpu".into(), "gpu_ipc".into())), "{modules:?}");
+        for (program, module) in &modules {
+            let is = |suite: &Suite| suite.program == program && suite.name == module;
+            let left_out =
+                NO_PARTS.contains(&module.as_str()) || module == "verbs" && program == "drivers";
+            assert!(
+                SUITES.iter().any(is) != left_out,
+                "{program}::{module}: put it into SUITES or NO_PARTS"
+            );
+        }
+        for suite in SUITES.iter().filter(|suite| suite.program != suite.name) {
+            let is_there = modules.contains(&(suite.program.into(), suite.name.into()));
+            assert!(is_there, "there is no {}::{}", suite.program, suite.name);
         }
     }
 }

@@ -181,6 +181,7 @@ fn each_of_those_who_watch_has_a_sheet_and_looks_on_when_it_has_paused() {
 
 /// Each copies what the one before has written, across the number that is 0 in the words.
 #[test]
+#[ignore = "full: a quarter of a minute; every order of words"]
 fn commands_are_done_once_and_in_order_in_whatever_order_their_words_come_to_the_sheets() {
     const COMMANDS: u64 = 100;
     for seed in 1..12_u64 {
@@ -239,6 +240,7 @@ fn commands_are_done_once_and_in_order_in_whatever_order_their_words_come_to_the
 
 /// Singles and lists in turn, while kernels leave and come again all the time.
 #[test]
+#[ignore = "full: half a minute; kernels come and go a thousand times"]
 fn the_kernels_text_loses_nothing_when_it_leaves_and_begins_anew() {
     let resident = resident(Duration::from_micros(300));
     let mut dst = vec![0_u64; 600];

@@ -41,7 +41,7 @@ fn install(context: &Context) -> Result<(), String> {
 
 /// rustup's `cargo +nightly`. The one that runs this task says in the environment which toolchain
 /// it is of, which would win over the `+`.
-fn nightly(context: &Context) -> Command {
+pub(super) fn nightly(context: &Context) -> Command {
     let mut command = Command::new("cargo");
     command.arg("+nightly").current_dir(&context.workspace.root);
     clean(&mut command);

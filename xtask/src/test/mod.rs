@@ -6,6 +6,7 @@
 
 mod deny;
 mod layout;
+mod long;
 mod miri;
 mod msrv;
 mod room;
@@ -16,25 +17,24 @@ mod tally;
 mod verbs_guest;
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::error::TaskError;
 use crate::workspace::Workspace;
-use step::{Context, Outcome, Step};
+use step::{Context, Step, Tier};
 use summary::Summary;
 use tally::Tally;
-
-/// What the whole run may take. CI gives up at 90 minutes, and a step under way when time is up
-/// still has to end.
-const BUDGET: Duration = Duration::from_secs(55 * 60);
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Leave out what takes minutes: documentation, release builds, loom, Miri, layouts, cargo-deny
+    /// Run what CI runs: also lints, documentation, slow tests, optimised builds, loom, Miri, guests
     #[arg(long)]
-    quick: bool,
-    /// Run only the steps whose names have this in them
+    full: bool,
+    /// Also run what takes hours: soaks, sanitizers, fuzzing
+    #[arg(long)]
+    long: bool,
+    /// Run only the steps whose names have this in them, of all tiers
     #[arg(long, value_name = "STEP")]
     only: Option<String>,
 }
@@ -43,21 +43,28 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let began = Instant::now();
     let workspace = Workspace::load()?;
-    let mut context = Context { workspace, tally: Tally::default(), limit: BUDGET };
-    let mut summary = Summary::default();
-    let wanted = |step: &&Step| options.only.as_ref().is_none_or(|only| step.name.contains(only));
-    if !steps::ALL.iter().any(|step| wanted(&step)) {
+    let tier = match (options.long, options.full) {
+        (true, _) => Tier::Long,
+        (false, true) => Tier::Full,
+        (false, false) => Tier::Default,
+    };
+    let wanted: Vec<&Step> = match &options.only {
+        Some(only) => steps::ALL.iter().filter(|step| step.name.contains(only)).collect(),
+        None => steps::ALL.iter().filter(|step| step.tier <= tier).collect(),
+    };
+    let Some(largest) = wanted.iter().map(|step| step.tier).max() else {
         let names: Vec<_> = steps::ALL.iter().map(|step| step.name).collect();
         return Err(TaskError::NoStep { names: names.join("; ") });
-    }
-    for step in steps::ALL.iter().filter(wanted) {
-        println!("\n=== {} ===", step.name);
-        let left = BUDGET.saturating_sub(began.elapsed());
+    };
+    let budget = largest.max(tier).budget();
+    let mut context = Context { workspace, tally: Tally::default(), limit: budget };
+    let mut summary = Summary::default();
+    for (at, step) in wanted.iter().enumerate() {
+        println!("\n=== {} === ({} of {})", step.name, at + 1, wanted.len());
+        let left = budget.saturating_sub(began.elapsed());
         let step_began = Instant::now();
-        let outcome = if options.quick && !step.quick {
-            Outcome::Skipped("--quick leaves it out".into())
-        } else if left.is_zero() {
-            step.out_of_time(BUDGET)
+        let outcome = if left.is_zero() {
+            step.out_of_time(budget)
         } else {
             context.limit = step.limit.min(left);
             (step.body)(&mut context)

@@ -12,12 +12,12 @@ use crate::workspace::Workspace;
 /// A step of the test run.
 pub(super) struct Step {
     pub(super) name: &'static str,
-    /// Whether `--quick` runs it too.
-    pub(super) quick: bool,
     /// Whether it may be skipped when time is up: only what a machine may lack anyway.
     pub(super) optional: bool,
     /// What its watchdog grants.
     pub(super) limit: Duration,
+    /// The smallest tier that runs it.
+    pub(super) tier: Tier,
     pub(super) body: fn(&mut Context) -> Outcome,
 }
 
@@ -27,6 +27,30 @@ impl Step {
         let reason =
             format!("the steps before it used up the {} minutes of the run", budget.as_secs() / 60);
         if self.optional { Outcome::Skipped(reason) } else { Outcome::Failed(reason) }
+    }
+}
+
+/// How much is run: each tier includes those before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Tier {
+    /// Builds and tests, without tests that take long.
+    Default,
+    /// `--full`: what CI runs.
+    Full,
+    /// `--long`: by hand.
+    Long,
+}
+
+impl Tier {
+    /// What its whole run may take. CI gives up at 90 minutes, and the step that is running when
+    /// time is up still has to end.
+    pub(super) const fn budget(self) -> Duration {
+        let minutes = match self {
+            Self::Default => 30,
+            Self::Full => 70,
+            Self::Long => 12 * 60,
+        };
+        Duration::from_secs(60 * minutes)
     }
 }
 

@@ -1,11 +1,10 @@
-//! The steps, in the order in which they run: the quick ones first, then builds and tests, then
-//! what may be skipped.
+//! The steps, in the order in which they run: those of the default tier first.
 
 use std::process::Command;
 use std::time::Duration;
 
-use super::step::{Context, Outcome, Step};
-use super::{deny, layout, miri, msrv, room, verbs_guest};
+use super::step::{Context, Outcome, Step, Tier};
+use super::{deny, layout, long, miri, msrv, room, verbs_guest};
 use crate::child;
 use crate::rules;
 
@@ -19,49 +18,91 @@ const OPTIMISED: &str = "optimised";
 
 /// All steps.
 pub(super) const ALL: &[Step] = &[
-    Step { name: "room", quick: true, optional: false, limit: minutes(1), body: room::step },
-    Step { name: "format", quick: true, optional: false, limit: minutes(2), body: format },
+    Step {
+        name: "room",
+        tier: Tier::Default,
+        optional: false,
+        limit: minutes(1),
+        body: room::step,
+    },
     Step {
         name: "source rules",
-        quick: true,
+        tier: Tier::Default,
         optional: false,
         limit: minutes(1),
         body: source_rules,
     },
-    Step { name: "msrv", quick: true, optional: false, limit: minutes(1), body: msrv::step },
-    Step { name: "clippy", quick: true, optional: false, limit: minutes(10), body: clippy },
     Step {
-        name: "test, debug",
-        quick: true,
+        name: "msrv",
+        tier: Tier::Default,
+        optional: false,
+        limit: minutes(1),
+        body: msrv::step,
+    },
+    Step { name: "test", tier: Tier::Default, optional: false, limit: minutes(25), body: test },
+    Step { name: "format", tier: Tier::Full, optional: false, limit: minutes(2), body: format },
+    Step { name: "clippy", tier: Tier::Full, optional: false, limit: minutes(10), body: clippy },
+    Step {
+        name: "test, slow",
+        tier: Tier::Full,
         optional: false,
         limit: minutes(20),
-        body: test_debug,
+        body: test_slow,
     },
-    Step { name: "doc", quick: false, optional: false, limit: minutes(10), body: doc },
+    Step { name: "doc", tier: Tier::Full, optional: false, limit: minutes(10), body: doc },
     Step {
-        name: "build, release",
-        quick: false,
-        optional: false,
-        limit: minutes(15),
-        body: build_release,
-    },
-    Step {
-        name: "test, release",
-        quick: false,
+        name: "test, optimised",
+        tier: Tier::Full,
         optional: false,
         limit: minutes(25),
-        body: test_release,
+        body: test_optimised,
     },
-    Step { name: "loom", quick: false, optional: false, limit: minutes(12), body: loom },
-    Step { name: "miri", quick: false, optional: true, limit: minutes(12), body: miri::step },
-    Step { name: "layout", quick: false, optional: true, limit: minutes(12), body: layout::step },
-    Step { name: "cargo-deny", quick: false, optional: true, limit: minutes(12), body: deny::step },
+    Step {
+        name: "instructions",
+        tier: Tier::Full,
+        optional: false,
+        limit: minutes(15),
+        body: instructions,
+    },
+    Step { name: "loom", tier: Tier::Full, optional: false, limit: minutes(12), body: loom },
+    Step { name: "miri", tier: Tier::Full, optional: true, limit: minutes(12), body: miri::step },
+    Step {
+        name: "layout",
+        tier: Tier::Full,
+        optional: true,
+        limit: minutes(12),
+        body: layout::step,
+    },
+    Step {
+        name: "cargo-deny",
+        tier: Tier::Full,
+        optional: true,
+        limit: minutes(12),
+        body: deny::step,
+    },
     Step {
         name: "verbs guest",
-        quick: false,
+        tier: Tier::Full,
         optional: true,
         limit: minutes(20),
         body: verbs_guest::step,
+    },
+    Step { name: "soak", tier: Tier::Long, optional: false, limit: minutes(240), body: long::soak },
+    Step { name: "huge", tier: Tier::Long, optional: false, limit: minutes(60), body: long::huge },
+    Step {
+        name: "sanitizer",
+        tier: Tier::Long,
+        optional: true,
+        limit: minutes(60),
+        body: long::sanitizer,
+    },
+    Step { name: "fuzz", tier: Tier::Long, optional: true, limit: minutes(120), body: long::fuzz },
+    Step {
+        name: "verbs guest, long",
+        tier: Tier::Long,
+        optional: true,
+        limit: minutes(120),
+        body: verbs_guest::long_step,
     },
 ];
 
@@ -105,14 +146,7 @@ fn doc(context: &mut Context) -> Outcome {
     context.run(&mut command).into()
 }
 
-fn build_release(context: &mut Context) -> Outcome {
-    // The examples are built as the tests are; each that is optimised across crates takes half a
-    // minute.
-    let arguments = ["build", "--release", "--workspace", "--bins", "--example", "readme"];
-    context.run(context.workspace.cargo().args(arguments)).into()
-}
-
-fn test_debug(context: &mut Context) -> Outcome {
+fn test(context: &mut Context) -> Outcome {
     // Process tests start our own binaries, which `cargo test` builds only for packages that have
     // such tests.
     let build = ["build", "--workspace", "--examples", "--bins"];
@@ -123,44 +157,46 @@ fn test_debug(context: &mut Context) -> Outcome {
     context.run_tests(command.args(["test", "--workspace", "--no-fail-fast"]))
 }
 
-fn test_release(context: &mut Context) -> Outcome {
-    if !context.workspace.has_integration_tests() {
-        return Outcome::Skipped("there are no integration tests yet".into());
-    }
-    let build = ["build", "--profile", OPTIMISED, "--workspace", "--examples", "--bins"];
+/// Ignored tests that need more than time: RDMA devices, 16 GiB of memory, a reader of figures.
+const NEEDS_MORE: [&str; 6] = ["--skip", "::verbs::", "--skip", "huge::", "--skip", "figures::"];
+
+/// Tests whose `#[ignore]` begins with "full".
+fn test_slow(context: &mut Context) -> Outcome {
+    let mut command = context.workspace.cargo();
+    command.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests"]);
+    context.run_tests(command.args(["--", "--ignored"]).args(NEEDS_MORE))
+}
+
+/// The programs in which threads and processes race. Optimisation changes their timing, and what
+/// the compiler assumes of their memory.
+const CONCURRENT: [&str; 6] = ["--test", "conformance", "--test", "host", "--test", "verbs"];
+
+fn test_optimised(context: &mut Context) -> Outcome {
+    let optimised = |context: &Context| {
+        let mut command = context.workspace.cargo();
+        command.args(["test", "--profile", OPTIMISED, "--no-fail-fast"]);
+        command
+    };
+    let mut command = optimised(context);
+    let all = context
+        .run_tests(command.args(CONCURRENT).args(["--", "--include-ignored"]).args(NEEDS_MORE));
+    // As they run where there are many cores: simulated NICs of many tests have stood in each
+    // other's way.
+    let mut command = optimised(context);
+    command.args(["--test", "verbs", "--", "--test-threads", "32", "verbs_faults::"]);
+    let crowded = context.run_tests(command.arg("verbs_chunks::"));
+    if matches!(all, Outcome::Passed) { crowded } else { all }
+}
+
+/// What is shipped is counted as it is shipped.
+fn instructions(context: &mut Context) -> Outcome {
+    let build = ["build", "--release", "--workspace", "--bins", "--example", "readme"];
     if let Err(error) = context.run(context.workspace.cargo().args(build)) {
         return Outcome::Failed(error.to_string());
     }
     let mut command = context.workspace.cargo();
-    command.args(["test", "--profile", OPTIMISED, "--workspace", "--no-fail-fast", "--test", "*"]);
-    let all = context.run_tests(&mut command);
-    // As they run where there are many cores: simulated NICs of many tests have stood in each
-    // other's way.
-    let mut command = context.workspace.cargo();
-    command.args([
-        "test",
-        "--profile",
-        OPTIMISED,
-        "--test",
-        "verbs_faults",
-        "--test",
-        "verbs_chunks",
-    ]);
-    let crowded = context.run_tests(command.args(["--", "--test-threads", "32"]));
-    // What is shipped is counted as it is shipped.
-    let mut command = context.workspace.cargo();
-    let counted = context.run_tests(command.args([
-        "test",
-        "--release",
-        "--test",
-        "verbs_instructions",
-        "--test",
-        "gpu_costs",
-    ]));
-    [all, crowded]
-        .into_iter()
-        .find(|outcome| !matches!(outcome, Outcome::Passed))
-        .unwrap_or(counted)
+    command.args(["test", "--release", "--test", "costs", "--", "--show-output"]);
+    context.run_tests(&mut command)
 }
 
 fn loom(context: &mut Context) -> Outcome {

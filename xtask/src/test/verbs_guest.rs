@@ -23,8 +23,7 @@ struct Check {
     wiring: Wiring,
     /// The status that it must end with.
     status: u8,
-    /// It takes minutes, in which time-outs run out. It runs only when it is asked for
-    /// (`TEST_GUEST=all`).
+    /// It takes minutes, in which time-outs run out. It runs with `--long` or `TEST_GUEST=all`.
     is_long: bool,
     /// Its driver takes dma-bufs.
     has_dmabufs: bool,
@@ -138,14 +137,21 @@ const CHECKS: &[Check] = &[
     Check::tests(
         "conformance between two nodes",
         Wiring::TwoGuests,
-        "apart",
-        &["--test-threads", "1", "nodes::"],
+        "host",
+        &["--test-threads", "1", "apart::nodes::"],
     ),
     Check::tests(
         "networks that fail, ranks that are killed, and want of everything",
         Wiring::OneGuest,
-        "verbs_guest",
-        &["--test-threads", "1", "network::", "kills::", "poor::", "gpus::a_driver"],
+        "verbs",
+        &[
+            "--test-threads",
+            "1",
+            "verbs_guest::network::",
+            "verbs_guest::kills::",
+            "verbs_guest::poor::",
+            "verbs_guest::gpus::a_driver",
+        ],
     )
     .long(),
     // Without Carrack: what its default time-out is trusted to keep away.
@@ -161,23 +167,23 @@ const CHECKS: &[Check] = &[
     Check::tests(
         "dma-bufs",
         Wiring::OneGuest,
-        "verbs_guest",
-        &["--test-threads", "1", "gpus::a_gpu"],
+        "verbs",
+        &["--test-threads", "1", "verbs_guest::gpus::a_gpu"],
     )
     .with_dmabufs()
     .long(),
     Check::tests(
         "two nodes",
         Wiring::TwoGuests,
-        "verbs_guest",
-        &["--test-threads", "1", "nodes::"],
+        "verbs",
+        &["--test-threads", "1", "verbs_guest::nodes::"],
     )
     .long(),
     Check::tests(
         "a node is killed",
         Wiring::TwoGuests,
-        "verbs_guest",
-        &["--test-threads", "1", "loss::"],
+        "verbs",
+        &["--test-threads", "1", "verbs_guest::loss::"],
     )
     .long(),
 ];
@@ -186,7 +192,18 @@ const CHECKS: &[Check] = &[
 /// count as failed.
 const NEEDED: Duration = Duration::from_secs(15 * 60);
 
+/// The checks that take some minutes, or all where `TEST_GUEST=all` says so.
 pub(super) fn step(context: &mut Context) -> Outcome {
+    let all = std::env::var("TEST_GUEST").is_ok_and(|which| which == "all");
+    checks(context, false, all)
+}
+
+/// The other checks.
+pub(super) fn long_step(context: &mut Context) -> Outcome {
+    checks(context, true, false)
+}
+
+fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
     let began = Instant::now();
     if context.limit < NEEDED {
         let left = context.limit.as_secs() / 60;
@@ -200,10 +217,8 @@ pub(super) fn step(context: &mut Context) -> Outcome {
         Err(error) => return Outcome::Skipped(error.to_string()),
     };
     let mut failed = Vec::new();
-    let all = std::env::var("TEST_GUEST").is_ok_and(|which| which == "all");
     for check in CHECKS {
-        if check.is_long && !all {
-            println!("left out, as it takes minutes: {} (TEST_GUEST=all)", check.name);
+        if check.is_long != is_long && !all {
             continue;
         }
         let mut plan = match plan(context, &host, check) {

@@ -1,0 +1,635 @@
+//! `carrack run`, with real processes: what ranks get, what the user sees, and that nothing is
+//! left.
+//!
+//! The programs are shell one-liners, or this very test binary in a role (see
+//! `a_rank_in_its_role`). Every job bears a mark in its environment, by which survivors are found
+//! in /proc. No test asserts how long something takes; the watchdog only turns a hang into a
+//! failure.
+
+mod killing;
+
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg,
+};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::built::carrack;
+use carrack::bootstrap::{Bootstrap, BootstrapError, FromLauncher};
+use rustix::process::{Pid, Signal, kill_process};
+
+const WATCHDOG: Duration = Duration::from_secs(120);
+const MARK: &str = "TEST_CARRACK_MARK";
+const ROLE: &str = "CARRACK_TEST_ROLE";
+
+/// Two processes a rank, of which one is a grandchild of the keeper.
+const TWO_SLEEPERS: &str = "sleep 1000 & echo ready; sleep 1000";
+
+/// A job to be run, with a mark of its own.
+struct Job {
+    command: Command,
+    mark: String,
+}
+
+/// `carrack run -n RANKS OPTIONS -- PROGRAM`.
+fn job(ranks: u32, options: &[&str], program: &[&str]) -> Job {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let mark = format!("{}-{number}", std::process::id());
+    let mut command = Command::new(carrack());
+    command
+        .args(["run", "-n", &ranks.to_string()])
+        .args(options)
+        .arg("--")
+        .args(program)
+        .env(MARK, &mark)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    // A shell starts its background jobs with SIGINT ignored, and `nohup` its program with SIGHUP:
+    // either may have started this test.
+    // SAFETY: `signal` is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        })
+    };
+    Job { command, mark }
+}
+
+/// A job whose ranks run a shell script.
+fn script(ranks: u32, options: &[&str], script: &str) -> Job {
+    job(ranks, options, &["sh", "-c", script])
+}
+
+/// A job whose ranks are this test in a role.
+fn role(ranks: u32, role: &str) -> Job {
+    let test = std::env::current_exe().unwrap();
+    let program =
+        [test.to_str().unwrap(), "--exact", "launcher::a_rank_in_its_role", "--nocapture"];
+    let mut job = job(ranks, &[], &program);
+    job.command.env(ROLE, role);
+    job
+}
+
+impl Job {
+    /// Runs it to its end and checks that it left nothing behind.
+    fn run(mut self) -> Run {
+        let mut child = self.command.spawn().unwrap();
+        let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let stdout = thread::spawn(move || read_all(stdout));
+        let stderr = thread::spawn(move || read_all(stderr));
+        let status = wait(&mut child);
+        let run = Run { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() };
+        nothing_is_left(&self.mark);
+        run
+    }
+
+    /// Starts it and waits until so many lines of its output have come.
+    fn start(mut self, lines: usize) -> Running {
+        let mut child = self.command.spawn().unwrap();
+        let mut stdout = child.stdout.take().unwrap();
+        let mut seen = 0;
+        while seen < lines {
+            let mut byte = [0];
+            assert_eq!(stdout.read(&mut byte).unwrap(), 1, "the job ended after {seen} lines");
+            seen += usize::from(byte[0] == b'\n');
+        }
+        let stderr = child.stderr.take().unwrap();
+        let stdout = thread::spawn(move || read_all(stdout));
+        let stderr = thread::spawn(move || read_all(stderr));
+        Running { child, mark: self.mark, readers: [stdout, stderr] }
+    }
+}
+
+struct Run {
+    status: ExitStatus,
+    stdout: String,
+    stderr: String,
+}
+
+impl Run {
+    fn code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| panic!("{:?}: {}", self.status, self.stderr))
+    }
+
+    fn stdout_lines(&self) -> BTreeSet<&str> {
+        self.stdout.lines().collect()
+    }
+}
+
+struct Running {
+    child: Child,
+    mark: String,
+    readers: [thread::JoinHandle<String>; 2],
+}
+
+impl Running {
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// The keeper: the launcher's only child.
+    fn keeper(&self) -> Pid {
+        let launcher = self.child.id().to_string();
+        let is_keeper = |pid: &i32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
+            parent == Some(launcher.as_str())
+        };
+        Pid::from_raw(marked(&self.mark).into_iter().find(is_keeper).unwrap()).unwrap()
+    }
+
+    /// Waits for the launcher's end and checks that it left nothing behind.
+    fn end(mut self) -> Run {
+        let status = wait(&mut self.child);
+        nothing_is_left(&self.mark);
+        let [stdout, stderr] = self.readers.map(|reader| reader.join().unwrap());
+        Run { status, stdout, stderr }
+    }
+}
+
+fn read_all(mut from: impl Read) -> String {
+    let mut bytes = Vec::new();
+    from.read_to_end(&mut bytes).unwrap();
+    String::from_utf8(bytes).unwrap()
+}
+
+fn wait(child: &mut Child) -> ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        assert!(start.elapsed() < WATCHDOG, "the launcher does not end");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The processes that bear this mark.
+fn marked(mark: &str) -> Vec<i32> {
+    let entry = format!("{MARK}={mark}");
+    let has_mark = |pid: &i32| {
+        // A zombie's is empty; one of another user cannot be read, and is none of ours.
+        let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environ.split(|byte| *byte == 0).any(|variable| variable == entry.as_bytes())
+    };
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has_mark).collect()
+}
+
+fn nothing_is_left(mark: &str) {
+    let start = Instant::now();
+    loop {
+        let left = marked(mark);
+        if left.is_empty() {
+            return;
+        }
+        if start.elapsed() >= WATCHDOG {
+            let name =
+                |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            panic!("left behind: {:?}", left.iter().map(name).collect::<Vec<_>>());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn every_rank_knows_its_number_and_its_lines_are_tagged_with_it() {
+    let run =
+        script(3, &[], "echo out $CARRACK_RANK of $CARRACK_SIZE; echo err $CARRACK_RANK >&2").run();
+    assert_eq!(run.code(), 0, "{}", run.stderr);
+    assert_eq!(
+        run.stdout_lines(),
+        BTreeSet::from(["[0] out 0 of 3", "[1] out 1 of 3", "[2] out 2 of 3"])
+    );
+    assert_eq!(
+        run.stderr.lines().collect::<BTreeSet<_>>(),
+        BTreeSet::from(["[0] err 0", "[1] err 1", "[2] err 2"])
+    );
+}
+
+#[test]
+fn without_tags_lines_come_as_they_are() {
+    let run = script(2, &["--no-tag"], "echo rank $CARRACK_RANK").run();
+    assert_eq!((run.code(), run.stdout_lines()), (0, BTreeSet::from(["rank 0", "rank 1"])));
+}
+
+/// CUDA's library starts a thread in whatever process uses it, the launcher of `carrack perf`
+/// included: the kernel may give that one the signal that a child has ended.
+#[test]
+fn a_job_ends_also_where_a_library_has_a_thread_in_the_launcher() {
+    if Command::new("cc").arg("--version").output().is_err() {
+        return println!("skipped: no C compiler (cc) to make such a library with");
+    }
+    let given = std::env::var_os("TEST_SCRATCH").map(std::path::PathBuf::from);
+    let folder = given.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
+    let (source, library) =
+        (folder.join("thread.c"), folder.join(format!("thread-{}.so", std::process::id())));
+    let text = "#include <pthread.h>\n#include <unistd.h>\n\
+        static void *nap(void *none) { for (;;) pause(); return none; }\n\
+        __attribute__((constructor)) static void start(void) { pthread_t one; pthread_create(&one, \
+        0, nap, 0); }\n";
+    fs::write(&source, text).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-lpthread");
+    assert!(compiler.status().unwrap().success(), "the C compiler failed");
+    for _ in 0..10 {
+        let mut job = job(2, &[], &["true"]);
+        job.command.env("LD_PRELOAD", &library);
+        assert_eq!(job.run().code(), 0);
+    }
+    fs::remove_file(library).unwrap();
+}
+
+#[test]
+fn the_first_rank_that_fails_decides_the_status_and_the_others_are_ended() {
+    let run = script(4, &[], "[ $CARRACK_RANK = 2 ] && exit 3; sleep 1000").run();
+    assert_eq!(run.code(), 3);
+    assert!(run.stderr.contains("rank 2 exited with status 3; ending the "), "{}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 1, "the others' ends are no news: {}", run.stderr);
+}
+
+/// It has ended well, so the launcher ends nobody for it. Before the others look for it, and when
+/// they have waited for some time.
+#[test]
+fn ranks_that_meet_are_told_of_one_that_never_comes() {
+    for when in ["exit 0", "sleep 1; exit 0"] {
+        let explain = format!(
+            "[ $CARRACK_RANK = 1 ] && {{ {when}; }}; exec env -u {MARK} '{}' explain",
+            carrack().display()
+        );
+        let run = script(3, &[], &explain).run();
+        assert_eq!(run.code(), 1);
+        // Whichever says it first: then the others are ended. Who has heard it from another names
+        // the rank.
+        let told = |line: &str| line.contains("] carrack: barrier: ") && line.contains("rank 1");
+        assert!(run.stderr.lines().any(told), "{when}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn ranks_that_meet_are_told_of_one_that_there_is_no_path_to() {
+    let explain = format!(
+        "[ $CARRACK_RANK = 1 ] && export CARRACK_TRANSPORT=loopback; exec env -u {MARK} '{}' \
+        explain",
+        carrack().display()
+    );
+    let run = script(3, &[], &explain).run();
+    assert_eq!(run.code(), 1);
+    let told = |line: &str| {
+        line.contains("] carrack: barrier: ")
+            && (line.contains("rank 1")
+                || (line.contains("cannot be reached") && line.contains("CARRACK_TRANSPORT")))
+    };
+    assert!(run.stderr.lines().any(told), "{}", run.stderr);
+}
+
+#[test]
+fn a_rank_killed_by_a_signal_is_named_with_the_signal() {
+    let run = script(2, &[], "[ $CARRACK_RANK = 1 ] && kill -KILL $$; sleep 1000").run();
+    assert_eq!(run.code(), 137);
+    assert!(run.stderr.contains("rank 1 was killed by signal 9 (SIGKILL)"), "{}", run.stderr);
+}
+
+#[test]
+fn ranks_that_ignore_being_asked_to_end_are_killed() {
+    let run = script(
+        2,
+        &[],
+        "[ $CARRACK_RANK = 1 ] && exit 5; trap '' TERM; sleep 1000 & wait; sleep 1000",
+    )
+    .run();
+    assert_eq!(run.code(), 5);
+}
+
+#[test]
+fn a_stopped_rank_is_ended_too() {
+    let run = script(2, &[], "[ $CARRACK_RANK = 1 ] && sleep 0.3 && exit 5; kill -STOP $$").run();
+    assert_eq!(run.code(), 5);
+}
+
+#[test]
+fn a_program_that_does_not_exist_is_one_clear_error() {
+    let run = job(4, &[], &["no-such-program"]).run();
+    assert_eq!(run.code(), 127);
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+    assert!(
+        run.stderr.contains("no-such-program") && run.stderr.contains("PATH"),
+        "{}",
+        run.stderr
+    );
+    let run = job(1, &[], &["./examples/no-such-example"]).run();
+    assert_eq!(run.code(), 127);
+    assert!(
+        run.stderr.contains("cargo build") && run.stderr.contains("--examples"),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
+fn a_file_that_is_no_program_is_one_clear_error() {
+    let run = job(4, &[], &["/proc/version"]).run();
+    assert_eq!(run.code(), 126);
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+}
+
+#[test]
+fn a_program_that_only_the_attempt_shows_to_be_broken_is_one_clear_error() {
+    let file = std::env::temp_dir().join(format!("carrack-broken-program-{}", std::process::id()));
+    fs::write(&file, "#!/no/such/interpreter\n").unwrap();
+    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let run = job(2, &[], &[file.to_str().unwrap()]).run();
+    fs::remove_file(&file).unwrap();
+    assert_eq!(run.code(), 127, "{}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+    assert!(run.stderr.contains("rank 0 could not be started"), "{}", run.stderr);
+}
+
+#[test]
+fn a_program_is_found_beside_the_carrack_command() {
+    // `carrack` is not in PATH, and lies beside itself.
+    let mut job = job(1, &["--no-tag"], &["carrack", "--help"]);
+    job.command.env("PATH", "/nowhere");
+    let run = job.run();
+    assert_eq!(run.code(), 0, "{}", run.stderr);
+    assert!(run.stdout.contains("run"), "{}", run.stdout);
+}
+
+#[test]
+fn a_number_of_ranks_out_of_range_is_refused() {
+    for ranks in [0, 4097] {
+        let run = job(ranks, &[], &["true"]).run();
+        assert_eq!(run.code(), 2);
+        assert!(run.stderr.contains("1 to 4096 ranks"), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn what_ranks_leave_in_the_background_ends_with_the_job() {
+    let run = script(2, &[], "setsid sh -c 'sleep 1000 & sleep 1000' & echo done").run();
+    assert_eq!((run.code(), run.stdout_lines()), (0, BTreeSet::from(["[0] done", "[1] done"])));
+}
+
+#[test]
+fn a_job_that_takes_too_long_is_ended() {
+    let run = script(2, &["--timeout", "0.3"], TWO_SLEEPERS).run();
+    assert_eq!(run.code(), 124);
+    assert!(run.stderr.contains("--timeout"), "{}", run.stderr);
+}
+
+#[test]
+fn lines_are_whole_although_all_ranks_write_both_streams_to_one_pipe() {
+    // 200 lines of 5,000 characters, longer than what a pipe takes in one piece.
+    let line = "awk -v r=$CARRACK_RANK 'BEGIN { l = sprintf(\"%5000s\", \"\"); gsub(/ /, r, l); \
+                for (i = 0; i < 200; i++) print l }'";
+    let mut job = script(4, &[], &format!("{line} & {line} >&2; wait"));
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    job.command.stdout(writer.try_clone().unwrap()).stderr(writer);
+    let mut child = job.command.spawn().unwrap();
+    drop(job.command);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert!(wait(&mut child).success());
+    assert_eq!(text.lines().count(), 4 * 2 * 200);
+    for line in text.lines() {
+        let rank = &line[1..2];
+        assert_eq!(line, format!("[{rank}] {}", rank.repeat(5000)));
+    }
+}
+
+#[test]
+fn an_unfinished_last_line_is_printed() {
+    let run = script(2, &[], "printf 'the end of %s' $CARRACK_RANK").run();
+    assert_eq!(run.stdout_lines(), BTreeSet::from(["[0] the end of 0", "[1] the end of 1"]));
+    assert!(run.stdout.ends_with('\n'));
+}
+
+#[test]
+fn a_very_long_line_comes_in_pieces_and_nothing_is_lost() {
+    let run = script(1, &[], "head -c 200000 /dev/zero | tr '\\0' x; echo; echo short").run();
+    let lines: Vec<_> = run.stdout.lines().map(|line| line.strip_prefix("[0] ").unwrap()).collect();
+    assert_eq!(
+        lines.iter().map(|line| line.len()).collect::<Vec<_>>(),
+        [65536, 65536, 65536, 3392, 5]
+    );
+    assert!(lines[..4].iter().all(|line| line.bytes().all(|byte| byte == b'x')));
+}
+
+#[test]
+fn rank_0_has_the_launchers_stdin_and_the_others_have_none() {
+    let mut job = job(3, &[], &["cat"]);
+    job.command.stdin(Stdio::piped());
+    let mut child = job.command.spawn().unwrap();
+    let mut stdin: ChildStdin = child.stdin.take().unwrap();
+    stdin.write_all(b"hello\n").unwrap();
+    drop(stdin);
+    let output: Output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(output.stdout, b"[0] hello\n");
+    nothing_is_left(&job.mark);
+}
+
+#[test]
+fn a_rank_inherits_one_descriptor_more_than_a_program_started_directly() {
+    let count = "ls /proc/self/fd | wc -l";
+    let directly = Command::new("sh").args(["-c", count]).stdin(Stdio::null()).output().unwrap();
+    let directly: u32 = String::from_utf8(directly.stdout).unwrap().trim().parse().unwrap();
+    let run = script(3, &["--no-tag"], count).run();
+    assert_eq!(run.stdout_lines(), BTreeSet::from([(directly + 1).to_string().as_str()]));
+}
+
+#[test]
+fn a_rank_has_the_users_signals_and_limits_and_not_the_keepers() {
+    let show = "cat /proc/self/status; ulimit -n";
+    let directly = Command::new("sh").args(["-c", show]).output().unwrap();
+    let directly = String::from_utf8(directly.stdout).unwrap();
+    let run = script(1, &["--no-tag"], show).run();
+    let signals = |text: &str, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        // Up to 31: the two after it are the C library's own. And without those that `job` sets.
+        let set = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+        let mask = set.into_iter().fold(0x7fff_ffff, |mask, signal| mask & !(1 << (signal - 1)));
+        u64::from_str_radix(line.trim(), 16).unwrap() & mask
+    };
+    for name in ["SigBlk:", "SigIgn:"] {
+        assert_eq!(signals(&run.stdout, name), signals(&directly, name), "{name}");
+    }
+    assert_eq!(run.stdout.lines().last(), directly.lines().last(), "open files");
+}
+
+#[test]
+fn ranks_are_pinned_one_to_a_cpu_when_asked() {
+    let run = script(2, &["--bind", "core"], "grep Cpus_allowed_list /proc/self/status").run();
+    assert_eq!(run.code(), 0);
+    for line in run.stdout.lines() {
+        let cpus = line.split_once('\t').unwrap().1;
+        assert!(cpus.parse::<u32>().is_ok(), "one CPU: {line}");
+    }
+    let run = job(4096, &["--bind", "core", "--timeout", "0.001"], &["true"]).run();
+    assert!(run.stderr.contains("warning: 4096 ranks share"), "{}", run.stderr);
+}
+
+#[test]
+fn ranks_exchange_values_through_the_launcher_and_meet_at_fences() {
+    let run = role(8, "exchange").run();
+    assert_eq!(run.code(), 0, "{}{}", run.stdout, run.stderr);
+    for rank in 0..8 {
+        assert!(run.stdout.contains(&format!("[{rank}] exchanged with 8")), "{}", run.stdout);
+    }
+}
+
+#[test]
+fn a_fence_fails_and_names_the_rank_that_died() {
+    let run = role(3, "die").run();
+    assert_eq!(run.code(), 137);
+    for rank in [0, 2] {
+        let told = format!("[{rank}] the fence failed: rank 1 was killed by signal 9");
+        assert!(run.stdout.contains(&told), "{}", run.stdout);
+    }
+}
+
+#[test]
+fn a_fence_fails_when_a_rank_has_ended_without_reaching_it() {
+    let run = role(3, "leave").run();
+    assert_eq!(run.code(), 0, "{}{}", run.stdout, run.stderr);
+    for rank in [0, 2] {
+        assert!(
+            run.stdout.contains(&format!("[{rank}] the fence failed: rank 1 ")),
+            "{}",
+            run.stdout
+        );
+    }
+}
+
+#[test]
+fn a_process_that_a_rank_starts_is_told_that_it_is_no_rank() {
+    let test = std::env::current_exe().unwrap();
+    // A number that is not open, as for a child to which nothing was passed on.
+    let child = format!(
+        "CARRACK_BOOTSTRAP_FD=987 exec '{}' --exact launcher::a_rank_in_its_role --nocapture",
+        test.display()
+    );
+    let mut job = script(1, &[], &child);
+    job.command.env(ROLE, "join");
+    let run = job.run();
+    assert!(run.stdout.contains("[0] not joined: CARRACK_BOOTSTRAP_FD is 987"), "{}", run.stdout);
+}
+
+/// Not a test but what the ranks of some jobs above do; it passes at once when Cargo runs it.
+#[test]
+fn a_rank_in_its_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let launcher = match FromLauncher::from_env() {
+        Ok(launcher) => launcher.expect("started by the launcher"),
+        Err(error) => {
+            println!("\nnot joined: {error}");
+            return;
+        }
+    };
+    match role.as_str() {
+        "exchange" => exchange(&launcher),
+        "die" | "leave" => {
+            // The others are asked to end when a rank dies; here they first tell what they know.
+            // SAFETY: ignoring a signal runs no code of ours.
+            unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
+            launcher.fence().unwrap();
+            if launcher.rank() == 1 {
+                if role == "die" {
+                    kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+                }
+                return;
+            }
+            let error = launcher.fence().unwrap_err();
+            assert!(matches!(error, BootstrapError::RankGone { rank: 1, .. }), "{error}");
+            println!("\nthe fence failed: {error}");
+        }
+        role => panic!("no role {role}"),
+    }
+}
+
+fn exchange(launcher: &FromLauncher) {
+    let again = FromLauncher::from_env().unwrap_err();
+    assert!(again.to_string().contains("is in use by a runtime of this process"), "{again}");
+    let value =
+        |rank: u32, round: u32| vec![rank as u8 ^ round as u8; 1 + (rank * 8191 + round) as usize];
+    for round in 0..5 {
+        let key = |rank| format!("test/{round}/{rank}");
+        launcher.put(&key(launcher.rank()), &value(launcher.rank(), round)).unwrap();
+        for rank in 0..launcher.size() {
+            let got = loop {
+                if let Some(got) = launcher.get(&key(rank)).unwrap() {
+                    break got;
+                }
+                let fd = launcher.wait_fd().unwrap();
+                let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+                rustix::event::poll(&mut fds, None).unwrap();
+            };
+            assert!(got == value(rank, round), "rank {rank} in round {round}");
+        }
+        launcher.fence().unwrap();
+    }
+    println!("\nexchanged with {}", launcher.size());
+    launcher.finish().unwrap();
+}
+
+/// Descriptors on their way between processes count for all of a user's together, against what one
+/// may have open: ranks that come to that limit connect when others have taken theirs. Here others
+/// are this test.
+#[test]
+fn ranks_that_come_to_the_limit_of_descriptors_on_their_way_connect_a_little_later() {
+    const LIMIT: usize = 400;
+    // Who may do anything knows no such limit.
+    let privileges = "-sys_admin,-sys_resource";
+    let less = ["setpriv", "--bounding-set", privileges, "--inh-caps", privileges];
+    let less = if rustix::process::geteuid().is_root() { &less[..] } else { &["env"] };
+    let less = |program: &str| {
+        let mut command = Command::new(less[0]);
+        command.args(&less[1..]).arg(program);
+        command
+    };
+    match less("true").output() {
+        Ok(output) if output.status.success() => {}
+        other => return println!("skipped: privileges cannot be given up: {other:?}"),
+    }
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let (ours, theirs) = rustix::net::socketpair(kind.0, kind.1, kind.2, None).unwrap();
+    for _ in 0..=LIMIT / 100 {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(100))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let same = [ours.as_fd(); 100];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&same)));
+        sendmsg(&ours, &[IoSlice::new(b"x")], &mut ancillary, SendFlags::empty()).unwrap();
+    }
+    let mut job = less("sh");
+    let script = format!(
+        "ulimit -n {LIMIT} && exec timeout 100 \"$0\" perf latency --op send --size 8 --seconds \
+        0.01"
+    );
+    let mut job = job
+        .args(["-c", &script])
+        .arg(carrack())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(job.stderr.take().unwrap()).lines();
+    let warned = said.by_ref().map_while(Result::ok).find(|line| line.contains("ulimit -n"));
+    // What is on its way goes with the sockets.
+    drop((ours, theirs));
+    let rest: Vec<_> = said.map_while(Result::ok).collect();
+    assert!(job.wait().unwrap().success() && warned.is_some(), "{warned:?}, {rest:?}");
+}

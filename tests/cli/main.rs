@@ -1,0 +1,19 @@
+//! What a user starts: the `carrack` command, its launcher, and the examples.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `cli_perf` | `carrack perf`, `info` and `explain` |
+//! | `cli_selftest` | `carrack selftest`, of a tree and of bundles |
+//! | `examples` | the examples, which verify their own results |
+//! | `explain_claims` | `carrack explain` where the driver is the mock library |
+//! | `launcher` | `carrack run`: exits, signals, output, limits |
+//! | `tcp_bootstrap` | ranks that find each other over TCP, by torchrun's variables |
+
+mod cli_perf;
+mod cli_selftest;
+mod examples;
+mod explain_claims;
+mod launcher;
+mod tcp_bootstrap;
+
+use carrack_test_support as support;

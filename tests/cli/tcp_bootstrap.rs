@@ -1,0 +1,513 @@
+//! Ranks that no launcher of ours has started: processes with torchrun's variables, which find each
+//! other over TCP.
+//!
+//! The programs are the carrack command, or this very test in a role (see `a_rank_in_its_role`). No
+//! test asserts how long something takes; the watchdog only turns a hang into a failure.
+
+use crate::support::built;
+use carrack::bootstrap::launchers::LAUNCHERS;
+use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment};
+use carrack::settings::Settings;
+use carrack::{Rank, Runtime, Synchronizer, Tag};
+use rustix::time::{ClockId, clock_gettime};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const ROLE: &str = "TEST_TCP_ROLE";
+const WATCHDOG: Duration = Duration::from_secs(120);
+/// The status of a rank that hung.
+const HUNG: i32 = 97;
+
+/// A process as a rank of a job whose rank 0 is found at this port.
+fn rank(mut command: Command, rank: u32, size: u32, port: u16) -> Command {
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARRACK_")
+            || text == "TORCHELASTIC_RUN_ID"
+            || text == "LOCAL_WORLD_SIZE"
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", size.to_string())
+        .env("LOCAL_RANK", rank.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", "29500")
+        .env("CARRACK_PORT", port.to_string())
+        .env("CARRACK_JOB_SECRET", "a secret of this very test")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn perf(number: u32, port: u16) -> Command {
+    let mut command = Command::new(built::carrack());
+    command.args(["perf", "latency", "--json", "--seconds", "0.05", "--size", "8"]);
+    rank(command, number, 2, port)
+}
+
+fn role(name: &str, number: u32, size: u32, port: u16) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "tcp_bootstrap::a_rank_in_its_role", "--nocapture", "--test-threads=1"])
+        .env(ROLE, name);
+    rank(command, number, size, port)
+}
+
+/// One that nobody gets before it is used: it is none of those that the kernel gives to whoever
+/// asks for any.
+fn free_port() -> u16 {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let here = std::process::id().wrapping_mul(16);
+    let mut ports = std::iter::repeat_with(|| {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        10_000 + (here.wrapping_add(number) % 20_000) as u16
+    });
+    ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).unwrap()
+}
+
+/// Ends with the test, however that ends.
+struct Started(Option<Child>);
+
+impl Started {
+    fn spawn(mut command: Command) -> Self {
+        Self(Some(command.spawn().unwrap()))
+    }
+
+    fn child(&mut self) -> &mut Child {
+        self.0.as_mut().unwrap()
+    }
+
+    /// Waits until it says this.
+    fn hears(&mut self, word: &str) {
+        let mut lines = BufReader::new(self.child().stdout.as_mut().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains(word)), "it has not said {word:?}");
+    }
+
+    fn end(mut self) -> Output {
+        self.0.take().unwrap().wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[track_caller]
+fn succeeded(output: &Output) -> String {
+    let (said, complaints) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{:?}\n{said}\n{complaints}", output.status);
+    said.into_owned()
+}
+
+#[test]
+fn perf_measures_between_two_shells() {
+    let port = free_port();
+    // In the order in which it has to wait.
+    let one = Started::spawn(perf(1, port));
+    let zero = Started::spawn(perf(0, port));
+    let said = succeeded(&zero.end());
+    succeeded(&one.end());
+    assert!(said.lines().any(|line| line.contains("latency_us")), "{said}");
+}
+
+#[test]
+fn a_runtime_of_nineteen_processes_meets() {
+    let port = free_port();
+    let ranks: Vec<_> =
+        (0..19).rev().map(|rank| Started::spawn(role("meet", rank, 19, port))).collect();
+    for rank in ranks {
+        assert!(succeeded(&rank.end()).contains("met 19"));
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named_to_all_others() {
+    const SIZE: u32 = 5;
+    for victim in [0, 3] {
+        let port = free_port();
+        let mut ranks: Vec<_> = (0..SIZE)
+            .map(|rank| Started::spawn(role(&format!("outlive {victim}"), rank, SIZE, port)))
+            .collect();
+        // Not before all have passed their fence, and are on their way into the next.
+        ranks.iter_mut().for_each(|rank| rank.hears("here"));
+        ranks[victim as usize].child().kill().unwrap();
+        for (number, rank) in ranks.into_iter().enumerate() {
+            let output = rank.end();
+            if number as u32 != victim {
+                succeeded(&output);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_secret_is_an_error_on_both_sides_and_the_job_goes_on() {
+    let port = free_port();
+    let mut zero = Started::spawn(perf(0, port));
+    let mut wrong = perf(1, port);
+    wrong.env("CARRACK_JOB_SECRET", "a secret of another test");
+    let output = Started::spawn(wrong).end();
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success());
+    assert!(
+        complaint.contains(&format!("127.0.0.1:{port}"))
+            && complaint.contains("CARRACK_JOB_SECRET"),
+        "{complaint}"
+    );
+    succeeded(&Started::spawn(perf(1, port)).end());
+    let mut said = String::new();
+    zero.child().stderr.as_mut().unwrap().read_to_string(&mut said).unwrap();
+    succeeded(&zero.end());
+    assert!(said.contains("127.0.0.1:") && said.contains("job secret is another one"), "{said}");
+    assert!(
+        !said.contains("of this very test") && !complaint.contains("of another test"),
+        "a secret is shown"
+    );
+}
+
+#[test]
+fn without_a_secret_it_works_and_warns() {
+    let port = free_port();
+    let of = |number| {
+        let mut command = perf(number, port);
+        command.env_remove("CARRACK_JOB_SECRET");
+        Started::spawn(command)
+    };
+    let (zero, one) = (of(0), of(1));
+    let output = zero.end();
+    succeeded(&output);
+    succeeded(&one.end());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no CARRACK_JOB_SECRET"));
+}
+
+#[test]
+fn what_is_wrong_with_the_variables_is_said_and_nobody_is_waited_for() {
+    for (name, value, expected) in [
+        ("RANK", "2", "RANK is 2, not below WORLD_SIZE=2"),
+        ("MASTER_PORT", "none", "MASTER_PORT is \"none\", which is not a number"),
+        ("CARRACK_JOB_SECRET", "short", "CARRACK_JOB_SECRET has 5 bytes"),
+        ("CARRACK_PORT", "65536", "CARRACK_PORT=65536 is not allowed"),
+        ("LOCAL_RANK", "2", "LOCAL_RANK is 2, not below WORLD_SIZE=2"),
+        ("LOCAL_WORLD_SIZE", "1", "LOCAL_RANK is 1, not below LOCAL_WORLD_SIZE=1"),
+    ] {
+        let mut command = perf(1, free_port());
+        command.env(name, value);
+        let output = Started::spawn(command).end();
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && complaint.contains(expected), "{complaint}");
+    }
+}
+
+/// Starts the ranks of so many nodes as torchrun does, but for the order: it numbers those of a
+/// node one after the other, others deal ranks out to nodes in turn.
+fn dealt_out(role_name: &str, nodes: u32, each: u32, variables: &[(&str, &str)]) -> Vec<Started> {
+    let port = free_port();
+    let start = |number: u32| {
+        let mut command = role(role_name, number, nodes * each, port);
+        command
+            .env("LOCAL_RANK", (number / nodes).to_string())
+            .env("LOCAL_WORLD_SIZE", each.to_string());
+        command.env("GROUP_RANK", (number % nodes).to_string()).envs(variables.iter().copied());
+        Started::spawn(command)
+    };
+    (0..nodes * each).map(start).collect()
+}
+
+#[test]
+fn ranks_that_are_dealt_out_in_turn_know_their_places_on_their_nodes() {
+    for (number, rank) in dealt_out("place", 2, 2, &[]).into_iter().enumerate() {
+        let said = succeeded(&rank.end());
+        assert!(
+            said.contains(&format!("place {} on its node", number / 2)),
+            "rank {number}: {said}"
+        );
+    }
+}
+
+/// Two nodes with one rank each: both take the first device that is named. The second one is none.
+#[test]
+fn a_rank_takes_the_device_of_its_place_on_its_node() {
+    let devices = [("CARRACK_TRANSPORT", "verbs-simulated"), ("CARRACK_VERBS_DEVICE", "sim0,none")];
+    for rank in dealt_out("meet", 2, 1, &devices) {
+        assert!(succeeded(&rank.end()).contains("met 2"));
+    }
+}
+
+#[test]
+fn under_carrack_run_its_ranks_are_its_own() {
+    let mut command = Command::new(built::carrack());
+    command.args(["run", "-n", "2", "--"]).arg(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "tcp_bootstrap::a_rank_in_its_role", "--nocapture", "--test-threads=1"])
+        .env(ROLE, "meet");
+    // Variables that nobody could join by.
+    let output = Started::spawn(rank(command, 7, 9, free_port())).end();
+    assert!(succeeded(&output).contains("met 2"));
+}
+
+/// What ranks do that wait for one which has not started.
+const WAITS: [&str; 5] = ["barrier", "receive", "send", "blocking send", "asked for others"];
+const LATE: u32 = 2;
+/// The file that lets the late rank start.
+const GATE: &str = "TEST_TCP_GATE";
+
+/// A rank that waits sleeps until the other one has published its address, however it was started.
+/// The ranks look at their own clocks of processor time.
+#[test]
+fn ranks_that_wait_for_one_which_has_not_started_leave_their_cores_alone() {
+    let gate = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("gate-{}", std::process::id()));
+    let _ = std::fs::remove_file(&gate);
+    let mut jobs = Vec::new();
+    for what in WAITS {
+        let (name, port) = (format!("late {what}"), free_port());
+        let mut command = Command::new(built::carrack());
+        command.args(["run", "-n", "3", "--"]).arg(std::env::current_exe().unwrap());
+        command
+            .args([
+                "--exact",
+                "tcp_bootstrap::a_rank_in_its_role",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env(ROLE, &name);
+        let job = std::iter::once(rank(command, 7, 9, port));
+        jobs.extend(job.chain((0..3).map(|number| role(&name, number, 3, port))));
+    }
+    let spawn = |mut command: Command| {
+        Started::spawn({
+            command.env(GATE, &gate);
+            command
+        })
+    };
+    let mut jobs: Vec<_> = jobs.into_iter().map(spawn).collect();
+    for (at, job) in jobs.iter_mut().enumerate() {
+        // Of each four the first is a launcher, and the last is late.
+        if at % 4 != 3 {
+            job.hears("waits");
+        }
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    std::fs::write(&gate, b"").unwrap();
+    for job in jobs {
+        succeeded(&job.end());
+    }
+    std::fs::remove_file(&gate).unwrap();
+}
+
+fn late(what: &str) {
+    let number = std::env::var("CARRACK_RANK").or(std::env::var("RANK")).unwrap();
+    let is_late = number == LATE.to_string();
+    let gate = std::env::var_os(GATE).unwrap();
+    while is_late && !std::path::Path::new(&gate).exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let runtime = Runtime::start().unwrap();
+    let done = Synchronizer::new(1);
+    println!("waits");
+    let (begun, used) = (Instant::now(), clock_gettime(ClockId::ProcessCPUTime));
+    match what {
+        "barrier" => {}
+        "send" if !is_late => {
+            let sent =
+                runtime.post_send(Rank(LATE), vec![1; 8], Tag(1)).comp(&done).allow_done(false);
+            let sent = sent.allow_retry(false).call().unwrap();
+            assert!(sent.is_posted());
+            drop(done.wait(&runtime).unwrap());
+        }
+        "blocking send" if !is_late => {
+            let sent = runtime.post_send(Rank(LATE), vec![1; 8], Tag(1)).allow_posted(false);
+            assert!(sent.allow_retry(false).call().unwrap().is_done());
+        }
+        "send" | "blocking send" => {
+            for from in 0..LATE {
+                assert!(
+                    runtime.post_recv(Rank(from), vec![0; 8], Tag(1)).call().unwrap().is_done()
+                );
+            }
+        }
+        // `asked for others`: an answer of the bootstrap's comes that no call takes.
+        _ if !is_late => {
+            if what != "receive" {
+                assert_eq!(runtime.explain(Duration::ZERO).len(), 3);
+            }
+            let received = runtime.post_recv(Rank(LATE), vec![0; 8], Tag(1)).comp(&done).call();
+            assert!(received.unwrap().is_posted());
+            drop(done.wait(&runtime).unwrap());
+        }
+        _ => {
+            for to in 0..LATE {
+                let sent =
+                    runtime.post_send(Rank(to), vec![1; 8], Tag(1)).allow_retry(false).call();
+                assert!(!sent.unwrap().is_retry());
+            }
+        }
+    }
+    runtime.barrier().unwrap();
+    let (waited, now) = (begun.elapsed(), clock_gettime(ClockId::ProcessCPUTime));
+    let burnt = Duration::try_from(now).unwrap() - Duration::try_from(used).unwrap();
+    println!("burnt {burnt:?} of {waited:?}");
+    assert!(is_late || burnt < waited / 10, "{what}: {burnt:?} of {waited:?}");
+}
+
+/// This very test as a process of a launcher that sets these variables, and no others.
+fn started_by(variables: &[(&str, &str)]) -> Command {
+    let mut command = role("meet", 0, 1, 0);
+    let of_launchers =
+        LAUNCHERS.iter().flat_map(|launcher| [launcher.mark, launcher.rank, launcher.size]);
+    for name in
+        of_launchers.filter(|name| !name.is_empty()).chain(["RANK", "WORLD_SIZE", "CARRACK_PORT"])
+    {
+        command.env_remove(name);
+    }
+    command.env_remove("CARRACK_JOB_SECRET").envs(variables.iter().copied());
+    command
+}
+
+/// What the launchers were seen to set for one of two processes.
+const OF_LAUNCHERS: [(&str, &[(&str, &str)]); 5] = [
+    ("Hydra", &[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_FD", "7"), ("MPI_LOCALRANKID", "1")]),
+    (
+        "Open MPI",
+        &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_RANK", "1")],
+    ),
+    ("Slurm", &[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_NTASKS", "2")]),
+    ("PMIx", &[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "prterun-host-1@1")]),
+    ("PMI", &[("PMI_RANK", "1"), ("PMI_SIZE", "2")]),
+];
+
+#[test]
+fn a_process_of_a_launcher_whose_job_cannot_be_joined_says_so_and_does_not_run_alone() {
+    for (launcher, variables) in OF_LAUNCHERS {
+        let output = Started::spawn(started_by(variables)).end();
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{launcher}: it ran alone");
+        for part in [launcher, variables[0].0, "CARRACK_BOOTSTRAP=alone"] {
+            assert!(complaint.contains(part), "{launcher}: no {part} in {complaint}");
+        }
+    }
+}
+
+#[test]
+fn a_process_of_such_a_launcher_runs_alone_if_it_is_told_to_or_is_the_only_one() {
+    for (_, variables) in OF_LAUNCHERS {
+        let mut command = started_by(variables);
+        command.env("CARRACK_BOOTSTRAP", "alone");
+        assert!(succeeded(&Started::spawn(command).end()).contains("met 1"));
+    }
+    let batch_script = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")];
+    let only_one = [("PMI_RANK", "0"), ("PMI_SIZE", "1")];
+    for variables in [&batch_script[..], &only_one] {
+        assert!(succeeded(&Started::spawn(started_by(variables)).end()).contains("met 1"));
+    }
+}
+
+#[test]
+fn torchruns_variables_and_carrack_runs_win_over_those_of_another_launcher() {
+    for (_, variables) in OF_LAUNCHERS {
+        let port = free_port();
+        let ranks = [1, 0].map(|number| {
+            let mut command = role("meet", number, 2, port);
+            command.envs(variables.iter().copied());
+            Started::spawn(command)
+        });
+        for rank in ranks {
+            assert!(succeeded(&rank.end()).contains("met 2"));
+        }
+        let mut run = Command::new(built::carrack());
+        run.args(["run", "-n", "2", "--"]).arg(std::env::current_exe().unwrap());
+        run.args([
+            "--exact",
+            "tcp_bootstrap::a_rank_in_its_role",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(ROLE, "meet");
+        run.envs(variables.iter().copied()).env("CARRACK_BOOTSTRAP", "alone");
+        assert!(succeeded(&run.output().unwrap()).contains("met 2"));
+    }
+}
+
+#[test]
+fn the_carrack_command_works_under_such_a_launcher_where_it_starts_no_ranks_and_else_names_it() {
+    let (launcher, variables) = OF_LAUNCHERS[2];
+    let carrack = |args: &[&str]| {
+        let mut command = Command::new(built::carrack());
+        command
+            .args(args)
+            .envs(variables.iter().copied())
+            .env_remove("RANK")
+            .env_remove("WORLD_SIZE");
+        command.output().unwrap()
+    };
+    for args in [&["--help"][..], &["info"], &["run", "-n", "1", "--", "true"]] {
+        succeeded(&carrack(args));
+    }
+    for args in [
+        &["explain"][..],
+        &["perf", "latency", "--size", "8"],
+        &["perf", "--transport", "loopback"],
+    ] {
+        let output = carrack(args);
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && complaint.contains(launcher), "{args:?}: {complaint}");
+    }
+}
+
+/// Nothing, unless it was started to be a rank.
+#[test]
+fn a_rank_in_its_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    std::thread::spawn(|| {
+        std::thread::sleep(WATCHDOG);
+        std::process::exit(HUNG);
+    });
+    match role.split_once(' ') {
+        None if role == "place" => {
+            let job = FromEnvironment::from_env(&Settings::from_env().unwrap()).unwrap().unwrap();
+            println!("place {} on its node", job.place_on_node());
+            job.fence().unwrap();
+            job.finish().unwrap();
+        }
+        None => {
+            let runtime = Runtime::start().unwrap_or_else(|error| panic!("{error}"));
+            let ranks = runtime.allgather(&runtime.rank().0.to_le_bytes()).unwrap();
+            let numbers =
+                ranks.iter().map(|bytes| u32::from_le_bytes(bytes.as_slice().try_into().unwrap()));
+            assert!(numbers.eq(0..runtime.size()));
+            runtime.barrier().unwrap();
+            println!("met {}", runtime.size());
+        }
+        Some(("late", what)) => late(what),
+        Some((_, victim)) => {
+            let victim: u32 = victim.parse().unwrap();
+            let job = FromEnvironment::from_env(&Settings::from_env().unwrap()).unwrap().unwrap();
+            job.fence().unwrap();
+            println!("here");
+            if job.rank() == victim {
+                loop {
+                    std::thread::park();
+                }
+            }
+            let error = job.fence().unwrap_err();
+            assert!(
+                matches!(error, BootstrapError::RankGone { rank, .. } if rank == victim),
+                "{error}"
+            );
+            let _ = job.finish();
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! How many instructions operations on memory of a GPU take in this library, outside of the driver:
+//! a small copy takes the driver some two microseconds, of which a thousand instructions are a
+//! seventh.
+//!
+//! Counted by callgrind, which runs this program once more; what the mock's functions take, and
+//! whatever they call, is taken off. A build that is not optimised as a release is, or a machine
+//! without valgrind, has nothing to count: the test says so.
+
+use super::{Ground, mock, put};
+use crate::profile::{at_most, counted, why_not};
+use crate::support::{Job, OverShm, built, connect, unstarted};
+use carrack::region::Region;
+use carrack::transports::gpu::{CopierState, Flavour};
+use carrack::{Counter, Piece, Rank, Rmr, Runtime, Tag};
+use std::hint::black_box;
+use std::sync::Arc;
+
+const ROLE: &str = "TEST_GPU_INSTRUCTIONS";
+
+/// Puts that are under way at a time, and that are counted.
+const WINDOW: u64 = 512;
+const PUTS: u64 = 2 * WINDOW;
+
+/// Calls of progress that find nothing over, that are counted.
+const PASSES: u64 = 1000;
+
+/// Messages, and those before, which warm up.
+const MESSAGES: u64 = 100;
+const WARM_UP: u64 = 8;
+
+/// What is counted, how often it is done, and the instructions that it takes each time.
+const MOST: [(&str, &str, u64, u64); 10] = [
+    ("puts_in_their_role", "measured_puts", PUTS, 1290),
+    ("puts_in_their_role", "measured_ends", PUTS, 630),
+    // Two copies are under way: the first one's event is asked for.
+    ("puts_in_their_role", "measured_fruitless", PASSES, 720),
+    ("messages_in_their_role", "measured_send", MESSAGES, 1310),
+    // Until the copy is under way.
+    ("messages_in_their_role", "measured_arrival", MESSAGES, 3230),
+    // The receiver asks for the copy three times, of which the last finds it over; and its sender
+    // hears of it.
+    ("messages_in_their_role", "measured_message", MESSAGES, 5680),
+    // One that the resident copier takes: until its command is written.
+    ("copier_puts_in_their_role", "measured_copier_put", MESSAGES, 1500),
+    // Each piece of a batch that it takes.
+    ("batches_in_their_role", "measured_batch", BATCHES * PIECES, 68),
+    // The same where they do not come in the order of their targets.
+    ("batches_in_their_role", "measured_shuffled", BATCHES * PIECES, 160),
+    // Between host memory: with the copy itself.
+    ("batches_in_their_role", "measured_on_the_host", BATCHES * PIECES, 100),
+];
+
+/// Batches, and pieces of each.
+const BATCHES: u64 = 20;
+const PIECES: u64 = 1000;
+
+#[inline(never)]
+fn measured_puts(ground: &Ground, from: &Region, to: &Rmr, over: &Counter) {
+    (0..WINDOW).for_each(|_| put(ground, from.whole(), to, over));
+}
+
+#[inline(never)]
+fn measured_ends(ground: &Ground, over: &Counter, wanted: u64) {
+    ground.until(|| over.get() == wanted);
+}
+
+#[inline(never)]
+fn measured_fruitless(rank: &Runtime) {
+    (0..PASSES).for_each(|_| drop(rank.progress()));
+}
+
+#[inline(never)]
+fn measured_send(rank: &Runtime, from: &Region, sent: &Counter) {
+    let send = rank.post_send(Rank(1), from.whole(), Tag(1)).comp(sent);
+    assert!(send.allow_retry(false).call().unwrap().is_posted());
+}
+
+#[inline(never)]
+fn measured_arrival(rank: &Runtime) {
+    assert!(rank.progress().unwrap(), "the offer has come, and the copy is under way");
+}
+
+#[inline(never)]
+fn measured_message(ranks: &[Runtime], [sent, received]: [&Counter; 2], wanted: u64) {
+    while received.get() < wanted {
+        drop(ranks[1].progress());
+    }
+    while sent.get() < wanted {
+        drop(ranks[0].progress());
+    }
+}
+
+#[test]
+fn puts_in_their_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let ground = black_box(Ground::new("put-instructions"));
+    let (from, window) = (ground.plain(), ground.plain());
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    (0..WINDOW).for_each(|_| put(&ground, from.whole(), &to, &over));
+    ground.until(|| over.get() == WINDOW);
+    for window in 1..=PUTS / WINDOW {
+        measured_puts(&ground, &from, &to, &over);
+        measured_ends(&ground, &over, (window + 1) * WINDOW);
+    }
+    let wanted = over.get() + 2;
+    ground.word("mock_hold");
+    (0..2).for_each(|_| put(&ground, from.whole(), &to, &over));
+    drop(ground.runtime.progress());
+    measured_fruitless(&ground.runtime);
+    ground.word("mock_release");
+    ground.until(|| over.get() == wanted);
+}
+
+#[inline(never)]
+fn measured_copier_put(ground: &Ground, from: &Region, to: &Rmr, over: &Counter) {
+    put(ground, from.slice(0, 8).unwrap(), to, over);
+}
+
+#[test]
+fn copier_puts_in_their_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let ground = black_box(Ground::with_copier("copier-put-instructions"));
+    let (from, window) = (ground.plain(), ground.plain());
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let copies = || match ground.gpu.copier() {
+        CopierState::On { copies, .. } => copies,
+        _ => 0,
+    };
+    let mut ended = 0;
+    while copies() < WARM_UP {
+        put(&ground, from.whole(), &to, &over);
+        ended += 1;
+        ground.until(|| over.get() == ended);
+    }
+    let before = copies();
+    for message in 1..=MESSAGES {
+        measured_copier_put(&ground, &from, &to, &over);
+        ground.until(|| over.get() == ended + message);
+    }
+    assert_eq!(copies() - before, MESSAGES, "the copier had all of them");
+}
+
+/// Between two ranks of a process: the copy's way is that of memory that another process has
+/// mapped.
+#[test]
+fn messages_in_their_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let ground = Ground::new("send-instructions");
+    let start = |bootstrap| {
+        let driver = Arc::new(mock::open(&ground.library));
+        let builder = Runtime::builder().settings(built(OverShm::settings())).gpu_driver(driver);
+        builder.bootstrap(Box::new(bootstrap)).start().unwrap()
+    };
+    let ranks: Vec<Runtime> = black_box(unstarted(2).into_iter().map(start).collect());
+    connect(&ranks);
+    let (from, to) = (ground.plain(), ground.plain());
+    let (sent, received) = (Counter::new(), Counter::new());
+    for message in 1..=WARM_UP + MESSAGES {
+        let receive =
+            ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).call().unwrap();
+        assert!(receive.is_posted());
+        if message <= WARM_UP {
+            let send = ranks[0].post_send(Rank(1), from.whole(), Tag(1)).comp(&sent);
+            assert!(send.allow_retry(false).call().unwrap().is_posted());
+            while sent.get() < message {
+                ranks.iter().for_each(|rank| drop(rank.progress()));
+            }
+            continue;
+        }
+        measured_send(&ranks[0], &from, &sent);
+        measured_arrival(&ranks[1]);
+        measured_message(&ranks, [&sent, &received], message);
+    }
+}
+
+#[inline(never)]
+fn measured_batch(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
+    let put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+    assert!(put.allow_retry(false).call().unwrap().is_posted());
+}
+
+#[inline(never)]
+fn measured_shuffled(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
+    let put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+    assert!(put.allow_retry(false).call().unwrap().is_posted());
+}
+
+#[inline(never)]
+fn measured_on_the_host(ground: &Ground, pieces: &[Piece<'_>]) {
+    let put = ground.runtime.post_put_batch(Rank(0), pieces);
+    assert!(put.allow_retry(false).call().unwrap().is_done());
+}
+
+#[test]
+fn batches_in_their_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let ground = black_box(Ground::with_copier("batch-instructions"));
+    let room = 128 * PIECES as usize;
+    let [from, window] = [0, 1].map(|_| ground.gpu.allocate(room, Flavour::Plain).unwrap());
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let piece = |at: usize| {
+        let start = 128 * (at ^ 1);
+        Piece { local: &from, range: start..start + 64, rmr: &to, offset: 128 * at as u64 }
+    };
+    let pieces: Vec<_> = (0..PIECES as usize).map(piece).collect();
+    let lists = || ground.word("mock_lists");
+    while lists() == 0 {
+        warm_up(&ground, &pieces, &over);
+    }
+    let (before, ended) = (lists(), over.get());
+    for batch in 1..=BATCHES {
+        measured_batch(&ground, &pieces, &over);
+        ground.until(|| over.get() == ended + batch);
+    }
+    assert_eq!(lists() - before, BATCHES as i32, "the copier had all of them");
+    // 389 and 1000 have no divisor in common.
+    let shuffled: Vec<_> =
+        (0..PIECES as usize).map(|at| piece(at * 389 % PIECES as usize)).collect();
+    for batch in 1..=BATCHES {
+        measured_shuffled(&ground, &shuffled, &over);
+        ground.until(|| over.get() == ended + BATCHES + batch);
+    }
+    assert_eq!(lists() - before, 2 * BATCHES as i32, "and these");
+
+    let [from, window] = [0, 1].map(|_| Region::host(room));
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let to = ground.runtime.get_rmr(&registered);
+    let pieces: Vec<_> =
+        pieces.into_iter().map(|piece| Piece { local: &from, rmr: &to, ..piece }).collect();
+    (0..BATCHES).for_each(|_| measured_on_the_host(&ground, &pieces));
+}
+
+fn warm_up(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
+    let wanted = over.get() + 1;
+    let put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+    assert!(put.allow_retry(false).call().unwrap().is_posted());
+    ground.until(|| over.get() == wanted);
+}
+
+#[test]
+fn a_put_of_8_bytes_and_a_message_take_no_more_instructions_than_they_did() {
+    if let Some(why) = why_not("costs") {
+        println!("skipped: {why}");
+        return;
+    }
+    let mut wrong = Vec::new();
+    for (role, name, times, most) in MOST {
+        let (role, path) =
+            (format!("gpu_costs::instructions::{role}"), format!("{}::{name}", module_path!()));
+        let each = counted(&path, &role, ROLE, is_the_drivers) / times;
+        println!("{name}: {each} instructions, {most} noted");
+        if !(20..=at_most(most)).contains(&each) {
+            wrong.push((name, each, most));
+        }
+    }
+    assert!(wrong.is_empty(), "nothing was counted, or too much: {wrong:?}");
+}
+
+/// `cuMemcpyDtoDAsync_v2`, but no function of this library.
+fn is_the_drivers(function: &str) -> bool {
+    function
+        .strip_prefix("cu")
+        .is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
+}

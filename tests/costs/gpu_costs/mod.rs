@@ -1,0 +1,300 @@
+//! What operations on memory of a GPU cost in calls of the driver, counted by the mock library:
+//! with each they take longer by as much as a small message takes (gpu.md, "Measured"), so a call
+//! more is a test that fails.
+
+mod instructions;
+
+use crate::mock;
+use crate::support::{Job, OverShm, Watchdog, built, connect, unstarted};
+use carrack::buffer::raw;
+use carrack::region::Region;
+use carrack::transports::gpu::{Driver, Flavour, Gpu};
+use carrack::{
+    Buffer, Counter, Face, MR_DEVICE, MR_UNKNOWN, Piece, Rank, Rmr, Runtime, StreamCounter, Tag,
+};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Calls of the driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Calls {
+    copies: i32,
+    records: i32,
+    /// Whether work is over.
+    queries: i32,
+    waits: i32,
+    /// Contexts made current, and no longer so.
+    switches: i32,
+    /// What an address or a device is.
+    questions: i32,
+}
+
+/// A rank alone, with a GPU of the mock's.
+struct Ground {
+    library: PathBuf,
+    runtime: Runtime,
+    gpu: Arc<dyn Gpu>,
+    _watchdog: Watchdog,
+}
+
+impl Ground {
+    fn new(test: &'static str) -> Self {
+        Self::of(test, "-DPINNED", false)
+    }
+
+    fn with_copier(test: &'static str) -> Self {
+        Self::of(test, "-DCOPIER", true)
+    }
+
+    fn of(test: &'static str, define: &str, has_copier: bool) -> Self {
+        let library = mock::library(test, define);
+        let driver = mock::open(&library);
+        if has_copier {
+            driver.use_copiers();
+        }
+        let gpu = driver.devices().unwrap().remove(0);
+        let runtime = Runtime::builder().gpu_driver(Arc::new(driver)).start().unwrap();
+        Self { library, runtime, gpu, _watchdog: Watchdog::over(test) }
+    }
+
+    /// One of the mock's own words.
+    fn word(&self, name: &str) -> i32 {
+        mock::word(&self.library, name)
+    }
+
+    fn plain(&self) -> Region {
+        self.gpu.allocate(64, Flavour::Plain).unwrap()
+    }
+
+    /// What has been called so far.
+    fn calls(&self) -> Calls {
+        Calls {
+            copies: self.word("mock_copies"),
+            records: self.word("mock_records"),
+            queries: self.word("mock_queries"),
+            waits: self.word("mock_waits"),
+            switches: self.word("mock_switches"),
+            questions: self.word("mock_questions"),
+        }
+    }
+
+    fn during(&self, what: impl FnOnce()) -> Calls {
+        let before = self.calls();
+        what();
+        let after = self.calls();
+        Calls {
+            copies: after.copies - before.copies,
+            records: after.records - before.records,
+            queries: after.queries - before.queries,
+            waits: after.waits - before.waits,
+            switches: after.switches - before.switches,
+            questions: after.questions - before.questions,
+        }
+    }
+
+    fn until(&self, done: impl Fn() -> bool) {
+        while !done() {
+            self.runtime.progress().unwrap();
+        }
+    }
+}
+
+/// Puts of device memory to the rank itself.
+fn put(ground: &Ground, from: impl Into<Buffer>, to: &Rmr, comp: &Counter) {
+    let put = ground.runtime.post_put(Rank(0), from.into(), to, 0).comp(comp);
+    assert!(put.allow_retry(false).call().unwrap().is_posted());
+}
+
+/// So many copies, and so many changes of the context; nothing is asked.
+fn copies(copies: i32, switches: i32) -> Calls {
+    Calls { copies, switches, records: 0, queries: 0, waits: 0, questions: 0 }
+}
+
+#[test]
+fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
+    let ground = Ground::new("put");
+    let (from, window) = (ground.plain(), ground.plain());
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    put(&ground, from.whole(), &to, &over);
+    ground.until(|| over.get() == 1);
+    for many in [1, 16, 2000] {
+        let wanted = over.get() + many as u64;
+        let post = || (0..many).for_each(|_| put(&ground, from.whole(), &to, &over));
+        assert_eq!(ground.during(post), copies(many, 2 * many));
+        // The mock's engine is found done when it is asked for the third time; and of many, an
+        // event is recorded.
+        let ends = ground.during(|| ground.until(|| over.get() == wanted));
+        assert!(ends.queries <= 3 && ends.records <= 1 && ends.questions == 0, "{many}: {ends:?}");
+    }
+    // However many are under way, progress asks for one of them, once.
+    ground.word("mock_hold");
+    let wanted = over.get() + 40;
+    (0..40).for_each(|_| put(&ground, from.whole(), &to, &over));
+    let progress =
+        |calls: i32| ground.during(|| (0..calls).for_each(|_| drop(ground.runtime.progress())));
+    assert_eq!(progress(1).records, 1);
+    assert_eq!(progress(100), Calls { queries: 100, ..copies(0, 200) });
+    ground.word("mock_release");
+    ground.until(|| over.get() == wanted);
+    // Where the thread has the context, as programs of the CUDA runtime have, it stays.
+    ground.word("mock_enter");
+    let post = || (0..9).for_each(|_| put(&ground, from.whole(), &to, &over));
+    assert_eq!(ground.during(post), copies(9, 0));
+    ground.word("mock_leave");
+    // As it does where the thread was given it: then progress changes none, either, not even for
+    // its first question.
+    ground.gpu.make_current().unwrap();
+    let wanted = over.get() + 18;
+    assert_eq!(ground.during(post), copies(9, 0));
+    let ends = ground.during(|| ground.until(|| over.get() == wanted));
+    assert!(ends.queries <= 3 && ends.switches == 0, "{ends:?}");
+    ground.word("mock_leave");
+}
+
+#[test]
+fn a_thousand_pieces_cost_one_call_and_a_face_another() {
+    const PIECES: usize = 1000;
+    let ground = Ground::new("pieces");
+    let region = |len| ground.gpu.allocate(len, Flavour::Plain).unwrap();
+    let (from, window) = (region(PIECES * 128), region(PIECES * 128));
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let batches = || (ground.word("mock_batches"), ground.word("mock_grids"));
+    // In another order here than there.
+    let piece = |at: usize| {
+        let start = (at ^ 1) * 128;
+        Piece { local: &from, range: start..start + 64, rmr: &to, offset: at as u64 * 128 }
+    };
+    let pieces: Vec<_> = (0..PIECES).map(piece).collect();
+    let put = || {
+        let put = ground.runtime.post_put_batch(Rank(0), &pieces).comp(&over);
+        assert!(put.allow_retry(false).call().unwrap().is_posted());
+    };
+    // The first question of all is asked twice: this thread turns out to have no context.
+    put();
+    ground.until(|| over.get() == 1);
+    let before = batches();
+    assert_eq!(ground.during(put), copies(0, 2));
+    assert_eq!(batches(), (before.0 + 1, before.1));
+    let ends = ground.during(|| ground.until(|| over.get() == 2));
+    assert!(ends.queries <= 3 && ends.records == 0, "{ends:?}");
+
+    let face = Face { offset: 0, count: [64, 20, 50], pitch: [128, 128 * 20] };
+    let put = || {
+        let put = ground.runtime.post_put_face(Rank(0), &from, &face, &to, &face).comp(&over);
+        assert!(put.allow_retry(false).call().unwrap().is_posted());
+    };
+    assert_eq!(ground.during(put), copies(0, 2));
+    assert_eq!(batches(), (before.0 + 1, before.1 + 1));
+    ground.until(|| over.get() == 3);
+    // On a stream of the program's: with an event behind it.
+    let stream = ground.gpu.stream().unwrap();
+    let put = || {
+        let put = ground.runtime.post_put_batch(Rank(0), &pieces).comp(&over).on_stream(&stream);
+        assert!(put.allow_retry(false).call().unwrap().is_posted());
+    };
+    assert_eq!(ground.during(put), Calls { records: 1, ..copies(0, 2) });
+    assert_eq!(batches(), (before.0 + 2, before.1 + 1));
+    ground.until(|| over.get() == 4);
+}
+
+#[test]
+fn a_put_of_raw_memory_costs_one_question_where_nothing_is_promised() {
+    let ground = Ground::new("raw");
+    let (from, window) = (ground.plain(), ground.plain());
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let region = |hint| {
+        // SAFETY: `from` stays to the end, and nobody has references to it.
+        unsafe { raw::region(from.addr() as *mut u8, 8, hint, ground.runtime.gpu_drivers()) }
+            .unwrap()
+    };
+    drop(region(MR_UNKNOWN));
+    for (hint, questions) in [(MR_UNKNOWN, 1), (MR_DEVICE, 0)] {
+        let mut kept = None;
+        let fresh = || put(&ground, kept.insert(region(hint)).whole(), &to, &over);
+        assert_eq!(
+            ground.during(fresh),
+            Calls { questions, ..copies(1, 2) },
+            "{hint:?}, the first time"
+        );
+        let again = || put(&ground, kept.as_ref().unwrap().whole(), &to, &over);
+        assert_eq!(ground.during(again), Calls { questions, ..copies(1, 2) }, "{hint:?}, again");
+    }
+    ground.until(|| over.get() == 4);
+}
+
+#[test]
+fn a_message_of_known_memory_costs_its_receiver_a_copy_and_its_sender_nothing() {
+    let ground = Ground::new("send");
+    let start = |bootstrap| {
+        let driver = Arc::new(mock::open(&ground.library));
+        let builder = Runtime::builder().settings(built(OverShm::settings())).gpu_driver(driver);
+        builder.bootstrap(Box::new(bootstrap)).start().unwrap()
+    };
+    let ranks: Vec<Runtime> = unstarted(2).into_iter().map(start).collect();
+    connect(&ranks);
+    let (from, to) = (ground.plain(), ground.plain());
+    let (sent, received) = (Counter::new(), Counter::new());
+    for message in 1..=3 {
+        let receive =
+            ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).call().unwrap();
+        assert!(receive.is_posted());
+        let send = ground.during(|| {
+            let send = ranks[0].post_send(Rank(1), from.whole(), Tag(1)).comp(&sent);
+            assert!(send.allow_retry(false).call().unwrap().is_posted());
+            ranks[0].progress().unwrap();
+        });
+        let arrival = ground.during(|| {
+            while received.get() < message {
+                ranks[1].progress().unwrap();
+            }
+        });
+        let end = ground.during(|| {
+            while sent.get() < message {
+                ranks[0].progress().unwrap();
+            }
+        });
+        if message == 1 {
+            // The region is exported, and the receiver maps it.
+            continue;
+        }
+        assert_eq!((send, end), (copies(0, 0), copies(0, 0)), "message {message}");
+        // The mock's engine is found done when it is asked for the third time, each time in a
+        // context.
+        assert_eq!(arrival, Calls { queries: 3, ..copies(1, 8) }, "message {message}");
+    }
+}
+
+#[test]
+fn a_step_of_a_ring_costs_a_copy_an_event_and_a_wait() {
+    const AHEAD: u64 = 16;
+    let ground = Ground::new("ring");
+    let (from, window) = (ground.plain(), ground.plain());
+    let registered = ground.runtime.register_memory(&window).unwrap();
+    let (to, sent) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let arrived = StreamCounter::new(&ground.runtime, &ground.gpu).unwrap();
+    let name = ground.runtime.register_comp(&arrived).unwrap();
+    let stream = ground.gpu.stream().unwrap();
+    // From now on there is a stream that could be asked.
+    let before = Counter::new();
+    put(&ground, from.whole(), &to, &before);
+    ground.until(|| before.get() == 1);
+    for step in 0..200 {
+        let calls = ground.during(|| {
+            let put = ground.runtime.post_put(Rank(0), from.whole(), &to, 0).remote_comp(name);
+            assert!(
+                put.on_stream(&stream).comp(&sent).allow_retry(false).call().unwrap().is_posted()
+            );
+            arrived.wait_on(&stream, step + 1).unwrap();
+        });
+        // The first one asks what the device is like. Nobody is ever asked how far the waits before
+        // it are.
+        let questions = i32::from(step == 0);
+        let wanted = Calls { copies: 1, records: 1, waits: 1, queries: 0, switches: 4, questions };
+        assert_eq!(calls, wanted, "step {step}");
+        ground.until(|| sent.get() + AHEAD > step);
+    }
+    ground.until(|| sent.get() == 200 && arrived.value() == 200);
+}

@@ -1,0 +1,16 @@
+//! What operations cost: instructions, counted by callgrind, and calls of the GPU driver. A program
+//! of its own, without the counting allocator of `alone`.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `gpu_costs` | calls of the driver, and instructions, of operations on memory of a GPU |
+//! | `verbs_instructions` | instructions of a short message over verbs |
+//! | `profile` | callgrind runs this program once more |
+
+mod gpu_costs;
+#[path = "../../transports/tests/mock/mod.rs"]
+mod mock;
+mod profile;
+mod verbs_instructions;
+
+use carrack_test_support as support;

@@ -1,0 +1,137 @@
+//! How many instructions a short message takes in this transport, outside of kernel and provider.
+//!
+//! Counted by callgrind, which runs this program once more; what the simulated NIC's functions
+//! take, and whatever they call, is taken off, and so is what is done by the clock. A build that is
+//! not optimised as a release is, or a machine without valgrind, has nothing to count: the test
+//! says so.
+
+#[path = "../verbs/verbs_faults/ground.rs"]
+#[allow(dead_code, reason = "shared with the suite of faults, which uses more of it")]
+mod ground;
+
+use crate::profile::{at_most, counted, why_not};
+use crate::support::Watchdog;
+use carrack::transports::contract::{Batch, Device, Event, Link, PeerId, Polled, Short};
+use carrack_simulators::nic::Config;
+use ground::{Side, fabric, identity, nic, options};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most that sending 8 bytes may take, with its share of a poll that finds the ends of
+/// requests. 400 is what was asked for; this is what it takes, and a little more.
+const SENT_AND_COMPLETED: u64 = 270;
+
+/// Messages that are sent between two such polls: completions are asked for more rarely.
+const BETWEEN_POLLS: u64 = 8;
+
+/// The most that a poll may take that finds a message: somebody waits for it, and for the answer.
+const FOUND: u64 = 350;
+
+/// The most that the next poll may take, which finds nothing and does what the message has left to
+/// be done: its receive is posted again, and its share of credits goes back.
+const AFTERWARDS: u64 = 340;
+
+/// Messages that are counted, each way.
+const COUNTED: u64 = 200;
+
+const ROLE: &str = "TEST_INSTRUCTIONS";
+
+#[inline(never)]
+fn measured_send(link: &dyn Link, number: u64) -> bool {
+    matches!(link.am_short((number, 1), &number.to_le_bytes()), Short::Done)
+}
+
+#[inline(never)]
+fn measured_poll(device: &dyn Device, batch: &mut Batch) -> bool {
+    device.poll(batch, &mut |_| {}) == Polled::Some
+}
+
+#[inline(never)]
+fn measured_afterwards(device: &dyn Device, batch: &mut Batch) -> bool {
+    device.poll(batch, &mut |_| {}) == Polled::Some
+}
+
+/// By the sender, of which nothing else is to be found than the ends of its requests.
+#[inline(never)]
+fn measured_completion(device: &dyn Device, batch: &mut Batch) -> bool {
+    device.poll(batch, &mut |_| {}) == Polled::Some
+}
+
+/// A ping-pong, and then one way. Each poll is to find its message there, so the NIC is given time;
+/// one that comes too early adds to what is counted.
+#[test]
+fn a_rank_in_its_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let nic = nic(Config::default(), &fabric());
+    let side = |me| Side::open(nic.clone(), options(), identity(me, 2)).unwrap();
+    let mut sides = [side(0), side(1)];
+    let links: [Arc<dyn Link>; 2] = [0, 1].map(|me| {
+        sides[me].device.connect(&sides[1 - me].device.address(), PeerId(1 - me as u32)).unwrap()
+    });
+    while !links.iter().all(|link| link.is_up()) {
+        sides.iter_mut().for_each(|side| drop(side.poll()));
+    }
+    let mut batch = Batch::new(8);
+    for number in 0..COUNTED {
+        for me in 0..2 {
+            while !measured_send(black_box(&*links[me]), number) {}
+            std::thread::sleep(Duration::from_millis(4));
+            while !measured_poll(black_box(&*sides[1 - me].device), &mut batch) {
+                std::thread::sleep(Duration::from_millis(4));
+            }
+            let mut found = batch.drain();
+            assert!(matches!(found.next(), Some(Event::Arrived { .. })) && found.next().is_none());
+            drop(found);
+            assert!(!measured_afterwards(black_box(&*sides[1 - me].device), &mut batch));
+        }
+    }
+    for number in 0..COUNTED {
+        while !matches!(links[0].am_short((number, 1), &number.to_le_bytes()), Short::Done) {}
+        std::thread::sleep(Duration::from_millis(4));
+        while sides[1].poll().is_empty() {}
+        if number % BETWEEN_POLLS == 0 {
+            assert!(!measured_completion(black_box(&*sides[0].device), &mut batch));
+        }
+    }
+}
+
+#[test]
+fn a_message_of_8_bytes_takes_no_more_instructions_than_it_did() {
+    let _watchdog = Watchdog::over("instructions");
+    if let Some(why) = why_not("costs") {
+        println!("skipped: {why}");
+        return;
+    }
+    let measured = [
+        ("measured_send", 2),
+        ("measured_poll", 2),
+        ("measured_afterwards", 2),
+        ("measured_completion", 1),
+    ];
+    let [send, poll, afterwards, completion] = measured.map(|(name, ways)| {
+        let path = format!("{}::{name}", module_path!());
+        counted(&path, "verbs_instructions::a_rank_in_its_role", ROLE, is_taken_off)
+            / (ways * COUNTED)
+    });
+    println!(
+        "8 bytes: {send} instructions to send, {completion} to find the end of it; {poll} to find \
+        the message, {afterwards} afterwards"
+    );
+    assert!(
+        [send, poll, afterwards, completion].iter().all(|count| *count > 20),
+        "nothing was counted"
+    );
+    assert!(send + completion <= at_most(SENT_AND_COMPLETED), "{send} and {completion}");
+    assert!(poll <= at_most(FOUND), "{poll}");
+    assert!(afterwards <= at_most(AFTERWARDS), "{afterwards}");
+}
+
+/// Whether a function is the simulated NIC's, as libibverbs would call it; or what is done now and
+/// then, by the clock and not by the message, and so the more often the slower the machine is.
+fn is_taken_off(function: &str) -> bool {
+    function.contains("simulated") && function.contains("abi")
+        || function.contains("verbs") && function.contains("look_by_the_clock")
+}

@@ -1,0 +1,55 @@
+//! What ranks live through that have GPUs: masks that differ, memory of every kind, thousands of
+//! rounds, kills in the midst of copies, memory that is withdrawn under its users, programs that
+//! work their devices meanwhile. With simulated GPUs here, and with real ones where `TEST_GPU=cuda`
+//! says so.
+//!
+//! | module | one idea | more of it |
+//! |---|---|---|
+//! | `exchange` | what the others have in common: two ranks that use each other's memory | |
+//! | `masks` | ranks that see other devices, or in another order | |
+//! | `kinds` | memory of every kind goes by its way, or by another for a reason | |
+//! | `rounds` | what is given back is given back | `TEST_ROUNDS=10000` |
+//! | `kills` | a rank is killed while engines copy from and to its memory | `TEST_KILLS=100` |
+//! | `closing` | memory goes when its last importer has closed it | |
+//! | `beside` | the program's own threads use the devices at the same time | |
+//! | `several` | memory made of several VMM allocations | |
+//! | `same_process` | ranks of one process: the pointer itself | |
+
+mod beside;
+mod closing;
+pub(crate) mod exchange;
+mod kills;
+mod kinds;
+mod masks;
+mod rounds;
+mod same_process;
+mod several;
+
+use crate::support::ranks::Role;
+use std::time::Duration;
+
+/// What a rank of these tests does. Without a role, nothing.
+#[test]
+fn a_rank_in_its_role() {
+    let patience = Duration::from_secs(110 + rounds::count() / 20);
+    let Some(role) = Role::of_this_process(patience) else { return };
+    match role.name.as_str() {
+        "beside" => beside::rank(&role),
+        "closing" => closing::rank(&role),
+        "in_flight" => closing::in_flight(&role),
+        "kills" => kills::rank(&role),
+        "kinds" => kinds::rank(&role),
+        "masks" => masks::rank(&role),
+        "refused" => kinds::refused(&role),
+        "no_descriptors" => kinds::no_descriptors(&role),
+        "rounds" => rounds::rank(&role),
+        "several" => several::rank(&role),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// How much of something: as the variable says, or else less in a debug build than in a release.
+fn amount(variable: &str, debug: u64, release: u64) -> u64 {
+    let given = std::env::var(variable).ok().map(|text| text.parse().expect("a number"));
+    given.unwrap_or(if cfg!(debug_assertions) { debug } else { release })
+}

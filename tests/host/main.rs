@@ -1,0 +1,20 @@
+//! Ranks on this machine, most of them processes: what they do between them, and what becomes of them
+//! when some are killed, stopped, forked, short of resources, or break the protocol.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `apart` | the conformance suite's cases between two processes, and between two nodes |
+//! | `hostile` | peers and strangers that break the protocol over shared memory |
+//! | `huge` | messages of more than 4 GiB |
+//! | `ordeals` | kills, stops, forks, want of everything, a soak |
+//! | `processes` | ranks that are processes, and some that are killed |
+//! | `signals` | signals to the process |
+
+mod apart;
+mod hostile;
+mod huge;
+mod ordeals;
+mod processes;
+mod signals;
+
+use carrack_test_support as support;

@@ -1,0 +1,220 @@
+//! Children of a rank: a fork is told that the runtime is not its own, and does the parent no harm;
+//! a program that is executed gets none of the runtime's descriptors.
+
+use crate::support::ranks::{Ranks, Role, listing};
+use crate::support::sink::Sink;
+use crate::support::{Job, OverShm, Watchdog, done, pattern, rng, sent, until};
+use carrack::buffer::Region;
+use carrack::{
+    CollectiveError, PostError, ProgressError, Rank, RemoteComp, Rmr, Runtime, Tag, WaitError,
+};
+use rand::Rng;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+#[test]
+fn a_forked_child_is_told_so_and_its_parent_goes_on() {
+    let _watchdog = Watchdog::over("fork");
+    for leaves in [0, 1] {
+        Ranks::start("ordeals::fork", 2, &[rng().random(), leaves]).succeed();
+    }
+}
+
+#[test]
+fn a_forked_child_connects_to_no_peer_in_its_parents_name() {
+    let _watchdog = Watchdog::over("unlinked");
+    Ranks::start("ordeals::unlinked", 2, &[rng().random()]).succeed();
+}
+
+#[test]
+fn a_program_that_is_executed_gets_no_descriptor_of_the_runtime() {
+    let _watchdog = Watchdog::over("exec");
+    Ranks::start("ordeals::exec", 2, &[]).succeed();
+}
+
+/// Runs `child` in a fork of this process, which leaves without a word, or as a program that
+/// returns does.
+pub(crate) fn forked(child: impl FnOnce()) -> ExitStatus {
+    // SAFETY: the child has this thread alone; what it calls is what the test is about, and the C
+    // library's allocator is made to work in a fork.
+    match unsafe { libc::fork() } {
+        0 => {
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+            // SAFETY: ends the child without the parent's clean-up.
+            unsafe { libc::_exit(if ended.is_ok() { 42 } else { 1 }) }
+        }
+        pid => {
+            let mut status = 0;
+            // SAFETY: waits for the child just made, and writes an integer.
+            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            ExitStatus::from_raw(status)
+        }
+    }
+}
+
+fn exchange(role: &Role, runtime: &Runtime, round: u64) {
+    let (ranks, other) = ([runtime.clone()], Rank(1 - role.rank));
+    for number in 0..50 {
+        let seed = role.words[0] ^ round << 32 ^ number;
+        let message = |from: u32| pattern(seed << 1 | u64::from(from), (seed % 30_000) as usize);
+        let arrived = Sink::keeping();
+        let mut receive = runtime.post_recv(other, vec![0; 30_000], Tag(number)).comp(&arrived);
+        receive = receive.allow_done(false);
+        assert!(receive.call().unwrap().is_posted());
+        sent(&ranks, || runtime.post_send(other, &message(role.rank)[..], Tag(number)).call());
+        let status = arrived.one(&ranks);
+        assert!(status.bytes() == Some(&message(other.0)[..]), "message {number} of round {round}");
+    }
+}
+
+pub(crate) fn rank(role: &Role) {
+    let runtime = role.runtime(OverShm::settings());
+    let [mapped, owned] = [runtime.allocate(64).unwrap(), Region::host(64)];
+    let registered = [&mapped, &owned].map(|region| runtime.register_memory(region).unwrap());
+    let theirs = [0, 1].map(|at| {
+        let all = runtime.allgather(&runtime.get_rmr(&registered[at]).to_bytes()).unwrap();
+        Rmr::from_bytes(&all[1 - role.rank as usize]).unwrap()
+    });
+    exchange(role, &runtime, 0);
+    if role.rank == 0 {
+        // Of the last handle that there is the child's copy is dropped, when it leaves as programs
+        // do.
+        let leaves = role.words[1] == 1;
+        let mut kept = Some((runtime, registered, theirs));
+        let status = forked(|| {
+            let (runtime, registered, theirs) = kept.take().unwrap();
+            refuses_everything(&runtime, &theirs);
+            if leaves {
+                drop((registered, runtime));
+            } else {
+                std::mem::forget((registered, runtime));
+            }
+        });
+        assert_eq!(status.code(), Some(42), "the child: {status}");
+        let (runtime, registered, theirs) = kept.unwrap();
+        goes_on(role, &runtime, &theirs);
+        drop(registered);
+    } else {
+        goes_on(role, &runtime, &theirs);
+    }
+    for region in [&mapped, &owned] {
+        assert_eq!(
+            region.fetch_add(8, 0),
+            Ok(7),
+            "the other's addition, and nothing of its child's"
+        );
+    }
+}
+
+fn goes_on(role: &Role, runtime: &Runtime, theirs: &[Rmr; 2]) {
+    exchange(role, runtime, 1);
+    for rmr in theirs {
+        assert!(
+            done(runtime.post_fetch_add(Rank(1 - role.rank), rmr, 8, 7).call().unwrap())
+                .error
+                .is_none()
+        );
+    }
+    assert!(runtime.peer_down(Rank(1 - role.rank)).is_none());
+    runtime.barrier().unwrap();
+}
+
+fn refuses_everything(runtime: &Runtime, theirs: &[Rmr; 2]) {
+    let other = Rank(1);
+    let sink = Sink::keeping();
+    let is_forked = |what: &str, outcome: Result<carrack::Outcome, PostError>| match outcome {
+        Err(PostError::Forked) => {}
+        other => panic!("{what}: {other:?}"),
+    };
+    is_forked("a send", runtime.post_send(other, b"x", Tag(1)).call());
+    is_forked("an owned send", runtime.post_send(other, vec![1; 100], Tag(1)).call());
+    is_forked(
+        "a large send",
+        runtime.post_send(other, vec![1; 100_000], Tag(1)).comp(&sink).call(),
+    );
+    is_forked(
+        "a waiting send",
+        runtime.post_send(other, vec![1; 100], Tag(1)).allow_posted(false).call(),
+    );
+    is_forked("a send to itself", runtime.post_send(Rank(0), b"x", Tag(1)).call());
+    is_forked(
+        "a send that may wait",
+        runtime.post_send(other, b"x", Tag(1)).allow_retry(false).call(),
+    );
+    is_forked("an active message", runtime.post_am(other, b"x", RemoteComp(1)).call());
+    is_forked("a receive", runtime.post_recv(other, vec![0; 8], Tag(1)).comp(&sink).call());
+    is_forked("a waiting receive", runtime.post_recv(other, vec![0; 8], Tag(1)).call());
+    for rmr in theirs {
+        is_forked("a put", runtime.post_put(other, &[1; 8], rmr, 8).comp(&sink).call());
+        is_forked("a get", runtime.post_get(other, vec![0; 8], rmr, 8).comp(&sink).call());
+        is_forked("an addition", runtime.post_fetch_add(other, rmr, 8, 1).comp(&sink).call());
+        is_forked("a waiting addition", runtime.post_fetch_add(other, rmr, 8, 1).call());
+    }
+    is_forked("a flush", runtime.post_flush(other).comp(&sink).call());
+    assert!(matches!(runtime.progress(), Err(ProgressError::Forked)), "{:?}", runtime.progress());
+    assert!(matches!(runtime.progress_all(), Err(ProgressError::Forked)));
+    let waited = runtime.wait_for(Duration::from_secs(1), || false);
+    assert!(matches!(waited, Err(WaitError::Progress(ProgressError::Forked))), "{waited:?}");
+    let world = runtime.world();
+    let collectives = [
+        ("a barrier", world.barrier()),
+        ("an allgather", world.allgather(b"x").map(drop)),
+        ("a broadcast", world.broadcast(Rank(0), b"x").map(drop)),
+    ];
+    for (what, ended) in collectives {
+        let is_forked = matches!(
+            ended,
+            Err(CollectiveError::Wait { cause: WaitError::Progress(ProgressError::Forked), .. })
+        );
+        assert!(is_forked, "{what}: {ended:?}");
+    }
+    let awaited = runtime.block_on(world.barrier_async());
+    assert!(matches!(awaited, Err(WaitError::Progress(ProgressError::Forked))), "{awaited:?}");
+    assert_eq!(sink.count(), 0);
+}
+
+/// The peer would take the child for the rank, and its end for the rank's.
+pub(crate) fn unlinked(role: &Role) {
+    let runtime = role.runtime(OverShm::settings());
+    if role.rank == 0 {
+        role.told("here", 1);
+        let status = forked(|| {
+            assert!(runtime.barrier().is_err());
+            // Long enough for the peer to let it in.
+            std::thread::sleep(Duration::from_millis(200));
+        });
+        assert_eq!(status.code(), Some(42), "the child: {status}");
+        role.says("forked");
+    } else {
+        role.says("here");
+        // What has knocked is let in.
+        until(std::slice::from_ref(&runtime), || role.has_said("forked", 0));
+    }
+    exchange(role, &runtime, 0);
+    runtime.barrier().unwrap();
+}
+
+pub(crate) fn executes(role: &Role) {
+    let seen = || {
+        let listed = Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
+        String::from_utf8(listed.stdout).unwrap()
+    };
+    let (before, inherited) = (listing("/proc/self/fd").len(), seen());
+    let runtime = role.runtime(OverShm::settings());
+    let region = runtime.allocate(100).unwrap();
+    let registered = runtime.register_memory(&region).unwrap();
+    runtime.barrier().unwrap();
+    assert!(
+        listing("/proc/self/fd").len() > before + 5,
+        "there are descriptors that could be given away"
+    );
+    let listed = seen();
+    assert_eq!(listed.matches(" -> ").count(), inherited.matches(" -> ").count(), "{listed}");
+    for ours in ["carrack-", "eventfd", "eventpoll", "socket", "pidfd"] {
+        let count = |text: &str| text.matches(ours).count();
+        assert_eq!(count(&listed), count(&inherited), "{listed}");
+    }
+    runtime.barrier().unwrap();
+    drop(registered);
+}

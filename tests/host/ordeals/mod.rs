@@ -1,0 +1,51 @@
+//! What ranks live through: peers that are killed or stopped, long traffic, poor machines, forks.
+//! Each time all kinds of operations run between processes, and every one of them is accounted for.
+//!
+//! | module | one idea | more of it |
+//! |---|---|---|
+//! | `kills` | a rank is killed at a random moment | `TEST_KILLS=1000` |
+//! | `stop` | a rank is stopped for a while, and goes on | `TEST_STOP_SECONDS=60` |
+//! | `soak` | very many messages, and memory that does not grow | `TEST_SOAK=100000000` |
+//! | `poor` | machines that lack something | |
+//! | `fork` | children of a rank | |
+//! | `forked_objects` | a child that drops what its parent has in use | |
+
+mod fork;
+mod forked_objects;
+mod kills;
+mod poor;
+mod soak;
+mod stop;
+
+use crate::support::ranks::Role;
+use std::time::Duration;
+
+/// What a rank of these tests does. Without a role, nothing.
+#[test]
+fn a_rank_in_its_role() {
+    let patience = 90 + stop::seconds() + soak::messages() / 5000;
+    let Some(role) = Role::of_this_process(Duration::from_secs(patience)) else { return };
+    match role.name.as_str() {
+        "exec" => fork::executes(&role),
+        "fork" => fork::rank(&role),
+        "forked-objects" => forked_objects::rank(&role),
+        "few" => poor::few(&role),
+        "kills" => kills::rank(&role),
+        "moment" => poor::moment(&role),
+        "no_memory" => poor::no_memory(&role),
+        "sandbox" => poor::sandbox(&role),
+        "posts" => poor::posts(&role),
+        "soak" => soak::rank(&role),
+        "stop" => stop::rank(&role),
+        "tracers" => poor::tracers(&role),
+        "traffic" => poor::traffic(&role),
+        "unlinked" => fork::unlinked(&role),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// How much of something: as the variable says, or else less in a debug build than in a release.
+fn amount(variable: &str, debug: u64, release: u64) -> u64 {
+    let given = std::env::var(variable).ok().map(|text| text.parse().expect("a number"));
+    given.unwrap_or(if cfg!(debug_assertions) { debug } else { release })
+}

@@ -1,0 +1,690 @@
+//! Ranks that are processes: they find each other, and some of them are killed. See
+//! [`support::ranks`].
+
+use crate::support::folder::Folder;
+use crate::support::ranks::{Ranks, Role, die, listing};
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::bootstrap::Bootstrap;
+use carrack::buffer::Region;
+use carrack::settings::{KernelCopyChoice, SettingsBuilder};
+use carrack::{
+    Buffer, CollectiveError, CompQueue, Handler, OpError, Outcome, PeerState, PostError, Rank, Rmr,
+    Runtime, Status, Synchronizer, Tag,
+};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The rank that is killed.
+const VICTIM: Rank = Rank(2);
+/// How long a rank may take before it counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+macro_rules! job_tests {
+    ($($test:ident: $role:literal on [$($size:literal),+], $check:ident;)+) => {
+        $(#[test]
+        fn $test() {
+            let _watchdog = Watchdog::over(stringify!($test));
+            $($check(Ranks::start(concat!("processes::", $role), $size, &[]));)+
+        })+
+    };
+}
+
+fn all_succeed(ranks: Ranks) {
+    ranks.succeed();
+}
+
+fn all_but_the_victim_succeed(ranks: Ranks) {
+    ranks.succeed_but_for(VICTIM);
+}
+
+job_tests! {
+    everybody_sends_to_everybody: "all_to_all" on [2, 4, 8], all_succeed;
+    barriers_and_allgathers_work_between_processes: "collectives" on [1, 2, 3, 5, 8], all_succeed;
+    an_allgather_of_unequal_lengths_fails_on_every_rank: "uneven" on [2, 4], all_succeed;
+    all_ranks_meet_in_a_barrier_while_the_queue_of_one_is_full: "gather" on [17], all_succeed;
+    a_rank_killed_while_its_messages_wait_for_a_full_queue_loses_none_that_it_had_sent: "gather-killed" on [3],
+        all_but_the_victim_succeed;
+    idle_ranks_neither_burn_their_cores_nor_take_much_memory: "idle" on [8], all_succeed;
+    a_runtime_that_was_dropped_has_given_all_descriptors_back: "descriptors" on [3], all_succeed;
+    a_buffer_that_a_dropped_runtime_gave_back_is_copied_by_no_peer: "drops" on [2, 2, 2, 2, 2, 2], all_succeed;
+    a_rank_killed_before_its_first_message_is_reported: "silent" on [3], all_but_the_victim_succeed;
+    a_rank_killed_after_connecting_is_reported: "connected" on [3], all_but_the_victim_succeed;
+    a_rank_killed_in_the_middle_of_a_stream_loses_nothing_that_it_had_sent: "stream" on [3],
+        all_but_the_victim_succeed;
+    a_rank_killed_while_it_leaves_its_ring_full_fails_what_waits_for_it: "full" on [3],
+        all_but_the_victim_succeed;
+    a_rank_killed_inside_a_handler_is_reported: "handler" on [3], all_but_the_victim_succeed;
+    a_rank_killed_before_anybody_connected_to_it_fails_the_receives_that_wait_for_it: "absent" on [3],
+        all_but_the_victim_succeed;
+    a_rank_that_was_received_from_before_it_started_is_reported_when_it_is_killed: "unstarted" on [3],
+        all_but_the_victim_succeed;
+    a_rank_killed_while_others_wait_in_a_barrier_fails_it_on_all_of_them: "barrier" on [3, 5],
+        all_but_the_victim_succeed;
+    a_rank_killed_while_a_peer_sleeps_wakes_it: "asleep" on [3], all_but_the_victim_succeed;
+    a_rank_killed_in_the_midst_of_large_messages_ends_them: "large-auto" on [3, 3, 3, 3], all_but_the_victim_succeed;
+    a_rank_killed_while_parts_of_messages_are_under_way_ends_them: "large-off" on [3, 3, 3, 3],
+        all_but_the_victim_succeed;
+}
+
+// ---- the ranks' side ---------------------------------------------------------------------------------
+
+/// What a rank of these tests does. Without a role, nothing.
+#[test]
+fn a_rank_in_its_role() {
+    let Some(role) = Role::of_this_process(PATIENCE) else { return };
+    if role.name == "descriptors" {
+        return descriptors(role);
+    }
+    if role.name == "unstarted" {
+        return unstarted(role);
+    }
+    if role.name == "drops" {
+        return drops(role);
+    }
+    let kernel_copy =
+        if role.name == "large-off" { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
+    let me = Me::start(role, OverShm::settings().kernel_copy(kernel_copy));
+    match &*me.role.name {
+        "all_to_all" => all_to_all(&me),
+        "collectives" => collectives(&me),
+        "gather" => gather(&me),
+        "gather-killed" => gather_killed(&me),
+        "uneven" => uneven(&me),
+        "idle" => idle(&me),
+        "silent" => silent(&me),
+        "absent" => absent(&me),
+        "connected" => connected(&me),
+        "stream" => stream(&me),
+        "full" => full(&me),
+        "handler" => handler(&me),
+        "barrier" => barrier(&me),
+        "asleep" => asleep(&me),
+        "large-auto" | "large-off" => large(&me),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// A rank in its role.
+struct Me {
+    role: Role,
+    folder: Folder,
+    runtime: Runtime,
+    ranks: [Runtime; 1],
+}
+
+impl Me {
+    fn start(role: Role, settings: SettingsBuilder) -> Self {
+        let runtime = role.runtime(settings);
+        Self { folder: role.bootstrap(), role, ranks: [runtime.clone()], runtime }
+    }
+
+    fn rank(&self) -> Rank {
+        self.runtime.rank()
+    }
+
+    fn is_victim(&self) -> bool {
+        self.rank() == VICTIM
+    }
+
+    fn says(&self, what: &str) {
+        self.role.says(what);
+    }
+
+    /// Makes progress until some rank has said something.
+    fn hears(&self, what: &str, from: u32) {
+        until(&self.ranks, || self.role.has_said(what, from));
+    }
+
+    /// All ranks are here; progress goes on meanwhile.
+    fn meet(&self, what: &str) {
+        self.role.meet(what, &self.runtime, 0..self.runtime.size());
+    }
+
+    /// The survivors are here.
+    fn survivors_meet(&self, what: &str) {
+        let survivors = (0..self.runtime.size()).filter(|rank| *rank != VICTIM.0);
+        self.role.meet(what, &self.runtime, survivors);
+    }
+
+    /// Messages between the survivors arrive, to the last byte.
+    fn others_go_on(&self) {
+        self.survivors_meet("going on");
+        // In pairs; of an odd number the last talks to itself.
+        let others: Vec<u32> = (0..self.runtime.size()).filter(|rank| *rank != VICTIM.0).collect();
+        let at = others.iter().position(|rank| *rank == self.rank().0).unwrap();
+        let other = Rank(*others.get(at ^ 1).unwrap_or(&self.rank().0));
+        for number in 0..100 {
+            let message = pattern(number, (number * 37 % 3000) as usize);
+            let mut recv = self.runtime.post_recv(other, vec![0; 3000], Tag(1 << 40));
+            sent(&self.ranks, || self.runtime.post_send(other, &message[..], Tag(1 << 40)).call());
+            assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), message);
+        }
+        self.survivors_meet("gone on");
+    }
+
+    fn receive_from_victim(&self, sink: &Sink) {
+        let recv = self.runtime.post_recv(VICTIM, vec![0; 100], Tag(9)).comp(sink).call();
+        assert!(recv.unwrap().is_posted());
+    }
+
+    fn ends_badly(&self, sink: &Sink) {
+        is_down(sink.one(&self.ranks));
+        assert!(self.runtime.peer_down(VICTIM).is_some());
+        // And once it is known, at once.
+        self.receive_from_victim(sink);
+        is_down(sink.one(&self.ranks));
+        let error = self.runtime.post_send(VICTIM, b"x", Tag(1)).call().unwrap_err();
+        assert!(matches!(error, PostError::PeerDown { rank: VICTIM, .. }), "{error}");
+    }
+}
+
+#[track_caller]
+fn is_down(status: Status) {
+    let error = status.ok().expect_err("the victim is dead");
+    assert!(matches!(error, OpError::PeerDown { rank: VICTIM, .. }), "{error}");
+}
+
+fn all_to_all(me: &Me) {
+    const EACH: u64 = 200;
+    let (rank, size) = (u64::from(me.rank().0), me.runtime.size());
+    let got = Arc::new(Mutex::new(vec![0_u64; size as usize]));
+    let handler = {
+        let got = got.clone();
+        Handler::new(move |status| {
+            let mut got = got.lock().unwrap();
+            let next = &mut got[status.rank.0 as usize];
+            assert_eq!(status.tag, Tag(*next), "in order");
+            let seed = u64::from(status.rank.0) << 32 | *next;
+            assert_eq!(status.bytes().unwrap(), pattern(seed, (seed * 131 % 8193) as usize));
+            *next += 1;
+        })
+    };
+    let name = me.runtime.register_comp(&handler).unwrap();
+    me.runtime.barrier().unwrap();
+    let arrived = CompQueue::new(4096);
+    for from in 0..size {
+        for number in 0..EACH {
+            let recv = me.runtime.post_recv(Rank(from), vec![0; 600], Tag(number)).comp(&arrived);
+            assert!(recv.allow_done(false).call().unwrap().is_posted());
+        }
+    }
+    for number in 0..EACH {
+        for to in 0..size {
+            let seed = rank << 32 | number;
+            let long = pattern(seed, (seed * 131 % 8193) as usize);
+            sent(&me.ranks, || {
+                me.runtime.post_am(Rank(to), &long[..], name).tag(Tag(number)).call()
+            });
+            let short = pattern(!seed, (seed % 500) as usize);
+            sent(&me.ranks, || me.runtime.post_send(Rank(to), &short[..], Tag(number)).call());
+        }
+    }
+    let mut met = 0;
+    until(&me.ranks, || {
+        while let Some(status) = arrived.pop() {
+            let seed = u64::from(status.rank.0) << 32 | status.tag.0;
+            assert_eq!(status.bytes().unwrap(), pattern(!seed, (seed % 500) as usize));
+            met += 1;
+        }
+        met == EACH * u64::from(size) && got.lock().unwrap().iter().all(|got| *got == EACH)
+    });
+    // Nobody goes before all have what they want.
+    me.runtime.barrier().unwrap();
+}
+
+fn collectives(me: &Me) {
+    for round in 0..20_u64 {
+        let key = format!("before/{round}/{}", me.rank().0);
+        me.folder.put(&key, b"").unwrap();
+        me.runtime.barrier().unwrap();
+        for rank in 0..me.runtime.size() {
+            let there = me.folder.get(&format!("before/{round}/{rank}")).unwrap();
+            assert!(there.is_some(), "rank {rank} had not reached the barrier");
+        }
+        let len = [0, 1, 300, 20_000][round as usize % 4];
+        let all = me.runtime.allgather(&pattern(round << 8 | u64::from(me.rank().0), len)).unwrap();
+        assert_eq!(all.len(), me.runtime.size() as usize);
+        for (rank, bytes) in all.iter().enumerate() {
+            assert_eq!(*bytes, pattern(round << 8 | rank as u64, len));
+        }
+    }
+    me.meet("over");
+}
+
+/// Each rank sends one message to a queue of rank 0 that has room for one less; all meet before any
+/// is taken.
+fn gather(me: &Me) {
+    let inbox = CompQueue::new(16);
+    let name = me.runtime.register_comp(&inbox).unwrap();
+    me.runtime.barrier().unwrap();
+    let mine = pattern(u64::from(me.rank().0), 100);
+    let mut am = me.runtime.post_am(Rank(0), &mine[..], name);
+    while am.call().unwrap().is_retry() {
+        let _ = me.runtime.progress();
+    }
+    me.runtime.barrier().unwrap();
+    if me.rank() == Rank(0) {
+        let mut from = Vec::new();
+        until_with_errors(&me.ranks, || {
+            from.extend(std::iter::from_fn(|| inbox.pop()).map(|status| {
+                assert_eq!(status.bytes().unwrap(), pattern(u64::from(status.rank.0), 100));
+                status.rank.0
+            }));
+            from.len() == me.runtime.size() as usize
+        });
+        from.sort_unstable();
+        assert_eq!(from, (0..me.runtime.size()).collect::<Vec<_>>());
+    }
+    me.runtime.barrier().unwrap();
+}
+
+/// The victim fills a queue of rank 0, offers a large message to it, and dies before any is taken.
+fn gather_killed(me: &Me) {
+    const SENT: u64 = 50;
+    let inbox = CompQueue::new(4);
+    let name = me.runtime.register_comp(&inbox).unwrap();
+    me.runtime.barrier().unwrap();
+    if me.is_victim() {
+        for at in 0..SENT {
+            let mut am = me.runtime.post_am(Rank(0), pattern(at, 100), name).tag(Tag(at));
+            while am.call().unwrap().is_retry() {
+                let _ = me.runtime.progress();
+            }
+        }
+        let offered =
+            me.runtime.post_am(Rank(0), pattern(SENT, 1 << 20), name).tag(Tag(SENT)).call();
+        assert!(offered.unwrap().is_posted());
+        me.hears("all are here", 0);
+        die();
+    }
+    if me.rank() == Rank(0) {
+        let waits = SENT as usize + 1 - inbox.capacity();
+        until_with_errors(&me.ranks, || me.runtime.pending().deferred == waits);
+        me.says("all are here");
+        until_with_errors(&me.ranks, || {
+            matches!(me.runtime.peer_state(VICTIM), PeerState::Down(_))
+        });
+        let mut next = 0;
+        until_with_errors(&me.ranks, || {
+            let is_gone = me.runtime.peer_down(VICTIM).is_some();
+            for status in std::iter::from_fn(|| inbox.pop()) {
+                assert_eq!(
+                    (status.tag, status.bytes().unwrap()),
+                    (Tag(next), &pattern(next, 100)[..])
+                );
+                next += 1;
+            }
+            is_gone
+        });
+        assert_eq!(
+            (next, me.runtime.pending().deferred),
+            (SENT, 0),
+            "its end is told behind its messages"
+        );
+    }
+    me.others_go_on();
+}
+
+fn uneven(me: &Me) {
+    let error = me.runtime.allgather(&vec![1; if me.rank().0 == 1 { 3 } else { 4 }]).unwrap_err();
+    assert!(matches!(error, CollectiveError::Uneven { .. }), "{error}");
+    me.meet("over");
+}
+
+fn idle(me: &Me) {
+    me.runtime.barrier().unwrap();
+    let used = || {
+        // SAFETY: fills in what it is given.
+        let usage = unsafe {
+            let mut usage = std::mem::zeroed::<libc::rusage>();
+            assert_eq!(libc::getrusage(libc::RUSAGE_SELF, &raw mut usage), 0);
+            usage
+        };
+        let micros = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
+        micros(usage.ru_utime) + micros(usage.ru_stime)
+    };
+    let before = used();
+    assert!(me.runtime.wait_for(Duration::from_secs(1), || false).is_err());
+    let burnt = used() - before;
+    assert!(burnt < 100_000, "{burnt} µs of a second");
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let resident: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(resident < 32 << 10, "{resident} KiB resident");
+    me.runtime.barrier().unwrap();
+}
+
+fn descriptors(role: Role) {
+    let size = role.size;
+    let count = || listing("/proc/self/fd").len();
+    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("carrack-").count();
+    let before = (count(), mapped());
+    let me = Me::start(role, OverShm::settings());
+    me.runtime.barrier().unwrap();
+    for to in 0..size {
+        sent(&me.ranks, || me.runtime.post_send(Rank(to), &[1; 3000][..], Tag(1)).call());
+    }
+    for from in 0..size {
+        assert_eq!(
+            done(me.runtime.post_recv(Rank(from), vec![0; 3000], Tag(1)).call().unwrap()).size,
+            3000
+        );
+    }
+    assert!(count() > before.0 && mapped() > before.1);
+    me.runtime.barrier().unwrap();
+    me.meet("over");
+    drop(me);
+    assert_eq!((count(), mapped()), before);
+}
+
+/// Rank 0 drops its runtime while rank 1's kernel copies what it puts, and has another use for the
+/// buffer then.
+fn drops(role: Role) {
+    const LEN: usize = 32 << 20;
+    const PUT: u8 = 0x11;
+    const LATER: u8 = 0xee;
+    let me = Me::start(role, OverShm::settings());
+    let rank = me.rank();
+    let region = Region::host(LEN);
+    region.whole().write(&vec![0; LEN]).unwrap();
+    let registered = me.runtime.register_memory(&region).unwrap();
+    let rmrs = me.runtime.allgather(&me.runtime.get_rmr(&registered).to_bytes()).unwrap();
+    let Me { role, runtime, ranks, .. } = me;
+    drop(ranks);
+    if rank == Rank(1) {
+        until(std::slice::from_ref(&runtime), || role.has_said("another use", 0));
+        until(std::slice::from_ref(&runtime), || runtime.peer_down(Rank(0)).is_some());
+        let held = region.whole().to_vec().unwrap();
+        assert!(
+            held.iter().all(|byte| [0, PUT].contains(byte)),
+            "it holds what the buffer held later"
+        );
+        return role.says("looked");
+    }
+    let rmr = Rmr::from_bytes(&rmrs[1]).unwrap();
+    let over = Sink::keeping();
+    let mut put = runtime.post_put(Rank(1), vec![PUT; LEN], &rmr, 0).comp(&over).allow_done(false);
+    assert!(put.call().unwrap().is_posted());
+    drop(put);
+    // At another moment of the copy in each job.
+    std::thread::sleep(Duration::from_micros(u64::from(std::process::id()) % 40 * 100));
+    drop((registered, runtime));
+    let mut statuses = over.take();
+    assert_eq!(statuses.len(), 1, "the put ends once");
+    if let Buffer::Vec(buffer) = &mut statuses[0].buffer {
+        buffer.fill(LATER);
+    }
+    role.says("another use");
+    let start = Instant::now();
+    while !role.has_said("looked", 1) {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn silent(me: &Me) {
+    let sink = Sink::keeping();
+    if me.is_victim() {
+        me.says("here");
+        // Both know that it is there, and one has spoken to it.
+        me.folder.fence().unwrap();
+        die();
+    }
+    me.hears("here", VICTIM.0);
+    me.folder.fence().unwrap();
+    let mut send = me.runtime.post_send(VICTIM, b"anybody?", Tag(1)).comp(&sink).allow_retry(false);
+    match send.call() {
+        Ok(Outcome::Posted) => is_down(sink.one(&me.ranks)),
+        Ok(Outcome::Done(_)) => panic!("the victim never let anybody in"),
+        Ok(Outcome::Retry(reason)) => panic!("{reason:?}"),
+        Err(error) => assert!(matches!(error, PostError::PeerDown { rank: VICTIM, .. }), "{error}"),
+    }
+    me.receive_from_victim(&sink);
+    is_down(sink.one(&me.ranks));
+    me.others_go_on();
+}
+
+fn absent(me: &Me) {
+    if me.is_victim() {
+        me.says("here");
+        me.hears("waiting", 0);
+        me.hears("waiting", 1);
+        die();
+    }
+    me.hears("here", VICTIM.0);
+    let sink = Sink::keeping();
+    me.receive_from_victim(&sink);
+    me.says("waiting");
+    is_down(sink.one(&me.ranks));
+    me.others_go_on();
+}
+
+fn unstarted(role: Role) {
+    if role.rank == VICTIM.0 {
+        (0..2).for_each(|other| drop(role.told("waiting", other)));
+        let _runtime = role.runtime(OverShm::settings());
+        // The others find it here, or find that it was here.
+        std::thread::sleep(Duration::from_millis(20));
+        die();
+    }
+    let me = Me::start(role, OverShm::settings());
+    let sink = Sink::keeping();
+    me.receive_from_victim(&sink);
+    me.says("waiting");
+    me.runtime.wait(|| sink.count() > 0).unwrap();
+    is_down(sink.one(&me.ranks));
+    me.others_go_on();
+}
+
+fn connected(me: &Me) {
+    let sink = Sink::keeping();
+    me.runtime.barrier().unwrap();
+    if me.is_victim() {
+        me.hears("waiting", 0);
+        me.hears("waiting", 1);
+        die();
+    }
+    let before = listing("/proc/self/fd").len();
+    me.receive_from_victim(&sink);
+    me.says("waiting");
+    me.ends_badly(&sink);
+    let after = listing("/proc/self/fd").len();
+    assert!(
+        after < before,
+        "the descriptors of its link are still open: {before} and then {after}"
+    );
+    me.others_go_on();
+}
+
+fn stream(me: &Me) {
+    const COUNT: u64 = 500;
+    let size = |number: u64| [8, 100, 5000][number as usize % 3];
+    me.runtime.barrier().unwrap();
+    if me.is_victim() {
+        for number in 0..COUNT {
+            let message = pattern(number, size(number));
+            for to in 0..2 {
+                sent(&me.ranks, || me.runtime.post_send(Rank(to), &message[..], Tag(9)).call());
+            }
+        }
+        die();
+    }
+    let sink = Sink::keeping();
+    for number in 0..=COUNT {
+        let mut recv = me.runtime.post_recv(VICTIM, vec![0; 5000], Tag(9)).comp(&sink);
+        recv = recv.user_context(carrack::UserContext(number));
+        match recv.call().unwrap() {
+            Outcome::Done(status) => {
+                assert_eq!(status.bytes().unwrap(), pattern(number, size(number)))
+            }
+            Outcome::Posted => {
+                let status = sink.one(&me.ranks);
+                if number < COUNT {
+                    assert!(status.error.is_none(), "message {number}: {status:?}");
+                    assert_eq!(status.bytes().unwrap(), pattern(number, size(number)));
+                } else {
+                    is_down(status);
+                }
+            }
+            Outcome::Retry(reason) => panic!("{reason:?}"),
+        }
+    }
+    me.others_go_on();
+}
+
+fn full(me: &Me) {
+    me.runtime.barrier().unwrap();
+    if me.is_victim() {
+        // Not a message is taken in from here on.
+        me.says("deaf");
+        while !(me.role.has_said("full", 0) && me.role.has_said("full", 1)) {
+            std::thread::yield_now();
+        }
+        die();
+    }
+    me.hears("deaf", VICTIM.0);
+    let sink = Sink::keeping();
+    while !me.runtime.post_send(VICTIM, &[3; 1000][..], Tag(1)).call().unwrap().is_retry() {}
+    while !me.runtime.post_send(VICTIM, &[3; 8][..], Tag(1)).call().unwrap().is_retry() {}
+    for number in 0..50 {
+        let mut send = me.runtime.post_send(VICTIM, vec![4; 10 * number], Tag(1)).comp(&sink);
+        send = send.allow_retry(false).user_context(carrack::UserContext(number as u64));
+        assert!(send.call().unwrap().is_posted());
+    }
+    me.says("full");
+    until(&me.ranks, || sink.count() == 50);
+    for (number, status) in sink.take().into_iter().enumerate() {
+        assert_eq!((status.user_context.0, status.buffer.len()), (number as u64, 10 * number));
+        is_down(status);
+    }
+    me.receive_from_victim(&sink);
+    me.ends_badly(&sink);
+    me.others_go_on();
+}
+
+fn handler(me: &Me) {
+    let handler = Handler::new(|_| die());
+    let name = me.runtime.register_comp(&handler).unwrap();
+    me.runtime.barrier().unwrap();
+    let sink = Sink::keeping();
+    if me.is_victim() {
+        until(&me.ranks, || false);
+    }
+    me.receive_from_victim(&sink);
+    if me.rank() == Rank(0) {
+        me.hears("waiting", 1);
+        sent(&me.ranks, || me.runtime.post_am(VICTIM, b"die", name).call());
+    } else {
+        me.says("waiting");
+    }
+    me.ends_badly(&sink);
+    me.others_go_on();
+}
+
+fn barrier(me: &Me) {
+    me.runtime.barrier().unwrap();
+    if me.is_victim() {
+        let survivors = (0..me.runtime.size()).filter(|rank| *rank != VICTIM.0);
+        survivors.for_each(|rank| me.hears("waiting", rank));
+        die();
+    }
+    me.says("waiting");
+    let error = me.runtime.barrier().unwrap_err();
+    let named = matches!(
+        &error,
+        CollectiveError::Op { cause: OpError::PeerDown { rank: VICTIM, .. }, .. }
+            | CollectiveError::Post { cause: PostError::PeerDown { rank: VICTIM, .. }, .. }
+    );
+    assert!(named, "{error}");
+    me.others_go_on();
+}
+
+fn asleep(me: &Me) {
+    me.runtime.barrier().unwrap();
+    let died = AtomicU64::new(0);
+    if me.is_victim() {
+        me.hears("waiting", 0);
+        me.hears("waiting", 1);
+        die();
+    }
+    let arrived = Synchronizer::new(1);
+    let recv = me.runtime.post_recv(VICTIM, vec![0; 8], Tag(9)).comp(&arrived).call();
+    assert!(recv.unwrap().is_posted());
+    me.says("waiting");
+    let start = Instant::now();
+    let status = arrived.wait(&me.runtime).unwrap().remove(0);
+    is_down(status);
+    died.store(start.elapsed().as_millis() as u64, Ordering::Relaxed);
+    me.others_go_on();
+}
+
+/// Large messages both ways, puts and gets, and the victim dies at some moment of its own among
+/// them.
+fn large(me: &Me) {
+    const LEN: usize = 3 << 20;
+    // Not mapped: its owner has to carry out what others want of it.
+    let region = Region::host(LEN);
+    let registered = me.runtime.register_memory(&region).unwrap();
+    let names = me.runtime.allgather(&me.runtime.get_rmr(&registered).to_bytes()).unwrap();
+    let other = if me.is_victim() { Rank(0) } else { VICTIM };
+    let rmr = Rmr::from_bytes(&names[other.0 as usize]).unwrap();
+    let sink = Sink::keeping();
+    let peers: &[Rank] = if me.is_victim() { &[Rank(0), Rank(1)] } else { &[VICTIM] };
+    let mut count = 0;
+    for &peer in peers {
+        for number in 0..4 {
+            let mut receive = me.runtime.post_recv(peer, vec![0; LEN], Tag(number)).comp(&sink);
+            count += begun::<LEN>(me, || receive.call());
+            let mut send =
+                me.runtime.post_send(peer, vec![number as u8; LEN], Tag(number)).comp(&sink);
+            count += begun::<LEN>(me, || send.call());
+        }
+    }
+    let mut put = me.runtime.post_put(other, vec![7; LEN], &rmr, 0).comp(&sink);
+    count += begun::<LEN>(me, || put.call());
+    let mut get = me.runtime.post_get(other, vec![0; LEN], &rmr, 0).comp(&sink);
+    count += begun::<LEN>(me, || get.call());
+    if me.is_victim() {
+        for _ in 0..std::process::id() % 60 {
+            let _ = me.runtime.progress();
+        }
+        die();
+    }
+    until(&me.ranks, || sink.count() == count && me.runtime.peer_down(VICTIM).is_some());
+    sink.take().into_iter().for_each(is_right::<LEN>);
+    me.others_go_on();
+}
+
+/// Whatever ended well is whole, and whatever did not says who is to blame; the buffers are here
+/// again.
+fn is_right<const LEN: usize>(status: Status) {
+    match status.error.as_deref() {
+        None => {}
+        Some(OpError::PeerDown { rank: VICTIM, .. }) => {}
+        Some(error) => panic!("{error}"),
+    }
+    assert_eq!(status.buffer.len(), LEN);
+}
+
+/// How many operations are under way that were not: none, if it is over at once, as where the
+/// victim is known to be gone by now.
+fn begun<const LEN: usize>(me: &Me, mut call: impl FnMut() -> Result<Outcome, PostError>) -> usize {
+    let mut gone = false;
+    let outcome = posted(&me.ranks, || match call() {
+        Err(PostError::PeerDown { rank: VICTIM, .. }) => {
+            gone = true;
+            Ok(Outcome::Posted)
+        }
+        other => other,
+    });
+    match outcome {
+        _ if gone => 0,
+        Outcome::Done(status) => {
+            is_right::<LEN>(status);
+            0
+        }
+        _ => 1,
+    }
+}

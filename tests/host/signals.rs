@@ -1,0 +1,114 @@
+//! SIGUSR1: a rank that waits says what it waits for, and forgets nothing that it has to do.
+
+use crate::support::sink::Sink;
+use crate::support::*;
+use carrack::buffer::Region;
+use carrack::settings::DumpChoice;
+use carrack::{Counter, Handler, Mr, Rank, Rmr, Runtime, Status, Tag};
+use carrack_simulators::nic::go_round;
+use signal_hook::consts::SIGUSR1;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+const ROLE: &str = "SIGNALS_ROLE";
+
+/// The child: waits for a message that never comes.
+#[test]
+fn a_rank_in_its_role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let runtime = Runtime::start().unwrap();
+    let never = Counter::new();
+    let recv = runtime.post_recv(Rank(0), vec![0; 21], Tag(4711)).comp(&never).call().unwrap();
+    assert!(recv.is_posted());
+    println!("\nready");
+    runtime.wait(|| never.get() > 0).unwrap();
+}
+
+#[test]
+fn a_rank_that_waits_prints_what_is_pending_when_it_is_asked_by_a_signal() {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "signals::a_rank_in_its_role", "--nocapture"])
+        .env(ROLE, "waits")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "ready"));
+    let pid = child.id().to_string();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    // Twice: it goes on after the first.
+    for _ in 0..2 {
+        assert!(Command::new("kill").args(["-USR1", &pid]).status().unwrap().success());
+        let mut text = String::new();
+        while !text.contains("tag 4711") {
+            assert!(errors.read_line(&mut text).unwrap() > 0, "it has ended: {text}");
+        }
+        assert!(text.contains("rank 0 of 1: 1 operations pending"), "{text}");
+        assert!(text.contains("receive, rank 0, tag 4711, 21 B: waits for its message"), "{text}");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    errors.read_to_string(&mut String::new()).unwrap();
+}
+
+/// Has a handler of rank 0 end a registration that rank 1's NIC has used. Returns `true` if the
+/// memory is given back.
+fn is_given_back(signalled: bool) -> bool {
+    let settings = OverSimulatedNic::settings().dump(DumpChoice::Usr1);
+    let ranks: [Runtime; 2] = OverSimulatedNic::ranks_with(2, settings).try_into().unwrap();
+    connect(&ranks);
+    let [zero, one] = &ranks;
+    let region = Region::host(1 << 16);
+    let weak = region.downgrade();
+    let registered: Arc<Mutex<Option<Mr>>> = Arc::default();
+    let mr = zero.register_memory(&region).unwrap();
+    let rmr = Rmr::from_bytes(&zero.get_rmr(&mr).to_bytes()).unwrap();
+    *registered.lock().unwrap() = Some(mr);
+    drop(region);
+    let ends = {
+        let registered = registered.clone();
+        Handler::new(move |_: Status| drop(registered.lock().unwrap().take()))
+    };
+    let name = zero.register_comp(&ends).unwrap();
+    let sink = Sink::keeping();
+    assert!(
+        one.post_put(Rank(0), &[7; 4096], &rmr, 0)
+            .comp(&sink)
+            .allow_done(false)
+            .call()
+            .unwrap()
+            .is_posted()
+    );
+    sink.one(&ranks);
+    // Rank 0 makes no progress meanwhile, so the signal is pending when its handler is called.
+    while one.post_am(Rank(0), b"end it", name).call().unwrap().is_retry() {
+        one.progress().unwrap();
+    }
+    for _ in 0..10 {
+        one.progress().unwrap();
+        go_round();
+    }
+    if signalled {
+        signal_hook::low_level::raise(SIGUSR1).unwrap();
+    }
+    zero.progress().unwrap();
+    assert!(
+        registered.lock().unwrap().is_none(),
+        "the handler was not called by the first progress"
+    );
+    happens(&ranks, LIMIT / 10, || {
+        go_round();
+        weak.is_gone()
+    })
+}
+
+#[test]
+fn a_signal_loses_nothing_that_progress_has_to_do() {
+    let _watchdog = Watchdog::over("a_signal_loses_nothing_that_progress_has_to_do");
+    assert!(is_given_back(false));
+    assert!(is_given_back(true), "rank 1 is never told that the registration has ended");
+}

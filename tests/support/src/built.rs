@@ -1,0 +1,55 @@
+//! Programs of this build that Cargo does not name to tests, as they are no binaries of the tests'
+//! own package. They are built here: stale ones would be tested otherwise.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Where they are: target/PROFILE, above the test's own folder.
+fn folder() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().and_then(Path::parent).unwrap().to_path_buf()
+}
+
+/// Builds a package's programs as this test was built. A test that Cargo did not start finds them
+/// as they are.
+fn build(what: &[&str]) {
+    let Some(cargo) = std::env::var_os("CARGO") else { return };
+    let folder = folder();
+    let profile = match folder.file_name().unwrap().to_str().unwrap() {
+        "debug" => "dev",
+        other => other,
+    };
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--profile", profile]).args(what);
+    command
+        .arg("--target-dir")
+        .arg(folder.parent().unwrap())
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert!(command.status().unwrap().success(), "building {what:?} failed");
+}
+
+/// The carrack command.
+pub fn carrack() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        build(&["--package", "carrack-cli"]);
+        let carrack = folder().join("carrack");
+        assert!(carrack.exists(), "no {}; run cargo build -p carrack-cli", carrack.display());
+        carrack
+    })
+}
+
+/// The folder of the examples.
+pub fn examples() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        build(&["--package", "carrack-workspace", "--examples"]);
+        folder().join("examples")
+    })
+}
+
+/// Sees to it that a test program of the tests' own package is there.
+pub fn test_program(name: &str) {
+    build(&["--package", "carrack-workspace", "--test", name]);
+}

@@ -1,0 +1,411 @@
+//! Ranks that are processes: this very program again, in a role. They find each other through a
+//! folder, so that no launcher has an opinion on what a killed rank means for the others. Those of
+//! two machines, which share no folder, find each other over TCP.
+//!
+//! A module that uses this has a test by the name of [`ROLE_TEST`], which does what
+//! [`Role::of_this_process`] says. Roles are named with their module: `gpu_ipc::killed`.
+
+use super::folder::Folder;
+use super::{built, until};
+use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment, JobId};
+use carrack::settings::{Settings, SettingsBuilder};
+use carrack::{Rank, Runtime};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// The test that is a rank.
+pub const ROLE_TEST: &str = "a_rank_in_its_role";
+const ROLE: &str = "TEST_ROLE";
+const FOLDER: &str = "TEST_FOLDER";
+/// What a rank says when it has taken its role.
+const TAKEN: &str = "taken";
+/// The status of a rank that hung.
+const HUNG: i32 = 97;
+
+/// The names in a folder.
+pub fn listing(folder: &str) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+}
+
+/// Where tests put what they need for a while: where `carrack selftest` says, else below target/.
+pub fn scratch() -> PathBuf {
+    let folder = std::env::var_os("TEST_SCRATCH").map_or_else(in_target, PathBuf::from);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Cargo's folder for tests: the program is target/PROFILE/deps/PROGRAM.
+fn in_target() -> PathBuf {
+    std::env::current_exe().unwrap().ancestors().nth(3).expect("below target/").join("tmp")
+}
+
+// ---- the parent's side -------------------------------------------------------------------------------
+
+/// Processes of one job, as their parent sees them.
+pub struct Ranks {
+    children: Vec<Child>,
+    folder: PathBuf,
+    shm: BTreeSet<String>,
+}
+
+impl Ranks {
+    /// So many ranks in a role, each told the same `words`.
+    pub fn start(role: &str, size: u32, words: &[u64]) -> Self {
+        Self::start_under(&[], role, size, words)
+    }
+
+    /// As `start`, each under a command that executes what follows it.
+    pub fn start_under(wrapper: &[&str], role: &str, size: u32, words: &[u64]) -> Self {
+        Self::start_with(wrapper, |_| None, role, size, words)
+    }
+
+    /// As `start`, each with a variable of its own.
+    pub fn start_each<'a>(
+        variable: impl Fn(u32) -> (&'a str, &'a str),
+        role: &str,
+        size: u32,
+        words: &[u64],
+    ) -> Self {
+        Self::start_with(&[], |rank| Some(variable(rank)), role, size, words)
+    }
+
+    fn start_with<'a>(
+        wrapper: &[&str],
+        variable: impl Fn(u32) -> Option<(&'a str, &'a str)>,
+        role: &str,
+        size: u32,
+        words: &[u64],
+    ) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = scratch().join(format!("carrack-ranks-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let shm = listing("/dev/shm");
+        let program = std::env::current_exe().unwrap();
+        let rank = |rank: u32| {
+            let mut command = match wrapper {
+                [] => Command::new(&program),
+                [first, rest @ ..] => {
+                    let mut command = Command::new(first);
+                    command.args(rest).arg(&program);
+                    command
+                }
+            };
+            in_role(&mut command, role, (rank, size), words)
+                .env(FOLDER, &folder)
+                .envs(variable(rank))
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap()
+        };
+        Self { children: (0..size).map(rank).collect(), folder, shm }
+    }
+
+    /// Sends a signal to one of them.
+    pub fn signal(&self, rank: Rank, signal: Signal) {
+        let pid = self.children[rank.0 as usize].id();
+        kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+    }
+
+    /// Whether a signal has stopped a rank.
+    pub fn is_stopped(&self, rank: Rank) -> bool {
+        let pid = self.children[rank.0 as usize].id();
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        // Behind the name, which is in parentheses.
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    }
+
+    /// Waits until a rank has said something. Whether it has: it may have ended first.
+    pub fn hears(&mut self, what: &str, rank: u32) -> bool {
+        let folder = Folder::new(self.folder.clone(), u32::MAX, 0);
+        while folder.get(&said(what, rank)).unwrap().is_none() {
+            if self.children[rank as usize].try_wait().unwrap().is_some() {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
+    /// Whether a rank has said something so far.
+    pub fn has_said(&self, what: &str, rank: u32) -> bool {
+        Folder::new(self.folder.clone(), u32::MAX, 0).get(&said(what, rank)).unwrap().is_some()
+    }
+
+    fn wait(&mut self) -> Vec<ExitStatus> {
+        self.children.iter_mut().map(|rank| rank.wait().unwrap()).collect()
+    }
+
+    /// Waits for all of them, and looks that nothing is left.
+    pub fn end(mut self) -> Vec<ExitStatus> {
+        let statuses = self.wait();
+        // To its end: that of the tenth ranks begins as that of the first.
+        let mark = format!("{}\0", self.folder.display());
+        let left = listing("/proc").into_iter().filter(|pid| {
+            std::fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|text| text.windows(mark.len()).any(|part| part == mark.as_bytes()))
+        });
+        assert_eq!(left.count(), 0, "processes are left");
+        // Other programs of the machine come and go there, too: only what stays is a find.
+        let start = Instant::now();
+        // What NVIDIA's driver leaves there of a process that was killed, its next start takes
+        // away.
+        let is_ours = |name: &&String| !name.starts_with("cuda.shm.");
+        while let Some(name) = listing("/dev/shm").difference(&self.shm).find(is_ours) {
+            assert!(start.elapsed() < Duration::from_secs(10), "{name} is left in /dev/shm");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        statuses
+    }
+
+    /// As `end`; fails if a rank has never taken its role. A program that finds no test of that name
+    /// succeeds, too.
+    #[track_caller]
+    fn end_in_roles(mut self) -> Vec<ExitStatus> {
+        self.wait();
+        let taken = (0..self.children.len()).all(|rank| self.has_said(TAKEN, rank as u32));
+        assert!(taken, "a rank has not taken its role: is there a test of that path?");
+        self.end()
+    }
+
+    /// All of them succeed.
+    #[track_caller]
+    pub fn succeed(self) {
+        for (rank, status) in self.end_in_roles().iter().enumerate() {
+            succeeded(rank, *status);
+        }
+    }
+
+    /// All of them succeed but one, which is killed.
+    #[track_caller]
+    pub fn succeed_but_for(self, victim: Rank) {
+        use std::os::unix::process::ExitStatusExt;
+        for (rank, status) in self.end_in_roles().iter().enumerate() {
+            if rank == victim.0 as usize {
+                assert_eq!(
+                    status.signal(),
+                    Some(libc::SIGKILL),
+                    "the victim was to be killed: {status}"
+                );
+            } else {
+                succeeded(rank, *status);
+            }
+        }
+    }
+}
+
+/// One rank of several machines', which joins over TCP, by variables that the caller adds.
+pub fn far_rank(role: &str, (rank, size): (u32, u32), words: &[u64]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    in_role(&mut command, role, (rank, size), words)
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", size.to_string());
+    command
+}
+
+/// A rank of a job of one, which the caller starts and watches.
+pub fn lone_rank(role: &str, words: &[u64]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    in_role(&mut command, role, (0, 1), words).env(FOLDER, scratch());
+    command
+}
+
+fn in_role<'a>(
+    command: &'a mut Command,
+    role: &str,
+    (rank, size): (u32, u32),
+    words: &[u64],
+) -> &'a mut Command {
+    let words = words.iter().map(|word| format!(" {word}")).collect::<String>();
+    let (module, name) = role.rsplit_once("::").expect("a role of a module");
+    let test = format!("{module}::{ROLE_TEST}");
+    let role = format!("{name} {rank} {size}{words}");
+    command.args(["--exact", &test, "--nocapture", "--test-threads=1"]).env(ROLE, role)
+}
+
+#[track_caller]
+pub fn succeeded(rank: usize, status: ExitStatus) {
+    assert_ne!(status.code(), Some(HUNG), "rank {rank} hangs");
+    assert!(status.success(), "rank {rank}: {status}");
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.children {
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+// ---- the ranks' side ---------------------------------------------------------------------------------
+
+/// What a process is to be.
+pub struct Role {
+    pub name: String,
+    pub rank: u32,
+    pub size: u32,
+    pub words: Vec<u64>,
+    meeting: Meeting,
+}
+
+/// Where ranks find each other.
+enum Meeting {
+    Folder(PathBuf),
+    Tcp(Arc<FromEnvironment>),
+}
+
+impl Role {
+    /// Nothing, if it is the parent. A rank ends itself when it takes too long.
+    pub fn of_this_process(patience: Duration) -> Option<Self> {
+        let text = std::env::var(ROLE).ok()?;
+        let mut parts = text.split(' ');
+        let name = parts.next().unwrap().to_owned();
+        let mut words: Vec<u64> = parts.map(|word| word.parse().unwrap()).collect();
+        let rest = words.split_off(2);
+        let (rank, size) = (words[0] as u32, words[1] as u32);
+        std::thread::spawn(move || {
+            std::thread::sleep(patience);
+            eprintln!("it hangs: {text}");
+            std::process::exit(HUNG);
+        });
+        let meeting = match std::env::var_os(FOLDER) {
+            Some(folder) => Meeting::Folder(folder.into()),
+            None => {
+                let joined = FromEnvironment::from_env(&Settings::from_env().unwrap()).unwrap();
+                Meeting::Tcp(Arc::new(joined.expect("a folder, or torchrun's variables")))
+            }
+        };
+        let role = Self { name, rank, size, words: rest, meeting };
+        if !role.is_far() {
+            role.says(TAKEN);
+        }
+        Some(role)
+    }
+
+    pub fn bootstrap(&self) -> Folder {
+        match &self.meeting {
+            Meeting::Folder(path) => Folder::new(path.clone(), self.rank, self.size),
+            Meeting::Tcp(_) => panic!("ranks of several machines share no folder"),
+        }
+    }
+
+    pub fn runtime(&self, settings: SettingsBuilder) -> Runtime {
+        self.runtime_with(built(settings))
+    }
+
+    pub fn runtime_with(&self, settings: Settings) -> Runtime {
+        let bootstrap: Box<dyn Bootstrap> = match &self.meeting {
+            Meeting::Folder(_) => Box::new(self.bootstrap()),
+            Meeting::Tcp(joined) => Box::new(Joined(joined.clone())),
+        };
+        Runtime::builder().settings(settings).bootstrap(bootstrap).start().unwrap()
+    }
+
+    /// Whether the others may be on other machines.
+    pub fn is_far(&self) -> bool {
+        matches!(self.meeting, Meeting::Tcp(_))
+    }
+
+    fn get(&self, key: &str) -> Option<Vec<u8>> {
+        match &self.meeting {
+            Meeting::Folder(_) => self.bootstrap().get(key).unwrap(),
+            Meeting::Tcp(joined) => joined.get(key).unwrap(),
+        }
+    }
+
+    pub fn says(&self, what: &str) {
+        self.tells(what, b"");
+    }
+
+    /// Says something that has bytes to it.
+    pub fn tells(&self, what: &str, bytes: &[u8]) {
+        let key = said(what, self.rank);
+        match &self.meeting {
+            Meeting::Folder(_) => self.bootstrap().put(&key, bytes).unwrap(),
+            Meeting::Tcp(joined) => joined.put(&key, bytes).unwrap(),
+        }
+    }
+
+    /// Whether some rank has said something so far.
+    pub fn has_said(&self, what: &str, by: u32) -> bool {
+        self.get(&said(what, by)).is_some()
+    }
+
+    /// What some rank has told, once it has.
+    pub fn told(&self, what: &str, by: u32) -> Vec<u8> {
+        loop {
+            if let Some(bytes) = self.get(&said(what, by)) {
+                return bytes;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// These ranks are here; progress goes on meanwhile.
+    pub fn meet(&self, what: &str, runtime: &Runtime, ranks: impl Iterator<Item = u32>) {
+        self.says(what);
+        for rank in ranks {
+            until(std::slice::from_ref(runtime), || self.has_said(what, rank));
+        }
+    }
+}
+
+/// A bootstrap that the role uses, too.
+struct Joined(Arc<FromEnvironment>);
+
+impl Bootstrap for Joined {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.0.size()
+    }
+
+    fn place_on_node(&self) -> u32 {
+        self.0.place_on_node()
+    }
+
+    fn job(&self) -> &JobId {
+        self.0.job()
+    }
+
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
+        self.0.put(key, value)
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
+        self.0.get(key)
+    }
+
+    fn fence(&self) -> Result<(), BootstrapError> {
+        self.0.fence()
+    }
+
+    fn finish(&self) -> Result<(), BootstrapError> {
+        self.0.finish()
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.wait_fd()
+    }
+}
+
+fn said(what: &str, by: u32) -> String {
+    format!("said/{what}/{by}")
+}
+
+/// Kills this process, as `kill -9` does.
+pub fn die() -> ! {
+    let _ = kill_process(rustix::process::getpid(), Signal::KILL);
+    unreachable!("killed")
+}

@@ -1,0 +1,89 @@
+//! What came in by itself: active messages and signals, counted by the ranks that they are from.
+
+use super::script::{Kind, Plan, Script, Tally};
+use crate::words::wrong;
+use carrack::{Handler, RemoteComp, Runtime, Status};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// In the tag of an active message: it says how much of this rank's has arrived there.
+pub const ACK: u64 = 1 << 61;
+/// In the tag of an active message: all that its sender had to do has ended.
+pub const DONE: u64 = 1 << 60;
+
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Arrivals {
+    pub tally: Tally,
+    /// How much of this rank's has arrived there, as far as it has told.
+    pub acked: u64,
+    pub done: bool,
+}
+
+/// Of one lane.
+pub struct Inbox {
+    peers: Vec<Mutex<Arrivals>>,
+    /// Counts whatever comes.
+    pub activity: AtomicU64,
+    pub am: RemoteComp,
+    pub signal: RemoteComp,
+}
+
+impl Inbox {
+    pub fn register(runtime: &Runtime, plan: Plan, lane: u32) -> Arc<Self> {
+        let me = runtime.rank().0;
+        let reserved = runtime.reserve_comps(2).unwrap();
+        let inbox = Arc::new(Self {
+            peers: (0..runtime.size()).map(|_| Mutex::default()).collect(),
+            activity: AtomicU64::new(0),
+            am: reserved,
+            signal: RemoteComp(reserved.0 + 1),
+        });
+        let scripts: Vec<_> =
+            (0..runtime.size()).map(|from| Script::new(plan, from, me, lane)).collect();
+        let here = inbox.clone();
+        let script = move |status: &Status| scripts[status.rank.0 as usize];
+        let message = Handler::new(move |status| here.message(&script(&status), &status));
+        runtime.register_comp_at(inbox.am, &message).unwrap();
+        let here = inbox.clone();
+        let signal = Handler::new(move |status| here.note(status.rank.0, status.tag.0));
+        runtime.register_comp_at(inbox.signal, &signal).unwrap();
+        inbox
+    }
+
+    fn message(&self, script: &Script, status: &Status) {
+        let tag = status.tag.0;
+        if tag & (ACK | DONE) == 0 {
+            let step = script.step(tag);
+            checked(|| {
+                assert_eq!((step.kind, step.size), (Kind::Am, status.size), "{status:?}");
+                assert!(status.error.is_none(), "{status:?}");
+                assert_eq!(wrong(status.bytes().unwrap(), step.salt, 0), None, "{step:?}");
+            });
+            return self.note(status.rank.0, tag);
+        }
+        let mut peer = self.peers[status.rank.0 as usize].lock().unwrap();
+        match tag & ACK {
+            0 => peer.done = true,
+            _ => peer.acked = peer.acked.max(tag & !ACK),
+        }
+        drop(peer);
+        self.activity.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Something has arrived.
+    pub fn note(&self, from: u32, tag: u64) {
+        self.peers[from as usize].lock().unwrap().tally.note(tag);
+        self.activity.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn from(&self, rank: u32) -> Arrivals {
+        *self.peers[rank as usize].lock().unwrap()
+    }
+}
+
+/// A panic in a handler is caught by the runtime: what is wrong there has to end the process.
+fn checked(check: impl FnOnce()) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).is_err() {
+        std::process::exit(101);
+    }
+}

@@ -1,0 +1,156 @@
+//! What each rank sends each other one: a number names a step, and both sides know what it is.
+
+use crate::words::mix;
+
+/// What a step is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A message that meets a receive.
+    Send,
+    /// An active message.
+    Am,
+    /// A put with signal, and then a get with signal of what was put.
+    Put { mapped: bool },
+    /// An addition to a word.
+    Add { mapped: bool },
+    /// A wait for all of these.
+    Flush,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    pub number: u64,
+    pub kind: Kind,
+    pub size: usize,
+    /// What its bytes are made from; also the addend.
+    pub salt: u64,
+}
+
+/// How much is sent, and of what sizes.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    /// Steps from each rank to each other one, for each lane.
+    pub steps: u64,
+    /// Devices of a rank, each with a thread.
+    pub lanes: u32,
+    /// Of a hundred messages, so many are longer than a packet.
+    pub large: u64,
+    /// The longest.
+    pub longest: usize,
+    /// The longest put.
+    pub room: usize,
+}
+
+/// Longest message in one piece.
+const PACKET: u64 = 8192;
+
+/// The steps from one rank to another.
+#[derive(Clone, Copy, Debug)]
+pub struct Script {
+    seed: u64,
+    plan: Plan,
+}
+
+/// What the other side sees of a script: how many arrivals, and the sum over what names them.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Tally {
+    pub count: u64,
+    pub sum: u64,
+}
+
+impl Tally {
+    pub fn note(&mut self, tag: u64) {
+        self.count += 1;
+        self.sum = self.sum.wrapping_add(mix(tag));
+    }
+}
+
+/// In the tag of a signal: it is a get's.
+pub const GET: u64 = 1 << 62;
+
+impl Script {
+    pub fn new(plan: Plan, from: u32, to: u32, lane: u32) -> Self {
+        let pair = u64::from(from) << 40 | u64::from(to) << 20 | u64::from(lane);
+        Self { seed: mix(plan.seed ^ mix(pair)), plan }
+    }
+
+    pub fn step(&self, number: u64) -> Step {
+        let salt = mix(self.seed ^ mix(number));
+        let mut rest = mix(salt);
+        let mut below = |limit: u64| {
+            let found = rest % limit;
+            rest = mix(rest);
+            found
+        };
+        let kind = match below(100) {
+            0..35 => Kind::Send,
+            35..60 => Kind::Am,
+            60..75 => Kind::Put { mapped: below(2) == 0 },
+            75..98 => Kind::Add { mapped: below(2) == 0 },
+            _ => Kind::Flush,
+        };
+        let large = below(100) < self.plan.large;
+        let small = below(100);
+        let (room, shortest) = match kind {
+            Kind::Put { .. } => (self.plan.room as u64, 1),
+            _ => (self.plan.longest as u64, 0),
+        };
+        let size = match small {
+            _ if large => PACKET + 1 + below(room - PACKET),
+            0..60 => shortest + below(41),
+            60..95 => shortest + below(1000),
+            _ => shortest + below(PACKET),
+        };
+        Step { number, kind, size: (size as usize).min(room as usize), salt }
+    }
+
+    /// The first step from `number` on that is a message for a receive.
+    pub fn next_send(&self, number: u64) -> Option<Step> {
+        (number..self.plan.steps).map(|at| self.step(at)).find(|step| step.kind == Kind::Send)
+    }
+
+    /// What its receiver sees in the end.
+    pub fn arrivals(&self) -> Tally {
+        let mut tally = Tally::default();
+        for number in 0..self.plan.steps {
+            match self.step(number).kind {
+                Kind::Send | Kind::Am => tally.note(number),
+                Kind::Put { .. } => {
+                    tally.note(number);
+                    tally.note(number | GET);
+                }
+                Kind::Add { .. } | Kind::Flush => {}
+            }
+        }
+        tally
+    }
+
+    /// What is added to the word in the end.
+    pub fn added(&self, to_mapped: bool) -> u64 {
+        let steps = (0..self.plan.steps).map(|at| self.step(at));
+        let adds = steps.filter(|step| step.kind == Kind::Add { mapped: to_mapped });
+        adds.fold(0, |sum, step| sum.wrapping_add(step.salt))
+    }
+}
+
+#[test]
+fn a_script_has_steps_of_all_kinds_and_sizes_and_they_can_be_told_apart() {
+    let plan = Plan { seed: 5, steps: 2000, lanes: 1, large: 10, longest: 50_000, room: 20_000 };
+    let script = Script::new(plan, 0, 1, 0);
+    let steps: Vec<Step> = (0..plan.steps).map(|at| script.step(at)).collect();
+    let count = |which: &dyn Fn(&Step) -> bool| steps.iter().filter(|step| which(step)).count();
+    assert!(count(&|step| step.size > 8192) > 100 && count(&|step| step.size <= 40) > 500);
+    assert!(count(&|step| step.size > 30_000) > 10 && steps.iter().all(|step| step.size <= 50_000));
+    for kind in
+        [Kind::Send, Kind::Am, Kind::Flush, Kind::Put { mapped: true }, Kind::Add { mapped: false }]
+    {
+        assert!(count(&|step| step.kind == kind) > 10, "{kind:?}");
+    }
+    assert!(
+        count(&|step| matches!(step.kind, Kind::Put { .. }) && !(1..=20_000).contains(&step.size))
+            == 0
+    );
+    assert_ne!(script.arrivals(), Script::new(plan, 1, 0, 0).arrivals());
+    assert_ne!(script.added(true), Script::new(plan, 0, 1, 1).added(true));
+}

@@ -1,0 +1,151 @@
+//! What ends in the midst of a message ends once, gives its buffer back, and leaves nothing
+//! registered.
+
+use super::ground::{CHUNK, Ground, Kind};
+use crate::support::sink::Sink;
+use crate::support::{Watchdog, pattern, until_with_errors};
+use carrack::{OpError, Rank, Runtime, Tag};
+use carrack_simulators::nic::Held;
+use std::time::Duration;
+
+const SIZE: usize = 6 * CHUNK + 77;
+
+/// A message of which the sender's NIC has two chunks, and does not begin with them.
+fn in_the_midst(ground: &Ground) -> (Sink, Sink, Held) {
+    let ends =
+        ground.begin((0, Kind::Vec.filled(&pattern(1, SIZE))), (1, vec![0; SIZE].into()), None);
+    let held = ground.stop_in_the_midst();
+    (ends.0, ends.1, held)
+}
+
+/// Waits until something has ended, which it does once.
+#[track_caller]
+fn ends_once(ranks: &[Runtime], end: &Sink) -> carrack::Status {
+    until_with_errors(ranks, || end.count() > 0);
+    settle_whatever(ranks);
+    let mut all = end.take();
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.pop().unwrap()
+}
+
+fn settle_whatever(ranks: &[Runtime]) {
+    let mut steps = 0;
+    until_with_errors(ranks, || {
+        steps += 1;
+        steps > 300
+    });
+}
+
+#[test]
+fn a_receiver_that_goes_ends_the_send_with_its_buffer() {
+    let _watchdog = Watchdog::over("a receiver that goes");
+    let mut ground = Ground::new();
+    let (left, came, held) = in_the_midst(&ground);
+    drop(held);
+    drop(ground.ranks.pop());
+    let status = came.take().pop().expect("its runtime has ended it");
+    assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
+    assert_eq!(status.buffer.len(), SIZE);
+    let status = ends_once(&ground.ranks, &left);
+    assert!(
+        matches!(status.error.as_deref(), Some(OpError::PeerDown { rank: Rank(1), .. })),
+        "{status:?}"
+    );
+    assert_eq!(status.buffer.as_slice(), Some(&pattern(1, SIZE)[..]), "its buffer comes back");
+}
+
+#[test]
+fn a_sender_that_goes_ends_the_receive_with_its_buffer() {
+    let _watchdog = Watchdog::over("a sender that goes");
+    let mut ground = Ground::new();
+    let (left, came, held) = in_the_midst(&ground);
+    drop(held);
+    drop(ground.ranks.remove(0));
+    let status = left.take().pop().expect("its runtime has ended it");
+    assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
+    assert_eq!(status.buffer.as_slice(), Some(&pattern(1, SIZE)[..]), "its buffer comes back");
+    let status = ends_once(&ground.ranks, &came);
+    assert!(
+        matches!(status.error.as_deref(), Some(OpError::PeerDown { rank: Rank(0), .. })),
+        "{status:?}"
+    );
+    assert_eq!(status.buffer.len(), SIZE);
+}
+
+#[test]
+fn a_nic_that_is_taken_out_ends_both_sides_with_their_buffers() {
+    for lost in [0, 1] {
+        let _watchdog = Watchdog::over("a NIC that goes");
+        let ground = Ground::new();
+        let (left, came, held) = in_the_midst(&ground);
+        assert!(ground.nics[lost].remove(0));
+        drop(held);
+        let statuses = [&left, &came].map(|end| ends_once(&ground.ranks, end));
+        for status in &statuses {
+            assert!(
+                matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })),
+                "{status:?}"
+            );
+            assert_eq!(status.buffer.len(), SIZE);
+        }
+        assert_eq!(statuses[0].buffer.as_slice(), Some(&pattern(1, SIZE)[..]));
+    }
+}
+
+#[test]
+fn a_receive_whose_time_is_over_ends_and_its_sender_comes_to_an_end_all_the_same() {
+    let _watchdog = Watchdog::over("a receive's deadline");
+    // On a machine that is busy the time may be over before the message has met its receive.
+    let met = [50, 500, 5000, 50_000].into_iter().any(|millis| {
+        let ground = Ground::new();
+        let (left, came) = (Sink::keeping(), Sink::keeping());
+        let recv = ground.ranks[1].post_recv(Rank(0), vec![0; SIZE], Tag(5)).comp(&came);
+        assert!(recv.deadline(Duration::from_millis(millis)).call().unwrap().is_posted());
+        let send = ground.ranks[0].post_send(Rank(1), pattern(1, SIZE), Tag(5)).comp(&left);
+        assert!(send.allow_retry(false).call().unwrap().is_posted());
+        while !ground.is_shown() {
+            if came.count() > 0 {
+                return false;
+            }
+            ground.ranks[1].progress().unwrap();
+        }
+        let held = ground.stop_in_the_midst();
+        let status = ends_once(&ground.ranks, &came);
+        assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(0)))), "{status:?}");
+        assert_eq!(left.count(), 0);
+        drop(held);
+        let status = ends_once(&ground.ranks, &left);
+        assert!(
+            status.error.is_none() && status.bytes() == Some(&pattern(1, SIZE)[..]),
+            "{status:?}"
+        );
+        assert_eq!(ground.registered(), [0, 0]);
+        true
+    });
+    assert!(met);
+}
+
+#[test]
+fn a_send_whose_time_is_over_ends_and_its_bytes_arrive_all_the_same() {
+    let _watchdog = Watchdog::over("a send's deadline");
+    let ground = Ground::new();
+    let (left, came) = (Sink::keeping(), Sink::keeping());
+    let mut recv = ground.ranks[1].post_recv(Rank(0), vec![0; SIZE], Tag(5)).comp(&came);
+    assert!(recv.call().unwrap().is_posted());
+    let send = ground.ranks[0].post_send(Rank(1), pattern(1, SIZE), Tag(5)).comp(&left);
+    let send = send.deadline(Duration::from_millis(50)).allow_retry(false).call();
+    assert!(send.unwrap().is_posted());
+    let held = ground.stop_in_the_midst();
+    let status = ends_once(&ground.ranks, &left);
+    assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))), "{status:?}");
+    assert_eq!(came.count(), 0);
+    drop(held);
+    let status = ends_once(&ground.ranks, &came);
+    assert_eq!(
+        (status.error.is_none(), status.bytes()),
+        (true, Some(&pattern(1, SIZE)[..])),
+        "{status:?}"
+    );
+    assert_eq!(left.count(), 0, "it has ended once");
+    assert_eq!(ground.registered(), [0, 0]);
+}

@@ -1,0 +1,45 @@
+//! What can go wrong with RDMA, made to happen on simulated NICs: whatever is ordered of a NIC,
+//! each operation ends once, nothing is delivered twice or torn, those who have nothing to do with
+//! it go on, and errors say what to do.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `ground` | three ranks that talk, each with a simulated NIC of its own |
+//! | `statuses` | requests and receives that fail, with each status |
+//! | `calls` | calls of libibverbs that fail, with each reason |
+//! | `limits` | NICs that have little of something |
+//! | `timing` | what comes late, in another order, or not at all |
+//! | `receives` | where the bytes of a message come to, and what is owed for them |
+//! | `together` | short messages that go in one request |
+//! | `ranks` | the same, as a runtime's operations see it |
+//! | `words` | what a user is told who has asked for what is not there |
+//! | `many` | a thousand ranks |
+//! | `few` | processes that have few of something |
+//! | `partings` | queue pairs that fail while they are taking a message in |
+//! | `processes` | a process that is killed, and one that is stopped |
+
+use crate::support;
+mod calls;
+mod few;
+pub(crate) mod ground;
+mod limits;
+mod many;
+mod partings;
+mod processes;
+mod ranks;
+mod receives;
+mod statuses;
+mod timing;
+mod together;
+mod words;
+
+/// What a rank of these tests does that is a process. Without a role, nothing.
+#[test]
+fn a_rank_in_its_role() {
+    if let Some(role) = support::ranks::Role::of_this_process(std::time::Duration::from_secs(100)) {
+        match role.name.as_str() {
+            "few" => few::rank(&role),
+            _ => processes::rank(&role),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Requests and receives that fail, with each status, early and late in a connection's life.
+
+use super::ground::Ground;
+use crate::support::Watchdog;
+use carrack::transports::contract::DownCause;
+use carrack::transports::verbs::sys::bindings::{
+    IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
+    IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_TM_RNDV_INCOMPLETE,
+};
+use carrack_simulators::nic::Which;
+
+/// All that are none of success.
+const STATUSES: std::ops::RangeInclusive<u32> = IBV_WC_LOC_LEN_ERR..=IBV_WC_TM_RNDV_INCOMPLETE;
+
+#[test]
+fn a_request_that_fails_ends_its_connection_and_no_other_and_a_new_one_is_as_good() {
+    let _watchdog = Watchdog::over("statuses of requests");
+    let mut ground = Ground::new();
+    for status in STATUSES {
+        for nth in [1, 2, 5, 60] {
+            let what = format!("status {status} of request {nth}");
+            ground.sides[0].faults().fail_sends(Which::Nth(nth), status);
+            let peer = ground.who_has_lost(&what, 0);
+            let cause = ground.only_these_end(&what, 0, peer);
+            match status {
+                IBV_WC_RETRY_EXC_ERR | IBV_WC_RNR_RETRY_EXC_ERR => {
+                    assert!(
+                        matches!(&cause, DownCause::Gone(why) if why.contains("exceeded")),
+                        "{cause}"
+                    );
+                }
+                IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR => {
+                    assert!(matches!(cause, DownCause::Protocol(_)), "{cause}");
+                }
+                IBV_WC_LOC_PROT_ERR => assert!(matches!(cause, DownCause::Lacking(_)), "{cause}"),
+                _ => {}
+            }
+            ground.connect_again(0, peer);
+            ground.all_go_on(3);
+        }
+    }
+}
+
+#[test]
+fn a_receive_that_fails_ends_its_connection_and_no_other_and_its_place_is_used_again() {
+    let _watchdog = Watchdog::over("statuses of receives");
+    let mut ground = Ground::new();
+    // More often than there are receives: none may be lost.
+    for status in STATUSES {
+        for nth in [1, 3, 40] {
+            let what = format!("status {status} of receive {nth}");
+            ground.sides[0].faults().fail_receives(Which::Nth(nth), status);
+            let peer = ground.who_has_lost(&what, 0);
+            ground.only_these_end(&what, 0, peer);
+            ground.connect_again(peer, 0);
+            ground.all_go_on(3);
+        }
+    }
+}
+
+#[test]
+fn all_requests_of_a_rank_fail_and_the_others_go_on() {
+    let _watchdog = Watchdog::over("all requests");
+    let mut ground = Ground::new();
+    ground.sides[0].faults().fail_sends(Which::All, IBV_WC_RETRY_EXC_ERR);
+    ground.talk_until("both ends", |ground| {
+        [(0, 1), (0, 2), (1, 0), (2, 0)].iter().all(|pair| ground.ways[pair].down.is_some())
+    });
+    ground.all_go_on(20);
+    ground.sides[0].faults().heal_work();
+    ground.connect_again(0, 1);
+    ground.connect_again(2, 0);
+    ground.all_go_on(20);
+}
+
+#[test]
+fn links_that_go_while_the_peer_sends_leave_no_receive_behind() {
+    let _watchdog = Watchdog::over("links that go");
+    let mut ground = Ground::new();
+    // Each time some receives have been taken by messages that are for nobody any more. Lost ones
+    // would add up.
+    for _ in 0..60 {
+        for _ in 0..12 {
+            ground.talk();
+        }
+        ground.let_go(0, 1);
+        ground.connect_again(0, 1);
+        ground.all_go_on(1);
+    }
+    ground.all_go_on(200);
+}

@@ -1,0 +1,157 @@
+//! What comes late, in another order than it was posted, or not at all.
+
+use super::ground::{Ground, options};
+use crate::support::Watchdog;
+use carrack::transports::contract::{Armed, DownCause, SubmitError};
+use carrack_simulators::nic::{Config, Visibility};
+use std::time::Duration;
+
+#[test]
+fn completions_that_come_late_hold_up_and_lose_nothing() {
+    let _watchdog = Watchdog::over("late completions");
+    let mut ground = Ground::new();
+    ground.sides[0].faults().delay_completions(Duration::from_millis(3));
+    ground.sides[1].faults().delay_completions(Duration::from_micros(50));
+    ground.all_go_on(300);
+    ground.sides[0].faults().delay_completions(Duration::ZERO);
+    ground.all_go_on(300);
+}
+
+#[test]
+fn completions_that_do_not_come_for_a_while_come_all_in_the_end() {
+    let _watchdog = Watchdog::over("held completions");
+    let mut ground = Ground::new();
+    for _ in 0..10 {
+        let held = ground.sides[0].faults().hold_completions();
+        for _ in 0..300 {
+            ground.talk();
+        }
+        drop(held);
+        ground.all_go_on(30);
+    }
+}
+
+#[test]
+fn queue_pairs_that_overtake_each_other_keep_each_one_s_order() {
+    let _watchdog = Watchdog::over("scattered queue pairs");
+    let mut ground = Ground::new();
+    for side in &ground.sides {
+        side.faults().scatter_queue_pairs(Duration::from_micros(300));
+    }
+    ground.all_go_on(500);
+    // A link that goes and comes while the other queue pairs are late.
+    for _ in 0..10 {
+        ground.let_go(0, 1);
+        ground.connect_again(0, 1);
+        ground.all_go_on(5);
+    }
+}
+
+#[test]
+fn a_queue_pair_that_stands_still_holds_up_nobody_else() {
+    let _watchdog = Watchdog::over("a queue pair stands still");
+    let mut ground = Ground::new();
+    // The numbers of queue pairs are handed out in turn; one of these is that to rank 1 or 2.
+    for number in 2..4 {
+        let held = ground.sides[0].faults().hold_queue_pair(0, number);
+        ground.the_others_go_on(0, 50);
+        drop(held);
+        ground.all_go_on(50);
+    }
+}
+
+#[test]
+fn what_is_written_to_gpus_late_is_nothing_to_messages_of_the_host() {
+    let _watchdog = Watchdog::over("late visibility");
+    for visibility in [Visibility::WithCompletion, Visibility::WithRead] {
+        let mut ground = Ground::new();
+        for side in &ground.sides {
+            side.faults().write_visibility(visibility, true);
+        }
+        ground.all_go_on(300);
+    }
+}
+
+#[test]
+#[ignore = "full: half a minute; time-outs run out"]
+fn a_port_that_goes_down_ends_its_connections_and_is_named_and_they_can_be_made_again() {
+    let _watchdog = Watchdog::over("a port goes down");
+    let mut ground = Ground::new();
+    for _ in 0..3 {
+        assert!(ground.sides[0].nic.set_port(0, 1, false));
+        ground.talk_until("the port's end", |ground| {
+            [(0, 1), (0, 2), (1, 0), (2, 0)].iter().all(|pair| ground.ways[pair].down.is_some())
+        });
+        let causes = [1, 2].map(|peer| ground.ways[&(0, peer)].down.clone().unwrap().to_string());
+        assert!(causes.iter().all(|cause| cause.contains("port 1 of sim0")), "{causes:?}");
+        ground.all_go_on(20);
+        assert!(ground.sides[0].nic.set_port(0, 1, true));
+        ground.connect_again(0, 1);
+        ground.connect_again(2, 0);
+        ground.all_go_on(20);
+    }
+}
+
+#[test]
+fn a_rank_whose_port_is_down_is_told_so_also_where_its_peers_notice_first() {
+    let _watchdog = Watchdog::over("peers notice first");
+    let mut ground = Ground::new();
+    let held = ground.sides[0].faults().hold_completions();
+    assert!(ground.sides[0].nic.set_port(0, 1, false));
+    ground.talk_until("its peers have given up", |ground| {
+        [(1, 0), (2, 0)].iter().all(|pair| ground.ways[pair].down.is_some())
+    });
+    // Has it look at what they say before it looks at its own completions.
+    let device = ground.sides[0].device.clone();
+    if let Armed::Wait(_) = device.arm() {
+        device.disarm();
+    }
+    ground.step();
+    drop(held);
+    ground.talk_until("its end", |ground| {
+        [(0, 1), (0, 2)].iter().all(|pair| ground.ways[pair].down.is_some())
+    });
+    for peer in [1, 2] {
+        let cause = ground.ways[&(0, peer)].down.as_ref().unwrap().to_string();
+        assert!(
+            cause.contains("given the connection up") && cause.contains("port 1 of sim0"),
+            "{cause}"
+        );
+    }
+}
+
+#[test]
+fn a_device_that_is_taken_out_is_an_error_with_its_name_for_all_of_its_peers_and_later() {
+    let _watchdog = Watchdog::over("a device is taken out");
+    let mut ground = Ground::new();
+    assert!(ground.sides[0].nic.remove(0));
+    ground.talk_until("the device's end", |ground| {
+        [(0, 1), (0, 2), (1, 0), (2, 0)].iter().all(|pair| ground.ways[pair].down.is_some())
+    });
+    for peer in [1, 2] {
+        let cause = ground.ways[&(0, peer)].down.clone().unwrap();
+        assert!(
+            cause.to_string().contains("sim0") || matches!(cause, DownCause::Gone(_)),
+            "{cause:?}"
+        );
+    }
+    ground.all_go_on(50);
+    ground.talk_until("the event", |ground| {
+        let again = ground.sides[0].device.connect(&ground.sides[1].device.address(), carrack::transports::contract::PeerId(1));
+        matches!(&again, Err(SubmitError::Down { cause: DownCause::Lacking(why), .. }) if why.contains("sim0"))
+    });
+    // Closing does not wait for what cannot come.
+    ground.sides[0].device.close();
+    ground.all_go_on(50);
+}
+
+#[test]
+fn a_device_closes_in_order_while_its_nic_dawdles() {
+    let _watchdog = Watchdog::over("closing late");
+    let mut ground = Ground::with(&Config::default(), &options());
+    ground.sides[0].faults().delay_completions(Duration::from_millis(5));
+    for _ in 0..20 {
+        ground.talk();
+    }
+    ground.close_and_expect_everything(0);
+}

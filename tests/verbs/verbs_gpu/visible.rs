@@ -1,0 +1,128 @@
+//! A GPU that does not see a NIC's writes in order: it is told before anybody hears that they are
+//! there.
+
+use super::ground::{Ground, Place};
+use crate::support::guard::Guarded;
+use crate::support::sink::{Sink, Sort};
+use crate::support::{Watchdog, pattern, posted, until};
+use carrack::Rank;
+use carrack::transports::gpu::RemoteWrites;
+use carrack_simulators::nic::Visibility;
+
+const LEN: usize = 100_003;
+
+/// What brings bytes onto a GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Message,
+    Put,
+    SmallPut,
+    SignalledPut,
+    Flush,
+    Get,
+}
+
+const WAYS: [Way; 6] =
+    [Way::Message, Way::Put, Way::SmallPut, Way::SignalledPut, Way::Flush, Way::Get];
+
+/// The NICs hold back what they write to GPUs until they are flushed, or read from.
+fn ground(gpus_say: RemoteWrites) -> Ground {
+    let ground = Ground::new();
+    for (driver, nic) in ground.drivers.iter().zip(&ground.nics) {
+        driver.faults().order_remote_writes(gpus_say.clone());
+        nic.faults().write_visibility(Visibility::WithRead, true);
+    }
+    ground
+}
+
+/// Whether the bytes are there when that is told, on whose GPU they were to be, and whether that
+/// was flushed.
+fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
+    let ranks = &ground.ranks;
+    let len = if way == Way::SmallPut { 5 } else { LEN };
+    let bytes = pattern(len as u64, len);
+    let there = |target: &Guarded| target.slice().to_vec().unwrap() == bytes;
+    let sink = Sink::keeping();
+    match way {
+        Way::Message => {
+            let (source, target) =
+                (ground.full(0, Place::Host, &bytes), ground.empty(1, Place::Gpu, len));
+            let flushes = ground.flushes(1);
+            ground.send((0, &source), (1, &target));
+            (there(&target), ground.flushes(1) > flushes)
+        }
+        Way::Get => {
+            let (source, target) =
+                (ground.full(1, Place::Host, &bytes), ground.empty(0, Place::Gpu, len));
+            let rmr = ground.known(&source);
+            let flushes = ground.flushes(0);
+            ground.get(&target, &rmr);
+            (there(&target), ground.flushes(0) > flushes)
+        }
+        Way::Put | Way::SmallPut | Way::SignalledPut | Way::Flush => {
+            let target = ground.empty(1, Place::Gpu, len);
+            let rmr = ground.known(&target);
+            let flushes = ground.flushes(1);
+            // What is small is not registered, if it is no region.
+            let mut put =
+                ranks[0].post_put(Rank(1), bytes.clone(), &rmr, 0).comp(&sink).allow_done(false);
+            let told = Sink::new(Sort::Queue);
+            if way == Way::SignalledPut {
+                put = put.remote_comp(ranks[1].register_comp(&told).unwrap());
+            }
+            let _ = posted(ranks, || put.call());
+            match way {
+                Way::SignalledPut => {
+                    until(ranks, || told.count() == 1);
+                    assert!(told.take()[0].error.is_none());
+                }
+                Way::Flush => {
+                    let over = Sink::keeping();
+                    let mut flush = ranks[0].post_flush(Rank(1)).comp(&over).allow_done(false);
+                    let _ = posted(ranks, || flush.call());
+                    assert!(over.one(ranks).error.is_none());
+                }
+                _ => {
+                    let status = sink.one(ranks);
+                    assert!(status.error.is_none(), "{status:?}");
+                }
+            }
+            (there(&target), ground.flushes(1) > flushes)
+        }
+    }
+}
+
+/// Streams rule 3.
+#[test]
+fn what_a_gpu_sees_late_is_flushed_before_anybody_hears_of_it() {
+    let _watchdog = Watchdog::over("late writes that are flushed");
+    let ground = ground(RemoteWrites::AfterFlush);
+    for way in WAYS {
+        let (there, flushed) = arrive(&ground, way);
+        assert!(there, "{way:?}: it was told too early");
+        // A put that is over for its initiator was followed by a read: the owner does nothing.
+        let by_owner = matches!(way, Way::Message | Way::SignalledPut | Way::Get);
+        assert!(flushed || !by_owner, "{way:?}: nobody has flushed");
+    }
+}
+
+/// That the test above can fail: with a GPU that says that it needs no flush, and NICs that hold
+/// writes back all the same.
+#[test]
+fn without_the_flush_it_is_not_there() {
+    let _watchdog = Watchdog::over("late writes that are not flushed");
+    let ground = ground(RemoteWrites::InOrder);
+    for way in WAYS {
+        assert_eq!(arrive(&ground, way), (false, false), "{way:?}");
+        ground.nics.iter().for_each(|nic| nic.flush());
+    }
+}
+
+#[test]
+fn a_gpu_that_sees_writes_in_order_is_never_flushed() {
+    let _watchdog = Watchdog::over("writes in order");
+    let ground = Ground::new();
+    for way in WAYS {
+        assert_eq!(arrive(&ground, way), (true, false), "{way:?}");
+    }
+}

@@ -1,0 +1,25 @@
+//! A node is lost, as if its power were cut: what remains ends. It is the last test of a run, since
+//! there is nobody left to run another with.
+
+use super::course::{Course, PARTED, Parting, UNDER_WAY};
+use super::network::LIMIT;
+use super::nodes::OnCourse;
+use super::{is_in_guests, node, told};
+use crate::support::Watchdog;
+use crate::support::guests::Port;
+
+#[test]
+fn a_node_that_is_killed_ends_the_operations_of_the_other() {
+    if !is_in_guests("a node that is killed", "2") {
+        return;
+    }
+    let _watchdog = Watchdog::patient("a node that is killed", LIMIT);
+    let parting = Parting::EachOther;
+    let mut rank = OnCourse::start(Course { parting, ..Course::of(4000) }, Port(31005));
+    rank.hears(UNDER_WAY);
+    if node() == 0 {
+        std::fs::write(told("HOST").unwrap(), "kill 1\n").unwrap();
+    }
+    rank.hears(PARTED);
+    rank.end();
+}

@@ -1,0 +1,335 @@
+//! Rank 3: a queue pair and a TCP connection, and nobody who keeps to any rules.
+
+use crate::support::LIMIT;
+use crate::verbs_faults::ground::{Ground, Heard, PACKET, fabric_of, nic};
+use carrack::transports::contract::{DownCause, PeerId};
+use carrack::transports::verbs::address::{Address, DeviceKey};
+use carrack::transports::verbs::channel::{Channel, Received};
+use carrack::transports::verbs::port::choose_gid;
+use carrack::transports::verbs::sys::bindings::{
+    self as ibv, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_send_wr, ibv_sge, ibv_wc,
+};
+use carrack::transports::verbs::sys::{
+    Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairSpec,
+    SharedReceiveQueue,
+};
+use carrack::transports::verbs::wire::{End, Message, Nonce, proof};
+use carrack_simulators::nic::{Config, SimulatedNic};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) const SECRET: [u8; 16] = [9; 16];
+pub(crate) const ME: PeerId = PeerId(3);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(LIMIT.as_secs() / 2);
+
+/// The attacker's equipment.
+pub(crate) struct Attacker {
+    pub(crate) channel: Channel,
+    pair: Arc<QueuePair>,
+    queue: Arc<CompletionQueue>,
+    region: MemoryRegion,
+    memory: Box<[u8]>,
+    /// The victim's end, when it has let this one in.
+    pub(crate) theirs: End,
+    pub(crate) key: DeviceKey,
+    pub(crate) mine: End,
+    gid_index: u8,
+    _receives: Arc<SharedReceiveQueue>,
+    _nic: Arc<SimulatedNic>,
+}
+
+/// Where the TCP port of a rank is.
+pub(crate) fn door(ground: &Ground, rank: usize) -> std::net::SocketAddr {
+    let address = Address::decode(&ground.sides[rank].device.address()).unwrap();
+    address.hosts[0].at(address.tcp_port, 0)
+}
+
+/// What somebody at the door is told next, while all ranks make progress.
+#[track_caller]
+pub(crate) fn answer(ground: &mut Ground, channel: &mut Channel) -> Received {
+    let start = Instant::now();
+    loop {
+        match channel.receive() {
+            Received::Nothing => ground.step(),
+            other => return other,
+        }
+        assert!(start.elapsed() < PATIENCE, "no answer");
+    }
+}
+
+/// Rings at a rank's door, and is asked who it is.
+#[track_caller]
+pub(crate) fn knock(ground: &mut Ground, rank: usize) -> (Channel, Nonce) {
+    let mut channel = Channel::dial(door(ground, rank)).unwrap();
+    match answer(ground, &mut channel) {
+        Received::Message(Message::Challenge(nonce)) => (channel, nonce),
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Attacker {
+    /// Equipment, and a connection to rank 0 that is not let in so far.
+    pub(crate) fn at_the_door(ground: &mut Ground) -> (Self, Nonce) {
+        let nic = nic(Config::default(), &fabric_of(ground));
+        let context = Context::open(&nic.verbs(), "sim0").unwrap();
+        let domain = ProtectionDomain::alloc(&context).unwrap();
+        let queue = CompletionQueue::create(&context, 1024, None).unwrap();
+        let receives = SharedReceiveQueue::create(&domain, 16, 1).unwrap();
+        let spec = QueuePairSpec {
+            send_cq: &queue,
+            recv_cq: &queue,
+            srq: Some(&receives),
+            send_depth: 512,
+            recv_depth: 0,
+            send_sge: 1,
+            recv_sge: 0,
+            inline: 0,
+        };
+        let pair = QueuePair::create(&domain, &spec).unwrap();
+        let mut memory = vec![0x5a; 4 * PACKET].into_boxed_slice();
+        // SAFETY: the memory stays where it is, and goes after the registration.
+        let region = unsafe {
+            domain.register(
+                memory.as_mut_ptr(),
+                memory.len(),
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            )
+        };
+        let region = region.unwrap();
+        let gid = choose_gid(&context.gids(1).unwrap(), None).unwrap();
+        let mine = End {
+            gid: gid.gid,
+            word_addr: region.addr() as u64,
+            word_key: region.rkey(),
+            queue_pair: pair.number(),
+            first_psn: 5,
+            packet_size: PACKET as u32,
+            window: 4,
+            lid: 0,
+            mtu: 5,
+            reads: 1,
+        };
+        let (channel, nonce) = knock(ground, 0);
+        let key = DeviceKey::fresh().unwrap();
+        let theirs = End::default();
+        let gid_index = gid.index.0;
+        let me = Self {
+            channel,
+            pair,
+            queue,
+            region,
+            memory,
+            theirs,
+            key,
+            mine,
+            gid_index,
+            _receives: receives,
+            _nic: nic,
+        };
+        (me, nonce)
+    }
+
+    /// Says who it is, rightly or not.
+    pub(crate) fn say_hello(&mut self, asked: &Nonce, from: PeerId) {
+        let proof = proof(&SECRET, asked, (from, self.key), &self.mine);
+        let hello =
+            Message::Hello { device: self.key, from, nonce: [1; 16], proof, end: self.mine };
+        self.channel.send(&hello).unwrap();
+    }
+
+    /// Lets itself be let in.
+    #[track_caller]
+    pub(crate) fn enter(ground: &mut Ground) -> Self {
+        let (mut me, asked) = Self::at_the_door(ground);
+        me.say_hello(&asked, ME);
+        me.is_let_in(ground);
+        me
+    }
+
+    #[track_caller]
+    pub(crate) fn is_let_in(&mut self, ground: &mut Ground) {
+        match answer(ground, &mut self.channel) {
+            Received::Message(Message::Welcome { end, .. }) => self.theirs = end,
+            other => panic!("{other:?}"),
+        }
+        self.join();
+        self.channel.send(&Message::Ready).unwrap();
+    }
+
+    fn join(&self) {
+        let access = ibv::IBV_ACCESS_REMOTE_WRITE;
+        let mut attr = ibv_qp_attr {
+            qp_state: ibv::IBV_QPS_INIT,
+            port_num: 1,
+            qp_access_flags: access,
+            ..Default::default()
+        };
+        let mask = ibv::IBV_QP_STATE
+            | ibv::IBV_QP_PKEY_INDEX
+            | ibv::IBV_QP_PORT
+            | ibv::IBV_QP_ACCESS_FLAGS;
+        self.pair.modify(&mut attr, mask).unwrap();
+        let grh = ibv_global_route {
+            dgid: ibv_gid { raw: self.theirs.gid },
+            flow_label: 0,
+            sgid_index: self.gid_index,
+            hop_limit: 64,
+            traffic_class: 0,
+        };
+        let ah_attr = ibv_ah_attr {
+            grh,
+            dlid: 0,
+            sl: 0,
+            src_path_bits: 0,
+            static_rate: 0,
+            is_global: 1,
+            port_num: 1,
+        };
+        let mut attr = ibv_qp_attr {
+            qp_state: ibv::IBV_QPS_RTR,
+            path_mtu: 5,
+            dest_qp_num: self.theirs.queue_pair,
+            rq_psn: self.theirs.first_psn,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: 12,
+            ah_attr,
+            ..Default::default()
+        };
+        let mask = ibv::IBV_QP_STATE
+            | ibv::IBV_QP_AV
+            | ibv::IBV_QP_PATH_MTU
+            | ibv::IBV_QP_DEST_QPN
+            | ibv::IBV_QP_RQ_PSN
+            | ibv::IBV_QP_MAX_DEST_RD_ATOMIC
+            | ibv::IBV_QP_MIN_RNR_TIMER;
+        self.pair.modify(&mut attr, mask).unwrap();
+        let mut attr = ibv_qp_attr {
+            qp_state: ibv::IBV_QPS_RTS,
+            sq_psn: 5,
+            timeout: 14,
+            retry_cnt: 6,
+            rnr_retry: 7,
+            max_rd_atomic: 1,
+            ..Default::default()
+        };
+        let mask = ibv::IBV_QP_STATE
+            | ibv::IBV_QP_SQ_PSN
+            | ibv::IBV_QP_TIMEOUT
+            | ibv::IBV_QP_RETRY_CNT
+            | ibv::IBV_QP_RNR_RETRY
+            | ibv::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.pair.modify(&mut attr, mask).unwrap();
+    }
+
+    /// Posts a request of so many bytes of its memory.
+    fn post(&mut self, len: usize, opcode: u32, change: impl FnOnce(&mut ibv_send_wr)) {
+        let mut part = ibv_sge {
+            addr: self.region.addr() as u64,
+            length: len as u32,
+            lkey: self.region.lkey(),
+        };
+        let mut request = ibv_send_wr {
+            sg_list: &raw mut part,
+            num_sge: i32::from(len > 0),
+            opcode,
+            send_flags: ibv::IBV_SEND_SIGNALED,
+            ..Default::default()
+        };
+        change(&mut request);
+        // SAFETY: its memory lives as long as this, and is written by nobody but this, between
+        // requests.
+        unsafe { self.pair.post_send(&mut request) }.unwrap();
+    }
+
+    pub(crate) fn send(&mut self, len: usize) {
+        self.post(len, ibv::IBV_WR_SEND, |_| {});
+    }
+
+    pub(crate) fn send_with_immediate(&mut self, len: usize, word: u32) {
+        self.post(len, ibv::IBV_WR_SEND_WITH_IMM, |request| request.anon_1.imm_data = word.to_be());
+    }
+
+    /// Sends words, an immediate in front.
+    pub(crate) fn send_words(&mut self, words: &[u64], immediate: u32) {
+        for (place, word) in self.memory.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        self.send_with_immediate(8 * words.len(), immediate);
+    }
+
+    /// Writes a number to an address of the victim's.
+    pub(crate) fn write(
+        &mut self,
+        value: u64,
+        len: usize,
+        addr: u64,
+        key: u32,
+        immediate: Option<u32>,
+    ) {
+        self.memory[..8].copy_from_slice(&value.to_le_bytes());
+        let opcode = if immediate.is_some() {
+            ibv::IBV_WR_RDMA_WRITE_WITH_IMM
+        } else {
+            ibv::IBV_WR_RDMA_WRITE
+        };
+        self.post(len, opcode, |request| {
+            (request.wr.rdma.remote_addr, request.wr.rdma.rkey) = (addr, key);
+            request.anon_1.imm_data = immediate.unwrap_or(0).to_be();
+        });
+    }
+
+    /// Writes into the word that is its own to write.
+    pub(crate) fn credit(&mut self, value: u64) {
+        self.write(value, 8, self.theirs.word_addr, self.theirs.word_key, None);
+    }
+
+    pub(crate) fn read(&mut self, len: usize, addr: u64, key: u32) {
+        self.post(len, ibv::IBV_WR_RDMA_READ, |request| {
+            (request.wr.rdma.remote_addr, request.wr.rdma.rkey) = (addr, key);
+        });
+    }
+
+    /// How its next request has ended.
+    #[track_caller]
+    pub(crate) fn status(&mut self, ground: &mut Ground) -> u32 {
+        self.status_while(|| ground.step())
+    }
+
+    /// The same; what the others do meanwhile.
+    #[track_caller]
+    pub(crate) fn status_while(&mut self, mut others: impl FnMut()) -> u32 {
+        let start = Instant::now();
+        loop {
+            let mut space = [ibv_wc::default()];
+            if let [completion] = self.queue.poll(&mut space).unwrap() {
+                return completion.status;
+            }
+            others();
+            assert!(start.elapsed() < PATIENCE, "its request does not end");
+        }
+    }
+}
+
+impl Ground {
+    /// Rank 0 reports the end of rank 3, because of what it has done, and all others go on.
+    #[track_caller]
+    pub(crate) fn reports_the_attacker(&mut self, what: &str) -> DownCause {
+        let mut cause = None;
+        self.talk_until(what, |ground| {
+            ground.of_the_fourth.iter().any(|(_, event)| matches!(event, Heard::End(_)))
+        });
+        for (at, event) in self.of_the_fourth.drain(..) {
+            match event {
+                Heard::End(found) => {
+                    assert!(at == 0 && cause.is_none(), "{what}: {at} is told of {found}");
+                    cause = Some(found);
+                }
+                // What could still be a message is one, before the end.
+                Heard::Message => assert!(at == 0 && cause.is_none(), "{what}: after the end"),
+            }
+        }
+        self.all_go_on(5);
+        assert!(self.of_the_fourth.is_empty(), "{what}: {:?}", self.of_the_fourth);
+        cause.unwrap()
+    }
+}

@@ -1,0 +1,7 @@
+//! A peer that knows the secret, and breaks the protocol over a simulated NIC of its own; and
+//! strangers at the TCP port who do not know it. Their own connection ends, with an error that
+//! names their rank; nobody else notices, and nothing panics or hangs.
+
+mod attacker;
+mod messages;
+mod strangers;

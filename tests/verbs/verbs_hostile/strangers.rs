@@ -1,0 +1,304 @@
+//! What is said at the TCP port: by those who know the secret, and by those who do not.
+
+use super::attacker::{Attacker, ME, PATIENCE, SECRET, answer, door, knock};
+use crate::support::alone::is_alone;
+use crate::support::{Watchdog, random, rng};
+use crate::verbs_faults::ground::{Ground, Heard, Side, fabric_of, identity, nic, options};
+use carrack::transports::contract::{DownCause, Event, PeerId};
+use carrack::transports::verbs::address::{Address, DeviceKey};
+use carrack::transports::verbs::channel::{Channel, Received};
+use carrack::transports::verbs::wire::{End, MAX_MESSAGE, Message, proof};
+use carrack_simulators::nic::Config;
+use rand::Rng;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+
+/// Somebody says hello, and is turned away with a reason. What that is.
+#[track_caller]
+fn turned_away(ground: &mut Ground, hello: impl FnOnce(&Attacker, &[u8; 16]) -> Message) -> String {
+    let (mut attacker, asked) = Attacker::at_the_door(ground);
+    let message = hello(&attacker, &asked);
+    attacker.channel.send(&message).unwrap();
+    let why = match answer(ground, &mut attacker.channel) {
+        Received::Message(Message::Refusal(why)) => why,
+        other => panic!("{message:?} is answered with {other:?}"),
+    };
+    assert!(ground.of_the_fourth.is_empty(), "a stranger's doings are nobody's event");
+    why
+}
+
+fn hello_of(
+    end: End,
+    from: PeerId,
+    secret: [u8; 16],
+) -> impl FnOnce(&Attacker, &[u8; 16]) -> Message {
+    move |attacker, asked| {
+        let proof = proof(&secret, asked, (from, attacker.key), &end);
+        Message::Hello { device: attacker.key, from, nonce: [1; 16], proof, end }
+    }
+}
+
+#[test]
+fn whoever_cannot_be_let_in_is_told_why() {
+    let _watchdog = Watchdog::over("hellos");
+    let mut ground = Ground::new();
+    let good = Attacker::at_the_door(&mut ground).0.mine;
+    assert!(turned_away(&mut ground, hello_of(good, ME, [8; 16])).contains("secret"));
+    assert!(
+        turned_away(&mut ground, hello_of(good, PeerId(4), SECRET)).contains("a job of 4 ranks")
+    );
+    assert!(
+        turned_away(&mut ground, hello_of(good, PeerId(u32::MAX), SECRET))
+            .contains("a job of 4 ranks")
+    );
+    // A proof for another number: one that was overheard.
+    let old = |attacker: &Attacker, _: &[u8; 16]| hello_of(good, ME, SECRET)(attacker, &[0; 16]);
+    assert!(turned_away(&mut ground, old).contains("secret"));
+    for wrong in [
+        End { queue_pair: 1 << 24, ..good },
+        End { first_psn: u32::MAX, ..good },
+        End { window: 0, ..good },
+        End { mtu: 0, ..good },
+        End { mtu: 6, ..good },
+        End { word_addr: good.word_addr + 1, ..good },
+    ] {
+        assert!(
+            turned_away(&mut ground, hello_of(wrong, ME, SECRET)).contains("makes no sense"),
+            "{wrong:?}"
+        );
+    }
+    for size in [0, 1, u32::MAX] {
+        let wrong = End { packet_size: size, ..good };
+        assert!(
+            turned_away(&mut ground, hello_of(wrong, ME, SECRET)).contains("CARRACK_PACKET_SIZE")
+        );
+    }
+    for message in [
+        Message::Ready,
+        Message::Crossed,
+        Message::Challenge([0; 16]),
+        Message::Refusal("you".into()),
+    ] {
+        assert!(turned_away(&mut ground, |_, _| message).contains("it began with"));
+    }
+    ground.all_go_on(20);
+}
+
+#[test]
+fn ends_that_lead_nowhere_or_to_others_harm_nobody() {
+    let _watchdog = Watchdog::over("ends");
+    let mut ground = Ground::new();
+    let honest = Address::decode(&ground.sides[1].device.address()).unwrap();
+    for change in [
+        |end: &mut End, _: &Address| end.gid = [0; 16],
+        |end: &mut End, honest: &Address| end.gid = honest.gid,
+        |end: &mut End, honest: &Address| (end.gid, end.queue_pair) = (honest.gid, 2),
+        |end: &mut End, _: &Address| (end.word_addr, end.word_key) = (0, u32::MAX),
+        |end: &mut End, _: &Address| end.window = u32::MAX,
+        |end: &mut End, _: &Address| (end.reads, end.lid) = (255, u16::MAX),
+    ] {
+        let (mut attacker, asked) = Attacker::at_the_door(&mut ground);
+        change(&mut attacker.mine, &honest);
+        attacker.say_hello(&asked, ME);
+        match answer(&mut ground, &mut attacker.channel) {
+            Received::Message(Message::Welcome { .. }) => {
+                attacker.channel.send(&Message::Ready).unwrap();
+                ground.all_go_on(20);
+                drop(attacker);
+                ground.reports_the_attacker("it goes");
+            }
+            Received::Message(Message::Refusal(_)) => {
+                // It was let in as far as a queue pair that could not be joined.
+                ground.all_go_on(5);
+                ground.of_the_fourth.clear();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_passed_off_as_another_s_takes_nothing_from_that_one() {
+    let _watchdog = Watchdog::over("keys");
+    let mut ground = Ground::new();
+    for rank in [0, 1, 2] {
+        let theirs = Address::decode(&ground.sides[rank].device.address()).unwrap().key;
+        let (mut attacker, asked) = Attacker::at_the_door(&mut ground);
+        attacker.key = theirs;
+        attacker.say_hello(&asked, ME);
+        attacker.is_let_in(&mut ground);
+        ground.all_go_on(20);
+        // Also those that come only now.
+        for peer in [1, 2] {
+            ground.let_go(0, peer);
+            ground.connect_again(0, peer);
+        }
+        ground.all_go_on(20);
+        attacker.send(3);
+        ground.reports_the_attacker("at last");
+    }
+}
+
+#[test]
+fn hello_twice_is_one_connection_after_the_other() {
+    let _watchdog = Watchdog::over("twice");
+    let mut ground = Ground::new();
+    let mut first = Attacker::enter(&mut ground);
+    let mut others = Vec::new();
+    for _ in 0..20 {
+        let (mut second, asked) = Attacker::at_the_door(&mut ground);
+        second.key = first.key;
+        second.say_hello(&asked, ME);
+        // For it to be heard before the next one is.
+        ground.settle();
+        others.push(second);
+    }
+    assert!(ground.of_the_fourth.is_empty());
+    first.send(0);
+    ground.reports_the_attacker("the first");
+    // The last one is let in; those before it were sent away.
+    others.pop().unwrap().is_let_in(&mut ground);
+    for mut other in others {
+        assert!(matches!(answer(&mut ground, &mut other.channel), Received::Closed(_)));
+    }
+    ground.all_go_on(20);
+    ground.reports_the_attacker("the last has gone");
+}
+
+#[test]
+fn garbage_is_refused_or_hung_up_on() {
+    let _watchdog = Watchdog::over("garbage");
+    let mut ground = Ground::new();
+    let mut rng = rng();
+    for round in 0..150 {
+        let (mut stream, len) =
+            (TcpStream::connect(door(&ground, 0)).unwrap(), rng.random_range(1..2 * MAX_MESSAGE));
+        let mut bytes = random(&mut rng, len);
+        if round % 2 == 0 {
+            // Framed as a message is, and a hello with a bit wrong.
+            let proof = [0; 16];
+            let hello = Message::Hello {
+                device: DeviceKey([1; 16]),
+                from: ME,
+                nonce: [0; 16],
+                proof,
+                end: End::default(),
+            };
+            bytes = hello.encode();
+            let at = rng.random_range(0..bytes.len());
+            bytes[at] ^= 1 << rng.random_range(0..8);
+            let length = (bytes.len() as u16).to_le_bytes();
+            bytes.splice(0..0, length);
+        }
+        let _ = stream.write_all(&bytes);
+        ground.talk();
+        if round % 10 == 0 {
+            ground.all_go_on(2);
+        }
+    }
+    ground.all_go_on(20);
+    assert!(ground.of_the_fourth.is_empty());
+}
+
+#[test]
+fn two_thousand_that_say_nothing_or_one_byte_keep_nobody_out() {
+    let _watchdog = Watchdog::over("silence");
+    let limit = getrlimit(Resource::Nofile);
+    // Both ends are of this process.
+    let wanted = 6000;
+    let may = limit.maximum.is_none_or(|most| most >= wanted);
+    if limit.current.is_some_and(|now| now < wanted) && may {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit }).unwrap();
+    }
+    let mut ground = Ground::new();
+    let mut silent = Vec::new();
+    let count = if may { 2000 } else { 200 };
+    for number in 0..count {
+        let mut stream = TcpStream::connect(door(&ground, 0)).unwrap();
+        if number % 2 == 0 {
+            stream.write_all(b"C").unwrap();
+        }
+        silent.push(stream);
+        ground.step();
+    }
+    ground.all_go_on(20);
+    // Those who come now are let in: one that has to prove itself at the door, and a rank.
+    let mut attacker = Attacker::enter(&mut ground);
+    attacker.send(16);
+    ground.talk_until("its message", |ground| !ground.of_the_fourth.is_empty());
+    attacker.send(0);
+    ground.reports_the_attacker("its end");
+    let fabric = fabric_of(&ground);
+    let mut rank = Side::open(nic(Config::default(), &fabric), options(), identity(3, 4)).unwrap();
+    let link = rank.device.connect(&ground.sides[0].device.address(), PeerId(0)).unwrap();
+    let start = std::time::Instant::now();
+    while !link.is_up() {
+        for event in rank.poll() {
+            assert!(matches!(event, Event::Connected { .. }), "{event:?}");
+        }
+        ground.step();
+        assert!(start.elapsed() < PATIENCE);
+    }
+    // The first to come have had to go.
+    let (mut another, _) = knock(&mut ground, 0);
+    another.send(&Message::Bye).unwrap();
+    drop(silent);
+    ground.all_go_on(20);
+}
+
+/// A rank that hangs up before it has answered is called again, which takes a descriptor.
+#[test]
+fn a_rank_that_cannot_be_called_again_for_want_of_a_descriptor_is_called_later() {
+    // Descriptors are the process's, and other tests need theirs.
+    if !is_alone(
+        module_path!(),
+        "a_rank_that_cannot_be_called_again_for_want_of_a_descriptor_is_called_later",
+    ) {
+        return;
+    }
+    let _watchdog = Watchdog::over("called later");
+    let mut ground = Ground::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let mut address = Address::decode(&ground.sides[1].device.address()).unwrap();
+    address.key = DeviceKey::fresh().unwrap();
+    address.tcp_port = listener.local_addr().unwrap().port();
+    let _link = ground.sides[0].device.connect(&address.encode(), ME).unwrap();
+    let mut called = accept(&mut ground, &listener);
+    called.send(&Message::Challenge([1; 16])).unwrap();
+    let hello = answer(&mut ground, &mut called);
+    assert!(matches!(hello, Received::Message(Message::Hello { .. })), "{hello:?}");
+    drop(called);
+    let limit = getrlimit(Resource::Nofile);
+    // Also where one has just been closed: those below are open for ever.
+    setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
+    for _ in 0..100 {
+        ground.all_go_on(1);
+    }
+    assert!(
+        listener.accept().is_err_and(|error| error.raw_os_error() == Some(libc::EMFILE)),
+        "it was not poor"
+    );
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let mut called = accept(&mut ground, &listener);
+    called.send(&Message::Refusal("enough".into())).unwrap();
+    ground.talk_until("a refusal", |ground| !ground.of_the_fourth.is_empty());
+    assert!(
+        matches!(&ground.of_the_fourth[..], [(0, Heard::End(DownCause::Refused(why)))] if why == "enough"),
+        "{:?}",
+        ground.of_the_fourth
+    );
+}
+
+#[track_caller]
+fn accept(ground: &mut Ground, listener: &TcpListener) -> Channel {
+    let start = std::time::Instant::now();
+    loop {
+        if let Ok((stream, _)) = listener.accept() {
+            return Channel::over(stream).unwrap();
+        }
+        ground.step();
+        assert!(start.elapsed() < PATIENCE, "no call: {:?}", ground.of_the_fourth);
+    }
+}

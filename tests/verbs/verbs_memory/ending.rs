@@ -1,0 +1,143 @@
+//! Registrations that end in the midst of puts and gets: operations end, well or with an error that
+//! says so, no stale key reaches a NIC (it would end the connection), and the memory is nobody's
+//! afterwards.
+
+use super::{nics, ranks};
+use crate::support::{Watchdog, settle, until};
+use carrack::buffer::Region;
+use carrack::transports::verbs::Options;
+use carrack::{
+    CompQueue, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, UserContext,
+};
+use carrack_simulators::nic::Config;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const LEN: usize = 1 << 20;
+const ROUNDS: u64 = 60;
+/// What has to have succeeded, and to have been refused, before a registration goes and the next
+/// comes.
+const AT_LEAST: u64 = 5;
+
+/// What has come of operations.
+#[derive(Default)]
+struct Tally {
+    /// Those who post.
+    at_work: AtomicU64,
+    succeeded: AtomicU64,
+    stale: AtomicU64,
+}
+
+impl Tally {
+    fn take(&self, status: &Status, filling: u8) {
+        match status.error.as_deref() {
+            None if status.user_context == UserContext(1) => {
+                let bytes = status.buffer.to_vec().unwrap();
+                assert!(
+                    bytes.iter().all(|byte| *byte < filling),
+                    "a get has brought what nobody put there"
+                );
+                self.succeeded.fetch_add(1, Ordering::Relaxed);
+            }
+            None => {
+                self.succeeded.fetch_add(1, Ordering::Relaxed);
+            }
+            Some(OpError::Stale(Rank(1))) => {
+                self.stale.fetch_add(1, Ordering::Relaxed);
+            }
+            Some(other) => panic!("{other}"),
+        }
+    }
+}
+
+/// Puts and gets, of all lengths, to and from whatever region rank 1 has told of last.
+fn load(rank: &Runtime, told: &Mutex<Rmr>, over: &AtomicBool, tally: &Tally, seed: u64) {
+    let (mut rng, ended) = (SmallRng::seed_from_u64(seed), CompQueue::new(256));
+    let mut under_way = 0;
+    loop {
+        let is_over = over.load(Ordering::Acquire);
+        if !is_over && under_way < 64 {
+            let rmr = told.lock().unwrap().clone();
+            let len = [1, 100, 5000, 60_000, 300_000][rng.random_range(0..5)];
+            let offset = rng.random_range(0..=LEN - len) as u64;
+            let outcome = if rng.random() {
+                let bytes = vec![rng.random_range(0..100); len];
+                rank.post_put(Rank(1), bytes, &rmr, offset).comp(&ended).allow_done(false).call()
+            } else {
+                let get = rank
+                    .post_get(Rank(1), vec![255; len], &rmr, offset)
+                    .comp(&ended)
+                    .allow_done(false);
+                { get }.user_context(UserContext(1)).call()
+            };
+            match outcome {
+                Ok(Outcome::Posted) => under_way += 1,
+                Ok(Outcome::Retry(_)) => {}
+                Err(PostError::Stale(Rank(1))) => {
+                    tally.stale.fetch_add(1, Ordering::Relaxed);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        rank.progress().unwrap();
+        while let Some(status) = ended.pop() {
+            tally.take(&status, 100);
+            under_way -= 1;
+        }
+        if is_over && under_way == 0 {
+            tally.at_work.fetch_sub(1, Ordering::Release);
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_way() {
+    let _watchdog = Watchdog::over("deregistered under load");
+    let ranks = ranks(&nics([(); 3].map(|()| Config::default())), &Options::default());
+    let owner = &ranks[1];
+    let region = Region::host(LEN);
+    let register = || -> (Mr, Rmr) {
+        let mr = owner.register_memory(&region).unwrap();
+        let rmr = owner.get_rmr(&mr);
+        (mr, rmr)
+    };
+    let (first, rmr) = register();
+    let (told, over, tally) = (Mutex::new(rmr), AtomicBool::new(false), Tally::default());
+    std::thread::scope(|scope| {
+        for (seed, at) in (0..).zip([0, 2, 0, 2]) {
+            let (rank, told, over, tally) = (&ranks[at], &told, &over, &tally);
+            tally.at_work.fetch_add(1, Ordering::Relaxed);
+            scope.spawn(move || load(rank, told, over, tally, seed));
+        }
+        let reached = |count: &AtomicU64, before| {
+            until(std::slice::from_ref(owner), || {
+                count.load(Ordering::Relaxed) >= before + AT_LEAST
+            });
+        };
+        let mut mr = Some(first);
+        for _ in 0..ROUNDS {
+            reached(&tally.succeeded, tally.succeeded.load(Ordering::Relaxed));
+            let before = tally.stale.load(Ordering::Relaxed);
+            drop(mr.take());
+            // Under the old name nothing is to be had any more.
+            reached(&tally.stale, before);
+            let (next, rmr) = register();
+            *told.lock().unwrap() = rmr;
+            mr = Some(next);
+        }
+        over.store(true, Ordering::Release);
+        // Those that are left still have to be answered.
+        until(std::slice::from_ref(owner), || tally.at_work.load(Ordering::Acquire) == 0);
+    });
+    let count = |what: &AtomicU64| what.load(Ordering::Relaxed);
+    println!("{} succeeded, {} were stale", count(&tally.succeeded), count(&tally.stale));
+    assert!(ranks.iter().all(|rank| rank.pending().down.is_empty()), "a connection has ended");
+    // Nobody has the memory when all have let go of what has ended.
+    settle(&ranks);
+    let memory = region.downgrade();
+    drop(region);
+    assert!(memory.is_gone(), "a registration that has ended still keeps the memory");
+}

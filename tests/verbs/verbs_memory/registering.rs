@@ -1,0 +1,161 @@
+//! Pages on demand, writes in any order, thread domains: where the NIC has them, and where not.
+
+use super::{nics, ranks};
+use crate::support::sink::{Sink, Sort};
+use crate::support::{Watchdog, connect, pattern, posted, settle, step, until};
+use carrack::buffer::Region;
+use carrack::transports::verbs::Options;
+use carrack::{AtomicAgent, Rank, Rmr, Runtime, Tag};
+use carrack_simulators::nic::{Config, Limits};
+
+/// What a rank's own queues and packets take up is well below, what these tests register of the
+/// user's above.
+const LOCKED: u64 = 12 << 20;
+const LONG: usize = 16 << 20;
+
+fn config(limits: Limits) -> Config {
+    Config { limits, ..Config::default() }
+}
+
+/// Has rank 0's NIC told where the region is.
+fn introduce(ranks: &[Runtime], rmr: &Rmr) {
+    let sink = Sink::keeping();
+    for _ in 0..2 {
+        let _ = posted(ranks, || ranks[0].post_put(Rank(1), vec![1], rmr, 0).comp(&sink).call());
+        assert!(sink.one(ranks).error.is_none());
+    }
+    settle(ranks);
+}
+
+/// A put and a get, which end though rank 1 does nothing, or not, as is expected.
+fn move_bytes(ranks: &[Runtime], region: &Region, rmr: &Rmr, by_nic: bool) {
+    let (sink, bytes) = (Sink::keeping(), pattern(7, LONG));
+    let put = ranks[0].post_put(Rank(1), bytes.clone(), rmr, 0).comp(&sink).call().unwrap();
+    let get =
+        ranks[0].post_get(Rank(1), vec![0; LONG], rmr, LONG as u64).comp(&sink).call().unwrap();
+    assert!(put.is_posted() && get.is_posted());
+    if by_nic {
+        until(&ranks[..1], || sink.count() == 2);
+    } else {
+        settle(&ranks[..1]);
+        assert!(sink.count() < 2, "so much has been locked");
+        until(ranks, || sink.count() == 2);
+    }
+    assert!(sink.take().iter().all(|status| status.error.is_none()));
+    assert!(region.slice(0, LONG).unwrap().to_vec().unwrap() == bytes);
+}
+
+#[test]
+fn memory_that_is_paged_on_demand_is_not_locked() {
+    let _watchdog = Watchdog::over("on demand");
+    let locked = |on_demand| config(Limits { locked: LOCKED, on_demand, ..Limits::default() });
+    for (on_demand, has, by_nic) in [(true, true, true), (false, true, false), (true, false, false)]
+    {
+        let options = Options { on_demand, ..Options::default() };
+        let ranks = ranks(&nics([locked(has), locked(has)]), &options);
+        let region = Region::host(2 * LONG);
+        let mr = ranks[1].register_memory(&region).unwrap();
+        let rmr = ranks[1].get_rmr(&mr);
+        introduce(&ranks, &rmr);
+        // Where too much would have to be locked it goes by the owner, as ever.
+        move_bytes(&ranks, &region, &rmr, by_nic);
+        // A large message: written into the receive's buffer, or part by part.
+        let (sink, bytes) = (Sink::keeping(), pattern(8, LONG));
+        let _ = ranks[0].post_recv(Rank(1), vec![0; LONG], Tag(1)).comp(&sink).call().unwrap();
+        let _ = posted(&ranks, || ranks[1].post_send(Rank(0), bytes.clone(), Tag(1)).call());
+        assert!(sink.one(&ranks).buffer.to_vec().unwrap() == bytes);
+        drop(mr);
+        let words = ranks[1].registration(&region).atomics(AtomicAgent::Nic).register();
+        let refused = words.as_ref().err().map(ToString::to_string);
+        assert_eq!(refused.is_none(), by_nic, "{refused:?}");
+        assert!(
+            refused.is_none_or(|why| why.contains("sim0") && why.contains("lock")),
+            "what to do is not told"
+        );
+    }
+}
+
+#[test]
+fn writes_in_any_order_are_seen_before_anybody_is_told_of_them() {
+    let _watchdog = Watchdog::over("relaxed ordering");
+    let options = Options { relaxed: true, ..Options::default() };
+    let ranks = ranks(&nics([config(Limits::default()), config(Limits::default())]), &options);
+    let region = Region::host(2 * LONG);
+    let mr = ranks[1].register_memory(&region).unwrap();
+    let rmr = ranks[1].get_rmr(&mr);
+    introduce(&ranks, &rmr);
+    // Without a signal: nothing is said to the owner, whose memory is looked at nevertheless when
+    // the put is over.
+    move_bytes(&ranks, &region, &rmr, true);
+    for (number, len) in (0..).zip([1, 8, 40, 300, 5000, 70_000, 1 << 20]) {
+        let (sink, bytes) = (Sink::keeping(), pattern(number, len));
+        let _ =
+            posted(&ranks, || ranks[0].post_put(Rank(1), &bytes[..], &rmr, 3).comp(&sink).call());
+        until(&ranks[..1], || sink.count() == 1);
+        assert!(region.slice(3, len).unwrap().to_vec().unwrap() == bytes, "{len}: not seen");
+        let told = Sink::new(Sort::Queue);
+        let name = ranks[1].register_comp(&told).unwrap();
+        let bytes = pattern(number + 100, len);
+        let put =
+            || ranks[0].post_put(Rank(1), &bytes[..], &rmr, 3).comp(&sink).remote_comp(name).call();
+        let _ = posted(&ranks, put);
+        until(&ranks, || told.count() == 1);
+        assert!(
+            region.slice(3, len).unwrap().to_vec().unwrap() == bytes,
+            "{len}: the signal was early"
+        );
+        let arrived = Sink::keeping();
+        let _ =
+            ranks[1].post_recv(Rank(0), vec![0; len], Tag(number)).comp(&arrived).call().unwrap();
+        let _ = posted(&ranks, || ranks[0].post_send(Rank(1), bytes.clone(), Tag(number)).call());
+        let status = arrived.one(&ranks);
+        assert!(status.buffer.to_vec().unwrap() == bytes, "{len}: the message was early");
+    }
+}
+
+#[test]
+fn queue_pairs_have_thread_domains_as_far_as_there_are_some_and_are_never_posted_to_by_two_threads()
+{
+    let _watchdog = Watchdog::over("thread domains");
+    let has = |thread_domains| config(Limits { thread_domains, ..Limits::default() });
+    for (most, there, expected) in [(64, 100, 3), (64, 2, 2), (1, 100, 1), (0, 100, 0), (64, 0, 0)]
+    {
+        let nics = nics([has(there), has(100), has(100)]);
+        let options = Options { thread_domains: most, ..Options::default() };
+        let ranks = ranks(&nics, &options);
+        // With each of three ranks, itself included.
+        assert_eq!(nics[0].thread_domains(0), expected, "{most} of {there}");
+        let arrived = Sink::keeping();
+        let names: Vec<_> =
+            ranks.iter().map(|rank| rank.register_comp(&arrived).unwrap()).collect();
+        let name = names[0];
+        const EACH: u64 = 200;
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let ranks = &ranks;
+                scope.spawn(move || {
+                    for number in 0..EACH {
+                        let to = Rank(u32::try_from((thread + number) % 3).unwrap());
+                        while ranks[0]
+                            .post_am(to, &number.to_le_bytes(), name)
+                            .call()
+                            .unwrap()
+                            .is_retry()
+                        {
+                            step(ranks);
+                        }
+                    }
+                });
+            }
+        });
+        until(&ranks, || arrived.count() as u64 == 4 * EACH);
+        drop(ranks);
+        assert_eq!(nics[0].thread_domains(0), 0, "they end with their connections");
+    }
+    // An old library has none.
+    let ranks = ranks(
+        &nics([Config { extended: false, ..Config::default() }, has(100)]),
+        &Options::default(),
+    );
+    connect(&ranks);
+}

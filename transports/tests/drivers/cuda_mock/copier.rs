@@ -1,0 +1,500 @@
+//! Small copies by a resident kernel, on a driver that is mocked: what is asked of the driver, and
+//! what becomes of its refusals.
+
+use super::unknown_to_the_driver;
+use crate::mock::{library, open, word};
+use carrack_transports::gpu::cuda::CudaDriver;
+use carrack_transports::gpu::{CopierState, Driver, Flavour, Gpu, Until};
+use carrack_transports::mem::{CopyError, Region, Together, Transfer};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+struct Ground {
+    library: PathBuf,
+    driver: CudaDriver,
+    gpu: Arc<dyn Gpu>,
+    dst: Region,
+    src: Region,
+}
+
+impl Ground {
+    fn new(name: &str, order: Option<&str>) -> Self {
+        Self::of(name, "-DCOPIER", order)
+    }
+
+    fn of(name: &str, define: &str, order: Option<&str>) -> Self {
+        let library = library(name, define);
+        let driver = open(&library);
+        driver.use_copiers();
+        let gpu = driver.devices().unwrap().remove(0);
+        // Now that the library stays open.
+        if let Some(order) = order {
+            word(&library, order);
+        }
+        let [dst, src] = [0, 1].map(|_| gpu.allocate(100_000, Flavour::Plain).unwrap());
+        Self { library, driver, gpu, dst, src }
+    }
+
+    fn count(&self, what: &str) -> i32 {
+        word(&self.library, what)
+    }
+
+    fn begin(&self, at: usize, len: usize) -> Transfer {
+        Transfer::between(self.dst.slice(at, len).unwrap(), self.src.slice(at, len).unwrap())
+            .unwrap()
+    }
+
+    fn copy(&self, at: usize, len: usize) -> Result<(), CopyError> {
+        ended(self.begin(at, len))
+    }
+
+    fn copies(&self) -> u64 {
+        match self.gpu.copier() {
+            CopierState::On { copies, .. } => copies,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn until_by_copier(&self) {
+        self.copy(0, 8).unwrap();
+        let before = self.copies();
+        while self.copies() == before {
+            self.copy(0, 8).unwrap();
+        }
+    }
+
+    /// Gives a stream a copy small enough for one.
+    fn copy_on_stream(&self) {
+        let stream = self.gpu.stream().unwrap();
+        let part = |region: &Region| region.slice(0, 8).unwrap().into();
+        ended(Transfer::start_on(&*stream, part(&self.dst), part(&self.src)).unwrap()).unwrap();
+    }
+
+    /// Another driver over the library, of which no copier was asked.
+    fn without_copier(&self) -> (Arc<dyn Gpu>, Region, Region) {
+        let gpu = open(&self.library).devices().unwrap().remove(0);
+        let [dst, src] = [0, 1].map(|_| gpu.allocate(100, Flavour::Plain).unwrap());
+        (gpu, dst, src)
+    }
+
+    fn refused(&self) -> String {
+        match self.gpu.copier() {
+            CopierState::Refused(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn ended(mut transfer: Transfer) -> Result<(), CopyError> {
+    loop {
+        match transfer.poll() {
+            Some(outcome) => return outcome,
+            None => std::thread::yield_now(),
+        }
+    }
+}
+
+#[test]
+fn small_copies_ask_nothing_of_the_driver_and_come_whole() {
+    let ground = Ground::new("copier", None);
+    assert_eq!(ground.gpu.copier(), CopierState::Wanted);
+    let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
+    ground.src.whole().write(&bytes).unwrap();
+    ground.until_by_copier();
+    let asked = || ["mock_copies", "mock_records", "mock_questions"].map(|what| ground.count(what));
+    let before = (asked(), ground.copies());
+    let places = (0..500).map(|turn| (10_000 + 160 * turn, 1 + turn % 160));
+    for (at, len) in places.clone() {
+        ground.copy(at, len).unwrap();
+    }
+    assert_eq!((asked(), ground.copies()), (before.0, before.1 + 500));
+    let got = ground.dst.whole().to_vec().unwrap();
+    assert!(places.clone().all(|(at, len)| got[at..][..len] == bytes[at..][..len]));
+}
+
+/// The mocked kernel looks whether each list lies where the page's layout has it.
+#[test]
+fn a_batch_of_small_pieces_is_one_command_and_asks_nothing_of_the_driver() {
+    let ground = Ground::new("copier-batch", None);
+    let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 249) as u8).collect();
+    ground.src.whole().write(&bytes).unwrap();
+    ground.until_by_copier();
+    let (before, copies) = (ground.count("mock_copies"), ground.copies());
+    for turn in 0..50 {
+        let mut together = Together::between(&ground.dst, &ground.src, 500).unwrap();
+        for piece in 0..500 {
+            let (to, from) = (32 * piece + 1024 * turn, 32 * (499 - piece) + 64 * turn);
+            assert!(together.push((&ground.dst, to), (&ground.src, from), 20));
+        }
+        ended(together.start().unwrap()).unwrap();
+        let got = ground.dst.whole().to_vec().unwrap();
+        for piece in 0..500 {
+            let (to, from) = (32 * piece + 1024 * turn, 32 * (499 - piece) + 64 * turn);
+            assert!(got[to..to + 20] == bytes[from..from + 20], "turn {turn}, piece {piece}");
+        }
+    }
+    assert_eq!((ground.copies(), ground.count("mock_lists")), (copies + 50, 50));
+    // What was read back to be looked at, and nothing else.
+    assert_eq!(ground.count("mock_copies"), before + 50);
+}
+
+/// What can be said of all pieces at once says neither where they lie nor that they fit: each is
+/// looked at.
+#[test]
+fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well() {
+    let ground = Ground::new("copier-mixed", None);
+    let [dst, src] = [0, 1].map(|_| ground.gpu.allocate(50_000, Flavour::Plain).unwrap());
+    let bytes: Vec<u8> = (0..50_000_u32).map(|at| (at % 247) as u8).collect();
+    src.whole().write(&bytes).unwrap();
+    ground
+        .src
+        .slice(0, 50_000)
+        .unwrap()
+        .write(&bytes.iter().map(|byte| !byte).collect::<Vec<_>>())
+        .unwrap();
+    ground.until_by_copier();
+    // In units of 16, 4 and 1 bytes, each as long as may be.
+    let good = [(1024, 4096, 1024), (4100, 8, 256), (8001, 7003, 64)];
+    let begin = |places: &[(usize, usize, usize)]| {
+        let mut together = Together::between(&dst, &src, 0).unwrap();
+        for (dst, src) in [(&dst, &src), (&ground.dst, &ground.src)] {
+            let all = (0..dst.len(), 0..src.len());
+            let mut between = together.between_parts((dst, all.0), (src, all.1)).unwrap();
+            assert!(between.extend(places, |&place| place));
+        }
+        ended(together.start().unwrap()).unwrap();
+        let got = [dst.whole().to_vec().unwrap(), ground.dst.whole().to_vec().unwrap()];
+        for &(to, from, len) in places {
+            assert!(
+                got[0][to..to + len] == bytes[from..from + len],
+                "{len} bytes from {from} to {to}"
+            );
+            let other = bytes[from..from + len].iter().map(|byte| !byte);
+            assert!(
+                got[1][to..to + len].iter().copied().eq(other),
+                "{len} bytes, the other allocation"
+            );
+        }
+    };
+    let before = ground.count("mock_lists");
+    begin(&good);
+    assert_eq!(ground.count("mock_lists"), before + 1);
+    // What has read it back is an engine's, and the kernel may have left meanwhile.
+    for longer in [(1024, 4096, 1040), (4100, 8, 260), (8001, 7003, 65)] {
+        ground.until_by_copier();
+        let before = ground.count("mock_lists");
+        begin(&[good[0], longer, good[2]]);
+        assert_eq!(
+            ground.count("mock_lists"),
+            before,
+            "{longer:?} is an engine's, and all with it"
+        );
+    }
+}
+
+/// More than are remembered.
+#[test]
+fn a_batch_of_twenty_allocations_in_turns_is_one_command_as_well() {
+    let ground = Ground::new("copier-turns", None);
+    let sides = |_| [0, 1].map(|_| ground.gpu.allocate(1000, Flavour::Plain).unwrap());
+    let pairs: Vec<_> = (0..20).map(sides).collect();
+    let bytes = |pair: usize| (0..1000).map(|at| (at * 7 + pair * 13) as u8).collect::<Vec<_>>();
+    for (at, [dst, src]) in pairs.iter().enumerate() {
+        dst.whole().write(&[0; 1000]).unwrap();
+        src.whole().write(&bytes(at)).unwrap();
+    }
+    ground.until_by_copier();
+    let before = ground.count("mock_lists");
+    let mut together = Together::between(&pairs[0][0], &pairs[0][1], 400).unwrap();
+    for at in 0..400 {
+        let ([dst, src], row) = (&pairs[at * 7 % 20], at / 20);
+        assert!(together.push((dst, 40 * row), (src, 40 * row), 24));
+    }
+    ended(together.start().unwrap()).unwrap();
+    assert_eq!(ground.count("mock_lists"), before + 1);
+    for (at, [dst, _]) in pairs.iter().enumerate() {
+        let is_copied = |place: usize| place < 800 && place % 40 < 24;
+        let sent = bytes(at).into_iter().enumerate();
+        let wanted: Vec<_> =
+            sent.map(|(place, byte)| if is_copied(place) { byte } else { 0 }).collect();
+        assert!(dst.whole().to_vec().unwrap() == wanted, "allocation {at}");
+    }
+}
+
+/// It would take the context along.
+#[test]
+fn one_piece_where_the_kernel_does_not_reach_keeps_the_batch_from_it() {
+    let ground = Ground::new("copier-beyond", None);
+    let beyond = unknown_to_the_driver(&ground.gpu, 4096);
+    let known = (&ground.dst, &ground.src);
+    let lists_of = |pairs: [(&Region, &Region); 2]| {
+        ground.until_by_copier();
+        let before = ground.count("mock_lists");
+        let mut together = Together::between(known.0, known.1, 2).unwrap();
+        for (at, (dst, src)) in pairs.into_iter().enumerate() {
+            assert!(together.push((dst, 64 * at), (src, 64 * at), 64));
+        }
+        // An engine may refuse it.
+        drop(together.start().map(ended));
+        ground.count("mock_lists") - before
+    };
+    assert_eq!(lists_of([known, known]), 1);
+    for unknown in [(&beyond, known.1), (known.0, &beyond)] {
+        assert_eq!((lists_of([known, unknown]), lists_of([unknown, known])), (0, 0));
+    }
+    assert_eq!(lists_of([known, known]), 1);
+}
+
+#[test]
+fn a_kernel_that_has_gone_is_launched_anew_and_no_copy_waits_for_it() {
+    let ground = Ground::new("copier-lease", None);
+    for turn in 1..50 {
+        ground.until_by_copier();
+        assert_eq!(ground.count("mock_launches"), turn);
+        ground.count("mock_times_out");
+        // It leaves while copies come: each is done by one of the two.
+        while ground.count("mock_launches") == turn {
+            ground.copy(0, 8).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_engines_copy_under_way_keeps_small_ones_from_the_kernel() {
+    let ground = Ground::new("copier-order", None);
+    ground.until_by_copier();
+    let before = ground.copies();
+    ground.count("mock_hold");
+    let big = ground.begin(0, 50_000);
+    let small = ground.begin(8, 8);
+    assert_eq!(ground.copies(), before, "it is the engine's, behind the big one");
+    ground.count("mock_release");
+    ended(small).unwrap();
+    ended(big).unwrap();
+    ground.until_by_copier();
+}
+
+#[test]
+fn freeing_memory_has_the_kernel_leave_first() {
+    let ground = Ground::new("copier-free", None);
+    ground.until_by_copier();
+    drop(ground.gpu.allocate(100, Flavour::Plain).unwrap());
+    // It was asked to leave, so another one is needed.
+    ground.until_by_copier();
+    assert_eq!(ground.count("mock_launches"), 2);
+}
+
+#[test]
+fn without_a_compiler_the_drivers_reason_is_told_and_engines_copy() {
+    let ground = Ground::new("copier-no-jit", Some("mock_no_jit"));
+    ground.copy(0, 8).unwrap();
+    let why = ground.refused();
+    assert!(why.contains("cuModuleLoadData") && why.contains("UNSUPPORTED_PTX_VERSION"), "{why}");
+    assert_eq!((ground.count("mock_launches"), ground.count("mock_unregistered")), (0, 1));
+    ground.copy(0, 8).unwrap();
+}
+
+#[test]
+fn on_a_gpu_in_an_exclusive_mode_there_is_none_and_what_to_do_is_said() {
+    let ground = Ground::new("copier-exclusive", Some("mock_exclusive"));
+    assert!(ground.refused().contains("nvidia-smi -c DEFAULT"), "known before it is used");
+    ground.copy(0, 8).unwrap();
+    assert!(ground.refused().contains("nvidia-smi -c DEFAULT"));
+    assert_eq!(ground.count("mock_launches"), 0);
+}
+
+#[test]
+fn a_launch_that_is_refused_later_ends_the_copier_and_fails_no_copy() {
+    let ground = Ground::new("copier-no-launch", Some("mock_no_launch"));
+    ground.until_by_copier();
+    ground.count("mock_times_out");
+    while matches!(ground.gpu.copier(), CopierState::On { .. }) {
+        ground.copy(0, 8).unwrap();
+    }
+    assert!(ground.refused().contains("cuLaunchKernel"), "{}", ground.refused());
+    ground.copy(0, 8).unwrap();
+}
+
+#[test]
+fn a_kernel_that_dies_fails_what_it_was_given() {
+    let ground = Ground::new("copier-dies", None);
+    ground.until_by_copier();
+    ground.count("mock_dies");
+    let lost = loop {
+        if let Err(why) = ground.copy(0, 8) {
+            break why;
+        }
+    };
+    assert!(lost.to_string().contains("719"), "{lost}");
+    assert!(ground.refused().contains("without having answered"));
+    ground.copy(0, 8).expect("the engine is still there");
+}
+
+/// Two libraries that have one GPU, as two processes would, but that each is told of the other that
+/// it is this one.
+struct Both {
+    first: Ground,
+    second: Ground,
+}
+
+impl Both {
+    /// On a GPU of this number, which no other test has. The first has a copier.
+    fn on(gpu: u32) -> Self {
+        let define = format!("-DCOPIER=-{gpu}");
+        let [first, second] = ["first", "second"]
+            .map(|name| Ground::of(&format!("copier-{name}-{gpu}"), &define, None));
+        first.until_by_copier();
+        Self { first, second }
+    }
+
+    /// Neither has a copier, and each says who else wanted one; no call of the driver is named.
+    fn have_none(&self) {
+        let own = format!("process {} wants a copier on this GPU, too", std::process::id());
+        assert!(self.second.refused().starts_with(&own), "{}", self.second.refused());
+        self.first.count("mock_times_out");
+        while matches!(self.first.gpu.copier(), CopierState::On { .. }) {
+            self.first.copy(0, 8).unwrap();
+        }
+        assert!(self.first.refused().starts_with(&own), "{}", self.first.refused());
+        for ground in [&self.first, &self.second] {
+            ground.copy(0, 8).unwrap();
+        }
+        assert_eq!(self.second.count("mock_launches"), 0);
+    }
+}
+
+#[test]
+fn two_that_want_a_copier_on_one_gpu_have_none() {
+    let both = Both::on(1);
+    both.second.copy(0, 8).unwrap();
+    both.have_none();
+}
+
+/// What it copies is not the copier's, and waits for the other's kernel all the same.
+#[test]
+fn who_makes_large_copies_alone_shares_the_gpu_as_well() {
+    let both = Both::on(2);
+    both.second.copy(0, 50_000).unwrap();
+    both.have_none();
+}
+
+#[test]
+fn who_gives_copies_to_a_stream_alone_shares_the_gpu_as_well() {
+    let both = Both::on(3);
+    both.second.copy_on_stream();
+    both.have_none();
+}
+
+#[test]
+fn who_has_a_stream_wait_alone_shares_the_gpu_as_well() {
+    let both = Both::on(4);
+    let (stream, word) = (both.second.gpu.stream().unwrap(), 0);
+    // SAFETY: a word that stays for the call; this mock's streams refuse to wait for any.
+    unsafe { stream.wait_value64(&raw const word, 0, Until::Equal) }.unwrap_err();
+    both.have_none();
+}
+
+/// As a report that allocates on every GPU which it sees, or who maps a peer's memory.
+#[test]
+fn who_only_has_memory_and_streams_on_a_gpu_leaves_it_to_who_has_a_copier() {
+    let both = Both::on(5);
+    let more = both.second.gpu.allocate(1, Flavour::Plain).unwrap();
+    drop((more, both.second.gpu.stream().unwrap()));
+    both.second.driver.classify(both.second.dst.addr()).unwrap().unwrap();
+    for _ in 0..3 {
+        both.first.count("mock_times_out");
+        both.first.until_by_copier();
+    }
+    assert_eq!(both.second.gpu.copier(), CopierState::Wanted);
+}
+
+#[test]
+fn who_was_heard_of_before_the_first_small_copy_is_found_by_that() {
+    let define = "-DCOPIER=-6";
+    let [first, second] =
+        ["copier-claims", "copier-knocks"].map(|name| Ground::of(name, define, None));
+    first.copy_on_stream();
+    second.copy_on_stream();
+    assert_eq!(first.gpu.copier(), CopierState::Wanted);
+    first.copy(0, 8).unwrap();
+    for ground in [&first, &second] {
+        assert!(ground.refused().starts_with("process "), "{}", ground.refused());
+        assert_eq!(ground.count("mock_launches"), 0);
+    }
+}
+
+#[test]
+fn without_having_been_asked_for_a_copier_a_stream_shares_nothing() {
+    let both = Both::on(7);
+    let (gpu, dst, src) = both.second.without_copier();
+    let stream = gpu.stream().unwrap();
+    ended(Transfer::start_on(&*stream, dst.whole().into(), src.whole().into()).unwrap()).unwrap();
+    assert_eq!(gpu.copier(), CopierState::Off);
+    both.first.count("mock_times_out");
+    both.first.until_by_copier();
+}
+
+/// It would be the second on its GPU, and the first would be given up for it.
+#[test]
+fn in_a_context_of_the_programs_own_there_is_none_and_the_one_in_the_primary_context_stays() {
+    let ground = Ground::new("copier-contexts", None);
+    ground.until_by_copier();
+    ground.count("mock_other_context");
+    let own = ground.gpu.classify(ground.dst.addr()).unwrap().unwrap().gpu.unwrap();
+    assert!(!Arc::ptr_eq(&own, &ground.gpu), "a device that works in that context");
+    let region = own.allocate(100, Flavour::Plain).unwrap();
+    let part = |at| region.slice(at, 8).unwrap();
+    ended(Transfer::between(part(0), part(50)).unwrap()).unwrap();
+    assert!(matches!(own.copier(), CopierState::Refused(why) if why.contains("primary one only")));
+    for _ in 0..3 {
+        ground.count("mock_times_out");
+        ground.until_by_copier();
+    }
+}
+
+#[test]
+fn memory_of_the_programs_that_is_no_longer_reached_is_an_engines_once_that_was_told() {
+    let ground = foreign(Ground::new("copier-revoked", None));
+    let (driver, addr) = (ground.driver, ground.dst.addr());
+    ground.until_by_copier();
+    let by_kernel = |at| {
+        let before = ground.copies();
+        // Its lease may be over just now.
+        (0..1000).any(|_| ground.copy(at, 8).is_ok() && ground.copies() > before)
+    };
+    assert!(by_kernel(8));
+    driver.forget(addr + 99_999, 1);
+    assert!(by_kernel(16), "looked at anew, it is reached");
+    // Told, and then done: nothing is begun there in between.
+    driver.forget(addr, 1);
+    ground.count("mock_revoke");
+    assert!(!by_kernel(24));
+    ground.copy(32, 8).unwrap();
+}
+
+#[test]
+fn what_is_told_of_other_memory_is_not_heard_of_for_this() {
+    let ground = foreign(Ground::new("copier-others", None));
+    ground.until_by_copier();
+    let asked = ground.count("mock_rights_asked");
+    assert!(asked > 0);
+    ground.driver.forget(ground.dst.addr() + (2 << 20), 1);
+    ground.until_by_copier();
+    assert_eq!(ground.count("mock_rights_asked"), asked);
+    ground.driver.forget(ground.dst.addr() + 99_999, 1);
+    ground.until_by_copier();
+    assert!(ground.count("mock_rights_asked") > asked);
+    ground.copy(0, 8).unwrap();
+}
+
+/// What is copied to is the program's own: another driver over the same library has allocated it.
+fn foreign(ground: Ground) -> Ground {
+    let others = open(&ground.library).devices().unwrap().remove(0);
+    let theirs = others.allocate(100_000, Flavour::Plain).unwrap();
+    let base = NonNull::new(theirs.addr() as *mut u8).unwrap();
+    let (kind, id, gpu) = (theirs.kind(), theirs.id(), Some(Arc::clone(&ground.gpu)));
+    // SAFETY: the region has the allocation.
+    let dst = unsafe { Region::from_parts(base, 100_000, kind, id, gpu, Box::new(theirs)) };
+    Ground { dst, ..ground }
+}

@@ -1,0 +1,204 @@
+//! Many copies in one call, on drivers that have such a call, have its first form, have none, or
+//! refuse it.
+
+use crate::mock::{library as mock, open, word};
+use carrack_transports::gpu::cuda::CudaStream;
+use carrack_transports::gpu::{Driver, Flavour, Gpu, Stream};
+use carrack_transports::mem::{CopyError, Face, Region, Together, Transfer, start_face};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+struct Ground {
+    library: PathBuf,
+    gpu: Arc<dyn Gpu>,
+    from: Region,
+    to: Region,
+    bytes: Vec<u8>,
+}
+
+const ROOM: usize = 2 << 20;
+
+impl Ground {
+    fn new(test: &str, define: &str) -> Self {
+        let library = mock(test, define);
+        let gpu = open(&library).devices().unwrap().remove(0);
+        let bytes: Vec<u8> = (0..ROOM).map(|at| (at % 251) as u8).collect();
+        let region = || gpu.allocate(ROOM, Flavour::Plain).unwrap();
+        let (from, to) = (region(), region());
+        from.whole().write(&bytes).unwrap();
+        Self { library, gpu, from, to, bytes }
+    }
+
+    /// Calls for many copies, for rows, and for one each.
+    fn calls(&self) -> [i32; 3] {
+        ["mock_batches", "mock_grids", "mock_copies"].map(|name| word(&self.library, name))
+    }
+
+    /// Copies pieces, as (to, from, bytes), over a target of 0xee; what calls that took.
+    fn copy(
+        &self,
+        pieces: &[(usize, usize, usize)],
+        stream: Option<&dyn Stream>,
+    ) -> Result<[i32; 3], CopyError> {
+        let mut wanted = vec![0xee; ROOM];
+        self.to.whole().write(&wanted).unwrap();
+        let before = self.calls();
+        let mut together = Together::between(&self.to, &self.from, pieces.len()).unwrap();
+        for &(to, from, len) in pieces {
+            assert!(together.push((&self.to, to), (&self.from, from), len));
+            wanted[to..to + len].copy_from_slice(&self.bytes[from..from + len]);
+        }
+        self.ended(match stream {
+            Some(stream) => together.start_on(stream),
+            None => together.start(),
+        }?);
+        let after = self.calls();
+        assert!(self.to.whole().to_vec().unwrap() == wanted);
+        Ok([0, 1, 2].map(|at| after[at] - before[at]))
+    }
+
+    /// The same of a face.
+    fn face(&self, to: Face, from: Face) -> [i32; 3] {
+        let mut wanted = vec![0xee; ROOM];
+        self.to.whole().write(&wanted).unwrap();
+        let before = self.calls();
+        let len = to.count[0];
+        for (dst, src) in Face::grid(&to, &from).unwrap().rows() {
+            let (dst, src) = (to.offset + dst, from.offset + src);
+            wanted[dst..dst + len].copy_from_slice(&self.bytes[src..src + len]);
+        }
+        self.ended(start_face((&self.to, &to), (&self.from, &from), None).unwrap().unwrap());
+        let after = self.calls();
+        assert!(self.to.whole().to_vec().unwrap() == wanted, "{to:?} {from:?}");
+        [0, 1, 2].map(|at| after[at] - before[at])
+    }
+
+    fn ended(&self, mut transfer: Transfer) {
+        // The mock's streams are asked several times before they say that they are done.
+        let mut asked = 0;
+        while transfer.poll().is_none() {
+            asked += 1;
+            assert!(asked < 10);
+        }
+        assert!(asked > 0 && transfer.failure().is_none());
+        assert_eq!(
+            word(&self.library, "mock_depth"),
+            0,
+            "every way out restores the caller's context"
+        );
+    }
+}
+
+/// Pieces of 64 bytes in no order.
+fn scattered(count: usize) -> Vec<(usize, usize, usize)> {
+    (0..count).map(|at| (at * 7919 % count * 128, at * 104_729 % count * 96, 64)).collect()
+}
+
+#[test]
+fn a_thousand_pieces_are_one_call_of_either_form() {
+    for (define, call) in
+        [("-DNEW", "cuMemcpyBatchAsync_v2"), ("-DOLD_BATCH", "cuMemcpyBatchAsync")]
+    {
+        let ground = Ground::new(&format!("batch{define}"), define);
+        assert_eq!(ground.copy(&scattered(1000), None).unwrap(), [1, 0, 0], "{define}");
+        let stream = ground.gpu.stream().unwrap();
+        assert_eq!(ground.copy(&scattered(1000), Some(&*stream)).unwrap(), [1, 0, 0], "{define}");
+        assert_eq!(
+            ground.gpu.how_pieces_go(),
+            format!("by one call of {call}, however many they are")
+        );
+        // One alone needs no list, and pieces of no bytes are left out.
+        assert_eq!(ground.copy(&[(5, 7, 9), (100, 100, 0)], None).unwrap(), [0, 0, 1]);
+    }
+}
+
+#[test]
+fn the_legacy_default_stream_takes_no_batch_and_waits_for_one_beside_it() {
+    let ground = Ground::new("legacy", "-DNEW");
+    let driver = open(&ground.library);
+    let mut streams = None;
+    for raw in [0, 1] {
+        word(&ground.library, "mock_enter");
+        // SAFETY: CUDA's names of a stream that every context has.
+        let stream = unsafe { CudaStream::from_raw(&driver, raw) }.unwrap();
+        word(&ground.library, "mock_leave");
+        for _ in 0..2 {
+            assert_eq!(ground.copy(&scattered(1000), Some(&stream)).unwrap(), [1, 0, 0]);
+            // Behind what that stream had, in front of what it is given now, the event of the end
+            // too.
+            assert_eq!(word(&ground.library, "mock_course"), 12_341);
+            let made = word(&ground.library, "mock_streams");
+            assert_eq!(*streams.get_or_insert(made), made, "one beside it, for all of them");
+        }
+        assert!(ground.gpu.how_pieces_go().contains("however many"));
+    }
+    // What is refused goes behind that one by one, which may have begun some.
+    word(&ground.library, "mock_refuse_batches");
+    word(&ground.library, "mock_enter");
+    // SAFETY: as above.
+    let stream = unsafe { CudaStream::from_raw(&driver, 0) }.unwrap();
+    word(&ground.library, "mock_leave");
+    let calls = ground.copy(&scattered(100), Some(&stream)).unwrap();
+    assert!(calls[0] == 1 && calls[1] + calls[2] > 1, "{calls:?}");
+    assert_eq!(word(&ground.library, "mock_course"), 12_341);
+}
+
+#[test]
+fn a_driver_without_the_call_is_given_rows_at_equal_distances_together_and_all_others_singly() {
+    let ground = Ground::new("no-batch", "-DNO_BATCH");
+    let column: Vec<_> = (0..1000).map(|at| (at * 128, at * 96, 64)).collect();
+    assert_eq!(ground.copy(&column, None).unwrap(), [0, 1, 0]);
+    let mixed = [&column[..500], &[(200_000, 5, 3), (150_000, 90, 8)]].concat();
+    assert_eq!(ground.copy(&mixed, None).unwrap(), [0, 1, 2]);
+    // Farther apart than the driver allows.
+    assert_eq!(ground.copy(&[(0, 0, 64), (ROOM - 64, 64, 64)], None).unwrap(), [0, 1, 2]);
+    let how = ground.gpu.how_pieces_go();
+    assert!(how.contains("one by one") && how.contains("CUDA 12.8"), "{how}");
+
+    let ground = Ground::new("no-rows", "-DNO_ROWS");
+    assert_eq!(ground.copy(&column, None).unwrap(), [0, 0, 1000]);
+}
+
+#[test]
+fn a_driver_that_refuses_the_call_is_not_asked_again_and_says_so() {
+    let ground = Ground::new("refused", "-DNEW");
+    word(&ground.library, "mock_refuse_batches");
+    assert_eq!(ground.copy(&scattered(100), None).unwrap()[0], 1);
+    assert_eq!(ground.copy(&scattered(100), None).unwrap()[0], 0);
+    let how = ground.gpu.how_pieces_go();
+    assert!(how.contains("one by one") && how.contains("801"), "{how}");
+}
+
+#[test]
+fn an_error_of_the_copies_themselves_is_told_and_not_tried_otherwise() {
+    let ground = Ground::new("broken", "-DNEW");
+    word(&ground.library, "mock_break_batches");
+    let before = ground.calls();
+    let error = ground.copy(&scattered(100), None).unwrap_err();
+    assert!(matches!(&error, CopyError::Engine { cause, .. } if cause.code == 700), "{error}");
+    let after = ground.calls();
+    assert_eq!(after[2] - before[2], 1, "the test's own");
+}
+
+#[test]
+fn faces_of_all_dimensions_are_one_call() {
+    let ground = Ground::new("faces", "-DNEW");
+    let face = |offset, count, pitch| Face { offset, count, pitch };
+    for (to, from, calls) in [
+        // Of one row, of two dimensions either way, of three.
+        (face(3, [100, 1, 1], [0, 0]), face(9, [100, 1, 1], [5, 5]), [0, 0, 1]),
+        (face(3, [8, 100, 1], [64, 0]), face(9, [8, 100, 1], [32, 0]), [0, 1, 0]),
+        (face(3, [8, 1, 50], [0, 64]), face(9, [8, 1, 50], [9, 32]), [0, 1, 0]),
+        (face(3, [8, 10, 12], [64, 6400]), face(9, [8, 10, 12], [32, 320]), [0, 1, 0]),
+        // Planes that are no whole number of rows apart, and rows farther apart than the driver
+        // allows, as a list of rows.
+        (face(3, [8, 10, 12], [64, 6401]), face(9, [8, 10, 12], [32, 320]), [1, 0, 0]),
+        (face(3, [8, 2, 1], [(1 << 20) + 1, 0]), face(9, [8, 2, 1], [32, 0]), [1, 1, 0]),
+    ] {
+        assert_eq!(ground.face(to, from), calls, "{to:?} {from:?}");
+    }
+    let none = face(0, [0, 4, 4], [0, 0]);
+    let mut nothing =
+        start_face((&ground.to, &none), (&ground.from, &none), None).unwrap().unwrap();
+    assert!(nothing.poll().unwrap().is_ok());
+}

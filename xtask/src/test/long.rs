@@ -1,0 +1,69 @@
+//! Steps of `--long`: hours, by hand.
+
+use std::fs;
+use std::process::Command;
+
+use super::miri::nightly;
+use super::step::{Context, Outcome};
+use crate::child;
+use crate::error::TaskError;
+
+/// How long each fuzz target runs, in seconds.
+const FUZZING: u32 = 300;
+
+/// A thousand kills, 10^8 messages, a rank that is stopped for a minute.
+pub(super) fn soak(context: &mut Context) -> Outcome {
+    let mut command = context.workspace.cargo();
+    command
+        .args(["test", "--release", "--test", "host", "--", "--include-ignored", "--nocapture"])
+        .args(["--test-threads", "1", "ordeals::kills::", "ordeals::soak::", "ordeals::stop::"])
+        .env("TEST_KILLS", "1000")
+        .env("TEST_SOAK", "100000000")
+        .env("TEST_STOP_SECONDS", "60")
+        .env("TEST_PATIENCE", "20");
+    context.run_tests(&mut command)
+}
+
+/// Messages of more than 4 GiB, which need 16 GiB of memory.
+pub(super) fn huge(context: &mut Context) -> Outcome {
+    let mut command = context.workspace.cargo();
+    command.args(["test", "--release", "--test", "host", "--", "--include-ignored"]);
+    context.run_tests(command.args(["--test-threads", "1", "huge::"]))
+}
+
+/// AddressSanitizer under the unit tests of the runtime, whose memory is its own.
+pub(super) fn sanitizer(context: &mut Context) -> Outcome {
+    if !child::answers(nightly(context).arg("--version")) {
+        return Outcome::Skipped("there is no nightly toolchain".into());
+    }
+    let mut command = nightly(context);
+    command
+        // A target of its own: build scripts and macros are built without.
+        .args(["test", "-p", "carrack", "--lib", "--target", "x86_64-unknown-linux-gnu"])
+        .env("RUSTFLAGS", "-Zsanitizer=address")
+        .env("CARGO_TARGET_DIR", context.workspace.target.join("sanitizer"));
+    context.run_tests(&mut command)
+}
+
+/// Every target of `fuzz/`, some minutes each.
+pub(super) fn fuzz(context: &mut Context) -> Outcome {
+    if !child::answers(Command::new("cargo").args(["fuzz", "--version"])) {
+        return Outcome::Skipped("there is no cargo-fuzz (cargo install cargo-fuzz)".into());
+    }
+    let folder = context.workspace.root.join("fuzz/fuzz_targets");
+    let names = match fs::read_dir(&folder).map_err(TaskError::file(&folder)) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()),
+        Err(error) => return Outcome::Failed(error.to_string()),
+    };
+    let mut names: Vec<_> =
+        names.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();
+    names.sort();
+    let limit = format!("-max_total_time={FUZZING}");
+    for name in names {
+        let mut command = nightly(context);
+        if let Err(error) = context.run(command.args(["fuzz", "run", &name, "--", &limit])) {
+            return Outcome::Failed(error.to_string());
+        }
+    }
+    Outcome::Passed
+}
