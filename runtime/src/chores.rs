@@ -1,5 +1,5 @@
-//! What progress has to look at beside its transports, in one word: so that a look which finds
-//! nothing costs one load, whatever there could be. The word, and the lists whose bits it has, are
+//! The chores of progress apart from polling transports, as bits of one word: an idle look costs
+//! one load, however many sorts there are. The word, and the lists whose bits it has, are
 //! [`carrack_transports::sync::chores`].
 
 use carrack_transports::sync::chores::Bit;
@@ -16,7 +16,7 @@ pub(crate) enum Chore {
     Streams = 1 << 2,
     /// Large messages that the kernel is to copy.
     Pulls = 1 << 3,
-    /// Those who wait for operations on memory.
+    /// Flushes that wait for operations on memory.
     Flushes = 1 << 4,
     /// Deliveries that wait for their completion object.
     Undelivered = 1 << 5,
@@ -26,7 +26,7 @@ pub(crate) enum Chore {
     Helps = 1 << 10,
     /// Large messages on their way onto a GPU.
     Inflows = 1 << 11,
-    /// What waits for events and streams of the user's.
+    /// Operations that wait for events and streams of the user.
     Ordered = 1 << 14,
     /// Ranks to be told to hold, or to go on.
     Holds = 1 << 6,
@@ -49,7 +49,7 @@ pub(crate) enum Chore {
     Dump = 1 << 17,
 }
 
-/// What a runtime has to do before a device is looked at.
+/// The chores of a runtime before it polls a device.
 pub(crate) const SELDOM: Bit =
     Bit(Chore::Deadlines as usize | Chore::Words as usize | Chore::Withdrawals as usize);
 
