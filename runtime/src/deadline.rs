@@ -61,13 +61,13 @@ impl Deadlines {
         }
     }
 
-    /// The time, if the earliest deadline has passed. The caller looks at everything that waits,
-    /// and notes what is left; nobody else does meanwhile.
+    /// Returns the time, if the earliest deadline has passed. The caller looks at everything that
+    /// waits, and notes the remaining deadlines. Only one caller gets the time.
     pub(crate) fn due(&self) -> Option<Deadline> {
         self.0.due(|| Deadline::now().0).map(Deadline)
     }
 
-    /// How long one may sleep.
+    /// Returns the longest time that a thread may sleep.
     pub(crate) fn limit(&self, longest: Duration) -> Duration {
         match Deadline(self.0.get()) {
             Deadline::NEVER => longest,

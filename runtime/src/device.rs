@@ -32,8 +32,7 @@ pub(crate) struct Direct {
     token: u64,
     rank: Rank,
     name: u64,
-    /// Whom of its owner's to tell when it is over: of a get, which the NIC may ask for again until
-    /// then.
+    /// The owner's object to signal after the end of a get, which the NIC may repeat until then.
     signal: Option<(RemoteComp, Tag)>,
 }
 
@@ -57,9 +56,9 @@ pub(crate) struct DeviceInner {
     /// Transports that this rank has opened, and that have no device.
     pub(crate) refused: Box<[Unavailable]>,
     routes: Box<[OnceLock<Arc<Route>>]>,
-    /// Where active messages land.
+    /// The pool that active messages land in.
     pub(crate) pool: PacketPool,
-    /// Whether `pool` is host memory, asked for each message.
+    /// Set if `pool` is host memory, which every message asks.
     pub(crate) lands_on_host: bool,
     /// Host packets, for staging and for messages that wait. The same pool when that is host
     /// memory; else pinned memory, so that a copy's call need not wait for the copy.
@@ -70,7 +69,7 @@ pub(crate) struct DeviceInner {
     pub(crate) outstanding: Slab<Outstanding>,
     /// Large messages.
     pub(crate) bulk: Bulk,
-    /// Where regions of peers are, for this device's NIC.
+    /// The places of peers' regions, for this device's NIC.
     pub(crate) remotes: Remotes,
     /// Operations on memory that a NIC is at.
     pub(crate) direct: Waiting<Vec<Direct>>,
@@ -78,15 +77,15 @@ pub(crate) struct DeviceInner {
     pub(crate) holds: Holds,
     pub(crate) deaf: Deaf,
     pub(crate) landing: Waiting<VecDeque<Landing>>,
-    /// Which of them is asked for next, beside the oldest.
+    /// The landing to poll next after the oldest one.
     pub(crate) landing_turn: AtomicUsize,
     /// Active messages on their way into `pool`, where that is memory of a GPU.
     pub(crate) line: Waiting<VecDeque<InLine>>,
     /// Deliveries that wait for their completion object.
     pub(crate) undelivered: Waiting<Undelivered>,
-    /// What waits for events and streams of the user's.
+    /// Operations that wait for events and streams of the user.
     pub(crate) ordered: Waiting<Ordered>,
-    /// What of all this is not empty.
+    /// The lists above that are not empty.
     pub(crate) chores: Chores,
     closed: AtomicBool,
     owner: Owner,
@@ -115,13 +114,13 @@ impl Device {
         self.0.index
     }
 
-    /// Where active messages land.
+    /// Returns the pool that active messages land in.
     pub fn packet_pool(&self) -> &PacketPool {
         &self.0.pool
     }
 
-    /// A packet of host memory, of so many bytes, to be filled in place and posted; it comes back
-    /// in the status, to be used again. `None` when none is left, or none is so long.
+    /// Returns a packet of host memory of `len` bytes, to fill in place and post. The status
+    /// returns it for another use. `None` if none is left, or if packets are shorter.
     pub fn take_packet(&self, len: usize) -> Option<Packet> {
         self.0.host_pool.take_with_len(len)
     }
@@ -142,11 +141,12 @@ pub struct DeviceBuilder<'a> {
 }
 
 impl DeviceBuilder<'_> {
-    /// Where active messages are to land; a pool of host memory of the device's own if not given.
+    /// Sets the pool that active messages land in. The default is a pool of host memory of the
+    /// device's own.
     ///
-    /// On a GPU they land by its engine, and are handed over in the order in which they came, those
-    /// too long for a packet apart: these are handed over when all of their bytes are there, in
-    /// memory of the pool's allocator as well.
+    /// On a GPU its engine copies them, and they are delivered in order of arrival. Messages too
+    /// long for a packet are delivered when all of their bytes are there, in memory of the pool's
+    /// allocator as well.
     pub fn packet_pool(mut self, pool: &PacketPool) -> Self {
         self.pool = Some(pool.clone());
         self
@@ -259,7 +259,7 @@ impl DeviceInner {
         self.routes.get(rank.0 as usize)?.get()
     }
 
-    /// Whether nothing can be posted here any more, or not in this process.
+    /// Returns `true` if nothing can be posted here any more, or not in this process.
     #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed) || !self.owner.is_here()
@@ -334,7 +334,7 @@ impl DeviceInner {
     /// Returns `true` if anything waits that no descriptor tells of, other than deliveries for room in
     /// their completion objects.
     pub(crate) fn has_chores(&self) -> bool {
-        // Ranks that hold are told to go on by whoever receives, and makes progress then.
+        // A rank told to hold is released by the thread that receives, which makes progress then.
         let chores = self.chores.there().but(Chore::Holds).but(Chore::Undelivered);
         chores.but(Chore::Backlogs).any()
             || chores.has(Chore::Backlogs)
@@ -351,7 +351,7 @@ impl DeviceInner {
             .is_some_and(|route| route.linked().is_none() && route.down().is_none())
     }
 
-    /// Whether any backlog is not empty.
+    /// Returns `true` if a backlog is not empty.
     #[inline]
     pub(crate) fn has_backlogs(&self) -> bool {
         !self.busy.is_empty()
@@ -387,7 +387,7 @@ impl DeviceInner {
         failed.collect()
     }
 
-    /// Notes that a NIC is at an operation on a peer's memory, and whom to tell when it is over.
+    /// Notes an operation of a NIC on a peer's memory, and the peer's object to signal at its end.
     pub(crate) fn note_direct(&self, token: u64, rank: Rank, signal: Option<(RemoteComp, Tag)>) {
         let name = self.bulk.now();
         let mut direct = self.direct.lock();
@@ -395,7 +395,8 @@ impl DeviceInner {
         self.direct.set_count(direct.len());
     }
 
-    /// It is over, or was never begun. Whom to tell, if it went well.
+    /// Removes an operation that has completed, or was never begun. Returns the object to signal
+    /// if it succeeded.
     pub(crate) fn forget_direct(&self, token: u64) -> Option<(RemoteComp, Tag)> {
         if self.direct.is_empty() {
             return None;
@@ -407,7 +408,8 @@ impl DeviceInner {
         signal
     }
 
-    /// Whether a NIC is at an operation on a peer's memory that began before `name`.
+    /// Returns `true` if an operation of a NIC on a peer's memory is in flight that began before
+    /// `name`.
     pub(crate) fn has_direct(&self, peer: Rank, before: u64) -> bool {
         !self.direct.is_empty()
             && self.direct.lock().iter().any(|one| one.rank == peer && one.name < before)
@@ -460,7 +462,7 @@ impl DeviceInner {
         }
     }
 
-    /// What events call a peer, checked: a transport repeats numbers that it was given.
+    /// Returns the rank of a peer in an event: transports return the numbers that they were given.
     pub(crate) fn rank_of(&self, peer: PeerId) -> Rank {
         Rank(peer.0)
     }

@@ -1,4 +1,4 @@
-//! What can go wrong, one enum for each reaction.
+//! Errors: one enum for each reaction of a program.
 
 use crate::bootstrap::BootstrapError;
 use crate::matching::Matching;
@@ -74,7 +74,7 @@ pub enum PostError {
     PeerDown {
         /// The peer.
         rank: Rank,
-        /// How it went.
+        /// The reason of its end.
         cause: DownCause,
     },
     /// No transport reaches the peer.
@@ -91,7 +91,7 @@ pub enum PostError {
     Lacking {
         /// The peer.
         rank: Rank,
-        /// What is lacking.
+        /// The missing requirement.
         why: String,
     },
     /// The path that was demanded is not the one to this peer.
@@ -103,7 +103,7 @@ pub enum PostError {
         chosen: &'static str,
         /// The path demanded.
         required: &'static str,
-        /// Why it is not that one.
+        /// The reason why the path is not that one.
         why: String,
     },
     /// The peer's backlog is full.
@@ -196,7 +196,7 @@ pub enum PostError {
     /// The operation reaches beyond the remote region.
     #[error("{len} bytes at {offset} reach beyond the {room} bytes of the remote region")]
     Outside {
-        /// Where it was to begin.
+        /// The beginning of the range, in bytes.
         offset: u64,
         /// Bytes.
         len: u64,
@@ -214,15 +214,15 @@ pub enum PostError {
     /// One piece of a batch cannot be moved, and none was.
     #[error("piece {at} of the batch: {cause}; nothing was moved")]
     Piece {
-        /// Which one, counted from 0.
+        /// The number of the piece, counted from 0.
         at: usize,
-        /// What is wrong with it.
+        /// The error of the piece.
         cause: Box<Self>,
     },
     /// Two pieces of a batch write the same bytes.
     #[error(
-        "pieces {first} and {second} of the batch write the same bytes, and nobody could say what \
-        they would hold: post them one after the other, with a flush between; nothing was moved"
+        "pieces {first} and {second} of the batch write the same bytes, whose content would be \
+        undefined: post them one after the other, with a flush between; nothing was moved"
     )]
     Overlap {
         /// One of them, counted from 0.
@@ -235,7 +235,7 @@ pub enum PostError {
     Face {
         /// `local` or `remote`.
         which: &'static str,
-        /// What is wrong with it.
+        /// The error of the face.
         cause: FaceError,
     },
     /// The remote region is not registered any more.
@@ -295,7 +295,7 @@ pub enum RegisterError {
         registration first, or name the same AtomicAgent"
     )]
     OtherAgent {
-        /// Where the region begins.
+        /// The address of the region.
         addr: usize,
         /// Its bytes.
         len: usize,
@@ -319,7 +319,7 @@ pub enum OpError {
     PeerDown {
         /// The peer.
         rank: Rank,
-        /// How it went.
+        /// The reason of its end.
         cause: DownCause,
     },
     /// The message was longer than the buffer; the buffer was not written.
@@ -350,7 +350,7 @@ pub enum OpError {
     Transfer {
         /// The peer.
         rank: Rank,
-        /// What the system said.
+        /// The system's error.
         why: String,
     },
     /// The remote region is not registered any more, or never was.
@@ -453,7 +453,7 @@ pub enum ProgressError {
     NoSuchCompletion {
         /// The sender.
         from: Rank,
-        /// What it named.
+        /// The object that it named.
         comp: RemoteComp,
         /// Bytes dropped.
         size: usize,
@@ -473,7 +473,7 @@ pub enum ProgressError {
     Malformed {
         /// The sender.
         from: Rank,
-        /// What is wrong.
+        /// The violation.
         why: String,
     },
     /// A completion handler panicked. Its status is gone, everything else goes on.
@@ -513,33 +513,33 @@ pub enum CollectiveError {
     /// A message of it could not be posted.
     #[error("{what}: {cause}")]
     Post {
-        /// Which operation.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The error.
         cause: PostError,
     },
     /// A message of it failed.
     #[error("{what}: {cause}")]
     Op {
-        /// Which operation.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The error.
         cause: OpError,
     },
     /// Waiting failed.
     #[error("{what}: {cause}")]
     Wait {
-        /// Which operation.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The error.
         cause: WaitError,
     },
     /// Another member has failed in it.
     #[error("{what}: it failed at {rank}, whose own error says why")]
     Failed {
-        /// Which operation.
+        /// The operation.
         what: &'static str,
-        /// Where.
+        /// The rank.
         rank: Rank,
     },
     /// Another member takes part in something else.
@@ -549,9 +549,9 @@ pub enum CollectiveError {
     Mismatch {
         /// The other member.
         rank: Rank,
-        /// What it takes part in.
+        /// The operation of that rank.
         theirs: String,
-        /// What this rank takes part in.
+        /// The operation of this rank.
         ours: String,
     },
     /// The root of a broadcast is no member.
@@ -567,7 +567,7 @@ pub enum CollectiveError {
         "allgather: {rank} contributed {theirs} bytes, this rank {ours}: all must contribute the same number"
     )]
     Uneven {
-        /// Who differs.
+        /// The rank.
         rank: Rank,
         /// Its bytes.
         theirs: usize,
@@ -606,7 +606,7 @@ pub enum GroupError {
     Taken {
         /// The name.
         name: u32,
-        /// How many members it has.
+        /// The number of its members.
         count: u32,
     },
     /// There are too many.
@@ -624,12 +624,12 @@ pub enum ResourceError {
     /// The address could not be published.
     #[error("the device's address could not be published: {0}")]
     Publish(String),
-    /// There are as many as the wire format can tell apart.
+    /// The wire format cannot number more.
     #[error("there can be {limit} {what}, and there are")]
     TooMany {
-        /// Which resource.
+        /// The resource.
         what: &'static str,
-        /// How many there can be.
+        /// The limit.
         limit: usize,
     },
     /// A slot was asked for that is taken, or was never reserved.
@@ -637,7 +637,7 @@ pub enum ResourceError {
     Slot {
         /// The slot.
         slot: RemoteComp,
-        /// What is wrong with it.
+        /// The error of the slot.
         why: &'static str,
     },
     /// Packets could not be allocated.

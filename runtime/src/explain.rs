@@ -28,27 +28,26 @@ pub struct PeerPaths {
     /// Each transport's verdict. Paths are chosen for a pair of devices; what differs from one kind
     /// of memory to another is how its bytes get onto the path.
     pub paths: Vec<PathVerdict>,
-    /// How messages from each kind of memory go, when there is a path.
+    /// The way of messages from each kind of memory, if there is a path.
     pub kinds: Vec<KindPath>,
-    /// Why nothing is known, when nothing is: the peer has not started, or is gone.
+    /// The reason why the way is unknown, if it is: the peer has not started, or is gone.
     pub trouble: Option<String>,
 }
 
-/// How messages from one kind of memory go.
+/// The way of messages from one kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KindPath {
     /// The memory that is sent from: `host`, `pinned`, `device 0 (name)` and so on.
     pub memory: String,
-    /// How: `copied into the ring up to 208 B, …`,
+    /// The way: `copied into the ring up to 208 B, …`,
     /// `copied into pinned host memory by the GPU's engine …`.
     pub way: String,
-    /// Why not otherwise, when the way is not the direct one.
+    /// The reason why the way is not the direct one.
     pub why: Option<String>,
     /// The GPU whose memory it is.
     pub gpu: Option<GpuUuid>,
-    /// What there is of that GPU's resident copier, where messages to this peer may go by one.
-    /// Whether there can be one ([`CopierState::Wanted`]) is not found out here, as nothing is
-    /// copied.
+    /// The state of that GPU's resident copier, where messages to this peer may go by one. No copy
+    /// is made here, so [`CopierState::Wanted`] leaves open if there can be one.
     pub copier: Option<CopierState>,
 }
 
@@ -115,7 +114,7 @@ impl Runtime {
         explained
     }
 
-    /// How messages travel that are too long for a packet.
+    /// Describes the way of messages that are too long for a packet.
     fn explain_large(&self, device: &DeviceInner, rank: Rank) -> String {
         let route = device.route(rank);
         let linked = route.and_then(|route| match route.linked() {
@@ -150,7 +149,7 @@ impl Runtime {
         }
     }
 
-    /// Why memory of a GPU goes by way of host memory, where it does.
+    /// Returns the reason why GPU memory goes through host memory, if it does.
     fn why_not_direct(
         &self,
         (rank, transport): (Rank, &str),
@@ -183,7 +182,7 @@ impl Runtime {
         (!all.is_empty()).then(|| all.join("; "))
     }
 
-    /// How the NIC of a transport reaches a GPU's memory, if it has one.
+    /// Returns the way in which the NIC of a transport reaches a GPU's memory, if it has a NIC.
     fn reaches_gpu(&self, transport: &str, gpu: &dyn Gpu) -> Option<Result<String, String>> {
         let (_, domain) = self.0.domains.iter().find(|(name, _)| *name == transport)?;
         domain.reaches_gpu(gpu)
@@ -277,7 +276,7 @@ impl Runtime {
     }
 }
 
-/// What of that goes to a kernel instead of the copy engine.
+/// Describes the messages that a kernel copies instead of the copy engine.
 fn by_copier(state: &CopierState) -> String {
     let most = copier::MOST >> 10;
     match state {

@@ -1,9 +1,8 @@
 //! GPU memory and events of one process in another, for programs that bring a scheme of their own.
 //!
-//! Registered memory needs none of this: [`register_memory`](crate::Runtime::register_memory) and
-//! an [`Rmr`](crate::Rmr) have the runtime map what can be mapped, look after it, and free it when
-//! nobody has it open. Here the program carries the names itself, as it likes, and keeps these
-//! rules:
+//! Registered memory needs none of this. With [`register_memory`](crate::Runtime::register_memory)
+//! and an [`Rmr`](crate::Rmr) the runtime maps memory where possible, keeps it, and frees it when
+//! no process has it open. Here the program transports the names itself, and keeps these rules:
 //!
 //! - **The owner frees last.** Memory must stay allocated until every process that has opened it
 //!   has dropped the region; nothing here knows who they are. Memory of cuMemAlloc and of the VMM
@@ -18,7 +17,7 @@
 //!   mapping, counted.
 //! - **A name is of one allocation.** An address that is freed and allocated again is other memory,
 //!   with another name.
-//! - **Nobody orders accesses.** Events do ([`ipc_export_event`]), or messages.
+//! - **Accesses are not ordered.** Events order them ([`ipc_export_event`]), or messages.
 //!
 //! An opened region is device memory like any other: it is sent from, received into, and copied.
 //!
@@ -70,13 +69,13 @@ pub enum IpcError {
     /// The bytes are no name.
     #[error("{found} bytes with {} name no {what}: {why}", if *with_fd { "a descriptor" } else { "no descriptor" })]
     Bytes {
-        /// What they were to name.
+        /// The kind of object that they should name.
         what: &'static str,
-        /// How many there were.
+        /// The number of bytes.
         found: usize,
-        /// Whether a descriptor came with them.
+        /// Set if a descriptor came with them.
         with_fd: bool,
-        /// What is wrong with them.
+        /// The error in them.
         why: &'static str,
     },
     /// The driver refused.
@@ -133,7 +132,7 @@ impl IpcMemory {
         Ok(Self { handle, len })
     }
 
-    /// How the driver names it.
+    /// Returns the form of the driver's handle.
     pub fn form(&self) -> HandleForm {
         self.handle.form()
     }
@@ -143,7 +142,7 @@ impl IpcMemory {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns `true` if no bytes are named.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -189,7 +188,7 @@ pub fn ipc_export_as(region: &Region, form: HandleForm) -> Result<IpcMemory, Ipc
     Ok(IpcMemory { handle: gpu.export(region, form)?, len: region.len() })
 }
 
-/// What lies in one of the regions that one was made of is named as a part of that.
+/// Exports a range of a joined region as a part of the one region that contains it.
 fn export_of_joined(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcError> {
     let parts = region.joined_parts();
     let within =

@@ -7,7 +7,7 @@ use std::fmt;
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// In a receive: from whomever. The sender must have posted with a matching policy that leaves
+    /// In a receive: any sender. The sender must have posted with a matching policy that leaves
     /// the rank out, too ([`Matching`](crate::Matching)): this is LCI's wildcard, not MPI's.
     pub const ANY: Self = Self(u32::MAX);
 }
@@ -18,13 +18,12 @@ impl fmt::Display for Rank {
     }
 }
 
-/// What a message is matched by, beside its rank: all 64 bits of it.
+/// The tag that a message is matched by, in addition to its rank: all 64 bits of it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Tag(pub u64);
 
 impl Tag {
-    /// In a receive: whatever tag. The sender must have posted with a policy that leaves the tag
-    /// out.
+    /// In a receive: any tag. The sender must have posted with a policy that leaves the tag out.
     pub const ANY: Self = Self(u64::MAX);
 }
 

@@ -1,4 +1,4 @@
-//! What a rank waits for: for whoever wonders why nothing moves.
+//! The operations that a rank waits for, for diagnostics of a program that hangs.
 
 use crate::chores::Chore;
 use crate::device::{Device, DeviceInner};
@@ -34,15 +34,15 @@ pub struct Pending {
 /// An operation that is not over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingOp {
-    /// What it is.
+    /// The kind of operation.
     pub what: &'static str,
-    /// The other side; [`Rank::ANY`] for a receive from whomever.
+    /// The other side; [`Rank::ANY`] for a receive from any sender.
     pub rank: Rank,
     /// Its tag.
     pub tag: Tag,
     /// Bytes.
     pub size: u64,
-    /// What it waits for.
+    /// The condition that it waits for.
     pub waits_for: String,
 }
 
@@ -90,9 +90,9 @@ impl Runtime {
         self.0.pending()
     }
 
-    /// Whether everything that was sent, put, got and changed on a device is over. Receives that
-    /// wait for their messages do not count. When other threads make progress, too, one of them may
-    /// be just about to tell a completion object.
+    /// Returns `true` if all messages, puts, gets and atomic operations of a device have
+    /// completed. Receives that wait for their messages do not count. Another thread that makes
+    /// progress may be about to signal a completion object.
     pub fn test_drained(&self, device: &Device) -> bool {
         device.0.is_drained()
     }
@@ -154,7 +154,7 @@ impl Inner {
         }
     }
 
-    /// Prints what is pending: somebody has asked for it by SIGUSR1.
+    /// Prints the pending operations, as SIGUSR1 requests.
     #[cold]
     pub(crate) fn dump(&self) {
         // Another thread may have seen the same signal. One that comes from now on asks for the

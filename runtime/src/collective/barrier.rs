@@ -41,7 +41,7 @@ impl Group {
     }
 }
 
-/// Whom a member tells in a step, and whom it hears. `None`: there is no such step.
+/// Returns the member to notify in a step, and the one to wait for. `None`: there is no such step.
 fn partners(call: &Call<'_>, step: u32) -> Option<(u32, u32)> {
     let (place, count) = (u64::from(call.place()), u64::from(call.count()));
     let distance = 1_u64.checked_shl(step).filter(|&distance| distance < count)?;

@@ -22,18 +22,18 @@ pub(crate) struct Boards {
     others: Mutex<Others>,
     notes: Arc<Ledger>,
     unmade: Ledger,
-    /// How many groups of the library's own this rank has offered a number for.
+    /// Numbers for groups of the library that this rank has offered.
     tickets: AtomicU32,
 }
 
 #[derive(Default)]
 struct Others {
     boards: HashMap<u32, Arc<Board>>,
-    /// Those that this rank has not made a group of, with the first one that told of each.
+    /// Groups that this rank has not made, with the first rank that sent a note for each.
     unmade: HashMap<u32, Rank>,
 }
 
-/// How many of something there are of each rank.
+/// A count for each rank, with a limit.
 pub(super) struct Ledger {
     limit: usize,
     counts: Mutex<HashMap<Rank, usize>>,
@@ -138,8 +138,8 @@ impl Boards {
         }
     }
 
-    /// Takes a note in that says nothing but that a member has come to a barrier: the path of each
-    /// barrier. Whether it is one.
+    /// Handles the note of a member that has reached a barrier: the common path of each barrier.
+    /// Returns `true` if it was such a note.
     #[inline]
     pub(crate) fn tick(&self, name: u32, note: &Note) -> bool {
         match name {
@@ -154,7 +154,7 @@ impl Boards {
         self.others().iter().for_each(|board| board.wake());
     }
 
-    /// What is not over, in all groups: with the group's name.
+    /// Returns the operations in flight of all groups, with the groups' names.
     pub(crate) fn active(&self) -> Vec<(u32, Active)> {
         let others = self.others();
         let all = std::iter::once(&self.world).chain(&others);
@@ -162,7 +162,8 @@ impl Boards {
             .collect()
     }
 
-    /// A group whose notes from a rank nobody here has asked for, but for one group.
+    /// Returns a group other than `but` with a note of a rank for an operation that has not begun
+    /// here.
     pub(super) fn unclaimed(&self, from: Rank, but: u32) -> Option<(u32, Note)> {
         let others = self.others();
         let all = std::iter::once(&self.world).chain(&others).filter(|board| board.name != but);

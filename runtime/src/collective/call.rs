@@ -44,9 +44,9 @@ struct Late(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     notes: usize,
-    /// Whom to tell when there are none left.
+    /// The waker to wake when none is left.
     waker: Option<Waker>,
-    /// Why one of them will never come to where it should.
+    /// The reason why one of them will never arrive.
     lost: Option<Box<OpError>>,
 }
 
@@ -112,7 +112,7 @@ impl<'a> Call<'a> {
         Self::begin(group, what, root)
     }
 
-    /// How many bytes this member contributes.
+    /// Notes the bytes that this member contributes.
     pub(super) fn contributes(&self, bytes: usize) {
         self.contributes.store(bytes as u64, Ordering::Relaxed);
     }
@@ -121,7 +121,7 @@ impl<'a> Call<'a> {
         self.meaning.what.name()
     }
 
-    /// How many members there are.
+    /// Returns the number of members.
     pub(super) fn count(&self) -> u32 {
         self.meaning.count
     }
@@ -174,7 +174,7 @@ impl<'a> Call<'a> {
             }
             late.waker = Some(context.waker().clone());
             drop(late);
-            // Each deadline that passes wakes the boards' listeners, whoever's it is.
+            // Every deadline that passes wakes the boards' listeners, also another operation's.
             self.board.listen(context.waker());
             self.runtime.0.deadlines.note(until);
             Poll::Pending
@@ -325,9 +325,9 @@ impl<'a> Call<'a> {
             | u64::from(step & 0xff))
     }
 
-    /// Why nothing will be heard of a rank any more, if that is known. Whoever is waited for has to
-    /// be heard of when it goes, also if it never came: then its address cannot be had. Nor is one
-    /// heard that there is no path to.
+    /// Returns the reason why a rank will not be heard of any more, if known. An awaited rank must
+    /// be noticed when it goes, even if it never published its address. A rank without a path
+    /// cannot be heard either.
     fn gone(&self, rank: Rank) -> Option<CollectiveError> {
         let inner = &self.runtime.0;
         let device = &inner.default_device().0;
@@ -345,7 +345,7 @@ impl<'a> Call<'a> {
         inner.down().get(&rank).cloned().map(|cause| self.down(rank, cause))
     }
 
-    /// Whether it would be heard of when a rank goes. This one needs nobody to tell of it.
+    /// Returns `true` if the end of a rank would be noticed. This rank itself needs no link.
     fn is_linked(&self, rank: Rank) -> bool {
         let route = self.runtime.0.default_device().0.known_route(rank);
         rank == self.runtime.rank() || route.is_some_and(|route| route.linked().is_some())
@@ -386,7 +386,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What the other members are told of a failure: who is to blame, and for what.
+    /// Returns the culprit and the reason of a failure, as the other members are told.
     fn blame(&self, error: &CollectiveError) -> (Rank, u64) {
         match error {
             CollectiveError::Op { cause: OpError::PeerDown { rank, .. }, .. }
@@ -415,7 +415,7 @@ impl<'a> Call<'a> {
         if result.is_ok()
             && let Some(cause) = self.told(Duration::MAX).await
         {
-            // Whoever waits for that note would hear nothing but that this member has left.
+            // A member that waits for that note would only hear that this one has left.
             result = Err(CollectiveError::Op { what: self.what(), cause: *cause });
         }
         if let Err(error) = &result {
@@ -499,9 +499,8 @@ impl<'a> Call<'a> {
 }
 
 impl Group {
-    /// Fails the next operation here without taking part in it: for members that have to stop
-    /// between operations that belong together. Whoever begins it, or is in it, hears of that, and
-    /// of what was the `cause`.
+    /// Fails the next operation without taking part in it, for members that have to stop between
+    /// operations that belong together. Members that begin it, or are in it, get the `cause`.
     pub(crate) fn abandon(&self, cause: &CollectiveError) {
         // In a forked process there is nothing to tell: the group is the parent's.
         let Ok(call) = Call::begin(self, What::Barrier, Rank(0)) else { return };
@@ -510,10 +509,9 @@ impl Group {
         let _ = self.runtime.block_on(call.told(Duration::from_secs(1)));
     }
 
-    /// The same for good: of a group that this member has done with, nobody waits for it any more.
-    /// A broadcast may be over for others without having heard of this member; the operation behind
-    /// it is not, so that is abandoned, too. Two broadcasts one behind the other must not be what
-    /// is left.
+    /// Leaves the group for good, so that no member waits for this one any more. A broadcast may
+    /// complete at others without this member, so the operation after it is abandoned, too. The
+    /// group must not be left with two broadcasts in a row.
     pub(crate) fn leave(&self, cause: &CollectiveError) {
         self.abandon(cause);
         self.abandon(cause);

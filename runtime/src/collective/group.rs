@@ -1,4 +1,4 @@
-//! Who takes part.
+//! Groups of ranks, and the forms of their names.
 
 use super::board::Board;
 use crate::error::GroupError;
@@ -14,8 +14,8 @@ const _: () = assert!(crate::bootstrap::MAX_RANKS <= 1 << (31 - OWN_BITS));
 
 /// Ranks that do collective operations together.
 ///
-/// Groups go by names that the program gives, numbers from 1 to 2147483647: whoever names the same
-/// one means the same ranks in the same order. Making one sends nothing. The same name gives the
+/// The program names groups by numbers from 1 to 2147483647. Ranks that use the same name must
+/// mean the same ranks in the same order. Making a group sends nothing. The same name gives the
 /// same group again.
 #[derive(Clone)]
 pub struct Group {
@@ -90,8 +90,8 @@ impl Runtime {
         self.group_of(name, ranks)
     }
 
-    /// A number for a group of the library's own, of which this rank is to be the root: never given
-    /// twice. `None` when all have been.
+    /// Returns a fresh number for a group of the library with this rank as its root. `None` once
+    /// all have been used.
     pub(crate) fn group_ticket(&self) -> Option<u32> {
         self.0.boards.ticket().filter(|&ticket| ticket < 1 << OWN_BITS)
     }
@@ -145,7 +145,7 @@ impl Group {
         self.board.name
     }
 
-    /// How many ranks it has.
+    /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
         self.board.members().count()
     }
@@ -179,7 +179,8 @@ mod tests {
 
     type Collective = fn(&Group) -> Result<(), CollectiveError>;
 
-    /// What the others hear in the operation after one that a member has abandoned for this cause.
+    /// Returns the errors of the others in the operation after one that a member has abandoned for
+    /// this cause.
     fn heard(cause: &CollectiveError, next: Collective) -> Vec<CollectiveError> {
         let settings =
             Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
@@ -243,7 +244,7 @@ mod tests {
             let (group, is_over, fails) = (groups[place].clone(), is_over.clone(), fails.clone());
             std::thread::spawn(move || {
                 group.barrier().unwrap();
-                // It ends without rank 1, which has nobody to hand it on to.
+                // It ends without rank 1, which forwards the bytes to no rank.
                 assert_eq!(group.broadcast(Rank(0), b"x").unwrap(), b"x");
                 is_over.send(()).unwrap();
                 fails.send(group.allgather(b"y")).unwrap();

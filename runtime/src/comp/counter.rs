@@ -21,7 +21,7 @@ struct Counts {
 impl Completion for Counts {
     #[inline]
     fn signal(&self, status: Status) -> Result<(), Status> {
-        // Release: whoever reads the count sees what the operation wrote.
+        // Release: a thread that reads the count sees the operation's writes.
         match status.error {
             None => self.done.fetch_add(1, Ordering::Release),
             Some(_) => self.failed.fetch_add(1, Ordering::Release),

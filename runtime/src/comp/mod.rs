@@ -42,24 +42,25 @@ pub trait Completion: Send + Sync {
     #[allow(clippy::result_large_err, reason = "the error is the status that did not fit")]
     fn signal(&self, status: Status) -> Result<(), Status>;
 
-    /// Where a large active message of `size` bytes shall land: called before its bytes come, so
-    /// that they come straight to where they are wanted, on a GPU as well. `None`, or a buffer that
-    /// is too small: in a fresh `Vec`. The buffer comes back in the status.
+    /// Returns the buffer for a large active message of `size` bytes. Called before its bytes
+    /// arrive, so that they go straight to their destination, also on a GPU. `None`, or a buffer
+    /// that is too small: they go to a fresh `Vec`. The status returns the buffer.
     fn place(&self, from: Rank, tag: Tag, size: usize) -> Option<Buffer> {
         let _ = (from, tag, size);
         None
     }
 
-    /// Whether active messages may be seen where their sender has put them, as [`Buffer::Loan`],
-    /// and not only in a packet of their own: saves a copy for those who copy the bytes on anyway.
-    /// The place is the sender's again when the status's buffer is dropped; whoever keeps it makes
-    /// the sender wait.
+    /// Returns `true` if active messages may be read in their sender's memory, as
+    /// [`Buffer::Loan`], and not only from a packet of their own. That saves a copy if the handler
+    /// copies the bytes anyway. The sender gets the place back when the status's buffer is
+    /// dropped, and waits until then.
     fn takes_loans(&self) -> bool {
         false
     }
 
-    /// The queue that this is: telling it runs no code of the user's and waits for nobody, so that
-    /// may be done with a device's lock held, as soon as a message has met its receive.
+    /// Returns the queue of this object, if it is one. A signal to it runs no user code and never
+    /// waits. So the runtime may signal it under a device's lock, as soon as a message has met its
+    /// receive.
     #[doc(hidden)]
     fn as_queue(&self) -> Option<&Statuses> {
         None
@@ -71,7 +72,7 @@ pub trait Completion: Send + Sync {
         None
     }
 
-    /// Returns `true` if the user has no handle to it any more: nobody can take what it was told.
+    /// Returns `true` if the user has no handle to it any more: its statuses cannot be taken.
     #[doc(hidden)]
     fn is_abandoned(&self) -> bool {
         false

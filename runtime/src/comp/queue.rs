@@ -16,7 +16,7 @@ pub struct CompQueue {
     _handle: Arc<()>,
 }
 
-/// What all handles to a queue share.
+/// The shared state of all handles to a queue.
 pub struct Statuses {
     queue: Queue<Status>,
     handles: Weak<()>,

@@ -9,10 +9,10 @@ use crate::names::RemoteComp;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Slots that a table can have: as many as names have numbers.
+/// Slots of a table, at most: the numbers that names can have.
 const LIMIT: usize = RemoteComp::NUMBERS;
 
-/// What a slot of the table holds.
+/// The content of a slot.
 enum State {
     /// Nothing: it is given to the next object.
     Free,

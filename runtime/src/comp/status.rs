@@ -1,10 +1,10 @@
-//! How an operation ended.
+//! The status of an operation.
 
 use crate::error::OpError;
 use crate::names::{Rank, Tag, UserContext};
 use carrack_transports::mem::Buffer;
 
-/// How an operation ended, and the buffer that it held.
+/// The outcome of an operation, and the buffer that it held.
 #[derive(Debug)]
 pub struct Status {
     /// The other side.
@@ -15,11 +15,11 @@ pub struct Status {
     /// less than the buffer holds. Where the operation failed, they need not be in the buffer: a
     /// message that is too long for it has more.
     pub size: usize,
-    /// What was given to the operation; 0 for a message that came in by itself.
+    /// The user context of the operation; 0 for an incoming active message.
     pub user_context: UserContext,
     /// The operation's buffer, or an active message's payload.
     pub buffer: Buffer,
-    /// Why it failed, if it did.
+    /// The error, if it failed.
     pub error: Option<Box<OpError>>,
 }
 
@@ -32,14 +32,15 @@ impl Status {
         }
     }
 
-    /// What the word of an atomic operation held before it. `None` if it failed.
+    /// Returns the value that the word of an atomic operation had before it. `None` if it failed.
     pub fn value(&self) -> Option<u64> {
         self.filled()?.as_slice()?.try_into().ok().map(u64::from_le_bytes)
     }
 
-    /// The message's bytes, if they are host memory that nobody else may write. A receive's buffer
-    /// may be longer than the message: these are the message's bytes only. `None` if the operation
-    /// failed: then the buffer holds what it held before, or a part of the message.
+    /// Returns the message's bytes, if they are host memory that only this process writes. A
+    /// receive's buffer may be longer than the message: the result has the message's bytes only.
+    /// `None` if the operation failed: the buffer then has its old bytes, or a part of the
+    /// message.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.filled()?.as_slice().map(|bytes| &bytes[..self.size.min(bytes.len())])
     }

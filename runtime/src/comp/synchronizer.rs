@@ -6,8 +6,8 @@ use crate::runtime::Runtime;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Waits for a number of operations: like an MPI request, for as many as its threshold says. Once
-/// their statuses are taken it can be used again.
+/// Waits for a number of operations, its threshold, like an MPI request. It can be used again once
+/// their statuses are taken.
 ///
 /// It takes no more statuses than its threshold at a time: further ones wait, as for a full queue.
 #[derive(Clone)]
@@ -20,7 +20,7 @@ pub struct Synchronizer {
 
 struct Inner {
     threshold: usize,
-    /// How many statuses there are, for tests that take no lock.
+    /// The number of statuses, for tests without a lock.
     count: AtomicUsize,
     statuses: Mutex<Vec<Status>>,
     handles: Weak<()>,
@@ -63,7 +63,7 @@ impl Synchronizer {
         Self { object: inner.clone(), inner, _handle: handle }
     }
 
-    /// Whether all operations are over. Does not reset it.
+    /// Returns `true` if all operations have completed. Does not reset it.
     #[inline]
     pub fn test(&self) -> bool {
         self.inner.count.load(Ordering::Acquire) >= self.inner.threshold

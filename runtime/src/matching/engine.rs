@@ -31,7 +31,7 @@ pub(crate) struct Unexpected {
     pub(crate) content: Content,
 }
 
-/// What there is of a message.
+/// The content of a message.
 #[derive(Debug)]
 pub(crate) enum Content {
     /// Its bytes.
@@ -43,7 +43,7 @@ pub(crate) enum Content {
 
 /// A receive that was posted.
 pub(crate) struct Receive {
-    /// Whom it is for, for when that rank goes.
+    /// The sender's rank, or [`Rank::ANY`]: its end ends the receive.
     pub(crate) rank: Rank,
     pub(crate) tag: Tag,
     pub(crate) buffer: Buffer,
@@ -190,7 +190,7 @@ impl MatchingEngine {
         })
     }
 
-    /// How many messages, and how many receives, are waiting.
+    /// Returns the numbers of waiting messages and of waiting receives.
     pub fn waiting(&self) -> (usize, usize) {
         self.0.table.count()
     }
@@ -234,7 +234,8 @@ impl Engines {
     #[cold]
     fn begin(place: &OnceLock<MatchingEngine>, index: u16) -> &MatchingEngine {
         let engine = place.get_or_init(|| MatchingEngine::new(index));
-        // Whoever notes that a rank is gone finds this engine, or whoever uses it finds the note.
+        // A thread that notes a rank's end finds this engine, or a user of the engine finds the
+        // note.
         fence(Ordering::SeqCst);
         engine
     }

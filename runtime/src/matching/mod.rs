@@ -6,7 +6,7 @@
 //! (MPI's wildcards, which a receive may put against any message, are what makes its matching a
 //! search).
 //!
-//! Keys hold the policy beside rank and tag at full width: two policies never collide (in LCI they
+//! Keys hold the policy with rank and tag at full width: two policies never collide (in LCI they
 //! share one 64-bit key). Messages and receives of one key meet in the order in which they came.
 
 mod engine;
@@ -20,7 +20,7 @@ pub use probe::Probe;
 use crate::error::PostError;
 use crate::names::{Rank, Tag};
 
-/// What a message and a receive must agree on to meet.
+/// The properties on which a message and a receive must agree to meet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Matching {
     /// Nothing: any message meets any receive of this policy.
@@ -88,7 +88,7 @@ impl Matching {
     }
 }
 
-/// What is looked up.
+/// The key of a lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     policy: Matching,
@@ -112,7 +112,7 @@ impl Key {
         [u64::from(self.policy.code()) << 32 | u64::from(self.rank), self.tag]
     }
 
-    /// Whether only a message of `rank` can have this key.
+    /// Returns `true` if only a message of `rank` can have this key.
     pub(crate) fn is_of(&self, rank: Rank) -> bool {
         self.policy.looks_at_rank() && self.rank == rank.0
     }

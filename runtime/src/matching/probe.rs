@@ -72,13 +72,13 @@ impl Inner {
 }
 
 impl<'a> Probe<'a> {
-    /// What message and receive would have to agree on.
+    /// Sets the matching policy of message and receive.
     pub fn matching(mut self, policy: Matching) -> Self {
         (self.policy, self.is_named) = (policy, true);
         self
     }
 
-    /// Where they would meet.
+    /// Sets the matching engine.
     pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
         self.engine = Some(engine);
         self

@@ -18,9 +18,9 @@ pub(crate) struct Table<A, B> {
     shards: Box<[BiasedLock<Shard<A, B>>]>,
 }
 
-/// Places in one vector, linked by their numbers: values of one key in a line, first in, first out;
-/// the heads of lines in their bucket. So a value is written once and read once, wherever it
-/// stands, and nothing is allocated but for more places.
+/// Places in one vector, linked by their numbers. Values of one key form a line, first in, first
+/// out; the bucket links the heads of lines. So a value is written once and read once, and only
+/// further places need an allocation.
 struct Shard<A, B> {
     places: Vec<Place<A, B>>,
     free: usize,
@@ -371,7 +371,7 @@ impl<A, B> Table<A, B> {
         plucked
     }
 
-    /// How many of each sort wait.
+    /// Returns the numbers of waiting values of each sort.
     pub(crate) fn count(&self) -> (usize, usize) {
         let mut count = (0, 0);
         for shard in &self.shards {

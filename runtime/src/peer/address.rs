@@ -1,4 +1,4 @@
-//! What a device publishes, and where.
+//! The addresses that devices publish.
 
 use carrack_transports::contract::AddressBlob;
 

@@ -1,10 +1,10 @@
 //! A bound on what one peer may have waiting here.
 //!
 //! A rank has no more operations waiting for its peers than its settings allow (`CARRACK_OFFERS`),
-//! and tries again later. One that goes on regardless would fill its peers' memory: with offers
-//! that nobody has a receive for, with requests whose answers it does not take, with notes for
-//! groups. Such a rank breaks the protocol, and is treated as one that is gone: what waits for it
-//! ends, with the reason, and what more it sends of these sorts is dropped.
+//! and tries again later. A rank that exceeds this would fill its peers' memory: with offers
+//! without receives, with requests whose answers it does not take, with notes for groups. Such a
+//! rank breaks the protocol, and is treated as gone. Operations that wait for it end with that
+//! reason, and further messages of these sorts are dropped.
 //!
 //! What another rank allows itself is not known here. It is taken to be as much as this rank does,
 //! and not less than what a rank does that was told nothing.
@@ -33,7 +33,7 @@ pub(crate) struct WaitingOffers {
 }
 
 impl WaitingOffers {
-    /// Of a rank that offers so many itself.
+    /// Returns the limit for a rank that offers `offers` messages itself.
     pub(crate) fn new(offers: usize) -> Self {
         let limit = offers.max(Settings::defaults().offers()) + THREADS;
         Self { total: AtomicUsize::new(0), of: Mutex::default(), limit }
@@ -60,7 +60,8 @@ impl WaitingOffers {
         }
     }
 
-    /// Whether a peer has as many as it may. As long as all together have not, no lock is taken.
+    /// Returns `true` if a peer has reached its limit. Takes no lock while all peers together are
+    /// below it.
     fn are_full(&self, from: Rank, devices: impl FnOnce() -> usize) -> bool {
         self.total.load(Ordering::Relaxed) >= self.limit
             && self
@@ -71,7 +72,7 @@ impl WaitingOffers {
 }
 
 impl Pass<'_> {
-    /// Whether one more offer of a message may wait here, should it have to.
+    /// Returns `true` if one more offer of a message may wait here.
     pub(crate) fn takes_offer(&self, from: Rank) -> bool {
         let offers = &self.inner.waiting_offers;
         let are_full = offers.are_full(from, || self.inner.devices().len());
@@ -89,8 +90,8 @@ impl Pass<'_> {
         Content::Offered(offer, self.device.index)
     }
 
-    /// Whether a peer may ask for one more thing. Now and then it is looked how much is under way
-    /// already because it has asked.
+    /// Returns `true` if a peer may ask for one more operation. Counts its operations in flight
+    /// now and then.
     pub(crate) fn takes_request(&self, from: Rank) -> bool {
         let Some(route) = self.device.route(from) else { return false };
         if let Some(DownCause::Protocol(_)) = route.down() {

@@ -8,8 +8,8 @@
 //! place of their messages, so only the place where the bytes wait changes. A message is neither
 //! refused nor held up because others wait, so a correct program cannot deadlock on it.
 //!
-//! A notification of a put or a get is no longer than its offer would be. Where deliveries alone go
-//! beyond half of the budget, puts and gets that notify are to be tried again.
+//! A notification of a put or a get is no longer than its offer would be. Where deliveries alone
+//! exceed half of the budget, puts and gets that notify are refused, to be retried.
 //!
 //! The other half is for what senders send before they hear of it: each of them has a share of that
 //! half ([`Deaf`]), after which it has to make progress before it sends more. So a rank keeps its
@@ -26,16 +26,16 @@ use carrack_transports::contract::Payload;
 use carrack_transports::mem::{Buffer, SmallBytes};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// Bytes that a message takes in the matching table, beside its payload.
+/// Bytes that a message takes in the matching table, without its payload.
 const ENTRY: usize = 128;
 /// Bytes that a device may send without having listened, at least and at most.
 const LEAST: usize = 16 << 10;
 const MOST: usize = 1 << 20;
 
-/// What a rank keeps of messages that have no receive yet.
+/// The messages that a rank keeps without a receive.
 pub(crate) struct Unexpected {
     bytes: AtomicUsize,
-    /// Those among them that wait for room in a completion object.
+    /// Bytes of those that wait for room in a completion object.
     undelivered: AtomicUsize,
     budget: usize,
     /// Packets among them: what comes in needs some, too.
@@ -43,7 +43,7 @@ pub(crate) struct Unexpected {
     packet_size: usize,
 }
 
-/// What a message that waits costs.
+/// The cost of a message that waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
     bytes: usize,
@@ -120,7 +120,7 @@ impl Unexpected {
         self.release(kept);
     }
 
-    /// What a payload costs while it waits.
+    /// Returns the cost of a payload while it waits.
     pub(crate) fn kept(&self, payload: &Payload) -> Kept {
         match payload {
             Payload::Small(_) => Kept { bytes: ENTRY, in_packet: false },
@@ -129,7 +129,7 @@ impl Unexpected {
         }
     }
 
-    /// Whether one more may stay in a packet of a pool that has so many.
+    /// Returns `true` if one more may stay in a packet of a pool of `limit` packets.
     pub(crate) fn may_keep_packet(&self, limit: usize) -> bool {
         self.packets.load(Ordering::Relaxed) < limit / 2
     }
@@ -139,8 +139,8 @@ impl Unexpected {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What there is room for, at a rank that was told `before`. A window that was closed opens
-    /// when three quarters of the budget are free.
+    /// Returns the room for a rank that was told `before`. A closed window opens when three
+    /// quarters of the budget are free.
     fn room(&self, before: Room) -> Room {
         let undelivered = self.undelivered.load(Ordering::Relaxed);
         let most = if before == Room::OffersOnly { self.budget / 4 } else { self.budget / 2 };
@@ -176,7 +176,7 @@ impl Holds {
     }
 }
 
-/// How much a device has sent to be matched since it last listened.
+/// The bytes that a device has sent to be matched since it last listened.
 pub(crate) struct Deaf {
     bytes: AtomicU32,
     /// A peer has said that it takes no notifications; it may take some again.
@@ -194,8 +194,8 @@ impl Deaf {
 
     #[inline(always)]
     pub(crate) fn sent(&self, size: usize) {
-        // Not exact when several threads send: nothing depends on it. Nobody sends beyond the
-        // limit, so it is exceeded by a message of each thread at most.
+        // Not exact when several threads send, which is harmless. Each thread checks the limit
+        // before it sends, so it is exceeded by one message of each thread at most.
         let bytes = self.bytes.load(Ordering::Relaxed).wrapping_add((size + ENTRY) as u32);
         self.bytes.store(bytes, Ordering::Relaxed);
     }
@@ -259,7 +259,7 @@ impl Pass<'_> {
 }
 
 impl DeviceInner {
-    /// Whether a peer wants messages to be offered.
+    /// Returns `true` if a peer wants messages to be offered.
     #[inline]
     pub(crate) fn offers_all(&self, rank: Rank) -> bool {
         self.known_route(rank).is_some_and(|route| route.is_held())

@@ -22,17 +22,17 @@ pub(crate) struct Route {
     /// Held while the link is being made.
     linking: Mutex<()>,
     down: OnceLock<DownCause>,
-    /// What an operation was told of the peer's end, maybe before progress hears of it.
+    /// The peer's end as an operation noticed it, maybe before progress.
     told: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
-    /// How many wait, [`DOWN`] once the peer is gone, [`HELD`] while it wants offers; read without
-    /// a lock by each post.
+    /// The number of waiting operations, with the flags [`DOWN`] once the peer is gone and
+    /// [`HELD`] while it wants offers. Each post reads it without a lock.
     hurdles: Hurdles,
     /// The last turn of the peer's word on offers.
     held_turn: Mutex<u64>,
     /// The peer keeps too many notifications.
     takes_no_notifications: AtomicBool,
-    /// How often the peer has asked for something.
+    /// The number of requests of the peer.
     asked: AtomicU32,
     /// The transport over which one of the two ranks reaches words of the other's whose agent is a
     /// NIC.
@@ -43,13 +43,13 @@ pub(crate) struct Route {
     has_told: AtomicBool,
 }
 
-/// In `hurdles`: the peer is gone. Its ring may still take a message, which nobody would ever read.
+/// In `hurdles`: the peer is gone. Its ring may still take a message, which would never be read.
 const DOWN: Flag = Flag::FIRST;
 /// In `hurdles`: the peer keeps too many messages already, and wants those to be matched to be
 /// offered.
 const HELD: Flag = Flag::SECOND;
 
-/// A link, and what is to be known of it.
+/// A link, and facts about it.
 pub(crate) struct Linked {
     pub(crate) link: Arc<dyn Link>,
     pub(crate) transport: &'static str,
@@ -59,7 +59,7 @@ pub(crate) struct Linked {
     memory: OnceLock<Result<Arc<dyn PeerMemory>, String>>,
     /// Splits by which this rank and the peer share the copying.
     shares: OnceLock<Option<Arc<Shares>>>,
-    /// Why the kernel refused when it was tried.
+    /// The reason for which the kernel refused a copy.
     refused: OnceLock<String>,
 }
 
@@ -83,8 +83,8 @@ impl Linked {
         memory
     }
 
-    /// What it takes to have the peer help with the copying of what it sends, if the transport has
-    /// it.
+    /// Returns the splits by which the peer helps with the copying of its messages, if the
+    /// transport has them.
     pub(crate) fn shares(&self) -> Option<&Arc<Shares>> {
         self.shares.get_or_init(|| Some(Arc::new(Shares::new(self.link.splits()?)))).as_ref()
     }
@@ -95,7 +95,7 @@ impl Linked {
         let _ = self.refused.set(why);
     }
 
-    /// Why large messages go part by part, if they do and it is known.
+    /// Returns the reason why large messages go part by part, if they do and it is known.
     pub(crate) fn why_parts(&self) -> Option<&str> {
         let untried = self.memory.get().and_then(|memory| memory.as_ref().err());
         self.refused.get().or(untried).map(String::as_str)
@@ -127,7 +127,7 @@ impl Route {
         self.linked.get()
     }
 
-    /// How the peer went, if it did.
+    /// Returns the reason of the peer's end, if it is gone.
     pub(crate) fn down(&self) -> Option<&DownCause> {
         self.down.get()
     }
@@ -151,25 +151,25 @@ impl Route {
         }
     }
 
-    /// How the peer went, as far as operations were told.
+    /// Returns the reason of the peer's end, as far as operations were told.
     pub(crate) fn told_down(&self) -> Option<&DownCause> {
         self.down().or_else(|| self.told.get())
     }
 
-    /// Whether any message can go straight to the link: nothing waits before it, and the peer is
-    /// not known to be gone, nor wants offers.
+    /// Returns `true` if any message can go straight to the link. The backlog is empty, and the
+    /// peer is not known to be gone and wants no offers.
     #[inline(always)]
     pub(crate) fn is_clear(&self) -> bool {
         self.hurdles.none()
     }
 
-    /// Whether a message, or its offer, can go straight to the link.
+    /// Returns `true` if a message, or its offer, can go straight to the link.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.hurdles.none_but(HELD)
     }
 
-    /// Whether messages that are to be matched have to be offered.
+    /// Returns `true` if messages that will be matched have to be offered.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.hurdles.has(HELD)
@@ -190,7 +190,7 @@ impl Route {
         self.takes_no_notifications.load(Ordering::Relaxed)
     }
 
-    /// How many wait in the backlog.
+    /// Returns the number of operations in the backlog.
     pub(crate) fn waiting(&self) -> usize {
         self.hurdles.count()
     }
@@ -299,9 +299,9 @@ impl Route {
 }
 
 impl Route {
-    /// The link to the NIC that is the agent of words of the peer's: the one of messages, where
-    /// these go by that NIC, or one beside it. `Ok(None)`: the peer has not published its address
-    /// yet, or another thread is at it.
+    /// Returns the link to the NIC that is the coherence owner of the peer's words: the link of
+    /// messages where these use that NIC, or a second one. `Ok(None)`: the peer has not published
+    /// its address yet, or another thread is making the link.
     #[cold]
     pub(crate) fn link_to_words(
         &self,
@@ -359,8 +359,8 @@ impl Route {
         let _ = self.words_over.set(transport);
     }
 
-    /// Whether a transport brings nothing of the peer but what words need, so that its end there
-    /// says nothing of the peer's: the link of messages will, behind the last of them.
+    /// Returns `true` if a transport serves the peer's words only. Its end then does not mean the
+    /// peer's end: the link of messages reports that, behind the last message.
     pub(crate) fn is_for_words(&self, transport: &str) -> bool {
         self.words_over.get().is_some_and(|words| *words == transport)
             && self.linked().is_some_and(|linked| linked.transport != transport)
@@ -370,8 +370,9 @@ impl Route {
 type Candidates =
     (Vec<(&'static str, Reach)>, Vec<Option<carrack_transports::contract::AddressBlob>>);
 
-/// What each transport says of a peer: first those that this device has, in the order of its lanes,
-/// then those that this rank could not open. `None`: the peer has not published its address yet.
+/// Returns each transport's answer for a peer: first the transports of this device, in the order
+/// of its lanes, then those that this rank could not open. `None`: the peer has not published its
+/// address yet.
 pub(crate) fn candidates(
     runtime: &Inner,
     device: &DeviceInner,

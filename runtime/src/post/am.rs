@@ -11,7 +11,7 @@ use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::Header;
 
-/// What an active message is made of.
+/// The parameters of an active message.
 pub struct Am<'a> {
     comp: RemoteComp,
     sending: Sending<'a>,

@@ -20,11 +20,11 @@ use crate::runtime::Runtime;
 use carrack_transports::mem::MemKind;
 use std::sync::Arc;
 
-/// What an atomic operation is made of.
+/// The parameters of an atomic operation.
 pub struct Atomic<'a> {
     pub(super) place: Place<'a>,
     pub(super) operation: Operation,
-    /// Whether it stands among those that wait already.
+    /// Set if it is among those that wait already.
     pub(super) has_waited: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum Operation {
     CompareSwap { expected: u64, new: u64 },
 }
 
-/// What a flush is made of: nothing but its rank.
+/// The parameters of a flush: only its rank.
 pub struct ToFlush(());
 
 impl ToFlush {
@@ -134,7 +134,7 @@ impl Post<'_, Atomic<'_>> {
 }
 
 impl Post<'_, Atomic<'_>> {
-    /// What can be said of a word of a GPU before its owner is asked.
+    /// Checks what is known of a GPU's word before its owner is asked.
     fn check_device_word(&self, base: usize, offset: usize) -> Result<(), PostError> {
         if !(base + offset).is_multiple_of(8) {
             return Err(PostError::Atomic(AtomicError::Unaligned { offset }));

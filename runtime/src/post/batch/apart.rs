@@ -1,4 +1,4 @@
-//! Whether two pieces of a batch write the same byte.
+//! The test that no two pieces of a batch write the same byte.
 //!
 //! Most batches come in the order of their targets, which [`Apart`] sees while the pieces are
 //! looked at for other reasons. Where they do not, a mark is set for each unit of memory that is
@@ -8,7 +8,7 @@ use super::Piece;
 use crate::error::PostError;
 use std::ops::Range;
 
-/// Where a piece writes: in which memory, from where to where.
+/// Returns the range that a piece writes: the memory, the start and the end.
 #[inline]
 fn target(piece: &Piece<'_>, is_put: bool, len: usize) -> (u64, u64, u64) {
     let (memory, start) = if is_put {
@@ -19,13 +19,12 @@ fn target(piece: &Piece<'_>, is_put: bool, len: usize) -> (u64, u64, u64) {
     (memory, start, start + len as u64)
 }
 
-/// Whether pieces come in the order of their targets: then a look at each is enough to know that
-/// none overlap.
+/// Pieces that come in the order of their targets: one look at each then shows that none overlap.
 pub(super) struct Apart {
     pub(super) is_known: bool,
-    /// What the last ones wrote to, and where it begins.
+    /// The memory of the last target, and its base.
     memory: Option<(u64, u64)>,
-    /// Where the last one ended in it.
+    /// The end of the last target.
     pub(super) end: u64,
 }
 
@@ -78,9 +77,10 @@ pub(super) fn overlap(pieces: &[Piece<'_>], is_put: bool) -> Result<(), PostErro
 /// Words of marks for each piece: fewer take less time than to sort the pieces does.
 const WORDS: usize = 4;
 
-/// Whether no two write the same byte: where all write to one memory, and a mark for each unit of
-/// it that is written, as long as the places and lengths of all allow, is not too much for so many
-/// pieces. In whatever order they come, that is a look at each.
+/// Returns `true` if no two pieces write the same byte, tested with a mark for each unit of the
+/// memory. The unit is the largest that divides all places and lengths. The test applies if all
+/// pieces write to one memory and the marks are not too many for their number. It is one look at
+/// each piece, in any order.
 fn are_apart_by_marks(pieces: &[Piece<'_>], is_put: bool) -> bool {
     let targets = || {
         let with_bytes = pieces.iter().filter(|piece| piece.len() > 0);
@@ -126,7 +126,7 @@ mod tests {
     use crate::region::{Region, Rmr};
     use proptest::prelude::*;
 
-    /// The name of so many bytes of some rank's.
+    /// Returns a remote key of `len` bytes.
     fn rmr(len: u64) -> Rmr {
         let words = [7, 0, len].map(u64::to_le_bytes);
         Rmr::from_bytes(&[&1_u32.to_le_bytes()[..], &words.concat()].concat()).unwrap()
