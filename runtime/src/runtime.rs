@@ -63,7 +63,7 @@ pub(crate) struct Inner {
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
     pub(crate) regions: Arc<Regions>,
-    /// What of the following is there.
+    /// The lists below that are not empty.
     pub(crate) chores: Chores,
     pub(crate) deadlines: Deadlines,
     /// Messages that wait for their receives.
@@ -83,13 +83,13 @@ pub(crate) struct Inner {
     pub(crate) boards: Boards,
     /// GPU memory in which messages lie.
     pub(crate) exposures: Exposures,
-    /// Why GPU memory of others was not mapped.
+    /// The reasons why GPU memory of other ranks was not mapped.
     pub(crate) unmapped: Unmapped,
     /// Host memory on the way to and from GPUs.
     pub(crate) staging: Arc<Staging>,
     /// Words of GPUs that are being changed for peers.
     pub(crate) words: Words,
-    /// What streams of GPUs wait for.
+    /// The words and operations that streams of GPUs wait for.
     pub(crate) streams: Streams,
     /// This rank among those of this process.
     pub(crate) here: Here,
@@ -120,7 +120,7 @@ impl RuntimeBuilder {
         self
     }
 
-    /// A GPU driver of the caller's own, beside those that the settings ask for.
+    /// Adds a GPU driver of the caller, in addition to those of the settings.
     pub fn gpu_driver(mut self, driver: Arc<dyn Driver>) -> Self {
         self.drivers.push(driver);
         self
@@ -311,7 +311,7 @@ fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn 
     ]
 }
 
-/// What the settings say of queue pairs and paths.
+/// Returns the settings of queue pairs and paths.
 fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
     let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -379,7 +379,7 @@ impl Runtime {
         self.0.rank
     }
 
-    /// How many ranks the job has.
+    /// Returns the number of ranks in the job.
     pub fn size(&self) -> u32 {
         self.0.size
     }
@@ -470,8 +470,8 @@ impl Runtime {
         self.0.unexpected.bytes()
     }
 
-    /// Why a rank is known to be gone, if it is and all that it sent has been told to its
-    /// completion objects. From then on nothing comes from it.
+    /// Returns the reason of a rank's end, if it is gone and all of its messages have been
+    /// signaled to its completion objects. From then on no message comes from it.
     pub fn peer_down(&self, rank: Rank) -> Option<DownCause> {
         let cause = self.0.down().get(&rank).cloned()?;
         let waits = |device: &Device| {
@@ -522,7 +522,7 @@ impl Inner {
         self.down.lock()
     }
 
-    /// Whether any rank is known to be gone.
+    /// Returns `true` if any rank is known to be gone.
     #[inline]
     pub(crate) fn any_down(&self) -> bool {
         !self.down.is_empty()
@@ -536,7 +536,7 @@ impl Inner {
         device.tell_later(self.note_gone(rank, cause));
     }
 
-    /// Notes that a rank is gone. The receives that only it could have answered, and whom to tell.
+    /// Notes that a rank is gone. Returns the receives that only it could have answered.
     pub(crate) fn note_gone(
         &self,
         rank: Rank,
@@ -576,7 +576,7 @@ impl Inner {
         }
     }
 
-    /// Whether this is another process than the one that started the runtime.
+    /// Returns `true` in a process other than the one that started the runtime.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         !self.owner.is_here()

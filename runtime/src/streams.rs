@@ -1,4 +1,5 @@
-//! What streams of the user's wait for, and how they are let go when it cannot come any more.
+//! The words and operations that streams of the user wait for, and their release when the wait
+//! cannot end any more.
 
 use crate::comp::Counted;
 use crate::error::OpError;
@@ -74,7 +75,7 @@ impl Streams {
         }
     }
 
-    /// What names it since it was posted.
+    /// Returns its ticket since it was posted.
     pub(crate) fn renamed(&self, number: u64) -> Option<Ticket> {
         *lock(&self.names).get(&number)?
     }
@@ -107,8 +108,8 @@ impl Here {
         Self { job, rank }
     }
 
-    /// Whether a rank of the same job is of this process: it can stand on a stream of its own
-    /// before, or behind, what it exchanges with this one.
+    /// Returns `true` if a rank of the same job is in this process. Its operation with this rank
+    /// may come before or after this one on the same stream.
     pub(crate) fn has(&self, rank: Rank) -> bool {
         lock(&HERE).contains(&(self.job, rank))
     }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 /// Longest sleep without a look around: a net under what cannot be armed (a GPU's events), and
 /// under peers that tamper with each other's bells.
 const LONGEST: Duration = Duration::from_millis(500);
-/// Sleep while something is under way that no descriptor tells of. The first of several while a
-/// peer has not published its address: each further one is twice as long.
+/// Sleep while an operation is in flight that no descriptor reports. Also the first of several
+/// sleeps while a peer has not published its address: each further one is twice as long.
 const SHORT: Duration = Duration::from_micros(100);
 /// Longest sleep while deliveries wait for room in their completion objects. The first of several is
 /// [`SHORT`], each further one twice as long.
@@ -122,9 +122,9 @@ impl Inner {
         }
     }
 
-    /// Sleeps until something happens, or `done` turns true on another thread, or the time is up;
-    /// no longer than a `nap`, which then doubles, while nothing but the addresses of peers is
-    /// waited for.
+    /// Sleeps until something happens, or `done` returns `true` on another thread, or the time is
+    /// up. If it waits only for addresses of peers, it sleeps no longer than `nap`, which then
+    /// doubles.
     #[cold]
     fn sleep(&self, done: &dyn Fn() -> bool, longest: Duration, nap: &mut Duration) {
         self.look_after_domains();

@@ -19,7 +19,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Threads look how many there are before they add to them: so many may come too late.
+/// Operations beyond a limit, since threads test it before they add to the count: at most one a
+/// thread.
 const THREADS: usize = 4096;
 /// Requests of a peer after which it is looked how many are unanswered.
 const OFTEN: u32 = 1024;

@@ -13,7 +13,7 @@ use carrack_transports::contract::{Link, Op, OpToken, RemotePlace, Submit, Submi
 use carrack_transports::mem::SmallBytes;
 use std::sync::Arc;
 
-/// What became of an operation that was given to the link.
+/// The result of giving an operation to the link.
 pub(super) enum Given {
     UnderWay,
     /// The link takes nothing more at the moment.
@@ -33,12 +33,12 @@ impl<K> Post<'_, K> {
         Some((linked, self.known_of(place)))
     }
 
-    /// Whether a NIC reaches the region, or may, as far as is known.
+    /// Returns `true` if a NIC reaches the region, or may reach it.
     pub(super) fn goes_by_nic(&self, place: &Place<'_>) -> bool {
         self.nic(place).is_some_and(|(_, remote)| *remote.look() != Knowledge::Refused)
     }
 
-    /// What is known of the region. Its owner is asked where it is, the first time.
+    /// Returns the knowledge of the region. The first call asks its owner for the place.
     pub(super) fn known_of(&self, place: &Place<'_>) -> Arc<Remote> {
         let device = self.device_inner();
         let remote = place.rmr.direct(self.runtime.0.id, (device.index, &device.remotes));
@@ -49,7 +49,7 @@ impl<K> Post<'_, K> {
         remote
     }
 
-    /// Where a part of the region is. `None`: not known, or not to be had so.
+    /// Returns the place of a part of the region. `None`: not known, or refused.
     pub(super) fn part_of(
         &self,
         known: Knowledge,
@@ -68,7 +68,7 @@ impl<K> Post<'_, K> {
         Ok(Some(RemotePlace { addr: at.addr.wrapping_add(offset), key: at.key }))
     }
 
-    /// Gives an operation to the link, and notes whom of the owner's to tell when it is over.
+    /// Gives an operation to the link, and notes the owner's object to signal at its end.
     pub(super) fn give<'b>(
         &self,
         link: &dyn Link,
@@ -124,7 +124,7 @@ impl Post<'_, Put<'_>> {
     ) -> Result<Option<Begun>, PostError> {
         let size = given.as_ref().map_or(0, SendBuffer::len);
         let Some((linked, remote)) = self.nic(place).filter(|_| size > 0) else { return Ok(None) };
-        // Held until the link has it: nobody lets go of a place that is being used.
+        // Held until the link has the operation: no place is released while it is used.
         let known = remote.look();
         let Some(to) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let (mut buffer, borrowed) = own_or_take(self.device_inner(), given);

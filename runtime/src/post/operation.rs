@@ -40,7 +40,7 @@ enum State<'a, K> {
     Spent,
 }
 
-/// Where the status waits for the future, or the future's waker for the status.
+/// The status for the future, or the future's waker.
 #[derive(Default)]
 struct Cell(Mutex<(Option<Status>, Option<Waker>)>);
 
@@ -79,8 +79,8 @@ impl<'a, K: Kind + Unpin> IntoFuture for Post<'a, K> {
 }
 
 impl<'a, K: Kind + Unpin> Post<'a, K> {
-    /// Posts it now, if it is no retry, to be awaited later: so that several are under way at the
-    /// same time.
+    /// Posts the operation now, unless it has to be retried, and returns the future: so that
+    /// several are in flight at the same time.
     pub fn start(self) -> Operation<'a, K> {
         let mut operation = self.into_future();
         operation.post();
@@ -104,8 +104,7 @@ impl<K: Kind> Post<'_, K> {
             device,
             comp: Some(comp),
             user_context,
-            // What cannot go now waits in the peer's backlog, so that nobody has to try again and
-            // again.
+            // An operation that cannot go now waits in the peer's backlog, instead of retries.
             allow: Allow::ALL.without_retry(),
             required,
             deadline,
@@ -132,7 +131,7 @@ impl<K: Kind> Post<'_, K> {
 }
 
 impl<K: Kind> Operation<'_, K> {
-    /// What names it to [`Runtime::cancel`], if it is a receive that waits for its message.
+    /// Returns the ticket for [`Runtime::cancel`], if it is a receive that waits for its message.
     pub fn ticket(&self) -> Option<Ticket> {
         match &self.state {
             State::Posted(ticket) => *ticket,

@@ -11,7 +11,7 @@ use carrack_transports::mem::copy::goes_on_a_stream;
 use carrack_transports::mem::{MemKind, Region};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// What an operation is ordered after, and what after it.
+/// The order of an operation: events and a stream before it, and the stream after it.
 #[derive(Clone, Default)]
 pub(crate) struct Order {
     after: Vec<Event>,
@@ -33,15 +33,15 @@ impl<K> Post<'_, K> {
         self
     }
 
-    /// Carries the operation out in the order of a stream: it begins when all work given to the
-    /// stream so far is over, and work that the stream is given later begins when the operation is
-    /// over on this rank, well or badly: then the status says how. What the stream has to wait for
-    /// is raised by progress.
+    /// Carries the operation out in the order of a stream. It begins when all work given to the
+    /// stream so far has finished. Work that the stream is given later begins when the operation
+    /// has ended on this rank; the status has its error if it failed. Progress raises the word
+    /// that the stream waits for.
     ///
     /// A put or get between GPU memory, and pinned or GPU memory that is mapped, is a copy on the
-    /// stream itself, and the stream waits for nobody. Everything else has the stream wait for a
-    /// word: then the rules of [`StreamCounter`](crate::StreamCounter) hold, and as many streams
-    /// may wait.
+    /// stream itself, and the stream waits for no word. Everything else makes the stream wait for
+    /// a word: then the rules of [`StreamCounter`](crate::StreamCounter) hold, with its limit of
+    /// waiting streams.
     ///
     /// # Errors
     /// When it is posted: [`PostError::OtherGpu`] when the buffer is memory of another GPU than the
@@ -62,7 +62,7 @@ impl Order {
         Self { after: vec![event], stream: None }
     }
 
-    /// Whether there is nothing to wait for any more, and nobody who waits.
+    /// Returns `true` if all events have fired and no stream waits.
     ///
     /// # Errors
     /// An event has failed.
@@ -79,7 +79,7 @@ impl Order {
         self.stream.as_ref().map(|stream| stream.gpu()).transpose().map_err(PostError::Stream)
     }
 
-    /// Whether memory of this kind can be used in the order of the stream.
+    /// Checks that memory of this kind can be used in the order of the stream.
     pub(super) fn check_memory(&self, memory: MemKind) -> Result<(), PostError> {
         match (self.gpu()?.map(|gpu| gpu.info().uuid), memory.gpu()) {
             (Some(stream), Some(owner)) if stream != owner => {
@@ -98,7 +98,7 @@ impl Order {
         is_reached.then_some(stream)
     }
 
-    /// Whether a message from or to a rank can be matched in the order of the stream.
+    /// Checks that a message from or to a rank can be matched in the order of the stream.
     pub(super) fn check_peer(&self, runtime: &Inner, rank: Rank) -> Result<(), PostError> {
         match self.stream.is_some() && runtime.here.has(rank) {
             true => Err(PostError::OwnStream(rank)),
@@ -166,8 +166,8 @@ struct Released {
 
 impl Completion for Released {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        // First the bytes of a list are spread over it; and whoever is told must not miss what the
-        // stream does next.
+        // The bytes of a list are spread first: the object's receiver may act on the stream as
+        // soon as it has the signal.
         let told = match (&self.inner, &status.error) {
             (Some(inner), _) => inner.signal(status),
             (None, Some(error)) => {

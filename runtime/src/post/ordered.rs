@@ -24,7 +24,7 @@ use carrack_transports::gpu::{Event, Stream};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// How an operation ended, and whom to tell.
+/// The status of an operation, and the object to signal.
 pub(super) type Ended = (Option<Arc<dyn Completion>>, Status);
 
 /// An operation that has not begun.
@@ -35,7 +35,7 @@ pub(crate) struct Later {
     pub(super) what: What,
 }
 
-/// What all operations have said of themselves.
+/// The parameters that all operations have.
 pub(super) struct Said {
     pub(super) rank: Rank,
     pub(super) tag: Tag,
@@ -48,7 +48,7 @@ pub(super) struct Said {
 /// An operation whose turn has come, by its number.
 pub(super) type Due = (u64, Box<Later>);
 
-/// What it is.
+/// The kind of an operation, with its own parameters.
 pub(super) enum What {
     Put(Buffer, Remote),
     Get(Buffer, Remote),
@@ -72,7 +72,7 @@ impl Remote {
         Self { rmr: place.rmr.clone(), offset: place.offset, signal: place.signal }
     }
 
-    /// Whether atomic operations there are a NIC's.
+    /// Returns `true` if a NIC does the atomic operations there.
     pub(super) fn is_nics(&self) -> bool {
         self.rmr.nic().is_some()
     }
@@ -124,7 +124,7 @@ impl What {
     }
 }
 
-/// What waits.
+/// The condition that an entry waits for.
 pub(super) enum Waits {
     /// For its event; nothing while it is begun.
     Later(Option<Box<Later>>),
@@ -147,7 +147,7 @@ pub(super) enum Sort {
     Receive,
 }
 
-/// What belongs to one stream.
+/// The entries of one stream.
 struct Line {
     stream: Arc<dyn Stream>,
     entries: VecDeque<Entry>,
@@ -202,7 +202,7 @@ impl Ordered {
         removed
     }
 
-    /// Whether operations on a rank's memory wait that were posted before.
+    /// Returns `true` if operations on a rank's memory wait that were posted before `before`.
     pub(super) fn has_memory(&self, rank: Rank, before: u64) -> bool {
         let is_one = |entry: &Entry| {
             entry.sort == Sort::Memory && entry.rank == rank && entry.number < before
@@ -244,7 +244,7 @@ impl Ordered {
 }
 
 impl Entry {
-    /// Whether it can begin; an event that failed counts.
+    /// Returns `true` if it can begin; a failed event counts.
     fn has_fired(&self) -> bool {
         match &self.waits {
             Waits::Later(Some(later)) => later.ready.query() != Ok(false),
@@ -257,7 +257,7 @@ impl Entry {
     }
 }
 
-/// What the begin of an operation came to.
+/// The result of beginning an operation.
 #[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(super) enum Start {
     UnderWay(Option<Ticket>),

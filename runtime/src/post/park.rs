@@ -1,4 +1,4 @@
-//! How operations come to wait for events and streams, and how they go on.
+//! Parking of operations that wait for events and streams, and their resumption.
 
 use super::atomic::Atomic;
 use super::options::{Match, Outcome, Post};
@@ -21,17 +21,17 @@ use carrack_transports::mem::MemKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a rank that ends waits for copies on streams of the user's, which may wait for
+/// Time that a rank that ends waits for copies on streams of the user, which may wait for
 /// anything.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl<K> Post<'_, K> {
-    /// Whether as much waits as may.
+    /// Returns `true` if the limit of waiting operations is reached.
     pub(super) fn is_full(&self) -> bool {
         self.device_inner().ordered.count() as usize >= self.runtime.0.settings.offers()
     }
 
-    /// Has it wait. What it is comes back with the error.
+    /// Parks the operation. An error returns its parameters.
     #[allow(clippy::result_large_err, reason = "not the hot path")]
     pub(super) fn park(
         &self,
@@ -287,14 +287,15 @@ impl DeviceInner {
         self.ordered.set_count(ordered.len());
     }
 
-    /// A copy on a stream of the user's is under way.
+    /// Notes a copy in flight on a stream of the user.
     pub(super) fn add_copy(&self, runtime: &Inner, stream: &Arc<dyn Stream>, landing: Landing) {
         let (number, rank) = (runtime.streams.number(), landing.rank);
         let waits = Waits::Copy(Box::new(landing));
         self.push_ordered(Some(stream), Entry { number, rank, sort: Sort::Memory, waits });
     }
 
-    /// Whether operations on a rank's memory have still to begin, or are copies on streams.
+    /// Returns `true` if operations on a rank's memory have still to begin, or are copies on
+    /// streams.
     pub(super) fn orders_memory(&self, rank: Rank) -> bool {
         !self.ordered.is_empty() && self.ordered.lock().has_memory(rank, u64::MAX)
     }
@@ -324,7 +325,8 @@ impl DeviceInner {
         meant.into_iter().map(|later| later.end(error())).collect()
     }
 
-    /// After something was parked: whoever found the rank gone may have looked before.
+    /// Ends parked operations with a gone rank. The thread that noted its end may have looked
+    /// before this one was parked.
     fn end_ordered_if_gone(&self, runtime: &Inner, rank: Rank) {
         let by_route = self.known_route(rank).and_then(|route| route.down().cloned());
         let Some(cause) = by_route.or_else(|| runtime.down().get(&rank).cloned()) else { return };
@@ -370,7 +372,7 @@ impl DeviceInner {
         (ended, copies)
     }
 
-    /// What waits, but for receives.
+    /// Returns `true` if operations other than receives wait.
     pub(crate) fn orders_sent(&self) -> bool {
         !self.ordered.is_empty()
             && self.ordered.lock().entries().any(|entry| entry.sort != Sort::Receive)

@@ -12,9 +12,9 @@ use crate::matching::Ticket;
 use carrack_transports::mem::copy::copy_now;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What an operation holds.
+/// The buffer of an operation.
 pub trait Held: Sized {
-    /// Whether it is sent; else it is filled.
+    /// `true` if it is sent; else it is filled.
     const IS_SENT: bool;
 
     /// The buffer, unless the bytes are only borrowed.
@@ -56,13 +56,13 @@ pub trait Carries: Kind {
     /// A buffer to be sent, or one to be filled.
     type Held: Held;
 
-    /// Where it is. `None` once the operation was posted.
+    /// Returns the buffer. `None` once the operation was posted.
     fn held(&mut self) -> &mut Option<Self::Held>;
 
     /// The operation itself, and leaves a spent one.
     fn take(&mut self) -> Self;
 
-    /// Keeps what names it to `cancel`.
+    /// Keeps the ticket for `cancel`.
     fn keep(&mut self, ticket: Option<Ticket>) {
         let _ = ticket;
     }

@@ -13,7 +13,7 @@ use crate::names::{Rank, Tag};
 use crate::progress::in_handler;
 use crate::runtime::Runtime;
 
-/// What a receive is made of.
+/// The parameters of a receive.
 pub struct Recv<'a> {
     /// `None` once it was posted.
     pub(super) buffer: Option<Buffer>,
@@ -156,9 +156,9 @@ impl Post<'_, Recv<'_>> {
         self.kind.ticket = Some(ticket);
         runtime.deadlines.note(self.deadline);
         if policy.looks_at_rank() {
-            // Nothing more will come from a rank that is gone: whoever waits for it must not wait
-            // for ever. A rank is noted before its receives are looked for in the table, where this
-            // one stands now.
+            // No further message comes from a gone rank, and a receive must not wait for it for
+            // ever. A rank's end is noted before the search for its receives in the table, which
+            // has this one now.
             if runtime.any_down()
                 && let Some(cause) = runtime.down().get(&rank).cloned()
             {
@@ -174,9 +174,9 @@ impl Post<'_, Recv<'_>> {
         Outcome::Posted
     }
 
-    /// What names this receive to [`Runtime::cancel`], once it was `Posted`: if it waits for its
-    /// message, or did when it was posted, or for an event. There is none while nothing was posted,
-    /// or if the message was there already.
+    /// Returns the ticket for [`Runtime::cancel`] of a receive that was `Posted`. It has one if it
+    /// waited for its message or for an event. It has none before it is posted, or if the message
+    /// was there already.
     pub fn ticket(&self) -> Option<Ticket> {
         self.kind.ticket
     }

@@ -24,21 +24,21 @@ use carrack_transports::mem::copy::{check_kinds, copy_now};
 use carrack_transports::mem::{MemKind, Refused, RegionSlice, Transfer};
 use std::sync::Arc;
 
-/// What a put is made of.
+/// The parameters of a put.
 pub struct Put<'a> {
     /// `None` once it was posted.
     pub(super) buffer: Option<SendBuffer<'a>>,
     pub(super) place: Place<'a>,
 }
 
-/// What a get is made of.
+/// The parameters of a get.
 pub struct Get<'a> {
     /// `None` once it was posted.
     pub(super) buffer: Option<Buffer>,
     pub(super) place: Place<'a>,
 }
 
-/// Where in another rank's memory, and whom there to tell.
+/// A place in another rank's memory, and the object to signal there.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) rmr: &'a Rmr,
@@ -46,7 +46,7 @@ pub(super) struct Place<'a> {
     pub(super) signal: Option<RemoteComp>,
 }
 
-/// How far an operation has come.
+/// The progress of an operation.
 pub(super) enum Begun {
     Over(Status),
     UnderWay,
@@ -124,8 +124,8 @@ impl<K> Post<'_, K> {
         Ok(Some((region, usize::try_from(at).unwrap_or(usize::MAX))))
     }
 
-    /// Where in its region a part begins, and the way to its owner, to which there is a link or
-    /// will be one.
+    /// Checks that a part is inside its region, and that its owner can be reached. Returns the
+    /// part's beginning and the route to the owner.
     pub(super) fn check_place(
         &self,
         place: &Place<'_>,
@@ -175,8 +175,8 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// Whether what goes by the memory's owner goes by the transport that was demanded, as far as
-    /// that is known.
+    /// Checks that an operation through the memory's owner uses the required transport, if the
+    /// transport is known.
     pub(super) fn check_transport(&self, route: &Route) -> Result<(), PostError> {
         match (self.required.map(Path::name), route.linked().map(|linked| linked.transport)) {
             (Some(required), Some(transport)) if required != transport => {
@@ -186,8 +186,8 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// Whether an operation between memory of `kind` and remote memory is a matter of copying, here
-    /// and now.
+    /// Returns `true` if an operation between memory of `kind` and remote memory is a copy by the
+    /// CPU at once.
     pub(super) fn ends_at_once(&self, place: &Place<'_>, kind: MemKind) -> bool {
         let imported = || place.rmr.imported(&self.runtime.0, None).ok();
         let region = || imported()?.1.region();
@@ -208,7 +208,7 @@ impl<K> Post<'_, K> {
         Begun::Over(Status { rank, tag, size, user_context, buffer, error: None })
     }
 
-    /// Returns `true` if an operation that notifies the owner is to be tried later: the owner keeps
+    /// Returns `true` if an operation that notifies the owner has to be retried: the owner keeps
     /// too many notifications, or this rank has not listened for long.
     #[inline(always)]
     pub(super) fn waits_to_notify(&self, signal: Option<RemoteComp>) -> bool {
@@ -284,7 +284,7 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// What the caller is told.
+    /// Returns the outcome for the caller.
     pub(super) fn outcome(&self, begun: Begun) -> Result<Outcome, PostError> {
         Ok(match begun {
             Begun::Over(status) if self.allow.done() => Outcome::Done(status),
@@ -304,7 +304,7 @@ impl<K> Post<'_, K> {
     }
 }
 
-/// Tells a completion object of another rank that so many bytes of its memory were put or got.
+/// Signals a completion object of another rank after a put or a get of its memory.
 pub(super) fn tell(
     runtime: &Inner,
     device: &DeviceInner,
@@ -482,7 +482,7 @@ impl Post<'_, Put<'_>> {
 }
 
 impl<K> Post<'_, K> {
-    /// What the owner is asked, but for what only one side knows.
+    /// Returns the request to the owner, without the fields that only one side knows.
     fn request(&self, place: &Place<'_>, len: u64) -> Request {
         let offset = place.rmr.offset() + place.offset;
         Request { token: 0, region: place.rmr.number(), offset, first: len, second: 0 }

@@ -12,7 +12,7 @@ use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::Header;
 
-/// What a message is made of.
+/// The parameters of a message.
 pub struct Send<'a> {
     sending: Sending<'a>,
     matching: Match<'a>,

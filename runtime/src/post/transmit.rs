@@ -21,10 +21,10 @@ use carrack_transports::mem::{CopyError, MemMut, MemRef, PacketSource, SmallByte
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a call that waits for a link sleeps before it looks why there is none.
+/// Time that a call that waits for a link sleeps before it checks for the reason.
 const LINKING: Duration = Duration::from_millis(100);
 
-/// A message to be sent, but for its bytes.
+/// A message to send, without its bytes.
 pub(super) struct Outgoing<'a> {
     runtime: &'a Runtime,
     device: &'a DeviceInner,
@@ -68,7 +68,7 @@ impl<'a> Outgoing<'a> {
         })
     }
 
-    /// What whoever takes its buffer has to know of it.
+    /// Returns the record of the operation, for the owner of its buffer.
     fn outstanding(&self, size: usize) -> Outstanding {
         let Self { rank, tag, user_context, deadline, .. } = *self;
         Outstanding { rank, tag, size, user_context, comp: self.comp.cloned(), deadline }
@@ -134,7 +134,7 @@ pub(super) fn transmit_short<K>(
     }
 }
 
-/// What one attempt came to.
+/// The result of one attempt.
 enum Attempt {
     Done,
     Posted,
@@ -242,7 +242,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     }
 }
 
-/// Offers a message. Borrowed bytes are copied: whoever wants to save that gives the buffer away.
+/// Offers a message. Borrowed bytes are copied: pass an owned buffer to avoid that.
 #[cold]
 fn offer(
     out: &Outgoing<'_>,

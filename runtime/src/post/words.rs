@@ -40,7 +40,7 @@ impl Post<'_, Atomic<'_>> {
                 false => self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp),
             };
         };
-        // Held until the link has it: nobody lets go of a place that is being used.
+        // Held until the link has the operation: no place is released while it is used.
         let known = remote.look();
         let Some(word) = self.part_of(*known, place, 8)? else {
             return Err(PostError::Stale(self.rank));
@@ -94,7 +94,7 @@ impl Post<'_, Atomic<'_>> {
     }
 }
 
-/// Fires when the owner of a region has told where it is, or that it is not to be had.
+/// Fires when the owner of a region has sent its place, or refused it.
 struct Told(Arc<Remote>);
 
 impl EventState for Told {
@@ -103,7 +103,7 @@ impl EventState for Told {
     }
 
     fn wait(&self) -> Result<(), GpuError> {
-        // Nobody waits for it but progress, which asks.
+        // Only progress waits for it, and it polls `query`.
         while !self.0.is_told() {
             std::thread::yield_now();
         }

@@ -117,8 +117,8 @@ impl Pass<'_> {
         }
     }
 
-    /// What is not an active message. Its payload is looked at where it lies: a move takes as long
-    /// as the rest.
+    /// Handles an event that is no active message. Its payload is not moved before the check,
+    /// since a move takes as long as the rest.
     fn deliver_other(&mut self, event: Event, met: &mut Met, comps: &Snapshot) {
         let Event::Arrived { from, header, payload } = &event else {
             return self.deliver_end(event);
@@ -149,7 +149,7 @@ impl Pass<'_> {
         }
     }
 
-    /// What is not a message: the end of an operation, or of a peer.
+    /// Handles an event that is no message: the end of an operation, or of a peer.
     fn deliver_end(&mut self, event: Event) {
         match event {
             Event::Completion { token, buffer, outcome } => {
@@ -266,7 +266,7 @@ impl Pass<'_> {
     }
 }
 
-/// What a completion object is told of an active message.
+/// Returns the status of an active message.
 pub(super) fn arrival(rank: Rank, tag: Tag, size: usize, buffer: Buffer) -> Status {
     Status { rank, tag, size, user_context: UserContext::default(), buffer, error: None }
 }

@@ -23,14 +23,14 @@ pub(crate) struct Landing {
     pub(crate) tag: Tag,
     pub(crate) size: usize,
     pub(crate) user_context: UserContext,
-    /// Which end the operation's buffer is: that of a put is the source.
+    /// Set if the source is the operation's buffer, as for a put.
     pub(crate) gives_source: bool,
-    /// Whom to tell at the other rank.
+    /// The object of the other rank to signal.
     pub(crate) signal: Option<RemoteComp>,
-    /// Of a put or a get: its name, for those who wait for all that began before them. None comes
-    /// before that of a message.
+    /// The name of a put or a get: flushes wait for those with a smaller name than theirs. A
+    /// message has the largest name, and is in no flush.
     pub(crate) name: u64,
-    /// What the peer is to be told.
+    /// The message that the peer will get.
     pub(crate) owed: Option<Box<Owed>>,
 }
 
@@ -43,9 +43,9 @@ pub(crate) enum Owed {
     Pieces(Box<Carried>),
 }
 
-/// What more there is to know of a message that is fetched from its sender's memory.
+/// Further facts about a message that is fetched from its sender's memory.
 pub(crate) struct Fetched {
-    /// The sender's name for it, who waits to be told of the end.
+    /// The sender's name for the message. The sender waits for its end.
     pub(crate) token: u64,
     pub(crate) from: Imported,
     /// By when it has to be here, should its sender have to be asked for it after all.
@@ -158,7 +158,7 @@ impl std::fmt::Debug for Receive {
 }
 
 impl DeviceInner {
-    /// Whether an operation on a peer's memory is under way that began before `name`.
+    /// Returns `true` if an operation on a peer's memory is in flight that began before `name`.
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
         let by_engine = |landing: &Landing| landing.rank == peer && landing.name < before;
         self.bulk.has_memory_operations(peer, before)

@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub(crate) enum InLine {
     /// An engine is at it.
     Landing(Box<Landing>),
-    /// It is to be told.
+    /// Its bytes are in place; its object has to be signaled.
     There(Arc<dyn Completion>, Status),
 }
 
@@ -28,14 +28,14 @@ pub(crate) enum InLine {
 pub(super) enum Lined {
     /// It stands there.
     Up,
-    /// It need not: it is to be told at once.
+    /// It need not enter the line: its object has to be signaled at once.
     There(Status),
     /// There is no packet for it. The reason is given if there is no memory.
     NoRoom(Payload, Option<AllocError>),
 }
 
 impl InLine {
-    /// Whether nothing is left but to tell of it. Never blocks.
+    /// Returns `true` if only the signal is left. Never blocks.
     fn is_there(&mut self) -> bool {
         match self {
             Self::Landing(landing) => landing.transfer.poll(true).is_some(),
@@ -43,7 +43,7 @@ impl InLine {
         }
     }
 
-    /// Whom to tell.
+    /// Returns the object to signal.
     pub(super) fn comp(&self) -> Option<&Arc<dyn Completion>> {
         match self {
             Self::Landing(landing) => landing.comp.as_ref(),
@@ -51,7 +51,7 @@ impl InLine {
         }
     }
 
-    /// Whom to tell, and what.
+    /// Returns the object to signal, and the status.
     fn end(self) -> (Option<Arc<dyn Completion>>, Status) {
         match self {
             Self::Landing(mut landing) => {
@@ -70,7 +70,7 @@ impl InLine {
         }
     }
 
-    /// What is still to be copied, for a look by a person.
+    /// Returns the copy in flight, for diagnostics.
     pub(crate) fn landing(&self) -> Option<&Landing> {
         match self {
             Self::Landing(landing) => Some(landing),
@@ -101,8 +101,8 @@ impl DeviceInner {
         self.pool.region(size).map(|region| Buffer::Region(region.whole()))
     }
 
-    /// What an engine is to copy: bytes whose address stays, near the engine if there is room.
-    /// Gives the payload back when there is none.
+    /// Returns the source for an engine: bytes at a constant address, near the engine if there is
+    /// room. Gives the payload back if there is no room.
     fn source_of(&self, payload: Payload) -> Result<Buffer, Payload> {
         let kept = |bytes: MemRef<'_>| self.host_pool.take_copy(bytes).map(Buffer::Packet);
         match payload {
@@ -111,7 +111,7 @@ impl DeviceInner {
                 Ok(kept(MemRef::host(small.as_slice())).unwrap_or(Buffer::Small(small)))
             }
             Payload::Aside(bytes) => Ok(Buffer::Vec(bytes)),
-            // What was lent goes back soon: the sender has only so many pieces.
+            // Loans are returned soon: the sender has a limited number of pieces.
             Payload::Loan(loan) => kept(loan.view()).ok_or(Payload::Loan(loan)),
         }
     }

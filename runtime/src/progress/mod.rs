@@ -45,7 +45,7 @@ use carrack_transports::mem::{KnownMemory, MemMut, SmallBytes};
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// What a thread keeps from one progress call to the next, so that none allocates.
+/// The buffers that a thread keeps between progress calls, to avoid allocations.
 struct Scratch {
     batch: Batch,
     met: Met,
@@ -62,11 +62,10 @@ struct Scratch {
 /// of them.
 const NOW_AND_THEN: u32 = 16_381;
 
-/// What a batch's messages have met.
+/// The matches of a batch's messages.
 #[derive(Default)]
 struct Met {
-    /// Those about which there is more to be done. The events in the batch say which of these is
-    /// theirs.
+    /// Meetings that need further action. The events in the batch hold their indices.
     meetings: Vec<Option<Meeting>>,
     /// Completion objects that have been told at once: handles that receives had, which may be the
     /// last ones. They are not dropped with locks held, and not before the one who waits for the
@@ -78,7 +77,7 @@ struct Met {
 /// A message that has met its receive.
 #[allow(clippy::large_enum_variant, reason = "boxing one would allocate in every receive")]
 enum Meeting {
-    /// Its bytes are in place: the completion object is to be told.
+    /// Its bytes are in place: the completion object has to be signaled.
     Over(Option<Arc<dyn Completion>>, Status),
     /// Its bytes are still to be moved, or too many.
     Pair(Unexpected, Receive),
@@ -92,7 +91,7 @@ fn found(met: &mut Met, meeting: Meeting) -> Found {
 }
 
 impl Met {
-    /// What one of the messages has met, which nobody has asked for so far.
+    /// Takes the meeting of a message, once.
     #[inline]
     fn take(&mut self, at: usize) -> Option<Meeting> {
         self.meetings.get_mut(at)?.take()
@@ -345,7 +344,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Does what there is to be done, apart from the transports.
+    /// Does the chores, apart from polling the transports.
     #[cold]
     fn upkeep(&mut self, chores: chores::Found, scratch: &mut Scratch) {
         if chores.has(Chore::Backlogs) {
@@ -382,9 +381,9 @@ impl Pass<'_> {
         }
     }
 
-    /// Runs before another thread can poll the device: messages meet receives. What is not matched
-    /// stays as it is; each other message becomes a note of what was found, but for those in front
-    /// of which nothing is left to be done.
+    /// Runs before another thread can poll the device: messages meet receives. Unmatched messages
+    /// stay in the batch. Each other one becomes a note of its match; a message at the front that
+    /// needs no further action is removed.
     #[inline]
     fn in_order(&self, transport: &'static str, batch: &mut Batch, met: &mut Met) {
         if self.inner.chores.there().has(Chore::Suspects) {
@@ -410,7 +409,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Whether a transport has a connection to a peer for nothing but words whose agent is a NIC.
+    /// Returns `true` if a transport has a connection to a peer only for words whose coherence
+    /// owner is a NIC.
     #[cold]
     fn is_for_words(&self, transport: &str, peer: PeerId) -> bool {
         let route = self.device.known_route(self.device.rank_of(peer));

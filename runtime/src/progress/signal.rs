@@ -11,12 +11,12 @@ thread_local! {
     static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is inside a completion object's `signal`.
+/// Returns `true` if this thread is inside a completion object's `signal`.
 pub(crate) fn in_handler() -> bool {
     IN_HANDLER.get()
 }
 
-/// Why a status could not be given to its completion object.
+/// The reason why a status could not be given to its completion object.
 pub(crate) enum SignalError {
     Full(Arc<dyn Completion>, Box<Status>),
     Panicked(ProgressError),

@@ -1,4 +1,5 @@
-//! What no message asks for: backlogs that can move on, engines that are done, peers that are gone.
+//! The upkeep apart from messages: backlogs that can move on, engines that are done, peers that
+//! are gone.
 
 use super::{Fetched, Landing, Owed, Pass};
 use crate::bulk::wire::{Verdict, word};
@@ -91,7 +92,7 @@ impl Pass<'_> {
     ///
     /// `ended` is empty, before and after: room for those that are done.
     pub(super) fn move_landings(&mut self, ended: &mut Vec<Landing>) {
-        // Two threads may take the same turn: it says whom to ask next, and nothing else.
+        // Two threads may take the same turn: it only selects the next landing to poll.
         let turn = self.device.landing_turn.load(Ordering::Relaxed);
         self.device.landing_turn.store(turn.wrapping_add(1), Ordering::Relaxed);
         let mut asks_another = turn.is_multiple_of(EACH);

@@ -1,10 +1,10 @@
-//! How one message is to be submitted.
+//! The plan of one message: copied, lent, packed or offered.
 
 use carrack_transports::contract::Caps;
 use carrack_transports::mem::MemKind;
 use carrack_transports::mem::copy::check_kinds;
 
-/// What to do with a message.
+/// The way in which a message is submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Plan {
     /// Submit it: the link copies its bytes within the call.
@@ -17,7 +17,7 @@ pub(crate) enum Plan {
     Map,
     /// It is too long for one piece: offer it.
     Offer,
-    /// It is too long for one piece, and of a kind that nobody copies: refuse it.
+    /// Refuse it: it is too long for one piece, and no copy reaches its kind of memory.
     Refuse,
 }
 

@@ -24,9 +24,9 @@ use crate::runtime::Runtime;
 use std::sync::Arc;
 use table::Keys;
 
-/// A registered region. Dropping it, or [`Runtime::deregister_memory`], ends the registration:
-/// operations that other ranks begin afterwards fail, and the memory is given back once nobody has
-/// it mapped.
+/// A registered region. Dropping it, or [`Runtime::deregister_memory`], ends the registration.
+/// Operations that other ranks begin afterwards fail, and the memory is given back once no process
+/// has it mapped.
 #[must_use = "a registration ends when this is dropped"]
 pub struct Mr {
     region: Region,
@@ -93,7 +93,8 @@ impl Runtime {
         drop(mr);
     }
 
-    /// What other ranks need to reach a registered region: plain bytes, in the end.
+    /// Returns the remote key of a registered region, by which other ranks reach it. It can be
+    /// sent as plain bytes.
     pub fn get_rmr(&self, mr: &Mr) -> Rmr {
         let number = (mr.index, mr.generation);
         Rmr::new((self.0.job, mr.rank), number, mr.region.len() as u64, mr.keys.named(), mr.nic)

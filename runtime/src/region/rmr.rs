@@ -1,4 +1,4 @@
-//! What names a region of another rank.
+//! The remote key of a region.
 
 use super::AtomicAgent;
 use super::direct::{Remote, Remotes};
@@ -30,7 +30,7 @@ struct Named {
     /// them.
     nic: Option<String>,
     imported: OnceLock<Result<(&'static str, Imported), String>>,
-    /// What the device that first asked knows of it: its runtime, its number.
+    /// The entry of the first device that asked: its runtime, its number, and its knowledge.
     direct: OnceLock<((u64, u32), Arc<Remote>)>,
 }
 
@@ -74,28 +74,28 @@ impl Rmr {
         }
     }
 
-    /// Whose memory it is.
+    /// Returns the rank that owns the memory.
     pub fn owner(&self) -> Rank {
         self.region.owner
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A part of it. `None` when the part is not inside.
+    /// Returns a part of it, or `None` if the part is not inside.
     pub fn slice(&self, offset: u64, len: u64) -> Option<Self> {
         let offset = self.at(offset, len)?;
         Some(Self { region: self.region.clone(), offset, len })
     }
 
-    /// Where a part of it begins in the region. `None` when the part is not inside.
+    /// Returns the beginning of a part in the region, or `None` if the part is not inside.
     #[inline]
     pub(crate) fn at(&self, offset: u64, len: u64) -> Option<u64> {
         let end = offset.checked_add(len)?;
@@ -162,12 +162,12 @@ impl Rmr {
         Some(Self { region: Arc::new(Named::new((job, owner), number, keys, nic)), offset, len })
     }
 
-    /// Who does the atomic operations on its words.
+    /// Returns the coherence owner of its words.
     pub fn atomics(&self) -> AtomicAgent {
         if self.region.nic.is_some() { AtomicAgent::Nic } else { AtomicAgent::Owner }
     }
 
-    /// Whether it names a region of that job, as far as it tells.
+    /// Returns `true` unless it names a region of another job.
     #[inline]
     pub(crate) fn is_of(&self, job: u64) -> bool {
         self.region.job.is_none_or(|tag| tag == job)
@@ -183,14 +183,14 @@ impl Rmr {
         self.region.number
     }
 
-    /// What a device knows of where it is, for its NIC.
+    /// Returns a device's knowledge of its place, for its NIC.
     pub(crate) fn direct(&self, runtime: u64, (device, remotes): (u32, &Remotes)) -> Arc<Remote> {
         let fresh = || remotes.of(self.region.owner, self.region.number);
         let (whose, remote) = self.region.direct.get_or_init(|| ((runtime, device), fresh()));
         if *whose == (runtime, device) { remote.clone() } else { fresh() }
     }
 
-    /// Where it begins in the region.
+    /// Returns its beginning in the region.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }

@@ -16,12 +16,12 @@ const LIMIT: usize = 1 << 20;
 /// The table. A number carries a generation: one that is late or forged finds nothing.
 pub(crate) struct Regions {
     slots: Mutex<Vec<Slot>>,
-    /// Those that NICs of others reach.
+    /// The regions that NICs of other ranks reach.
     pub(super) told: AllTold,
-    /// Where generations begin: so a number that an earlier runtime of this rank has given out is
-    /// none of this one's.
+    /// The first generation: numbers of an earlier runtime of this rank do not recur.
     first: u32,
-    /// How many have a NIC for the agent of their words. Written with the lock of the slots.
+    /// The number of regions whose words have a NIC as coherence owner. Written under the lock of
+    /// the slots.
     by_nic: AtomicUsize,
 }
 
@@ -47,7 +47,7 @@ struct Registered {
 }
 
 impl Registered {
-    /// Whether it reaches into a range of addresses.
+    /// Returns `true` if it overlaps a range of addresses.
     fn reaches(&self, range: &Range<usize>) -> bool {
         let end = self.region.addr().saturating_add(self.region.len());
         !range.is_empty() && self.region.addr() < range.end && range.start < end
@@ -85,12 +85,12 @@ impl Keys {
     }
 }
 
-/// What other ranks call a region: its index, and the generation above.
+/// Returns a region's number in messages: its index, and its generation in the upper half.
 fn number(index: u32, generation: u32) -> u64 {
     u64::from(generation) << 32 | u64::from(index)
 }
 
-/// Why another rank's operation is not carried out.
+/// The reason why another rank's operation is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
     /// There is no such region, or not any more.
@@ -155,8 +155,8 @@ impl Regions {
         drop(gone);
     }
 
-    /// Ends the registrations that reach into a range of addresses, whoever has their `Mr`. How
-    /// many there were.
+    /// Ends the registrations that overlap a range of addresses, even if their `Mr` still exists.
+    /// Returns their number.
     pub(super) fn withdraw(&self, range: &Range<usize>) -> usize {
         let reaches = |slot: &Slot| slot.region.as_ref().is_some_and(|one| one.reaches(range));
         let mut slots = self.slots();
@@ -174,8 +174,8 @@ impl Regions {
         gone.len()
     }
 
-    /// What makes the words of a region a NIC's; `None` if they are not, or there is no such
-    /// region.
+    /// Returns the NIC that is the coherence owner of a region's words. `None` if there is none,
+    /// or no such region.
     pub(super) fn words(&self, number: u64) -> Option<Words> {
         if self.by_nic.load(Ordering::Relaxed) == 0 {
             return None;
@@ -207,7 +207,7 @@ impl Regions {
     }
 }
 
-/// How many of these have a NIC for the agent of their words.
+/// Counts the regions whose words have a NIC as coherence owner.
 fn count_by_nic<'a>(gone: impl IntoIterator<Item = &'a Registered>) -> usize {
     gone.into_iter().filter(|one| one.words.is_some()).count()
 }

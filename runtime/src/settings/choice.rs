@@ -45,7 +45,7 @@ impl Choice for TransportChoice {
     ];
 }
 
-/// What `CARRACK_GPU` can ask for.
+/// The values of `CARRACK_GPU`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GpuChoice {
@@ -64,7 +64,7 @@ impl Choice for GpuChoice {
         &[("auto", Self::Auto), ("none", Self::None), ("cuda", Self::Cuda), ("fake", Self::Fake)];
 }
 
-/// What `CARRACK_KERNEL_COPY` can ask for.
+/// The values of `CARRACK_KERNEL_COPY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KernelCopyChoice {
@@ -75,7 +75,7 @@ pub enum KernelCopyChoice {
 }
 
 impl KernelCopyChoice {
-    /// Whether it may be tried.
+    /// Returns `true` if it may be tried.
     pub fn is_allowed(self) -> bool {
         self == Self::Auto
     }
@@ -85,7 +85,7 @@ impl Choice for KernelCopyChoice {
     const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("off", Self::Off)];
 }
 
-/// What `CARRACK_GPU_IPC` can ask for.
+/// The values of `CARRACK_GPU_IPC`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GpuIpcChoice {
@@ -96,7 +96,7 @@ pub enum GpuIpcChoice {
 }
 
 impl GpuIpcChoice {
-    /// Whether it may be tried.
+    /// Returns `true` if it may be tried.
     pub fn is_allowed(self) -> bool {
         self == Self::Auto
     }
@@ -106,7 +106,7 @@ impl Choice for GpuIpcChoice {
     const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("off", Self::Off)];
 }
 
-/// What `CARRACK_PROGRESS` can ask for.
+/// The values of `CARRACK_PROGRESS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ProgressChoice {
@@ -127,7 +127,7 @@ impl Choice for ProgressChoice {
         &[("caller", Self::Caller), ("thread", Self::Thread)];
 }
 
-/// What `CARRACK_DUMP` can ask for.
+/// The values of `CARRACK_DUMP`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DumpChoice {
@@ -147,7 +147,7 @@ impl Choice for DumpChoice {
     const ALL: &'static [(&'static str, Self)] = &[("usr1", Self::Usr1), ("off", Self::Off)];
 }
 
-/// What `CARRACK_BOOTSTRAP` can ask for.
+/// The values of `CARRACK_BOOTSTRAP`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BootstrapChoice {

@@ -73,8 +73,8 @@ macro_rules! settings {
         /// The variables of all settings, in the table's order.
         pub(super) const VARIABLES: &[&str] = &[$($variable,)+];
 
-        /// The defaults against their own forms: a default out of its range would be found by
-        /// nobody else.
+        /// Returns the settings whose default their own form refuses: no other check would find
+        /// such a default.
         #[cfg(test)]
         pub(super) fn defaults_that_their_form_refuses() -> Vec<&'static str> {
             use $crate::settings::form::Form as _;

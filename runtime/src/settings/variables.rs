@@ -18,8 +18,9 @@ pub(super) struct Variables {
 }
 
 impl Variables {
-    /// Those of this process. What is not Unicode is kept with U+FFFD in it, which names no
-    /// variable and no number: it is then reported as any other slip.
+    /// Returns the variables of this process. A name or value that is not Unicode gets U+FFFD in
+    /// it, which is in no variable's name and no number. It is then reported as any other
+    /// misspelling.
     pub(super) fn of_this_process() -> Self {
         std::env::vars_os()
             .map(|(name, value)| {
@@ -33,7 +34,7 @@ impl Variables {
         self.left.remove(variable)
     }
 
-    /// What is left when every setting has taken its own, but for those that somebody else reads.
+    /// Returns the variables that no setting has taken, without those that other programs read.
     pub(super) fn unknown(self) -> impl Iterator<Item = SettingFault> {
         self.left
             .into_keys()

@@ -8,9 +8,9 @@ use crate::runtime::Inner;
 use carrack_transports::mem::Buffer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Is told of the end of each part of a batch, and tells of the end of all: the other rank, if
-/// nothing has failed, and the batch's own completion object. Whoever begins the parts has a share
-/// in it, too, so that it is not over before all are begun.
+/// The completion object of a batch's parts. After the last part it signals the other rank, if no
+/// part has failed, and the batch's own object. The thread that begins the parts has a share, too,
+/// so that the batch cannot complete before all have begun.
 pub(in crate::post) struct Join {
     pub(super) inner: Option<Arc<dyn Completion>>,
     pub(super) runtime: Weak<Inner>,
@@ -24,7 +24,7 @@ pub(in crate::post) struct Join {
     pub(super) shares: Mutex<Shares>,
 }
 
-/// Parts that are under way, and the one who begins them.
+/// The parts in flight, and the share of the thread that begins them.
 pub(super) struct Shares {
     left: usize,
     /// The first of them.
@@ -55,7 +55,7 @@ impl Join {
         shares.error = shares.error.take().or(error);
     }
 
-    /// Whether a part has failed: then no more need be begun.
+    /// Returns `true` if a part has failed: the others need not begin.
     pub(super) fn has_failed(&self) -> bool {
         self.shares().error.is_some()
     }

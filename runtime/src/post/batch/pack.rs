@@ -19,12 +19,12 @@ use crate::runtime::Inner;
 use carrack_transports::mem::RegionSlice;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Whether a piece goes together with others.
+/// Returns `true` if a piece goes together with others.
 pub(super) fn goes_with_others(piece: &Piece<'_>) -> bool {
     piece.len() <= if piece.local.kind().is_host() { PIECE } else { GPU_PIECE }
 }
 
-/// How many packs are looked at for a place among them: as many as a program may fill in turns.
+/// Packs that are searched for room: a program may fill this many in turns.
 const OPEN: usize = 8;
 
 /// Pieces of one region of the other rank's; here all of host memory, or all of one GPU's.
@@ -32,7 +32,7 @@ const OPEN: usize = 8;
 pub(super) struct Pack {
     /// The number of the other rank's region.
     region: u64,
-    /// What each is here, and where it begins there.
+    /// The local part and the remote beginning of each piece.
     pieces: Vec<(RegionSlice, u64)>,
     bytes: usize,
 }
@@ -80,8 +80,7 @@ impl Pack {
         self.pieces.push((local, place));
     }
 
-    /// Whether its memory is still there: asked once for pieces of one region that come one after
-    /// the other.
+    /// Checks that its memory still exists: once for consecutive pieces of one region.
     fn recheck(&self) -> Result<(), PostError> {
         let runs = self.pieces.chunk_by(|(one, _), (next, _)| one.region().is(next.region()));
         let mut firsts = runs.filter_map(|run| run.first());
@@ -94,7 +93,7 @@ impl Pack {
     }
 }
 
-/// Where pieces are here.
+/// Returns the local places of pieces.
 fn places(pieces: &[(RegionSlice, u64)]) -> impl ExactSizeIterator<Item = (&Region, usize, usize)> {
     pieces.iter().map(|(local, _)| (local.region(), local.offset(), local.len()))
 }
@@ -215,7 +214,7 @@ fn taken<T>(place: &Mutex<Option<T>>) -> Option<T> {
     place.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// By what a pack that is under way goes on, and where it ends.
+/// The context in which a pack in flight goes on and ends.
 #[derive(Clone)]
 struct Onward {
     runtime: Weak<Inner>,
@@ -265,7 +264,7 @@ impl Completion for Filled {
     }
 }
 
-/// What was asked for is here, one behind the other.
+/// The completion of a get's answer, whose bytes are contiguous.
 struct Answered {
     onward: Onward,
     pieces: Mutex<Vec<(RegionSlice, u64)>>,

@@ -30,7 +30,7 @@ use carrack_transports::contract::{DownCause, Payload};
 use carrack_transports::mem::{AllocError, Buffer, PacketSource};
 use std::sync::Arc;
 
-/// What a device could not deliver so far.
+/// The deliveries that a device could not make yet.
 #[derive(Default)]
 pub(crate) struct Undelivered {
     queues: Vec<Queue>,
@@ -545,7 +545,8 @@ impl Pass<'_> {
         });
     }
 
-    /// Why an active message waits for a packet: engines may be at those that there are.
+    /// Returns the reason why an active message waits for a packet: engines may be using all
+    /// packets.
     fn no_packet(&self, why: Option<AllocError>) -> Obstacle {
         if why.is_none() && !self.device.line.is_empty() {
             return Obstacle::UnderWay;

@@ -1,11 +1,11 @@
-//! What waits for one completion object.
+//! The deliveries that wait for one completion object.
 
 use super::entry::{Delivery, Entry, Obstacle};
 use crate::comp::Completion;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What waits for one completion object of the user's.
+/// The deliveries that wait for one completion object of the user.
 pub(super) struct Queue {
     pub(super) object: Arc<dyn Completion>,
     /// Oldest first.
@@ -42,7 +42,7 @@ impl Queue {
         Self { object, entries, fetches, held_up: 0, is_out: false, told }
     }
 
-    /// Returns `true` if nobody can make room any more.
+    /// Returns `true` if no thread can make room any more.
     pub(super) fn is_orphaned(&self) -> bool {
         !self.is_out && self.object.is_abandoned()
     }
@@ -87,8 +87,8 @@ impl Queue {
         self.entries.insert(unplaced.unwrap_or(self.entries.len()), entry);
     }
 
-    /// The reason to complain of, with the number of deliveries that wait: the first time for as
-    /// long as the queue is not empty, and not if nobody can do anything about it.
+    /// Returns the obstacle to report, with the number of waiting deliveries. Reports once while
+    /// the queue is not empty, and never if the user cannot act on it.
     pub(super) fn complaint(&mut self, why: Obstacle) -> Option<(Obstacle, usize)> {
         let told = match why {
             Obstacle::Full if self.object.is_abandoned() => return None,
