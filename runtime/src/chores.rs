@@ -14,7 +14,7 @@ pub(crate) enum Chore {
     Landings = 1 << 1,
     /// Large messages on their way out.
     Streams = 1 << 2,
-    /// Large messages that the kernel is to copy.
+    /// Large messages that the kernel copies here.
     Pulls = 1 << 3,
     /// Flushes that wait for operations on memory.
     Flushes = 1 << 4,
@@ -30,8 +30,7 @@ pub(crate) enum Chore {
     Ordered = 1 << 14,
     /// Ranks to be told to hold, or to go on.
     Holds = 1 << 6,
-    /// Large messages that the NIC writes chunk by chunk, and of which something is over, or may be
-    /// begun.
+    /// Large messages that the NIC writes chunk by chunk, and that need a look after an event.
     Writings = 1 << 16,
     /// Of the whole runtime: deadlines.
     Deadlines = 1 << 7,

@@ -1,9 +1,8 @@
-//! Points in time by which operations have to be over.
+//! Deadlines of operations.
 //!
-//! A deadline stands with its operation, wherever that waits, and the runtime knows the earliest of
-//! all. Only when that has passed does progress look at everything that waits: an operation which
-//! is over in time, as nearly all are, costs one look at the clock when it is posted and leaves
-//! nothing behind.
+//! A deadline stands with its operation, in whatever list that waits, and the runtime knows the
+//! earliest of all. Only after that one has passed does progress look at all operations that wait.
+//! Nearly all operations end in time: each costs one look at the clock when it is posted.
 
 use crate::chores::{Chore, Chores};
 use carrack_transports::sync::Earliest;

@@ -157,8 +157,8 @@ impl DeviceBuilder<'_> {
     /// # Errors
     /// [`ResourceError::Packets`]: the pool's allocator has no memory on its GPU, or breaks its promise.
     pub fn build(self) -> Result<Device, ResourceError> {
-        // One after the other, as each is published under its number; and without the lock of the
-        // list, which progress takes: allocators and bootstraps are anybody's code.
+        // One after the other, since each is published under its number. Without the lock of the
+        // list, which progress takes: allocators and bootstraps may run any code.
         let _making = self.runtime.making_devices.lock().unwrap_or_else(PoisonError::into_inner);
         let index = u32::try_from(self.runtime.devices().len()).unwrap_or(u32::MAX);
         let device = Device(Arc::new(DeviceInner::open(self.runtime, index, self.pool)?));
@@ -362,7 +362,7 @@ impl DeviceInner {
         self.busy.lock().clone()
     }
 
-    /// A backlog was emptied, says the caller who holds its lock.
+    /// Notes that a backlog is empty. The caller holds its lock.
     pub(crate) fn not_busy(&self, rank: Rank) {
         let mut busy = self.busy.lock();
         busy.retain(|&other| other != rank);
@@ -415,7 +415,7 @@ impl DeviceInner {
             && self.direct.lock().iter().any(|one| one.rank == peer && one.name < before)
     }
 
-    /// Ends everything. What was waiting is failed.
+    /// Ends everything. Waiting operations fail.
     pub(crate) fn close(&self) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Vec::new();
@@ -450,9 +450,8 @@ impl DeviceInner {
         self.lanes.iter().all(|lane| lane.device.revoke(PeerId(peer.0)))
     }
 
-    /// Ends that right of all peers, and waits, for a limited time, for copies that are in
-    /// progress: a system call each, which takes a fraction of a millisecond unless the peer is
-    /// stopped in its midst.
+    /// Ends the right of all peers to copy, and waits for copies in progress for a limited time.
+    /// Each is a system call of a fraction of a millisecond, unless the peer is stopped in it.
     fn await_copies(&self) {
         let until = Instant::now() + PATIENCE;
         for route in self.routes.iter().filter_map(OnceLock::get) {

@@ -336,7 +336,7 @@ pub enum OpError {
     /// The event that the operation waited for failed.
     #[error("the event that it was ordered after failed: {0}")]
     Event(GpuError),
-    /// It was to begin later, and was refused then.
+    /// The operation was deferred, and refused at its begin.
     #[error("it could not begin when its turn had come: {0}")]
     Begin(Box<PostError>),
     /// The peer could not take the message in: it had no memory for it, or copying it failed there.
@@ -365,7 +365,7 @@ pub enum OpError {
     /// The owner of the remote region does no atomic operation there.
     #[error("{0} does no atomic operation on that word: it has to be aligned to 8 bytes")]
     Word(Rank),
-    /// It was not over by its deadline.
+    /// The operation had not completed by its deadline.
     #[error("the operation with {0} was not over by its deadline")]
     TimedOut(Rank),
     /// It was cancelled, before its message came.

@@ -14,8 +14,7 @@ use carrack_transports::gpu::{CopierState, Gpu, copier};
 use carrack_transports::mem::{GpuUuid, MemKind, PacketSource};
 use std::time::{Duration, Instant};
 
-/// An address that is not there is looked for again after so long: who sleeps is not woken when it
-/// comes.
+/// Time after which a missing address is looked up again: its arrival wakes no sleeping thread.
 const AGAIN: Duration = Duration::from_millis(5);
 
 /// The paths to one peer from one device.
@@ -52,7 +51,7 @@ pub struct KindPath {
 }
 
 impl KindPath {
-    /// Of memory that is no GPU's, or of which no more is known.
+    /// Returns an entry for memory that is no GPU's, or of an unknown kind.
     fn of_no_gpu(memory: &str, way: String, why: Option<String>) -> Self {
         Self { memory: memory.into(), way, why, gpu: None, copier: None }
     }

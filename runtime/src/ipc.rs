@@ -5,12 +5,12 @@
 //! no process has it open. Here the program transports the names itself, and keeps these rules:
 //!
 //! - **The owner frees last.** Memory must stay allocated until every process that has opened it
-//!   has dropped the region; nothing here knows who they are. Memory of cuMemAlloc and of the VMM
-//!   calls survives its owner's *death* while it is open; pool memory does not, and an access then
-//!   costs the opener its context.
-//! - **Whole blocks are exposed.** Who opens a part can reach the whole allocation, and of
-//!   cuMemAlloc's memory the driver's whole block of 2 MiB, with what else lies there. Allocate
-//!   what is shared in multiples of 2 MiB.
+//!   has dropped the region; this module does not know these processes. Memory of cuMemAlloc and
+//!   of the VMM calls survives its owner's *death* while it is open. Pool memory does not, and an
+//!   access then costs the opener its context.
+//! - **Whole blocks are exposed.** A process that opens a part can reach the whole allocation. For
+//!   memory of cuMemAlloc it can reach the driver's whole block of 2 MiB, with its other content.
+//!   Allocate shared memory in multiples of 2 MiB.
 //! - **Not in the process that owns it.** There the region itself is what is wanted; the driver
 //!   refuses its own byte handles.
 //! - **Once for each device.** Opening takes milliseconds. The same name opened again is the same
@@ -217,9 +217,9 @@ pub fn ipc_open(gpu: &dyn Gpu, memory: &IpcMemory) -> Result<Region, IpcError> {
     })
 }
 
-/// The name of an event, by which other processes open it. An event is made by
-/// [`Gpu::shared_event`], recorded by its owner, and waited for by those who open it; it must
-/// outlive them.
+/// Returns the name of an event, by which other processes open it. The event is made by
+/// [`Gpu::shared_event`]. Its owner records it, and the other processes wait for it. It must
+/// outlive their use.
 ///
 /// # Errors
 /// The driver's.

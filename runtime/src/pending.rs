@@ -19,7 +19,7 @@ pub struct Pending {
     pub rank: Rank,
     /// Ranks of the job.
     pub size: u32,
-    /// Operations that are not over.
+    /// Operations in flight.
     pub operations: Vec<PendingOp>,
     /// Messages that have come before their receives.
     pub unexpected: usize,
@@ -31,7 +31,7 @@ pub struct Pending {
     pub down: Vec<Rank>,
 }
 
-/// An operation that is not over.
+/// An operation in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingOp {
     /// The kind of operation.

@@ -1,4 +1,4 @@
-//! Everybody's bytes, to everybody.
+//! Allgather: the bytes of each member, at every member.
 
 use super::board::What;
 use super::call::Call;

@@ -26,7 +26,7 @@ pub(crate) struct Board {
     ledger: Arc<Ledger>,
 }
 
-/// Steps of a barrier: there are no more than 2^32 ranks.
+/// Steps of a barrier: a group has at most 2^32 ranks.
 const STEPS: usize = 32;
 
 #[derive(Default)]
@@ -39,7 +39,7 @@ struct State {
     wakers: Vec<Waker>,
 }
 
-/// An operation that is not over here.
+/// An operation in flight here.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Active {
     pub(crate) number: u64,
@@ -74,7 +74,7 @@ pub(super) struct Meaning {
     pub(super) hash: u64,
     pub(super) count: u32,
     pub(super) what: What,
-    /// Of a broadcast: where from. Of a failure: who is to blame.
+    /// The root of a broadcast, or the culprit of a failure.
     pub(super) root: Rank,
 }
 
@@ -151,7 +151,7 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes it the board of these members. Whether it is.
+    /// Makes it the board of these members. Returns `false` if it is that of others.
     pub(super) fn found(&self, members: Members) -> bool {
         let is_so = *self.members.get_or_init(|| members.clone()) == members;
         self.hash();
@@ -167,7 +167,7 @@ impl Board {
         *self.hash.get_or_init(|| self.members().hash())
     }
 
-    /// Its operations that are not over.
+    /// Returns the operations in flight.
     pub(super) fn active(&self) -> Vec<Active> {
         self.lock().active.clone()
     }
@@ -206,7 +206,7 @@ impl Board {
         if note.number < state.begun
             && !state.active.iter().any(|active| active.number == note.number)
         {
-            // It says that an operation has failed which is over here.
+            // The note reports the failure of an operation that has ended here.
             return Ok(());
         }
         if !self.ledger.add(note.from) {
@@ -307,7 +307,7 @@ impl Board {
         }
     }
 
-    /// An operation is over: whatever is still said of it, or comes late, is of no use.
+    /// Ends an operation: further and late notes on it are dropped.
     pub(super) fn forget(&self, number: u64) {
         let mut state = self.lock();
         for note in state.notes.extract_if(.., |note| note.number == number) {
@@ -316,8 +316,8 @@ impl Board {
         state.active.retain(|active| active.number != number);
     }
 
-    /// A note from a rank on an operation that has not begun here. What it has given up does not
-    /// count: it is not there any more.
+    /// Returns a note from a rank on an operation that has not begun here. A failure does not
+    /// count, since the rank has left that operation.
     pub(super) fn unclaimed(&self, from: Rank) -> Option<Note> {
         let state = self.lock();
         let is_one = |note: &&Note| {

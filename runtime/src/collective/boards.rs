@@ -48,7 +48,7 @@ impl Ledger {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more. Whether there may be.
+    /// Adds one. Returns `false` at the limit.
     pub(super) fn add(&self, of: Rank) -> bool {
         let mut counts = self.lock();
         let count = counts.entry(of).or_default();
@@ -148,7 +148,7 @@ impl Boards {
         }
     }
 
-    /// Something else has happened that those who wait may want to know: a rank is gone.
+    /// Wakes all listeners: a rank is gone.
     pub(crate) fn wake(&self) {
         self.world.wake();
         self.others().iter().for_each(|board| board.wake());

@@ -162,8 +162,8 @@ impl<'a> Call<'a> {
         });
     }
 
-    /// Waits until the notes are on their way: a member that leaves, and makes no progress any
-    /// more, must not take them with it. Why one never will be, if so.
+    /// Waits until the notes are on their way: a member that leaves, and makes no further
+    /// progress, must not keep them. Returns the reason if a note will never arrive.
     async fn told(&self, limit: Duration) -> Option<Box<OpError>> {
         let late = self.late.get()?;
         let until = Deadline::after(limit);
@@ -423,7 +423,7 @@ impl<'a> Call<'a> {
         }
         self.is_over.store(true, Ordering::Relaxed);
         if result.is_err() {
-            // Those who have not even started will hear in some other way.
+            // Members that have not started learn of it in another way.
             self.told(Duration::from_secs(1)).await;
         }
         result
@@ -518,7 +518,7 @@ impl Group {
     }
 }
 
-/// A future that is dropped in the midst of it leaves the others waiting: they are told.
+/// A future that is dropped before its end leaves the others waiting: its drop tells them.
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         if !self.is_over.load(Ordering::Relaxed) {

@@ -35,7 +35,7 @@ impl Members {
     pub(super) fn count(&self) -> u32 {
         match self {
             Self::All(count) => *count,
-            // There are no more than ranks.
+            // There are at most as many as ranks.
             Self::Some(ranks) => ranks.len() as u32,
         }
     }
@@ -216,7 +216,7 @@ mod tests {
         ];
         for next in operations {
             let failed = CollectiveError::Failed { what: "allgather", rank: Rank(1) };
-            // Who hears it first fails, too, and may be who the others hear of.
+            // The member that hears it first fails, too, and the others may name that one.
             let heard_first = |why: &CollectiveError| {
                 matches!(why, CollectiveError::Failed { rank: Rank(1), .. })
             };

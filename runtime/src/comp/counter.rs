@@ -4,8 +4,8 @@ use super::{AsCompletion, Completion, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts operations that are over, and throws their statuses away; those that failed are counted
-/// apart, so that a failure cannot pass for a success.
+/// Counts operations that have ended, and drops their statuses. Failures have a count of their
+/// own, so that a failure cannot pass for a success.
 #[derive(Clone)]
 pub struct Counter {
     counts: Arc<Counts>,

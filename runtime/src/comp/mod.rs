@@ -27,11 +27,11 @@ use crate::names::{Rank, Tag};
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
-/// Something that takes the status of an operation that is over.
+/// A receiver of the statuses of operations.
 ///
-/// `signal` runs on whatever thread makes progress, outside all locks of the runtime. It should be
-/// short; it may post operations; it may not call progress. A panic in it is caught and reported by
-/// the progress call that it happened in.
+/// `signal` runs on any thread that makes progress, outside all locks of the runtime. It should be
+/// short. It may post operations, but not call progress. The progress call in which it panics
+/// catches and reports the panic.
 pub trait Completion: Send + Sync {
     /// Takes a status.
     ///
@@ -66,7 +66,8 @@ pub trait Completion: Send + Sync {
         None
     }
 
-    /// The user's object that this passes statuses on to. What waits for either waits in one queue.
+    /// Returns the user's object that this one passes statuses on to. Deliveries for both wait in
+    /// one queue.
     #[doc(hidden)]
     fn passes_on_to(&self) -> Option<&Arc<dyn Completion>> {
         None

@@ -4,10 +4,9 @@ use super::{AsCompletion, Completion, Status};
 use carrack_transports::sync::Queue;
 use std::sync::{Arc, Weak};
 
-/// Keeps statuses until they are taken, in the order in which they came: any number of threads may
-/// push and pop. It never overwrites. What comes while it is full waits for room, in order, and
-/// progress reports [`CompletionFull`](crate::ProgressError::CompletionFull) once; everything else
-/// goes on.
+/// Keeps statuses in order until they are taken. Any number of threads may push and pop. It never
+/// overwrites. Deliveries to a full queue wait for room, in order, and progress reports
+/// [`CompletionFull`](crate::ProgressError::CompletionFull) once; everything else goes on.
 #[derive(Clone)]
 pub struct CompQueue {
     queue: Arc<Statuses>,

@@ -32,11 +32,10 @@ struct Slot {
 
 /// The table.
 ///
-/// A slot is given under another generation each time, so a message that was sent to an earlier
-/// object does not reach a later one. A slot whose generations have been used up is given no more.
-/// Which name comes next depends on the order of the calls only, so ranks that make the same calls
-/// have the same names. A reserved slot keeps its name, which the program chose before it knew the
-/// object.
+/// A slot gets another generation each time, so a message to an earlier object does not reach a
+/// later one. A slot without a fresh generation is not used again. The next name depends only on
+/// the order of the calls, so ranks that make the same calls have the same names. A reserved slot
+/// keeps its name, which the program chose before it had the object.
 pub(crate) struct Registry {
     slots: Mutex<Vec<Slot>>,
     /// Grows with each change.

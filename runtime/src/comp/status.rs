@@ -11,9 +11,9 @@ pub struct Status {
     pub rank: Rank,
     /// The message's tag.
     pub tag: Tag,
-    /// Bytes of the message, or 0 for a receive that ended without one. For a receive this may be
-    /// less than the buffer holds. Where the operation failed, they need not be in the buffer: a
-    /// message that is too long for it has more.
+    /// Bytes of the message, or 0 for a receive that ended without one. A receive's buffer may be
+    /// longer. If the operation failed, the bytes need not be in the buffer: a message that is too
+    /// long for it has more.
     pub size: usize,
     /// The user context of the operation; 0 for an incoming active message.
     pub user_context: UserContext,
@@ -45,7 +45,7 @@ impl Status {
         self.filled()?.as_slice().map(|bytes| &bytes[..self.size.min(bytes.len())])
     }
 
-    /// The buffer, if it holds what the operation was to bring.
+    /// Returns the buffer if the operation has filled it.
     fn filled(&self) -> Option<&Buffer> {
         self.error.is_none().then_some(&self.buffer)
     }

@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// its data has arrived, without a wait on the host. A registered counter counts the signals of
 /// other ranks.
 ///
-/// The count is raised by progress, of whatever thread; so some thread has to make it, or the
-/// runtime's own (`CARRACK_PROGRESS=thread`).
+/// Progress raises the count, on any thread. So a thread of the program has to make progress, or
+/// the runtime's own (`CARRACK_PROGRESS=thread`).
 ///
-/// # When it cannot come any more
-/// An operation that failed *poisons* the counter: all streams that wait for it go on, now and
-/// later, whatever the count; [`error`](Self::error) tells the first failure. So does the end of a
-/// rank while a stream waits: of any rank, or of those that it was told to [`watch`](Self::watch).
-/// And so does the end of the runtime. What is behind the wait then runs on data that have not
-/// come: a kernel can look at the word, at [`device_addr`](Self::device_addr), which has the bit
-/// [`POISON`](Self::POISON) set.
+/// # When the count cannot be reached any more
+/// A failed operation *poisons* the counter: all streams that wait for it go on, now and later,
+/// whatever the count; [`error`](Self::error) returns the first failure. The end of a rank while a
+/// stream waits does the same: of any rank, or of the ranks given to [`watch`](Self::watch). So
+/// does the end of the runtime. The work behind the wait then runs on missing data. A kernel can
+/// test the word at [`device_addr`](Self::device_addr), which has the bit [`POISON`](Self::POISON)
+/// set.
 ///
 /// # Rules against deadlock
 /// - A waiting stream takes up one of the context's connections to its GPU. At most two fewer than
@@ -45,7 +45,7 @@ pub(crate) struct Counted {
     word: Word,
     /// The first failure.
     error: Mutex<Option<OpError>>,
-    /// The highest count that a stream was to wait for.
+    /// The highest count that a stream waits for.
     awaited: AtomicU64,
     /// The ranks whose end poisons it; every rank's does if the list is empty.
     watched: Mutex<Vec<Rank>>,
@@ -68,7 +68,7 @@ impl Counted {
         watched.is_empty() || watched.contains(&rank)
     }
 
-    /// Nothing more will come: streams that wait for more are let go.
+    /// Poisons the counter if streams wait for a higher count.
     pub(crate) fn give_up(&self, error: impl FnOnce() -> OpError) {
         if self.awaited.load(Ordering::SeqCst) > self.count() {
             self.fail(error());

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// Waits for a number of operations, its threshold, like an MPI request. It can be used again once
 /// their statuses are taken.
 ///
-/// It takes no more statuses than its threshold at a time: further ones wait, as for a full queue.
+/// It takes at most as many statuses as its threshold at a time: further ones wait, as for a full
+/// queue.
 #[derive(Clone)]
 pub struct Synchronizer {
     inner: Arc<Inner>,
@@ -69,7 +70,7 @@ impl Synchronizer {
         self.inner.count.load(Ordering::Acquire) >= self.inner.threshold
     }
 
-    /// Takes the statuses, if all operations are over, in the order in which they ended; it then
+    /// Takes the statuses, in the order in which the operations ended, if all have. The count then
     /// starts again from zero.
     pub fn take(&self) -> Option<Vec<Status>> {
         let mut statuses = self.inner.lock();
@@ -81,7 +82,7 @@ impl Synchronizer {
         Some(std::mem::replace(&mut statuses, room))
     }
 
-    /// Makes progress until all operations are over, and takes their statuses. Does not burn a
+    /// Makes progress until all operations have ended, and takes their statuses. Does not burn a
     /// core.
     pub fn wait(&self, runtime: &Runtime) -> Result<Vec<Status>, WaitError> {
         loop {

@@ -114,8 +114,8 @@ impl MatchingEngine {
         self.0.index
     }
 
-    /// A message has come. What `taken` makes of it and the receive that it is for, which ends with
-    /// that; or it waits, as what `keep` makes of its payload.
+    /// Handles a message that has arrived. If a receive waits for it, `taken` gets both, and its
+    /// result is returned. Otherwise the message waits with the payload that `keep` returns.
     #[inline(always)]
     pub(crate) fn arrive<P, T>(
         &self,

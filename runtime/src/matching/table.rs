@@ -27,7 +27,7 @@ struct Shard<A, B> {
     /// The head of the first line of each bucket.
     buckets: Vec<usize>,
     lines: usize,
-    /// Given to what comes to wait, and to nothing else ever.
+    /// The stamp of the next value that waits, never used twice.
     stamps: u64,
 }
 
@@ -40,7 +40,7 @@ struct Place<A, B> {
     behind: usize,
     /// For the head of a line: the last in it.
     last: usize,
-    /// Tells it apart from whatever waited here under the same key.
+    /// Distinguishes the value from others that waited here under the same key.
     stamp: u64,
     value: Value<A, B>,
 }
@@ -126,7 +126,7 @@ impl<A, B> Shard<A, B> {
         value
     }
 
-    /// Frees the head's place. What is left in it is not dropped.
+    /// Frees the head's place, without dropping its content.
     #[inline]
     fn release(&mut self, head: usize, above: usize, hash: u64) {
         let place = &mut self.places[head];
@@ -153,7 +153,7 @@ impl<A, B> Shard<A, B> {
         self.shrink();
     }
 
-    /// Takes one out of the midst of its line.
+    /// Takes one out of the middle of its line.
     fn pluck(&mut self, head: usize, above: usize, hash: u64, stamp: u64) -> Option<Value<A, B>> {
         if self.places[head].stamp == stamp {
             return Some(self.pop(head, above, hash));
@@ -387,8 +387,8 @@ impl<A, B> Table<A, B> {
     }
 }
 
-/// One multiplication, folded, as wyhash has it. Keys come from ranks of one job, which share a
-/// secret; a hostile one could make its own messages slow to match, no more.
+/// One multiplication, folded, as in wyhash. Keys come from ranks of one job, which share a
+/// secret. A hostile rank could only make its own messages slow to match.
 #[inline(always)]
 fn hash(key: &Key) -> u64 {
     let [who, tag] = key.words();

@@ -45,7 +45,7 @@ pub(crate) enum Stage {
     Staging(Transfer, Block),
     /// Room for that copy; the user's buffer is kept to be given back.
     Staged(Block, Buffer),
-    /// Nothing: it is over.
+    /// Nothing: it has ended.
     Over(Buffer),
 }
 
@@ -56,7 +56,7 @@ pub(crate) enum Step {
     /// It waits for an event of the user, or for the end of operations that wait for this peer,
     /// since no more offers may be in flight. Either may need further messages of the runtime.
     Held,
-    /// It is over.
+    /// It has ended.
     Ended(Result<(), OpError>),
     /// The link has it now.
     HandedOver,

@@ -38,7 +38,7 @@ pub(crate) struct Unexpected {
     /// Bytes of those that wait for room in a completion object.
     undelivered: AtomicUsize,
     budget: usize,
-    /// Packets among them: what comes in needs some, too.
+    /// Packets among them: incoming messages need packets, too.
     packets: AtomicUsize,
     packet_size: usize,
 }
@@ -78,7 +78,7 @@ impl Unexpected {
         Self { bytes, undelivered, budget, packets, packet_size }
     }
 
-    /// One more. Returns `true` if its sender is to hold.
+    /// Adds a message. Returns `true` if its sender has to hold.
     #[inline]
     pub(crate) fn add(&self, payload: &Payload) -> bool {
         self.charge(self.kept(payload))
@@ -90,7 +90,7 @@ impl Unexpected {
         self.release(self.kept(payload));
     }
 
-    /// Adds the cost of a message that waits. Returns `true` if its sender is to hold.
+    /// Adds the cost of a message that waits. Returns `true` if its sender has to hold.
     #[inline]
     pub(crate) fn charge(&self, kept: Kept) -> bool {
         if kept.in_packet {

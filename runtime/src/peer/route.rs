@@ -132,7 +132,7 @@ impl Route {
         self.down.get()
     }
 
-    /// Notes that the peer is gone. Whether that is news.
+    /// Notes that the peer is gone. Returns `true` the first time.
     pub(crate) fn set_down(&self, cause: DownCause) -> bool {
         let news = self.down.set(cause).is_ok();
         self.hurdles.set(DOWN, true);
@@ -175,7 +175,7 @@ impl Route {
         self.hurdles.has(HELD)
     }
 
-    /// Notes what the peer has room for. The latest turn counts, in whatever order they come.
+    /// Notes the peer's room. The latest turn counts, in any order of arrival.
     pub(crate) fn hold(&self, room: Room, turn: u64) {
         let mut last = self.held_turn.lock().unwrap_or_else(PoisonError::into_inner);
         if turn > *last {

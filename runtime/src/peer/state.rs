@@ -12,8 +12,8 @@ use std::collections::HashSet;
 pub enum PeerState {
     /// Nothing speaks against it; it may not have been used yet.
     Up,
-    /// It is silent: an operation with it was not over by its deadline, and nothing has come from
-    /// it since. It may be stopped, or busy; memory that it could still reach is kept for it.
+    /// It is silent: an operation with it missed its deadline, and no message has come from it
+    /// since. It may be stopped, or busy; memory that it could still reach is kept for it.
     Suspect,
     /// It is known to be gone, and does not come back.
     Down(DownCause),
@@ -53,7 +53,7 @@ impl Inner {
         })
     }
 
-    /// An operation with a rank was not over by its deadline.
+    /// Notes that an operation with a rank missed its deadline.
     #[cold]
     pub(crate) fn suspect(&self, rank: Rank) {
         if rank.0 < self.size && rank != self.rank {

@@ -80,7 +80,7 @@ impl<K> Post<'_, K> {
         let Ok(token) = device.outstanding.insert(self.outstanding(size, comp)) else {
             return Ok(Given::Full(RetryReason::Unanswered));
         };
-        // First: it may be over on another thread before this call returns.
+        // First: the operation may end on another thread before this call returns.
         device.note_direct(token, self.rank, signal.map(|signal| (signal, self.tag)));
         let submitted = link.submit(op(OpToken(token)));
         if let Ok(Submit::Posted) = submitted {

@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 
 /// An operation to be awaited: what a [`Post`] turns into.
 ///
-/// It is posted when it is first polled, and waits in the peer's backlog if need be; while that is
-/// full, progress wakes it to try again. Dropping it before it is over detaches the operation,
-/// which goes on and keeps its buffer; a [`deadline`](Post::deadline) is the way to limit it.
-/// `.comp`, and which outcomes are allowed, do not matter here.
+/// The first poll posts the operation. It waits in the peer's backlog if necessary; while that is
+/// full, progress wakes it to try again. Dropping the future early detaches the operation, which
+/// goes on and keeps its buffer; a [`deadline`](Post::deadline) limits it. `.comp` and the options
+/// of allowed outcomes have no effect here.
 #[must_use = "nothing is posted until this is awaited or started"]
 pub struct Operation<'a, K> {
     state: State<'a, K>,

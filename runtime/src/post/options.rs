@@ -59,8 +59,8 @@ pub enum RetryReason {
     Backlog,
     /// Much was sent without listening: make progress, to hear whether the peer can take more.
     Unheard,
-    /// As many operations as may (`CARRACK_OFFERS`) wait for their peers to take them up; or a put
-    /// or a get is to notify a peer that keeps too many notifications.
+    /// The limit of operations that wait for their peers (`CARRACK_OFFERS`) is reached. Or a put
+    /// or a get should notify a peer that keeps too many notifications.
     Unanswered,
 }
 
@@ -366,11 +366,11 @@ impl<'a, K> Post<'a, K> {
         }
     }
 
-    /// The completion object that is signalled when the operation was `Posted` and is over: for a
-    /// sending operation, when its buffer may be reused; for a receive, when the message is there.
+    /// Sets the completion object that is signalled when a `Posted` operation has completed. For a
+    /// sending operation its buffer may then be reused; for a receive the message is there.
     ///
-    /// Without one, a sending operation that was posted ends unseen, and a receive does not return
-    /// before it is over; it has to be allowed to be `Done`.
+    /// Without one, a sending operation that was posted ends unseen. A receive then returns only
+    /// when it has completed, and must be allowed to be `Done`.
     pub fn comp(mut self, comp: &'a impl AsCompletion) -> Self {
         self.comp = Some(comp.as_completion());
         self
@@ -438,8 +438,8 @@ impl<'a, K> Post<'a, K> {
     }
 
     /// Fails the operation, with [`OpError::TimedOut`](crate::OpError::TimedOut) in its status, if
-    /// it is not over so long after this call, and with [`PostError::TimedOut`] if it is posted
-    /// only then.
+    /// it has not completed within `after` from this call. It fails with [`PostError::TimedOut`]
+    /// if it is posted later than that.
     ///
     /// Memory that the peer may still read or write stays with the runtime until the peer is done
     /// with it or gone, so the status of what was sent may come without its buffer; and a message

@@ -89,8 +89,8 @@ impl Order {
         }
     }
 
-    /// The stream, where a copy between these two can be given to it: it is all that there is to
-    /// the order, and its engine reaches both.
+    /// Returns the stream if it can do a copy between these two: the order has no events, and the
+    /// stream's engine reaches both.
     pub(super) fn stream_for(&self, region: &Region, buffer: MemKind) -> Option<&Arc<dyn Stream>> {
         let stream = self.stream.as_ref().filter(|_| self.after.is_empty())?;
         let is_reached =
@@ -158,7 +158,7 @@ impl EventState for All {
     }
 }
 
-/// Lets a stream go on when the operation is over.
+/// Lets a stream go on when the operation has ended.
 struct Released {
     inner: Option<Arc<dyn Completion>>,
     gate: Mutex<Option<Gate>>,

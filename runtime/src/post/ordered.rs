@@ -371,7 +371,7 @@ impl Later {
             What::Rest(mut rest) => {
                 let post = said.post(&runtime, device, Batch::nothing());
                 let outcome = match post.go_on(&mut rest) {
-                    // The share of who has begun it.
+                    // The share of the thread that has begun it.
                     true => Outcome::Done(post.nothing_left()),
                     false => Outcome::Retry(RetryReason::Unanswered),
                 };

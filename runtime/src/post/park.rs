@@ -318,7 +318,7 @@ impl DeviceInner {
         later.collect()
     }
 
-    /// Ends what waits for a rank that is gone. What has to be told.
+    /// Ends operations that wait for a gone rank. Returns the statuses to signal.
     #[cold]
     pub(crate) fn fail_ordered(&self, rank: Rank, error: &dyn Fn() -> OpError) -> Vec<Ended> {
         let meant = self.take_later(|entry, _| entry.rank == rank);

@@ -131,7 +131,7 @@ impl Post<'_, Recv<'_>> {
             Content::Offered(..) => true,
         };
         if needs_engine {
-            // It will not be over when this returns.
+            // The receive will end later than this call.
             let receive = Receive { comp: self.comp.cloned(), ..receive };
             if let Some((_, status)) = device.land(runtime, message, receive) {
                 return self.outcome(Begun::Over(status));

@@ -61,7 +61,7 @@ impl Runtime {
     /// Writes `buffer` into the memory of `rank`, at `offset` in the region or part that `rmr`
     /// names.
     ///
-    /// It is over when the bytes are visible there.
+    /// It completes when the bytes are visible there.
     pub fn post_put<'a>(
         &'a self,
         rank: Rank,

@@ -139,7 +139,7 @@ enum Attempt {
     Done,
     Posted,
     Busy(RetryReason),
-    /// It can only go by way of the backlog: it waits for an event, or for a copy.
+    /// It has to go through the backlog: it waits for an event, or for a copy.
     Park,
 }
 

@@ -1,6 +1,6 @@
-//! Atomic operations on words whose agent is their owner's NIC: everybody goes by it, the owner
-//! itself and ranks that have the memory mapped included, since what a NIC does to a word is atomic
-//! among its own operations alone.
+//! Atomic operations on words whose coherence owner is their rank's NIC. All ranks go through that
+//! NIC, also the owner and ranks that have the memory mapped: a NIC's operations on a word are
+//! atomic among its own only.
 
 use super::atomic::{Atomic, Operation};
 use super::nic::Given;

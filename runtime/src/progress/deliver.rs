@@ -156,8 +156,7 @@ impl Pass<'_> {
                 self.operation_over(token.0, buffer, outcome)
             }
             Event::PeerDown { peer, cause } => self.peer_down(self.device.rank_of(peer), cause),
-            // Connected, and whatever later transports report: the backlog is looked at in any
-            // case.
+            // Connections, and events of later transports: the backlog is looked at in any case.
             _ => {}
         }
     }
@@ -183,7 +182,7 @@ impl Pass<'_> {
         }
     }
 
-    /// An operation that a link had is over.
+    /// Ends an operation that a link had.
     fn operation_over(&mut self, token: u64, buffer: Buffer, outcome: Result<(), Box<OpFailure>>) {
         let Some(operation) = self.device.outstanding.take(token) else {
             tracing::error!(token, "a transport ended an operation that it did not have");

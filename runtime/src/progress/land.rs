@@ -34,7 +34,7 @@ pub(crate) struct Landing {
     pub(crate) owed: Option<Box<Owed>>,
 }
 
-/// For what a peer waits until a copy of this rank's is over.
+/// The peer's reason to wait for the end of a copy of this rank.
 pub(crate) enum Owed {
     /// For its message to be fetched.
     Fetched(Fetched),

@@ -1,10 +1,9 @@
 //! Active messages whose place is memory of a GPU.
 //!
-//! Whatever a transport brought, an engine copies it into a packet there, which takes its time. So
-//! that messages are handed over in the order in which they came, each stands in the device's
-//! *line*, also one about which there is nothing to be done, and only the first one's engine is
-//! asked. What cannot get into the line, because no packet is left, waits with its completion
-//! object (`undelivered`).
+//! An engine copies each message into a packet there, which takes time. To deliver messages in
+//! order of arrival, each stands in the device's *line*, even if it needs no copy. Only the first
+//! one's engine is polled. A message without a packet cannot enter the line, and waits with its
+//! completion object (`undelivered`).
 
 use super::land::Landing;
 use super::{Pass, arrival};

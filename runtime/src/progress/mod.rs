@@ -67,10 +67,10 @@ const NOW_AND_THEN: u32 = 16_381;
 struct Met {
     /// Meetings that need further action. The events in the batch hold their indices.
     meetings: Vec<Option<Meeting>>,
-    /// Completion objects that have been told at once: handles that receives had, which may be the
-    /// last ones. They are not dropped with locks held, and not before the one who waits for the
-    /// message has had it: dropping one takes as long as a quarter of all the rest. So they are,
-    /// when this thread next makes progress, or ends.
+    /// Completion objects that were signaled at once: handles of receives, possibly the last ones.
+    /// They must not be dropped under locks. Nor before the message is delivered: a drop takes a
+    /// quarter as long as all the rest. So they are dropped when this thread next makes progress,
+    /// or ends.
     told: Vec<Arc<dyn Completion>>,
 }
 
@@ -419,7 +419,7 @@ impl Pass<'_> {
 
     #[inline(never)]
     fn small_in_order(&self, batch: &mut Batch, met: &mut Met) {
-        // Whether all before it is over: then nothing is overtaken by telling of it at once.
+        // Set while all messages before it have ended: an immediate signal then overtakes none.
         let (mut at_once, mut over) = (self.device.undelivered.is_empty(), 0);
         for message in batch.small_mut() {
             let is_am = Message::is_am(message.header);
@@ -520,8 +520,8 @@ impl Pass<'_> {
             .unwrap_or(Found::Kept)
     }
 
-    /// A message has to wait for its receive. What was lent goes back to its sender, who needs it
-    /// for others. And half of the packets stay free for what else comes.
+    /// Prepares a message for waiting for its receive. A loan goes back to its sender, who needs
+    /// the place for other messages. Half of the packets stay free for further messages.
     fn settle(&self, payload: Payload) -> Payload {
         let pool = &self.device.host_pool;
         let may_keep = self.inner.unexpected.may_keep_packet(pool.limit());

@@ -125,7 +125,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A copy is over, as its transfer has said.
+    /// Ends a copy whose transfer has ended.
     #[inline]
     pub(crate) fn landed(&mut self, landing: &mut Landing) {
         self.moved = true;
@@ -143,8 +143,8 @@ impl Pass<'_> {
         self.signal(comp.as_ref(), status);
     }
 
-    /// Tells the peer what it waits for. Whether that is not the end: what was fetched has to be
-    /// asked for after all.
+    /// Sends the peer the message that it waits for. Returns `true` if the operation goes on: the
+    /// fetch does not count, and the parts are requested.
     fn pay(&mut self, landing: &mut Landing, owed: Owed, error: Option<&CopyError>) -> bool {
         let Fetched { token, from, deadline } = match owed {
             Owed::Fetched(fetched) => fetched,

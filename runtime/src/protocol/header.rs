@@ -297,7 +297,7 @@ impl Found {
         }
     }
 
-    /// `None` for whatever nothing was written over.
+    /// Returns `None` for a header that was not overwritten.
     pub(crate) fn decode(header: Header) -> Option<Self> {
         match header.0 {
             [KEPT, _] => Some(Self::Kept),

@@ -1,14 +1,14 @@
 //! Regions that NICs reach by themselves.
 //!
 //! ```text
-//! who puts or gets                       owner
-//!   ask (region) ─────────────────────►  makes the region known to its NIC, and notes who knows it
-//!   ◄─────── told (region, where, length)
+//! user of the region                     owner
+//!   ask (region) ─────────────────────►  registers the region with its NIC, and notes the user
+//!   ◄─────── told (region, place, length)
 //!   the NIC writes and reads
 //!                                        the registration ends
 //!   ◄────────────────── withdraw (region)
-//!   let go (region) ──────────────────►  when everything that was to be written or read is over; when
-//!                                        all have, the NIC forgets the region
+//!   let go (region) ──────────────────►  after its last operation there; when all users have let go,
+//!                                        the NIC deregisters the region
 //! ```
 //!
 //! A NIC knows no generations: an access to unregistered memory breaks the connection. So the
@@ -165,7 +165,7 @@ impl AllTold {
         self.told.lock()
     }
 
-    /// After a region was shown, or is no more.
+    /// Updates the count after a region was shown or removed.
     fn count(&self, told: &Told) {
         self.told.set_count(told.flushes().count());
     }
@@ -186,7 +186,7 @@ impl AllTold {
         drop(withdrawals);
         self.count(&told);
         drop(told);
-        // Without the locks: what a region owns may be anybody's code.
+        // Without the locks: the drop of a region may run any code.
         drop(unused);
     }
 }
@@ -209,8 +209,8 @@ impl Regions {
         let at = shown.iter().position(|one| one.device == device);
         if at.is_none() {
             let exposed = match words {
-                // The NIC that is the agent of its words knows it already, and is reached whatever
-                // the path of messages is.
+                // The NIC that is the coherence owner of its words knows it already, and is
+                // reached whichever path messages take.
                 Some(words) => Ok(words.exposed),
                 None => link?.expose(Buffer::Region(region.whole())).map(Arc::from),
             };
@@ -284,7 +284,7 @@ impl Regions {
         let gone: Vec<_> = told.leaving.extract_if(.., |(_, one)| one.by.is_empty()).collect();
         self.told.count(&told);
         drop(told);
-        // Outside the lock: what a region owns may be anybody's code.
+        // Outside the lock: the drop of a region may run any code.
         drop(gone);
     }
 }

@@ -1,10 +1,10 @@
 //! Memory that other ranks reach.
 //!
-//! A [`Region`] is registered, and its [`Rmr`] given to other ranks by whatever way (a message, an
-//! allgather). With it they put, get and do atomics: directly where they can map the memory
-//! ([`Runtime::allocate`] makes such), else by asking its owner, whose progress then carries the
-//! operation out. A registration that has ended is noticed either way: the number of a region
-//! carries a generation, and mapped memory an epoch.
+//! A [`Region`] is registered, and its remote key ([`Rmr`]) sent to other ranks in any way (a
+//! message, an allgather). With it they put, get and do atomics: directly where they can map the
+//! memory ([`Runtime::allocate`] returns such memory), else through its owner, whose progress
+//! carries the operation out. Either way they notice a registration that has ended: the number of
+//! a region carries a generation, and mapped memory an epoch.
 
 pub(crate) mod direct;
 mod invalidate;
@@ -78,9 +78,8 @@ impl Runtime {
     /// Lets other ranks reach a region, of any kind of memory. One registration serves all devices.
     ///
     /// Raw memory is registered by
-    /// [`buffer::raw::register_memory`](crate::buffer::raw::register_memory), which finds out what
-    /// sort of memory it is. Who does the atomic operations on its words is chosen by
-    /// [`registration`](Self::registration).
+    /// [`buffer::raw::register_memory`](crate::buffer::raw::register_memory), which finds its
+    /// kind. [`registration`](Self::registration) chooses the coherence owner of its words.
     ///
     /// # Errors
     /// As of [`Registration::register`].

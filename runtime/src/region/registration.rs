@@ -13,9 +13,9 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum AtomicAgent {
-    /// The rank that has the memory: its CPUs, or where they are mapped those of its machine; of
-    /// words of a GPU its copy engine. Where the memory is not mapped, the owner has to make
-    /// progress.
+    /// The rank that has the memory. Its CPUs do the operations, or those of its machine where
+    /// they are mapped; for words of a GPU its copy engine. Where the memory is not mapped, the
+    /// owner has to make progress.
     #[default]
     Owner,
     /// The owner's NIC, for all accesses: also for those of ranks on its node and of the owner

@@ -124,8 +124,8 @@ impl Rmr {
         bytes
     }
 
-    /// From what [`to_bytes`](Self::to_bytes) made, here or on another rank. Whether the region is
-    /// there turns out when it is used.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes), from this or another rank. A missing
+    /// region is noticed at its first use.
     ///
     /// # Errors
     /// The bytes are something else.

@@ -1,8 +1,8 @@
 //! The test that no two pieces of a batch write the same byte.
 //!
-//! Most batches come in the order of their targets, which [`Apart`] sees while the pieces are
-//! looked at for other reasons. Where they do not, a mark is set for each unit of memory that is
-//! written; only where that would be too many marks, or has found something, they are sorted.
+//! Most batches come in the order of their targets, which [`Apart`] checks while the pieces are
+//! looked at for other reasons. Otherwise a mark is set for each unit of memory that is written.
+//! Only if there would be too many marks, or one is set twice, are the pieces sorted.
 
 use super::Piece;
 use crate::error::PostError;
@@ -103,7 +103,8 @@ fn are_apart_by_marks(pieces: &[Piece<'_>], is_put: bool) -> bool {
     targets().all(|(_, start, end)| mark(&mut marks, (start - low) >> unit..(end - low) >> unit))
 }
 
-/// Marks units, which are bits of the words. Whether none was marked: else not all of them are now.
+/// Marks units, which are bits of the words. Returns `true` if none was marked before; otherwise
+/// some stay unmarked.
 #[inline]
 fn mark(marks: &mut [u64], units: Range<u64>) -> bool {
     let mut at = units.start;

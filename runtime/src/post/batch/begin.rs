@@ -59,7 +59,7 @@ impl Post<'_, Batch<'_>> {
         }
     }
 
-    /// By which the one who has begun the parts gives up its share.
+    /// Returns the status with which the thread that has begun the parts gives up its share.
     pub(in crate::post) fn nothing_left(&self) -> Status {
         self.status(0)
     }

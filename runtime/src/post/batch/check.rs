@@ -49,7 +49,7 @@ enum Way<'p> {
     /// begins.
     Together(usize, &'p Region, usize),
     Host(&'p Region, usize),
-    /// By their owner, who gets many together.
+    /// By their owner, many in one message.
     ByOwner,
     Alone,
 }
@@ -94,8 +94,8 @@ impl<'a> Post<'_, Batch<'a>> {
             }
     }
 
-    /// Checks all of it, and says how it is carried out. `near`: a GPU whose engines are to reach
-    /// what is mapped for it.
+    /// Checks the whole batch, and returns its plan. `near`: a GPU for whose engines the memory is
+    /// mapped.
     pub(super) fn plan(&self, near: Option<&Arc<dyn Gpu>>) -> Result<Plan<'a>, PostError> {
         self.check_rank()?;
         self.check_deadline()?;
@@ -154,8 +154,7 @@ impl<'a> Post<'_, Batch<'a>> {
         let (mut at, mut found) = (0, 0);
         while let Some(first) = pieces.get(at) {
             let &Piece { local, rmr, .. } = first;
-            // Most pieces are between the same two regions as some just before: what there is to
-            // know of these is found out once.
+            // Most pieces are between the same two regions as recent ones: the way is found once.
             let before = known.iter().flatten().find(|(pair, _)| first.is_between(*pair));
             let way = match before {
                 Some(&(_, way)) => way,

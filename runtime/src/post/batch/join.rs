@@ -32,7 +32,7 @@ pub(super) struct Shares {
 }
 
 impl Default for Shares {
-    /// That of who begins.
+    /// One share, of the thread that begins the parts.
     fn default() -> Self {
         Self { left: 1, error: None }
     }
@@ -48,7 +48,8 @@ impl Join {
         self.shares().left += 1;
     }
 
-    /// A part was not begun after all, or was over at once; the one who begins still has a share.
+    /// Takes a share back: a part did not begin, or has ended at once. The beginning thread still
+    /// has its own.
     pub(super) fn take_back(&self, error: Option<OpError>) {
         let mut shares = self.shares();
         shares.left -= 1;
@@ -91,7 +92,7 @@ impl Join {
 
 impl Completion for Join {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        // Told once more, because the inner object had no room, all is over already.
+        // Signaled once more, since the inner object had no room: all parts have ended already.
         let last = if self.shares().left == 0 {
             Some(status)
         } else {

@@ -38,7 +38,7 @@ pub(super) struct Pack {
 }
 
 impl Pack {
-    /// As few as may be, of pieces in whatever order. Each was found to be within its region.
+    /// Packs pieces in any order into few packs. Each piece is known to be within its region.
     pub(super) fn all_of(pieces: &[Piece<'_>]) -> Vec<Self> {
         let mut packs = Vec::<Self>::new();
         for piece in pieces {
@@ -224,7 +224,7 @@ struct Onward {
 }
 
 impl Onward {
-    /// Goes on, unless something has failed. What `go_on` gives back is the end of it.
+    /// Goes on, unless a part has failed. The result of `go_on` ends the pack.
     fn on(
         &self,
         mut status: Status,

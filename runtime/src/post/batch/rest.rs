@@ -85,7 +85,7 @@ impl Post<'_, Batch<'_>> {
                 rest.parts.clear();
                 return true;
             }
-            // First: it may be over on another thread before the call returns.
+            // First: the part may end on another thread before the call returns.
             rest.join.add();
             let begun = match part {
                 Part::Single(single) => self.begin_one(single, rest.is_put, &comp),

@@ -81,8 +81,8 @@ impl Undelivered {
         &mut self.queues[at]
     }
 
-    /// Ends of operations that are still to be told, for a runtime that ends. What peers have sent
-    /// goes with it.
+    /// Returns the statuses of operations that are still to be signaled, for a runtime that ends.
+    /// Messages of peers are dropped.
     pub(crate) fn into_statuses(
         self,
     ) -> impl Iterator<Item = (Option<Arc<dyn Completion>>, Status)> {
@@ -557,8 +557,8 @@ impl Pass<'_> {
 }
 
 impl Inner {
-    /// Tells a completion object outside of progress, in a call that posts. What has no room waits
-    /// with the device; a panic is reported by the next call of progress.
+    /// Signals a completion object outside of progress, in a call that posts. A status without
+    /// room waits with the device; the next call of progress reports a panic.
     pub(crate) fn tell(
         &self,
         device: &DeviceInner,
