@@ -109,7 +109,7 @@ pub(crate) struct Outstanding {
 }
 
 impl Device {
-    /// Its number, the same on all ranks.
+    /// Returns its number, the same on all ranks.
     pub fn index(&self) -> u32 {
         self.0.index
     }
@@ -247,13 +247,13 @@ impl DeviceInner {
         })
     }
 
-    /// The route to a rank of the job, made if it was not used before.
+    /// Returns the route to a rank of the job, made at its first use.
     #[inline]
     pub(crate) fn route(&self, rank: Rank) -> Option<&Arc<Route>> {
         self.routes.get(rank.0 as usize).map(|cell| cell.get_or_init(|| Arc::new(Route::new(rank))))
     }
 
-    /// The route to a rank, if it was used before.
+    /// Returns the route to a rank, if it was used before.
     #[inline(always)]
     pub(crate) fn known_route(&self, rank: Rank) -> Option<&Arc<Route>> {
         self.routes.get(rank.0 as usize)?.get()
@@ -265,7 +265,7 @@ impl DeviceInner {
         self.closed.load(Ordering::Relaxed) || !self.owner.is_here()
     }
 
-    /// Why, when it `is_closed`.
+    /// Returns the reason for `is_closed`.
     #[cold]
     pub(crate) fn why_closed(&self) -> PostError {
         if self.owner.is_here() { PostError::Closed } else { PostError::Forked }
@@ -357,7 +357,7 @@ impl DeviceInner {
         !self.busy.is_empty()
     }
 
-    /// The ranks whose backlog is not empty.
+    /// Returns the ranks whose backlog is not empty.
     pub(crate) fn busy_ranks(&self) -> Vec<Rank> {
         self.busy.lock().clone()
     }
@@ -369,7 +369,7 @@ impl DeviceInner {
         self.busy.set_count(busy.len());
     }
 
-    /// Everything that waited for a peer which is gone.
+    /// Fails everything that waits for a gone peer.
     pub(crate) fn fail_backlog(
         &self,
         route: &Route,

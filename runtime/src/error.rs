@@ -388,7 +388,7 @@ impl OpError {
         }
     }
 
-    /// Of an operation that is posted only now.
+    /// Returns the error of an operation that is posted later than its call.
     pub(crate) fn of_post(error: PostError, rank: Rank) -> Self {
         match error {
             PostError::PeerDown { rank, cause } => Self::PeerDown { rank, cause },

@@ -58,15 +58,15 @@ impl KindPath {
 }
 
 impl PeerPaths {
-    /// The transport that was chosen.
+    /// Returns the chosen transport.
     pub fn chosen(&self) -> Option<&'static str> {
         self.paths.iter().find(|path| path.verdict == Verdict::Chosen).map(|path| path.transport)
     }
 }
 
 impl Runtime {
-    /// For each rank, the path chosen and why each other was refused, from the default device.
-    /// Waits up to `patience` for peers that have not started.
+    /// Returns, for each rank, the chosen path and the reasons against the others, from the
+    /// default device. Waits up to `patience` for peers that have not started.
     pub fn explain(&self, patience: Duration) -> Vec<PeerPaths> {
         let device = &self.0.default_device().0;
         (0..self.size()).map(|rank| self.explain_peer(device, Rank(rank), patience)).collect()

@@ -96,7 +96,7 @@ impl IpcMemory {
     /// Bytes of a name.
     pub const BYTES: usize = Handle::WIRE + 8;
 
-    /// The name as bytes, the same on every machine.
+    /// Returns the name as bytes, the same on every machine.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let len = (self.len as u64).to_le_bytes();
@@ -106,13 +106,13 @@ impl IpcMemory {
         bytes
     }
 
-    /// The descriptor that has to travel with the bytes, if the form has one.
+    /// Returns the descriptor that has to travel with the bytes, if the form has one.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.handle.fd()
     }
 
-    /// The name that such bytes are, with the descriptor that came with them. Any bytes may come:
-    /// what they say is checked here, and against the memory itself when it is opened.
+    /// Decodes a name from its bytes, and the descriptor that came with them. Any bytes may come:
+    /// they are checked here, and against the memory itself when it is opened.
     ///
     /// # Errors
     /// [`IpcError::Bytes`].
@@ -137,7 +137,7 @@ impl IpcMemory {
         self.handle.form()
     }
 
-    /// Bytes of memory that are named.
+    /// Returns the bytes of the named memory.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -147,13 +147,14 @@ impl IpcMemory {
         self.len == 0
     }
 
-    /// The driver's handle: of the whole allocation, with where the named part begins in it.
+    /// Returns the driver's handle of the whole allocation, with the beginning of the named part
+    /// in it.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 }
 
-/// The name of a region of GPU memory, in the first form that its memory has: bytes, then
+/// Returns the name of a region of GPU memory, in the first form that its memory has: bytes, then
 /// descriptors, then the fabric. A part of an allocation is named as that part
 /// ([`Region::subregion`]).
 ///
@@ -171,7 +172,7 @@ pub fn ipc_export(region: &Region) -> Result<IpcMemory, IpcError> {
     Err(IpcError::NoForm(reasons.join("; ")))
 }
 
-/// The same, in one form only.
+/// Returns the name in one form only.
 ///
 /// # Errors
 /// [`IpcError::Kind`]; [`IpcError::Several`]; [`IpcError::Gpu`] when the memory has no handle of

@@ -42,13 +42,13 @@ impl RemoteComp {
     pub(crate) const GENERATIONS: u32 = 1 << (u32::BITS - Self::NUMBER_BITS);
     const NUMBER_BITS: u32 = 20;
 
-    /// The name of a number in a generation. `None`: it is out of range.
+    /// Returns the name of a number in a generation, or `None` if it is out of range.
     pub(crate) fn of(number: usize, generation: u32) -> Option<Self> {
         let number = u32::try_from(number).ok().filter(|_| number < Self::NUMBERS)?;
         (generation < Self::GENERATIONS).then_some(Self(generation << Self::NUMBER_BITS | number))
     }
 
-    /// The number without its generation.
+    /// Returns the number without its generation.
     #[inline(always)]
     pub(crate) fn number(self) -> usize {
         self.0 as usize % Self::NUMBERS

@@ -84,8 +84,8 @@ impl fmt::Display for Pending {
 }
 
 impl Runtime {
-    /// Everything that this rank waits for, at this moment: for a look by a person, since each list
-    /// is taken at its own time.
+    /// Returns the operations that this rank waits for at this moment. For diagnostics only, since
+    /// each list is read at a time of its own.
     pub fn pending(&self) -> Pending {
         self.0.pending()
     }

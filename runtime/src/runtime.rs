@@ -108,7 +108,7 @@ pub struct RuntimeBuilder {
 }
 
 impl RuntimeBuilder {
-    /// These settings, and not those of the environment.
+    /// Sets the settings, in place of those of the environment.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = Some(settings);
         self
@@ -126,9 +126,9 @@ impl RuntimeBuilder {
         self
     }
 
-    /// A transport that the caller has made, in place of the build's own of that
-    /// [name](Transport::name). Whether it is used is for the settings to say, as ever; one whose
-    /// name they do not know is tried after all others.
+    /// Adds a transport of the caller, in place of the build's own of that
+    /// [name](Transport::name). The settings decide on its use as for any other; one whose name
+    /// they do not know is tried after all others.
     pub fn transport(mut self, transport: Box<dyn Transport>) -> Self {
         self.transports.push(transport);
         self
@@ -291,7 +291,7 @@ fn open_transports(
     (domains, unavailable)
 }
 
-/// All transports of this build, for the rank that has this place among those of its node.
+/// Returns all transports of this build, for the rank at this place on its node.
 fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn Transport>)> {
     let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let geometry = Geometry {
@@ -347,8 +347,8 @@ impl Runtime {
         Self::builder().start()
     }
 
-    /// All transports of this build, made as these settings say, those included that they leave
-    /// out: for programs that want to tell what there is.
+    /// Returns all transports of this build, made with these settings, those included that they
+    /// leave out: for programs that list transports.
     pub fn all_transports(settings: &Settings) -> Vec<(TransportChoice, Box<dyn Transport>)> {
         transports(settings, 0)
     }
@@ -358,13 +358,13 @@ impl Runtime {
         RuntimeBuilder::default()
     }
 
-    /// A job of `size` ranks in this process, with the environment's settings: for tests, and for
-    /// programs that want several.
+    /// Starts a job of `size` ranks in this process, with the environment's settings: for tests,
+    /// and for programs with several ranks.
     pub fn in_process(size: u32) -> Result<Vec<Self>, StartError> {
         Self::in_process_with(size, &Settings::from_env()?)
     }
 
-    /// A job of `size` ranks in this process, with these settings.
+    /// Starts a job of `size` ranks in this process, with these settings.
     pub fn in_process_with(size: u32, settings: &Settings) -> Result<Vec<Self>, StartError> {
         let job = InProcess::job(size)?;
         job.into_iter()
@@ -384,18 +384,18 @@ impl Runtime {
         self.0.size
     }
 
-    /// The number of this rank among those of its node, from 0, by which they share out what the
-    /// node has: see [`Bootstrap::place_on_node`].
+    /// Returns the local rank: the number of this rank among those of its node, from 0. The ranks
+    /// of a node share its resources by it: see [`Bootstrap::place_on_node`].
     pub fn place_on_node(&self) -> u32 {
         self.0.bootstrap.place_on_node()
     }
 
-    /// The settings in force.
+    /// Returns the settings in force.
     pub fn settings(&self) -> &Settings {
         &self.0.settings
     }
 
-    /// The GPU drivers: the caller's own, then the one that the settings ask for.
+    /// Returns the GPU drivers: the caller's own, then the one of the settings.
     pub fn gpu_drivers(&self) -> &[Arc<dyn Driver>] {
         &self.0.drivers
     }
@@ -405,13 +405,14 @@ impl Runtime {
         DeviceBuilder { runtime: &self.0, pool: None }
     }
 
-    /// The device that operations use when none is named.
+    /// Returns the device that operations use when none is named.
     pub fn default_device(&self) -> &Device {
         self.0.default_device()
     }
 
-    /// A pool of packets over any memory, with the settings' packet size and limit. The runtime's
-    /// GPU drivers are asked whether the memory is what the allocator says.
+    /// Makes a pool of packets over any memory, with the settings' packet size and limit. The
+    /// runtime's GPU drivers are asked for the kind of the memory, and must confirm the
+    /// allocator's.
     pub fn packet_pool(&self, allocator: Arc<dyn PacketAllocator>) -> PacketPool {
         let (size, limit) = (self.0.settings.packet_size(), self.0.settings.packets_max());
         PacketPool::checked_by(self.0.drivers.clone(), allocator, size, limit)
@@ -422,12 +423,12 @@ impl Runtime {
         self.0.engines.make()
     }
 
-    /// The matching engine that operations use when none is named.
+    /// Returns the matching engine that operations use when none is named.
     pub fn default_matching_engine(&self) -> &MatchingEngine {
         self.0.engine(Engines::DEFAULT)
     }
 
-    /// Longest eager message in bytes.
+    /// Returns the longest eager message in bytes.
     pub fn max_eager(&self) -> usize {
         self.0.settings.packet_size()
     }
@@ -463,9 +464,9 @@ impl Runtime {
         self.0.comps.deregister(name)
     }
 
-    /// Bytes that messages take up which have come before their receives: `CARRACK_UNEXPECTED`, and
-    /// at most what the links to this rank hold beyond that (`CARRACK_SHM_SLOTS`,
-    /// `CARRACK_SHM_CHUNKS`, `CARRACK_VERBS_DEPTH`).
+    /// Returns the bytes of messages that have come before their receives. The limit is
+    /// `CARRACK_UNEXPECTED`, plus the messages that the links to this rank hold
+    /// (`CARRACK_SHM_SLOTS`, `CARRACK_SHM_CHUNKS`, `CARRACK_VERBS_DEPTH`).
     pub fn unexpected_bytes(&self) -> usize {
         self.0.unexpected.bytes()
     }
@@ -484,7 +485,7 @@ impl Runtime {
 }
 
 impl Runtime {
-    /// A handle for a moment.
+    /// Returns a temporary handle.
     pub(crate) fn of(inner: Arc<Inner>) -> Self {
         Self(inner, None)
     }

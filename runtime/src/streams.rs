@@ -26,7 +26,7 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Words for the streams of a GPU.
+    /// Returns the words for the streams of a GPU.
     pub(crate) fn words(&self, gpu: &Arc<dyn Gpu>) -> Arc<Words> {
         let uuid = gpu.info().uuid;
         let mut all = lock(&self.words);
@@ -48,7 +48,7 @@ impl Streams {
         lock(&self.counters).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// A rank has ended: streams do not wait for it any more.
+    /// Notes that a rank has ended: streams do not wait for it any more.
     #[cold]
     pub(crate) fn gone(&self, rank: Rank, cause: &DownCause) {
         for counter in self.living() {
@@ -58,17 +58,17 @@ impl Streams {
         }
     }
 
-    /// A number for an operation that waits, higher than those before.
+    /// Returns a number for an operation that waits, higher than those before.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A receive has a number, until it is forgotten.
+    /// Gives a receive a number, until it is forgotten.
     pub(crate) fn name(&self, number: u64) {
         lock(&self.names).insert(number, None);
     }
 
-    /// It has been posted; unless it was over before this was told.
+    /// Notes the ticket of a posted receive, unless it has ended before.
     pub(crate) fn rename(&self, number: u64, ticket: Option<Ticket>) {
         if let Some(name) = lock(&self.names).get_mut(&number) {
             *name = ticket;
@@ -80,7 +80,7 @@ impl Streams {
         *lock(&self.names).get(&number)?
     }
 
-    /// It is over.
+    /// Forgets the number of a receive that has ended.
     pub(crate) fn forget(&self, number: u64) {
         lock(&self.names).remove(&number);
     }

@@ -35,7 +35,7 @@ impl Runtime {
         self.0.wait(&done, None)
     }
 
-    /// As [`wait`](Self::wait), for a limited time.
+    /// Waits as [`wait`](Self::wait), for a limited time.
     pub fn wait_for(&self, limit: Duration, done: impl Fn() -> bool) -> Result<(), WaitError> {
         self.0.wait(&done, Some(limit))
     }

@@ -464,8 +464,8 @@ impl DeviceInner {
         self.control_or_later(runtime, to, message, payload, || None);
     }
 
-    /// As `control`. If the message has to wait, the completion object from `late` is signaled
-    /// when it is sent, or when its peer is down.
+    /// Sends as `control` does. If the message has to wait, the completion object from `late` is
+    /// signaled when it is sent, or when its peer is down.
     pub(crate) fn control_or_later(
         &self,
         runtime: &Inner,

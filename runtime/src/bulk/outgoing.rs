@@ -74,7 +74,7 @@ enum Handed {
 }
 
 impl Offered {
-    /// A message that waits for its receiver.
+    /// Returns a message that waits for its receiver.
     pub(super) fn message(operation: Outstanding, bytes: Buffer) -> Self {
         Self { operation, bytes, matter: Matter::Message, is_late: false }
     }
@@ -83,7 +83,7 @@ impl Offered {
         self.operation.rank
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub(super) fn view(&self) -> MemRef<'_> {
         self.bytes.view()
     }
@@ -92,7 +92,7 @@ impl Offered {
         self.matter
     }
 
-    /// The other side, the tag, and bytes.
+    /// Returns the other side, the tag, and the bytes.
     pub(super) fn about(&self) -> (Rank, Tag, u64) {
         (self.operation.rank, self.operation.tag, self.operation.size as u64)
     }
@@ -173,7 +173,7 @@ impl Stream {
         Self::from(offered, landing, (0, limit))
     }
 
-    /// The rest of a message, behind what was written.
+    /// Returns a stream for the rest of a message, behind the written bytes.
     pub(super) fn from(offered: Offered, landing: u64, (sent, limit): (usize, usize)) -> Self {
         let ahead = Ahead::of(&offered.bytes, sent);
         Self { offered, landing, sent, limit: limit.max(sent), ahead, failed: None, place: None }
@@ -584,7 +584,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Bytes of a part: what both sides' packets hold.
+/// Returns the bytes of a part: the smaller packet size of both sides.
 fn part_size(device: &DeviceInner, linked: &Linked) -> usize {
     linked.caps.am_copied.min(device.host_pool.packet_size()).max(1)
 }

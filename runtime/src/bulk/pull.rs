@@ -180,7 +180,7 @@ impl Pass<'_> {
         }
     }
 
-    /// All bytes of a message have been copied.
+    /// Ends a message whose bytes have all been copied.
     fn pulled(&mut self, pull: Pull) {
         self.moved = true;
         let Pull { from, size, target, offer, .. } = pull;

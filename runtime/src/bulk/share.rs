@@ -54,7 +54,7 @@ impl Division {
         Self { size, unit: UNIT.max(size.div_ceil(MAX_UNITS as usize).next_multiple_of(UNIT)) }
     }
 
-    /// At most `MAX_UNITS`.
+    /// Returns the number of units, at most `MAX_UNITS`.
     fn units(self) -> u32 {
         u32::try_from(self.size.div_ceil(self.unit)).unwrap_or(u32::MAX)
     }

@@ -97,7 +97,7 @@ impl Moving {
         }
     }
 
-    /// As [`poll`](Self::poll), without the outcome.
+    /// Polls as [`poll`](Self::poll), without the outcome.
     #[inline]
     pub(crate) fn is_over(&mut self, first: bool) -> bool {
         match self {
@@ -123,7 +123,7 @@ impl Moving {
         }
     }
 
-    /// As [`Transfer::abandon`].
+    /// Abandons the copy, as [`Transfer::abandon`].
     pub(crate) fn abandon(self) {
         match self {
             Self::Engine(transfer) => transfer.abandon(),

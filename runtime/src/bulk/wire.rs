@@ -223,7 +223,7 @@ pub(crate) fn encode_place(place: Option<(RemotePlace, u64)>) -> SmallBytes {
     place.map_or(SmallBytes::empty(), |(place, len)| words([place.addr, place.key, len]))
 }
 
-/// `None`: the bytes are no place. `Some(None)`: the owner has refused it.
+/// Decodes a place. `None`: the bytes are no place. `Some(None)`: the owner has refused it.
 pub(crate) fn decode_place(bytes: &[u8]) -> Option<Option<(RemotePlace, u64)>> {
     if bytes.is_empty() {
         return Some(None);

@@ -30,7 +30,7 @@ impl Group {
         call.conclude(here)
     }
 
-    /// As [`barrier`](Self::barrier), to be awaited. It takes its place among the group's
+    /// Returns the future of a [`barrier`](Self::barrier). It takes its place among the group's
     /// operations when this is called.
     pub fn barrier_async(&self) -> impl Future<Output = Result<(), CollectiveError>> {
         let call = Call::begin(self, What::Barrier, Rank(0));

@@ -172,7 +172,7 @@ impl Board {
         self.lock().active.clone()
     }
 
-    /// The number of the next operation.
+    /// Begins an operation, and returns its number.
     pub(super) fn begin(&self, what: What) -> u64 {
         let mut state = self.lock();
         let number = state.begun;
@@ -231,8 +231,8 @@ impl Board {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// The note of a member that is in a barrier, where this one's operation of that number is
-    /// none.
+    /// Returns the note of a member that is in a barrier, where this rank's operation of that
+    /// number is none.
     pub(super) fn barrier_instead(&self, number: u64) -> Option<Note> {
         // A member further on has a higher number there: that one has passed this operation.
         let step = self.barriers.last_was(number)?;

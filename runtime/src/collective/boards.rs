@@ -57,7 +57,7 @@ impl Ledger {
         may_be
     }
 
-    /// One less.
+    /// Removes one.
     pub(super) fn sub(&self, of: Rank) {
         if let Some(count) = self.lock().get_mut(&of) {
             *count -= 1;
@@ -75,7 +75,7 @@ impl Boards {
         Self { me, world: Arc::new(world), others, notes, unmade, tickets }
     }
 
-    /// A number that this gives only once. `None` when there are none left.
+    /// Returns a fresh number, or `None` if there are none left.
     pub(super) fn ticket(&self) -> Option<u32> {
         self.tickets
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| last.checked_add(1))
@@ -98,7 +98,7 @@ impl Boards {
         Arc::new(Board::new(name, self.me, &self.notes))
     }
 
-    /// The board of a group that this rank makes. `None` when there are too many.
+    /// Returns the board of a group that this rank makes, or `None` if there are too many.
     pub(super) fn make(&self, name: u32) -> Option<Arc<Board>> {
         let mut others = self.lock();
         let Others { boards, unmade } = &mut *others;
@@ -112,7 +112,7 @@ impl Boards {
         Some(boards.entry(name).or_insert_with(|| self.empty(name)).clone())
     }
 
-    /// The board of a group that another rank tells of.
+    /// Returns the board of a group that another rank has sent a note for.
     fn heard_of(&self, name: u32, from: Rank) -> Result<Arc<Board>, String> {
         let mut others = self.lock();
         if let Some(board) = others.boards.get(&name) {
@@ -127,7 +127,7 @@ impl Boards {
         Ok(board)
     }
 
-    /// A note has come.
+    /// Adds a note.
     ///
     /// # Errors
     /// Its sender is too far ahead.

@@ -23,8 +23,8 @@ impl Group {
         call.block(broadcast(&call, root, bytes.to_vec().into()))
     }
 
-    /// As [`broadcast`](Self::broadcast), to be awaited. It takes its place among the group's
-    /// operations when this is called.
+    /// Returns the future of a [`broadcast`](Self::broadcast). It takes its place among the
+    /// group's operations when this is called.
     pub fn broadcast_async(
         &self,
         root: Rank,

@@ -99,7 +99,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// As [`begin`](Self::begin), for an operation that blocks this thread.
+    /// Begins as [`begin`](Self::begin), for an operation that blocks this thread.
     ///
     /// # Errors
     /// Called in a forked process, or from a completion handler.
@@ -135,7 +135,7 @@ impl<'a> Call<'a> {
         self.board.members().at(place)
     }
 
-    /// The place of a rank.
+    /// Returns the place of a rank.
     pub(super) fn place_of(&self, rank: Rank) -> Option<u32> {
         self.board.members().place(rank)
     }
@@ -223,13 +223,13 @@ impl<'a> Call<'a> {
         heard.await
     }
 
-    /// Of a barrier: whether the note of a step has come.
+    /// Returns `true` if the note of a barrier's step has arrived.
     #[inline]
     fn has_ticked(&self, step: u32) -> bool {
         self.meaning.what == What::Barrier && self.board.has_ticked(self.number, step)
     }
 
-    /// The note of a member that is in a barrier, where this operation is none.
+    /// Returns the note of a member that is in a barrier, where this operation is none.
     fn barrier_instead(&self) -> Option<Note> {
         if self.meaning.what == What::Barrier {
             None
@@ -238,8 +238,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// As `hear`, of a barrier's note, on a thread that does nothing else: looks at one word while
-    /// nothing else stirs.
+    /// Waits for a barrier's note, on a thread that does nothing else: tests one word until
+    /// another event.
     pub(super) fn hear_tick(&self, from: u32, step: u32) -> Result<(), CollectiveError> {
         let stirred = self.board.stirred();
         let done = || self.has_ticked(step) || self.board.stirred() != stirred;
@@ -362,7 +362,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A note that says something else than what this member does.
+    /// Returns the error for a note that contradicts this member's operation.
     #[cold]
     fn contradiction(&self, note: &Note) -> CollectiveError {
         let (what, rank) = (self.what(), note.from);

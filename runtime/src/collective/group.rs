@@ -56,7 +56,8 @@ impl Members {
         }
     }
 
-    /// The rank whose note a rank waits for in a step of a barrier: 2^step places before it.
+    /// Returns the rank whose note a rank waits for in a step of a barrier: 2^step places before
+    /// it.
     pub(super) fn before(&self, me: Rank, step: u32) -> Option<Rank> {
         let count = u64::from(self.count());
         let distance = 1_u64.checked_shl(step).filter(|&distance| distance < count)?;
@@ -73,13 +74,13 @@ impl Members {
 }
 
 impl Runtime {
-    /// All ranks.
+    /// Returns the group of all ranks.
     pub fn world(&self) -> Group {
         Group { runtime: self.clone(), board: self.0.boards.world() }
     }
 
-    /// A group of ranks, in an order of the program's choice. This rank must be one of them. It has
-    /// to be made alike on all of them.
+    /// Returns a group of ranks, in an order of the program's choice. This rank must be one of
+    /// them. All of them must make it alike.
     ///
     /// # Errors
     /// See [`GroupError`].
@@ -96,8 +97,8 @@ impl Runtime {
         self.0.boards.ticket().filter(|&ticket| ticket < 1 << OWN_BITS)
     }
 
-    /// A group of the library's own, by the rank that is its root, and a ticket of that rank's: no
-    /// other group has that name.
+    /// Returns a group of the library, named by its root and a ticket of that rank: no other group
+    /// has that name.
     pub(crate) fn own_group(
         &self,
         root: Rank,
@@ -135,12 +136,12 @@ impl Runtime {
 }
 
 impl Group {
-    /// The rank that has it.
+    /// Returns the runtime that has it.
     pub(crate) fn runtime(&self) -> &Runtime {
         &self.runtime
     }
 
-    /// Its name; 0 for the group of all ranks.
+    /// Returns its name; 0 for the group of all ranks.
     pub fn name(&self) -> u32 {
         self.board.name
     }
@@ -150,7 +151,7 @@ impl Group {
         self.board.members().count()
     }
 
-    /// Its ranks, in its order.
+    /// Returns its ranks, in its order.
     pub fn ranks(&self) -> impl Iterator<Item = Rank> {
         (0..self.size()).map(|place| self.board.members().at(place))
     }

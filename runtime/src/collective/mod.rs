@@ -40,7 +40,7 @@ impl Runtime {
         self.world().barrier()
     }
 
-    /// Each rank's bytes, in the order of ranks: see [`Group::allgather`].
+    /// Returns each rank's bytes, in the order of ranks: see [`Group::allgather`].
     ///
     /// # Errors
     /// See [`CollectiveError`].

@@ -35,7 +35,7 @@ impl Completion for Counts {
 }
 
 impl Counter {
-    /// At zero.
+    /// Returns a counter at zero.
     #[allow(clippy::new_without_default, reason = "all completion objects are made by `new`")]
     pub fn new() -> Self {
         let counts = Arc::new(Counts::default());

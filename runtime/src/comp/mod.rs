@@ -79,7 +79,7 @@ pub trait Completion: Send + Sync {
         false
     }
 
-    /// A word on what this is, for messages to the user.
+    /// Describes the object in a word, for messages to the user.
     fn describe(&self) -> String {
         "a completion object of the user's".into()
     }
@@ -88,7 +88,7 @@ pub trait Completion: Send + Sync {
 /// Anything that stands for a completion object in a post: the objects of this module, or an
 /// `Arc<dyn Completion>`.
 pub trait AsCompletion {
-    /// The object.
+    /// Returns the object.
     fn as_completion(&self) -> &Arc<dyn Completion>;
 }
 

@@ -50,7 +50,7 @@ impl Completion for Statuses {
 }
 
 impl CompQueue {
-    /// For at least `length` statuses, rounded up to a power of two.
+    /// Returns a queue for at least `length` statuses, rounded up to a power of two.
     pub fn new(length: usize) -> Self {
         let handle = Arc::new(());
         let queue =

@@ -53,7 +53,7 @@ pub(crate) struct Snapshot {
 type Named = (RemoteComp, Arc<dyn Completion>);
 
 impl Snapshot {
-    /// The object under a name.
+    /// Returns the object under a name.
     #[inline]
     pub(crate) fn get(&self, comp: RemoteComp) -> Option<&Arc<dyn Completion>> {
         let (name, object) = self.comps.get(comp.number())?.as_ref()?;

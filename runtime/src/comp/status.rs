@@ -24,7 +24,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// The status itself when the operation succeeded, else why not.
+    /// Returns the status itself if the operation succeeded, else the error.
     pub fn ok(self) -> Result<Self, OpError> {
         match self.error {
             None => Ok(self),

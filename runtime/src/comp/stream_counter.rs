@@ -111,7 +111,7 @@ impl StreamCounter {
     /// The bit that poison sets in the word: above all counts.
     pub const POISON: u64 = Word::POISON;
 
-    /// At zero, for streams of `gpu`, and of other GPUs of its driver.
+    /// Returns a counter at zero, for streams of `gpu`, and of other GPUs of its driver.
     ///
     /// # Errors
     /// The driver has no pinned memory.
@@ -154,8 +154,8 @@ impl StreamCounter {
         word.hold(&**stream, count)
     }
 
-    /// Has the end of `rank` poison it, and of those ranks only that are watched. Without any, the
-    /// end of each rank does, so that no stream waits for ever. May be called for several.
+    /// Lets the end of `rank` poison it, and only that of watched ranks. May be called for
+    /// several. Without any, the end of each rank does, so that no stream waits for ever.
     pub fn watch(&self, rank: Rank) {
         self.counted.watched.lock().unwrap_or_else(PoisonError::into_inner).push(rank);
         if let Some(runtime) = self.counted.runtime.upgrade() {
@@ -168,7 +168,7 @@ impl StreamCounter {
         self.counted.count()
     }
 
-    /// The first failure, if it was poisoned. Streams that waited have gone on regardless.
+    /// Returns the first failure, if it was poisoned. Streams that waited have gone on regardless.
     pub fn error(&self) -> Option<OpError> {
         self.counted.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -54,7 +54,7 @@ impl Completion for Inner {
 }
 
 impl Synchronizer {
-    /// For `threshold` operations, one at least.
+    /// Returns a synchronizer for `threshold` operations, at least one.
     pub fn new(threshold: usize) -> Self {
         let threshold = threshold.max(1);
         let statuses = Mutex::new(Vec::with_capacity(threshold));

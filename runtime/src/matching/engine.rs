@@ -53,7 +53,7 @@ pub(crate) struct Receive {
 }
 
 impl Receive {
-    /// All of it, and leaves a spent one.
+    /// Takes all of it, and leaves a spent one.
     pub(crate) fn take(&mut self) -> Self {
         let Self { rank, tag, user_context, deadline, .. } = *self;
         let (buffer, comp) = (std::mem::take(&mut self.buffer), self.comp.take());
@@ -73,7 +73,8 @@ impl Ticket {
     /// The mark of a receive that waits for an event: engines give out no such numbers.
     const PARKED: u64 = 1 << 63;
 
-    /// Of a receive that waits for an event, and has a number of its own for so long.
+    /// Returns the ticket of a receive that waits for an event, with a number of its own until
+    /// then.
     pub(crate) fn of_parked(
         engine: &MatchingEngine,
         policy: Matching,
@@ -88,7 +89,7 @@ impl Ticket {
         }
     }
 
-    /// The number, if it is one of those.
+    /// Returns the number, if it is one of those.
     pub(crate) fn parked(&self) -> Option<u64> {
         (self.stamp & Self::PARKED != 0).then_some(self.stamp & !Self::PARKED)
     }
@@ -131,7 +132,8 @@ impl MatchingEngine {
         self.0.table.meet_b(key, payload, taken, keep_as).ok()
     }
 
-    /// A receive is posted. The message that it is for; or it waits. It is made only then.
+    /// Posts a receive. Returns the message that it matches, or keeps the receive, which is made
+    /// only then.
     ///
     /// # Errors
     /// It waits, and can be withdrawn.
@@ -152,7 +154,7 @@ impl MatchingEngine {
         self.0.table.pluck_b(ticket.key, ticket.stamp)
     }
 
-    /// The message that the next receive of this key would meet.
+    /// Returns the message that the next receive of this key would meet.
     pub(crate) fn probe(&self, policy: Matching, rank: Rank, tag: Tag) -> Option<Envelope> {
         self.0.table.peek_a(Key::new(policy, rank, tag), |message| Envelope {
             rank: message.from,
@@ -224,7 +226,7 @@ impl Engines {
         Self { engines: (0..Self::LIMIT).map(|_| OnceLock::new()).collect(), made: 2.into() }
     }
 
-    /// The engine of a number that came over the wire, or `None` for one that cannot be.
+    /// Returns the engine of a number from the wire, or `None` for an impossible one.
     #[inline]
     pub(crate) fn get(&self, index: u16) -> Option<&MatchingEngine> {
         let place = self.engines.get(usize::from(index))?;
@@ -240,7 +242,7 @@ impl Engines {
         engine
     }
 
-    /// The next engine.
+    /// Makes the next engine.
     pub(crate) fn make(&self) -> Result<MatchingEngine, ResourceError> {
         let index = self.made.fetch_add(1, Ordering::Relaxed);
         let engine = u16::try_from(index).ok().and_then(|index| self.get(index));

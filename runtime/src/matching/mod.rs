@@ -35,7 +35,7 @@ pub enum Matching {
 }
 
 impl Matching {
-    /// Its number on the wire: one bit for the rank, one for the tag.
+    /// Returns its number on the wire: one bit for the rank, one for the tag.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::None => 0,
@@ -57,7 +57,8 @@ impl Matching {
         self.code() & 2 != 0
     }
 
-    /// The policy of a receive, or of a probe. Wildcards choose it, unless the program named one.
+    /// Returns the policy of a receive, or of a probe. Wildcards choose it, unless the program
+    /// named one.
     #[inline(always)]
     pub(crate) fn of_receive(
         self,
@@ -75,7 +76,7 @@ impl Matching {
         Ok(self)
     }
 
-    /// The policy that a receive's wildcards ask for.
+    /// Returns the policy that a receive's wildcards ask for.
     #[cold]
     #[inline(never)]
     fn narrowed(self, rank: Rank, tag: Tag) -> Self {
@@ -106,7 +107,7 @@ impl Key {
         }
     }
 
-    /// All of it.
+    /// Returns all of it as words.
     #[inline(always)]
     fn words(&self) -> [u64; 2] {
         [u64::from(self.policy.code()) << 32 | u64::from(self.rank), self.tag]

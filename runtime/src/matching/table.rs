@@ -62,7 +62,7 @@ impl<A, B> Shard<A, B> {
         hash as usize & self.buckets.len().wrapping_sub(1)
     }
 
-    /// The head of a key's line, and the head above it in the bucket.
+    /// Returns the head of a key's line, and the head above it in the bucket.
     #[inline]
     fn find(&self, key: &Key, hash: u64) -> Option<(usize, usize)> {
         let mut above = NIL;
@@ -99,7 +99,7 @@ impl<A, B> Shard<A, B> {
         }
     }
 
-    /// A new line.
+    /// Begins a new line.
     #[inline]
     fn begin(&mut self, key: Key, hash: u64, value: Value<A, B>) {
         if self.lines >= self.buckets.len() {
@@ -111,7 +111,7 @@ impl<A, B> Shard<A, B> {
         self.lines += 1;
     }
 
-    /// One more at the end of a line.
+    /// Adds a value to the end of a line.
     fn append(&mut self, head: usize, value: Value<A, B>) {
         let at = self.occupy(self.places[head].key, NIL, value);
         let last = std::mem::replace(&mut self.places[head].last, at);
@@ -196,7 +196,7 @@ impl<A, B> Shard<A, B> {
         }
     }
 
-    /// The heads of all lines.
+    /// Returns the heads of all lines.
     fn heads(&self) -> Vec<usize> {
         let mut heads = Vec::with_capacity(self.lines);
         for &first in &self.buckets {
@@ -215,9 +215,9 @@ impl<A, B> Table<A, B> {
         Self { shards: (0..SHARDS).map(|_| BiasedLock::new(Shard::new())).collect() }
     }
 
-    /// The oldest `B` under the key, and what `taken` makes of it where it stands, since to move it
-    /// costs more than all the rest. It takes all that would have to be dropped. Or, when there is
-    /// no `B`, the `A` stays and waits. It is made only then.
+    /// Takes the oldest `B` under the key, and returns the result of `taken`, which gets it in
+    /// place: a move costs more than all the rest. `taken` has to take everything that needs a
+    /// drop. Without a `B` the `A` is made, and waits.
     ///
     /// # Errors
     /// The stamp of what waits.
@@ -237,8 +237,7 @@ impl<A, B> Table<A, B> {
         self.meet(key, value, is_theirs, take, |value| Value::A(keep_as(value)))
     }
 
-    /// The oldest `A` under the key; or, when there is none, the `B` stays and waits. It is made
-    /// only then.
+    /// Takes the oldest `A` under the key. Without one the `B` is made, and waits.
     ///
     /// # Errors
     /// The stamp of what waits.
@@ -387,8 +386,8 @@ impl<A, B> Table<A, B> {
     }
 }
 
-/// One multiplication, folded, as in wyhash. Keys come from ranks of one job, which share a
-/// secret. A hostile rank could only make its own messages slow to match.
+/// Hashes by one multiplication, folded, as in wyhash. Keys come from ranks of one job, which
+/// share a secret. A hostile rank could only make its own messages slow to match.
 #[inline(always)]
 fn hash(key: &Key) -> u64 {
     let [who, tag] = key.words();

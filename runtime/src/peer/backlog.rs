@@ -71,7 +71,7 @@ impl Step {
 }
 
 impl Parked {
-    /// The status with which it ends, its buffer included.
+    /// Returns the status with which it ends, its buffer included.
     pub(crate) fn into_status(
         self,
         error: Option<OpError>,
@@ -180,7 +180,7 @@ impl Parked {
         }
     }
 
-    /// Its turn has come.
+    /// Begins an operation whose turn has come.
     fn begin(
         &mut self,
         mut buffer: Buffer,

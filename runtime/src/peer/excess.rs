@@ -49,7 +49,7 @@ impl WaitingOffers {
         *self.lock().entry(from).or_default() += 1;
     }
 
-    /// One has met its receive.
+    /// Removes an offer that has met its receive.
     pub(crate) fn sub(&self, from: Rank) {
         self.total.fetch_sub(1, Ordering::Relaxed);
         let mut of = self.lock();
@@ -85,7 +85,7 @@ impl Pass<'_> {
         !are_full
     }
 
-    /// An offer waits for its receive.
+    /// Keeps an offer that waits for its receive.
     pub(crate) fn keep_offer(&self, from: Rank, offer: Offer) -> Content {
         self.inner.waiting_offers.add(from);
         Content::Offered(offer, self.device.index)

@@ -54,7 +54,7 @@ impl Kept {
     /// Of a status whose buffer is the user's.
     pub(crate) const STATUS: Self = Self { bytes: ENTRY, in_packet: false };
 
-    /// Of a message in a packet of `size` bytes.
+    /// Returns the cost of a message in a packet of `size` bytes.
     pub(crate) fn packet(size: usize) -> Self {
         Self { bytes: ENTRY + size, in_packet: true }
     }
@@ -64,7 +64,7 @@ impl Kept {
         self.in_packet
     }
 
-    /// Of a message in a buffer that no packet pool has to get back.
+    /// Returns the cost of a message in a buffer that belongs to no packet pool.
     pub(crate) fn buffer(buffer: &Buffer) -> Self {
         let bytes = if matches!(buffer, Buffer::Small(_)) { 0 } else { buffer.len() };
         Self { bytes: ENTRY + bytes, in_packet: false }
@@ -84,7 +84,7 @@ impl Unexpected {
         self.charge(self.kept(payload))
     }
 
-    /// One less.
+    /// Removes a message.
     #[inline]
     pub(crate) fn sub(&self, payload: &Payload) {
         self.release(self.kept(payload));
@@ -108,7 +108,8 @@ impl Unexpected {
         }
     }
 
-    /// As [`charge`](Self::charge), for a message that waits for room in its completion object.
+    /// Adds as [`charge`](Self::charge), for a message that waits for room in its completion
+    /// object.
     pub(crate) fn charge_delivery(&self, kept: Kept) -> bool {
         self.undelivered.fetch_add(kept.bytes, Ordering::Relaxed);
         self.charge(kept)
@@ -134,7 +135,7 @@ impl Unexpected {
         self.packets.load(Ordering::Relaxed) < limit / 2
     }
 
-    /// Bytes kept now.
+    /// Returns the bytes that are kept now.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -247,7 +248,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A peer says what it has room for.
+    /// Handles a peer's message about its room.
     pub(crate) fn hold(&self, from: Rank, room: Room, turn: u64) {
         if let Some(route) = self.device.route(from) {
             route.hold(room, turn);

@@ -64,7 +64,7 @@ pub(crate) struct Linked {
 }
 
 impl Linked {
-    /// The peer's memory, if the kernel copies from it.
+    /// Returns the peer's memory, if the kernel copies from it.
     pub(crate) fn peer_memory(&self) -> Option<Arc<dyn PeerMemory>> {
         let memory = match self.memory.get() {
             Some(known) => known.as_ref().ok()?.clone(),
@@ -89,7 +89,7 @@ impl Linked {
         self.shares.get_or_init(|| Some(Arc::new(Shares::new(self.link.splits()?)))).as_ref()
     }
 
-    /// It was tried, and will not be tried again.
+    /// Notes that a copy was refused: it will not be tried again.
     pub(crate) fn refuse_peer_memory(&self, why: String) {
         tracing::info!(why, "large messages go part by part");
         let _ = self.refused.set(why);
@@ -121,7 +121,7 @@ impl Route {
         }
     }
 
-    /// The link, if there is one already.
+    /// Returns the link, if there is one already.
     #[inline(always)]
     pub(crate) fn linked(&self) -> Option<&Linked> {
         self.linked.get()
@@ -139,7 +139,7 @@ impl Route {
         news
     }
 
-    /// An operation is told that the peer is gone.
+    /// Notes that an operation was told of the peer's end.
     #[cold]
     pub(crate) fn tell_down(&self, cause: &DownCause) {
         // The end of a link to words is none of the peer's, and without descriptors nothing is
@@ -195,7 +195,7 @@ impl Route {
         self.hurdles.count()
     }
 
-    /// The peer asks for something: how often it has now.
+    /// Counts a request of the peer, and returns the count.
     pub(crate) fn asks(&self) -> u32 {
         self.asked.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
@@ -208,7 +208,7 @@ impl Route {
         self.backlog.try_lock().ok()
     }
 
-    /// After a change to the backlog, with its lock held.
+    /// Updates the hurdles after a change to the backlog, with its lock held.
     pub(crate) fn set_waiting(&self, count: usize) {
         self.hurdles.set_count(count);
     }
@@ -240,7 +240,7 @@ impl Route {
         }
     }
 
-    /// The same, for a caller that can be told of what this process lacks.
+    /// Makes the link, for a caller that can be told of a shortage of this process.
     #[cold]
     pub(crate) fn try_link(
         &self,
@@ -354,7 +354,7 @@ impl Route {
         Ok(Some(self.to_words.get_or_init(|| link).clone()))
     }
 
-    /// The peer is told of words whose agent is this rank's NIC.
+    /// Notes that the peer gets the place of words whose coherence owner is this rank's NIC.
     pub(crate) fn shows_words(&self, transport: &'static str) {
         let _ = self.words_over.set(transport);
     }

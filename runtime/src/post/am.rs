@@ -18,8 +18,8 @@ pub struct Am<'a> {
 }
 
 impl Runtime {
-    /// An active message: `buffer` goes to the completion object that `rank` has registered as
-    /// `comp`.
+    /// Posts an active message: `buffer` goes to the completion object that `rank` has registered
+    /// as `comp`.
     pub fn post_am<'a>(
         &'a self,
         rank: Rank,

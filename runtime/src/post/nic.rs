@@ -23,7 +23,7 @@ pub(super) enum Given {
 }
 
 impl<K> Post<'_, K> {
-    /// The link and what is known of the region, where a NIC could do it.
+    /// Returns the link and the knowledge of the region, if a NIC could do it.
     fn nic(&self, place: &Place<'_>) -> Option<(&Linked, Arc<Remote>)> {
         let device = self.device_inner();
         let linked = device.known_route(self.rank)?.linked()?;
@@ -103,7 +103,7 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// `None`: it has to go by the memory's owner.
+    /// Returns the begun operation. `None`: it has to go through the memory's owner.
     fn begun(&self, given: Given) -> Option<Begun> {
         match given {
             Given::UnderWay => Some(Begun::UnderWay),
@@ -114,7 +114,7 @@ impl<K> Post<'_, K> {
 }
 
 impl Post<'_, Put<'_>> {
-    /// `None`: it has to go by the memory's owner.
+    /// Begins a put by the NIC. `None`: it has to go through the memory's owner.
     #[cold]
     pub(super) fn put_by_nic(
         &self,
@@ -149,7 +149,7 @@ impl Post<'_, Put<'_>> {
 }
 
 impl Post<'_, Get<'_>> {
-    /// `None`: it has to go by the memory's owner.
+    /// Begins a get by the NIC. `None`: it has to go through the memory's owner.
     #[cold]
     pub(super) fn get_by_nic(
         &self,

@@ -89,7 +89,7 @@ impl<'a, K: Kind + Unpin> Post<'a, K> {
 }
 
 impl<K: Kind> Post<'_, K> {
-    /// As `call`, with another completion object for this once.
+    /// Calls as `call` does, with another completion object for this once.
     fn call_with(self, comp: &Arc<dyn Completion>) -> (Self, Result<Outcome, PostError>) {
         if self.allow.is_spent() {
             return (self, Err(PostError::Spent));
@@ -199,7 +199,7 @@ impl Retries {
         Self(Waiting::for_progress(chores, Chore::Retries))
     }
 
-    /// Has a future polled again by the next progress.
+    /// Lets the next progress poll a future again.
     pub(crate) fn add(&self, waker: &Waker) {
         let mut wakers = self.0.lock();
         if !wakers.iter().any(|other| other.will_wake(waker)) {
@@ -213,7 +213,7 @@ impl Retries {
         !self.0.is_empty()
     }
 
-    /// Something may have changed.
+    /// Wakes the futures after a change.
     #[cold]
     pub(crate) fn wake(&self) {
         let wakers = std::mem::take(&mut *{
@@ -272,7 +272,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// As `block_on`, and asks now and then whether there is a reason to give up.
+    /// Blocks as `block_on`, and checks now and then for a reason to give up.
     pub(crate) fn block_on_unless<F: Future, E>(
         &self,
         future: F,

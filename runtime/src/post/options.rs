@@ -92,7 +92,7 @@ pub enum Path {
 }
 
 impl Path {
-    /// Its transport's name.
+    /// Returns its transport's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Loopback => carrack_transports::loopback::NAME,
@@ -185,15 +185,15 @@ pub trait Tells: Kind {
 }
 
 impl<K: Tells> Post<'_, K> {
-    /// The tag that the other rank is told: all 64 bits are the user's.
+    /// Sets the tag that the other rank gets: all 64 bits are the user's.
     pub fn tag(mut self, tag: Tag) -> Self {
         self.tag = tag;
         self
     }
 
-    /// The completion object of the other rank that is told: of an active message, when it comes,
-    /// and if it is not the one that was named first; of a put, when every byte is visible there;
-    /// of a get, when the bytes have been read.
+    /// Sets the completion object of the other rank to signal. For an active message, when it
+    /// arrives, in place of the first named one. For a put, when every byte is visible there. For
+    /// a get, when the bytes have been read.
     ///
     /// What is told of a put or a get may come before messages that were sent earlier, if their
     /// receiver has no room for them.
@@ -205,7 +205,7 @@ impl<K: Tells> Post<'_, K> {
 
 /// A kind of operation that is matched: a message, or its receive.
 pub trait Matches<'a>: Kind {
-    /// By what it is matched, and where.
+    /// Returns the parameters of its matching.
     #[doc(hidden)]
     fn matching(&mut self) -> &mut Match<'a>;
 }
@@ -288,19 +288,19 @@ impl Allow {
         self.set(Self::SPENT, true);
     }
 
-    /// The same for a call that waits.
+    /// Excludes `Posted`, for a call that waits.
     pub(super) fn without_posted(mut self) -> Self {
         self.set(Self::NOT_POSTED, true);
         self
     }
 
-    /// The same without `Retry`.
+    /// Excludes `Retry`.
     pub(super) fn without_retry(mut self) -> Self {
         self.set(Self::NOT_RETRY, true);
         self
     }
 
-    /// A call that waits for its end comes to `Done`, or has to be tried again.
+    /// Checks that a call that waits for its end may be `Done`.
     pub(super) fn check_waiting(self) -> Result<(), PostError> {
         if self.done() { Ok(()) } else { Err(PostError::NoOutcome) }
     }
@@ -316,7 +316,7 @@ pub struct Match<'a> {
 }
 
 impl Match<'_> {
-    /// The policy of a receive of this rank and tag.
+    /// Returns the policy of a receive of this rank and tag.
     #[inline(always)]
     pub(super) fn of_receive(&self, rank: Rank, tag: Tag) -> Result<Matching, PostError> {
         self.policy.of_receive(self.is_named, rank, tag)
@@ -334,7 +334,7 @@ impl<'a> Sending<'a> {
         Self { buffer: Some(buffer.into()) }
     }
 
-    /// The bytes, if they are only borrowed.
+    /// Returns the bytes, if they are only borrowed.
     #[inline(always)]
     pub(super) fn borrowed(&self) -> Option<&'a [u8]> {
         match &self.buffer {
@@ -343,7 +343,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Itself, and leaves a spent one.
+    /// Takes itself, and leaves a spent one.
     pub(super) fn take(&mut self) -> Self {
         Self { buffer: self.buffer.take() }
     }
@@ -376,13 +376,13 @@ impl<'a, K> Post<'a, K> {
         self
     }
 
-    /// The device to use; the runtime's default device if not given.
+    /// Sets the device; the default is the runtime's default device.
     pub fn device(mut self, device: &'a Device) -> Self {
         self.device = Some(device);
         self
     }
 
-    /// A number that comes back in the status.
+    /// Sets a number that the status returns.
     pub fn user_context(mut self, context: UserContext) -> Self {
         self.user_context = context;
         self
@@ -423,7 +423,7 @@ impl<'a, K> Post<'a, K> {
         self
     }
 
-    /// The same, of an operation that is called [again](Self::again).
+    /// Sets the same for an operation that is called [again](Self::again).
     #[inline]
     pub fn set_more(&mut self, more: bool) {
         self.allow.set(Allow::MORE, more);

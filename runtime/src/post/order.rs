@@ -57,7 +57,7 @@ impl<K> Post<'_, K> {
 }
 
 impl Order {
-    /// After one event.
+    /// Returns the order after one event.
     pub(super) fn after(event: Event) -> Self {
         Self { after: vec![event], stream: None }
     }
@@ -74,7 +74,7 @@ impl Order {
         self.stream.as_ref()
     }
 
-    /// The GPU of the stream.
+    /// Returns the GPU of the stream.
     pub(super) fn gpu(&self) -> Result<Option<Arc<dyn Gpu>>, PostError> {
         self.stream.as_ref().map(|stream| stream.gpu()).transpose().map_err(PostError::Stream)
     }
@@ -106,8 +106,8 @@ impl Order {
         }
     }
 
-    /// The event before the operation. From now on the stream waits, until what is given back has
-    /// been told of the end, or dropped.
+    /// Returns the event before the operation. The stream waits from now on, until the returned
+    /// object is signaled with the end, or dropped.
     pub(super) fn begin(
         &self,
         runtime: &Inner,
@@ -129,7 +129,7 @@ impl Order {
     }
 }
 
-/// One event for several.
+/// Joins several events into one.
 fn all(mut events: Vec<Event>) -> Event {
     match (events.pop(), events.is_empty()) {
         (Some(one), true) => one,
@@ -194,7 +194,7 @@ pub(super) struct Renamed {
 }
 
 impl Renamed {
-    /// Of a receive that has a number from now on.
+    /// Returns the completion object of a receive that has a number from now on.
     pub(super) fn of(
         inner: Option<Arc<dyn Completion>>,
         number: u64,

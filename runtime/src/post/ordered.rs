@@ -295,7 +295,7 @@ impl Later {
         (comp, Status { rank, tag, size, user_context, buffer, error })
     }
 
-    /// Its event has fired, or failed.
+    /// Begins the operation: its event has fired, or failed.
     pub(super) fn begin(self, device: &Device) -> Start {
         if let Err(error) = self.ready.query() {
             return Start::Over(self.end(OpError::Event(error)));

@@ -202,7 +202,7 @@ impl Post<'_, Atomic<'_>> {
         self.wait_for(order, comp)
     }
 
-    /// Has it wait for what it is ordered after.
+    /// Parks the operation until its order lets it begin.
     pub(super) fn wait_for(
         &self,
         order: &Order,
@@ -358,7 +358,8 @@ impl DeviceInner {
         Some(later.end(OpError::Cancelled))
     }
 
-    /// The runtime ends: what has not begun, and the copies that streams still have.
+    /// Takes the operations that have not begun, and the copies that streams still have: the
+    /// runtime ends.
     pub(crate) fn end_ordered(&self) -> (Vec<Ended>, Vec<Landing>) {
         let later = self.take_later(|_, _| true);
         let ended = later.into_iter().map(|later| later.end(OpError::Closed)).collect();

@@ -17,7 +17,7 @@ pub trait Held: Sized {
     /// `true` if it is sent; else it is filled.
     const IS_SENT: bool;
 
-    /// The buffer, unless the bytes are only borrowed.
+    /// Returns the buffer, unless the bytes are only borrowed.
     fn owned(&mut self) -> Option<&mut Buffer>;
 
     /// Holds a buffer.
@@ -59,7 +59,7 @@ pub trait Carries: Kind {
     /// Returns the buffer. `None` once the operation was posted.
     fn held(&mut self) -> &mut Option<Self::Held>;
 
-    /// The operation itself, and leaves a spent one.
+    /// Takes the operation itself, and leaves a spent one.
     fn take(&mut self) -> Self;
 
     /// Keeps the ticket for `cancel`.
@@ -123,7 +123,7 @@ impl Completion for Spread {
     }
 }
 
-/// One place for all the bytes.
+/// Returns one buffer for the bytes of all pieces.
 fn gather(list: &mut [Buffer], sends: bool) -> Result<Buffer, PostError> {
     for piece in &mut *list {
         if let Buffer::List(_) = piece {

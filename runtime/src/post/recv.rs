@@ -22,8 +22,9 @@ pub struct Recv<'a> {
 }
 
 impl Runtime {
-    /// A receive of a message that matches: into a `Vec<u8>`, a `BytesMut`, a packet, or part of a
-    /// region. The buffer's length is its room; how long the message was, the status says.
+    /// Posts a receive of a message that matches: into a `Vec<u8>`, a `BytesMut`, a packet, or
+    /// part of a region. The buffer's length is its room; the status has the length of the
+    /// message.
     ///
     /// Whatever device it is posted on, a message comes by progress on the one that its sender has
     /// posted it on.
@@ -144,7 +145,7 @@ impl Post<'_, Recv<'_>> {
         }
     }
 
-    /// It waits for its message.
+    /// Notes a receive that waits for its message.
     fn waits(
         &mut self,
         device: &DeviceInner,
@@ -181,8 +182,8 @@ impl Post<'_, Recv<'_>> {
         self.kind.ticket
     }
 
-    /// A rank that is waited for must be heard of when it goes, also if nothing was ever sent to
-    /// it: so there has to be a link.
+    /// Makes a link to an awaited rank, even if nothing was ever sent to it: the end of the rank
+    /// must be noticed.
     fn watch(&self, device: &DeviceInner) {
         let Some(route) = device.route(self.rank).filter(|route| route.linked().is_none()) else {
             return;

@@ -88,8 +88,8 @@ impl Runtime {
 }
 
 impl<K> Post<'_, K> {
-    /// The remote memory and where in it, if it is mapped here (for the engines of the GPU that is
-    /// `near`); else its owner has to help.
+    /// Returns the remote memory and the place in it, if it is mapped here (for the engines of the
+    /// GPU `near`); else its owner has to help.
     pub(super) fn remote<'p>(
         &self,
         place: &Place<'p>,
@@ -143,7 +143,7 @@ impl<K> Post<'_, K> {
         Ok((at, self.check_reach()?))
     }
 
-    /// The way to the rank, to which there is a link or will be one.
+    /// Returns the route to the rank, to which there is a link or will be one.
     #[inline(always)]
     pub(super) fn check_reach(&self) -> Result<&Arc<Route>, PostError> {
         let (rank, device) = (self.rank, self.device_inner());
@@ -163,7 +163,7 @@ impl<K> Post<'_, K> {
         Ok(route)
     }
 
-    /// The path that is demanded of an operation that has no link of its own: the one to the rank.
+    /// Checks the required path of an operation without a link of its own: the path to the rank.
     #[cold]
     pub(super) fn check_required(&self) -> Result<(), PostError> {
         self.check_rank()?;
@@ -316,7 +316,7 @@ pub(super) fn tell(
     device.control(runtime, rank, Message::Signal { comp, tag }, word(size as u64));
 }
 
-/// The memory is reached by another path than the one that was demanded, and why.
+/// Returns the error for memory that is reached by another path than the required one.
 #[cold]
 fn other_path(
     rank: Rank,
@@ -451,9 +451,8 @@ impl Post<'_, Put<'_>> {
 }
 
 impl Post<'_, Put<'_>> {
-    /// A put from one GPU's memory to another's, as most are: what `transfer` does, without a look
-    /// at what else the two could be. Not inlined: what it keeps on the stack is nothing for a put
-    /// of host memory.
+    /// Begins a put from one GPU's memory to another's, the most common kind: as `transfer` does,
+    /// without its other cases. Not inlined: a put of host memory does not pay for its stack.
     #[inline(never)]
     fn begin_between(
         &self,
@@ -508,7 +507,7 @@ impl<K> Post<'_, K> {
     }
 }
 
-/// The buffer, or a copy of borrowed bytes, which then come as well, to be given back.
+/// Returns the buffer, or a copy of borrowed bytes with the bytes themselves, to give back.
 pub(super) fn own_or_take<'a>(
     device: &DeviceInner,
     given: &mut Option<SendBuffer<'a>>,
@@ -519,7 +518,7 @@ pub(super) fn own_or_take<'a>(
     }
 }
 
-/// Part of a region in memory of a GPU, if that is what is put.
+/// Returns the part of a region in GPU memory, if that is put.
 #[inline]
 fn take_slice_on_gpu(given: &mut Option<SendBuffer<'_>>) -> Option<RegionSlice> {
     let Some(SendBuffer::Owned(Buffer::Region(slice))) = given else { return None };
@@ -532,7 +531,7 @@ fn take_slice_on_gpu(given: &mut Option<SendBuffer<'_>>) -> Option<RegionSlice> 
     }
 }
 
-/// The buffer goes into the status; borrowed bytes stay, for [`Post::again`].
+/// Takes the buffer for the status; borrowed bytes stay, for [`Post::again`].
 fn take(given: &mut Option<SendBuffer<'_>>) -> Buffer {
     match given.take() {
         Some(SendBuffer::Owned(buffer)) => buffer,

@@ -19,7 +19,7 @@ pub struct Send<'a> {
 }
 
 impl Runtime {
-    /// A message for a receive of `rank` that matches.
+    /// Posts a message for a receive of `rank` that matches.
     pub fn post_send<'a>(
         &'a self,
         rank: Rank,

@@ -291,7 +291,7 @@ fn offer_mapped(
     }
 }
 
-/// The link takes the buffer, and gives it back when it is done.
+/// Hands the buffer to the link, which gives it back when it is done.
 #[cold]
 fn hand_over(
     out: &Outgoing<'_>,
@@ -443,7 +443,7 @@ fn backlog_is_full(out: &Outgoing<'_>, limit: usize) -> Result<Outcome, PostErro
     Err(PostError::BacklogFull { rank: out.rank, limit })
 }
 
-/// A copy of borrowed bytes: in place, in a packet, or on the heap.
+/// Copies borrowed bytes: in place, into a packet, or to the heap.
 pub(super) fn own(device: &DeviceInner, bytes: &[u8]) -> Buffer {
     if let Some(mut small) = SmallBytes::zeroed(bytes.len()) {
         let _ = copy_now(MemMut::host(small.as_mut_slice()), MemRef::host(bytes));
@@ -455,7 +455,7 @@ pub(super) fn own(device: &DeviceInner, bytes: &[u8]) -> Buffer {
     }
 }
 
-/// `allow_posted(false)`: the outcome is `Done`, or `Retry` if that is allowed.
+/// Transmits under `allow_posted(false)`: the outcome is `Done`, or `Retry` if that is allowed.
 #[cold]
 fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
     out.allow.check_waiting()?;

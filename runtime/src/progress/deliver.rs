@@ -105,7 +105,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The path of every event; an active message goes straight through.
+    /// Delivers any event; an active message goes straight through.
     #[inline(always)]
     fn deliver_event(&mut self, event: Event, met: &mut Met, comps: &Snapshot) {
         match event {
@@ -161,14 +161,14 @@ impl Pass<'_> {
         }
     }
 
-    /// A message that has met its receive.
+    /// Lands a message that has met its receive.
     fn land(&mut self, message: Unexpected, receive: Receive) {
         if let Some((comp, status)) = self.device.land(self.inner, message, receive) {
             self.signal(comp.as_ref(), status);
         }
     }
 
-    /// One of the messages that large ones, and operations on memory, need.
+    /// Handles one of the messages that large messages and memory operations need.
     fn deliver_bulk(&mut self, from: Rank, message: Message, payload: &Payload, comps: &Snapshot) {
         // Of a peer that is gone everything has been ended, maybe while this was on its way, on
         // another thread.
@@ -204,7 +204,8 @@ impl Pass<'_> {
         self.complain(ProgressError::Malformed { from, why });
     }
 
-    /// Has this call of progress return an error; or a later one, if it is not the first.
+    /// Notes an error for this call of progress to return, or for a later one if it is not the
+    /// first.
     pub(crate) fn complain(&mut self, error: ProgressError) {
         if self.error.is_none() {
             self.error = Some(error);
@@ -245,8 +246,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The buffer in which a completion object gets a message. Gives the message back if it needs a
-    /// packet and none is left.
+    /// Returns the buffer in which a completion object gets a message. Gives the message back if
+    /// it needs a packet and none is left.
     #[inline]
     pub(super) fn buffer_for(
         &self,

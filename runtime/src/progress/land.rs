@@ -53,7 +53,7 @@ pub(crate) struct Fetched {
 }
 
 impl Landing {
-    /// A message on its way into the buffer that it is for.
+    /// Returns the landing of a message in its buffer.
     pub(crate) fn of_message(
         transfer: impl Into<Moving>,
         comp: Option<Arc<dyn Completion>>,

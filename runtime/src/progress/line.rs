@@ -61,7 +61,7 @@ impl InLine {
         }
     }
 
-    /// The same when the runtime ends, engine or no engine.
+    /// Ends it when the runtime ends, also during a copy.
     pub(crate) fn close(self) -> (Option<Arc<dyn Completion>>, Status) {
         match self {
             Self::Landing(landing) => landing.into_status(OpError::Closed),
@@ -79,8 +79,8 @@ impl InLine {
 }
 
 impl DeviceInner {
-    /// Memory of the pool's kind for an active message of any length. Without a reason there is
-    /// none as long as the packets that are out do not come back.
+    /// Allocates memory of the pool's kind for an active message of any length. An error without a
+    /// reason: all packets are in use.
     fn place_for(&self, size: usize) -> Result<Buffer, Option<AllocError>> {
         if size <= self.pool.packet_size() {
             return self.pool.take_with_len(size).map(Buffer::Packet).ok_or(None);
@@ -88,7 +88,7 @@ impl DeviceInner {
         self.place_for_large(size).map_err(Some)
     }
 
-    /// Memory of the pool's kind for an active message that no packet holds.
+    /// Allocates memory of the pool's kind for an active message that no packet holds.
     ///
     /// # Errors
     /// There is not so much.
@@ -117,7 +117,7 @@ impl DeviceInner {
 }
 
 impl Pass<'_> {
-    /// Has an active message copied to the device's pool.
+    /// Lets an engine copy an active message to the device's pool.
     #[cold]
     pub(super) fn line_up(
         &self,

@@ -438,7 +438,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A message looks for its receive. `None`: it is of another kind.
+    /// Matches a message with its receive. `None`: it is of another kind.
     fn meet(
         &self,
         from: PeerId,
@@ -469,7 +469,7 @@ impl Pass<'_> {
         })
     }
 
-    /// As `meet`, for a message that is copied more quickly than it is handed around.
+    /// Matches as `meet`, for a message that is copied more quickly than it is moved.
     #[inline]
     fn meet_small(&self, message: &SmallArrival, met: &mut Met, at_once: bool) -> Option<Found> {
         let SmallArrival { from, header, bytes } = message;
@@ -493,7 +493,7 @@ impl Pass<'_> {
         })
     }
 
-    /// An offer takes part in the matching in place of its message.
+    /// Matches an offer in place of its message.
     #[cold]
     fn meet_offer(
         &self,
@@ -542,8 +542,8 @@ impl Pass<'_> {
         }
     }
 
-    /// One more message without a receive. Beyond the budget its sender is told to keep further
-    /// ones.
+    /// Keeps one more message without a receive. Beyond the budget its sender is told to keep
+    /// further ones.
     #[inline]
     fn keep(&self, from: Rank, payload: Payload) -> Content {
         if self.inner.unexpected.add(&payload) {

@@ -146,8 +146,7 @@ impl Message {
         )
     }
 
-    /// The header under which a message is offered, from that under which it would travel in one
-    /// piece.
+    /// Returns the header of a message's offer, from the header of the message in one piece.
     pub(crate) fn offering(header: Header) -> Header {
         let [word, tag] = header.0;
         Header([word + OFFER, tag])
@@ -176,7 +175,7 @@ impl Message {
         )
     }
 
-    /// The group and the number of a note.
+    /// Returns the group and the number of a note.
     #[inline(always)]
     pub(crate) fn note(header: Header) -> Option<(u32, u64)> {
         let [word, number] = header.0;
@@ -189,14 +188,14 @@ impl Message {
         header.0[0] & 0xff == SEND
     }
 
-    /// The completion object and the tag of a header that [`is_am`](Self::is_am).
+    /// Returns the completion object and the tag of a header that [`is_am`](Self::is_am).
     #[inline(always)]
     pub(crate) fn am(header: Header) -> (RemoteComp, Tag) {
         let [word, tag] = header.0;
         (RemoteComp((word >> 32) as u32), Tag(tag))
     }
 
-    /// A message to be matched, whole: looked for first, since it is in the path of each.
+    /// Decodes a whole message to be matched: first, since every such message takes this path.
     #[inline(always)]
     fn decode_send(header: Header) -> Option<Self> {
         let [word, tag] = header.0;

@@ -85,8 +85,8 @@ impl Remotes {
         self.all().entry((owner, number)).or_insert_with(fresh).clone()
     }
 
-    /// The owner has answered. An answer that was not asked for is no harm: its owner says where
-    /// its own memory is.
+    /// Notes the owner's answer. An unexpected answer is harmless: the owner sends the place of
+    /// its own memory.
     pub(crate) fn answered(&self, owner: Rank, number: u64, place: Option<(RemotePlace, u64)>) {
         let all = self.all();
         let Some(remote) = all.get(&(owner, number)) else { return };
@@ -106,7 +106,7 @@ impl Remotes {
         gone.is_some()
     }
 
-    /// A rank is gone, and its regions with it.
+    /// Forgets a gone rank with its regions.
     pub(crate) fn forget(&self, owner: Rank) {
         self.all().retain(|(rank, _), _| *rank != owner);
     }
@@ -146,7 +146,7 @@ struct Told {
 }
 
 impl Told {
-    /// The GPUs that have to be told before it is seen what NICs have written.
+    /// Returns the GPUs that need a flush before NICs' writes are visible.
     fn flushes(&self) -> impl Iterator<Item = &Arc<dyn Gpu>> {
         let leaving = self.leaving.iter().map(|(_, one)| one);
         self.standing.values().flatten().chain(leaving).filter_map(|one| one.exposed.flush())

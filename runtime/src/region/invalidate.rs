@@ -46,7 +46,7 @@ pub(crate) fn withdraw(addr: usize, len: usize) -> Withdrawn {
     Withdrawn { regions, processes }
 }
 
-/// A runtime has started.
+/// Notes a runtime that has started.
 pub(crate) fn note_runtime(inner: &Arc<Inner>) {
     let mut all = runtimes();
     all.retain(|one| one.strong_count() > 0);

@@ -42,13 +42,13 @@ pub struct Mr {
 }
 
 impl Mr {
-    /// The memory.
+    /// Returns the memory.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The transports by which other ranks cannot map it, and why: over these its owner's progress
-    /// helps.
+    /// Returns the transports by which other ranks cannot map it, and the reasons: over these its
+    /// owner's progress helps.
     pub fn refused(&self) -> &[(&'static str, String)] {
         &self.refused
     }
@@ -67,7 +67,7 @@ impl std::fmt::Debug for Mr {
 }
 
 impl Runtime {
-    /// Zeroed host memory that the ranks of this machine can map once it is registered.
+    /// Allocates zeroed host memory that the ranks of this machine can map once it is registered.
     ///
     /// # Errors
     /// The system has no shared memory, or no descriptor, left.

@@ -102,7 +102,7 @@ impl Rmr {
         if end <= self.len { self.offset.checked_add(offset) } else { None }
     }
 
-    /// As bytes, to be sent to another rank.
+    /// Encodes it as bytes, to be sent to another rank.
     pub fn to_bytes(&self) -> Vec<u8> {
         let Named { job, owner, number, keys, nic, .. } = &*self.region;
         let mut bytes = Vec::with_capacity(64);
@@ -173,7 +173,7 @@ impl Rmr {
         self.region.job.is_none_or(|tag| tag == job)
     }
 
-    /// The transport whose NIC does the atomic operations on its words, if one does.
+    /// Returns the transport whose NIC is the coherence owner of its words, if one is.
     #[inline]
     pub(crate) fn nic(&self) -> Option<&str> {
         self.region.nic.as_deref()
@@ -195,8 +195,8 @@ impl Rmr {
         self.offset
     }
 
-    /// The memory, mapped here (for the engines of the device that is `near` when it is first
-    /// used), and by which transport; or why it cannot be.
+    /// Returns the memory, mapped here at the first use (for the engines of the device `near`),
+    /// and its transport; or the reason why not.
     #[inline]
     pub(crate) fn imported(
         &self,

@@ -67,14 +67,15 @@ impl Keys {
         Arc::new(Self(Mutex::new(Some(Vec::new()))))
     }
 
-    /// One more. Of a registration that was withdrawn meanwhile it ends at once.
+    /// Adds an export. If the registration was withdrawn meanwhile, the export ends at once.
     pub(super) fn add(&self, transport: &'static str, exported: Exported) {
         if let Some(keys) = &mut *self.lock() {
             keys.push((transport, exported));
         }
     }
 
-    /// Each with its transport's name; none when the registration was withdrawn.
+    /// Returns each export's key with its transport's name; none if the registration was
+    /// withdrawn.
     pub(super) fn named(&self) -> Vec<(String, WireKey)> {
         let keys = self.lock();
         let named = keys
@@ -186,13 +187,13 @@ impl Regions {
         slot.region.as_ref()?.words.clone()
     }
 
-    /// The transport whose NIC does the atomic operations on the words of a region, and not this
-    /// rank.
+    /// Returns the transport whose NIC, and not this rank, is the coherence owner of a region's
+    /// words.
     pub(crate) fn nic_of_words(&self, number: u64) -> Option<&'static str> {
         self.words(number).map(|words| words.transport)
     }
 
-    /// A part of a region, by what another rank calls it.
+    /// Returns a part of a region, by its number in messages.
     pub(crate) fn find(&self, number: u64, offset: u64, len: u64) -> Result<RegionSlice, Refusal> {
         let (index, generation) = (number as u32, (number >> 32) as u32);
         let slots = self.slots();

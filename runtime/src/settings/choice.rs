@@ -5,17 +5,17 @@ pub(super) trait Choice: Copy + PartialEq + 'static {
     /// Each value with its word, in the order in which they are named to the user.
     const ALL: &'static [(&'static str, Self)];
 
-    /// The words.
+    /// Returns the words.
     fn words() -> impl Iterator<Item = &'static str> {
         Self::ALL.iter().map(|(word, _)| *word)
     }
 
-    /// The value that a word stands for, in whatever case it is written.
+    /// Returns the value of a word, in upper or lower case.
     fn from_word(text: &str) -> Option<Self> {
         Self::ALL.iter().find(|(word, _)| word.eq_ignore_ascii_case(text)).map(|(_, value)| *value)
     }
 
-    /// The word that stands for this value.
+    /// Returns the word of this value.
     fn word(&self) -> &'static str {
         // Every value is in `ALL` (a test walks over them); the empty word is for the compiler.
         Self::ALL.iter().find(|(_, value)| value == self).map_or("", |(word, _)| *word)

@@ -62,7 +62,7 @@ pub struct SettingsError {
 }
 
 impl SettingsError {
-    /// The faults; there is at least one.
+    /// Returns the faults, at least one.
     pub fn faults(&self) -> &[SettingFault] {
         &self.faults
     }

@@ -18,7 +18,7 @@ pub(super) enum Refusal {
 pub(super) trait Form<T> {
     /// Returns a description of allowed values, range included, to follow the word "expected".
     fn expected(&self) -> String;
-    /// A value that is accepted.
+    /// Returns a value that is accepted.
     fn example(&self) -> String;
     /// Reads a value, without checking its range.
     fn parse(&self, text: &str) -> Result<T, Refusal>;

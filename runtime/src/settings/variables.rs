@@ -29,7 +29,7 @@ impl Variables {
             .collect()
     }
 
-    /// The value of a variable, which then counts as known.
+    /// Takes the value of a variable, which then counts as known.
     pub(super) fn take(&mut self, variable: &str) -> Option<String> {
         self.left.remove(variable)
     }
@@ -44,13 +44,13 @@ impl Variables {
 }
 
 impl FromIterator<(String, String)> for Variables {
-    /// Of a variable that is there twice the last holds.
+    /// Collects variables; of two with one name the last one holds.
     fn from_iter<I: IntoIterator<Item = (String, String)>>(vars: I) -> Self {
         Self { left: vars.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect() }
     }
 }
 
-/// The known variable most like `found`, if one is like enough.
+/// Returns the known variable most like `found`, if one is like enough.
 fn nearest(found: &str) -> Option<&'static str> {
     // The prefix is common to all, and would make any two alike.
     let found = found.trim_start_matches(PREFIX).to_ascii_uppercase();

@@ -157,7 +157,7 @@ pub enum GrowableError {
     },
 }
 
-/// The nearest multiples of the granularity below and above a stripe.
+/// Names the nearest multiples of the granularity below and above a stripe.
 fn nearest(stripe: usize, granularity: usize) -> String {
     let below = stripe / granularity * granularity;
     let above = below.saturating_add(granularity);

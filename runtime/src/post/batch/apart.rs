@@ -33,7 +33,8 @@ impl Apart {
         Self { is_known: true, memory: None, end: 0 }
     }
 
-    /// The next pieces write to this memory: its number, and where in it their places begin.
+    /// Announces that the next pieces write to this memory: its number, and the base of their
+    /// places.
     pub(super) fn enter(&mut self, memory: (u64, u64)) {
         if self.memory != Some(memory) {
             // Parts of one memory may lie in one another.

@@ -118,7 +118,7 @@ impl Post<'_, Batch<'_>> {
         })
     }
 
-    /// Has the CPU copy all of it, row by row what is a face.
+    /// Lets the CPU copy all of it, a face row by row.
     fn copy_all(&self, plan: &Plan<'_>) -> Result<(), CopyError> {
         let is_put = self.kind.is_put;
         plan.host.iter().try_for_each(|one| one.copy(is_put))?;

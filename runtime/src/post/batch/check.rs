@@ -55,7 +55,7 @@ enum Way<'p> {
 }
 
 impl<'p> Plan<'p> {
-    /// Has a piece go by its owner or by itself.
+    /// Leaves a piece to its owner, or to an operation of its own.
     fn leave(&mut self, piece: Piece<'p>, way: Way<'p>) {
         match way {
             Way::ByOwner if goes_with_others(&piece) => self.packed.push(piece),
@@ -237,8 +237,8 @@ impl<'a> Post<'_, Batch<'a>> {
     }
 }
 
-/// Of a face that goes by way of blocks the rows are what goes together. They were found to lie
-/// within both sides.
+/// Adds the rows of a face that goes through blocks, as copies that go together. The rows are
+/// known to lie within both sides.
 #[cold]
 #[inline(never)]
 fn add_rows(
@@ -354,7 +354,7 @@ impl Places {
         (start, usize::try_from(piece.offset).unwrap_or(usize::MAX), len)
     }
 
-    /// They were found to lie within memory.
+    /// Adds a run to the plan, once all of its places are known to lie within memory.
     fn are_all_of(self, plan: &mut Plan<'_>, apart: &mut Apart) {
         plan.size = plan.size.saturating_add(self.size);
         apart.is_known &= !self.is_back;
@@ -367,7 +367,7 @@ fn outside(offset: u64, len: usize, room: u64) -> PostError {
     PostError::Outside { offset, len: len as u64, room }
 }
 
-/// Within what a piece has to lie: in bytes, here and there.
+/// The bounds of a piece, in bytes: local and remote.
 #[derive(Clone, Copy)]
 struct Limit {
     here: usize,
@@ -400,7 +400,7 @@ impl Limit {
         Ok((start, len))
     }
 
-    /// The first of them that does not lie within: one does not.
+    /// Finds the first piece outside of its memory: there is one.
     #[cold]
     fn first_outside(self, run: &[Piece<'_>]) -> (usize, PostError) {
         let wrong = |(at, piece)| self.check(piece).err().map(|cause| (at, cause));

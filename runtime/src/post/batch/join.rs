@@ -32,7 +32,7 @@ pub(super) struct Shares {
 }
 
 impl Default for Shares {
-    /// One share, of the thread that begins the parts.
+    /// Returns one share, of the thread that begins the parts.
     fn default() -> Self {
         Self { left: 1, error: None }
     }
@@ -43,7 +43,7 @@ impl Join {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more part: before it is begun, as it may end at once.
+    /// Adds a part before it begins, as it may end at once.
     pub(super) fn add(&self) {
         self.shares().left += 1;
     }
@@ -61,8 +61,8 @@ impl Join {
         self.shares().error.is_some()
     }
 
-    /// A share less. After the last one the other rank is told, if nothing has failed; what is
-    /// given back is for the batch's completion object.
+    /// Removes a share. After the last one it signals the other rank, if no part has failed.
+    /// Returns the status for the batch's completion object.
     pub(super) fn release(&self, error: Option<OpError>) -> Option<Status> {
         let error = {
             let mut shares = self.shares();

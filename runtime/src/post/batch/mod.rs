@@ -257,7 +257,7 @@ impl Owned {
 }
 
 impl Batch<'_> {
-    /// Of no pieces: for what goes on with those that are left of one.
+    /// Returns a batch of no pieces, by which the rest of another batch goes on.
     pub(super) fn nothing() -> Self {
         Self { many: Many::Pieces(&[]), is_put: true, signal: None }
     }

@@ -87,7 +87,7 @@ impl Pack {
         firsts.try_for_each(|(local, _)| local.region().recheck()).map_err(PostError::Freed)
     }
 
-    /// Its bytes, without the list.
+    /// Returns its bytes, without the list.
     pub(super) fn len(&self) -> usize {
         self.bytes
     }

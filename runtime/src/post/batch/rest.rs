@@ -36,7 +36,7 @@ struct Single {
 }
 
 impl Rest {
-    /// `alone` go one by one, `packed` many together.
+    /// Returns the rest: `alone` go one by one, `packed` many together.
     pub(super) fn new(
         alone: &[Piece<'_>],
         packed: &[Piece<'_>],
@@ -122,7 +122,7 @@ impl Post<'_, Batch<'_>> {
         }
     }
 
-    /// One operation with what was said of the batch.
+    /// Returns one operation with the options of the batch.
     fn single<'p, K>(&'p self, kind: K, comp: &'p Arc<dyn Completion>) -> Post<'p, K> {
         Post {
             runtime: self.runtime,

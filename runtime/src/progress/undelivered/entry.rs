@@ -89,7 +89,7 @@ impl Entry {
         }
     }
 
-    /// The rank that has sent it, or that the operation was with.
+    /// Returns the rank that has sent it, or the peer of the operation.
     pub(super) fn rank(&self) -> Rank {
         match &self.what {
             Delivery::Status(status, _) => status.rank,

@@ -96,7 +96,7 @@ impl Undelivered {
 }
 
 impl DeviceInner {
-    /// Has progress tell completion objects, for callers that cannot: they hold locks.
+    /// Leaves signals to progress, for callers that hold locks.
     pub(crate) fn tell_later(
         &self,
         ended: impl IntoIterator<Item = (Option<Arc<dyn Completion>>, Status)>,
@@ -116,7 +116,7 @@ impl DeviceInner {
         self.undelivered.set_count(undelivered.count());
     }
 
-    /// Has progress end what there is with a peer that has broken the protocol.
+    /// Leaves it to progress to end everything with a peer that has broken the protocol.
     #[cold]
     pub(crate) fn break_with(&self, rank: Rank, why: String) {
         if self.known_route(rank).is_some_and(|route| route.down().is_some()) {
@@ -336,7 +336,8 @@ impl Pass<'_> {
         kept
     }
 
-    /// An active message waits behind others for the same object. Gives it back if there are none.
+    /// Queues an active message behind others for the same object. Gives it back if there are
+    /// none.
     #[inline]
     pub(super) fn queue_am(
         &self,
@@ -358,9 +359,9 @@ impl Pass<'_> {
         }
     }
 
-    /// The offer of an active message waits behind others for the same object. Returns `false` if
-    /// there are none; unless the message `is_held`, as it would have come whole otherwise: then it
-    /// is the first.
+    /// Queues the offer of an active message behind others for the same object. Returns `false` if
+    /// there are none. A message that `is_held` would otherwise have come whole: it then becomes
+    /// the first.
     pub(crate) fn queue_offer(
         &mut self,
         comp: &Arc<dyn Completion>,
@@ -570,7 +571,7 @@ impl Inner {
         }
     }
 
-    /// The same, for a call that can return the panic.
+    /// Signals as `tell`, for a call that can return the panic.
     pub(crate) fn try_tell(
         &self,
         device: &DeviceInner,

@@ -26,7 +26,7 @@ struct Told {
     no_packet: bool,
 }
 
-/// The object of the user's that a completion object passes statuses on to: itself, most of the
+/// Returns the user's object that a completion object passes statuses on to: itself, most of the
 /// time.
 pub(super) fn object_of(comp: &Arc<dyn Completion>) -> &Arc<dyn Completion> {
     let mut object = comp;
