@@ -36,15 +36,16 @@ pub(crate) enum Chore {
     Deadlines = 1 << 7,
     /// Of the whole runtime: futures to be polled again.
     Retries = 1 << 8,
-    /// Of the whole runtime: errors of progress that no caller was given so far.
+    /// Of the whole runtime: errors of progress that no call has returned yet.
     Complaints = 1 << 18,
     /// Of the whole runtime: ranks that are silent.
     Suspects = 1 << 9,
-    /// Of the whole runtime: regions that NICs of others reach, and whose registration has ended.
+    /// Of the whole runtime: regions that NICs of other ranks reach, and whose registration has
+    /// ended.
     Withdrawals = 1 << 15,
     /// Of the whole runtime: atomic operations on words of GPUs.
     Words = 1 << 12,
-    /// Of the whole runtime: a signal has asked what is pending.
+    /// Of the whole runtime: a signal has asked for the list of pending operations.
     Dump = 1 << 17,
 }
 

@@ -17,7 +17,7 @@ pub enum StartError {
     /// A setting is wrong.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The launcher could not be reached, or gave nonsense.
+    /// The launcher could not be reached, or its answer was invalid.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
     /// None of the transports that the settings allow can be opened.
@@ -26,7 +26,7 @@ pub enum StartError {
     /// The GPU driver that the settings ask for could not be started.
     #[error("CARRACK_GPU: {0}")]
     Gpu(#[from] GpuError),
-    /// The system refused something that waiting threads need.
+    /// The system refused a resource that waiting threads need.
     #[error("the runtime could not start: {0}")]
     System(String),
 }
@@ -45,14 +45,15 @@ pub enum PostError {
     },
     /// Tag or rank cannot be a wildcard here.
     #[error(
-        "{0} cannot be sent with, nor go with a path that is demanded: it is for receives from \
-        any, and its value is reserved"
+        "{0} is reserved for receives from any: it cannot be used in a send, nor with a required \
+        path"
     )]
     Wildcard(&'static str),
-    /// A receive or a probe names a policy, and a wildcard for what that policy looks at.
+    /// A receive or a probe names a policy, and a wildcard for a property that the policy
+    /// compares.
     #[error(
-        "{policy:?} was named, and looks at what {} stands for any of: name the policy that the \
-        sender names, or name none, and the wildcard chooses it",
+        "policy {policy:?} compares what {} leaves open: name the policy that the sender names, \
+        or name none, and the wildcard chooses it",
         if policy.looks_at_rank() && *rank == Rank::ANY { "Rank::ANY" } else { "Tag::ANY" }
     )]
     Policy {
@@ -94,14 +95,14 @@ pub enum PostError {
         /// The missing requirement.
         why: String,
     },
-    /// The path that was demanded is not the one to this peer.
-    #[error("the path to {rank} is {chosen}, not {required} as demanded: {why}")]
+    /// The required path is not the one to this peer.
+    #[error("the path to {rank} is {chosen}, not the required {required}: {why}")]
     Path {
         /// The peer.
         rank: Rank,
-        /// The path there is.
+        /// The path to it.
         chosen: &'static str,
-        /// The path demanded.
+        /// The required path.
         required: &'static str,
         /// The reason why the path is not that one.
         why: String,
@@ -128,7 +129,7 @@ pub enum PostError {
         /// Operations that wait.
         limit: usize,
     },
-    /// The operation came to `Done` or `Posted` already.
+    /// The operation was `Done` or `Posted` already.
     #[error(
         "this operation is spent, as it came to Done or Posted already: build another one; one \
         that sends borrowed bytes can be called again() to send them once more"
@@ -147,10 +148,10 @@ pub enum PostError {
         allow Posted"
     )]
     NoOutcome,
-    /// A list of buffers holds something that cannot be gathered.
+    /// A list of buffers holds a part that cannot be gathered.
     #[error("a list of buffers cannot hold {0}: send it as a message of its own")]
     Pieces(&'static str),
-    /// A list of buffers is gathered before the event that it is ordered after.
+    /// A list of buffers is gathered before the event that orders it.
     #[error(
         "a list of buffers is gathered when it is posted, and cannot be sent in the order of an event or stream: send one buffer"
     )]
@@ -182,7 +183,7 @@ pub enum PostError {
     /// The memory cannot be sent from or received into.
     #[error("{0}")]
     Memory(CopyError),
-    /// The memory that the operation was given was freed.
+    /// The memory of the operation was freed.
     #[error(transparent)]
     Freed(Freed),
     /// The remote region belongs to another rank.
@@ -241,11 +242,11 @@ pub enum PostError {
     /// The remote region is not registered any more.
     #[error("the remote region of {0} is not registered any more")]
     Stale(Rank),
-    /// The name is of another job's region: it was kept from an earlier run, or has come from a
-    /// rank that is none of this job.
+    /// The remote key is of another job's region: it was kept from an earlier run, or came from a
+    /// rank of another job.
     #[error(
-        "the region is not one of {0} in this job: its name (Rmr) was made in another job; have \
-        its owner send the one that get_rmr gives now"
+        "the region is not one of {0} in this job: its remote key (Rmr) was made in another job; \
+        let its owner send the one that get_rmr returns now"
     )]
     OtherJob(Rank),
     /// An atomic operation cannot be done there.
@@ -262,7 +263,7 @@ pub enum PostError {
         "this process is a fork of the one that started the runtime: start a runtime of its own, before or after"
     )]
     Forked,
-    /// The launcher cannot be asked where the peer is.
+    /// The launcher did not return the address of the peer.
     #[error("the address of {rank} cannot be had: {why}")]
     Bootstrap {
         /// The peer.
@@ -279,7 +280,7 @@ pub enum RegisterError {
     /// The table is full.
     #[error("{0} regions are registered already: deregister some")]
     TooMany(usize),
-    /// The memory is not what it was said to be, or cannot be registered.
+    /// The memory is not of the kind that the hint says, or cannot be registered.
     #[error(transparent)]
     Raw(#[from] RawError),
     /// No NIC of this rank's can do the atomic operations on the region's words.
@@ -288,11 +289,11 @@ pub enum RegisterError {
         wish (AtomicAgent::Owner), and its owner does them"
     )]
     NoAtomics(String),
-    /// The words of a part of it have another agent.
+    /// The words of a part of it have another coherence owner.
     #[error(
         "a part of the {len} bytes at {addr:#x} is registered, and the atomic operations on its \
-        words are not done by whom this registration names: a word has one agent, so end that \
-        registration first, or name the same AtomicAgent"
+        words are done by another agent than this registration names: a word has one agent, so \
+        end that registration first, or name the same AtomicAgent"
     )]
     OtherAgent {
         /// The address of the region.
@@ -310,7 +311,7 @@ pub enum RegisterError {
     },
 }
 
-/// An operation ended badly. In the status that its completion object gets.
+/// An operation failed. The status of its completion object has this error.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {
@@ -337,7 +338,7 @@ pub enum OpError {
     #[error("the event that it was ordered after failed: {0}")]
     Event(GpuError),
     /// The operation was deferred, and refused at its begin.
-    #[error("it could not begin when its turn had come: {0}")]
+    #[error("it could not begin at its turn: {0}")]
     Begin(Box<PostError>),
     /// The peer could not take the message in: it had no memory for it, or copying it failed there.
     #[error("the peer could not take the message in; its own log says why")]
@@ -366,13 +367,13 @@ pub enum OpError {
     #[error("{0} does no atomic operation on that word: it has to be aligned to 8 bytes")]
     Word(Rank),
     /// The operation had not completed by its deadline.
-    #[error("the operation with {0} was not over by its deadline")]
+    #[error("the operation with {0} did not complete by its deadline")]
     TimedOut(Rank),
     /// It was cancelled, before its message came.
     #[error("the receive was cancelled")]
     Cancelled,
     /// The device or the runtime was closed first.
-    #[error("the runtime was closed before it was over")]
+    #[error("the runtime was closed before the operation completed")]
     Closed,
 }
 
@@ -417,7 +418,7 @@ pub enum AwaitError {
     /// It could not be posted.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// It ended badly.
+    /// It failed.
     #[error(transparent)]
     Op(#[from] OpError),
 }
@@ -465,11 +466,11 @@ pub enum ProgressError {
         from: Rank,
         /// Bytes dropped.
         size: usize,
-        /// Of which memory there is none, and what the driver said.
+        /// The memory, and the driver's error.
         why: Box<AllocError>,
     },
-    /// A message made no sense. It was dropped.
-    #[error("{from} sent a message that makes no sense: {why}")]
+    /// A message was malformed. It was dropped.
+    #[error("{from} sent a malformed message: {why}")]
     Malformed {
         /// The sender.
         from: Rank,
@@ -494,7 +495,7 @@ pub enum ProgressError {
     Forked,
 }
 
-/// A wait ended without what was waited for.
+/// A wait ended before its condition was true.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
@@ -542,7 +543,7 @@ pub enum CollectiveError {
         /// The rank.
         rank: Rank,
     },
-    /// Another member takes part in something else.
+    /// Another member takes part in another operation.
     #[error(
         "{rank} is in a {theirs}, this rank in a {ours}: all members of a group must make it alike, and call its operations in the same order"
     )]
@@ -610,7 +611,7 @@ pub enum GroupError {
         count: u32,
     },
     /// There are too many.
-    #[error("there can be {0} groups, and there are")]
+    #[error("all {0} groups are in use")]
     TooMany(usize),
 }
 
@@ -625,7 +626,7 @@ pub enum ResourceError {
     #[error("the device's address could not be published: {0}")]
     Publish(String),
     /// The wire format cannot number more.
-    #[error("there can be {limit} {what}, and there are")]
+    #[error("all {limit} {what} are in use")]
     TooMany {
         /// The resource.
         what: &'static str,

@@ -58,7 +58,7 @@ struct Pool(Mutex<State>);
 #[derive(Default)]
 struct State {
     free: Vec<Region>,
-    /// In use.
+    /// Blocks in use.
     out: usize,
     /// `true` if pinned memory was refused: it is not requested again.
     is_refused: bool,

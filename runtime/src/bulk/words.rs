@@ -67,7 +67,7 @@ pub(crate) struct Words(Waiting<State>);
 
 #[derive(Default)]
 struct State {
-    /// By their addresses.
+    /// All words, by their addresses.
     all: HashMap<usize, Word>,
     /// Words whose round is in flight: at most the number of blocks.
     busy: Vec<usize>,

@@ -35,7 +35,7 @@ impl Members {
     pub(super) fn count(&self) -> u32 {
         match self {
             Self::All(count) => *count,
-            // There are at most as many as ranks.
+            // At most as many as there are ranks.
             Self::Some(ranks) => ranks.len() as u32,
         }
     }

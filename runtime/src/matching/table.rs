@@ -38,7 +38,7 @@ struct Place<A, B> {
     below: usize,
     /// The next in line.
     behind: usize,
-    /// For the head of a line: the last in it.
+    /// For the head of a line: the last value in it.
     last: usize,
     /// Distinguishes the value from others that waited here under the same key.
     stamp: u64,

@@ -29,7 +29,7 @@ const OFTEN: u32 = 1024;
 pub(crate) struct WaitingOffers {
     total: AtomicUsize,
     of: Mutex<HashMap<Rank, usize>>,
-    /// For each device of a peer: what an honest one has at most, requests included.
+    /// The limit for each device of a peer, requests included: an honest peer stays below it.
     limit: usize,
 }
 

@@ -51,7 +51,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Of a status whose buffer is the user's.
+    /// The cost of a status whose buffer is the user's.
     pub(crate) const STATUS: Self = Self { bytes: ENTRY, in_packet: false };
 
     /// Returns the cost of a message in a packet of `size` bytes.

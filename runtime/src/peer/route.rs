@@ -15,7 +15,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// From a device to one peer. Made when the peer is first used; a silent peer costs an empty cell.
+/// The route from a device to one peer. Made when the peer is first used; a silent peer costs an
+/// empty cell.
 pub(crate) struct Route {
     pub(crate) rank: Rank,
     linked: OnceLock<Linked>,

@@ -59,7 +59,7 @@ impl Inner {
         if rank.0 < self.size && rank != self.rank {
             let mut ranks = self.suspects.0.lock();
             if ranks.insert(rank) {
-                tracing::warn!(%rank, "it is silent: an operation with it was not over by its \
+                tracing::warn!(%rank, "it is silent: an operation with it did not complete by its \
                     deadline");
             }
             self.suspects.0.set_count(ranks.len());

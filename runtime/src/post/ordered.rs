@@ -60,7 +60,7 @@ pub(super) enum What {
     Rest(Box<Rest>),
 }
 
-/// As `Place`, with a handle of its own.
+/// A `Place`, with a handle of its own.
 pub(super) struct Remote {
     rmr: Rmr,
     offset: u64,
@@ -126,9 +126,9 @@ impl What {
 
 /// The condition that an entry waits for.
 pub(super) enum Waits {
-    /// For its event; nothing while it is begun.
+    /// An operation that waits for its event; `None` while it begins.
     Later(Option<Box<Later>>),
-    /// For a stream's copy.
+    /// A copy of a stream.
     Copy(Box<Landing>),
 }
 
@@ -262,7 +262,7 @@ impl Entry {
 pub(super) enum Start {
     UnderWay(Option<Ticket>),
     Over(Ended),
-    /// Not now.
+    /// The operation cannot begin now.
     Again(Later),
 }
 

@@ -81,10 +81,9 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// The path of a short message from borrowed bytes, to a peer that is linked, with no option that
-/// asks for more: everything else, and everything that is not well, goes by [`transmit`]. It checks
-/// the same things and answers the same; it is here because a small message takes less time than
-/// `transmit`'s bookkeeping.
+/// Sends a short message of borrowed bytes to a linked peer, without rare options. Everything
+/// else, errors included, goes through [`transmit`], which checks the same conditions with the
+/// same results. It exists because a small message takes less time than `transmit`'s bookkeeping.
 #[inline(always)]
 pub(super) fn transmit_short<K>(
     post: &mut Post<'_, K>,

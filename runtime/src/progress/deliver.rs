@@ -36,10 +36,10 @@ impl Pass<'_> {
         met.meetings.clear();
     }
 
-    /// The small messages at the front of the batch: the path where each nanosecond counts. They
-    /// are handed over without leaving the batch, under one guard against panics for all of them.
-    /// Stops at the first message about which there is more to be done, and at the first completion
-    /// object without room.
+    /// Delivers the small messages at the front of the batch: the path where each nanosecond
+    /// counts. The messages stay in the batch, under one guard against panics for all of them.
+    /// Stops at the first message that needs more work, and at the first completion object without
+    /// room.
     #[inline(always)]
     fn deliver_small(&mut self, scratch: &mut Scratch) {
         let Scratch { batch, comps, met, .. } = scratch;

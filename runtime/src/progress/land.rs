@@ -36,7 +36,7 @@ pub(crate) struct Landing {
 
 /// The peer's reason to wait for the end of a copy of this rank.
 pub(crate) enum Owed {
-    /// For its message to be fetched.
+    /// The fetch of its message.
     Fetched(Fetched),
     /// For pieces of this rank's memory: in a box of their own, that what is owed for a message is
     /// small to move.
@@ -48,7 +48,7 @@ pub(crate) struct Fetched {
     /// The sender's name for the message. The sender waits for its end.
     pub(crate) token: u64,
     pub(crate) from: Imported,
-    /// By when it has to be here, should its sender have to be asked for it after all.
+    /// The deadline, for the case that the parts are requested after all.
     pub(crate) deadline: Deadline,
 }
 

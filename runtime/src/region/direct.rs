@@ -139,7 +139,7 @@ pub(super) struct AllTold {
 
 #[derive(Default)]
 struct Told {
-    /// By the region's number: for each device one.
+    /// The entries by the region's number, one for each device.
     standing: HashMap<u64, Vec<Shown>>,
     /// Their registration has ended, and others still know them.
     leaving: Vec<(u64, Shown)>,

@@ -54,7 +54,7 @@ impl Registered {
     }
 }
 
-/// By what peers map a region, as long as its registration stands.
+/// The exports by which peers map a region, as long as its registration stands.
 #[derive(Default)]
 pub(super) struct Keys(Mutex<Option<Vec<(&'static str, Exported)>>>);
 

@@ -31,12 +31,12 @@ macro_rules! settings {
         impl Settings {
             $($crate::settings::declare::accessor!($doc, $name, $type $(, $view)?);)+
 
-            /// The defaults, whatever the environment says.
+            /// Returns the defaults, without the environment.
             pub fn defaults() -> Self {
                 Self { $($name: $crate::settings::report::Sourced::by_default($default),)+ }
             }
 
-            /// One line for each setting, in the table's order.
+            /// Returns one line for each setting, in the table's order.
             pub fn describe(&self) -> Vec<$crate::settings::SettingLine> {
                 use $crate::settings::form::Form;
                 vec![$({
