@@ -155,7 +155,8 @@ impl DeviceBuilder<'_> {
     /// Makes it, and publishes its address.
     ///
     /// # Errors
-    /// [`ResourceError::Packets`]: the pool's allocator has no memory on its GPU, or breaks its promise.
+    /// [`ResourceError::Packets`]: the pool's allocator has no memory on its GPU, or breaks its
+    /// promise.
     pub fn build(self) -> Result<Device, ResourceError> {
         // One after the other, since each is published under its number. Without the lock of the
         // list, which progress takes: allocators and bootstraps may run any code.
@@ -331,7 +332,7 @@ impl DeviceInner {
         let _ = self.park(route, parked, usize::MAX);
     }
 
-    /// Returns `true` if anything waits that no descriptor tells of, other than deliveries for room in
+    /// Returns `true` if work waits that no descriptor reports, other than deliveries for room in
     /// their completion objects.
     pub(crate) fn has_chores(&self) -> bool {
         // A rank told to hold is released by the thread that receives, which makes progress then.
@@ -429,7 +430,7 @@ impl DeviceInner {
         let mut batch = Batch::new(64);
         for lane in &self.lanes {
             lane.device.close();
-            // What links still had comes back with the buffers.
+            // The buffers of the links' operations come back.
             while lane.device.poll(&mut batch, &mut |_| {}) == Polled::Some {
                 for event in batch.drain() {
                     if let Event::Completion { token, buffer, .. } = event

@@ -163,7 +163,8 @@ impl Runtime {
             None => (!direct).then(|| format!("{transport} sends host memory only")),
         };
         let mapped = match maps {
-            // What was found out by trying: here and now, and when the peer's memory was last used.
+            // Reasons that attempts have shown: here and now, and at the last use of the peer's
+            // memory.
             true => {
                 let exports = self.0.try_export(gpu).err();
                 let exports = exports.map(|why| format!("memory of it cannot be exported: {why}"));

@@ -206,7 +206,8 @@ fn export_of_joined(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcE
 /// one that it lies on. The region is the named part, and closes with its last clone.
 ///
 /// # Errors
-/// [`IpcError::Gpu`]: the memory is gone, is this process's own, or cannot be reached, as the driver says.
+/// [`IpcError::Gpu`]: the driver's reason: the memory is gone, is this process's own, or cannot be
+/// reached.
 pub fn ipc_open(gpu: &dyn Gpu, memory: &IpcMemory) -> Result<Region, IpcError> {
     let whole = gpu.open(&memory.handle)?;
     let part = whole.subregion(memory.handle.offset, memory.len);

@@ -1,4 +1,4 @@
-//! The numbers that things go by, each a type of its own.
+//! The numbers that name things, each a type of its own.
 
 use std::fmt;
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Operations that are listed one by one; the others are counted.
 const LISTED: usize = 64;
 
-/// Everything that a rank waits for. Its `Display` is what a rank prints on SIGUSR1.
+/// The operations that a rank waits for. A rank prints its `Display` on SIGUSR1.
 #[derive(Clone, Debug)]
 pub struct Pending {
     /// This rank.

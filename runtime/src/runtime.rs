@@ -73,7 +73,7 @@ pub(crate) struct Inner {
     pub(crate) absent: Absent,
     /// Futures that have to be polled again.
     pub(crate) retries: Retries,
-    /// Errors of progress that no caller was given so far.
+    /// Errors of progress that no call has returned yet.
     pub(crate) complaints: Complaints,
     /// Hears SIGUSR1.
     _dump: Option<Listener>,
@@ -275,7 +275,7 @@ fn open_transports(
         match opened {
             Ok(domain) => domains.push((transport.name(), domain)),
             Err(why) => {
-                // Most machines have no RDMA device: nothing is wrong with them.
+                // Most machines have no RDMA device, which is no error.
                 if transport.name() == verbs::NAME {
                     tracing::info!(%why, "a transport cannot be used");
                 } else {
@@ -440,10 +440,10 @@ impl Runtime {
         self.0.comps.register(comp.as_completion().clone())
     }
 
-    /// Sets `count` names in a row aside, and tells the first: for names that must be known before
-    /// their objects are made, or that are given out in another order on each rank. Such a name
-    /// stays the same: when it is given to another object, messages that were sent for the earlier
-    /// one reach the later one.
+    /// Reserves `count` consecutive names, and returns the first. For names that must be known
+    /// before their objects are made, or that each rank uses in another order. A reserved name
+    /// stays the same: when it is given to another object, messages for the earlier one reach the
+    /// later one.
     pub fn reserve_comps(&self, count: u32) -> Result<RemoteComp, ResourceError> {
         self.0.comps.reserve(count)
     }
@@ -457,8 +457,8 @@ impl Runtime {
         self.0.comps.register_at(name, comp.as_completion().clone())
     }
 
-    /// Takes a name back. Progress reports and drops messages that come for it from now on, also when
-    /// other objects have been registered since. Messages that wait for room in the object are
+    /// Takes a name back. Progress reports and drops messages that come for it from now on, even
+    /// after other objects have been registered. Messages that wait for room in the object are
     /// delivered when it has room, and dropped with its last handle.
     pub fn deregister_comp(&self, name: RemoteComp) -> Result<(), ResourceError> {
         self.0.comps.deregister(name)
@@ -479,7 +479,7 @@ impl Runtime {
             let undelivered = &device.0.undelivered;
             !undelivered.is_empty() && undelivered.lock().has_from(rank)
         };
-        // What it sent before may still wait for its completion object.
+        // Its earlier messages may still wait for their completion object.
         (!self.0.devices().iter().any(waits)).then_some(cause)
     }
 }
@@ -628,7 +628,7 @@ impl Drop for Inner {
             // A full object cannot be waited for any more.
             let _ = signal(comp.as_ref(), status);
         }
-        // Last: what these streams wait for has been let go now.
+        // Last: the words that these streams wait for are released now.
         end_copies(copies);
         drop_told();
         // A rank that unwinds has not ended in order, and the launcher is right to say so.

@@ -21,7 +21,7 @@ pub(crate) struct Streams {
     counters: Mutex<Vec<Weak<Counted>>>,
     /// Operations that have waited for events, to tell them apart.
     numbers: AtomicU64,
-    /// Receives that have a number: what names them since they were posted.
+    /// The tickets of receives that have a number, once they were posted.
     names: Mutex<HashMap<u64, Option<Ticket>>>,
 }
 

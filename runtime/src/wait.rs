@@ -1,9 +1,9 @@
 //! Waiting without burning a core.
 //!
-//! A waiting thread first spins (a message between two busy ranks takes a fraction of a
-//! microsecond, a wake-up several), then sleeps on the descriptors that every transport arms, and
-//! on one of the runtime's own, by which threads that make progress wake those that wait for what
-//! came of it.
+//! A waiting thread first spins: a message between two busy ranks takes a fraction of a
+//! microsecond, a wake-up several. Then it sleeps on the descriptors that every transport arms,
+//! and on one of the runtime's own. By that one, threads that make progress wake threads that wait
+//! for its results.
 
 use crate::chores::Chore;
 use crate::error::{ProgressError, WaitError};
@@ -19,11 +19,11 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// Sleep while an operation is in flight that no descriptor reports. Also the first of several
 /// sleeps while a peer has not published its address: each further one is twice as long.
 const SHORT: Duration = Duration::from_micros(100);
-/// Longest sleep while deliveries wait for room in their completion objects. The first of several is
-/// [`SHORT`], each further one twice as long.
+/// Longest sleep while deliveries wait for room in their completion objects. The first of several
+/// is [`SHORT`], each further one twice as long.
 const ROOM: Duration = Duration::from_millis(1);
-/// Longest sleep until an address is looked for again of which the bootstrap's descriptor does not
-/// tell.
+/// Longest sleep until a missing address is looked up again, of which the bootstrap's descriptor
+/// does not tell.
 const UNTOLD: Duration = Duration::from_millis(5);
 
 impl Runtime {
@@ -146,7 +146,7 @@ impl Inner {
                 }
             }
         }
-        // What waits for an engine or room is looked at again soon.
+        // Work that waits for an engine or for room is looked at again soon.
         let soon = self.retries.any()
             || !self.words.is_empty()
             || devices.iter().any(|device| device.0.has_chores());

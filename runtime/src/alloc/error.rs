@@ -51,7 +51,7 @@ pub enum SharedAllocError {
         /// The driver's reason.
         why: String,
     },
-    /// A rank could not map what the leader has allocated.
+    /// A rank could not map the leader's allocation.
     #[error("{rank} cannot map memory of {leader}'s {gpu}: {why}")]
     NotMapped {
         /// The rank.
@@ -90,8 +90,8 @@ pub enum SharedAllocError {
     InHandler,
     /// A rank has sent a message that this version cannot read.
     #[error(
-        "{rank} has sent a message that this version cannot read: run one version of Carrack on all \
-        ranks"
+        "{rank} has sent a message that this version cannot read: run one version of Carrack on \
+        all ranks"
     )]
     Garbled {
         /// The rank.

@@ -3,7 +3,8 @@
 //! ```text
 //! sender                                receiver
 //!   introduce (name, key) ───────────►   keeps the key: once for each region
-//!   offer (size, token, name, offset) ►  meets its receive; maps the region, once; its copy engine fetches the bytes
+//!   offer (size, token, name, offset) ►  meets its receive; maps the region, once;
+//!                                        its copy engine fetches the bytes
 //!   ◄───────────────────── finish (token)
 //!                                        or, where it cannot be mapped:
 //!   ◄─────────── clear (token, landing)
@@ -73,7 +74,7 @@ impl Exposures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the exposure of a region, or `None` if it cannot be exposed now.
+    /// Returns the exposure of a region: its export, or the reason against one. `None`: not now.
     fn expose(&self, domain: &dyn Domain, region: &Region) -> Option<Arc<Exposure>> {
         let mut state = self.state();
         if state.is_over {

@@ -21,8 +21,8 @@
 //!   unwritten (landing) ─────────────►  grants the parts that it has room for
 //! ```
 //!
-//! What is longer than a chunk, and not in a GPU's memory, goes so chunk by chunk (see `showing`
-//! and `writing`):
+//! A message that is longer than a chunk, and not in GPU memory, goes chunk by chunk (see
+//! `showing` and `writing`):
 //!
 //! ```text
 //!   ◄── clear (token, landing, chunk, where to)     two at a time
@@ -34,12 +34,12 @@
 //!   ◄───────── grant (landing, all of it)
 //! ```
 //!
-//! Into memory of a GPU that cannot be mapped (see `inflow`, and `ahead` for what comes out of
-//! such):
+//! Into GPU memory that cannot be mapped (see `inflow`, and `ahead` for the way out of such
+//! memory):
 //!
 //! ```text
 //!   ◄─── clear (token, landing, limit)
-//!   part (landing, offset) ──────────►  fills a block, which the GPU's engine copies while the next is filled
+//!   part (landing, offset) ──────────►  fills a block; the GPU's engine copies it meanwhile
 //!   ◄───────── grant (landing, limit)   when there is a block for more
 //! ```
 //!

@@ -52,7 +52,7 @@ pub(crate) struct Stream {
     /// The receiver's name for it.
     landing: u64,
     sent: usize,
-    /// Bytes that the receiver has room for so far.
+    /// Bytes that the receiver has granted.
     limit: usize,
     /// The copies of bytes that lie on a GPU.
     ahead: Option<Box<Ahead>>,

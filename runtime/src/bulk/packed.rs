@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! asker                                  owner
-//!   pieces (token, region, count) ────►  an offer like any other. Its bytes are a list of places, and for a put the data behind it
-//!                                        for a put copies the data to the places; for a get copies them from the places into one buffer
+//!   pieces (token, region, count) ────►  an offer like any other. Its bytes are a list of places,
+//!                                        and for a put the data behind it
+//!                                        for a put copies the data to the places;
+//!                                        for a get copies them from the places into one buffer
 //!   ◄──────────────────── finish (token)
-//!   ◄──────────── part (landing, offset) for a get: the requested bytes, possibly before the finish
+//!   ◄──────────── part (landing, offset) for a get: the bytes, possibly before the finish
 //! ```
 //!
 //! The places of a list lie in one region. A place takes sixteen bytes: the offset in the region,
@@ -31,10 +33,10 @@ use std::sync::Arc;
 /// (docs/adr/0011-thresholds.md).
 pub(crate) const PIECE: usize = 4 << 10;
 
-/// The same of memory of a GPU, whose engine is told of each message.
+/// The same for GPU memory, whose engine is told of each message.
 pub(crate) const GPU_PIECE: usize = 32 << 10;
 
-/// Bytes of the pieces of one message, at most: what both sides allocate for it.
+/// Bytes of the pieces of one message, at most: both sides allocate as much for it.
 pub(crate) const BYTES: usize = 64 << 10;
 
 /// Pieces of one message, at most.

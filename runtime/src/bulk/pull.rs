@@ -69,8 +69,7 @@ enum Pulled {
 }
 
 impl Pass<'_> {
-    /// Lets the kernel copy what was offered, in the order in which it was, as much as is copied at
-    /// a time.
+    /// Lets the kernel copy the offered messages in order, up to the limit of one call.
     #[cold]
     pub(crate) fn move_pulls(&mut self) {
         let bulk = &self.device.bulk;

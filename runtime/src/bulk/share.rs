@@ -20,9 +20,9 @@ use carrack_transports::sync::split::{MAX_UNITS, Piece, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes from which the receiver asks for help: for a message that is waited for, and for one of
-/// many, where two cores that copy at the same time slow each other down
-/// (docs/adr/0011-thresholds.md).
+/// Bytes from which the receiver asks for help. The first value is for a message that is waited
+/// for. The second is for one of many, where two cores that copy at the same time slow each other
+/// down (docs/adr/0011-thresholds.md).
 const WORTH_IT: (usize, usize) = (48 << 10, 192 << 10);
 /// Bytes that are taken at least: each piece is a system call, which costs as much as copying some
 /// 20 KiB (docs/adr/0011-thresholds.md).

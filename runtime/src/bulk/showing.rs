@@ -232,7 +232,7 @@ mod tests {
     use carrack_transports::contract::RemotePlace;
     use std::sync::{Arc, Mutex};
 
-    /// Keeps what is shown, and refuses the chunk that begins at `wall`.
+    /// Keeps the shown chunks, and refuses the chunk that begins at `wall`.
     struct Shown {
         at: Arc<Mutex<Vec<usize>>>,
         wall: usize,

@@ -182,7 +182,7 @@ impl<'a> Call<'a> {
         .await
     }
 
-    /// Waits for what a member tells.
+    /// Waits for the note of a member.
     pub(super) async fn hear(&self, from: u32, step: u32) -> Result<u64, CollectiveError> {
         let from = self.rank(from);
         let heard = poll_fn(|context| {

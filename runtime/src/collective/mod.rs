@@ -3,9 +3,11 @@
 //!
 //! ```text
 //! group      the members, and their order
-//! board      notes that members leave for each other: small, matched by group, number, step and sender
+//! board      notes that members leave for each other: small, matched by group, number, step
+//!            and sender
 //! boards     all boards of a rank, and the limits of notes on them
-//! call       one operation in progress: sends and receives notes and bytes; checks that all members mean the same
+//! call       one operation in progress: sends and receives notes and bytes; checks that all
+//!            members mean the same
 //! barrier, broadcast, allgather     one algorithm each: an `async fn` over a call
 //! ```
 //!

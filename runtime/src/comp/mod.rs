@@ -1,9 +1,9 @@
-//! Completion objects: where the end of an operation is announced.
+//! Completion objects: the receivers of statuses.
 //!
-//! Any object goes with any operation, on either side. [`Handler`] calls a function, [`CompQueue`]
-//! keeps statuses until they are taken, [`Counter`] counts, [`Synchronizer`] waits for a number of
-//! them, a [`StreamCounter`] is waited for by streams of GPUs; a type of your own implements
-//! [`Completion`].
+//! Any object goes with any operation, on either side. [`Handler`] calls a function, and
+//! [`CompQueue`] keeps statuses until they are taken. [`Counter`] counts them, and
+//! [`Synchronizer`] waits for a number of them. Streams of GPUs wait for a [`StreamCounter`]. A
+//! type of your own implements [`Completion`].
 
 mod counter;
 mod handler;

@@ -1,7 +1,7 @@
 //! The completion objects that other ranks can name.
 //!
-//! A message carries a number; progress looks it up in a snapshot of the table that the thread
-//! keeps, so that the path of a message takes no lock and counts no reference.
+//! A message carries a number. Progress looks it up in the thread's snapshot of the table, so that
+//! the path of a message takes no lock and counts no reference.
 
 use super::Completion;
 use crate::error::ResourceError;
@@ -18,7 +18,7 @@ enum State {
     Free,
     /// Nothing, and it is given only by its name: set aside by `reserve`.
     Reserved,
-    /// Nothing, for ever: each of its names has been given.
+    /// Nothing, and never again: each of its names has been used.
     Spent,
     /// An object, and whether the slot becomes reserved again.
     Used(Arc<dyn Completion>, bool),

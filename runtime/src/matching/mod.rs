@@ -1,10 +1,9 @@
-//! Matching: which message is for which receive.
+//! Matching of messages with receives.
 //!
-//! Both sides name a [`Matching`] policy, and a message meets a receive of the same policy whose
-//! rank and tag, as far as the policy looks at them, are the same. So there is one key on both
-//! sides, and finding its partner is one look into a hash table, however many are outstanding
-//! (MPI's wildcards, which a receive may put against any message, are what makes its matching a
-//! search).
+//! Both sides name a [`Matching`] policy. A message meets a receive of the same policy with equal
+//! rank and tag, as far as the policy compares them. So both sides have one key, and finding the
+//! partner is one look into a hash table, however many are outstanding. (MPI's wildcards, which a
+//! receive may put against any message, make its matching a search.)
 //!
 //! Keys hold the policy with rank and tag at full width: two policies never collide (in LCI they
 //! share one 64-bit key). Messages and receives of one key meet in the order in which they came.

@@ -87,7 +87,8 @@ impl<'a> Probe<'a> {
     /// Looks.
     ///
     /// # Errors
-    /// There is no such rank; or a policy was named, and a wildcard for what it looks at.
+    /// There is no such rank, or the call has a policy and a wildcard for a property that it
+    /// compares.
     pub fn call(&self) -> Result<Option<Envelope>, PostError> {
         let policy = self.policy.of_receive(self.is_named, self.rank, self.tag)?;
         if policy.looks_at_rank() && self.rank.0 >= self.runtime.size() {

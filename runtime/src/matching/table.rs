@@ -176,7 +176,7 @@ impl<A, B> Shard<A, B> {
         }
     }
 
-    /// Gives back what an empty shard does not need.
+    /// Gives back the memory that an empty shard does not need.
     #[inline]
     fn shrink(&mut self) {
         if self.lines == 0 && self.places.len() > SPARE {
@@ -220,7 +220,7 @@ impl<A, B> Table<A, B> {
     /// drop. Without a `B` the `A` is made, and waits.
     ///
     /// # Errors
-    /// The stamp of what waits.
+    /// The stamp of the value that waits.
     #[inline(always)]
     pub(crate) fn meet_b<R, T>(
         &self,
@@ -240,7 +240,7 @@ impl<A, B> Table<A, B> {
     /// Takes the oldest `A` under the key. Without one the `B` is made, and waits.
     ///
     /// # Errors
-    /// The stamp of what waits.
+    /// The stamp of the value that waits.
     #[inline(always)]
     pub(crate) fn meet_a(&self, key: Key, keep_as: impl FnOnce() -> B) -> Result<A, u64> {
         let is_theirs = |value: &Value<A, B>| matches!(value, Value::A(_));
@@ -282,7 +282,7 @@ impl<A, B> Table<A, B> {
 
     #[inline(always)]
     fn shard(&self, hash: u64) -> &BiasedLock<Shard<A, B>> {
-        // The upper bits: the buckets go by the lower ones.
+        // The upper bits: the lower ones select the bucket.
         &self.shards[(hash >> 58) as usize % SHARDS]
     }
 

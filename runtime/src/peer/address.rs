@@ -20,7 +20,7 @@ pub(crate) fn encode(addresses: &[(&'static str, AddressBlob)]) -> Vec<u8> {
     bytes
 }
 
-/// Reads what a peer published. `None` when it makes no sense.
+/// Decodes a peer's addresses, or returns `None` if they are malformed.
 pub(crate) fn decode(mut bytes: &[u8]) -> Option<Vec<(String, AddressBlob)>> {
     let mut take = |len: usize| {
         let (head, rest) = bytes.split_at_checked(len)?;

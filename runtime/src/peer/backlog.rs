@@ -302,7 +302,7 @@ impl Parked {
         }
     }
 
-    /// Offers a message. The error says for what it waits.
+    /// Offers a message. The error tells the obstacle.
     fn offer(
         &self,
         device: &DeviceInner,

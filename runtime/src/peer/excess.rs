@@ -1,4 +1,4 @@
-//! A bound on what one peer may have waiting here.
+//! A bound on the operations that one peer may have waiting here.
 //!
 //! A rank has no more operations waiting for its peers than its settings allow (`CARRACK_OFFERS`),
 //! and tries again later. A rank that exceeds this would fill its peers' memory: with offers
@@ -6,8 +6,8 @@
 //! rank breaks the protocol, and is treated as gone. Operations that wait for it end with that
 //! reason, and further messages of these sorts are dropped.
 //!
-//! What another rank allows itself is not known here. It is taken to be as much as this rank does,
-//! and not less than what a rank does that was told nothing.
+//! The limit of another rank is not known here. It is assumed to be this rank's, and at least the
+//! default.
 
 use crate::bulk::wire::Offer;
 use crate::matching::Content;
@@ -19,10 +19,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Operations beyond a limit, since threads test it before they add to the count: at most one a
-/// thread.
+/// Allowance beyond a limit for threads that test it at the same time, before they add to the
+/// count.
 const THREADS: usize = 4096;
-/// Requests of a peer after which it is looked how many are unanswered.
+/// Requests of a peer after which its unanswered ones are counted.
 const OFTEN: u32 = 1024;
 
 /// Offers of messages that wait for their receives.
@@ -104,7 +104,7 @@ impl Pass<'_> {
         let (limit, bulk) = (self.inner.waiting_offers.limit, &self.device.bulk);
         let words = self.inner.words.asked_for_by(from);
         let is_beyond = bulk.asked_for_by_all() + words > limit && bulk.asked_for_by(from) + words > limit
-            // What waits to be told to it are answers, and what this rank asks for itself.
+            // The messages that wait here for it are answers, and requests of this rank.
             || route.waiting() > 2 * limit + self.inner.settings.backlog();
         if is_beyond {
             let why = format!("it asks for more than {limit} things and takes no answer");

@@ -3,19 +3,19 @@
 //! Small messages are sent whole, before their receiver is known to have room for them. A message
 //! to be matched waits at the receiver for its receive; an active message waits for room in its
 //! completion object. The receiver has one budget for both (`CARRACK_UNEXPECTED`). A sender whose
-//! message goes beyond half of it is told to *hold*: from then on its messages travel as offers,
-//! and their bytes stay with it, until the receiver keeps no more than a quarter. Offers take the
-//! place of their messages, so only the place where the bytes wait changes. A message is neither
-//! refused nor held up because others wait, so a correct program cannot deadlock on it.
+//! message exceeds half of it is told to *hold*. Its messages then travel as offers, and their
+//! bytes stay with it, until the receiver keeps at most a quarter. Offers take the place of their
+//! messages, so only the place where the bytes wait changes. A message is neither refused nor
+//! delayed because others wait, so a correct program cannot deadlock on it.
 //!
 //! A notification of a put or a get is no longer than its offer would be. Where deliveries alone
 //! exceed half of the budget, puts and gets that notify are refused, to be retried.
 //!
-//! The other half is for what senders send before they hear of it: each of them has a share of that
-//! half ([`Deaf`]), after which it has to make progress before it sends more. So a rank keeps its
-//! budget, and no more beyond it than what the links to it hold: a ring of shared memory, or the
-//! requests of a queue pair. A share is [`LEAST`] at least, so a budget that is too small for all
-//! ranks of the job is exceeded by that, too.
+//! The other half is for messages that are sent before their sender hears of the hold. Each sender
+//! has a share of that half ([`Deaf`]), after which it has to make progress before it sends more.
+//! So a rank keeps its budget, plus the messages that the links to it hold: a ring of shared
+//! memory, or the requests of a queue pair. A share is [`LEAST`] at least, so a budget that is too
+//! small for all ranks of the job is exceeded by that, too.
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::device::DeviceInner;
@@ -99,7 +99,7 @@ impl Unexpected {
         self.bytes.fetch_add(kept.bytes, Ordering::Relaxed) + kept.bytes > self.budget / 2
     }
 
-    /// Takes back what was charged.
+    /// Subtracts a cost.
     #[inline]
     pub(crate) fn release(&self, kept: Kept) {
         self.bytes.fetch_sub(kept.bytes, Ordering::Relaxed);
@@ -115,7 +115,7 @@ impl Unexpected {
         self.charge(kept)
     }
 
-    /// Takes back what was charged for a delivery.
+    /// Subtracts the cost of a delivery.
     pub(crate) fn release_delivery(&self, kept: Kept) {
         self.undelivered.fetch_sub(kept.bytes, Ordering::Relaxed);
         self.release(kept);
@@ -180,7 +180,7 @@ impl Holds {
 /// The bytes that a device has sent to be matched since it last listened.
 pub(crate) struct Deaf {
     bytes: AtomicU32,
-    /// A peer has said that it takes no notifications; it may take some again.
+    /// Set if a peer has said that it takes no notifications; it may take some again.
     was_refused: AtomicBool,
     /// Its share of half of the budget, which the ranks of a job have in common.
     limit: u32,

@@ -40,7 +40,7 @@ pub(crate) struct Route {
     words_over: OnceLock<&'static str>,
     /// The link to the peer's NIC for that, where messages take another path.
     to_words: OnceLock<Arc<dyn Link>>,
-    /// That this process lacks what a link takes was told.
+    /// Set once a shortage for a link was reported.
     has_told: AtomicBool,
 }
 
@@ -77,7 +77,7 @@ impl Linked {
     #[cold]
     fn ask_for_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
         let memory = self.link.peer_memory();
-        // A link that is not up may not know so far.
+        // A link that is not up may not know yet.
         if memory.is_ok() || self.link.is_up() {
             let _ = self.memory.set(memory.clone());
         }

@@ -163,8 +163,8 @@ impl Post<'_, Get<'_>> {
         let Some(from) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let mut buffer = given.take().unwrap_or_default();
         let slot = &mut buffer;
-        // Told of when the bytes are here, and not by a message behind the request: a NIC that has
-        // not heard the answer asks again, and is given what lies there by then.
+        // The owner is notified after the bytes are here, and not by a message behind the request.
+        // A NIC that missed the answer repeats the read, and gets the bytes of that later time.
         let size_and_signal = (size, place.signal);
         let outcome = self.give(&*linked.link, size_and_signal, comp, move |token| Op::Get {
             from,

@@ -36,7 +36,7 @@ enum State<'a, K> {
     /// The cell will be told, or has been.
     Posted(Option<Ticket>),
     Refused(PostError),
-    /// The future has said all.
+    /// The future has returned its result.
     Spent,
 }
 
@@ -292,7 +292,7 @@ impl Runtime {
                 return Ok(Ok(output));
             }
             if ring.woken.load(Ordering::Acquire) {
-                // It has woken itself: what it waits for may need progress all the same.
+                // It has woken itself: its condition may still need progress.
                 self.0.progress_everything_keeping()?;
             }
             if every < Duration::MAX && asked.elapsed() >= every {

@@ -441,10 +441,10 @@ impl<'a, K> Post<'a, K> {
     /// it has not completed within `after` from this call. It fails with [`PostError::TimedOut`]
     /// if it is posted later than that.
     ///
-    /// Memory that the peer may still read or write stays with the runtime until the peer is done
-    /// with it or gone, so the status of what was sent may come without its buffer; and a message
-    /// may arrive although its sender has given up. An operation that an engine of a GPU is
-    /// carrying out is waited for.
+    /// Memory that the peer may still read or write stays with the runtime until the peer has
+    /// released it or is gone. So a sender's status may come without its buffer, and a message may
+    /// arrive although its sender has given up. An operation that an engine of a GPU is carrying
+    /// out is waited for.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.deadline = Deadline::after(after);
         self

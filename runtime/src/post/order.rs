@@ -44,12 +44,13 @@ impl<K> Post<'_, K> {
     /// waiting streams.
     ///
     /// # Errors
-    /// When it is posted: [`PostError::OtherGpu`] when the buffer is memory of another GPU than the
-    /// stream's; [`PostError::OwnStream`] for a message from or to a rank of this very process,
-    /// whose other side could stand behind it on the same stream: order that one by
+    /// When it is posted: [`PostError::OtherGpu`] if the buffer is memory of another GPU than the
+    /// stream's. [`PostError::OwnStream`] for a message from or to a rank of this process, whose
+    /// other side could stand behind it on the same stream. Order that one by
     /// `.after(&stream.record()?)`, and have the stream wait for a
-    /// [`StreamCounter`](crate::StreamCounter) when both are posted; [`PostError::Stream`] when the
-    /// stream cannot be used, is being captured into a graph, or must not wait because too many do.
+    /// [`StreamCounter`](crate::StreamCounter) when both are posted. [`PostError::Stream`] if the
+    /// stream cannot be used, is being captured into a graph, or must not wait because too many
+    /// do.
     pub fn on_stream(mut self, stream: &Arc<dyn Stream>) -> Self {
         self.order.get_or_insert_default().stream = Some(stream.clone());
         self

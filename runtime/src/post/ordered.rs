@@ -184,12 +184,12 @@ impl Ordered {
         }
     }
 
-    /// Takes out what is meant, in the order of posting.
+    /// Takes out the selected operations, in the order of posting.
     pub(super) fn remove(&mut self, mut is_meant: impl FnMut(&Entry) -> bool) -> Vec<Entry> {
         let mut removed = Vec::new();
         let lines = self.lines.iter_mut().map(|line| &mut line.entries);
         for entries in lines.chain([&mut self.others]) {
-            // What stays goes round once.
+            // The remaining ones go round once.
             for _ in 0..entries.len() {
                 match entries.pop_front() {
                     Some(entry) if is_meant(&entry) => removed.push(entry),
@@ -228,7 +228,7 @@ impl Ordered {
         self.lines.retain(|line| !line.entries.is_empty());
         let others = self.others.iter().rev();
         fired.extend(others.filter(|entry| entry.has_fired()).map(Entry::name));
-        // A flush begins when nothing of what it waits for has still to begin.
+        // A flush begins when every operation that it waits for has begun.
         fired.retain(|(number, rank, sort)| {
             *sort != Sort::Flush || !self.has_memory(*rank, *number)
         });
@@ -361,7 +361,7 @@ impl Later {
                     Ok(Started::UnderWay) => (Ok(Outcome::Posted), What::Batch(batch)),
                     Ok(Started::Full(reason)) => (Ok(Outcome::Retry(reason)), What::Batch(batch)),
                     Ok(Started::Partly(rest)) => {
-                        // From now on it ends by what its parts share.
+                        // From now on its parts share its end.
                         said.comp = Some(rest.join().clone());
                         (Ok(Outcome::Retry(RetryReason::Unanswered)), What::Rest(Box::new(rest)))
                     }

@@ -335,7 +335,7 @@ impl DeviceInner {
         );
     }
 
-    /// Takes out what is late.
+    /// Takes out the operations whose deadline has passed.
     pub(crate) fn expire_ordered(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
         let late = self.take_later(|_, later| {
             let is_late = later.said.deadline.has_passed(now);
@@ -435,7 +435,7 @@ pub(crate) fn end_copies(copies: Vec<Landing>) {
 }
 
 impl Pass<'_> {
-    /// Moves on what waits for events and streams of the user's.
+    /// Moves on the operations that wait for events and streams of the user.
     #[cold]
     pub(crate) fn move_ordered(&mut self) {
         let Some(mut ordered) = self.device.ordered.try_lock() else { return };

@@ -235,7 +235,7 @@ impl Post<'_, Recv<'_>> {
 
 /// Makes progress once for a call that waits.
 pub(super) fn step(runtime: &Runtime, device: &DeviceInner) {
-    // In another process there is nothing to wait for: the next try says so.
+    // In another process there is nothing to wait for: the next try fails with that error.
     let _ = runtime.0.progress_keeping(device);
     std::thread::yield_now();
 }

@@ -167,7 +167,7 @@ impl<K> Post<'_, K> {
     #[cold]
     pub(super) fn check_required(&self) -> Result<(), PostError> {
         self.check_rank()?;
-        // A peer that is gone may have sent what is received.
+        // A gone peer may have sent the awaited message before.
         match self.check_reach() {
             Ok(route) => self.check_transport(route),
             Err(PostError::PeerDown { .. }) => Ok(()),
@@ -220,7 +220,7 @@ impl<K> Post<'_, K> {
 
     #[cold]
     fn has_to_wait_to_notify(&self) -> bool {
-        // What may not be tried again goes, and waits at the owner.
+        // An operation without `Retry` goes, and waits at the owner.
         if !self.allow.retry() && self.allow.posted() {
             return false;
         }

@@ -126,7 +126,7 @@ pub(super) fn transmit_short<K>(
                 error: None,
             }))
         }
-        // Of a peer that is gone there is more to be said than that its ring is full.
+        // A gone peer has a better error than a full ring.
         Short::Busy(_) if route.down().is_some() => None,
         Short::Busy(busy) => Some(Outcome::Retry(RetryReason::of(busy))),
         Short::Ask => None,
@@ -316,7 +316,7 @@ fn hand_over(
 
 #[cold]
 fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
-    // What may not be posted again waits in the backlog, also for what this process lacks.
+    // An operation without `Retry` waits in the backlog, also for a shortage of this process.
     let linked = match out.allow.retry() {
         true => out.route.try_link(&out.runtime.0, out.device),
         false => out.route.link(&out.runtime.0, out.device),
@@ -490,6 +490,6 @@ fn wait_for_link(out: &Outgoing<'_>) {
     inner.look_out_for(out.device, out.rank);
     inner.deadlines.note(out.deadline);
     let is_over = || out.route.linked().is_some() || out.deadline.has_passed(Deadline::now());
-    // In another process there is nothing to wait for: the next try says so.
+    // In another process there is nothing to wait for: the next try fails with that error.
     let _ = inner.wait_keeping(&is_over, Some(LINKING));
 }

@@ -1,4 +1,4 @@
-//! Carries out what events ask for, outside all locks.
+//! Carries out the actions of events, outside all locks.
 
 use super::line::Lined;
 use super::signal::{guarded, panicked};
@@ -17,7 +17,7 @@ use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
 impl Pass<'_> {
-    /// Delivers what was found, in order.
+    /// Delivers the matches and events, in order.
     #[inline]
     pub(super) fn deliver_all(&mut self, scratch: &mut Scratch) {
         if scratch.batch.is_empty() {

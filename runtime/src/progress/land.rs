@@ -215,7 +215,7 @@ impl DeviceInner {
             Payload::Small(small) => Buffer::Small(small),
             Payload::Packet(packet) => Buffer::Packet(packet),
             Payload::Aside(bytes) => Buffer::Vec(bytes),
-            // An engine takes its time, and what was lent must go back soon.
+            // An engine takes time, and a loan must go back soon.
             Payload::Loan(loan) => {
                 let mut kept = match self.host_pool.take_with_len(size) {
                     Some(packet) => Buffer::Packet(packet),

@@ -177,7 +177,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Hands over what has landed, from the front of the line.
+    /// Hands over the messages that have landed, from the front of the line.
     #[cold]
     pub(super) fn move_line(&mut self) {
         loop {

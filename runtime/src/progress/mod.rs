@@ -1,14 +1,14 @@
-//! Polls devices, and carries out what the events ask for.
+//! Polls devices, and carries out the actions of their events.
 //!
 //! ```text
-//! poll ──► ordered: messages meet receives ──► the device is free for other threads ──► copies, completions
+//! poll ──► ordered: messages meet receives ──► other threads may poll ──► copies, completions
 //! ```
 //!
 //! Matching happens before another thread can poll the device, so messages meet receives in the
 //! order in which they came. Everything else, handlers included, happens outside all locks.
 //!
-//! What cannot be delivered now (a full queue, no packet) waits for its completion object, and
-//! everything else passes (`undelivered`).
+//! Deliveries that are not possible now (a full queue, no packet) wait for their completion
+//! object, and all others pass (`undelivered`).
 
 mod complaints;
 mod deliver;
@@ -53,7 +53,7 @@ struct Scratch {
     comps: Snapshot,
     /// Copies that have ended; empty between calls.
     ended: Vec<Landing>,
-    /// Calls, for what is done now and then.
+    /// The number of calls, for occasional work.
     calls: u32,
 }
 
@@ -83,7 +83,7 @@ enum Meeting {
     Pair(Unexpected, Receive),
 }
 
-/// Notes what a message has met.
+/// Notes the match of a message.
 #[inline]
 fn found(met: &mut Met, meeting: Meeting) -> Found {
     met.meetings.push(Some(meeting));
@@ -372,7 +372,7 @@ impl Pass<'_> {
         if chores.has(Chore::Holds) {
             self.move_holds();
         }
-        // What is in the line came before messages that wait for a packet.
+        // The messages in the line came before those that wait for a packet.
         if chores.has(Chore::Line) {
             self.move_line();
         }

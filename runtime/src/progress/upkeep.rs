@@ -34,14 +34,14 @@ fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing
 }
 
 impl Pass<'_> {
-    /// Moves on what waits in backlogs.
+    /// Moves on the operations in backlogs.
     #[cold]
     pub(super) fn move_backlogs(&mut self) {
         for rank in self.device.busy_ranks() {
             let Some(route) = self.device.known_route(rank).cloned() else { continue };
             let mut ended = Vec::new();
             if let Some(cause) = route.down() {
-                // Parked by one thread while another failed what waited.
+                // Parked by one thread while another failed the waiting ones.
                 ended.extend(self.device.fail_backlog(&route, cause));
             } else if route.linked().is_none() {
                 match route.link(self.inner, self.device) {
@@ -85,10 +85,10 @@ impl Pass<'_> {
         }
     }
 
-    /// Looks which engines are done. Engines do what they are given in order, and to ask for an
-    /// event takes as long as a small message: so only the oldest of those that are not done is
-    /// asked for, and now and then one of the others in turn, since there are several engines,
-    /// unless it is known to come after the oldest.
+    /// Finds the copies that engines have finished. Engines work in order, and polling an event
+    /// takes as long as a small message. So only the oldest copy in flight is polled, and now and
+    /// then one of the others in turn, since there are several engines. One that is known to end
+    /// after the oldest is not polled.
     ///
     /// `ended` is empty, before and after: room for those that are done.
     pub(super) fn move_landings(&mut self, ended: &mut Vec<Landing>) {
@@ -154,7 +154,7 @@ impl Pass<'_> {
             }
         };
         if error.is_none() && from.region().is_none() {
-            // It was withdrawn meanwhile: what was found there need not be the message.
+            // It was withdrawn meanwhile: the bytes found there need not be the message.
             self.device.ask_again(self.inner, landing, token, deadline);
             return true;
         }

@@ -4,7 +4,7 @@
 //! word 0 | kind 8 | policy 8 | engine 16 | completion 32 |   messages, and offers of messages
 //! word 1 | tag 64                                        |
 //!
-//! word 0 | kind 8 | offset 56                            |   what else large messages need: see `bulk`
+//! word 0 | kind 8 | offset 56                            |   other messages of large ones: see `bulk`
 //! word 1 | name 64                                       |
 //! ```
 //!
@@ -91,7 +91,7 @@ const WITHDRAW: u64 = 20;
 const LET_GO: u64 = 21;
 const UNWRITTEN: u64 = 22;
 const PIECES: u64 = 23;
-/// From the kind of a message to that of its offer.
+/// The distance from the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () =
     assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -166,7 +166,7 @@ impl Message {
         )
     }
 
-    /// Returns `true` if it is what a collective sends, whole or offered.
+    /// Returns `true` if it is part of a collective, whole or offered.
     pub(crate) fn is_collective(self) -> bool {
         matches!(
             self,
@@ -206,10 +206,10 @@ impl Message {
         Some(Self::Send { engine: (word >> 16) as u16, policy, tag: Tag(tag) })
     }
 
-    /// Reads what a peer sent.
+    /// Decodes the header of a peer's message.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The error in it.
     #[inline(always)]
     pub(crate) fn decode(header: Header) -> Result<Self, String> {
         if let Some(send) = Self::decode_send(header) {

@@ -7,7 +7,7 @@
 //!   the NIC writes and reads
 //!                                        the registration ends
 //!   ◄────────────────── withdraw (region)
-//!   let go (region) ──────────────────►  after its last operation there; when all users have let go,
+//!   let go (region) ──────────────────►  after its last operation there; after the last user's,
 //!                                        the NIC deregisters the region
 //! ```
 //!

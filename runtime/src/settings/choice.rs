@@ -131,7 +131,7 @@ impl Choice for ProgressChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DumpChoice {
-    /// `usr1`: on SIGUSR1, progress prints what is pending.
+    /// `usr1`: on SIGUSR1, progress prints the pending operations.
     Usr1,
     /// `off`: the signal is left alone.
     Off,

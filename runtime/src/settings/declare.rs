@@ -56,7 +56,7 @@ macro_rules! settings {
         impl SettingsBuilder {
             $($crate::settings::declare::setter!($doc, $name, $type, $variable $(, $view)?);)+
 
-            /// Takes each setting from where it has a value, and collects what is wrong.
+            /// Takes each setting from its source, and collects the faults.
             pub(super) fn resolve(
                 self,
                 variables: &mut $crate::settings::variables::Variables,

@@ -1,4 +1,4 @@
-//! Forms: how a value is written in a variable, what range it has, and how it is shown.
+//! Forms: notation, range and display of a setting's values.
 
 use std::time::Duration;
 

@@ -79,9 +79,9 @@ pub(super) fn overlap(pieces: &[Piece<'_>], is_put: bool) -> Result<(), PostErro
 const WORDS: usize = 4;
 
 /// Returns `true` if no two pieces write the same byte, tested with a mark for each unit of the
-/// memory. The unit is the largest that divides all places and lengths. The test applies if all
-/// pieces write to one memory and the marks are not too many for their number. It is one look at
-/// each piece, in any order.
+/// memory. The unit is the largest power of two that divides all places and lengths. The test
+/// applies if all pieces write to one memory and the marks are not too many for their number. It
+/// is one look at each piece, in any order.
 fn are_apart_by_marks(pieces: &[Piece<'_>], is_put: bool) -> bool {
     let targets = || {
         let with_bytes = pieces.iter().filter(|piece| piece.len() > 0);

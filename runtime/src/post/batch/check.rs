@@ -207,7 +207,7 @@ impl<'a> Post<'_, Batch<'a>> {
         }
         match way {
             Way::Together(at, region, base) => {
-                // The name may have been forged: what is mapped decides.
+                // The key may have been forged: the mapping decides.
                 let room = region.len().saturating_sub(base);
                 theirs.check(room).map_err(wrong("remote"))?;
                 match plan.together.get_mut(at).filter(|together| together.goes_by_way()) {

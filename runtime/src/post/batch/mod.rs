@@ -122,12 +122,12 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// When it is posted, before anything is moved: [`PostError::Piece`] names the piece, and what
-    /// is wrong with it: it reaches beyond its region on either side, or its region is of another
-    /// rank, or not registered any more. [`PostError::Overlap`] names two pieces that write the
-    /// same bytes; that is looked for within each registration, not between two of the same memory.
-    /// If an engine or the peer fails later, the status says so, no signal is given, and some of
-    /// the pieces may be there.
+    /// When it is posted, before any byte moves: [`PostError::Piece`] names the piece and its
+    /// error. The piece reaches beyond its region on either side, or its region is of another rank
+    /// or not registered any more. [`PostError::Overlap`] names two pieces that write the same
+    /// bytes; the test covers each registration, but not two of the same memory. If an engine or
+    /// the peer fails later, the status has the error, no signal is given, and some pieces may be
+    /// written.
     pub fn post_put_batch<'a>(&'a self, rank: Rank, pieces: &'a [Piece<'a>]) -> PostBatch<'a> {
         self.post_many(rank, true, Many::Pieces(pieces))
     }

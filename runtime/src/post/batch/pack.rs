@@ -44,7 +44,7 @@ impl Pack {
         for piece in pieces {
             let region = piece.rmr.number();
             let Some(local) = piece.local.slice(piece.range.start, piece.len()) else { continue };
-            // The name may have been forged: its owner says so then.
+            // The key may have been forged: its owner notices that.
             let place = piece.rmr.offset().saturating_add(piece.offset);
             let begun = packs.iter_mut().rev().take(OPEN).find(|pack| pack.takes(&local, region));
             match begun {
@@ -129,7 +129,7 @@ impl Post<'_, Batch<'_>> {
             Arc::new(End { join: join.clone(), under_way: Mutex::new(Some(under_way)) });
         let onward =
             Onward { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
-        // Of what is sent: the batch's own size is the join's to tell.
+        // The size of this pack; the join reports that of the batch.
         let operation = self.outstanding(packed.len(), Some(&end));
         if is_put {
             let filled =
@@ -164,7 +164,7 @@ impl Post<'_, Batch<'_>> {
                 deadline,
             };
             let landing = device.expect_answer(runtime, rank, (bytes, target));
-            // The deadline is that of what it asks for.
+            // The deadline is that of the operations in it.
             let comp: Arc<dyn Completion> = Arc::new(Refused { onward, rank, landing });
             let operation = Outstanding {
                 rank,
@@ -248,7 +248,7 @@ impl Onward {
     }
 }
 
-/// An engine has brought together what is put.
+/// An engine has gathered the bytes of a put.
 struct Filled {
     onward: Onward,
     next: Mutex<Option<(Request, Outstanding, Region)>>,
@@ -290,7 +290,7 @@ impl Completion for Answered {
     }
 }
 
-/// The owner has the list; or it will give nothing, and what is waited for does not come.
+/// The owner has the list, or has refused it: then the answer does not come.
 struct Refused {
     onward: Onward,
     rank: Rank,

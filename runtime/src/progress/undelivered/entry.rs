@@ -17,7 +17,7 @@ pub(super) struct Entry {
 }
 
 pub(super) enum Delivery {
-    /// The end of an operation, or what a peer has sent; and what it is charged with.
+    /// The end of an operation, or a message of a peer, and its cost.
     Status(Status, Option<Kept>),
     /// An active message that still needs a packet.
     Message { from: Rank, tag: Tag, payload: Payload, kept: Kept },

@@ -394,7 +394,7 @@ impl Pass<'_> {
         self.add_undelivered(Entry { comp: comp.clone(), what }, Some(why));
     }
 
-    /// Tries again what could not be delivered, until each object refuses.
+    /// Retries the deliveries, until each object refuses.
     #[cold]
     pub(super) fn retry_undelivered(&mut self) {
         self.end_broken();
@@ -419,7 +419,7 @@ impl Pass<'_> {
         self.drop_orphans();
     }
 
-    /// Ends what there is with peers that have broken the protocol.
+    /// Ends everything with peers that have broken the protocol.
     fn end_broken(&mut self) {
         let mut undelivered = self.device.undelivered.lock();
         let broken = std::mem::take(&mut undelivered.broken);
@@ -430,7 +430,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Drops what waits for queues that their users have dropped.
+    /// Drops the deliveries for queues that their users have dropped.
     fn drop_orphans(&self) {
         let mut undelivered = self.device.undelivered.lock();
         let orphans: Vec<Queue> =
@@ -467,7 +467,7 @@ impl Pass<'_> {
                     }
                 }
             }
-            // What stands in the line came before it.
+            // The entries of the line came before it.
             Delivery::Offer { .. } if self.device.has_in_line(&comp) => {
                 return Some((Entry { comp, what }, Obstacle::UnderWay));
             }

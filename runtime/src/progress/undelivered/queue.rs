@@ -16,7 +16,7 @@ pub(super) struct Queue {
     held_up: usize,
     /// A thread is delivering an entry, without the lock: others leave the queue alone.
     pub(super) is_out: bool,
-    /// Reasons that the user was told of. They are told once for as long as the queue is not empty.
+    /// Obstacles that the user was told of: each once while the queue is not empty.
     told: Told,
 }
 
@@ -65,7 +65,7 @@ impl Queue {
         self.entries.remove(self.held_up)
     }
 
-    /// Puts back what was taken out.
+    /// Puts back the entries that were taken out.
     pub(super) fn put_back(&mut self, entry: Entry) {
         match &entry.what {
             Delivery::Fetch(..) => self.fetches.push(entry),
