@@ -297,8 +297,8 @@ impl DeviceInner {
         Ok(())
     }
 
-    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room;
-    /// then what `late` gives is told.
+    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room.
+    /// In the latter case it then signals the object of `late`.
     pub(crate) fn send_control(
         &self,
         route: &Route,

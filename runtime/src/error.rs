@@ -423,7 +423,7 @@ pub enum AwaitError {
     Op(#[from] OpError),
 }
 
-/// Progress was made as far as possible, and something needs attention.
+/// Progress went as far as possible, and a problem needs attention.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgressError {

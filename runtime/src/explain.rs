@@ -24,8 +24,8 @@ pub struct PeerPaths {
     pub rank: Rank,
     /// The device's number.
     pub device: u32,
-    /// Each transport's verdict. Paths are chosen for a pair of devices; what differs from one kind
-    /// of memory to another is how its bytes get onto the path.
+    /// Each transport's verdict. Paths are chosen for a pair of devices; the kinds of memory
+    /// differ only in the way of their bytes onto the path.
     pub paths: Vec<PathVerdict>,
     /// The way of messages from each kind of memory, if there is a path.
     pub kinds: Vec<KindPath>,

@@ -11,8 +11,8 @@
 //! - **Whole blocks are exposed.** A process that opens a part can reach the whole allocation. For
 //!   memory of cuMemAlloc it can reach the driver's whole block of 2 MiB, with its other content.
 //!   Allocate shared memory in multiples of 2 MiB.
-//! - **Not in the process that owns it.** There the region itself is what is wanted; the driver
-//!   refuses its own byte handles.
+//! - **Not in the process that owns it.** Use the region itself there; the driver refuses its own
+//!   byte handles.
 //! - **Once for each device.** Opening takes milliseconds. The same name opened again is the same
 //!   mapping, counted.
 //! - **A name is of one allocation.** An address that is freed and allocated again is other memory,
@@ -202,8 +202,8 @@ fn export_of_joined(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcE
     Err(IpcError::Several(parts.len()))
 }
 
-/// Opens memory of another process for the engines of `gpu`, which may be another device than the
-/// one that it lies on. The region is the named part, and closes with its last clone.
+/// Opens memory of another process for the engines of `gpu`, which may differ from the device that
+/// it lies on. The region is the named part, and closes with its last clone.
 ///
 /// # Errors
 /// [`IpcError::Gpu`]: the driver's reason: the memory is gone, is this process's own, or cannot be

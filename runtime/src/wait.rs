@@ -13,8 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Longest sleep without a look around: a net under what cannot be armed (a GPU's events), and
-/// under peers that tamper with each other's bells.
+/// Longest sleep without a look at everything: covers sources that cannot be armed (a GPU's
+/// events), and peers that tamper with each other's wake-ups.
 const LONGEST: Duration = Duration::from_millis(500);
 /// Sleep while an operation is in flight that no descriptor reports. Also the first of several
 /// sleeps while a peer has not published its address: each further one is twice as long.
@@ -27,7 +27,8 @@ const ROOM: Duration = Duration::from_millis(1);
 const UNTOLD: Duration = Duration::from_millis(5);
 
 impl Runtime {
-    /// Makes progress on all devices until `done` says so, and sleeps when there is nothing to do.
+    /// Makes progress on all devices until `done` returns `true`, and sleeps when there is nothing
+    /// to do.
     ///
     /// # Errors
     /// Progress needs attention. `done` is asked once more before an error is returned.
@@ -51,7 +52,7 @@ impl Inner {
         self.wait_with(done, limit, true)
     }
 
-    /// Waits for a caller with another result: errors of progress are kept for one that returns
+    /// Waits for a caller with another result: errors of progress are kept for a call that returns
     /// them.
     pub(crate) fn wait_keeping(
         &self,
@@ -158,8 +159,8 @@ impl Inner {
         if !ready
             && (!self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()))
         {
-            // Readable now, when all absent peers have just been looked for, it tells of something
-            // else, and would tell of that again and again.
+            // If it is readable right after a look for all absent peers, it reports another event,
+            // and would wake this thread again and again.
             match self.bootstrap.wait_fd().filter(|fd| !is_readable(fd)) {
                 Some(fd) => fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN)),
                 None => *nap = UNTOLD.min(*nap),

@@ -200,9 +200,9 @@ impl Bulk {
     }
 
     /// Returns `true` if a message may be offered. Messages that are offered only because their
-    /// receiver keeps too many (`is_held`) leave an eighth of the places to large ones and to other
-    /// peers. What a collective sends needs no place: members wait for it before they take anything
-    /// else.
+    /// receiver keeps too many (`is_held`) leave an eighth of the places to large ones and to
+    /// other peers. A collective's messages need no place: members wait for them before they take
+    /// others.
     pub(crate) fn may_offer(&self, header: Header, is_held: bool) -> bool {
         let limit = if is_held { self.limit - self.limit / 8 } else { self.limit };
         self.under_way() < limit || Message::decode(header).is_ok_and(Message::is_collective)

@@ -419,8 +419,8 @@ mod tests {
         assert!(matches!(refused.cause, CopyError::TooLong { len: 100, room: 99 }));
     }
 
-    /// Many copies between a region of host memory and one of a GPU, in another order there; what
-    /// has to be where.
+    /// Returns many copies between a region of host memory and one of a GPU, in another order
+    /// there, with the expected bytes.
     fn many(gpu: &Arc<dyn Gpu>, lens: &[usize], from_gpu: bool) -> (Together, Region, Vec<u8>) {
         let room = lens.iter().sum::<usize>();
         let (host, device) = (Region::host(room), gpu.allocate(room, Flavour::Plain).unwrap());

@@ -252,7 +252,7 @@ impl Board {
         self.barriers.has(step, number)
     }
 
-    /// Changes when there is something else to look at.
+    /// Returns a number that changes with each event for listeners.
     #[inline]
     pub(super) fn stirred(&self) -> u64 {
         self.stirred.load(Ordering::Acquire)
@@ -295,7 +295,7 @@ impl Board {
         }
     }
 
-    /// Tells `waker` when there is something else to look at.
+    /// Wakes `waker` at the next event.
     pub(super) fn listen(&self, waker: &Waker) {
         self.add(&mut self.lock(), waker);
     }

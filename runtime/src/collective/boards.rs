@@ -11,8 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) const GROUPS: usize = 1 << 16;
 /// Groups that this rank has not made yet of which one other may be the first to tell.
 const UNMADE: usize = 1 << 14;
-/// Notes of one rank that may lie on all boards together: members are never so far ahead of each
-/// other.
+/// Notes of one rank that may lie on all boards together: honest members are never so far ahead.
 pub(super) const NOTES: usize = 1 << 18;
 
 /// A runtime's boards, by the names of their groups.

@@ -140,7 +140,7 @@ impl<'a> Call<'a> {
         self.board.members().place(rank)
     }
 
-    /// Tells a member something.
+    /// Sends a member a note.
     #[inline]
     pub(super) fn tell(&self, to: u32, step: u32, word: u64) {
         self.note(self.rank(to), step, self.meaning, word);
@@ -210,7 +210,7 @@ impl<'a> Call<'a> {
                     (None, Some(error)) => Poll::Ready(Err(error)),
                     (None, None) => {
                         if !self.is_linked(from) {
-                            // Nothing else tells of the end of a rank that has published no
+                            // No other event reports the end of a rank that has published no
                             // address.
                             let inner = &self.runtime.0;
                             inner.look_out_for(&inner.default_device().0, from);
@@ -243,8 +243,8 @@ impl<'a> Call<'a> {
     pub(super) fn hear_tick(&self, from: u32, step: u32) -> Result<(), CollectiveError> {
         let stirred = self.board.stirred();
         let done = || self.has_ticked(step) || self.board.stirred() != stirred;
-        // A rank that is known to be gone stirs nothing any more: after a short while everything is
-        // looked at.
+        // A rank that is known to be gone causes no event: a short sleep, then everything is
+        // checked.
         let heard = self.runtime.0.wait_keeping(&done, Some(Duration::from_millis(1)));
         if heard.is_ok() && self.has_ticked(step) {
             return Ok(());
@@ -266,7 +266,7 @@ impl<'a> Call<'a> {
         sent.map(|_| ()).map_err(|error| self.failed(error))
     }
 
-    /// Waits for something, or for a note that another member has failed or means something else.
+    /// Runs `work`, unless a note says that another member has failed or is in another operation.
     async fn unless_trouble<T>(&self, work: impl Future<Output = T>) -> Result<T, CollectiveError> {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -458,8 +458,8 @@ impl<'a> Call<'a> {
         self.block(async { result })
     }
 
-    /// Blocks on the operation. A member that is in another group's operation, of which this rank
-    /// knows nothing, while this one waits for it is taken for a mistake after a while.
+    /// Blocks on the operation. A member that waits in another group's operation, unknown to this
+    /// rank, while this one waits for it is reported as a mismatch after a while.
     pub(super) fn block<T>(
         &self,
         work: impl Future<Output = Result<T, CollectiveError>>,

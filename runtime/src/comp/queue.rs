@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 pub struct CompQueue {
     queue: Arc<Statuses>,
     object: Arc<dyn Completion>,
-    /// Counts handles: by nothing else can statuses be taken.
+    /// Counts handles: only they can take statuses.
     _handle: Arc<()>,
 }
 
@@ -22,8 +22,8 @@ pub struct Statuses {
 }
 
 impl Statuses {
-    /// Adds what `make` makes, where it will stand. `false`: there is no room, and nothing was
-    /// made.
+    /// Adds the result of `make`, built in place. `false`: there is no room, and `make` was not
+    /// called.
     #[inline(always)]
     pub(crate) fn push_made(&self, make: impl FnOnce() -> Status) -> bool {
         self.queue.push_made(make)

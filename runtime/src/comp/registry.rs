@@ -25,7 +25,7 @@ enum State {
 }
 
 struct Slot {
-    /// Its present name, or the one that it is given under next.
+    /// Its present name, or its next one if it is free.
     name: RemoteComp,
     state: State,
 }
@@ -168,7 +168,7 @@ impl Registry {
         };
         self.changed();
         drop(slots);
-        // Without the lock: this may be the last handle, and what a handler has captured may
+        // Without the lock: this may be the last handle, and the drop of a handler's captures may
         // deregister others.
         drop(left);
         Ok(())

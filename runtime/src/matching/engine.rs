@@ -12,9 +12,9 @@ use carrack_transports::mem::Buffer;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-/// A place where messages and receives meet. Engines are apart: a message meets only receives of
-/// the engine that its sender named. They go by number, so they must be made in the same order on
-/// all ranks.
+/// A place where messages and receives meet. Engines are independent: a message meets only
+/// receives of the engine that its sender named. Engines are numbered, so they must be made in the
+/// same order on all ranks.
 #[derive(Clone)]
 pub struct MatchingEngine(Arc<Inner>);
 

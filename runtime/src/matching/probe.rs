@@ -24,8 +24,8 @@ impl Runtime {
     /// long it is. It stays where it is: with several threads, another one's receive may take it
     /// first.
     ///
-    /// [`Rank::ANY`] and [`Tag::ANY`] stand for what they do in a receive. Messages come in by
-    /// progress, which this does not call.
+    /// [`Rank::ANY`] and [`Tag::ANY`] have the meaning that they have in a receive. Messages come
+    /// in by progress, which this does not call.
     pub fn probe(&self, rank: Rank, tag: Tag) -> Probe<'_> {
         Probe {
             runtime: self,
@@ -37,11 +37,11 @@ impl Runtime {
         }
     }
 
-    /// Takes a receive back that has not met its message. Then its completion object is told, with
-    /// [`OpError::Cancelled`] and the buffer in the status; it is told of nothing else. Returns
-    /// whether that is so; if not, the receive has met its message, or has ended otherwise, and its
-    /// completion object is or was told of that. One that waits for an event is taken back as well,
-    /// but at the very moment when it begins.
+    /// Takes a receive back that has not met its message. Returns `true` if it did: the completion
+    /// object then gets a status with [`OpError::Cancelled`] and the buffer, and no other.
+    /// Otherwise the receive has met its message or has ended, and the completion object gets or
+    /// has that status. A receive that waits for an event is taken back as well, except at the
+    /// moment when it begins.
     ///
     /// # Errors
     /// The completion object has panicked.

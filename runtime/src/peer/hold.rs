@@ -156,8 +156,8 @@ impl Unexpected {
 /// Ranks that a device has told to hold, or is about to.
 pub(crate) struct Holds {
     ranks: Waiting<Vec<(Rank, Room)>>,
-    /// Counts what ranks are told, under the lock of the list: two threads may send it in any
-    /// order.
+    /// Counts the messages about room, under the lock of the list: two threads may send them in
+    /// any order.
     turns: AtomicU64,
 }
 

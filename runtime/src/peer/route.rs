@@ -143,8 +143,8 @@ impl Route {
     /// Notes that an operation was told of the peer's end.
     #[cold]
     pub(crate) fn tell_down(&self, cause: &DownCause) {
-        // The end of a link to words is none of the peer's, and without descriptors nothing is
-        // known of the peer.
+        // The end of a link to words is not the peer's end, and a shortage of descriptors says
+        // nothing about the peer.
         let is_of_words =
             self.words_over.get().is_some_and(|transport| self.is_for_words(transport));
         if !is_of_words && !matches!(cause, DownCause::Lacking(_)) {
@@ -214,8 +214,8 @@ impl Route {
         self.hurdles.set_count(count);
     }
 
-    /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread is
-    /// at it, or this process lacks what a link takes, which was told and is tried again.
+    /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread
+    /// is making the link, or a shortage of this process was reported and will be retried.
     #[cold]
     pub(crate) fn link(
         &self,

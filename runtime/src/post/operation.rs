@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// An operation to be awaited: what a [`Post`] turns into.
+/// The future of an operation, made from a [`Post`].
 ///
 /// The first poll posts the operation. It waits in the peer's backlog if necessary; while that is
 /// full, progress wakes it to try again. Dropping the future early detaches the operation, which

@@ -195,7 +195,7 @@ impl<K: Tells> Post<'_, K> {
     /// arrives, in place of the first named one. For a put, when every byte is visible there. For
     /// a get, when the bytes have been read.
     ///
-    /// What is told of a put or a get may come before messages that were sent earlier, if their
+    /// The signal of a put or a get may come before messages that were sent earlier, if their
     /// receiver has no room for them.
     pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
         self.kind.tell(comp);

@@ -1,9 +1,9 @@
 //! Operations that wait for an event before they begin, and copies on streams of the user's.
 //!
-//! What belongs to one stream stands in one line, since a stream does its work in order: of a line
-//! the first is asked for. All others are asked for each, from the newest on: where one event comes
-//! before another, and the later is found fired, the earlier is found fired after that. So receives
-//! that wait for events of one stream are posted in their order.
+//! The operations of one stream stand in one line, since a stream works in order: only the first
+//! is polled. Each operation outside of streams is polled, from the newest on. Where one event
+//! comes before another, and the later is found fired, the earlier is found fired after that. So
+//! receives that wait for events of one stream are posted in their order.
 
 use super::atomic::{Atomic, Operation};
 use super::batch::{Batch, Owned, Rest, Started};
@@ -56,7 +56,7 @@ pub(super) enum What {
     Flush,
     Recv(Buffer, Matching, MatchingEngine),
     Batch(Box<Owned>),
-    /// Pieces of one that had no room so far.
+    /// Pieces of a batch that had no room yet.
     Rest(Box<Rest>),
 }
 

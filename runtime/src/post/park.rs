@@ -79,8 +79,8 @@ struct End<'g> {
 }
 
 impl<K> Post<'_, K> {
-    /// Begins a put or a get in its order: as a copy on the stream, where that can be, or it waits.
-    /// The buffer is taken when nothing is left to be checked, and comes with the error if it was.
+    /// Begins a put or a get in its order: as a copy on the stream where possible, else it waits.
+    /// The buffer is taken after all checks, and comes with a later error.
     fn begin_move(
         &self,
         order: &Order,
@@ -410,7 +410,7 @@ impl DeviceInner {
     }
 }
 
-/// Copies on streams at the end of the runtime: those are waited for a moment, and what does not
+/// Waits for copies on streams at the end of the runtime, for a limited time. A copy that does not
 /// end keeps its memory.
 #[cold]
 pub(crate) fn end_copies(copies: Vec<Landing>) {

@@ -85,7 +85,7 @@ struct Spread {
 
 impl Spread {
     fn finish(&self, mut status: Status) -> Status {
-        // Told once more, because the inner object had no room, there is nothing left to be done.
+        // Signaled once more, since the inner object had no room: the bytes are in place already.
         let Some(mut list) = self.list.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return status;
         };
@@ -93,7 +93,7 @@ impl Spread {
             let mut done = 0;
             for piece in &mut list {
                 let len = piece.len().min(status.size - done);
-                // All are host memory that can be written: that was looked at before.
+                // All pieces are writable host memory, as checked before.
                 if let Some(room) = piece.view_mut() {
                     let _ = copy_now(room.part(0, len), status.buffer.view().part(done, len));
                 }
@@ -149,8 +149,8 @@ fn gather(list: &mut [Buffer], sends: bool) -> Result<Buffer, PostError> {
 }
 
 impl<K: Carries> Post<'_, K> {
-    /// Posts it, if its buffer is a list. Memory that the program may have freed is looked at on
-    /// the occasion: each operation with a buffer of its own comes by here.
+    /// Posts the operation if its buffer is a list. Also rechecks memory that the program may have
+    /// freed, since each operation with a buffer of its own comes by here.
     #[inline]
     pub(super) fn in_pieces(&mut self) -> Option<Result<Outcome, PostError>> {
         match self.kind.held().as_mut()?.owned()? {

@@ -29,8 +29,8 @@ impl Runtime {
     /// Whatever device it is posted on, a message comes by progress on the one that its sender has
     /// posted it on.
     ///
-    /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by what is left; its sender must have
-    /// posted with that policy.
+    /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by the other property; its sender
+    /// must have posted with that policy.
     pub fn post_recv<'a>(
         &'a self,
         rank: Rank,

@@ -52,8 +52,7 @@ pub(super) enum Begun {
     UnderWay,
     /// Too much waits for peers already: nothing was begun.
     Busy,
-    /// The link takes nothing more at the moment: nothing was begun. Only where it may be tried
-    /// again.
+    /// The link is full: nothing was begun. Only where `Retry` is allowed.
     Full(RetryReason),
 }
 
@@ -333,8 +332,8 @@ fn other_path(
 }
 
 impl<K> Post<'_, K> {
-    /// Begins an operation; if the call `waits`, until its end, and for room if it may not be tried
-    /// again. Inside a handler nothing is waited for: there it is begun only if it `ends_at_once`.
+    /// Begins an operation. If the call `waits`, it waits for the end, and for room if `Retry` is
+    /// not allowed. A handler must not wait: there the operation begins only if it `ends_at_once`.
     pub(super) fn begin_or_wait(
         &self,
         waits: bool,

@@ -270,8 +270,8 @@ fn offer(
     }
 }
 
-/// Offers a message that the receiver fetches from a GPU. One that it cannot goes by way of the
-/// backlog, which copies it.
+/// Offers a message that the receiver fetches from a GPU. If that is not possible, the message
+/// goes through the backlog, which copies it.
 #[cold]
 fn offer_mapped(
     out: &Outgoing<'_>,

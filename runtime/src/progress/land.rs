@@ -38,8 +38,8 @@ pub(crate) struct Landing {
 pub(crate) enum Owed {
     /// The fetch of its message.
     Fetched(Fetched),
-    /// For pieces of this rank's memory: in a box of their own, that what is owed for a message is
-    /// small to move.
+    /// The copy of pieces of this rank's memory. Boxed, so that the common variant is small to
+    /// move.
     Pieces(Box<Carried>),
 }
 
@@ -78,8 +78,8 @@ impl Landing {
         self.end(Some(error))
     }
 
-    /// Takes out what its completion object is told. Not by value: there is much else in it that
-    /// would be moved along.
+    /// Takes out the object to signal, and the status. By reference, since the rest of it would be
+    /// moved along.
     pub(super) fn end(&mut self, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
         let Self { rank, tag, size, user_context, gives_source, .. } = *self;
         let (target, source) = self.transfer.take_buffers();
@@ -173,8 +173,8 @@ impl DeviceInner {
         self.landing.set_count(landings.len());
     }
 
-    /// Puts a message into the buffer of the receive that it met. The completion object and its
-    /// status, or nothing when an engine is at it.
+    /// Puts a message into the buffer of the receive that it met. Returns the completion object
+    /// and its status, or `None` if an engine copies the bytes.
     pub(crate) fn land(
         &self,
         runtime: &Inner,

@@ -57,9 +57,9 @@ struct Scratch {
     calls: u32,
 }
 
-/// Calls of progress between two looks after mapped memory: a fraction of a millisecond, of those
-/// that find nothing. A prime, so that a thread that serves several runtimes in turn comes to all
-/// of them.
+/// Calls of progress between two checks of mapped memory: a fraction of a millisecond of calls
+/// without work. A prime, so that a thread that serves several runtimes in turn comes to all of
+/// them.
 const NOW_AND_THEN: u32 = 16_381;
 
 /// The matches of a batch's messages.
@@ -107,8 +107,8 @@ thread_local! {
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
-/// Takes what the thread kept. A thread that ends keeps nothing any more: the destructors of its
-/// other thread-locals may still make progress, or end a runtime.
+/// Takes the thread's scratch. A thread that ends has none any more: the destructors of its other
+/// thread-locals may still make progress, or end a runtime.
 #[inline(always)]
 fn take_scratch() -> Option<Box<Scratch>> {
     SCRATCH.try_with(Cell::take).ok().flatten()
@@ -120,8 +120,7 @@ fn keep_scratch(scratch: Box<Scratch>) {
     let _ = SCRATCH.try_with(|kept| kept.set(Some(scratch)));
 }
 
-/// Drops what this thread has left to be dropped when it next makes progress: it may be its last
-/// time.
+/// Drops the objects that this thread would drop in its next call of progress, which may not come.
 pub(crate) fn drop_told() {
     if let Some(mut scratch) = take_scratch() {
         scratch.met.drop_told();
@@ -130,9 +129,9 @@ pub(crate) fn drop_told() {
 }
 
 impl Runtime {
-    /// Makes progress on the default device: takes in messages, moves on what waits, calls
-    /// completion objects. Never blocks. Any thread may call it, several at once; not from a
-    /// completion handler.
+    /// Makes progress on the default device: takes in messages, moves on waiting operations,
+    /// signals completion objects. Never blocks. Any number of threads may call it at once, but
+    /// not a completion handler.
     ///
     /// Returns whether anything moved.
     ///

@@ -42,8 +42,7 @@ pub(crate) fn signal(
     }
 }
 
-/// Calls users' code: what it may not call knows that it is called from there, and a panic stops
-/// here.
+/// Calls users' code. Functions that it must not call can test for this, and a panic stops here.
 #[inline(always)]
 pub(crate) fn guarded<R>(call: impl FnOnce() -> R) -> Result<R, Box<dyn std::any::Any + Send>> {
     let outer = IN_HANDLER.replace(true);

@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 /// Calls of progress of which one also asks for a copy that is not the oldest.
 const EACH: usize = 4;
 
-/// Copies that are taken out before what they were for is told of: many more would be allocated
-/// for, and given back, each time.
+/// Copies that are taken out before their objects are signaled. More would allocate a larger list
+/// each time.
 const AT_ONCE: usize = 16;
 
 /// Takes out the copies that are done, from one on to the first that is not, as long as there is

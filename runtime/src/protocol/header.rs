@@ -64,7 +64,7 @@ pub(crate) enum Message {
     LetGo { region: u64 },
     /// Tells of a region in which messages will lie.
     Introduce { name: u64 },
-    /// A member of a group tells another something about its operation of that number.
+    /// A note of a member of a group about its operation of that number.
     Note { group: u32, number: u64 },
 }
 

@@ -237,8 +237,7 @@ impl Regions {
         Some((place, region.len() as u64))
     }
 
-    /// Lets it be seen what NICs have written to regions in memory of GPUs, where those have to be
-    /// told.
+    /// Flushes NICs' writes to regions in GPU memory, on GPUs that need it.
     ///
     /// # Errors
     /// A GPU's driver has refused: it may not be seen.

@@ -1,7 +1,7 @@
 //! The invalidation of memory that the program is about to free, or to unmap.
 //!
-//! What is known of addresses is the process's, and what peers were told of them is each runtime's:
-//! an allocator that tells one runtime tells all.
+//! The knowledge of addresses belongs to the process, and the exposure to peers to each runtime.
+//! An allocator that tells one runtime tells all.
 
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::mem::KnownMemory;
@@ -29,8 +29,8 @@ pub(crate) struct Withdrawn {
     pub(crate) processes: Vec<u32>,
 }
 
-/// Withdraws what peers were told of memory for messages, and forgets what is known of its
-/// addresses. Registrations stand.
+/// Withdraws the exposure of memory to peers for messages, and forgets its addresses.
+/// Registrations stay.
 pub(crate) fn withdraw(addr: usize, len: usize) -> Withdrawn {
     let (range, all) = (addr..addr.saturating_add(len), here());
     for inner in &all {

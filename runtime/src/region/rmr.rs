@@ -9,9 +9,9 @@ use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::MapError;
 use std::sync::{Arc, OnceLock};
 
-/// A region of some rank, or a part of one: what that rank's [`get_rmr`](crate::Runtime::get_rmr)
-/// gives, and what others put to and get from. Clones share what it takes to reach the memory,
-/// which is found out once.
+/// The remote key of a region of some rank, or of a part of one: made by that rank's
+/// [`get_rmr`](crate::Runtime::get_rmr), used by others to put and get. Clones share the mapping,
+/// which is made once.
 #[derive(Clone)]
 pub struct Rmr {
     region: Arc<Named>,
@@ -34,7 +34,7 @@ struct Named {
     direct: OnceLock<((u64, u32), Arc<Remote>)>,
 }
 
-/// In the place of a transport's name, on the wire: what follows is the tag of the job, or the name
+/// Stands in the place of a transport's name on the wire. The tag of the job follows, or the name
 /// of the transport whose NIC has the words.
 const OF_THE_JOB: &str = "#";
 const OF_THE_WORDS: &str = "";
@@ -128,7 +128,7 @@ impl Rmr {
     /// region is noticed at its first use.
     ///
     /// # Errors
-    /// The bytes are something else.
+    /// The bytes are no remote key.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RmrError> {
         Self::read(bytes).ok_or(RmrError(bytes.len()))
     }

@@ -18,8 +18,7 @@ macro_rules! settings {
             $($name: $crate::settings::report::Sourced<$type>,)+
         }
 
-        /// Sets what the program decides for itself; what it leaves out comes from the environment
-        /// or the default.
+        /// Sets the program's choices; other settings come from the environment or the default.
         ///
         /// Nothing is checked before `build`, which reports everything that is wrong at once.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -206,8 +206,8 @@ impl Form<Duration> for Micros {
     }
 }
 
-/// Digits and nothing else: `from_str` would also take a sign. Too many digits are a number all the
-/// same, and so out of range rather than malformed; every range ends far below the greatest number.
+/// Parses digits only: `from_str` would also take a sign. Too many digits are a number out of
+/// range rather than malformed; every range ends far below the greatest number.
 fn parse_digits<N: std::str::FromStr + Saturated>(text: &str) -> Result<N, Refusal> {
     let text = text.trim();
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {

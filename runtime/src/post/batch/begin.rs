@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 pub(in crate::post) enum Started {
     Over(Status),
     UnderWay,
-    /// Too much waits for peers already: nothing was begun.
+    /// Too many operations wait for peers already: nothing was begun.
     Full(RetryReason),
     /// As many pieces as there was room for are in flight.
     Partly(Rest),

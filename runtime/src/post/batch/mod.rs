@@ -142,12 +142,12 @@ impl Runtime {
         self.post_many(rank, false, Many::Pieces(pieces))
     }
 
-    /// Writes a face of a region of this rank's to one of the same shape of the memory of `rank`:
-    /// rows, and planes of rows, at regular distances, as one operation. `theirs` lies within what
-    /// `rmr` names. For the rest as [`post_put_batch`](Self::post_put_batch).
+    /// Writes a face of a region of this rank to one of the same shape in the memory of `rank`:
+    /// rows, and planes of rows, at regular distances, as one operation. `theirs` lies within the
+    /// memory of `rmr`. Otherwise as [`post_put_batch`](Self::post_put_batch).
     ///
     /// # Errors
-    /// As there; [`PostError::Face`] where a face is none, or is not within its memory.
+    /// As there; [`PostError::Face`] if a face has no valid shape, or is not within its memory.
     pub fn post_put_face<'a>(
         &'a self,
         rank: Rank,

@@ -4,9 +4,9 @@
 //! that object's. Whatever comes later for the same object waits behind it, in order; deliveries
 //! for other objects pass. An active message for which no packet is left waits in the same way.
 //!
-//! What waits is charged to the budget of unexpected messages (`CARRACK_UNEXPECTED`). Beyond
-//! it, senders are told to hold (`peer::hold`): their messages then come as offers, which wait here
-//! without their bytes and are fetched one at a time when their turn has come.
+//! Waiting deliveries are charged to the budget of unexpected messages (`CARRACK_UNEXPECTED`).
+//! Beyond it, senders are told to hold (`peer::hold`): their messages then come as offers, which
+//! wait here without their bytes and are fetched one at a time, in order.
 
 mod entry;
 mod queue;
@@ -46,7 +46,7 @@ impl Undelivered {
         self.queues.iter().map(waiting).sum()
     }
 
-    /// Returns `true` if something of a rank's waits, sent by it or begun with it.
+    /// Returns `true` if a delivery waits for a message of a rank, or for an operation with it.
     pub(crate) fn has_from(&self, rank: Rank) -> bool {
         let concerns = |entry: &Entry| entry.rank() == rank;
         self.queues
@@ -101,8 +101,8 @@ impl DeviceInner {
         &self,
         ended: impl IntoIterator<Item = (Option<Arc<dyn Completion>>, Status)>,
     ) {
-        // What has no completion object is dropped without the lock: its buffer may run code of the
-        // user's.
+        // A status without a completion object is dropped without the lock: its buffer may run
+        // code of the user.
         let told: Vec<_> =
             ended.into_iter().filter_map(|(comp, status)| Some((comp?, status))).collect();
         if told.is_empty() {
@@ -203,7 +203,7 @@ impl Pass<'_> {
         self.tell_or_keep(comp, status, About::Operation);
     }
 
-    /// Tells a completion object of what a peer has sent, other than an active message that came
+    /// Signals a completion object for a message of a peer, except for an active message that came
     /// whole.
     pub(crate) fn signal_arrival(&mut self, comp: &Arc<dyn Completion>, status: Status) {
         self.tell_or_keep(Some(comp), status, About::Arrival);
@@ -296,8 +296,8 @@ impl Pass<'_> {
         self.complain_of(&comp, complaint);
     }
 
-    /// Charges a status to the budget of unexpected messages. Packets are few: where many messages
-    /// wait in them, the bytes of one that came whole wait in memory of their own.
+    /// Charges a status to the budget of unexpected messages. Packets are few: if many messages
+    /// wait in them, the bytes of one that came whole move to memory of their own.
     fn charged(&self, status: Status, about: About) -> Delivery {
         let Status { rank: from, tag, buffer, .. } = status;
         let payload = match (about, buffer) {

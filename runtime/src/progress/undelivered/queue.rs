@@ -69,8 +69,8 @@ impl Queue {
     pub(super) fn put_back(&mut self, entry: Entry) {
         match &entry.what {
             Delivery::Fetch(..) => self.fetches.push(entry),
-            // What has got a packet meanwhile goes first: it may have the one that this message
-            // waits for.
+            // An entry that has got a packet meanwhile goes first: it may have the one that this
+            // message waits for.
             Delivery::Message { .. } => self.insert_placed(entry),
             Delivery::Status(..) | Delivery::Offer { .. } => {
                 self.held_up = 0;
