@@ -21,7 +21,7 @@
 //! | [`alloc`] | GPU memory that the ranks of a node share, or that grows in place |
 //! | [`ipc`] | GPU memory and events between processes, by a scheme of the program's own |
 //! | `wait` | waiting without burning a core |
-//! | `collective` | barrier and allgather |
+//! | `collective` | barrier, broadcast and allgather |
 //! | [`bootstrap`] | rank, size, and how ranks find each other at the start |
 //! | [`settings`] | everything that can be set, from `CARRACK_*` or in the program |
 //! | [`explain`] | the path to each peer, and the reasons against the others |

@@ -35,7 +35,7 @@ impl Members {
     pub(super) fn count(&self) -> u32 {
         match self {
             Self::All(count) => *count,
-            // At most as many as there are ranks.
+            // A group has no more members than the job has ranks.
             Self::Some(ranks) => ranks.len() as u32,
         }
     }
