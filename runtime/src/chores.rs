@@ -1,5 +1,5 @@
-//! What progress has to look at beside its transports, in one word: so that a look which finds
-//! nothing costs one load, whatever there could be. The word, and the lists whose bits it has, are
+//! The chores of progress apart from polling transports, as bits of one word: an idle look costs
+//! one load, however many sorts there are. The word, and the lists whose bits it has, are
 //! [`carrack_transports::sync::chores`].
 
 use carrack_transports::sync::chores::Bit;
@@ -14,9 +14,9 @@ pub(crate) enum Chore {
     Landings = 1 << 1,
     /// Large messages on their way out.
     Streams = 1 << 2,
-    /// Large messages that the kernel is to copy.
+    /// Large messages that the kernel copies here.
     Pulls = 1 << 3,
-    /// Those who wait for operations on memory.
+    /// Flushes that wait for operations on memory.
     Flushes = 1 << 4,
     /// Deliveries that wait for their completion object.
     Undelivered = 1 << 5,
@@ -26,30 +26,30 @@ pub(crate) enum Chore {
     Helps = 1 << 10,
     /// Large messages on their way onto a GPU.
     Inflows = 1 << 11,
-    /// What waits for events and streams of the user's.
+    /// Operations that wait for events and streams of the user.
     Ordered = 1 << 14,
     /// Ranks to be told to hold, or to go on.
     Holds = 1 << 6,
-    /// Large messages that the NIC writes chunk by chunk, and of which something is over, or may be
-    /// begun.
+    /// Large messages that the NIC writes chunk by chunk, and that need a look after an event.
     Writings = 1 << 16,
     /// Of the whole runtime: deadlines.
     Deadlines = 1 << 7,
     /// Of the whole runtime: futures to be polled again.
     Retries = 1 << 8,
-    /// Of the whole runtime: errors of progress that no caller was given so far.
+    /// Of the whole runtime: errors of progress that no call has returned yet.
     Complaints = 1 << 18,
     /// Of the whole runtime: ranks that are silent.
     Suspects = 1 << 9,
-    /// Of the whole runtime: regions that NICs of others reach, and whose registration has ended.
+    /// Of the whole runtime: regions that NICs of other ranks reach, and whose registration has
+    /// ended.
     Withdrawals = 1 << 15,
     /// Of the whole runtime: atomic operations on words of GPUs.
     Words = 1 << 12,
-    /// Of the whole runtime: a signal has asked what is pending.
+    /// Of the whole runtime: a signal has asked for the list of pending operations.
     Dump = 1 << 17,
 }
 
-/// What a runtime has to do before a device is looked at.
+/// The chores of a runtime before it polls a device.
 pub(crate) const SELDOM: Bit =
     Bit(Chore::Deadlines as usize | Chore::Words as usize | Chore::Withdrawals as usize);
 

@@ -1,9 +1,8 @@
-//! Points in time by which operations have to be over.
+//! Deadlines of operations.
 //!
-//! A deadline stands with its operation, wherever that waits, and the runtime knows the earliest of
-//! all. Only when that has passed does progress look at everything that waits: an operation which
-//! is over in time, as nearly all are, costs one look at the clock when it is posted and leaves
-//! nothing behind.
+//! A deadline stands with its operation, in whatever list that waits, and the runtime knows the
+//! earliest of all. Only after that one has passed does progress look at all operations that wait.
+//! Nearly all operations end in time: each costs one look at the clock when it is posted.
 
 use crate::chores::{Chore, Chores};
 use carrack_transports::sync::Earliest;
@@ -61,13 +60,13 @@ impl Deadlines {
         }
     }
 
-    /// The time, if the earliest deadline has passed. The caller looks at everything that waits,
-    /// and notes what is left; nobody else does meanwhile.
+    /// Returns the time, if the earliest deadline has passed. The caller looks at everything that
+    /// waits, and notes the remaining deadlines. Only one caller gets the time.
     pub(crate) fn due(&self) -> Option<Deadline> {
         self.0.due(|| Deadline::now().0).map(Deadline)
     }
 
-    /// How long one may sleep.
+    /// Returns the longest time that a thread may sleep.
     pub(crate) fn limit(&self, longest: Duration) -> Duration {
         match Deadline(self.0.get()) {
             Deadline::NEVER => longest,

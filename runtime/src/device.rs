@@ -32,8 +32,7 @@ pub(crate) struct Direct {
     token: u64,
     rank: Rank,
     name: u64,
-    /// Whom of its owner's to tell when it is over: of a get, which the NIC may ask for again until
-    /// then.
+    /// The owner's object to signal after the end of a get, which the NIC may repeat until then.
     signal: Option<(RemoteComp, Tag)>,
 }
 
@@ -57,9 +56,9 @@ pub(crate) struct DeviceInner {
     /// Transports that this rank has opened, and that have no device.
     pub(crate) refused: Box<[Unavailable]>,
     routes: Box<[OnceLock<Arc<Route>>]>,
-    /// Where active messages land.
+    /// The pool that active messages land in.
     pub(crate) pool: PacketPool,
-    /// Whether `pool` is host memory, asked for each message.
+    /// Set if `pool` is host memory, which every message asks.
     pub(crate) lands_on_host: bool,
     /// Host packets, for staging and for messages that wait. The same pool when that is host
     /// memory; else pinned memory, so that a copy's call need not wait for the copy.
@@ -70,7 +69,7 @@ pub(crate) struct DeviceInner {
     pub(crate) outstanding: Slab<Outstanding>,
     /// Large messages.
     pub(crate) bulk: Bulk,
-    /// Where regions of peers are, for this device's NIC.
+    /// The places of peers' regions, for this device's NIC.
     pub(crate) remotes: Remotes,
     /// Operations on memory that a NIC is at.
     pub(crate) direct: Waiting<Vec<Direct>>,
@@ -78,15 +77,15 @@ pub(crate) struct DeviceInner {
     pub(crate) holds: Holds,
     pub(crate) deaf: Deaf,
     pub(crate) landing: Waiting<VecDeque<Landing>>,
-    /// Which of them is asked for next, beside the oldest.
+    /// The landing to poll next after the oldest one.
     pub(crate) landing_turn: AtomicUsize,
     /// Active messages on their way into `pool`, where that is memory of a GPU.
     pub(crate) line: Waiting<VecDeque<InLine>>,
     /// Deliveries that wait for their completion object.
     pub(crate) undelivered: Waiting<Undelivered>,
-    /// What waits for events and streams of the user's.
+    /// Operations that wait for events and streams of the user.
     pub(crate) ordered: Waiting<Ordered>,
-    /// What of all this is not empty.
+    /// The lists above that are not empty.
     pub(crate) chores: Chores,
     closed: AtomicBool,
     owner: Owner,
@@ -110,18 +109,18 @@ pub(crate) struct Outstanding {
 }
 
 impl Device {
-    /// Its number, the same on all ranks.
+    /// Returns its number, the same on all ranks.
     pub fn index(&self) -> u32 {
         self.0.index
     }
 
-    /// Where active messages land.
+    /// Returns the pool that active messages land in.
     pub fn packet_pool(&self) -> &PacketPool {
         &self.0.pool
     }
 
-    /// A packet of host memory, of so many bytes, to be filled in place and posted; it comes back
-    /// in the status, to be used again. `None` when none is left, or none is so long.
+    /// Returns a packet of host memory of `len` bytes, to fill in place and post. The status
+    /// returns it for another use. `None` if none is left, or if packets are shorter.
     pub fn take_packet(&self, len: usize) -> Option<Packet> {
         self.0.host_pool.take_with_len(len)
     }
@@ -142,11 +141,12 @@ pub struct DeviceBuilder<'a> {
 }
 
 impl DeviceBuilder<'_> {
-    /// Where active messages are to land; a pool of host memory of the device's own if not given.
+    /// Sets the pool that active messages land in. The default is a pool of host memory of the
+    /// device's own.
     ///
-    /// On a GPU they land by its engine, and are handed over in the order in which they came, those
-    /// too long for a packet apart: these are handed over when all of their bytes are there, in
-    /// memory of the pool's allocator as well.
+    /// On a GPU its engine copies them, and they are delivered in order of arrival. Messages too
+    /// long for a packet are delivered when all of their bytes are there, in memory of the pool's
+    /// allocator as well.
     pub fn packet_pool(mut self, pool: &PacketPool) -> Self {
         self.pool = Some(pool.clone());
         self
@@ -155,10 +155,11 @@ impl DeviceBuilder<'_> {
     /// Makes it, and publishes its address.
     ///
     /// # Errors
-    /// [`ResourceError::Packets`]: the pool's allocator has no memory on its GPU, or breaks its promise.
+    /// [`ResourceError::Packets`]: the pool's allocator has no memory on its GPU, or breaks its
+    /// promise.
     pub fn build(self) -> Result<Device, ResourceError> {
-        // One after the other, as each is published under its number; and without the lock of the
-        // list, which progress takes: allocators and bootstraps are anybody's code.
+        // One after the other, since each is published under its number. Without the lock of the
+        // list, which progress takes: allocators and bootstraps may run any code.
         let _making = self.runtime.making_devices.lock().unwrap_or_else(PoisonError::into_inner);
         let index = u32::try_from(self.runtime.devices().len()).unwrap_or(u32::MAX);
         let device = Device(Arc::new(DeviceInner::open(self.runtime, index, self.pool)?));
@@ -247,25 +248,25 @@ impl DeviceInner {
         })
     }
 
-    /// The route to a rank of the job, made if it was not used before.
+    /// Returns the route to a rank of the job, made at its first use.
     #[inline]
     pub(crate) fn route(&self, rank: Rank) -> Option<&Arc<Route>> {
         self.routes.get(rank.0 as usize).map(|cell| cell.get_or_init(|| Arc::new(Route::new(rank))))
     }
 
-    /// The route to a rank, if it was used before.
+    /// Returns the route to a rank, if it was used before.
     #[inline(always)]
     pub(crate) fn known_route(&self, rank: Rank) -> Option<&Arc<Route>> {
         self.routes.get(rank.0 as usize)?.get()
     }
 
-    /// Whether nothing can be posted here any more, or not in this process.
+    /// Returns `true` if nothing can be posted here any more, or not in this process.
     #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed) || !self.owner.is_here()
     }
 
-    /// Why, when it `is_closed`.
+    /// Returns the reason for `is_closed`.
     #[cold]
     pub(crate) fn why_closed(&self) -> PostError {
         if self.owner.is_here() { PostError::Closed } else { PostError::Forked }
@@ -296,8 +297,8 @@ impl DeviceInner {
         Ok(())
     }
 
-    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room;
-    /// then what `late` gives is told.
+    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room.
+    /// In the latter case it then signals the object of `late`.
     pub(crate) fn send_control(
         &self,
         route: &Route,
@@ -331,10 +332,10 @@ impl DeviceInner {
         let _ = self.park(route, parked, usize::MAX);
     }
 
-    /// Returns `true` if anything waits that no descriptor tells of, other than deliveries for room in
+    /// Returns `true` if work waits that no descriptor reports, other than deliveries for room in
     /// their completion objects.
     pub(crate) fn has_chores(&self) -> bool {
-        // Ranks that hold are told to go on by whoever receives, and makes progress then.
+        // A rank told to hold is released by the thread that receives, which makes progress then.
         let chores = self.chores.there().but(Chore::Holds).but(Chore::Undelivered);
         chores.but(Chore::Backlogs).any()
             || chores.has(Chore::Backlogs)
@@ -351,25 +352,25 @@ impl DeviceInner {
             .is_some_and(|route| route.linked().is_none() && route.down().is_none())
     }
 
-    /// Whether any backlog is not empty.
+    /// Returns `true` if a backlog is not empty.
     #[inline]
     pub(crate) fn has_backlogs(&self) -> bool {
         !self.busy.is_empty()
     }
 
-    /// The ranks whose backlog is not empty.
+    /// Returns the ranks whose backlog is not empty.
     pub(crate) fn busy_ranks(&self) -> Vec<Rank> {
         self.busy.lock().clone()
     }
 
-    /// A backlog was emptied, says the caller who holds its lock.
+    /// Notes that a backlog is empty. The caller holds its lock.
     pub(crate) fn not_busy(&self, rank: Rank) {
         let mut busy = self.busy.lock();
         busy.retain(|&other| other != rank);
         self.busy.set_count(busy.len());
     }
 
-    /// Everything that waited for a peer which is gone.
+    /// Fails everything that waits for a gone peer.
     pub(crate) fn fail_backlog(
         &self,
         route: &Route,
@@ -387,7 +388,7 @@ impl DeviceInner {
         failed.collect()
     }
 
-    /// Notes that a NIC is at an operation on a peer's memory, and whom to tell when it is over.
+    /// Notes an operation of a NIC on a peer's memory, and the peer's object to signal at its end.
     pub(crate) fn note_direct(&self, token: u64, rank: Rank, signal: Option<(RemoteComp, Tag)>) {
         let name = self.bulk.now();
         let mut direct = self.direct.lock();
@@ -395,7 +396,8 @@ impl DeviceInner {
         self.direct.set_count(direct.len());
     }
 
-    /// It is over, or was never begun. Whom to tell, if it went well.
+    /// Removes an operation that has completed, or was never begun. Returns the object to signal
+    /// if it succeeded.
     pub(crate) fn forget_direct(&self, token: u64) -> Option<(RemoteComp, Tag)> {
         if self.direct.is_empty() {
             return None;
@@ -407,13 +409,14 @@ impl DeviceInner {
         signal
     }
 
-    /// Whether a NIC is at an operation on a peer's memory that began before `name`.
+    /// Returns `true` if an operation of a NIC on a peer's memory is in flight that began before
+    /// `name`.
     pub(crate) fn has_direct(&self, peer: Rank, before: u64) -> bool {
         !self.direct.is_empty()
             && self.direct.lock().iter().any(|one| one.rank == peer && one.name < before)
     }
 
-    /// Ends everything. What was waiting is failed.
+    /// Ends everything. Waiting operations fail.
     pub(crate) fn close(&self) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Vec::new();
@@ -427,7 +430,7 @@ impl DeviceInner {
         let mut batch = Batch::new(64);
         for lane in &self.lanes {
             lane.device.close();
-            // What links still had comes back with the buffers.
+            // The buffers of the links' operations come back.
             while lane.device.poll(&mut batch, &mut |_| {}) == Polled::Some {
                 for event in batch.drain() {
                     if let Event::Completion { token, buffer, .. } = event
@@ -448,9 +451,8 @@ impl DeviceInner {
         self.lanes.iter().all(|lane| lane.device.revoke(PeerId(peer.0)))
     }
 
-    /// Ends that right of all peers, and waits, for a limited time, for copies that are in
-    /// progress: a system call each, which takes a fraction of a millisecond unless the peer is
-    /// stopped in its midst.
+    /// Ends the right of all peers to copy, and waits for copies in progress for a limited time.
+    /// Each is a system call of a fraction of a millisecond, unless the peer is stopped in it.
     fn await_copies(&self) {
         let until = Instant::now() + PATIENCE;
         for route in self.routes.iter().filter_map(OnceLock::get) {
@@ -460,7 +462,7 @@ impl DeviceInner {
         }
     }
 
-    /// What events call a peer, checked: a transport repeats numbers that it was given.
+    /// Returns the rank of a peer in an event: transports return the numbers that they were given.
     pub(crate) fn rank_of(&self, peer: PeerId) -> Rank {
         Rank(peer.0)
     }

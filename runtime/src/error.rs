@@ -1,4 +1,4 @@
-//! What can go wrong, one enum for each reaction.
+//! Errors: one enum for each reaction of a program.
 
 use crate::bootstrap::BootstrapError;
 use crate::matching::Matching;
@@ -17,7 +17,7 @@ pub enum StartError {
     /// A setting is wrong.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The launcher could not be reached, or gave nonsense.
+    /// The launcher could not be reached, or its answer was invalid.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
     /// None of the transports that the settings allow can be opened.
@@ -26,7 +26,7 @@ pub enum StartError {
     /// The GPU driver that the settings ask for could not be started.
     #[error("CARRACK_GPU: {0}")]
     Gpu(#[from] GpuError),
-    /// The system refused something that waiting threads need.
+    /// The system refused a resource that waiting threads need.
     #[error("the runtime could not start: {0}")]
     System(String),
 }
@@ -45,14 +45,15 @@ pub enum PostError {
     },
     /// Tag or rank cannot be a wildcard here.
     #[error(
-        "{0} cannot be sent with, nor go with a path that is demanded: it is for receives from \
-        any, and its value is reserved"
+        "{0} is reserved for receives from any: it cannot be used in a send, nor with a required \
+        path"
     )]
     Wildcard(&'static str),
-    /// A receive or a probe names a policy, and a wildcard for what that policy looks at.
+    /// A receive or a probe names a policy, and a wildcard for a property that the policy
+    /// compares.
     #[error(
-        "{policy:?} was named, and looks at what {} stands for any of: name the policy that the \
-        sender names, or name none, and the wildcard chooses it",
+        "policy {policy:?} compares what {} leaves open: name the policy that the sender names, \
+        or name none, and the wildcard chooses it",
         if policy.looks_at_rank() && *rank == Rank::ANY { "Rank::ANY" } else { "Tag::ANY" }
     )]
     Policy {
@@ -74,7 +75,7 @@ pub enum PostError {
     PeerDown {
         /// The peer.
         rank: Rank,
-        /// How it went.
+        /// The reason of its end.
         cause: DownCause,
     },
     /// No transport reaches the peer.
@@ -91,19 +92,19 @@ pub enum PostError {
     Lacking {
         /// The peer.
         rank: Rank,
-        /// What is lacking.
+        /// The missing requirement.
         why: String,
     },
-    /// The path that was demanded is not the one to this peer.
-    #[error("the path to {rank} is {chosen}, not {required} as demanded: {why}")]
+    /// The required path is not the one to this peer.
+    #[error("the path to {rank} is {chosen}, not the required {required}: {why}")]
     Path {
         /// The peer.
         rank: Rank,
-        /// The path there is.
+        /// The path to it.
         chosen: &'static str,
-        /// The path demanded.
+        /// The required path.
         required: &'static str,
-        /// Why it is not that one.
+        /// The reason why the path is not that one.
         why: String,
     },
     /// The peer's backlog is full.
@@ -128,7 +129,7 @@ pub enum PostError {
         /// Operations that wait.
         limit: usize,
     },
-    /// The operation came to `Done` or `Posted` already.
+    /// The operation was `Done` or `Posted` already.
     #[error(
         "this operation is spent, as it came to Done or Posted already: build another one; one \
         that sends borrowed bytes can be called again() to send them once more"
@@ -147,10 +148,10 @@ pub enum PostError {
         allow Posted"
     )]
     NoOutcome,
-    /// A list of buffers holds something that cannot be gathered.
+    /// A list of buffers holds a part that cannot be gathered.
     #[error("a list of buffers cannot hold {0}: send it as a message of its own")]
     Pieces(&'static str),
-    /// A list of buffers is gathered before the event that it is ordered after.
+    /// A list of buffers is gathered before the event that orders it.
     #[error(
         "a list of buffers is gathered when it is posted, and cannot be sent in the order of an event or stream: send one buffer"
     )]
@@ -182,7 +183,7 @@ pub enum PostError {
     /// The memory cannot be sent from or received into.
     #[error("{0}")]
     Memory(CopyError),
-    /// The memory that the operation was given was freed.
+    /// The memory of the operation was freed.
     #[error(transparent)]
     Freed(Freed),
     /// The remote region belongs to another rank.
@@ -196,7 +197,7 @@ pub enum PostError {
     /// The operation reaches beyond the remote region.
     #[error("{len} bytes at {offset} reach beyond the {room} bytes of the remote region")]
     Outside {
-        /// Where it was to begin.
+        /// The beginning of the range, in bytes.
         offset: u64,
         /// Bytes.
         len: u64,
@@ -214,15 +215,15 @@ pub enum PostError {
     /// One piece of a batch cannot be moved, and none was.
     #[error("piece {at} of the batch: {cause}; nothing was moved")]
     Piece {
-        /// Which one, counted from 0.
+        /// The number of the piece, counted from 0.
         at: usize,
-        /// What is wrong with it.
+        /// The error of the piece.
         cause: Box<Self>,
     },
     /// Two pieces of a batch write the same bytes.
     #[error(
-        "pieces {first} and {second} of the batch write the same bytes, and nobody could say what \
-        they would hold: post them one after the other, with a flush between; nothing was moved"
+        "pieces {first} and {second} of the batch write the same bytes, whose content would be \
+        undefined: post them one after the other, with a flush between; nothing was moved"
     )]
     Overlap {
         /// One of them, counted from 0.
@@ -235,17 +236,17 @@ pub enum PostError {
     Face {
         /// `local` or `remote`.
         which: &'static str,
-        /// What is wrong with it.
+        /// The error of the face.
         cause: FaceError,
     },
     /// The remote region is not registered any more.
     #[error("the remote region of {0} is not registered any more")]
     Stale(Rank),
-    /// The name is of another job's region: it was kept from an earlier run, or has come from a
-    /// rank that is none of this job.
+    /// The remote key is of another job's region: it was kept from an earlier run, or came from a
+    /// rank of another job.
     #[error(
-        "the region is not one of {0} in this job: its name (Rmr) was made in another job; have \
-        its owner send the one that get_rmr gives now"
+        "the region is not one of {0} in this job: its remote key (Rmr) was made in another job; \
+        let its owner send the one that get_rmr returns now"
     )]
     OtherJob(Rank),
     /// An atomic operation cannot be done there.
@@ -262,7 +263,7 @@ pub enum PostError {
         "this process is a fork of the one that started the runtime: start a runtime of its own, before or after"
     )]
     Forked,
-    /// The launcher cannot be asked where the peer is.
+    /// The launcher did not return the address of the peer.
     #[error("the address of {rank} cannot be had: {why}")]
     Bootstrap {
         /// The peer.
@@ -279,7 +280,7 @@ pub enum RegisterError {
     /// The table is full.
     #[error("{0} regions are registered already: deregister some")]
     TooMany(usize),
-    /// The memory is not what it was said to be, or cannot be registered.
+    /// The memory is not of the kind that the hint says, or cannot be registered.
     #[error(transparent)]
     Raw(#[from] RawError),
     /// No NIC of this rank's can do the atomic operations on the region's words.
@@ -288,14 +289,14 @@ pub enum RegisterError {
         wish (AtomicAgent::Owner), and its owner does them"
     )]
     NoAtomics(String),
-    /// The words of a part of it have another agent.
+    /// The words of a part of it have another coherence owner.
     #[error(
         "a part of the {len} bytes at {addr:#x} is registered, and the atomic operations on its \
-        words are not done by whom this registration names: a word has one agent, so end that \
-        registration first, or name the same AtomicAgent"
+        words are done by another agent than this registration names: a word has one agent, so \
+        end that registration first, or name the same AtomicAgent"
     )]
     OtherAgent {
-        /// Where the region begins.
+        /// The address of the region.
         addr: usize,
         /// Its bytes.
         len: usize,
@@ -310,7 +311,7 @@ pub enum RegisterError {
     },
 }
 
-/// An operation ended badly. In the status that its completion object gets.
+/// An operation failed. The status of its completion object has this error.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {
@@ -319,7 +320,7 @@ pub enum OpError {
     PeerDown {
         /// The peer.
         rank: Rank,
-        /// How it went.
+        /// The reason of its end.
         cause: DownCause,
     },
     /// The message was longer than the buffer; the buffer was not written.
@@ -336,8 +337,8 @@ pub enum OpError {
     /// The event that the operation waited for failed.
     #[error("the event that it was ordered after failed: {0}")]
     Event(GpuError),
-    /// It was to begin later, and was refused then.
-    #[error("it could not begin when its turn had come: {0}")]
+    /// The operation was deferred, and refused at its begin.
+    #[error("it could not begin at its turn: {0}")]
     Begin(Box<PostError>),
     /// The peer could not take the message in: it had no memory for it, or copying it failed there.
     #[error("the peer could not take the message in; its own log says why")]
@@ -350,7 +351,7 @@ pub enum OpError {
     Transfer {
         /// The peer.
         rank: Rank,
-        /// What the system said.
+        /// The system's error.
         why: String,
     },
     /// The remote region is not registered any more, or never was.
@@ -365,14 +366,14 @@ pub enum OpError {
     /// The owner of the remote region does no atomic operation there.
     #[error("{0} does no atomic operation on that word: it has to be aligned to 8 bytes")]
     Word(Rank),
-    /// It was not over by its deadline.
-    #[error("the operation with {0} was not over by its deadline")]
+    /// The operation had not completed by its deadline.
+    #[error("the operation with {0} did not complete by its deadline")]
     TimedOut(Rank),
     /// It was cancelled, before its message came.
     #[error("the receive was cancelled")]
     Cancelled,
     /// The device or the runtime was closed first.
-    #[error("the runtime was closed before it was over")]
+    #[error("the runtime was closed before the operation completed")]
     Closed,
 }
 
@@ -388,7 +389,7 @@ impl OpError {
         }
     }
 
-    /// Of an operation that is posted only now.
+    /// Returns the error of an operation that is posted later than its call.
     pub(crate) fn of_post(error: PostError, rank: Rank) -> Self {
         match error {
             PostError::PeerDown { rank, cause } => Self::PeerDown { rank, cause },
@@ -417,12 +418,12 @@ pub enum AwaitError {
     /// It could not be posted.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// It ended badly.
+    /// It failed.
     #[error(transparent)]
     Op(#[from] OpError),
 }
 
-/// Progress was made as far as possible, and something needs attention.
+/// Progress went as far as possible, and a problem needs attention.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgressError {
@@ -453,7 +454,7 @@ pub enum ProgressError {
     NoSuchCompletion {
         /// The sender.
         from: Rank,
-        /// What it named.
+        /// The object that it named.
         comp: RemoteComp,
         /// Bytes dropped.
         size: usize,
@@ -465,15 +466,15 @@ pub enum ProgressError {
         from: Rank,
         /// Bytes dropped.
         size: usize,
-        /// Of which memory there is none, and what the driver said.
+        /// The memory, and the driver's error.
         why: Box<AllocError>,
     },
-    /// A message made no sense. It was dropped.
-    #[error("{from} sent a message that makes no sense: {why}")]
+    /// A message was malformed. It was dropped.
+    #[error("{from} sent a malformed message: {why}")]
     Malformed {
         /// The sender.
         from: Rank,
-        /// What is wrong.
+        /// The violation.
         why: String,
     },
     /// A completion handler panicked. Its status is gone, everything else goes on.
@@ -494,7 +495,7 @@ pub enum ProgressError {
     Forked,
 }
 
-/// A wait ended without what was waited for.
+/// A wait ended before its condition was true.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
@@ -513,45 +514,45 @@ pub enum CollectiveError {
     /// A message of it could not be posted.
     #[error("{what}: {cause}")]
     Post {
-        /// Which operation.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The error.
         cause: PostError,
     },
     /// A message of it failed.
     #[error("{what}: {cause}")]
     Op {
-        /// Which operation.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The error.
         cause: OpError,
     },
     /// Waiting failed.
     #[error("{what}: {cause}")]
     Wait {
-        /// Which operation.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The error.
         cause: WaitError,
     },
     /// Another member has failed in it.
     #[error("{what}: it failed at {rank}, whose own error says why")]
     Failed {
-        /// Which operation.
+        /// The operation.
         what: &'static str,
-        /// Where.
+        /// The rank.
         rank: Rank,
     },
-    /// Another member takes part in something else.
+    /// Another member takes part in another operation.
     #[error(
         "{rank} is in a {theirs}, this rank in a {ours}: all members of a group must make it alike, and call its operations in the same order"
     )]
     Mismatch {
         /// The other member.
         rank: Rank,
-        /// What it takes part in.
+        /// The operation of that rank.
         theirs: String,
-        /// What this rank takes part in.
+        /// The operation of this rank.
         ours: String,
     },
     /// The root of a broadcast is no member.
@@ -567,7 +568,7 @@ pub enum CollectiveError {
         "allgather: {rank} contributed {theirs} bytes, this rank {ours}: all must contribute the same number"
     )]
     Uneven {
-        /// Who differs.
+        /// The rank.
         rank: Rank,
         /// Its bytes.
         theirs: usize,
@@ -606,11 +607,11 @@ pub enum GroupError {
     Taken {
         /// The name.
         name: u32,
-        /// How many members it has.
+        /// The number of its members.
         count: u32,
     },
     /// There are too many.
-    #[error("there can be {0} groups, and there are")]
+    #[error("all {0} groups are in use")]
     TooMany(usize),
 }
 
@@ -624,12 +625,12 @@ pub enum ResourceError {
     /// The address could not be published.
     #[error("the device's address could not be published: {0}")]
     Publish(String),
-    /// There are as many as the wire format can tell apart.
-    #[error("there can be {limit} {what}, and there are")]
+    /// The wire format cannot number more.
+    #[error("all {limit} {what} are in use")]
     TooMany {
-        /// Which resource.
+        /// The resource.
         what: &'static str,
-        /// How many there can be.
+        /// The limit.
         limit: usize,
     },
     /// A slot was asked for that is taken, or was never reserved.
@@ -637,7 +638,7 @@ pub enum ResourceError {
     Slot {
         /// The slot.
         slot: RemoteComp,
-        /// What is wrong with it.
+        /// The error of the slot.
         why: &'static str,
     },
     /// Packets could not be allocated.

@@ -14,8 +14,7 @@ use carrack_transports::gpu::{CopierState, Gpu, copier};
 use carrack_transports::mem::{GpuUuid, MemKind, PacketSource};
 use std::time::{Duration, Instant};
 
-/// An address that is not there is looked for again after so long: who sleeps is not woken when it
-/// comes.
+/// Time after which a missing address is looked up again: its arrival wakes no sleeping thread.
 const AGAIN: Duration = Duration::from_millis(5);
 
 /// The paths to one peer from one device.
@@ -25,50 +24,49 @@ pub struct PeerPaths {
     pub rank: Rank,
     /// The device's number.
     pub device: u32,
-    /// Each transport's verdict. Paths are chosen for a pair of devices; what differs from one kind
-    /// of memory to another is how its bytes get onto the path.
+    /// Each transport's verdict. Paths are chosen for a pair of devices; the kinds of memory
+    /// differ only in the way of their bytes onto the path.
     pub paths: Vec<PathVerdict>,
-    /// How messages from each kind of memory go, when there is a path.
+    /// The way of messages from each kind of memory, if there is a path.
     pub kinds: Vec<KindPath>,
-    /// Why nothing is known, when nothing is: the peer has not started, or is gone.
+    /// The reason why the way is unknown, if it is: the peer has not started, or is gone.
     pub trouble: Option<String>,
 }
 
-/// How messages from one kind of memory go.
+/// The way of messages from one kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KindPath {
     /// The memory that is sent from: `host`, `pinned`, `device 0 (name)` and so on.
     pub memory: String,
-    /// How: `copied into the ring up to 208 B, …`,
+    /// The way: `copied into the ring up to 208 B, …`,
     /// `copied into pinned host memory by the GPU's engine …`.
     pub way: String,
-    /// Why not otherwise, when the way is not the direct one.
+    /// The reason why the way is not the direct one.
     pub why: Option<String>,
     /// The GPU whose memory it is.
     pub gpu: Option<GpuUuid>,
-    /// What there is of that GPU's resident copier, where messages to this peer may go by one.
-    /// Whether there can be one ([`CopierState::Wanted`]) is not found out here, as nothing is
-    /// copied.
+    /// The state of that GPU's resident copier, where messages to this peer may go by one. No copy
+    /// is made here, so [`CopierState::Wanted`] leaves open if there can be one.
     pub copier: Option<CopierState>,
 }
 
 impl KindPath {
-    /// Of memory that is no GPU's, or of which no more is known.
+    /// Returns an entry for memory that is no GPU's, or of an unknown kind.
     fn of_no_gpu(memory: &str, way: String, why: Option<String>) -> Self {
         Self { memory: memory.into(), way, why, gpu: None, copier: None }
     }
 }
 
 impl PeerPaths {
-    /// The transport that was chosen.
+    /// Returns the chosen transport.
     pub fn chosen(&self) -> Option<&'static str> {
         self.paths.iter().find(|path| path.verdict == Verdict::Chosen).map(|path| path.transport)
     }
 }
 
 impl Runtime {
-    /// For each rank, the path chosen and why each other was refused, from the default device.
-    /// Waits up to `patience` for peers that have not started.
+    /// Returns, for each rank, the chosen path and the reasons against the others, from the
+    /// default device. Waits up to `patience` for peers that have not started.
     pub fn explain(&self, patience: Duration) -> Vec<PeerPaths> {
         let device = &self.0.default_device().0;
         (0..self.size()).map(|rank| self.explain_peer(device, Rank(rank), patience)).collect()
@@ -115,7 +113,7 @@ impl Runtime {
         explained
     }
 
-    /// How messages travel that are too long for a packet.
+    /// Describes the way of messages that are too long for a packet.
     fn explain_large(&self, device: &DeviceInner, rank: Rank) -> String {
         let route = device.route(rank);
         let linked = route.and_then(|route| match route.linked() {
@@ -150,7 +148,7 @@ impl Runtime {
         }
     }
 
-    /// Why memory of a GPU goes by way of host memory, where it does.
+    /// Returns the reason why GPU memory goes through host memory, if it does.
     fn why_not_direct(
         &self,
         (rank, transport): (Rank, &str),
@@ -165,7 +163,8 @@ impl Runtime {
             None => (!direct).then(|| format!("{transport} sends host memory only")),
         };
         let mapped = match maps {
-            // What was found out by trying: here and now, and when the peer's memory was last used.
+            // Reasons that attempts have shown: here and now, and at the last use of the peer's
+            // memory.
             true => {
                 let exports = self.0.try_export(gpu).err();
                 let exports = exports.map(|why| format!("memory of it cannot be exported: {why}"));
@@ -183,7 +182,7 @@ impl Runtime {
         (!all.is_empty()).then(|| all.join("; "))
     }
 
-    /// How the NIC of a transport reaches a GPU's memory, if it has one.
+    /// Returns the way in which the NIC of a transport reaches a GPU's memory, if it has a NIC.
     fn reaches_gpu(&self, transport: &str, gpu: &dyn Gpu) -> Option<Result<String, String>> {
         let (_, domain) = self.0.domains.iter().find(|(name, _)| *name == transport)?;
         domain.reaches_gpu(gpu)
@@ -277,7 +276,7 @@ impl Runtime {
     }
 }
 
-/// What of that goes to a kernel instead of the copy engine.
+/// Describes the messages that a kernel copies instead of the copy engine.
 fn by_copier(state: &CopierState) -> String {
     let most = copier::MOST >> 10;
     match state {

@@ -1,24 +1,23 @@
 //! GPU memory and events of one process in another, for programs that bring a scheme of their own.
 //!
-//! Registered memory needs none of this: [`register_memory`](crate::Runtime::register_memory) and
-//! an [`Rmr`](crate::Rmr) have the runtime map what can be mapped, look after it, and free it when
-//! nobody has it open. Here the program carries the names itself, as it likes, and keeps these
-//! rules:
+//! Registered memory needs none of this. With [`register_memory`](crate::Runtime::register_memory)
+//! and an [`Rmr`](crate::Rmr) the runtime maps memory where possible, keeps it, and frees it when
+//! no process has it open. Here the program transports the names itself, and keeps these rules:
 //!
 //! - **The owner frees last.** Memory must stay allocated until every process that has opened it
-//!   has dropped the region; nothing here knows who they are. Memory of cuMemAlloc and of the VMM
-//!   calls survives its owner's *death* while it is open; pool memory does not, and an access then
-//!   costs the opener its context.
-//! - **Whole blocks are exposed.** Who opens a part can reach the whole allocation, and of
-//!   cuMemAlloc's memory the driver's whole block of 2 MiB, with what else lies there. Allocate
-//!   what is shared in multiples of 2 MiB.
-//! - **Not in the process that owns it.** There the region itself is what is wanted; the driver
-//!   refuses its own byte handles.
+//!   has dropped the region; this module does not know these processes. Memory of cuMemAlloc and
+//!   of the VMM calls survives its owner's *death* while it is open. Pool memory does not, and an
+//!   access then costs the opener its context.
+//! - **Whole blocks are exposed.** A process that opens a part can reach the whole allocation. For
+//!   memory of cuMemAlloc it can reach the driver's whole block of 2 MiB, with its other content.
+//!   Allocate shared memory in multiples of 2 MiB.
+//! - **Not in the process that owns it.** Use the region itself there; the driver refuses its own
+//!   byte handles.
 //! - **Once for each device.** Opening takes milliseconds. The same name opened again is the same
 //!   mapping, counted.
 //! - **A name is of one allocation.** An address that is freed and allocated again is other memory,
 //!   with another name.
-//! - **Nobody orders accesses.** Events do ([`ipc_export_event`]), or messages.
+//! - **Accesses are not ordered.** Events order them ([`ipc_export_event`]), or messages.
 //!
 //! An opened region is device memory like any other: it is sent from, received into, and copied.
 //!
@@ -70,13 +69,13 @@ pub enum IpcError {
     /// The bytes are no name.
     #[error("{found} bytes with {} name no {what}: {why}", if *with_fd { "a descriptor" } else { "no descriptor" })]
     Bytes {
-        /// What they were to name.
+        /// The kind of object that they should name.
         what: &'static str,
-        /// How many there were.
+        /// The number of bytes.
         found: usize,
-        /// Whether a descriptor came with them.
+        /// Set if a descriptor came with them.
         with_fd: bool,
-        /// What is wrong with them.
+        /// The error in them.
         why: &'static str,
     },
     /// The driver refused.
@@ -97,7 +96,7 @@ impl IpcMemory {
     /// Bytes of a name.
     pub const BYTES: usize = Handle::WIRE + 8;
 
-    /// The name as bytes, the same on every machine.
+    /// Returns the name as bytes, the same on every machine.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let len = (self.len as u64).to_le_bytes();
@@ -107,13 +106,13 @@ impl IpcMemory {
         bytes
     }
 
-    /// The descriptor that has to travel with the bytes, if the form has one.
+    /// Returns the descriptor that has to travel with the bytes, if the form has one.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.handle.fd()
     }
 
-    /// The name that such bytes are, with the descriptor that came with them. Any bytes may come:
-    /// what they say is checked here, and against the memory itself when it is opened.
+    /// Decodes a name from its bytes, and the descriptor that came with them. Any bytes may come:
+    /// they are checked here, and against the memory itself when it is opened.
     ///
     /// # Errors
     /// [`IpcError::Bytes`].
@@ -133,28 +132,29 @@ impl IpcMemory {
         Ok(Self { handle, len })
     }
 
-    /// How the driver names it.
+    /// Returns the form of the driver's handle.
     pub fn form(&self) -> HandleForm {
         self.handle.form()
     }
 
-    /// Bytes of memory that are named.
+    /// Returns the bytes of the named memory.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns `true` if no bytes are named.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The driver's handle: of the whole allocation, with where the named part begins in it.
+    /// Returns the driver's handle of the whole allocation, with the beginning of the named part
+    /// in it.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 }
 
-/// The name of a region of GPU memory, in the first form that its memory has: bytes, then
+/// Returns the name of a region of GPU memory, in the first form that its memory has: bytes, then
 /// descriptors, then the fabric. A part of an allocation is named as that part
 /// ([`Region::subregion`]).
 ///
@@ -172,7 +172,7 @@ pub fn ipc_export(region: &Region) -> Result<IpcMemory, IpcError> {
     Err(IpcError::NoForm(reasons.join("; ")))
 }
 
-/// The same, in one form only.
+/// Returns the name in one form only.
 ///
 /// # Errors
 /// [`IpcError::Kind`]; [`IpcError::Several`]; [`IpcError::Gpu`] when the memory has no handle of
@@ -189,7 +189,7 @@ pub fn ipc_export_as(region: &Region, form: HandleForm) -> Result<IpcMemory, Ipc
     Ok(IpcMemory { handle: gpu.export(region, form)?, len: region.len() })
 }
 
-/// What lies in one of the regions that one was made of is named as a part of that.
+/// Exports a range of a joined region as a part of the one region that contains it.
 fn export_of_joined(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcError> {
     let parts = region.joined_parts();
     let within =
@@ -202,11 +202,12 @@ fn export_of_joined(region: &Region, form: HandleForm) -> Result<IpcMemory, IpcE
     Err(IpcError::Several(parts.len()))
 }
 
-/// Opens memory of another process for the engines of `gpu`, which may be another device than the
-/// one that it lies on. The region is the named part, and closes with its last clone.
+/// Opens memory of another process for the engines of `gpu`, which may differ from the device that
+/// it lies on. The region is the named part, and closes with its last clone.
 ///
 /// # Errors
-/// [`IpcError::Gpu`]: the memory is gone, is this process's own, or cannot be reached, as the driver says.
+/// [`IpcError::Gpu`]: the driver's reason: the memory is gone, is this process's own, or cannot be
+/// reached.
 pub fn ipc_open(gpu: &dyn Gpu, memory: &IpcMemory) -> Result<Region, IpcError> {
     let whole = gpu.open(&memory.handle)?;
     let part = whole.subregion(memory.handle.offset, memory.len);
@@ -218,9 +219,9 @@ pub fn ipc_open(gpu: &dyn Gpu, memory: &IpcMemory) -> Result<Region, IpcError> {
     })
 }
 
-/// The name of an event, by which other processes open it. An event is made by
-/// [`Gpu::shared_event`], recorded by its owner, and waited for by those who open it; it must
-/// outlive them.
+/// Returns the name of an event, by which other processes open it. The event is made by
+/// [`Gpu::shared_event`]. Its owner records it, and the other processes wait for it. It must
+/// outlive their use.
 ///
 /// # Errors
 /// The driver's.

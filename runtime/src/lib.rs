@@ -9,22 +9,22 @@
 //! |---|---|
 //! | [`post`] | one builder for each operation: done, posted, or retry |
 //! | `protocol` | decisions as pure functions: which path, which way of submitting |
-//! | `bulk` | messages too long for one piece: offered, then copied by the kernel or sent part by part |
-//! | `peer` | where a rank is, the link to it, and what waits for it |
-//! | [`transports`] | what moves the bytes: loopback, shared memory (a crate of its own) |
-//! | `progress` | polls devices, and carries out what the events ask for |
-//! | [`matching`] | which message is for which receive |
+//! | `bulk` | messages too long for one piece: offered, then copied by the kernel or sent in parts |
+//! | `peer` | the address of a rank, the link to it, and the operations that wait for it |
+//! | [`transports`] | the carriers of bytes: loopback, shared memory (a crate of its own) |
+//! | `progress` | polls devices, and carries out the actions of their events |
+//! | [`matching`] | the matching of messages with receives |
 //! | [`comp`] | completion objects: handler, queue, counters, synchronizer, your own |
-//! | `streams` | what streams of GPUs wait for |
+//! | `streams` | the words and operations that streams of GPUs wait for |
 //! | [`region`] | memory that other ranks put to, get from, and do atomics on |
-//! | [`buffer`], [`packet`] | what operations hold, and what messages land in |
-//! | [`alloc`] | GPU memory that the ranks of a node have together, or that grows in place |
+//! | [`buffer`], [`packet`] | the buffers of operations, and the packets that messages land in |
+//! | [`alloc`] | GPU memory that the ranks of a node share, or that grows in place |
 //! | [`ipc`] | GPU memory and events between processes, by a scheme of the program's own |
 //! | `wait` | waiting without burning a core |
-//! | `collective` | barrier and allgather |
+//! | `collective` | barrier, broadcast and allgather |
 //! | [`bootstrap`] | rank, size, and how ranks find each other at the start |
 //! | [`settings`] | everything that can be set, from `CARRACK_*` or in the program |
-//! | [`explain`] | the path to each peer, and why each other was refused |
+//! | [`explain`] | the path to each peer, and the reasons against the others |
 //!
 //! Two ranks in one process, over loopback:
 //!

@@ -1,4 +1,4 @@
-//! The numbers that things go by, each a type of its own.
+//! The numbers that name things, each a type of its own.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// In a receive: from whomever. The sender must have posted with a matching policy that leaves
+    /// In a receive: any sender. The sender must have posted with a matching policy that leaves
     /// the rank out, too ([`Matching`](crate::Matching)): this is LCI's wildcard, not MPI's.
     pub const ANY: Self = Self(u32::MAX);
 }
@@ -18,13 +18,12 @@ impl fmt::Display for Rank {
     }
 }
 
-/// What a message is matched by, beside its rank: all 64 bits of it.
+/// The tag that a message is matched by, in addition to its rank: all 64 bits of it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Tag(pub u64);
 
 impl Tag {
-    /// In a receive: whatever tag. The sender must have posted with a policy that leaves the tag
-    /// out.
+    /// In a receive: any tag. The sender must have posted with a policy that leaves the tag out.
     pub const ANY: Self = Self(u64::MAX);
 }
 
@@ -43,13 +42,13 @@ impl RemoteComp {
     pub(crate) const GENERATIONS: u32 = 1 << (u32::BITS - Self::NUMBER_BITS);
     const NUMBER_BITS: u32 = 20;
 
-    /// The name of a number in a generation. `None`: it is out of range.
+    /// Returns the name of a number in a generation, or `None` if it is out of range.
     pub(crate) fn of(number: usize, generation: u32) -> Option<Self> {
         let number = u32::try_from(number).ok().filter(|_| number < Self::NUMBERS)?;
         (generation < Self::GENERATIONS).then_some(Self(generation << Self::NUMBER_BITS | number))
     }
 
-    /// The number without its generation.
+    /// Returns the number without its generation.
     #[inline(always)]
     pub(crate) fn number(self) -> usize {
         self.0 as usize % Self::NUMBERS

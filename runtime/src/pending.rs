@@ -1,4 +1,4 @@
-//! What a rank waits for: for whoever wonders why nothing moves.
+//! The operations that a rank waits for, for diagnostics of a program that hangs.
 
 use crate::chores::Chore;
 use crate::device::{Device, DeviceInner};
@@ -12,14 +12,14 @@ use std::time::Duration;
 /// Operations that are listed one by one; the others are counted.
 const LISTED: usize = 64;
 
-/// Everything that a rank waits for. Its `Display` is what a rank prints on SIGUSR1.
+/// The operations that a rank waits for. A rank prints its `Display` on SIGUSR1.
 #[derive(Clone, Debug)]
 pub struct Pending {
     /// This rank.
     pub rank: Rank,
     /// Ranks of the job.
     pub size: u32,
-    /// Operations that are not over.
+    /// Operations in flight.
     pub operations: Vec<PendingOp>,
     /// Messages that have come before their receives.
     pub unexpected: usize,
@@ -31,18 +31,18 @@ pub struct Pending {
     pub down: Vec<Rank>,
 }
 
-/// An operation that is not over.
+/// An operation in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingOp {
-    /// What it is.
+    /// The kind of operation.
     pub what: &'static str,
-    /// The other side; [`Rank::ANY`] for a receive from whomever.
+    /// The other side; [`Rank::ANY`] for a receive from any sender.
     pub rank: Rank,
     /// Its tag.
     pub tag: Tag,
     /// Bytes.
     pub size: u64,
-    /// What it waits for.
+    /// The condition that it waits for.
     pub waits_for: String,
 }
 
@@ -84,15 +84,15 @@ impl fmt::Display for Pending {
 }
 
 impl Runtime {
-    /// Everything that this rank waits for, at this moment: for a look by a person, since each list
-    /// is taken at its own time.
+    /// Returns the operations that this rank waits for at this moment. For diagnostics only, since
+    /// each list is read at a time of its own.
     pub fn pending(&self) -> Pending {
         self.0.pending()
     }
 
-    /// Whether everything that was sent, put, got and changed on a device is over. Receives that
-    /// wait for their messages do not count. When other threads make progress, too, one of them may
-    /// be just about to tell a completion object.
+    /// Returns `true` if all messages, puts, gets and atomic operations of a device have
+    /// completed. Receives that wait for their messages do not count. Another thread that makes
+    /// progress may be about to signal a completion object.
     pub fn test_drained(&self, device: &Device) -> bool {
         device.0.is_drained()
     }
@@ -154,7 +154,7 @@ impl Inner {
         }
     }
 
-    /// Prints what is pending: somebody has asked for it by SIGUSR1.
+    /// Prints the pending operations, as SIGUSR1 requests.
     #[cold]
     pub(crate) fn dump(&self) {
         // Another thread may have seen the same signal. One that comes from now on asks for the

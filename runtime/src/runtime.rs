@@ -63,7 +63,7 @@ pub(crate) struct Inner {
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
     pub(crate) regions: Arc<Regions>,
-    /// What of the following is there.
+    /// The lists below that are not empty.
     pub(crate) chores: Chores,
     pub(crate) deadlines: Deadlines,
     /// Messages that wait for their receives.
@@ -73,7 +73,7 @@ pub(crate) struct Inner {
     pub(crate) absent: Absent,
     /// Futures that have to be polled again.
     pub(crate) retries: Retries,
-    /// Errors of progress that no caller was given so far.
+    /// Errors of progress that no call has returned yet.
     pub(crate) complaints: Complaints,
     /// Hears SIGUSR1.
     _dump: Option<Listener>,
@@ -83,13 +83,13 @@ pub(crate) struct Inner {
     pub(crate) boards: Boards,
     /// GPU memory in which messages lie.
     pub(crate) exposures: Exposures,
-    /// Why GPU memory of others was not mapped.
+    /// The reasons why GPU memory of other ranks was not mapped.
     pub(crate) unmapped: Unmapped,
     /// Host memory on the way to and from GPUs.
     pub(crate) staging: Arc<Staging>,
     /// Words of GPUs that are being changed for peers.
     pub(crate) words: Words,
-    /// What streams of GPUs wait for.
+    /// The words and operations that streams of GPUs wait for.
     pub(crate) streams: Streams,
     /// This rank among those of this process.
     pub(crate) here: Here,
@@ -108,7 +108,7 @@ pub struct RuntimeBuilder {
 }
 
 impl RuntimeBuilder {
-    /// These settings, and not those of the environment.
+    /// Sets the settings, in place of those of the environment.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = Some(settings);
         self
@@ -120,15 +120,15 @@ impl RuntimeBuilder {
         self
     }
 
-    /// A GPU driver of the caller's own, beside those that the settings ask for.
+    /// Adds a GPU driver of the caller, in addition to those of the settings.
     pub fn gpu_driver(mut self, driver: Arc<dyn Driver>) -> Self {
         self.drivers.push(driver);
         self
     }
 
-    /// A transport that the caller has made, in place of the build's own of that
-    /// [name](Transport::name). Whether it is used is for the settings to say, as ever; one whose
-    /// name they do not know is tried after all others.
+    /// Adds a transport of the caller, in place of the build's own of that
+    /// [name](Transport::name). The settings decide on its use as for any other; one whose name
+    /// they do not know is tried after all others.
     pub fn transport(mut self, transport: Box<dyn Transport>) -> Self {
         self.transports.push(transport);
         self
@@ -272,7 +272,7 @@ fn open_transports(
         match opened {
             Ok(domain) => domains.push((transport.name(), domain)),
             Err(why) => {
-                // Most machines have no RDMA device: nothing is wrong with them.
+                // Most machines have no RDMA device, which is no error.
                 if transport.name() == verbs::NAME {
                     tracing::info!(%why, "a transport cannot be used");
                 } else {
@@ -288,7 +288,7 @@ fn open_transports(
     (domains, unavailable)
 }
 
-/// All transports of this build, for the rank that has this place among those of its node.
+/// Returns all transports of this build, for the rank at this place on its node.
 fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn Transport>)> {
     let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let geometry = Geometry {
@@ -308,7 +308,7 @@ fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn 
     ]
 }
 
-/// What the settings say of queue pairs and paths.
+/// Returns the settings of queue pairs and paths.
 fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
     let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -344,8 +344,8 @@ impl Runtime {
         Self::builder().start()
     }
 
-    /// All transports of this build, made as these settings say, those included that they leave
-    /// out: for programs that want to tell what there is.
+    /// Returns all transports of this build, made with these settings, those included that they
+    /// leave out: for programs that list transports.
     pub fn all_transports(settings: &Settings) -> Vec<(TransportChoice, Box<dyn Transport>)> {
         transports(settings, 0)
     }
@@ -355,13 +355,13 @@ impl Runtime {
         RuntimeBuilder::default()
     }
 
-    /// A job of `size` ranks in this process, with the environment's settings: for tests, and for
-    /// programs that want several.
+    /// Starts a job of `size` ranks in this process, with the environment's settings: for tests,
+    /// and for programs with several ranks.
     pub fn in_process(size: u32) -> Result<Vec<Self>, StartError> {
         Self::in_process_with(size, &Settings::from_env()?)
     }
 
-    /// A job of `size` ranks in this process, with these settings.
+    /// Starts a job of `size` ranks in this process, with these settings.
     pub fn in_process_with(size: u32, settings: &Settings) -> Result<Vec<Self>, StartError> {
         let job = InProcess::job(size)?;
         job.into_iter()
@@ -376,23 +376,23 @@ impl Runtime {
         self.0.rank
     }
 
-    /// How many ranks the job has.
+    /// Returns the number of ranks in the job.
     pub fn size(&self) -> u32 {
         self.0.size
     }
 
-    /// The number of this rank among those of its node, from 0, by which they share out what the
-    /// node has: see [`Bootstrap::place_on_node`].
+    /// Returns the local rank: the number of this rank among those of its node, from 0. The ranks
+    /// of a node share its resources by it: see [`Bootstrap::place_on_node`].
     pub fn place_on_node(&self) -> u32 {
         self.0.bootstrap.place_on_node()
     }
 
-    /// The settings in force.
+    /// Returns the settings in force.
     pub fn settings(&self) -> &Settings {
         &self.0.settings
     }
 
-    /// The GPU drivers: the caller's own, then the one that the settings ask for.
+    /// Returns the GPU drivers: the caller's own, then the one of the settings.
     pub fn gpu_drivers(&self) -> &[Arc<dyn Driver>] {
         &self.0.drivers
     }
@@ -402,13 +402,14 @@ impl Runtime {
         DeviceBuilder { runtime: &self.0, pool: None }
     }
 
-    /// The device that operations use when none is named.
+    /// Returns the device that operations use when none is named.
     pub fn default_device(&self) -> &Device {
         self.0.default_device()
     }
 
-    /// A pool of packets over any memory, with the settings' packet size and limit. The runtime's
-    /// GPU drivers are asked whether the memory is what the allocator says.
+    /// Makes a pool of packets over any memory, with the settings' packet size and limit. The
+    /// runtime's GPU drivers are asked for the kind of the memory, and must confirm the
+    /// allocator's.
     pub fn packet_pool(&self, allocator: Arc<dyn PacketAllocator>) -> PacketPool {
         let (size, limit) = (self.0.settings.packet_size(), self.0.settings.packets_max());
         PacketPool::checked_by(self.0.drivers.clone(), allocator, size, limit)
@@ -419,12 +420,12 @@ impl Runtime {
         self.0.engines.make()
     }
 
-    /// The matching engine that operations use when none is named.
+    /// Returns the matching engine that operations use when none is named.
     pub fn default_matching_engine(&self) -> &MatchingEngine {
         self.0.engine(Engines::DEFAULT)
     }
 
-    /// Longest eager message in bytes.
+    /// Returns the longest eager message in bytes.
     pub fn max_eager(&self) -> usize {
         self.0.settings.packet_size()
     }
@@ -436,10 +437,10 @@ impl Runtime {
         self.0.comps.register(comp.as_completion().clone())
     }
 
-    /// Sets `count` names in a row aside, and tells the first: for names that must be known before
-    /// their objects are made, or that are given out in another order on each rank. Such a name
-    /// stays the same: when it is given to another object, messages that were sent for the earlier
-    /// one reach the later one.
+    /// Reserves `count` consecutive names, and returns the first. For names that must be known
+    /// before their objects are made, or that each rank uses in another order. A reserved name
+    /// stays the same: when it is given to another object, messages for the earlier one reach the
+    /// later one.
     pub fn reserve_comps(&self, count: u32) -> Result<RemoteComp, ResourceError> {
         self.0.comps.reserve(count)
     }
@@ -453,35 +454,35 @@ impl Runtime {
         self.0.comps.register_at(name, comp.as_completion().clone())
     }
 
-    /// Takes a name back. Progress reports and drops messages that come for it from now on, also when
-    /// other objects have been registered since. Messages that wait for room in the object are
+    /// Takes a name back. Progress reports and drops messages that come for it from now on, even
+    /// after other objects have been registered. Messages that wait for room in the object are
     /// delivered when it has room, and dropped with its last handle.
     pub fn deregister_comp(&self, name: RemoteComp) -> Result<(), ResourceError> {
         self.0.comps.deregister(name)
     }
 
-    /// Bytes that messages take up which have come before their receives: `CARRACK_UNEXPECTED`, and
-    /// at most what the links to this rank hold beyond that (`CARRACK_SHM_SLOTS`,
-    /// `CARRACK_SHM_CHUNKS`, `CARRACK_VERBS_DEPTH`).
+    /// Returns the bytes of messages that have come before their receives. The limit is
+    /// `CARRACK_UNEXPECTED`, plus the messages that the links to this rank hold
+    /// (`CARRACK_SHM_SLOTS`, `CARRACK_SHM_CHUNKS`, `CARRACK_VERBS_DEPTH`).
     pub fn unexpected_bytes(&self) -> usize {
         self.0.unexpected.bytes()
     }
 
-    /// Why a rank is known to be gone, if it is and all that it sent has been told to its
-    /// completion objects. From then on nothing comes from it.
+    /// Returns the reason of a rank's end, if it is gone and all of its messages have been
+    /// signaled to its completion objects. From then on no message comes from it.
     pub fn peer_down(&self, rank: Rank) -> Option<DownCause> {
         let cause = self.0.down().get(&rank).cloned()?;
         let waits = |device: &Device| {
             let undelivered = &device.0.undelivered;
             !undelivered.is_empty() && undelivered.lock().has_from(rank)
         };
-        // What it sent before may still wait for its completion object.
+        // Its earlier messages may still wait for their completion object.
         (!self.0.devices().iter().any(waits)).then_some(cause)
     }
 }
 
 impl Runtime {
-    /// A handle for a moment.
+    /// Returns a temporary handle.
     pub(crate) fn of(inner: Arc<Inner>) -> Self {
         Self(inner, None)
     }
@@ -519,7 +520,7 @@ impl Inner {
         self.down.lock()
     }
 
-    /// Whether any rank is known to be gone.
+    /// Returns `true` if any rank is known to be gone.
     #[inline]
     pub(crate) fn any_down(&self) -> bool {
         !self.down.is_empty()
@@ -533,7 +534,7 @@ impl Inner {
         device.tell_later(self.note_gone(rank, cause));
     }
 
-    /// Notes that a rank is gone. The receives that only it could have answered, and whom to tell.
+    /// Notes that a rank is gone. Returns the receives that only it could have answered.
     pub(crate) fn note_gone(
         &self,
         rank: Rank,
@@ -573,7 +574,7 @@ impl Inner {
         }
     }
 
-    /// Whether this is another process than the one that started the runtime.
+    /// Returns `true` in a process other than the one that started the runtime.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         !self.owner.is_here()
@@ -624,7 +625,7 @@ impl Drop for Inner {
             // A full object cannot be waited for any more.
             let _ = signal(comp.as_ref(), status);
         }
-        // Last: what these streams wait for has been let go now.
+        // Last: the words that these streams wait for are released now.
         end_copies(copies);
         drop_told();
         // A rank that unwinds has not ended in order, and the launcher is right to say so.

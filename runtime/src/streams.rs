@@ -1,4 +1,5 @@
-//! What streams of the user's wait for, and how they are let go when it cannot come any more.
+//! The words and operations that streams of the user wait for, and their release when the wait
+//! cannot end any more.
 
 use crate::comp::Counted;
 use crate::error::OpError;
@@ -20,12 +21,12 @@ pub(crate) struct Streams {
     counters: Mutex<Vec<Weak<Counted>>>,
     /// Operations that have waited for events, to tell them apart.
     numbers: AtomicU64,
-    /// Receives that have a number: what names them since they were posted.
+    /// The tickets of receives that have a number, once they were posted.
     names: Mutex<HashMap<u64, Option<Ticket>>>,
 }
 
 impl Streams {
-    /// Words for the streams of a GPU.
+    /// Returns the words for the streams of a GPU.
     pub(crate) fn words(&self, gpu: &Arc<dyn Gpu>) -> Arc<Words> {
         let uuid = gpu.info().uuid;
         let mut all = lock(&self.words);
@@ -47,7 +48,7 @@ impl Streams {
         lock(&self.counters).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// A rank has ended: streams do not wait for it any more.
+    /// Notes that a rank has ended: streams do not wait for it any more.
     #[cold]
     pub(crate) fn gone(&self, rank: Rank, cause: &DownCause) {
         for counter in self.living() {
@@ -57,29 +58,29 @@ impl Streams {
         }
     }
 
-    /// A number for an operation that waits, higher than those before.
+    /// Returns a number for an operation that waits, higher than those before.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A receive has a number, until it is forgotten.
+    /// Gives a receive a number, until it is forgotten.
     pub(crate) fn name(&self, number: u64) {
         lock(&self.names).insert(number, None);
     }
 
-    /// It has been posted; unless it was over before this was told.
+    /// Notes the ticket of a posted receive, unless it has ended before.
     pub(crate) fn rename(&self, number: u64, ticket: Option<Ticket>) {
         if let Some(name) = lock(&self.names).get_mut(&number) {
             *name = ticket;
         }
     }
 
-    /// What names it since it was posted.
+    /// Returns its ticket since it was posted.
     pub(crate) fn renamed(&self, number: u64) -> Option<Ticket> {
         *lock(&self.names).get(&number)?
     }
 
-    /// It is over.
+    /// Forgets the number of a receive that has ended.
     pub(crate) fn forget(&self, number: u64) {
         lock(&self.names).remove(&number);
     }
@@ -107,8 +108,8 @@ impl Here {
         Self { job, rank }
     }
 
-    /// Whether a rank of the same job is of this process: it can stand on a stream of its own
-    /// before, or behind, what it exchanges with this one.
+    /// Returns `true` if a rank of the same job is in this process. Its operation with this rank
+    /// may come before or after this one on the same stream.
     pub(crate) fn has(&self, rank: Rank) -> bool {
         lock(&HERE).contains(&(self.job, rank))
     }

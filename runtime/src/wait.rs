@@ -1,9 +1,9 @@
 //! Waiting without burning a core.
 //!
-//! A waiting thread first spins (a message between two busy ranks takes a fraction of a
-//! microsecond, a wake-up several), then sleeps on the descriptors that every transport arms, and
-//! on one of the runtime's own, by which threads that make progress wake those that wait for what
-//! came of it.
+//! A waiting thread first spins: a message between two busy ranks takes a fraction of a
+//! microsecond, a wake-up several. Then it sleeps on the descriptors that every transport arms,
+//! and on one of the runtime's own. By that one, threads that make progress wake threads that wait
+//! for its results.
 
 use crate::chores::Chore;
 use crate::error::{ProgressError, WaitError};
@@ -13,21 +13,22 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Longest sleep without a look around: a net under what cannot be armed (a GPU's events), and
-/// under peers that tamper with each other's bells.
+/// Longest sleep without a look at everything: covers sources that cannot be armed (a GPU's
+/// events), and peers that tamper with each other's wake-ups.
 const LONGEST: Duration = Duration::from_millis(500);
-/// Sleep while something is under way that no descriptor tells of. The first of several while a
-/// peer has not published its address: each further one is twice as long.
+/// Sleep while an operation is in flight that no descriptor reports. Also the first of several
+/// sleeps while a peer has not published its address: each further one is twice as long.
 const SHORT: Duration = Duration::from_micros(100);
-/// Longest sleep while deliveries wait for room in their completion objects. The first of several is
-/// [`SHORT`], each further one twice as long.
+/// Longest sleep while deliveries wait for room in their completion objects. The first of several
+/// is [`SHORT`], each further one twice as long.
 const ROOM: Duration = Duration::from_millis(1);
-/// Longest sleep until an address is looked for again of which the bootstrap's descriptor does not
-/// tell.
+/// Longest sleep until a missing address is looked up again, of which the bootstrap's descriptor
+/// does not tell.
 const UNTOLD: Duration = Duration::from_millis(5);
 
 impl Runtime {
-    /// Makes progress on all devices until `done` says so, and sleeps when there is nothing to do.
+    /// Makes progress on all devices until `done` returns `true`, and sleeps when there is nothing
+    /// to do.
     ///
     /// # Errors
     /// Progress needs attention. `done` is asked once more before an error is returned.
@@ -35,7 +36,7 @@ impl Runtime {
         self.0.wait(&done, None)
     }
 
-    /// As [`wait`](Self::wait), for a limited time.
+    /// Waits as [`wait`](Self::wait), for a limited time.
     pub fn wait_for(&self, limit: Duration, done: impl Fn() -> bool) -> Result<(), WaitError> {
         self.0.wait(&done, Some(limit))
     }
@@ -51,7 +52,7 @@ impl Inner {
         self.wait_with(done, limit, true)
     }
 
-    /// Waits for a caller with another result: errors of progress are kept for one that returns
+    /// Waits for a caller with another result: errors of progress are kept for a call that returns
     /// them.
     pub(crate) fn wait_keeping(
         &self,
@@ -122,9 +123,9 @@ impl Inner {
         }
     }
 
-    /// Sleeps until something happens, or `done` turns true on another thread, or the time is up;
-    /// no longer than a `nap`, which then doubles, while nothing but the addresses of peers is
-    /// waited for.
+    /// Sleeps until something happens, or `done` returns `true` on another thread, or the time is
+    /// up. If it waits only for addresses of peers, it sleeps no longer than `nap`, which then
+    /// doubles.
     #[cold]
     fn sleep(&self, done: &dyn Fn() -> bool, longest: Duration, nap: &mut Duration) {
         self.look_after_domains();
@@ -146,7 +147,7 @@ impl Inner {
                 }
             }
         }
-        // What waits for an engine or room is looked at again soon.
+        // Work that waits for an engine or for room is looked at again soon.
         let soon = self.retries.any()
             || !self.words.is_empty()
             || devices.iter().any(|device| device.0.has_chores());
@@ -158,8 +159,8 @@ impl Inner {
         if !ready
             && (!self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()))
         {
-            // Readable now, when all absent peers have just been looked for, it tells of something
-            // else, and would tell of that again and again.
+            // If it is readable right after a look for all absent peers, it reports another event,
+            // and would wake this thread again and again.
             match self.bootstrap.wait_fd().filter(|fd| !is_readable(fd)) {
                 Some(fd) => fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN)),
                 None => *nap = UNTOLD.min(*nap),

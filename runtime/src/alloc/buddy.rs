@@ -1,24 +1,26 @@
-//! The pieces of a block: by powers of two, each at a multiple of its length, the lowest first.
-//! Whoever makes the same calls gets the same places.
+//! The pieces of a block, by powers of two. Each lies at a multiple of its length, and the lowest
+//! free place is taken first. The same sequence of calls gives the same places at every rank.
 
 use std::collections::BTreeSet;
 
-/// Pieces are no shorter: as `cudaMalloc` aligns, so that any vector type can lie anywhere.
+/// Bytes of the shortest piece: the alignment of `cudaMalloc`, which suits every vector type.
 pub(super) const SHORTEST: usize = 256;
 
-/// What is free of a block.
+/// The free pieces of a block.
 pub(super) struct Buddy {
-    /// Free pieces by their lengths, `SHORTEST` first and each twice the last; where they begin.
+    /// The beginnings of free pieces, by length: `SHORTEST` first, each twice as long as the one
+    /// before.
     free: Vec<BTreeSet<usize>>,
 }
 
-/// Which of the lists a piece for so many bytes is in. There are at most half of the address space.
+/// Returns the index of the list that holds pieces for `len` bytes. `len` is at most half of the
+/// address space.
 fn order(len: usize) -> usize {
     (len.next_power_of_two().max(SHORTEST) / SHORTEST).trailing_zeros() as usize
 }
 
 impl Buddy {
-    /// A block of which all is free: a power of two.
+    /// Returns a block whose `len` bytes, a power of two, are all free.
     pub(super) fn of(len: usize) -> Self {
         let mut free = vec![BTreeSet::new(); order(len) + 1];
         if let Some(whole) = free.last_mut() {
@@ -27,20 +29,20 @@ impl Buddy {
         Self { free }
     }
 
-    /// Where a piece for so many bytes begins. `None`: there is no room.
+    /// Takes a piece for `len` bytes and returns its beginning, or `None` if there is no room.
     pub(super) fn take(&mut self, len: usize) -> Option<usize> {
         let wanted = order(len);
         let found = (wanted..self.free.len())
             .find(|&at| self.free.get(at).is_some_and(|free| !free.is_empty()))?;
         let begin = self.free.get_mut(found)?.pop_first()?;
-        // The upper halves of what is cut up stay.
+        // The upper halves of the pieces that are split stay free.
         for at in wanted..found {
             self.free.get_mut(at)?.insert(begin + (SHORTEST << at));
         }
         Some(begin)
     }
 
-    /// Gives a piece back that was taken for so many bytes.
+    /// Gives back the piece at `begin`, which was taken for `len` bytes.
     pub(super) fn give(&mut self, mut begin: usize, len: usize) {
         let mut at = order(len);
         while at + 1 < self.free.len() {
@@ -56,7 +58,7 @@ impl Buddy {
         }
     }
 
-    /// Whether all of it is free.
+    /// Returns `true` if the whole block is free.
     pub(super) fn is_whole(&self) -> bool {
         self.free.last().is_some_and(|whole| whole.contains(&0))
     }

@@ -1,15 +1,15 @@
-//! What can go wrong with memory of several ranks.
+//! Errors of memory that several ranks share.
 
 use crate::error::{CollectiveError, GroupError};
 use crate::names::Rank;
 use carrack_transports::contract::DownCause;
 
-/// Memory was not allocated for several ranks. All ranks of the scope get an error; unless it is
-/// said otherwise, the allocator works as before, and nothing of the attempt is left.
+/// Memory was not allocated for several ranks. All ranks of the scope get an error. The allocator
+/// still works, unless the variant says otherwise, and nothing of the attempt is left.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedAllocError {
-    /// That many bytes cannot be allocated at all.
+    /// No allocator can return that many bytes.
     #[error(
         "{len} bytes cannot be allocated: ask for at least 1, and for less than half of the \
         address space"
@@ -21,9 +21,9 @@ pub enum SharedAllocError {
     /// A rank cannot take part; no allocator was made.
     #[error("{rank} cannot have memory together with others: {why}")]
     Unable {
-        /// Which rank.
+        /// The rank.
         rank: Rank,
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// The group of the scope cannot be made at this rank; the others get [`Unable`](Self::Unable).
@@ -34,14 +34,14 @@ pub enum SharedAllocError {
         "{rank} has made {theirs}, this rank {ours}: all ranks of the scope must make the same calls of an allocator and its pools in the same order"
     )]
     Differ {
-        /// Whose call differs.
+        /// The rank whose call differs.
         rank: Rank,
-        /// What it has called.
+        /// The call of that rank.
         theirs: String,
-        /// What this rank has.
+        /// The call of this rank.
         ours: String,
     },
-    /// The leader, which allocates for all, could not.
+    /// The leader, which allocates for all ranks, failed.
     #[error("{leader}, which allocates for {ranks} ranks, could not: {why}")]
     Leader {
         /// The leader.
@@ -51,20 +51,20 @@ pub enum SharedAllocError {
         /// The driver's reason.
         why: String,
     },
-    /// A rank could not map what the leader has allocated.
+    /// A rank could not map the leader's allocation.
     #[error("{rank} cannot map memory of {leader}'s {gpu}: {why}")]
     NotMapped {
-        /// Which rank.
+        /// The rank.
         rank: Rank,
         /// The leader, whose GPU the memory lies on.
         leader: Rank,
         /// That GPU.
         gpu: String,
-        /// Why, as the driver and each transport say.
+        /// The reason, as the driver and each transport report it.
         why: String,
     },
-    /// The leader is gone. This allocator is at its end; what it has allocated stays mapped until
-    /// it is dropped.
+    /// The leader is gone, and this allocator has ended. Its memory stays mapped until it is
+    /// dropped.
     #[error(
         "{leader}, whose memory it is, is gone ({cause}): nothing more is allocated; what is \
         mapped stays until it is dropped. Make an allocator over a group without it"
@@ -72,29 +72,29 @@ pub enum SharedAllocError {
     LeaderGone {
         /// The leader.
         leader: Rank,
-        /// How it went.
+        /// The reason for which the leader is gone.
         cause: DownCause,
     },
-    /// The ranks do not hear each other any more. This allocator is at its end.
+    /// The ranks cannot reach each other any more. This allocator has ended.
     #[error(
         "the ranks of the scope cannot agree any more: {0}; nothing more is allocated, what is \
         mapped stays until it is dropped"
     )]
     Ended(Box<CollectiveError>),
-    /// Called inside of a completion handler, which waits for nothing. Only this rank gets it, and
-    /// has told nobody: the others wait for its call.
+    /// The call was made inside a completion handler, which must not wait. Only this rank gets the
+    /// error. It has told the other ranks nothing, and they wait for its call.
     #[error(
-        "memory of several ranks cannot be had inside of a completion handler, which may wait for \
-        nobody: have the handler tell the thread that calls progress, and call it there"
+        "memory of several ranks cannot be allocated inside a completion handler, which must not \
+        wait: let the handler notify the thread that calls progress, and allocate there"
     )]
     InHandler,
-    /// A rank has said something that makes no sense.
+    /// A rank has sent a message that this version cannot read.
     #[error(
-        "{rank} has sent what no rank of this version sends: run one version of Carrack on all \
-        ranks"
+        "{rank} has sent a message that this version cannot read: run one version of Carrack on \
+        all ranks"
     )]
     Garbled {
-        /// Which rank.
+        /// The rank.
         rank: Rank,
     },
 }

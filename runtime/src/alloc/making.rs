@@ -1,4 +1,4 @@
-//! One allocation of all ranks: made by the leader, mapped by the others, or by nobody.
+//! One allocation for all ranks: the leader makes it and the others map it, or all fail.
 
 use super::BLOCK;
 use super::error::SharedAllocError;
@@ -9,24 +9,24 @@ use crate::region::{Mr, Region, Rmr};
 use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::Flavour;
 
-/// What this rank's part of an allocation keeps, behind the memory itself.
+/// The guard of this rank's part of an allocation, dropped with its memory.
 struct Part {
-    /// At the leader of several ranks: ends with the part, and the memory goes when nobody has it
+    /// At the leader of several ranks. Ends with the part; the memory is freed when no rank has it
     /// mapped.
     _mr: Option<Mr>,
     _counted: Counted,
 }
 
-/// Why memory of GPUs is mapped nowhere.
+/// The reason why no rank can map GPU memory.
 const NO_IPC: &str =
     "GPU memory is not shared: CARRACK_GPU_IPC=off, or CARRACK_TRANSPORT without shm";
 
 impl Shared {
-    /// A new allocation, in whole blocks, of which the region is the first `len` bytes.
+    /// Makes a new allocation of whole blocks, and returns its first `len` bytes as a region.
     pub(super) fn fresh(&self, len: usize, counts: &Counts) -> Result<Region, SharedAllocError> {
         let runtime = self.group.runtime();
-        // What all have let go of before this call is closed by those who have it mapped, and then
-        // freed by the leader.
+        // Ranks close the mappings of memory that all had released before this call. The leader
+        // then frees it.
         runtime.0.look_after_domains();
         self.group.barrier().map_err(|cause| self.over(cause))?;
         runtime.0.look_after_domains();
@@ -51,7 +51,7 @@ impl Shared {
                 self.map(&rmr, span, &refused).map(|whole| (whole, None))
             }
             (None, None) => {
-                Err("its leader has sent what no rank of this version sends".to_owned())
+                Err("its leader has sent a message that this version cannot read".to_owned())
             }
         };
         for (rank, bytes) in self.each_tells(&encode_verdict(&mine))? {
@@ -75,7 +75,7 @@ impl Shared {
         whole.subregion_with(0, len, Box::new(part)).ok_or(SharedAllocError::Len { len })
     }
 
-    /// At the leader: allocates so many bytes, and lets the others map them, if there are others.
+    /// Allocates `span` bytes at the leader, and exports them if the scope has other ranks.
     fn make(&self, span: usize) -> Result<(Region, Option<Mr>, Offer), String> {
         let runtime = self.group.runtime();
         let region = self.gpu.allocate(span, Flavour::Plain).map_err(|why| why.to_string())?;
@@ -98,7 +98,7 @@ impl Shared {
         Ok((region, Some(mr), offer))
     }
 
-    /// At the others: maps what the leader has, for the engines of this rank's GPU.
+    /// Maps the leader's memory at another rank, for the engines of this rank's GPU.
     fn map(&self, rmr: &[u8], span: usize, refused: &str) -> Result<Region, String> {
         let inner = &self.group.runtime().0;
         let rmr = Rmr::from_bytes(rmr).map_err(|why| why.to_string())?;
@@ -119,8 +119,9 @@ impl Shared {
             };
             format!("{why}{here}{there}")
         })?;
-        let region = imported.region().ok_or("its leader has let go of it meanwhile")?.clone();
-        // Mapped for another device it would not do: kernels of this rank's would fault.
+        let region = imported.region().ok_or("its leader has released it meanwhile")?.clone();
+        // Mapped for another device of this process it is useless: kernels on this rank's GPU
+        // would fault.
         let owner = region.kind().gpu().ok_or("it is not memory of a GPU")?;
         let own = self.gpu.info();
         if imported.is_own() {

@@ -1,37 +1,37 @@
-//! Memory of GPUs that the ranks of a node have together, and memory that grows in place.
+//! GPU memory that the ranks of a node share, and GPU memory that grows in place.
 //!
-//! [`GrowableBuffer`] is one rank's, of one or several GPUs: addresses that stay, and memory that
-//! comes and goes there. All else here is memory of several ranks.
+//! [`GrowableBuffer`] belongs to one rank, on one or several GPUs: constant addresses, at which
+//! memory comes and goes. Everything else here is memory of several ranks.
 //!
-//! One rank of them, the leader, allocates; the others map what it has, so that kernels and copy
-//! engines of all read and write the same bytes. Every call is collective, and ends alike at all
-//! ranks: with memory for each, or with an error for each that names the rank which could not, and
-//! its driver's reason.
+//! One rank, the leader, allocates. The others map its memory, so that kernels and copy engines of
+//! all ranks read and write the same bytes. Every call is collective, and ends alike at all ranks:
+//! with memory for each, or with an error for each. The error names the rank that failed, and its
+//! driver's reason.
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `growable` | memory that grows and shrinks where it lies: [`GrowableBuffer`] |
-//! | `scope` | which ranks have memory together: [`Scope`] |
+//! | `growable` | memory that grows and shrinks in place: [`GrowableBuffer`] |
+//! | `scope` | the ranks that share memory: [`Scope`] |
 //! | `shared` | one allocation for each call: [`SharedDeviceAllocator`] |
-//! | `making` | how its leader makes it, and the others map it |
+//! | `making` | the allocation at the leader, and its mappings at the others |
 //! | `pool` | many small allocations in few blocks: [`SharedPool`] |
 //! | `buddy` | the pieces of a block, by powers of two |
-//! | `region` | what a call gives: [`SharedRegion`] |
-//! | `stats` | what there is: [`SharedStats`] |
-//! | `wire` | what ranks tell each other |
-//! | `error` | what can go wrong |
+//! | `region` | the result of a call: [`SharedRegion`] |
+//! | `stats` | counts of memory in use: [`SharedStats`] |
+//! | `wire` | the messages between ranks |
+//! | `error` | errors |
 //!
-//! Rules, for whoever uses memory of several ranks:
+//! Rules for users of memory of several ranks:
 //!
-//! - **The same calls in the same order** on all ranks of the scope. Calls that differ are an error
-//!   at all of them, and are named.
-//! - **Letting go is no call.** A [`SharedRegion`] is dropped when its rank needs it no more, in
-//!   any order; the memory is freed, or used again, when all ranks have let go of it. Work of GPUs
-//!   on it must be over before.
+//! - **The same calls in the same order** on all ranks of the scope. A call that differs is an
+//!   error at all of them, which names both calls.
+//! - **A release is local.** Each rank drops a [`SharedRegion`] when it does not need it any more,
+//!   in any order. The memory is freed, or used again, when all ranks have released it. Work of
+//!   GPUs on it must have finished before.
 //! - **Addresses differ.** Each rank has the memory at an address of its own
 //!   ([`Region::addr`](crate::region::Region::addr), for kernels).
-//! - **Nobody orders accesses.** Messages, barriers and events do.
-//! - **It is not cleared**, and what lies there may be somebody's who had it before.
+//! - **Accesses are not ordered.** Messages, barriers and events order them.
+//! - **Memory is not cleared.** It may hold bytes of its previous user.
 //!
 //! ```
 //! use carrack::alloc::{Scope, SharedDeviceAllocator};
@@ -70,12 +70,12 @@ pub use scope::Scope;
 pub use shared::SharedDeviceAllocator;
 pub use stats::SharedStats;
 
-/// What is exposed to others is exposed by whole blocks of the driver: so sizes are multiples of it
-/// (gpu.md, legacy IPC rule 2).
+/// Granularity of sizes. A driver exposes whole blocks to other processes (gpu.md, legacy IPC rule
+/// 2).
 const BLOCK: usize = 2 << 20;
 
-/// Pieces that a rank tells of in one message to have let go of.
+/// Released pieces that a rank reports in one message, at most.
 const POOL_FREED: usize = 16;
 
-/// Bytes that can be asked for, at most.
+/// Bytes of one allocation, at most.
 const MOST: usize = isize::MAX as usize / 2;

@@ -1,9 +1,9 @@
 //! Many small allocations in few blocks.
 //!
-//! All ranks keep the same books, changed by nothing but what all have told each other: so they
-//! find the same place for a piece without asking. Each call tells which pieces the rank has let go
-//! of since; a piece is used again when all have, since until then somebody may still read it. That
-//! is one message round for each call, which no pool whose pieces are used again can do without.
+//! All ranks keep the same books, and change them only by what all ranks have told each other. So
+//! they find the same place for a piece without a question. Each call tells the pieces that the
+//! rank has released since the last one. A piece is used again when all ranks have released it,
+//! since until then some rank may read it. That costs one round of messages for each call.
 
 use super::buddy::Buddy;
 use super::error::SharedAllocError;
@@ -16,11 +16,12 @@ use crate::region::Region;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Cuts blocks of a [`SharedDeviceAllocator`] into pieces: for what is small, or comes and goes.
-/// Pieces begin at multiples of 256 bytes.
+/// Cuts blocks of a [`SharedDeviceAllocator`] into pieces, for small or short-lived memory. Pieces
+/// begin at multiples of 256 bytes.
 ///
-/// What is longer than a block gets one of its own, which goes when all ranks have let go of it.
-/// Other blocks stay until [`trim`](Self::trim), or until the pool and its pieces are dropped.
+/// A piece longer than a block gets a block of its own, freed when all ranks have released the
+/// piece. Other blocks stay until [`trim`](Self::trim), or until the pool and its pieces are
+/// dropped.
 pub struct SharedPool {
     allocator: SharedDeviceAllocator,
     number: u32,
@@ -30,7 +31,7 @@ pub struct SharedPool {
     counts: Counts,
 }
 
-/// Pieces that this rank has let go of, and has not told of yet.
+/// The released pieces that this rank has not told the others yet.
 #[derive(Default)]
 struct Freed(Mutex<VecDeque<u64>>);
 
@@ -39,7 +40,7 @@ impl Freed {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first of them, and whether there are more.
+    /// Takes the first of them. Also returns `true` if there are more.
     fn take(&self) -> (Vec<u64>, bool) {
         let mut all = self.lock();
         let count = all.len().min(POOL_FREED);
@@ -47,14 +48,14 @@ impl Freed {
         (first, !all.is_empty())
     }
 
-    /// They were told in vain.
+    /// Puts pieces back whose report failed.
     fn put_back(&self, first: Vec<u64>) {
         let mut all = self.lock();
         first.into_iter().rev().for_each(|number| all.push_front(number));
     }
 }
 
-/// What this rank's part of a piece keeps.
+/// The guard of this rank's part of a piece.
 struct Part {
     number: u64,
     freed: Arc<Freed>,
@@ -67,10 +68,10 @@ impl Drop for Part {
     }
 }
 
-/// The same at all ranks.
+/// The state of a pool, the same at all ranks.
 #[derive(Default)]
 struct Books {
-    /// Pieces that there have been, and blocks.
+    /// Pieces that were ever made; likewise blocks.
     pieces: u64,
     blocks_made: u64,
     blocks: BTreeMap<u64, Block>,
@@ -79,7 +80,7 @@ struct Books {
 
 struct Block {
     region: Region,
-    /// `None`: it is one piece.
+    /// `None`: the block is one piece.
     cut: Option<Buddy>,
 }
 
@@ -87,15 +88,15 @@ struct Piece {
     block: u64,
     at: usize,
     len: usize,
-    /// Who has let go of it, by their places.
+    /// Set for each rank, by its place in the scope, that has released the piece.
     gone: Vec<bool>,
 }
 
 impl Books {
-    /// A rank tells that it has let go of a piece. Whatever it tells besides changes nothing.
+    /// Notes that a rank has released a piece. An unknown piece changes nothing.
     fn let_go(&mut self, place: usize, number: u64) {
         let Some(piece) = self.live.get_mut(&number) else {
-            return tracing::warn!(place, number, "a rank has let go of a piece that there is not");
+            return tracing::warn!(place, number, "a rank has released an unknown piece");
         };
         if let Some(gone) = piece.gone.get_mut(place) {
             *gone = true;
@@ -111,7 +112,7 @@ impl Books {
         }
     }
 
-    /// Room for a piece in the blocks that there are: which, and where in it.
+    /// Returns room for a piece in the present blocks: the block's number, and the place in it.
     fn room(&mut self, len: usize) -> Option<(u64, usize)> {
         let mut cut = self
             .blocks
@@ -131,17 +132,17 @@ impl SharedPool {
         Self { allocator, number, block, books, freed, counts }
     }
 
-    /// The allocator that its blocks are of.
+    /// Returns the allocator that provides the blocks.
     pub fn allocator(&self) -> &SharedDeviceAllocator {
         &self.allocator
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     pub fn block(&self) -> usize {
         self.block
     }
 
-    /// What there is, at this rank.
+    /// Returns counts of this rank's memory from the pool.
     pub fn stats(&self) -> SharedStats {
         self.counts.get()
     }
@@ -150,10 +151,11 @@ impl SharedPool {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates a piece of so many bytes for all ranks of the scope: a collective call of it.
+    /// Allocates a piece of `len` bytes for all ranks of the scope: a collective call of the
+    /// scope.
     ///
     /// # Errors
-    /// See [`SharedAllocError`]: the same kind at all ranks of the scope.
+    /// See [`SharedAllocError`]: the same variant at all ranks of the scope.
     pub fn allocate(&self, len: usize) -> Result<SharedRegion, SharedAllocError> {
         let shared = &self.allocator.0;
         let mut turn = shared.turn()?;
@@ -167,7 +169,7 @@ impl SharedPool {
             }
             match books.room(len) {
                 Some(found) => break found,
-                // There may be room in what is not told yet.
+                // Releases that are not reported yet may make room.
                 None if more && !is_long => {}
                 None => {
                     let region =
@@ -195,8 +197,8 @@ impl SharedPool {
         Ok(SharedRegion { region, leader: shared.leader, number })
     }
 
-    /// Gives back the blocks of which no rank has a piece: a collective call of the scope. How many
-    /// bytes they had.
+    /// Gives back the blocks that are wholly free at all ranks: a collective call of the scope.
+    /// Returns their bytes.
     ///
     /// # Errors
     /// See [`SharedAllocError`].
@@ -212,13 +214,13 @@ impl SharedPool {
         Ok(before - books.held())
     }
 
-    /// Notes what the blocks take up.
+    /// Notes the bytes that the blocks take up.
     fn hold(&self, books: &Books) {
         let held = books.held();
         self.counts.change(|stats| stats.held = held);
     }
 
-    /// All tell what they have let go of. Whether somebody has more to tell.
+    /// Exchanges the released pieces of all ranks. Returns `true` if a rank has more to report.
     fn told(
         &self,
         books: &mut Books,

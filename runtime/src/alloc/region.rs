@@ -1,14 +1,13 @@
-//! What a call gives.
+//! The result of an allocation.
 
 use crate::names::Rank;
 use crate::region::Region;
 use std::ops::Deref;
 
-/// Memory of the leader's GPU that all ranks of the scope have, as a [`Region`] of this rank's: to
-/// be registered, posted, copied, and given to kernels by its [address](Region::addr).
+/// Memory of the leader's GPU that all ranks of the scope share, as a [`Region`] of this rank:
+/// registered, posted, copied, and passed to kernels by its [address](Region::addr).
 ///
-/// This rank has let go of it when the last clone is dropped, of it, of its region, and of parts of
-/// that.
+/// This rank releases it when the last clone of it, of its region and of their parts is dropped.
 #[derive(Clone, Debug)]
 pub struct SharedRegion {
     pub(super) region: Region,
@@ -17,17 +16,17 @@ pub struct SharedRegion {
 }
 
 impl SharedRegion {
-    /// The rank on whose GPU it lies.
+    /// Returns the rank on whose GPU the memory lies.
     pub fn leader(&self) -> Rank {
         self.leader
     }
 
-    /// A number that is the same at all ranks, and no other allocation's of this allocator or pool.
+    /// Returns a number that is equal at all ranks and unique within the allocator or pool.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn region(&self) -> &Region {
         &self.region
     }

@@ -1,4 +1,4 @@
-//! Which ranks have memory together, and what each tells the others of itself.
+//! The ranks that share memory, and what each tells the others about itself.
 
 use super::error::SharedAllocError;
 use super::wire::{Reader, Writer};
@@ -6,39 +6,39 @@ use crate::names::Rank;
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::GpuUuid;
 
-/// Which ranks of a group have memory together.
+/// A set of ranks of a group that share memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Scope {
-    /// Those of one node: of one Linux kernel. Ranks in containers of one machine are of one node;
-    /// where what keeps them apart keeps GPU memory from being mapped, making the allocator, or its
-    /// first allocation, says so.
+    /// The ranks of one node, that is, of one Linux kernel. Ranks in containers of one machine are
+    /// on one node. Where containers keep GPU memory from being mapped, the making of the
+    /// allocator or its first allocation fails and reports that.
     Node,
-    /// Those of a node whose GPUs sit at the same NUMA node, as Linux says of their PCI addresses.
-    /// GPUs of which it says nothing count as of one socket, which
-    /// [`describe`](super::SharedDeviceAllocator::describe) tells.
+    /// The ranks of a node whose GPUs are at the same NUMA node, as Linux reports for their PCI
+    /// addresses. GPUs without such a report count as one socket;
+    /// [`describe`](super::SharedDeviceAllocator::describe) reports that.
     Socket,
 }
 
-/// Bytes of a reason on the wire, at most.
+/// Bytes of a reason in a message, at most.
 const REASON: usize = 160;
 
-/// What a rank tells of itself when an allocator is made.
+/// The description of a rank, sent when an allocator is made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Card {
     pub(super) scope: Scope,
-    /// The boot of its kernel.
+    /// The boot identifier of its kernel.
     pub(super) boot: u128,
     pub(super) socket: Option<u32>,
     pub(super) gpu: GpuUuid,
-    /// A number for the group of the scope, if this rank is to be its leader.
+    /// A number for the group of the scope, used if this rank becomes its leader.
     pub(super) ticket: u32,
-    /// Why it cannot take part.
+    /// The reason why it cannot take part.
     pub(super) trouble: Option<String>,
 }
 
 impl Card {
-    /// This rank's. It is made whatever is wrong, since the others wait for it.
+    /// Makes this rank's card. It is made in spite of any trouble, since the others wait for it.
     pub(super) fn of(
         gpu: &dyn Gpu,
         scope: Scope,
@@ -73,7 +73,7 @@ impl Card {
         to.0
     }
 
-    /// What such bytes say. `None`: they are something else.
+    /// Decodes a card. `None`: the bytes are no card.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         let scope = match from.byte()? {
@@ -91,13 +91,13 @@ impl Card {
         Some(Self { scope, boot, socket: has_socket.then_some(socket), gpu, ticket, trouble })
     }
 
-    /// Whether the two have memory together.
+    /// Returns `true` if the two ranks share memory.
     fn is_with(&self, other: &Self) -> bool {
         self.boot == other.boot && (self.scope == Scope::Node || self.socket == other.socket)
     }
 }
 
-/// Whatever is wrong is found at all ranks alike.
+/// Checks the cards of all ranks. Every rank finds the same trouble.
 pub(super) fn check(all: &[(Rank, Card)], me: Rank) -> Result<(), SharedAllocError> {
     if let Some((rank, why)) =
         all.iter().find_map(|(rank, card)| Some((*rank, card.trouble.clone()?)))
@@ -106,7 +106,6 @@ pub(super) fn check(all: &[(Rank, Card)], me: Rank) -> Result<(), SharedAllocErr
     }
     let ours = all.iter().find(|(rank, _)| *rank == me).map(|(_, card)| card.scope);
     let scopes = || all.iter().map(|(rank, card)| (*rank, card.scope));
-    // Of the two that differ, one may be somebody else's.
     let first = scopes().next().map(|(_, scope)| scope);
     let differs = scopes()
         .find(|(_, scope)| Some(*scope) != ours)
@@ -121,8 +120,8 @@ pub(super) fn check(all: &[(Rank, Card)], me: Rank) -> Result<(), SharedAllocErr
     }
 }
 
-/// Those that have memory together with this rank, itself among them, in the order of ranks: the
-/// first is the leader.
+/// Returns the ranks that share memory with this rank, itself among them, in rank order. The first
+/// is the leader.
 pub(super) fn of(all: &[(Rank, Card)], me: Rank) -> Vec<(Rank, Card)> {
     let Some((_, mine)) = all.iter().find(|(rank, _)| *rank == me) else { return Vec::new() };
     let mut with: Vec<_> = all.iter().filter(|(_, card)| card.is_with(mine)).cloned().collect();
@@ -130,7 +129,8 @@ pub(super) fn of(all: &[(Rank, Card)], me: Rank) -> Vec<(Rank, Card)> {
     with
 }
 
-/// The boot of this kernel: what tells machines apart, and virtual ones.
+/// Returns the boot identifier of this kernel, which differs between machines, and virtual
+/// machines.
 fn boot() -> Result<u128, String> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text =

@@ -3,15 +3,15 @@
 //! ```text
 //! leader                                   others
 //!   tell each other which call it is: all must mean the same
-//!   give back what all have let go of, and meet
+//!   free what all have released, and meet
 //!   allocates, registers       ── name ──►  map it, for the engines of their own GPU
-//!   tell each other how it went: if it went wrong for one, all give it back
+//!   tell each other the outcome: if one has failed, all give it back
 //! ```
 //!
-//! The registration is how the leader's memory outlives its own use of it: its ledger knows who has
-//! the memory mapped (gpu.md, legacy IPC rule 5). What fails is agreed upon. Only a rank that hears
-//! the others no more ends the allocator, and fails the next of the group's operations for them, so
-//! that nobody waits for it.
+//! The registration keeps the leader's memory beyond its own use: its ledger knows who has the
+//! memory mapped (gpu.md, legacy IPC rule 5). Ranks agree on every failure. Only a rank that
+//! cannot reach the others any more ends the allocator. It fails the group's next operation for
+//! them, so that none waits for it.
 
 use super::error::SharedAllocError;
 use super::pool::SharedPool;
@@ -27,11 +27,11 @@ use crate::progress::in_handler;
 use carrack_transports::gpu::Gpu;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Allocates GPU memory that the ranks of a node, or of a socket, have together. See
+/// Allocates GPU memory that the ranks of a node, or of a socket, share. See
 /// [the module](crate::alloc).
 ///
-/// The memory lies on the GPU of the scope's leader, its lowest rank. The others map it for the GPU
-/// that each has named; it may be the same one. Clones are handles to the same allocator.
+/// The memory lies on the GPU of the scope's leader, its lowest rank. The others map it, each for
+/// the GPU that it has named, which may be the same one. Clones are handles to the same allocator.
 #[derive(Clone)]
 pub struct SharedDeviceAllocator(pub(super) Arc<Shared>);
 
@@ -41,37 +41,37 @@ pub(super) struct Shared {
     pub(super) gpu: Arc<dyn Gpu>,
     scope: Scope,
     pub(super) leader: Rank,
-    /// The leader's.
+    /// The name of the leader's GPU.
     pub(super) device: String,
     about: String,
     turns: Mutex<Turn>,
-    /// Why it is at its end.
+    /// The reason for which the allocator has ended.
     ended: OnceLock<SharedAllocError>,
     counts: Counts,
 }
 
-/// What is counted alike at all ranks: calls, and pools.
+/// Counters that are the same at all ranks: calls, and pools.
 pub(super) struct Turn {
     calls: u64,
     pools: u32,
 }
 
 impl SharedDeviceAllocator {
-    /// Makes an allocator: a collective call of all ranks of the group, each with the GPU that it
-    /// works with, and the same scope. Each scope within the group gets one of its own.
+    /// Makes an allocator: a collective call of all ranks of the group, with the same scope, each
+    /// with its own GPU. Each scope within the group gets an allocator of its own.
     ///
-    /// Each allocator takes a group of those that a rank can have, 65536 in all, for as long as the
-    /// runtime lives: make one, and keep it.
+    /// An allocator takes one of the 65536 groups of a rank for the life of the runtime. Make one,
+    /// and keep it.
     ///
-    /// Where ranks of a scope have named different GPUs, all of them try at once whether they can
-    /// map a block of the leader's: masks differ between processes, so only trying tells (gpu.md,
-    /// legacy IPC rule 9).
+    /// Where ranks of a scope have named different GPUs, all of them try at once to map a block of
+    /// the leader. Device masks differ between processes, so only a trial tells (gpu.md, legacy
+    /// IPC rule 9).
     ///
     /// # Errors
-    /// [`Unable`](SharedAllocError::Unable), [`Differ`](SharedAllocError::Differ): all ranks of the
-    /// group get it. [`NotMapped`](SharedAllocError::NotMapped),
+    /// [`Unable`](SharedAllocError::Unable), [`Differ`](SharedAllocError::Differ): all ranks of
+    /// the group get it. [`NotMapped`](SharedAllocError::NotMapped),
     /// [`Leader`](SharedAllocError::Leader): the trial has failed; all ranks of that scope get it.
-    /// [`Ended`](SharedAllocError::Ended): a rank is gone, or does something else.
+    /// [`Ended`](SharedAllocError::Ended): a rank is gone, or is in another operation.
     pub fn new(group: &Group, gpu: &Arc<dyn Gpu>, scope: Scope) -> Result<Self, SharedAllocError> {
         if in_handler() {
             return Err(SharedAllocError::InHandler);
@@ -80,7 +80,8 @@ impl SharedDeviceAllocator {
         let me = runtime.rank();
         let ticket = runtime.group_ticket();
         let (card, socket) = Card::of(&**gpu, scope, ticket);
-        // Others may have heard everybody, and be in the next operation: they must not wait there.
+        // Other ranks may have received every card, and be in the next operation: they must not
+        // wait there.
         let told = group.allgather(&card.encode()).inspect_err(|cause| group.abandon(cause));
         let told = told.map_err(|cause| SharedAllocError::Ended(cause.into()))?;
         let read = |(rank, bytes): (Rank, Vec<u8>)| match Card::decode(&bytes) {
@@ -96,8 +97,8 @@ impl SharedDeviceAllocator {
         let made = runtime.own_group(leader, first.ticket, &ranks);
         let verdict = encode_verdict(&made.as_ref().map_err(ToString::to_string));
         let verdicts = group.allgather(&verdict).map_err(|cause| {
-            // Others may have heard everybody, and have an allocator in which they wait for this
-            // rank.
+            // Other ranks may have received every verdict, and wait for this rank in a call of
+            // their allocator.
             if let Ok(of_scope) = &made {
                 of_scope.leave(&cause);
             }
@@ -130,14 +131,14 @@ impl SharedDeviceAllocator {
         Ok(allocator)
     }
 
-    /// Allocates so many bytes for all ranks of the scope, in whole blocks of 2 MiB of their own,
-    /// so that nobody's neighbours are exposed: a collective call of the scope. It takes
-    /// milliseconds; [`pool`](Self::pool) is for what is small, or comes and goes.
+    /// Allocates `len` bytes for all ranks of the scope, a collective call of the scope. They are
+    /// whole blocks of 2 MiB of their own, so that no neighbouring memory is exposed. The call
+    /// takes milliseconds; [`pool`](Self::pool) serves small or short-lived memory.
     ///
-    /// What all ranks have let go of before the call is freed before anything is allocated.
+    /// Memory that all ranks had released before the call is freed first.
     ///
     /// # Errors
-    /// See [`SharedAllocError`]: the same kind at all ranks of the scope.
+    /// See [`SharedAllocError`]: the same variant at all ranks of the scope.
     pub fn allocate(&self, len: usize) -> Result<SharedRegion, SharedAllocError> {
         let shared = &self.0;
         let mut turn = shared.turn()?;
@@ -149,11 +150,12 @@ impl SharedDeviceAllocator {
         Ok(SharedRegion { region, leader: shared.leader, number: turn.calls })
     }
 
-    /// A pool of pieces of blocks of so many bytes, rounded up to a power of two of at least 2 MiB.
-    /// Sends nothing; but the ranks of the scope must make their pools in the same order.
+    /// Returns a pool that cuts blocks of `block` bytes, rounded up to a power of two of at least
+    /// 2 MiB. Sends nothing, but the ranks of the scope must make their pools in the same order.
     ///
     /// # Errors
-    /// [`SharedAllocError::Len`]: there is no such power of two. [`SharedAllocError::InHandler`].
+    /// [`SharedAllocError::Len`]: there is no such power of two. [`SharedAllocError::InHandler`]:
+    /// called inside a completion handler.
     pub fn pool(&self, block: usize) -> Result<SharedPool, SharedAllocError> {
         if block > MOST {
             return Err(SharedAllocError::Len { len: block });
@@ -167,32 +169,32 @@ impl SharedDeviceAllocator {
         Ok(SharedPool::new(self.clone(), number, block.next_power_of_two().max(BLOCK)))
     }
 
-    /// The rank that allocates for all of the scope: its lowest.
+    /// Returns the rank that allocates for the scope: its lowest.
     pub fn leader(&self) -> Rank {
         self.0.leader
     }
 
-    /// Whether this rank is the leader.
+    /// Returns `true` if this rank is the leader.
     pub fn is_leader(&self) -> bool {
         self.0.leader == self.0.group.runtime().rank()
     }
 
-    /// The ranks of the scope, in their order.
+    /// Returns the ranks of the scope, in their order.
     pub fn ranks(&self) -> impl Iterator<Item = Rank> {
         self.0.group.ranks()
     }
 
-    /// The scope.
+    /// Returns the scope.
     pub fn scope(&self) -> Scope {
         self.0.scope
     }
 
-    /// What there is, at this rank. Blocks of pools are among it, as allocations.
+    /// Returns counts of this rank's memory. Blocks of pools count as allocations.
     pub fn stats(&self) -> SharedStats {
         self.0.counts.get()
     }
 
-    /// Who has memory together, where it lies, and how that was found out, in a line.
+    /// Returns one line: the ranks that share memory, its place, and the evidence for both.
     pub fn describe(&self) -> String {
         format!("{}; memory lies on {}'s {}", self.0.about, self.0.leader, self.0.device)
     }
@@ -204,7 +206,7 @@ impl std::fmt::Debug for SharedDeviceAllocator {
     }
 }
 
-/// Who has memory together, in words.
+/// Describes the ranks that share memory.
 fn about(ranks: &[Rank], group: &Group, scope: Scope, socket: Result<u32, String>) -> String {
     let names: Vec<_> = ranks.iter().map(|rank| rank.0.to_string()).collect();
     let (who, of) = (names.join(", "), group.size());
@@ -223,8 +225,8 @@ impl Shared {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One call at a time. Not inside of a handler: it may be a call of this very thread's that
-    /// makes the progress.
+    /// Begins a call, one at a time. It fails inside a handler, which this very thread may run
+    /// while it makes progress in another call.
     pub(super) fn turn(&self) -> Result<MutexGuard<'_, Turn>, SharedAllocError> {
         if in_handler() {
             return Err(SharedAllocError::InHandler);
@@ -233,7 +235,7 @@ impl Shared {
         self.ended.get().map_or(Ok(turn), |why| Err(why.clone()))
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub(super) fn count(&self) -> usize {
         self.group.size() as usize
     }
@@ -242,9 +244,9 @@ impl Shared {
         &self.counts
     }
 
-    /// This is the end.
+    /// Ends the allocator.
     pub(super) fn over(&self, cause: CollectiveError) -> SharedAllocError {
-        // Another rank may have noticed it first, and told.
+        // Another rank may have noticed the leader's end first, and left the group for it.
         let told = match &cause {
             CollectiveError::Op { cause: OpError::PeerDown { rank, cause }, .. }
             | CollectiveError::Post { cause: PostError::PeerDown { rank, cause }, .. }
@@ -272,8 +274,8 @@ impl Shared {
         Ok(self.group.ranks().zip(told))
     }
 
-    /// All ranks tell which call they are in, and what they have let go of. They are in the same
-    /// one, or none goes on.
+    /// Exchanges the calls that the ranks are in, and the pieces that they have released. All must
+    /// be in the same call, or all fail.
     pub(super) fn meet(
         &self,
         turn: &mut Turn,
@@ -286,8 +288,7 @@ impl Shared {
         let mut differs = None;
         for (rank, bytes) in self.each_tells(&mine.encode())? {
             let call = Call::decode(&bytes).ok_or(SharedAllocError::Garbled { rank })?;
-            // Of calls that are alike here, one that is not makes it fail for all: each sees all of
-            // them.
+            // One call that differs fails all ranks, since each sees all calls.
             if (call.number, call.asks) != (mine.number, mine.asks) && differs.is_none() {
                 differs = Some((rank, call.describe()));
             }

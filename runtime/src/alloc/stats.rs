@@ -1,21 +1,20 @@
-//! What there is of an allocator's memory, at one rank.
+//! Counts of an allocator's or a pool's memory at one rank.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What there is of an allocator's memory, or of a pool's, at one rank.
+/// Counts of an allocator's or a pool's memory at one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SharedStats {
-    /// Allocations that this rank has not let go of.
+    /// Allocations that this rank has not released.
     pub allocations: usize,
-    /// Allocations that there have been.
+    /// Allocations that were ever made.
     pub made: u64,
-    /// Bytes of the former, as they were asked for.
+    /// Requested bytes of the present allocations.
     pub in_use: usize,
-    /// Bytes that they take up: of an allocator in multiples of 2 MiB; of a pool its blocks, in use
-    /// or not.
+    /// Bytes that they take up: for an allocator multiples of 2 MiB, for a pool all of its blocks.
     pub held: usize,
-    /// The most bytes in use that there have been at a time.
+    /// The highest value that `in_use` has had.
     pub highest: usize,
 }
 
@@ -33,7 +32,7 @@ impl Counts {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An allocation, which is counted until this is dropped.
+    /// Counts an allocation until the result is dropped.
     pub(super) fn allocation(&self, len: usize, held: usize) -> Counted {
         self.change(|stats| {
             stats.allocations += 1;

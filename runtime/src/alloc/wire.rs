@@ -1,9 +1,9 @@
-//! What ranks tell each other about allocations. Whatever is read is checked: nothing panics on
-//! what a peer sends.
+//! The messages between ranks about allocations. Every field is checked: no message of a peer
+//! causes a panic.
 
 use super::POOL_FREED;
 
-/// Writes fields one behind the other.
+/// Writes fields one after the other.
 #[derive(Default)]
 pub(super) struct Writer(pub(super) Vec<u8>);
 
@@ -20,8 +20,8 @@ impl Writer {
         self.0.extend_from_slice(bytes);
     }
 
-    /// A text, or none, of which so many bytes go over the wire whatever there is; what is longer
-    /// is cut off.
+    /// Writes a text, or none, with a constant number of bytes. A text beyond `longest` bytes is
+    /// cut off.
     pub(super) fn text(&mut self, text: Option<&str>, longest: usize) {
         let whole = text.unwrap_or("");
         let end = (0..=longest.min(whole.len()))
@@ -36,7 +36,7 @@ impl Writer {
     }
 }
 
-/// Reads them.
+/// Reads fields in the same order.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -71,32 +71,32 @@ impl<'a> Reader<'a> {
         Some(is_some.then(|| text.to_owned()))
     }
 
-    /// Nothing is left.
+    /// Returns `Some` if no bytes are left.
     pub(super) fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
 }
 
-/// What a call asks for.
+/// The request of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Asks {
     /// Memory of its own, in bytes.
     Own(u64),
-    /// A piece, in bytes, of a pool of blocks of so many.
+    /// A piece of `len` bytes, of a pool with blocks of `block` bytes.
     Piece { pool: u32, block: u64, len: u64 },
-    /// The blocks of a pool that nobody uses.
+    /// The return of a pool's free blocks.
     Trim { pool: u32 },
 }
 
 /// A call, as each rank tells it to the others before anything is done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Call {
-    /// Which of the allocator's calls.
+    /// The number of this call at its allocator.
     pub(super) number: u64,
     pub(super) asks: Asks,
-    /// Pieces of the pool that this rank has let go of.
+    /// Pieces of the pool that this rank has released.
     pub(super) freed: Vec<u64>,
-    /// Whether there are more of them.
+    /// `true` if there are more of them.
     pub(super) more: bool,
 }
 
@@ -111,7 +111,7 @@ impl Call {
         to.byte(kind);
         [self.number, u64::from(pool), block, len].iter().for_each(|word| to.word(*word));
         to.byte(u8::from(self.more));
-        // There are no more than that.
+        // At most `POOL_FREED`, which fits in a byte.
         to.byte(self.freed.len() as u8);
         let padding = std::iter::repeat(&0);
         self.freed.iter().chain(padding).take(POOL_FREED).for_each(|number| to.word(*number));
@@ -143,7 +143,7 @@ impl Call {
         Some(Self { number, asks, freed, more })
     }
 
-    /// In words.
+    /// Describes the call for an error.
     pub(super) fn describe(&self) -> String {
         let what = match self.asks {
             Asks::Own(len) => format!("allocate({len})"),
@@ -156,12 +156,13 @@ impl Call {
     }
 }
 
-/// What the leader tells when it has allocated, or has not.
+/// The leader's message after it has allocated, or failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Offer {
-    /// By what the others map it; and which transports have refused to export it, and why.
+    /// The remote key by which the others map it, and the reason of a transport that refused to
+    /// export it.
     Made { rmr: Vec<u8>, refused: String },
-    /// Why there is none.
+    /// The reason why there is none.
     Failed(String),
 }
 
@@ -201,14 +202,14 @@ impl Offer {
 /// Bytes of a verdict's reason, at most.
 const LONGEST: usize = 400;
 
-/// What a rank says in the end: that it has the memory, or why not.
+/// Encodes a rank's outcome: it has the memory, or the reason why not.
 pub(super) fn encode_verdict<T>(verdict: &Result<T, String>) -> Vec<u8> {
     let mut to = Writer::default();
     to.text(verdict.as_ref().err().map(String::as_str), LONGEST);
     to.0
 }
 
-/// `None`: the bytes are something else.
+/// Decodes a verdict. `None`: the bytes are no verdict.
 pub(super) fn decode_verdict(bytes: &[u8]) -> Option<Result<(), String>> {
     let mut from = Reader(bytes);
     let why = from.text(LONGEST)?;

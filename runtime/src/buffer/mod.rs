@@ -1,4 +1,4 @@
-//! What operations hold: owned buffers, or borrowed bytes that are copied within the call.
+//! Buffers of operations: owned buffers, or borrowed bytes that are copied within the call.
 
 pub mod raw;
 
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use carrack_transports::mem::{MemKind, MemRef, Packet};
 
-/// What is sent: borrowed bytes, which are copied before the call returns, or a buffer that the
-/// operation owns until it is over.
+/// The bytes to send: borrowed bytes, which are copied before the call returns, or a buffer that
+/// the operation owns until it has finished.
 #[derive(Debug)]
 pub enum SendBuffer<'a> {
     /// Borrowed bytes.
@@ -77,7 +77,7 @@ macro_rules! owned {
 
 owned!(Buffer, Vec<u8>, Bytes, BytesMut, RegionSlice, Packet, Vec<Buffer>);
 
-/// Fresh host memory, or `None` when there is not so much.
+/// Returns fresh host memory, or `None` if there is not enough.
 pub(crate) fn fresh(size: usize) -> Option<Buffer> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(size).ok()?;

@@ -1,16 +1,16 @@
-//! Raw memory: the one door of this crate that is `unsafe`.
+//! Raw memory: the `unsafe` interface of this crate.
 //!
-//! What an address is, is found out once for each allocation of a GPU, for the whole process, and
-//! believed as long as the driver gives the allocation the same number. Regions in one allocation
-//! share their [root](Region::root): it is exported, and introduced to peers, once. Whoever frees
-//! memory that was given here tells [`invalidate_memory`](crate::Runtime::invalidate_memory)
-//! before.
+//! The kind of an address is found once for each allocation of a GPU, for the whole process. It
+//! holds as long as the driver gives the allocation the same number. Regions in one allocation
+//! share their [root](Region::root), which is exported, and introduced to peers, once. Before the
+//! program frees memory that it gave here, it calls
+//! [`invalidate_memory`](crate::Runtime::invalidate_memory).
 //!
-//! | said | in a known extent | elsewhere |
+//! | hint | in a known extent | elsewhere |
 //! |---|---|---|
-//! | [`MR_UNKNOWN`](crate::MR_UNKNOWN) | one short question, 0.10 µs on an H200 | everything is asked of each driver, about 1 µs; host memory each time |
-//! | [`MR_DEVICE`](crate::MR_DEVICE) | nothing | the same, once |
-//! | [`MR_HOST`](crate::MR_HOST) | one short question, and an error if it is still there | nothing |
+//! | [`MR_UNKNOWN`](crate::MR_UNKNOWN) | one short query, 0.10 µs on an H200 | full queries to each driver, about 1 µs; host memory each time |
+//! | [`MR_DEVICE`](crate::MR_DEVICE) | no query | the same, once |
+//! | [`MR_HOST`](crate::MR_HOST) | one short query, and an error if it is still there | no query |
 //!
 //! ```
 //! use carrack::buffer::raw;
@@ -24,10 +24,10 @@
 //! let memory = driver.gpu(0)?.allocate(4096, Flavour::Plain)?;
 //! let pointer = memory.addr() as *mut u8;
 //!
-//! // SAFETY: the memory stays until the region is gone, and nobody has references to it.
+//! // SAFETY: the memory stays until the region is gone, and no reference to it exists.
 //! let region = unsafe { raw::region(pointer, 100, MR_UNKNOWN, runtime.gpu_drivers()) }?;
 //! assert_eq!(region.kind(), memory.kind());
-//! // Too early, and it says why; then nobody has it any more.
+//! // The region still exists: the call fails, and says so.
 //! assert!(runtime.invalidate_memory(memory.addr(), 4096).is_err());
 //! drop(region);
 //! runtime.invalidate_memory(memory.addr(), 4096)?;
@@ -45,18 +45,19 @@ pub use carrack_transports::mem::{Freed, RawError};
 use carrack_transports::mem::{KnownMemory, MemHint, Region};
 use std::sync::Arc;
 
-/// Memory that the caller answers for, as a region. `drivers` are the runtime's
+/// Returns memory that the caller answers for as a region. `drivers` are the runtime's
 /// [`gpu_drivers`](crate::Runtime::gpu_drivers).
 ///
 /// # Errors
-/// It is not what it was said to be, it was freed, it is managed memory or a device's that this
-/// process cannot see, or it is shorter than was said: see [`RawError`].
+/// The memory is not of the kind that the hint says, was freed, is shorter than `len`, is managed
+/// memory, or is a device's that this process cannot see: see [`RawError`].
 ///
 /// # Safety
 /// `len` bytes at `addr` stay allocated, and are not used through Rust references, until the last
-/// clone of the region, of its slices and of its root is gone. Memory said to be
-/// [`MR_HOST`](crate::MR_HOST) is host memory. Memory said to be [`MR_DEVICE`](crate::MR_DEVICE) is
-/// a GPU's, and `invalidate_memory` was told before what lay at its address earlier was freed.
+/// clone of the region, of its slices and of its root is gone. Memory with the hint
+/// [`MR_HOST`](crate::MR_HOST) is host memory. Memory with the hint
+/// [`MR_DEVICE`](crate::MR_DEVICE) is a GPU's. Before memory that lay earlier at its address was
+/// freed, `invalidate_memory` was called for it.
 pub unsafe fn region(
     addr: *mut u8,
     len: usize,
@@ -67,9 +68,9 @@ pub unsafe fn region(
     unsafe { KnownMemory::of_the_process().region(addr, len, hint.into(), drivers) }
 }
 
-/// Registers memory that the caller answers for, as [`Runtime::register_memory`] does a region. A
-/// registration is no matter of nanoseconds: what is said of the memory is looked into whatever it
-/// is, so that memory of a GPU that is said to be the host's is always refused.
+/// Registers memory that the caller answers for, as [`Runtime::register_memory`] does for a
+/// region. The call asks the drivers whatever the hint is, since a registration takes longer than
+/// these queries. So it always refuses GPU memory with a hint of host memory.
 ///
 /// # Errors
 /// As [`region`], and as [`Runtime::register_memory`].
@@ -83,9 +84,9 @@ pub unsafe fn register_memory(
     hint: impl Into<MemHint>,
 ) -> Result<Mr, RegisterError> {
     let (hint, drivers) = (hint.into(), runtime.gpu_drivers());
-    // SAFETY: the caller's promise; nothing is believed unasked.
+    // SAFETY: the caller's promise; the hint is not trusted.
     let region = match unsafe { region(addr, len, MemHint::Unknown, drivers) } {
-        // No driver knows it: that it is the host's now is for the caller to say.
+        // No driver knows the memory: the caller's hint decides that it is host memory now.
         // SAFETY: the caller's promise.
         Err(RawError::Freed(_)) if hint == MemHint::Host => unsafe {
             region(addr, len, hint, drivers)
@@ -97,8 +98,8 @@ pub unsafe fn register_memory(
         return Err(RawError::Kind { addr: addr as usize, said: hint, found }.into());
     }
     let mr = runtime.register_memory(&region)?;
-    // What was asked just now was asked for this: peers come later, and the memory is looked at
-    // each time they ask for it.
+    // The queries above belong to this call. Peers come later: the region checks the memory each
+    // time that they ask for it.
     mr.region().recheck().map_err(RawError::Freed)?;
     Ok(mr)
 }

@@ -6,29 +6,29 @@ use carrack_transports::mem::{Buffer, CopyError, MemRef, Transfer};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How far the engine is ahead of the link.
+/// The progress of an engine that copies ahead of the link.
 pub(super) struct Ahead {
     gpu: Arc<dyn Gpu>,
     /// Bytes that an engine was told to copy.
     begun: usize,
     /// The copy that it is at. Before the block that it goes to: a transfer that is dropped waits.
     copying: Option<(Transfer, Block, usize)>,
-    /// Copied, and how many bytes each has.
+    /// Copied blocks, with the bytes in each.
     ready: VecDeque<(Block, usize)>,
     /// Bytes of the first one that are sent.
     sent: usize,
 }
 
 impl Ahead {
-    /// For bytes that no CPU may touch, from the `first` on. `None`: some CPU may, or nobody has an
-    /// engine for them.
+    /// Returns the state for bytes that no CPU may touch, from `first` on. `None`: a CPU may touch
+    /// them, or no engine reaches them.
     pub(super) fn of(bytes: &Buffer, first: usize) -> Option<Box<Self>> {
         let gpu = bytes.view().place().gpu()?.clone();
         Some(Box::new(Self { gpu, begun: first, copying: None, ready: VecDeque::new(), sent: 0 }))
     }
 
-    /// Looks whether the engine is done with a block, and gives it the next one of the first
-    /// `limit` bytes. While it is at work it has the buffer. Whether anything moved.
+    /// Polls the engine, and gives it the next block of the first `limit` bytes. The engine has
+    /// the buffer while it works. Returns `true` if anything moved.
     pub(super) fn step(
         &mut self,
         bytes: &mut Buffer,
@@ -65,13 +65,13 @@ impl Ahead {
         }
     }
 
-    /// What is to be sent next, up to the end of a block.
+    /// Returns the bytes to send next, up to the end of a block.
     pub(super) fn front(&self) -> Option<MemRef<'_>> {
         let (block, len) = self.ready.front()?;
         block.memory().part(self.sent, len - self.sent)
     }
 
-    /// So many bytes of it are sent.
+    /// Notes that `len` bytes are sent.
     pub(super) fn sent(&mut self, len: usize) {
         self.sent += len;
         if self.ready.front().is_some_and(|(_, all)| self.sent == *all) {
@@ -80,12 +80,12 @@ impl Ahead {
         }
     }
 
-    /// Whether an engine is at it now.
+    /// Returns `true` if an engine is copying now.
     pub(super) fn is_busy(&mut self) -> bool {
         self.copying.as_mut().is_some_and(|(transfer, ..)| transfer.poll().is_none())
     }
 
-    /// Has the buffer given back, and waits for the engine if it is at work.
+    /// Takes the buffer back; waits for the engine if it is copying.
     pub(super) fn settle(&mut self, bytes: &mut Buffer) -> Option<(Block, usize)> {
         let (transfer, block, len) = self.copying.take()?;
         *bytes = transfer.into_buffers().1;

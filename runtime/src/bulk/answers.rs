@@ -1,4 +1,4 @@
-//! What progress does about the messages that large ones need.
+//! The handling of the protocol messages that large messages and memory operations need.
 
 use super::wire::{
     HelpWanted, Offer, Request, Verdict, Window, decode_clear, decode_landing, decode_place,
@@ -22,7 +22,7 @@ use carrack_transports::mem::{Buffer, MemKind, PacketSource, SmallBytes};
 use std::sync::Arc;
 
 impl Pass<'_> {
-    /// Tells a rank where a region is, for its NIC.
+    /// Sends a rank the remote key of a region, for its NIC.
     fn tell_where(&self, from: Rank, region: u64) {
         let route = self.device.route(from);
         if let (Some(route), Some(nic)) = (route, self.inner.regions.nic_of_words(region)) {
@@ -35,7 +35,8 @@ impl Pass<'_> {
         self.device.control(self.inner, from, Message::Here { region }, encode_place(place));
     }
 
-    /// Tells the owner of a region that this rank uses it no more, once nothing is under way there.
+    /// Tells the owner of a region that this rank does not use it any more, once no operation on
+    /// it is in flight.
     fn let_go(&self, owner: Rank, region: u64, was_known: bool) {
         let device = self.device;
         let before = device.bulk.now();
@@ -47,9 +48,9 @@ impl Pass<'_> {
                 SmallBytes::empty(),
             );
         }
-        // Not behind what is under way there: a NIC asks again for what it has read and has not
-        // got, and to ask for memory that nobody may reach any more ends the connection. And some
-        // goes over another link.
+        // Not behind the operations in flight. A NIC repeats a read whose answer it missed, and
+        // such a request for revoked memory ends the connection. Some operations use another link,
+        // too.
         let nobody = (Tag::default(), UserContext::default(), None, Deadline::NEVER);
         let (tag, user_context, comp, deadline) = nobody;
         let operation = Outstanding { rank: owner, tag, size: 0, user_context, comp, deadline };
@@ -68,7 +69,7 @@ impl Pass<'_> {
         }
     }
 
-    /// An active message that its sender offers: a large one, or one that its sender holds.
+    /// Handles the offer of an active message: a large one, or one that its sender holds.
     #[cold]
     pub(crate) fn offered_am(
         &mut self,
@@ -82,13 +83,13 @@ impl Pass<'_> {
             return;
         }
         let Some(comp) = comps.get(name) else {
-            // As with a small one: the sender has done its part.
+            // As with a small one: the sender's part is done.
             self.finish(from, offer.token, Verdict::Done);
             let size = usize::try_from(offer.size).unwrap_or(usize::MAX);
             self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
             return;
         };
-        // One that its sender holds keeps its place among those that come whole.
+        // A held one keeps its place among those that arrive whole.
         let is_held = usize::try_from(offer.size)
             .is_ok_and(|size| size <= self.device.host_pool.packet_size());
         if !self.queue_offer(comp, (from, tag), offer, is_held) {
@@ -96,7 +97,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Finds a place for an offered active message, and has it brought there. `comp` says where;
+    /// Finds a buffer for an offered active message, and has it fetched. `comp` names the buffer;
     /// `told` gets the status.
     #[cold]
     pub(crate) fn fetch_am(
@@ -133,10 +134,10 @@ impl Pass<'_> {
         }
     }
 
-    /// One of the messages that large ones, and operations on memory, need.
+    /// Handles one of the messages that large messages and memory operations need.
     ///
     /// # Errors
-    /// It makes no sense.
+    /// The message is malformed.
     #[cold]
     pub(crate) fn bulk(
         &mut self,
@@ -216,8 +217,7 @@ impl Pass<'_> {
                 let verdict = Verdict::decode(small).ok_or("it ends an offer without a verdict")?;
                 let bulk = &self.device.bulk;
                 let ended = bulk.finish(from, token, verdict).map(Some);
-                // It may also be the end of what was asked for here, which only ends so when it
-                // cannot be had.
+                // It may also end a request of this rank's, which ends so only if it was refused.
                 let ended = ended.or_else(|| bulk.refuse(from, token, verdict));
                 if let Some((comp, status)) = ended.ok_or_else(unknown)? {
                     self.signal(comp.as_ref(), status);
@@ -234,7 +234,7 @@ impl Pass<'_> {
             }
             Message::Signal { comp, tag } => {
                 let size = decode_landing(small).ok_or("it signals a put of no size")?;
-                // What was put may lie in memory of a GPU.
+                // The bytes of the put may lie in GPU memory.
                 let flushed = self.inner.regions.flush();
                 self.tell(from, (comp, tag), size, flushed.map_err(OpError::Copy), comps);
                 Ok(())
@@ -280,7 +280,7 @@ impl Pass<'_> {
         self.device.control(self.inner, to, Message::Finish { token }, verdict.encode());
     }
 
-    /// The part of a region of this rank's that is meant, or the refusal.
+    /// Returns the requested part of a region of this rank, or sends the refusal.
     fn meant(&self, from: Rank, request: &Request, len: u64) -> Option<RegionSlice> {
         match self.inner.regions.find(request.region, request.offset, len) {
             Ok(slice) => Some(slice),
@@ -295,8 +295,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The completion object that a put or a get names. The outer `None`: it names one that is not
-    /// there.
+    /// Returns the completion object that a put or a get names, if it names one that exists.
     fn named(
         &mut self,
         from: Rank,
@@ -315,7 +314,7 @@ impl Pass<'_> {
         comp
     }
 
-    /// Tells a completion object of what another rank has done to this one's memory.
+    /// Signals a completion object after another rank's operation on this rank's memory.
     fn tell(
         &mut self,
         from: Rank,
@@ -331,7 +330,7 @@ impl Pass<'_> {
         self.signal_arrival(&comp, status);
     }
 
-    /// A put that this rank has to carry out.
+    /// Handles a put that this rank has to carry out.
     fn offered_put(
         &mut self,
         from: Rank,
@@ -351,7 +350,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A get that this rank has to answer.
+    /// Handles a get that this rank has to answer.
     fn asked_for(
         &mut self,
         from: Rank,
@@ -364,7 +363,7 @@ impl Pass<'_> {
         let Some(slice) = self.meant(from, &request, size) else { return };
         let place = slice.view().place().kind();
         if slice.is_empty() || check_kinds(MemKind::Host, place).is_err() {
-            // Nobody asks for nothing.
+            // No rank gets zero bytes, or memory that cannot be copied to the host.
             return self.finish(from, token, Verdict::Failed);
         }
         let limit =
@@ -373,12 +372,12 @@ impl Pass<'_> {
         self.device.bulk.answer(from, (token, limit), Buffer::Region(slice), tag, comp);
     }
 
-    /// An atomic operation that this rank has to do.
+    /// Handles an atomic operation that this rank has to do.
     fn asked_to_change(&mut self, from: Rank, swap: bool, request: Request) {
         let Some(slice) = self.meant(from, &request, 8) else { return };
         let Request { token, first, second, .. } = request;
         if self.inner.regions.nic_of_words(request.region).is_some() {
-            // What names the region says so: this one was damaged.
+            // The remote key says so: this one was damaged.
             tracing::warn!(%from, "a rank asks for an atomic operation on a word that is the NIC's");
             return self.finish(from, token, Verdict::Failed);
         }
@@ -406,5 +405,5 @@ impl Pass<'_> {
     }
 }
 
-/// Where a name may be left out, this stands for none: no completion object has it.
+/// The name that stands for no completion object.
 pub(crate) const NOBODY: RemoteComp = RemoteComp(0);

@@ -1,25 +1,25 @@
-//! How much is under way because peers have asked for it.
+//! Counts of operations in flight that peers have asked for.
 
 use super::outgoing::Matter;
 use super::{Bulk, Target};
 use crate::names::Rank;
 
 impl Target {
-    /// Whether it is the peer that has begun it; else a receive or a get of this rank. Lists of
-    /// pieces are counted by themselves, and are fewer.
+    /// Returns `true` if the peer began it; else it is a receive or a get of this rank. Lists of
+    /// pieces have a count of their own, with a lower limit.
     fn is_asked_for(&self) -> bool {
         matches!(self, Self::Am { .. } | Self::Put { .. })
     }
 }
 
 impl Bulk {
-    /// No less than what all peers have asked for.
+    /// Returns an upper bound of the operations that all peers have asked for.
     pub(crate) fn asked_for_by_all(&self) -> usize {
         (self.streams.count() + self.arriving.count() + self.pulls.count()) as usize
     }
 
-    /// What a peer has asked for: bytes that it gets, and those that it puts or sends to completion
-    /// objects.
+    /// Returns the operations that a peer has asked for: its gets, its puts, and its messages to
+    /// completion objects.
     pub(crate) fn asked_for_by(&self, peer: Rank) -> usize {
         let streams = self.streams.lock();
         let gets = streams

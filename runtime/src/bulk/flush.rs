@@ -1,4 +1,4 @@
-//! Waiting for all that was done to a peer's memory.
+//! Flushes: waits until all operations on a peer's memory have completed.
 
 use super::{Bulk, Ended};
 use crate::buffer::Buffer;
@@ -11,12 +11,13 @@ use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::mem::SmallBytes;
 
-/// Somebody who waits.
+/// A flush that waits.
 pub(crate) struct Flush {
-    /// What began before this name has to end.
+    /// Operations that began before this name have to complete.
     pub(crate) before: u64,
     pub(crate) operation: Outstanding,
-    /// A region of the peer's that this rank uses no more, and whose owner is told so then.
+    /// A region of the peer that this rank does not use any more: its owner is told after the
+    /// flush.
     pub(crate) lets_go: Option<u64>,
 }
 
@@ -31,7 +32,7 @@ impl Flush {
 }
 
 impl Bulk {
-    /// Ends those that have waited too long.
+    /// Ends the flushes whose deadline has passed.
     pub(crate) fn expire_flushes(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
         let mut flushes = self.flushes.lock();
         let over = |flush: &mut Flush| {
@@ -52,7 +53,7 @@ impl Bulk {
             .collect()
     }
 
-    /// Waits.
+    /// Begins a flush.
     pub(crate) fn flush(&self, runtime: &Inner, flush: Flush) {
         let deadline = flush.operation.deadline;
         let mut flushes = self.flushes.lock();
@@ -64,7 +65,7 @@ impl Bulk {
 }
 
 impl Pass<'_> {
-    /// Looks who has waited long enough.
+    /// Ends the flushes that have no operation left to wait for.
     #[cold]
     pub(crate) fn move_flushes(&mut self) {
         let bulk = &self.device.bulk;

@@ -1,4 +1,4 @@
-//! Asking for bytes: all at once into host memory, and as many as there are blocks for onto a GPU.
+//! Requests for bytes: all at once into host memory, and as far as there are blocks onto a GPU.
 
 use super::incoming::{Arriving, Target};
 use super::staging::Staging;
@@ -12,21 +12,21 @@ use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::RemotePlace;
 
-/// How bytes are asked for.
+/// A request for bytes.
 pub(super) enum Ask {
-    /// Those of an offer, by the sender's name for it.
+    /// Bytes of an offer, by the sender's name for it.
     Offered(u64),
-    /// Those of an offer, to be written by the sender's NIC.
+    /// Bytes of an offer, which the sender's NIC writes to a place.
     Written(u64, RemotePlace),
-    /// Those of an offer, of which the sender's NIC is to write the first chunk.
+    /// Bytes of an offer, whose first chunk the sender's NIC writes.
     Window(u64, Window),
-    /// Those of a region.
+    /// Bytes of a region.
     Region(Message, Request),
 }
 
-/// What is to be done for a message on its way onto a GPU, when no lock is held.
+/// An action for a message on its way onto a GPU, done without locks.
 enum Todo {
-    /// Its bytes are asked for, so many at first.
+    /// Ask for its bytes, with a first limit.
     Ask(Rank, u64, Box<Ask>, usize),
     /// More may come.
     Grant(Rank, u64, usize),
@@ -36,18 +36,18 @@ enum Todo {
     Tell(Ended),
 }
 
-/// What a look at a message came to.
+/// The result of a look at a message.
 enum Look {
-    /// It needs another one; and meanwhile its sender may have to be told something.
+    /// The message needs another look; its sender may have to be told something.
     Again(Option<Todo>),
-    /// Its parts are all that is still to come.
+    /// The remaining parts need no further look.
     Enough(Option<Todo>),
     Over,
 }
 
 impl Arriving {
-    /// Moves on what an engine has to put down. One that `must` has at least one block: no other of
-    /// its sender's comes.
+    /// Moves the engine on. With `must` it gets at least one block: no earlier message of its
+    /// sender is in progress.
     fn look(&mut self, landing: u64, staging: &Staging, must: bool, moved: &mut bool) -> Look {
         if let (Some(inflow), Some(buffer)) = (&mut self.inflow, self.target.buffer()) {
             match inflow.step(buffer, staging, must) {
@@ -67,15 +67,16 @@ impl Arriving {
         if self.got >= self.until {
             return Look::Over;
         }
-        // The rest is taken in and goes nowhere, so that its sender comes to an end.
+        // The rest is received and dropped, so that its sender completes.
         match self.tell(landing, self.size) {
             None if self.told < self.size => Look::Again(None),
             told => Look::Enough(told),
         }
     }
 
-    /// Has the sender told how many bytes may come, if that is news. It is asked first, and told of
-    /// more only when some have come: then it has heard what it was asked.
+    /// Returns the message that tells the sender a new limit, if any. The first is the request
+    /// itself. Further ones wait until bytes have arrived, which proves that the sender has the
+    /// request.
     fn tell(&mut self, landing: u64, granted: usize) -> Option<Todo> {
         if granted <= self.told || (self.told > 0 && self.got == 0) {
             return None;
@@ -89,7 +90,7 @@ impl Arriving {
 }
 
 impl DeviceInner {
-    /// Asks for the parts of a message that was offered.
+    /// Asks for the parts of an offered message.
     pub(super) fn ask_for_parts(
         &self,
         runtime: &Inner,
@@ -110,7 +111,7 @@ impl DeviceInner {
         self.await_parts(runtime, landing, arriving, ask);
     }
 
-    /// A get: asks the owner for bytes of its region.
+    /// Asks the owner of a region for its bytes: a get.
     pub(crate) fn expect(
         &self,
         runtime: &Inner,
@@ -123,7 +124,7 @@ impl DeviceInner {
         self.await_parts(runtime, landing, Arriving::new(from, size, target), ask);
     }
 
-    /// Waits for bytes that their owner is about to be asked for. Its name, for the owner.
+    /// Expects bytes that the caller is about to request. Returns their name, for the owner.
     pub(crate) fn expect_answer(
         &self,
         runtime: &Inner,
@@ -144,7 +145,7 @@ impl DeviceInner {
         let mut ask = Some(ask);
         let is_staged = arriving.inflow.is_some();
         if is_staged {
-            // Progress asks, when there is a block for the first bytes.
+            // Progress asks when there is a block for the first bytes.
             arriving.ask = ask.take().map(Box::new);
         }
         let mut all = self.bulk.arriving.lock();
@@ -163,7 +164,7 @@ impl DeviceInner {
         self.end_if_gone(runtime, from);
     }
 
-    /// Without a limit all may come at once.
+    /// Sends a request. Without a limit all bytes may come at once.
     fn ask(&self, runtime: &Inner, (from, landing): (Rank, u64), ask: Ask, limit: Option<usize>) {
         let limit = limit.map(|limit| limit as u64);
         match ask {
@@ -191,7 +192,7 @@ impl DeviceInner {
 }
 
 impl Bulk {
-    /// Looks after what engines have to put down.
+    /// Looks at all messages on their way onto GPUs.
     fn look_at_inflows(&self, staging: &Staging, moved: &mut bool) -> Vec<Todo> {
         let Some(mut inflows) = self.inflows.try_lock() else { return Vec::new() };
         let mut all = self.arriving.lock();
@@ -225,7 +226,7 @@ impl Bulk {
 }
 
 impl Pass<'_> {
-    /// Moves on what engines put down, and has more of it sent.
+    /// Moves on the copies onto GPUs, and grants more bytes.
     #[cold]
     pub(crate) fn move_inflows(&mut self) {
         for todo in self.device.bulk.look_at_inflows(&self.inner.staging, &mut self.moved) {

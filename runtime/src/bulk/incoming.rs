@@ -20,7 +20,7 @@ use carrack_transports::mem::copy::{check_kinds, copy_now};
 use carrack_transports::mem::{Buffer, MemKind, SmallBytes};
 use std::sync::Arc;
 
-/// Where a large message goes.
+/// The destination of a large message.
 pub(crate) enum Target {
     /// Into a receive that was posted.
     Receive {
@@ -32,12 +32,12 @@ pub(crate) enum Target {
     },
     /// To a completion object, in the memory that it named or in fresh memory.
     Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
-    /// Into a region of this rank: a put. Then its sender is told, and a completion object if there
-    /// is one.
+    /// Into a region of this rank: a put. Its sender is told at the end, and the completion object
+    /// if there is one.
     Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, token: u64 },
     /// A list of places in a region of this rank's, and the bytes of a put behind it.
     Pieces { buffer: Buffer, asked: Box<Asked> },
-    /// Nowhere: whoever waited for it has given up.
+    /// None: the operation has ended.
     Nowhere,
 }
 
@@ -47,17 +47,18 @@ pub(crate) struct Arriving {
     pub(super) size: usize,
     pub(super) target: Target,
     pub(super) got: usize,
-    /// How many bytes are to come: all, unless its sender has given up.
+    /// Bytes that will arrive: all, unless the sender has failed.
     pub(super) until: usize,
     /// Blocks on the way, where the target is memory of a GPU.
     pub(super) inflow: Option<Box<Inflow>>,
-    /// How its sender will be asked for it.
+    /// The request that is still to be sent.
     pub(super) ask: Option<Box<Ask>>,
-    /// Bytes that its sender knows it may send.
+    /// Bytes that the sender knows it may send.
     pub(super) told: usize,
-    /// An engine has failed: what still comes goes nowhere, and then it ends with this.
+    /// The error of an engine: later bytes are dropped, and then the message ends with it.
     pub(super) lost: Option<Box<OpError>>,
-    /// Nothing comes any more: it ends with this as soon as no engine is at it.
+    /// The error that ends the message as soon as no engine uses its buffer. No bytes arrive any
+    /// more.
     ends_with: Option<Box<OpError>>,
     /// Its buffer, while its sender's NIC may write to it.
     pub(super) exposed: Option<Box<dyn Exposed>>,
@@ -88,14 +89,14 @@ impl Arriving {
         self.got
     }
 
-    /// The blocks are given back; the buffer is the target's again.
+    /// Gives the blocks back, and drops further bytes; the buffer is the target's again.
     pub(super) fn lose(&mut self, error: OpError) {
         self.inflow = None;
         self.lost = Some(Box::new(error));
     }
 
-    /// Whether an engine is still writing to its buffer: then it ends when that is done, with the
-    /// error.
+    /// Returns `true` if an engine is still writing to the buffer. The message then ends with the
+    /// error when the engine is done.
     pub(super) fn must_wait(&mut self, error: &dyn Fn(Rank) -> OpError) -> bool {
         let is_busy = self.is_busy();
         if is_busy {
@@ -104,12 +105,12 @@ impl Arriving {
         is_busy
     }
 
-    /// Whether it waits for nothing but an engine.
+    /// Returns `true` if only an engine keeps it from ending.
     pub(super) fn is_ending(&self) -> bool {
         self.ends_with.is_some()
     }
 
-    /// With what it is to end now, if it is.
+    /// Takes the error with which it ends now, if it does.
     pub(super) fn ends_with(&mut self) -> Option<Box<OpError>> {
         if self.ends_with.is_none() || self.is_busy() { None } else { self.ends_with.take() }
     }
@@ -118,7 +119,7 @@ impl Arriving {
         self.inflow.as_mut().is_some_and(|inflow| inflow.is_busy())
     }
 
-    /// Takes its buffer back from its sender's NIC, if that had it. Whether it had.
+    /// Takes the buffer back from the sender's NIC. Returns `true` if the NIC had it.
     pub(super) fn take_back(&mut self) -> bool {
         let back = match (self.exposed.take(), self.showing.take()) {
             (Some(exposed), _) => exposed.take_back(),
@@ -131,8 +132,8 @@ impl Arriving {
         true
     }
 
-    /// Ends it without its bytes, and without its buffer while its sender's NIC may write to it;
-    /// waits for an engine that is at it. What still comes goes nowhere.
+    /// Ends the message without its bytes, after waiting for an engine that uses its buffer. The
+    /// buffer stays while the sender's NIC may write to it. Later bytes are dropped.
     pub(super) fn give_up(&mut self, error: OpError) -> Option<Ended> {
         if let (Some(inflow), Some(buffer)) = (&mut self.inflow, self.target.buffer()) {
             inflow.settle(buffer);
@@ -142,7 +143,7 @@ impl Arriving {
             self.take_back();
         }
         if matches!(self.ask.as_deref(), Some(Ask::Region(..))) {
-            // A get that its owner has not heard of: nothing will come.
+            // The owner has not heard of this get: no bytes will come.
             self.until = 0;
         }
         let target = std::mem::replace(&mut self.target, Target::Nowhere);
@@ -151,7 +152,7 @@ impl Arriving {
 }
 
 impl Target {
-    /// Where its bytes go, if anywhere.
+    /// Returns the buffer for its bytes, if any.
     pub(super) fn buffer(&mut self) -> Option<&mut Buffer> {
         match self {
             Self::Receive { buffer, .. }
@@ -169,13 +170,13 @@ impl Target {
         }
     }
 
-    /// Whether it is for this rank's memory: its sender is told when that is as it wants it, and
-    /// not before.
+    /// Returns `true` if it is for memory of this rank. Its sender is told only after the bytes
+    /// are in place.
     pub(super) fn is_memory(&self) -> bool {
         matches!(self, Self::Put { .. } | Self::Pieces { .. })
     }
 
-    /// By when it has to be there.
+    /// Returns the deadline.
     pub(super) fn deadline(&self) -> Deadline {
         match self {
             Self::Receive { deadline, .. } => *deadline,
@@ -189,7 +190,7 @@ impl Target {
                 (tag, buffer, comp, user_context)
             }
             Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp), UserContext::default()),
-            // Its buffer is the region's, and stays there.
+            // The buffer is part of the region, and stays there.
             Self::Put { tag, comp, .. } => (tag, Buffer::Empty, comp, UserContext::default()),
             Self::Pieces { .. } | Self::Nowhere => {
                 (Tag::default(), Buffer::Empty, None, UserContext::default())
@@ -198,8 +199,8 @@ impl Target {
         (comp, Status { rank: from, tag, size, user_context, buffer, error: error.map(Box::new) })
     }
 
-    /// Ends it without its bytes. `None`: an active message that never came is nobody's operation
-    /// here.
+    /// Ends it without its bytes. `None`: this rank has no operation for it, since the active
+    /// message never arrived.
     pub(super) fn fail(self, from: Rank, size: usize, error: OpError) -> Option<Ended> {
         match self {
             Self::Receive { .. } => Some(self.end(from, size, Some(error))),
@@ -210,7 +211,7 @@ impl Target {
 }
 
 impl DeviceInner {
-    /// Takes an offer up. `Some` when that is all there is to it: an error.
+    /// Accepts an offer. Returns a status if the message ends here: an empty one, or an error.
     pub(crate) fn accept(
         &self,
         runtime: &Inner,
@@ -228,8 +229,8 @@ impl DeviceInner {
             return target.fail(from, message, OpError::Truncated { message, buffer: room });
         };
         if let Some(cause) = self.known_route(from).and_then(|route| route.down()) {
-            // It offered before it went. Its bytes are gone with it, and what is at their address
-            // now is not known.
+            // The peer sent the offer before it went. Its bytes are gone, and its addresses mean
+            // nothing now.
             let error = OpError::PeerDown { rank: from, cause: cause.clone() };
             return target.fail(from, size, error);
         }
@@ -248,7 +249,7 @@ impl DeviceInner {
             finish(Verdict::Failed);
             return target.fail(from, size, OpError::Copy(cause));
         }
-        // Onto a GPU they go block by block.
+        // Bytes for a GPU go block by block.
         let memory =
             if place.is_host() { self.peer_memory(runtime, from, offer.addr) } else { None };
         match memory {
@@ -264,7 +265,7 @@ impl DeviceInner {
         None
     }
 
-    /// The sender's memory, if the kernel copies from it.
+    /// Returns the sender's memory if the kernel may copy from it.
     fn peer_memory(&self, runtime: &Inner, from: Rank, addr: u64) -> Option<Arc<dyn PeerMemory>> {
         if addr == 0 || !runtime.settings.kernel_copy().is_allowed() {
             return None;
@@ -277,7 +278,7 @@ impl DeviceInner {
         linked.peer_memory()
     }
 
-    /// Asks for the parts of a message that was fetched from where it may not have been any more.
+    /// Asks for the parts of a message whose fetch may have read withdrawn memory.
     pub(crate) fn ask_again(
         &self,
         runtime: &Inner,
@@ -293,7 +294,7 @@ impl DeviceInner {
 }
 
 impl Bulk {
-    /// A part has come. The message, when it was the last one; `Err` when there is no such message.
+    /// Takes a part in. Returns the message after its last part. `Err`: there is no such message.
     fn take_part(
         &self,
         from: Rank,
@@ -313,7 +314,7 @@ impl Bulk {
         });
         let offset = inside.ok_or("it sent a part that lies outside its message")?;
         if let Some(inflow) = &mut arriving.inflow {
-            // It is over when the last block is put down.
+            // The message is complete when its last block is copied.
             inflow.take(offset, part)?;
             arriving.got += len;
             return Ok(None);
@@ -335,18 +336,20 @@ impl Bulk {
 }
 
 impl Bulk {
-    /// What was asked for is not to be had. The outer `None`: nothing was, under that name, or that
-    /// is no refusal; the inner: it was nobody's operation here, or an engine is at it.
+    /// Ends a request that the peer has refused. The outer `None`: there was no such request, or
+    /// the verdict is no refusal. The inner `None`: this rank has no operation for it, or an
+    /// engine still uses the buffer.
     pub(crate) fn refuse(&self, by: Rank, landing: u64, verdict: Verdict) -> Option<Option<Ended>> {
         let error = verdict.error(by)?;
-        // Parts that another thread has yet to take in are no nonsense, though nobody wants them.
+        // Parts that another thread has yet to take in are valid, though no operation needs them.
         self.refuse_with(by, landing, &error, |size| match verdict {
             Verdict::Broken { sent } => usize::try_from(sent).map_or(size, |sent| sent.min(size)),
             _ => 0,
         })
     }
 
-    /// Ends what was to come, with an error. `until`: so many of its bytes are sent.
+    /// Ends an expected message with an error. `until` computes the bytes that are sent in spite
+    /// of it.
     pub(super) fn refuse_with(
         &self,
         by: Rank,
@@ -368,12 +371,12 @@ impl Bulk {
         Some(ended)
     }
 
-    /// Ends what has not arrived in time. Its parts may still come, and go nowhere.
+    /// Ends the messages whose deadline has passed. Their later parts are dropped.
     pub(crate) fn expire_arriving(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
         let mut ended = Vec::new();
         for one in self.arriving.lock().values_mut() {
             let deadline = one.target.deadline();
-            // What an engine is at is looked at again, soon.
+            // A message that an engine works on is looked at again soon.
             if !deadline.has_passed(now) || one.is_busy() {
                 left.note(deadline);
                 continue;
@@ -384,17 +387,17 @@ impl Bulk {
         ended
     }
 
-    /// Whether a get from a peer is under way that began before `name`.
+    /// Returns `true` if a get from a peer is in flight that began before `name`.
     pub(super) fn gets_from(&self, peer: Rank, before: u64) -> bool {
         self.arriving.lock().iter().any(|(&name, one)| one.from == peer && name < before)
     }
 
-    /// A name that everything that begins from now on comes after.
+    /// Returns a name that is smaller than that of every later operation.
     pub(crate) fn now(&self) -> u64 {
         self.name()
     }
 
-    /// Whether an operation on a peer's memory is under way that began before `name`.
+    /// Returns `true` if an operation on a peer's memory is in flight that began before `name`.
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
         self.sends_to_memory(peer, before)
             || self.gets_from(peer, before)
@@ -403,7 +406,7 @@ impl Bulk {
 }
 
 impl Pass<'_> {
-    /// A part of a message.
+    /// Handles a part of a message.
     pub(crate) fn part(
         &mut self,
         from: Rank,
@@ -417,7 +420,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// All bytes of a message are on this side: in place, or lost.
+    /// Ends a message whose bytes are all on this side: in place, or lost.
     pub(super) fn arrived(
         &mut self,
         from: Rank,
@@ -456,13 +459,13 @@ impl Pass<'_> {
 
 impl DeviceInner {
     /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room.
-    /// It is never refused, and its number is bounded by that of the operations which it answers.
+    /// It is never refused. The operations that such messages answer bound their number.
     pub(crate) fn control(&self, runtime: &Inner, to: Rank, message: Message, payload: SmallBytes) {
         self.control_or_later(runtime, to, message, payload, || None);
     }
 
-    /// As `control`; if it has to wait, what `late` gives is told when it is on its way, or never
-    /// will be.
+    /// Sends as `control` does. If the message has to wait, the completion object from `late` is
+    /// signaled when it is sent, or when its peer is down.
     pub(crate) fn control_or_later(
         &self,
         runtime: &Inner,
@@ -489,8 +492,8 @@ impl DeviceInner {
         self.send_control(route, linked, message.encode(), payload, late);
     }
 
-    /// After something with a peer was noted here: if the peer went meanwhile, on another thread,
-    /// that thread may have looked before it was noted, and nobody else would end it.
+    /// Ends an operation with a peer that went meanwhile. Another thread may have handled the
+    /// peer's end before this operation was noted, and would not end it.
     pub(crate) fn end_if_gone(&self, runtime: &Inner, peer: Rank) {
         let Some(cause) = self.known_route(peer).and_then(|route| route.down()) else { return };
         let error = |rank| OpError::PeerDown { rank, cause: cause.clone() };

@@ -1,9 +1,8 @@
 //! Bytes on their way onto a GPU: parts fill blocks of host memory, and its engine copies those
 //! that are full.
 //!
-//! The receiver says how many bytes may come: as many as it has blocks for. So its memory is
-//! bounded, a message whose GPU is slow holds up no other, and nothing that comes has to wait
-//! outside a block.
+//! The receiver grants as many bytes as it has blocks for. So its memory is bounded, a message
+//! whose GPU is slow delays no other, and every byte that arrives has its block.
 
 use super::staging::{BLOCK, BLOCKS, Block, Staging, Way};
 use carrack_transports::contract::Payload;
@@ -13,18 +12,18 @@ use carrack_transports::mem::{Buffer, CopyError, Transfer};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How far a message has come.
+/// The progress of one message.
 pub(super) struct Inflow {
     gpu: Arc<dyn Gpu>,
     size: usize,
     /// Blocks that are being filled, in the order of the message.
     filling: VecDeque<Filling>,
-    /// Where in the message the first of them begins.
+    /// The beginning of the first of them in the message.
     begin: usize,
     /// The copy that the engine is at. Before the block that it reads: a transfer that is dropped
     /// waits.
     copying: Option<(Transfer, Block)>,
-    /// Bytes that there are blocks for, or were.
+    /// Bytes that have or had a block.
     granted: usize,
 }
 
@@ -34,7 +33,7 @@ struct Filling {
     len: usize,
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stepped {
     pub(super) moved: bool,
@@ -43,8 +42,8 @@ pub(super) struct Stepped {
 }
 
 impl Inflow {
-    /// For a message of so many bytes into memory that no CPU may touch. `None`: some CPU may, or
-    /// nobody has an engine for it.
+    /// Returns the state of a message of `size` bytes into memory that no CPU may touch. `None`: a
+    /// CPU may touch it, or no engine reaches it.
     pub(super) fn into(buffer: &Buffer, size: usize) -> Option<Box<Self>> {
         let gpu = buffer.view().place().gpu()?.clone();
         let (filling, copying) = (VecDeque::new(), None);
@@ -54,7 +53,7 @@ impl Inflow {
     /// Takes a part in.
     ///
     /// # Errors
-    /// It was not to be sent, or was sent before.
+    /// The part was not granted, or was sent before.
     pub(super) fn take(&mut self, offset: usize, part: &Payload) -> Result<(), String> {
         if offset.checked_add(part.len()).is_none_or(|end| end > self.granted) {
             return Err("it sent a part that may not come yet".into());
@@ -77,12 +76,11 @@ impl Inflow {
         Ok(())
     }
 
-    /// Looks whether the engine is done with a block, gives it the next one that is full, and takes
-    /// blocks for what is still to come: at least one if it `must`. While the engine is at work it
-    /// has the buffer.
+    /// Polls the engine, gives it the next full block, and takes blocks for further bytes: at
+    /// least one with `must`. The engine has the buffer while it works.
     ///
     /// # Errors
-    /// The engine failed, or refused.
+    /// The engine failed, or refused the copy.
     pub(super) fn step(
         &mut self,
         buffer: &mut Buffer,
@@ -127,17 +125,17 @@ impl Inflow {
         self.filling.len() + usize::from(self.copying.is_some())
     }
 
-    /// How many bytes may come.
+    /// Returns the bytes that may come.
     pub(super) fn granted(&self) -> usize {
         self.granted
     }
 
-    /// Whether an engine is at it now.
+    /// Returns `true` if an engine is copying now.
     pub(super) fn is_busy(&mut self) -> bool {
         self.copying.as_mut().is_some_and(|(transfer, _)| transfer.poll().is_none())
     }
 
-    /// Has the buffer given back, and waits for the engine if it is at work.
+    /// Takes the buffer back; waits for the engine if it is copying.
     pub(super) fn settle(&mut self, buffer: &mut Buffer) {
         if let Some((transfer, _block)) = self.copying.take() {
             *buffer = transfer.into_buffers().0;

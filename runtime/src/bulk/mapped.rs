@@ -3,16 +3,17 @@
 //! ```text
 //! sender                                receiver
 //!   introduce (name, key) ───────────►   keeps the key: once for each region
-//!   offer (size, token, name, offset) ►  meets its receive; maps the region, once; its copy engine fetches the bytes
+//!   offer (size, token, name, offset) ►  meets its receive; maps the region, once;
+//!                                        its copy engine fetches the bytes
 //!   ◄───────────────────── finish (token)
 //!                                        or, where it cannot be mapped:
 //!   ◄─────────── clear (token, landing)
 //!   copies the bytes into host memory, and sends them part by part
 //! ```
 //!
-//! What is exposed is a whole allocation, for all messages in it, as long as somebody has it:
-//! nobody's memory is kept for it here. What the engine has fetched counts only if the region was
-//! not withdrawn meanwhile; else the parts are asked for, and a sender that has gone is found out.
+//! The exposed region is a whole allocation, for all messages in it, as long as the program holds
+//! it. The runtime does not keep the memory. Fetched bytes count only if the region was not
+//! withdrawn meanwhile; else the receiver asks for the parts, and finds out if the sender is gone.
 
 use super::incoming::Target;
 use super::through::Moving;
@@ -36,14 +37,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Regions that are exposed at a time; the one that was used longest ago makes room.
+/// Regions that are exposed at a time: the least recently used one makes room.
 const EXPOSED: usize = 256;
-/// Regions of one peer's that are known at a time. It exposes no more, unless it means harm.
+/// Known regions of one peer. An honest peer never exposes more.
 const KNOWN: usize = 2 * EXPOSED;
 /// Bytes of a key, at most.
 const LONGEST_KEY: usize = 1024;
 
-/// Regions of a rank's in which messages lie. None is kept by this: see
+/// Regions of a rank in which messages lie. This does not keep them alive: see
 /// [`Keeper`](carrack_transports::mem::Keeper).
 #[derive(Default)]
 pub(crate) struct Exposures(Mutex<State>);
@@ -62,7 +63,7 @@ struct Exposure {
     /// Its addresses.
     range: Range<usize>,
     name: u64,
-    /// Or why it cannot be exported.
+    /// The export, or the reason why it failed.
     exported: Result<Exported, String>,
     /// The devices and ranks that have been told.
     told: Mutex<BTreeSet<(u32, Rank)>>,
@@ -73,7 +74,7 @@ impl Exposures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A region that others can map; or what keeps them from it.
+    /// Returns the exposure of a region: its export, or the reason against one. `None`: not now.
     fn expose(&self, domain: &dyn Domain, region: &Region) -> Option<Arc<Exposure>> {
         let mut state = self.state();
         if state.is_over {
@@ -91,10 +92,10 @@ impl Exposures {
         }
         state.names += 1;
         let name = state.names;
-        // Without the lock: what is freed on the occasion may be the program's.
+        // Without the lock: this may free memory of the program, and run its code.
         drop(state);
-        // What lay at its address before, first: a peer's driver may not open the one while it has
-        // the other open.
+        // First withdraw the region that lay at its address before: a peer's driver may not open
+        // one while it has the other open.
         self.let_go();
         let exported = match region.is_joined() {
             true => {
@@ -121,7 +122,7 @@ impl Exposures {
         Some(one)
     }
 
-    /// Withdraws regions that nobody has any more.
+    /// Withdraws regions that are gone.
     pub(crate) fn let_go(&self) {
         let mut state = self.state();
         if state.all.iter().all(|one| !one.region.is_gone()) {
@@ -134,7 +135,7 @@ impl Exposures {
         drop::<VecDeque<_>>(gone);
     }
 
-    /// Withdraws what reaches into a range of addresses.
+    /// Withdraws regions that overlap a range of addresses.
     pub(crate) fn withdraw(&self, range: &Range<usize>) {
         let mut state = self.state();
         let (gone, kept) = std::mem::take(&mut state.all)
@@ -145,7 +146,7 @@ impl Exposures {
         drop::<VecDeque<_>>(gone);
     }
 
-    /// Withdraws all: before buffers are given back that others may be fetching from.
+    /// Withdraws all, before buffers are given back from which others may be fetching.
     pub(crate) fn end(&self) {
         let mut state = self.state();
         state.is_over = true;
@@ -155,12 +156,12 @@ impl Exposures {
     }
 }
 
-/// Why GPU memory of other ranks was not mapped here, when it last was not: for reports.
+/// The latest reasons why GPU memory of other ranks was not mapped here, for reports.
 #[derive(Default)]
 pub(crate) struct Unmapped(Mutex<HashMap<Rank, String>>);
 
 impl Unmapped {
-    /// Of so many ranks.
+    /// Ranks with a reason, at most.
     const MOST: usize = 256;
 
     fn note(&self, owner: Rank, why: &str) {
@@ -175,23 +176,23 @@ impl Unmapped {
     }
 }
 
-/// Regions of peers' in which messages lie, by the rank and its name for them: looked up for each
-/// message, of few as a rule, and under names that peers choose.
+/// Regions of peers in which messages lie, by the rank and its name for them. Few exist as a rule;
+/// each message looks one up, and peers choose the names.
 #[derive(Default)]
 pub(crate) struct Introduced(Mutex<BTreeMap<(Rank, u64), Arc<Known>>>);
 
-/// A region of a peer's.
+/// A region of a peer.
 pub(crate) struct Known {
     key: WireKey,
     imported: OnceLock<Result<Held, String>>,
-    /// The later, the more recently it was used.
+    /// The time of the last use: larger is later.
     used: AtomicU64,
 }
 
-/// How a region of a peer's is known.
+/// The import of a region of a peer.
 enum Held {
     Mapped(Imported),
-    /// It is of this very process, of another rank in it: whoever kept it would keep it from being
+    /// A region of another rank in this process. A strong reference would keep it from being
     /// freed.
     Own(WeakImported),
 }
@@ -208,7 +209,7 @@ impl Held {
         }
     }
 
-    /// Whether its owner has withdrawn it.
+    /// Returns `true` if its owner has withdrawn it.
     fn has_ended(&self) -> bool {
         match self {
             Self::Mapped(imported) => imported.region().is_none(),
@@ -222,7 +223,7 @@ impl Introduced {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets go of some. They are closed without the lock.
+    /// Releases some regions. They are closed without the lock.
     fn drop_those(&self, are_gone: impl Fn(Rank, &Known) -> bool) {
         let mut gone = Vec::new();
         self.all().retain(|&(rank, _), known| {
@@ -235,10 +236,10 @@ impl Introduced {
         drop(gone);
     }
 
-    /// A peer tells of a region.
+    /// Handles the introduction of a region by a peer.
     ///
     /// # Errors
-    /// It makes no sense.
+    /// The key is too long, or cannot be read.
     pub(crate) fn introduce(&self, by: Rank, name: u64, key: &Payload) -> Result<(), String> {
         if key.len() > LONGEST_KEY {
             return Err(format!("it introduces a region by {} bytes", key.len()));
@@ -258,7 +259,7 @@ impl Introduced {
         Ok(())
     }
 
-    /// Lets go of what has been withdrawn over there.
+    /// Releases the regions that their owners have withdrawn.
     pub(crate) fn let_go(&self) {
         self.drop_those(|_, known| {
             known.imported.get().is_some_and(|held| held.as_ref().is_ok_and(Held::has_ended))
@@ -271,21 +272,21 @@ impl Introduced {
     }
 }
 
-/// A number that is larger each time.
+/// Returns a number that is larger at each call.
 fn now() -> u64 {
     static NOW: AtomicU64 = AtomicU64::new(0);
     NOW.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Inner {
-    /// The transport that maps memory of GPUs, if there is one.
+    /// Returns the transport that maps GPU memory, if there is one.
     fn maps(&self) -> Option<&dyn Domain> {
         let found = self.domains.iter().find(|(name, _)| *name == cuda_ipc::NAME);
         found.map(|(_, domain)| &**domain)
     }
 
-    /// Maps a peer's region. What peers have withdrawn may be in the way: memory that was freed and
-    /// allocated again over there has the old address, which a driver opens once at a time.
+    /// Maps a peer's region. A region that the peer has withdrawn may block it. Memory that was
+    /// freed and allocated again there has the same address, which a driver opens once at a time.
     pub(crate) fn import(
         &self,
         (transport, domain): (&str, &dyn Domain),
@@ -305,26 +306,25 @@ impl Inner {
         imported
     }
 
-    /// Whether fresh memory of a device can be exported: an experiment, for reports.
+    /// Tries to export fresh memory of a device, for reports.
     ///
     /// # Errors
-    /// Why not, in the driver's words.
+    /// The driver's reason.
     pub(crate) fn try_export(&self, gpu: &dyn Gpu) -> Result<(), String> {
         let Some(domain) = self.maps() else { return Ok(()) };
         let region = gpu.allocate(1, Flavour::Plain).map_err(|why| why.to_string())?;
         domain.export(&region).map(drop).map_err(|why| why.to_string())
     }
 
-    /// Whether the other end of a link may map this rank's GPU memory.
+    /// Returns `true` if the other end of a link may map this rank's GPU memory.
     pub(crate) fn may_map(&self, linked: &Linked) -> bool {
         linked.transport == shm::NAME && self.maps().is_some()
     }
 }
 
 impl DeviceInner {
-    /// Offers a message that lies in memory of a GPU to a rank that can map it. `None`: it cannot
-    /// be exported, and goes by way of host memory. The buffer is taken when the link has taken the
-    /// offer.
+    /// Offers a message in GPU memory to a rank that can map it. `None`: it cannot be exported,
+    /// and goes through host memory. The buffer is taken once the link has taken the offer.
     pub(crate) fn offer_mapped(
         &self,
         runtime: &Inner,
@@ -356,10 +356,10 @@ impl DeviceInner {
         Some(self.bulk.offer(linked, header, operation, buffer, mapped))
     }
 
-    /// Has a message fetched by the copy engine.
+    /// Lets the copy engine fetch a message.
     ///
     /// # Errors
-    /// It cannot be: the target is given back.
+    /// The message cannot be fetched: the target is given back.
     pub(super) fn fetch(
         &self,
         runtime: &Inner,
@@ -398,7 +398,7 @@ impl DeviceInner {
 }
 
 impl Known {
-    /// A part of it, mapped here.
+    /// Returns a part of the region, mapped here.
     fn part(
         &self,
         runtime: &Inner,

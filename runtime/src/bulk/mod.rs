@@ -16,13 +16,13 @@
 //!   ◄── clear (token, landing, where to)
 //!   the NIC writes all of it
 //!   written (landing) ───────────────►  on the same link, and so behind the bytes
-//!                                       what lies in memory of a GPU is flushed, if the GPU asks for that
+//!                                       bytes in GPU memory are flushed, if the GPU needs that
 //!                                       or, where this NIC does not reach the sender's bytes:
-//!   unwritten (landing) ─────────────►  has the parts sent, as many as it has room for
+//!   unwritten (landing) ─────────────►  grants the parts that it has room for
 //! ```
 //!
-//! What is longer than a chunk, and not in a GPU's memory, goes so chunk by chunk (see `showing`
-//! and `writing`):
+//! A message that is longer than a chunk, and not in GPU memory, goes chunk by chunk (see
+//! `showing` and `writing`):
 //!
 //! ```text
 //!   ◄── clear (token, landing, chunk, where to)     two at a time
@@ -34,13 +34,13 @@
 //!   ◄───────── grant (landing, all of it)
 //! ```
 //!
-//! Into memory of a GPU that cannot be mapped (see `inflow`, and `ahead` for what comes out of
-//! such):
+//! Into GPU memory that cannot be mapped (see `inflow`, and `ahead` for the way out of such
+//! memory):
 //!
 //! ```text
-//!   ◄─── clear (token, landing, so many)
-//!   part (landing, offset) ──────────►  fills a block, which the GPU's engine copies while the next is filled
-//!   ◄───────── grant (landing, so many)  when there is a block for more
+//!   ◄─── clear (token, landing, limit)
+//!   part (landing, offset) ──────────►  fills a block; the GPU's engine copies it meanwhile
+//!   ◄───────── grant (landing, limit)   when there is a block for more
 //! ```
 //!
 //! With both sides' kernels at it (see `share`):
@@ -52,10 +52,10 @@
 //!
 //! Pieces of a batch whose memory only its owner reaches go many together: see `packed`.
 //!
-//! An offer travels in the place of its message: it is matched, delivered and held back in the same
-//! order. The bytes take whatever way there is. Names of transfers are numbers that are never used
-//! again, and are looked up together with the rank that they were given to: one that is late,
-//! repeated or forged finds nothing.
+//! An offer travels in the place of its message: it is matched, delivered and held back in the
+//! same order. Its bytes may take another way. Names of transfers are numbers that are never used
+//! again, and are looked up together with the peer's rank. A late, repeated or forged name finds
+//! nothing.
 
 mod ahead;
 pub(crate) mod answers;
@@ -108,41 +108,40 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A device's large messages. Whoever needs two of the locks takes that of `writings` before that
-/// of `streams`, and that of `streams` or `helps` before that of `offered`; that of `ready` or
-/// `packed` last.
+/// The large messages of a device. Lock order: `writings`, `streams` or `helps`, `offered`, and
+/// last `ready` or `packed`.
 pub(crate) struct Bulk {
-    /// Sent, and not asked for yet.
+    /// Offered, and not requested yet.
     offered: Waiting<ByName<Offered>>,
-    /// Asked for: they go out part by part.
+    /// Requested: they go out part by part.
     streams: Waiting<Vec<Stream>>,
-    /// Asked for: the NIC writes them, chunk by chunk.
+    /// Requested: the NIC writes them chunk by chunk.
     writings: Waiting<ByName<Writing>>,
-    /// Which of them are to be looked at.
+    /// Names of the writings that need a look.
     ready: Arc<Waiting<Vec<u64>>>,
-    /// On their way here, part by part.
+    /// On their way here part by part.
     arriving: Waiting<ByName<Arriving>>,
-    /// Which of them an engine has to put down.
+    /// Names of the arriving messages that an engine copies.
     inflows: Waiting<Vec<u64>>,
-    /// To be copied here by the kernel.
+    /// Messages that the kernel copies here.
     pulls: Waiting<VecDeque<Box<Pull>>>,
-    /// Others' pulls that this rank helps with.
+    /// Pulls of peers that this rank helps with.
     helps: Waiting<VecDeque<Help>>,
-    /// Regions of peers' in which messages lie.
+    /// Regions of peers in which messages lie.
     pub(crate) introduced: Introduced,
-    /// Those who wait for operations on a peer's memory.
+    /// Flushes that wait for operations on a peer's memory.
     flushes: Waiting<Vec<Flush>>,
     /// Pieces that go together.
     packed: Packed,
     next: AtomicU64,
-    /// How many may be offered at a time.
+    /// Transfers that may be in flight at a time.
     limit: u32,
 }
 
 /// Transfers by their names.
 type ByName<T> = HashMap<u64, T, BuildHasherDefault<NameHasher>>;
 
-/// Names are given here, one after the other: nobody can choose them so that they collide.
+/// This process gives the names, one after the other, so that no peer can choose colliding ones.
 #[derive(Default)]
 pub(crate) struct NameHasher(u64);
 
@@ -163,7 +162,7 @@ impl Hasher for NameHasher {
     }
 }
 
-/// An operation that is over, and whom to tell.
+/// The end of an operation: the object to signal, and its status.
 type Ended = (Option<Arc<dyn Completion>>, Status);
 
 impl Bulk {
@@ -185,7 +184,7 @@ impl Bulk {
         }
     }
 
-    /// A name that nothing had before.
+    /// Returns a fresh name.
     fn name(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -194,24 +193,24 @@ impl Bulk {
         self.offered.count() + self.streams.count() + self.writings.count() + self.arriving.count()
     }
 
-    /// Whether as much waits for peers as may.
+    /// Returns `true` if the limit of transfers in flight is reached.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.under_way() >= self.limit
     }
 
     /// Returns `true` if a message may be offered. Messages that are offered only because their
-    /// receiver keeps too many (`is_held`) leave an eighth of the places to large ones and to other
-    /// peers. What a collective sends needs no place: members wait for it before they take anything
-    /// else.
+    /// receiver keeps too many (`is_held`) leave an eighth of the places to large ones and to
+    /// other peers. A collective's messages need no place: members wait for them before they take
+    /// others.
     pub(crate) fn may_offer(&self, header: Header, is_held: bool) -> bool {
         let limit = if is_held { self.limit - self.limit / 8 } else { self.limit };
         self.under_way() < limit || Message::decode(header).is_ok_and(Message::is_collective)
     }
 
-    /// Ends what goes to or comes from a rank, or from and to anybody. What engines are at ends
-    /// when they are done; if it is all, they are waited for. `is_used`: whether a rank may be
-    /// copying from or to buffers of this one's.
+    /// Ends the transfers to and from a rank, or all ranks. Transfers with an engine at work end
+    /// when it is done; for all ranks this call waits for it. `is_used` returns `true` if a rank
+    /// may be copying from or to buffers of this one.
     fn fail(
         &self,
         rank: Option<Rank>,
@@ -219,8 +218,7 @@ impl Bulk {
         is_used: &dyn Fn(Rank) -> bool,
     ) -> Vec<Ended> {
         let concerns = |other: Rank| rank.is_none_or(|rank| rank == other);
-        // All is taken out first, and ended without the locks: what it owns is dropped then, and
-        // may be anybody's code.
+        // Everything is taken out first, and ended without the locks: the drops may run any code.
         let mut streams = self.streams.lock();
         let gone =
             |one: &mut Stream| concerns(one.rank()) && (rank.is_none() || !one.must_wait(error));
@@ -274,7 +272,7 @@ impl Bulk {
         ended
     }
 
-    /// Memory of GPUs in which messages to a rank lie, by its addresses.
+    /// Returns the address ranges of GPU memory in which messages to a rank lie.
     fn offered_by_gpus(&self, rank: Rank) -> Vec<Range<usize>> {
         let offered = self.offered.lock();
         let on_gpus =
@@ -288,9 +286,9 @@ impl Bulk {
 }
 
 impl DeviceInner {
-    /// Ends what goes to or comes from a rank, or from and to anybody, and first makes sure that
-    /// the rank reads and writes buffers no more which are given back so. One that still does, as
-    /// it is in the midst of a copy and does not come to the end of it, keeps them.
+    /// Ends the transfers to and from a rank, or all ranks. First it makes sure that the rank does
+    /// not use the buffers any more that are given back. A rank that is stopped in the middle of a
+    /// copy keeps them.
     pub(crate) fn fail_bulk(
         &self,
         runtime: &Inner,
@@ -298,8 +296,8 @@ impl DeviceInner {
         error: &dyn Fn(Rank) -> OpError,
     ) -> Vec<Ended> {
         if let Some(rank) = rank {
-            // Its engines may be fetching. What they have fetched does not count then, unless the
-            // rank asks for it part by part.
+            // Its engines may be fetching. The fetched bytes do not count then; the rank would
+            // have to ask for the parts.
             self.bulk
                 .offered_by_gpus(rank)
                 .iter()

@@ -28,20 +28,21 @@ pub(crate) struct Offered {
     operation: Outstanding,
     /// Its bytes: host memory that stays where it is, or memory of a GPU.
     pub(super) bytes: Buffer,
-    /// What it is about.
+    /// The kind of transfer.
     matter: Matter,
-    /// Its operation has ended without it: the bytes stay for the peer.
+    /// `true` if its operation has ended before it: the bytes stay for the peer.
     is_late: bool,
 }
 
-/// What a message between ranks is about: decides when it is over.
+/// The kind of a transfer between ranks, which decides when it completes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Matter {
-    /// A message: over when its bytes are with the receiver.
+    /// A message: completes when the receiver has its bytes.
     Message,
-    /// An operation on the receiver's memory, under this name: over when the receiver says so.
+    /// An operation on the receiver's memory, under this name: completes when the receiver says
+    /// so.
     Memory(u64),
-    /// Bytes that the receiver has asked for: nobody's operation here.
+    /// Bytes that the receiver has asked for: no operation of this rank.
     Answer,
 }
 
@@ -51,29 +52,29 @@ pub(crate) struct Stream {
     /// The receiver's name for it.
     landing: u64,
     sent: usize,
-    /// Bytes that the receiver has room for so far.
+    /// Bytes that the receiver has granted.
     limit: usize,
-    /// Of bytes that lie on a GPU.
+    /// The copies of bytes that lie on a GPU.
     ahead: Option<Box<Ahead>>,
-    /// It ends with this as soon as no engine is at it.
+    /// The error that ends it as soon as no engine uses its buffer.
     failed: Option<OpError>,
-    /// Where this rank's NIC is to write all of it.
+    /// The place to which this rank's NIC writes all of it.
     place: Option<RemotePlace>,
 }
 
-/// What became of a message that the NIC is to write.
+/// The result of handing a message to the NIC.
 enum Handed {
-    /// It writes.
+    /// The NIC writes it.
     Over,
-    /// Not now.
+    /// The link is full: try again later.
     NotYet,
-    /// It cannot: it goes part by part.
+    /// The NIC cannot write it: it goes part by part.
     Refused,
     Failed(OpError),
 }
 
 impl Offered {
-    /// A message that waits for its receiver.
+    /// Returns a message that waits for its receiver.
     pub(super) fn message(operation: Outstanding, bytes: Buffer) -> Self {
         Self { operation, bytes, matter: Matter::Message, is_late: false }
     }
@@ -82,7 +83,7 @@ impl Offered {
         self.operation.rank
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub(super) fn view(&self) -> MemRef<'_> {
         self.bytes.view()
     }
@@ -91,13 +92,13 @@ impl Offered {
         self.matter
     }
 
-    /// The other side, the tag, and bytes.
+    /// Returns the other side, the tag, and the bytes.
     pub(super) fn about(&self) -> (Rank, Tag, u64) {
         (self.operation.rank, self.operation.tag, self.operation.size as u64)
     }
 
-    /// Ends the operation, if it has not been over in time. Its bytes stay: the peer may still read
-    /// them.
+    /// Ends the operation if its deadline has passed. Its bytes stay, since the peer may still
+    /// read them.
     pub(super) fn expire(&mut self, now: Deadline, left: &Deadlines) -> Option<Ended> {
         let operation = &mut self.operation;
         if !operation.deadline.has_passed(now) {
@@ -112,7 +113,7 @@ impl Offered {
         Some(gone.end(Buffer::Empty, Some(OpError::TimedOut(rank))))
     }
 
-    /// Ends it with an error, and without its bytes: the peer may be copying from them.
+    /// Ends it with an error and without its bytes, which the peer may be copying.
     pub(super) fn leave(mut self, error: &dyn Fn(Rank) -> OpError) -> Ended {
         abandon(Some(std::mem::take(&mut self.bytes)), self.rank());
         self.end(Some(error))
@@ -120,8 +121,7 @@ impl Offered {
 
     pub(super) fn end(self, error: Option<&dyn Fn(Rank) -> OpError>) -> Ended {
         if self.matter == Matter::Answer {
-            // The bytes are this rank's region; and of a get that came to nothing nobody here is
-            // told.
+            // The bytes belong to this rank's region. A failed get signals no object of this rank.
             let comp = if error.is_none() { self.operation.comp.clone() } else { None };
             return Outstanding { comp, ..self.operation }.end(Buffer::Empty, None);
         }
@@ -143,8 +143,8 @@ impl Stream {
         self.offered.end(error)
     }
 
-    /// Whether an engine is still reading its bytes: then it ends when that is done, with the
-    /// error.
+    /// Returns `true` if an engine is still reading its bytes. The message then ends with the
+    /// error when the engine is done.
     pub(super) fn must_wait(&mut self, error: &dyn Fn(Rank) -> OpError) -> bool {
         let is_busy = self.is_busy();
         if is_busy {
@@ -173,18 +173,19 @@ impl Stream {
         Self::from(offered, landing, (0, limit))
     }
 
-    /// The rest of a message, behind what was written.
+    /// Returns a stream for the rest of a message, behind the written bytes.
     pub(super) fn from(offered: Offered, landing: u64, (sent, limit): (usize, usize)) -> Self {
         let ahead = Ahead::of(&offered.bytes, sent);
         Self { offered, landing, sent, limit: limit.max(sent), ahead, failed: None, place: None }
     }
 
-    /// Whether its receiver waits for more than it was sent.
+    /// Returns `true` if its receiver has room for more than was sent.
     fn is_wanted(&self) -> bool {
         self.sent < self.limit
     }
 
-    /// Has the NIC write all of it to `to`. Its operation is then one of the link's, which ends it.
+    /// Hands all of it to the NIC, which writes it to `to`. The link owns the operation then, and
+    /// ends it.
     fn hand_over(&mut self, device: &DeviceInner, linked: &Linked, to: RemotePlace) -> Handed {
         let offered = &mut self.offered;
         if offered.matter != Matter::Message {
@@ -216,7 +217,8 @@ impl Stream {
         handed
     }
 
-    /// Sends as many parts as the link and the receiver take now. `Some` when it is over.
+    /// Sends as many parts as the link and the receiver take now. Returns `Some` when it has
+    /// ended.
     fn step(
         &mut self,
         linked: &Linked,
@@ -254,13 +256,13 @@ impl Stream {
                 Err(error) => return Some(Err(OpError::of_submit(&error, self.rank()))),
             }
         }
-        // Found out now and not at the next step: the verdict on a put may come in between.
+        // Checked now and not at the next step, since the verdict on a put may arrive in between.
         (self.sent == size).then_some(Ok(()))
     }
 }
 
-/// Where bytes lie, for the kernel's copy; 0 for those in place, which move with whatever holds
-/// them, and for those that no CPU reaches.
+/// Returns the address of bytes for the kernel's copy. It is 0 for inline bytes, which move with
+/// their owner, and for bytes that no CPU reaches.
 fn address(bytes: &Buffer) -> u64 {
     match bytes {
         Buffer::Small(_) | Buffer::Empty => 0,
@@ -296,13 +298,13 @@ impl Bulk {
         match linked.link.submit(op) {
             Ok(Submit::Busy(busy)) if self.take_back(offer.token, bytes) => Ok(Submit::Busy(busy)),
             Err(error) if self.take_back(offer.token, bytes) => Err(error),
-            // It has gone; or it was ended on another thread, with its buffer and for its
-            // completion object: once is enough.
+            // The offer is sent; or another thread has ended it, with its buffer and completion
+            // object.
             _ => Ok(Submit::Posted),
         }
     }
 
-    /// Ends the operations that have not been over in time.
+    /// Ends the operations whose deadline has passed.
     pub(crate) fn expire_outgoing(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
         let mut ended: Vec<_> =
             self.offered.lock().values_mut().filter_map(|one| one.expire(now, left)).collect();
@@ -314,11 +316,11 @@ impl Bulk {
         ended
     }
 
-    /// Whether it was still there.
+    /// Takes back the buffer of an offer. Returns `true` if the offer was still there.
     fn take_back(&self, token: u64, bytes: &mut Buffer) -> bool {
         let Some(offered) = self.take_offered(token, None) else { return false };
         if offered.is_late {
-            // Whoever posted it has been told already.
+            // Its completion object has been signaled already.
             return false;
         }
         *bytes = offered.bytes;
@@ -333,10 +335,10 @@ impl Bulk {
         offered
     }
 
-    /// The receiver asks for the parts, as many as make up `limit` bytes at first. Whether there is
-    /// such an offer.
+    /// Handles the receiver's request for the parts, with `limit` bytes at first. Returns `true`
+    /// if there is such an offer.
     pub(crate) fn clear(&self, by: Rank, token: u64, landing: u64, limit: usize) -> bool {
-        // Both locks, so that nobody finds it in neither place.
+        // Both locks, so that no other thread finds it in neither place.
         let mut streams = self.streams.lock();
         let Some(offered) = self.take_offered(token, Some(by)) else { return false };
         streams.push(Stream::of(offered, landing, limit));
@@ -344,8 +346,8 @@ impl Bulk {
         true
     }
 
-    /// The receiver wants all of it written to a place in its memory. Whether there is such an
-    /// offer.
+    /// Handles the receiver's request to write all of it to a place. Returns `true` if there is
+    /// such an offer.
     pub(crate) fn clear_to_write(
         &self,
         by: Rank,
@@ -355,14 +357,14 @@ impl Bulk {
     ) -> bool {
         let mut streams = self.streams.lock();
         let Some(offered) = self.take_offered(token, Some(by)) else { return false };
-        // Nothing may come part by part, unless the receiver hears that it has to.
+        // No part may go before the receiver hears that the NIC cannot write.
         streams.push(Stream { place: Some(place), ahead: None, ..Stream::of(offered, landing, 0) });
         self.streams.set_count(streams.len());
         true
     }
 
-    /// The receiver has room for more. What it has room for may be over here already: its source
-    /// has failed.
+    /// Handles a grant of more bytes. The message may have ended here already with an error of its
+    /// source.
     pub(crate) fn grant(&self, by: Rank, landing: u64, limit: usize) {
         if self.grant_writing(by, landing, limit) {
             return;
@@ -375,11 +377,11 @@ impl Bulk {
         }
     }
 
-    /// The receiver has all it wants. `None`: there is no such offer.
+    /// Handles the receiver's verdict. `None`: there is no such offer.
     pub(crate) fn finish(&self, by: Rank, token: u64, verdict: Verdict) -> Option<Ended> {
         let offered = self.take_offered(token, Some(by)).or_else(|| {
-            // A put whose last part another thread is just sending: it will stand there when that
-            // thread is done.
+            // Another thread may be sending the last part of a put. It stands there once that
+            // thread releases the lock.
             drop(self.streams.lock());
             self.take_offered(token, Some(by))
         });
@@ -393,8 +395,8 @@ impl Bulk {
         })
     }
 
-    /// Sends a request about the peer's memory, from the backlog if need be; `bytes` are what is
-    /// sent to it.
+    /// Sends a request about the peer's memory, through the backlog if necessary. `bytes` is the
+    /// data for the peer.
     pub(crate) fn request(
         &self,
         device: &DeviceInner,
@@ -420,8 +422,8 @@ impl Bulk {
         device.end_if_gone(runtime, peer);
     }
 
-    /// Sends what a peer has asked for, `limit` bytes of it at first. When it is sent, `comp` is
-    /// told.
+    /// Sends the bytes that a peer has asked for, `limit` at first. Signals `comp` when all are
+    /// sent.
     pub(crate) fn answer(
         &self,
         peer: Rank,
@@ -439,19 +441,20 @@ impl Bulk {
         self.streams.set_count(streams.len());
     }
 
-    /// Whether an operation on a peer's memory that sends something is under way and began before
+    /// Returns `true` if an operation that sends to a peer's memory is in flight and began before
     /// `name`.
     pub(super) fn sends_to_memory(&self, peer: Rank, before: u64) -> bool {
         let concerns = |one: &Offered| {
             one.rank() == peer && matches!(one.matter, Matter::Memory(name) if name < before)
         };
-        // It may be on its way from the one to the other.
+        // It may be moving from one list to the other.
         let streams = self.streams.lock();
         streams.iter().any(|stream| concerns(&stream.offered))
             || self.offered.lock().values().any(concerns)
     }
 
-    /// All bytes of a put are sent. It is over when its owner says that they are in place.
+    /// Waits for the verdict on a put whose bytes are all sent. It completes when the owner has
+    /// them in place.
     fn await_verdict(&self, name: u64, offered: Offered) {
         let mut all = self.offered.lock();
         all.insert(name, offered);
@@ -460,7 +463,7 @@ impl Bulk {
 }
 
 impl Pass<'_> {
-    /// Sends parts of what was asked for.
+    /// Sends parts of requested messages.
     #[cold]
     pub(crate) fn move_streams(&mut self) {
         let bulk = &self.device.bulk;
@@ -519,7 +522,7 @@ impl Pass<'_> {
             }
             match over {
                 None => {
-                    // One that its receiver has no room for holds up no other.
+                    // A message without room at its receiver delays no other.
                     if stream.is_wanted() {
                         served.push(rank);
                     }
@@ -528,8 +531,8 @@ impl Pass<'_> {
                 Some(outcome) => {
                     let stream = streams.remove(at);
                     match (outcome, stream.offered.matter) {
-                        // With the lock held: its owner's verdict may be here already, on another
-                        // thread.
+                        // With the lock held, since another thread may have the owner's verdict
+                        // already.
                         (Ok(()), Matter::Memory(name)) => {
                             let deadline = stream.offered.operation.deadline;
                             bulk.await_verdict(name, stream.offered);
@@ -552,7 +555,7 @@ impl Pass<'_> {
                 Ok(()) => stream.end(None),
                 Err(error) => {
                     if matches!(error, OpError::Copy(_) | OpError::Memory(_)) {
-                        // Its bytes cannot be had: whoever waits for them is told.
+                        // The source has failed: the receiver is told.
                         let message = Message::Finish { token: stream.landing };
                         let verdict = Verdict::Broken { sent: stream.sent as u64 };
                         self.device.control(self.inner, stream.rank(), message, verdict.encode());
@@ -566,8 +569,8 @@ impl Pass<'_> {
 }
 
 impl<'a> Pass<'a> {
-    /// The link to a rank, made if need be: who only answers may have had none so far. `None`: it
-    /// is not up yet.
+    /// Returns the link to a rank, made if necessary: a rank that only answers may have had none.
+    /// `None`: the link is not up yet.
     pub(super) fn way_to(&self, rank: Rank) -> Result<Option<&'a Linked>, OpError> {
         let device = self.device;
         let Some(route) = device.route(rank) else { return Ok(None) };
@@ -581,7 +584,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Bytes of a part: what both sides' packets hold.
+/// Returns the bytes of a part: the smaller packet size of both sides.
 fn part_size(device: &DeviceInner, linked: &Linked) -> usize {
     linked.caps.am_copied.min(device.host_pool.packet_size()).max(1)
 }

@@ -1,15 +1,17 @@
-//! Pieces that go together to or from memory of a rank that nobody but that rank reaches.
+//! Pieces that go together to or from memory that only its owner reaches.
 //!
 //! ```text
 //! asker                                  owner
-//!   pieces (token, region, count) ────►  an offer like any other. What comes is a list of places, and of a put the bytes behind it
-//!                                        copies them to their places; or, asked for, from there, one behind the other
+//!   pieces (token, region, count) ────►  an offer like any other. Its bytes are a list of places,
+//!                                        and for a put the data behind it
+//!                                        for a put copies the data to the places;
+//!                                        for a get copies them from the places into one buffer
 //!   ◄──────────────────── finish (token)
-//!   ◄──────────── part (landing, offset) of a get: all that was asked for, maybe before the finish
+//!   ◄──────────── part (landing, offset) for a get: the bytes, possibly before the finish
 //! ```
 //!
-//! A list is one of places in one region: where a piece begins there, and its bytes, sixteen bytes
-//! for each. All of it is checked before anything is copied.
+//! The places of a list lie in one region. A place takes sixteen bytes: the offset in the region,
+//! and the length. All places are checked before anything is copied.
 
 use super::wire::{Offer, Request, Verdict};
 use super::{Bulk, Ended, Moving, Staging, Target};
@@ -31,30 +33,29 @@ use std::sync::Arc;
 /// (docs/adr/0011-thresholds.md).
 pub(crate) const PIECE: usize = 4 << 10;
 
-/// The same of memory of a GPU, whose engine is told of each message.
+/// The same for GPU memory, whose engine is told of each message.
 pub(crate) const GPU_PIECE: usize = 32 << 10;
 
-/// Bytes of the pieces of one message, at most: what both sides allocate for it.
+/// Bytes of the pieces of one message, at most: both sides allocate as much for it.
 pub(crate) const BYTES: usize = 64 << 10;
 
 /// Pieces of one message, at most.
 pub(crate) const COUNT: usize = 1024;
 
-/// Messages of pieces that a rank has under way to another, at most, on one device: bounds what
-/// both sides allocate.
+/// Messages of pieces in flight from a rank to another on one device, at most. Bounds the memory
+/// that both sides allocate.
 pub(crate) const AT_ONCE: usize = 32;
 
-/// Those of a peer's, at most. It may hear of the end of as many as it has under way before a
-/// thread here has let go of them: one that is held up just then, or several.
+/// Lists of a peer in flight here, at most. A peer may hear of the end of its lists before threads
+/// of this rank have released them.
 const OF_A_PEER: usize = 4 * AT_ONCE;
 
 /// Bytes of a place in a list.
 const PLACE: usize = 16;
 
-/// A list of places, where each begins in the region, and its bytes; and behind it room for `room`
-/// bytes. Where that begins.
+/// Builds a list of places, each an offset in the region and a length, with `room` bytes behind
+/// it. Returns the beginning of that room.
 ///
-/// # Errors
 /// None: it is host memory.
 pub(crate) fn list(
     places: impl ExactSizeIterator<Item = (u64, usize)>,
@@ -68,7 +69,7 @@ pub(crate) fn list(
     Ok((region, len))
 }
 
-/// Reads a list of places in a region of `room` bytes; and their bytes in all.
+/// Reads a list of places in a region of `room` bytes. Also returns their total bytes.
 fn read_list(bytes: &[u8], room: usize) -> Result<(Vec<(usize, usize)>, usize), Verdict> {
     let (words, _) = bytes.as_chunks::<8>();
     let word = |word: &[u8; 8]| usize::try_from(u64::from_le_bytes(*word)).ok();
@@ -83,13 +84,13 @@ fn read_list(bytes: &[u8], room: usize) -> Result<(Vec<(usize, usize)>, usize), 
     places.map(|places| (places, size)).ok_or(Verdict::Outside)
 }
 
-/// Copies between bytes that lie one behind the other in `packed`, from `at` on, and places in
-/// regions. Between host memory the CPU does it now; else the regions are all of one GPU, whose
-/// engine is given all of them together.
+/// Copies between contiguous bytes in `packed`, from `at` on, and places in regions. The CPU
+/// copies between host memory at once. Otherwise all regions lie on one GPU, whose engine gets all
+/// copies together.
 ///
 /// # Errors
-/// Something lies outside of its memory, no engine reaches it, or the engine refuses: then nothing
-/// is under way.
+/// Something lies outside of its memory, no engine reaches it, or the engine refuses. No copy is
+/// in flight then.
 pub(crate) fn copy_packed<'r>(
     (packed, mut at): (&Region, usize),
     places: impl ExactSizeIterator<Item = (&'r Region, usize, usize)>,
@@ -118,8 +119,8 @@ pub(crate) fn copy_packed<'r>(
     together.map(|together| Moving::start_together(together, staging)).transpose()
 }
 
-/// Pieces that are under way, on this rank's behalf and on others': for those who wait until there
-/// are none of its own, and so that there are not too many.
+/// Lists of pieces in flight, of this rank and of its peers. Flushes wait for those of this rank,
+/// and their number is limited.
 pub(crate) struct Packed(Arc<Waiting<Vec<One>>>);
 
 impl Default for Packed {
@@ -131,16 +132,16 @@ impl Default for Packed {
 struct One {
     name: u64,
     peer: Rank,
-    /// Whether the peer has asked for it.
+    /// `true` if the peer has asked for it.
     is_asked: bool,
 }
 
-/// They are, as long as there is this.
+/// A guard: the list counts as in flight until this is dropped.
 pub(crate) struct UnderWay(Arc<Waiting<Vec<One>>>, u64);
 
 impl UnderWay {
-    /// They are, as long as there is `region`, too: an operation that was not over in time leaves
-    /// its bytes to the peer, which has not done with them.
+    /// Keeps the list in flight as long as `region` exists. An operation that has timed out leaves
+    /// its bytes to the peer, which may still use them.
     pub(crate) fn with(self: &Arc<Self>, region: &Region) {
         region.keep_with(|| self.clone());
     }
@@ -161,7 +162,7 @@ impl Drop for UnderWay {
 }
 
 impl Packed {
-    /// One more, unless there are `most` with that peer, on the same side's behalf.
+    /// Adds a list, unless there are `most` with that peer from the same side.
     fn note(&self, one: One, most: usize) -> Option<UnderWay> {
         let under_way = UnderWay(self.0.clone(), one.name);
         let mut all = self.0.lock();
@@ -181,7 +182,7 @@ impl Packed {
         self.0.is_empty()
     }
 
-    /// Whether any of this rank's to or from a peer's memory began before `name`.
+    /// Returns `true` if a list of this rank to or from a peer's memory began before `name`.
     pub(super) fn has(&self, peer: Rank, before: u64) -> bool {
         let is_meant = |one: &One| !one.is_asked && one.peer == peer && one.name < before;
         !self.is_empty() && self.0.lock().iter().any(is_meant)
@@ -189,36 +190,35 @@ impl Packed {
 }
 
 impl Bulk {
-    /// Pieces to or from a peer's memory will be under way. `None`: so many are that others have to
-    /// wait.
+    /// Notes a list to or from a peer's memory. `None`: the limit is reached, and the caller has
+    /// to wait.
     pub(crate) fn note_packed(&self, peer: Rank) -> Option<UnderWay> {
-        // Those that an engine is at are to be offered yet.
+        // Lists that an engine copies are not offered yet.
         let most = AT_ONCE.min(usize::try_from(self.limit).unwrap_or(AT_ONCE));
         self.packed.note(One { name: self.now(), peer, is_asked: false }, most)
     }
 
-    /// Ends what was to arrive here, because its owner has refused it.
+    /// Ends the message expected here that its owner has refused.
     pub(crate) fn refuse_packed(&self, by: Rank, landing: u64, error: &OpError) -> Option<Ended> {
         self.refuse_with(by, landing, error, |_| 0).flatten()
     }
 }
 
-/// Pieces that a peer puts, or asks for.
+/// A list of pieces that a peer puts or gets.
 pub(crate) struct Asked {
-    /// The peer's name for it.
+    /// The peer's name for the list.
     token: u64,
     /// This rank's region.
     region: u64,
-    /// How many.
+    /// Number of pieces.
     count: usize,
-    /// The peer's name for where they go, if it asks for them.
+    /// The peer's name for the answer, if it gets them.
     wanted: Option<u64>,
     under_way: Arc<UnderWay>,
 }
 
 impl Pass<'_> {
-    /// Pieces are offered, or asked for. Not inlined: what it keeps on the stack is nothing for
-    /// other messages.
+    /// Handles an offer of pieces. Not inlined: other messages do not pay for its stack.
     #[inline(never)]
     pub(super) fn offered_pieces(&mut self, from: Rank, landing: u64, request: Request) {
         let Request { token, region, offset: count, first: size, second: addr } = request;
@@ -246,7 +246,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The list has come, and the bytes behind it.
+    /// Handles a list that has arrived, with the bytes behind it.
     #[cold]
     #[inline(never)]
     pub(super) fn carry_out(&mut self, from: Rank, asked: Asked, buffer: &Buffer) {
@@ -278,7 +278,7 @@ impl Pass<'_> {
         }
         let packed =
             if asked.wanted.is_some() { (Region::host(size), 0) } else { (come.clone(), list) };
-        // Whoever takes no answers has them counted.
+        // Bytes that the peer has not taken count against its limit.
         asked.under_way.with(&packed.0);
         let each = places.iter().map(|&(offset, len)| (region, offset, len));
         let begun =
@@ -299,14 +299,14 @@ impl Pass<'_> {
     }
 }
 
-/// Pieces that an engine is at, because a peer has asked for that.
+/// A peer's pieces that an engine copies.
 pub(crate) struct Carried {
     asked: Asked,
     packed: Region,
 }
 
 impl DeviceInner {
-    /// An engine is done with pieces.
+    /// Ends the pieces that an engine has copied.
     #[cold]
     #[inline(never)]
     pub(crate) fn carried_out(
@@ -327,8 +327,7 @@ impl DeviceInner {
         }
     }
 
-    /// Pieces are in their places, or out of them: whoever asked is told, and gets what it asked
-    /// for.
+    /// Ends pieces that are copied. The peer gets the verdict, and the bytes of a get.
     fn pieces_are_done(&self, runtime: &Inner, from: Rank, asked: &Asked, packed: &Region) {
         self.control(runtime, from, Message::Finish { token: asked.token }, Verdict::Done.encode());
         if let Some(landing) = asked.wanted {

@@ -1,4 +1,4 @@
-//! Large messages and operations on memory that are not over, for a look by a person.
+//! The list of unfinished large messages and operations on memory, for diagnostics.
 
 use super::Bulk;
 use super::outgoing::Matter;
@@ -6,7 +6,7 @@ use crate::names::Tag;
 use crate::pending::PendingOp;
 
 impl Bulk {
-    /// Whether nothing is under way.
+    /// Returns `true` if nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.offered.is_empty()
             && self.streams.is_empty()
@@ -17,7 +17,7 @@ impl Bulk {
             && self.packed.is_empty()
     }
 
-    /// Lists what is under way.
+    /// Lists the transfers in flight.
     pub(crate) fn list_pending(&self, list: &mut dyn FnMut(PendingOp)) {
         for one in self.offered.lock().values() {
             let (what, waits_for) = match one.matter() {

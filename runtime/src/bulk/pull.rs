@@ -14,8 +14,8 @@ use carrack_transports::mem::{Buffer, MemMut};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Leaves a buffer to a peer whose kernel is copying from it or to it, and that cannot be waited
-/// for any longer.
+/// Leaks a buffer that a peer's kernel may still be copying, and that cannot be waited for any
+/// longer.
 pub(super) fn abandon(buffer: Option<Buffer>, to: Rank) {
     let size = buffer.as_ref().map_or(0, Buffer::len);
     tracing::warn!(
@@ -39,38 +39,37 @@ pub(crate) struct Pull {
     offer: Offer,
     memory: Arc<dyn PeerMemory>,
     done: usize,
-    /// Its sender was asked to help, if that is worth while.
+    /// `true` if its sender was asked to help, where that pays.
     is_asked: bool,
     /// Its sender may help.
     pub(super) share: Option<Share>,
-    /// It cannot be copied. Told once the sender has stopped helping.
+    /// The error that stopped the copy. Reported once the sender has stopped helping.
     failed: Option<PeerMemoryError>,
-    /// Something was wrong when it was copied together with others.
+    /// `true` if a copy together with others has failed.
     is_apart: bool,
 }
 
-/// What a step of a pull came to.
+/// The result of a step of a pull.
 enum Step {
-    /// So many bytes.
+    /// This many bytes were copied.
     Copied(usize),
-    /// All that is missing is with the sender, or it has not answered so far.
+    /// The remaining bytes are with the sender, or the link is not ready.
     Waits,
     Over,
     Failed(PeerMemoryError),
 }
 
-/// What became of a message that was to be copied.
+/// The result of a turn of a pull.
 enum Pulled {
     Over,
-    /// All that is missing is with the sender.
+    /// The remaining bytes are with the sender.
     Waits(Box<Pull>),
-    /// There is more to be copied.
+    /// More bytes are left.
     Begun(Box<Pull>),
 }
 
 impl Pass<'_> {
-    /// Lets the kernel copy what was offered, in the order in which it was, as much as is copied at
-    /// a time.
+    /// Lets the kernel copy the offered messages in order, up to the limit of one call.
     #[cold]
     pub(crate) fn move_pulls(&mut self) {
         let bulk = &self.device.bulk;
@@ -87,7 +86,7 @@ impl Pass<'_> {
                 continue;
             }
             let Some(mut pull) = turn.pop_front() else { break };
-            // Those behind it, too: their senders come to it while this one is copied.
+            // The next ones, too: their senders reach them while this one is copied.
             let is_alone = turn.is_empty();
             self.ask_for_help(&mut pull, is_alone);
             turn.iter_mut().take(ASK_AHEAD).for_each(|pull| self.ask_for_help(pull, false));
@@ -99,15 +98,15 @@ impl Pass<'_> {
         }
         let waits: Vec<Rank> = left.iter().map(|pull| pull.from).collect();
         left.append(&mut turn);
-        // Behind those that have not had their turn, and before those that have come meanwhile.
+        // Behind those that had no turn, and before those that have arrived meanwhile.
         left.extend(begun);
         let mut pulls = bulk.pulls.lock();
         left.append(&mut pulls);
         *pulls = left;
         bulk.pulls.set_count(pulls.len());
         drop(pulls);
-        // Who has gone meanwhile was looked for on another thread when these were not in the list;
-        // and those that wait would for ever.
+        // A peer may have gone while another thread had these out of the list. Those that wait for
+        // it would wait for ever.
         waits.into_iter().for_each(|from| self.device.end_if_gone(self.inner, from));
     }
 
@@ -122,8 +121,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Copies several messages of one peer by one call of the kernel, if there are such in front.
-    /// Whether any was.
+    /// Copies several messages of one peer at the front by one call of the kernel. Returns `true`
+    /// if there were several.
     fn pull_together(&mut self, turn: &mut VecDeque<Box<Pull>>, budget: &mut usize) -> bool {
         let Some(from) = turn.front().map(|first| first.from) else { return false };
         let mut size = 0;
@@ -142,7 +141,7 @@ impl Pass<'_> {
         let done = places.map_or(0, |places| memory.read_many(&places).unwrap_or(0));
         let mut left = many.split_off(done);
         if let Some(pull) = left.first_mut() {
-            // By itself it will say what is wrong.
+            // Its own copy will report the error.
             pull.is_apart = true;
         }
         left.into_iter().rev().for_each(|pull| turn.push_front(pull));
@@ -153,7 +152,7 @@ impl Pass<'_> {
         true
     }
 
-    /// Copies as much of one message as may be copied now.
+    /// Copies as much of one message as one turn may.
     fn pull(&mut self, mut pull: Box<Pull>, budget: &mut usize) -> Pulled {
         loop {
             match pull.step() {
@@ -180,11 +179,11 @@ impl Pass<'_> {
         }
     }
 
-    /// All bytes of a message have been copied.
+    /// Ends a message whose bytes have all been copied.
     fn pulled(&mut self, pull: Pull) {
         self.moved = true;
         let Pull { from, size, target, offer, .. } = pull;
-        // A put's end is told when it has arrived, whichever way it came.
+        // A put's verdict follows its arrival, whichever way it came.
         if !target.is_memory() {
             let message = Message::Finish { token: offer.token };
             self.device.control(self.inner, from, message, Verdict::Done.encode());
@@ -213,7 +212,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A message that waits for its sender's help may be late. Its memory stays here until the
+    /// Ends the operation of a message whose deadline has passed. Its buffer stays here until the
     /// sender is done with it.
     fn expire_pull(&mut self, pull: &mut Pull) {
         let deadline = pull.target.deadline();
@@ -234,7 +233,7 @@ impl Pass<'_> {
 }
 
 impl Pull {
-    /// A message of so many bytes, and its target, which is host memory.
+    /// Returns a pull of `size` bytes into a target in host memory.
     pub(super) fn new(
         from: Rank,
         (size, target): (usize, Target),
@@ -256,12 +255,12 @@ impl Pull {
         }
     }
 
-    /// Where its bytes go.
+    /// Returns the buffer for its bytes.
     fn buffer(&mut self) -> Option<&mut Buffer> {
         self.kept.as_mut().or_else(|| self.target.buffer())
     }
 
-    /// The same, for its sender.
+    /// Returns the place for its bytes, as its sender needs it.
     fn place(&mut self) -> Option<(*const u8, usize)> {
         let room = self.room()?;
         room.place().is_host().then(|| (room.as_mut_ptr().cast_const(), room.len()))
@@ -281,7 +280,7 @@ impl Pull {
                     Others::Waiting => return Step::Waits,
                     Others::Settled => None,
                     Others::Failed(from) => {
-                        // As if nobody had helped.
+                        // Copied as if the sender had not helped.
                         (self.done, self.share) = (from, None);
                         return self.step();
                     }
@@ -308,7 +307,7 @@ impl Pull {
     }
 
     fn copy(&mut self, begin: usize, len: usize) -> Result<(), PeerMemoryError> {
-        // An address that runs over is the sender's nonsense, and no memory's.
+        // An address that overflows is the sender's error, and refers to no memory.
         let addr = self.offer.addr.wrapping_add(begin as u64);
         let memory = self.memory.clone();
         let room = self
@@ -317,13 +316,13 @@ impl Pull {
         memory.read(addr, room.part(begin, len))
     }
 
-    /// All of the message's place.
+    /// Returns the place for the whole message.
     fn room(&mut self) -> Option<MemMut<'_>> {
         let size = self.size;
         Some(self.buffer()?.view_mut()?.part(0, size))
     }
 
-    /// In words, for a look by a person.
+    /// Returns a description for diagnostics.
     pub(super) fn waits_for(&self) -> &'static str {
         match &self.share {
             None => "the kernel's copy",
@@ -331,7 +330,7 @@ impl Pull {
         }
     }
 
-    /// Whether it has not been begun, and is no matter of two sides.
+    /// Returns `true` if it has not begun and needs no help of its sender.
     fn can_go_with_others(&self) -> bool {
         !self.is_apart
             && self.done == 0
@@ -340,8 +339,8 @@ impl Pull {
             && self.memory.is_ready()
     }
 
-    /// Ends it without its bytes; and without its buffer, which stays where it is, if its sender
-    /// may be writing to it (`is_used`): a sender that is known to be dead writes no more.
+    /// Ends it without its bytes. The buffer leaks if its sender may be writing to it (`is_used`).
+    /// A dead sender does not write.
     pub(super) fn fail(mut self, error: OpError, is_used: bool) -> Option<Ended> {
         let helps = self.share.as_ref().is_some_and(|share| !share.close());
         if helps && is_used && !self.memory.is_gone() {

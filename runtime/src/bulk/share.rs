@@ -1,10 +1,10 @@
 //! Copying a message by both sides at once: the receiver's kernel reads from the front, the
 //! sender's writes from the back.
 //!
-//! One core copies at the speed of one core. While a large message is on its way its sender often
-//! has nothing to do but to wait for it, so the receiver asks it to help. Whoever takes a piece
-//! copies it; a sender that makes no progress takes none, and costs nothing. Who has what is said
-//! by a [`Split`] in memory that both see.
+//! One core copies at the speed of one core. While a large message is on its way, its sender often
+//! only waits for it, so the receiver asks the sender to help. Each side copies the pieces that it
+//! takes. A sender without progress takes none, and costs nothing. A [`Split`] in memory that both
+//! sides see says which side has which piece.
 
 use super::Bulk;
 use super::outgoing::Offered;
@@ -20,9 +20,9 @@ use carrack_transports::sync::split::{MAX_UNITS, Piece, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes from which the receiver asks for help: for a message that is waited for, and for one of
-/// many, where two cores that copy at the same time slow each other down
-/// (docs/adr/0011-thresholds.md).
+/// Bytes from which the receiver asks for help. The first value is for a message that is waited
+/// for. The second is for one of many, where two cores that copy at the same time slow each other
+/// down (docs/adr/0011-thresholds.md).
 const WORTH_IT: (usize, usize) = (48 << 10, 192 << 10);
 /// Bytes that are taken at least: each piece is a system call, which costs as much as copying some
 /// 20 KiB (docs/adr/0011-thresholds.md).
@@ -33,8 +33,8 @@ pub(super) const MOST: usize = 1 << 20;
 /// Messages behind the one that is being copied whose senders are asked for help already.
 pub(super) const ASK_AHEAD: usize = 3;
 
-/// Whether help with a message of `size` bytes is to be asked for; `is_alone`: no other one is to
-/// be copied.
+/// Returns `true` if the receiver should ask for help with a message of `size` bytes. `is_alone`:
+/// no other message waits to be copied.
 pub(super) fn is_worth_it(size: usize, is_alone: bool) -> bool {
     size >= if is_alone { WORTH_IT.0 } else { WORTH_IT.1 }
 }
@@ -42,7 +42,7 @@ pub(super) fn is_worth_it(size: usize, is_alone: bool) -> bool {
 /// Messages that a peer is helped with at a time.
 const HELPS: usize = 16;
 
-/// How a message is divided. Both sides compute it.
+/// The division of a message into units. Both sides compute the same.
 #[derive(Clone, Copy)]
 struct Division {
     size: usize,
@@ -54,7 +54,7 @@ impl Division {
         Self { size, unit: UNIT.max(size.div_ceil(MAX_UNITS as usize).next_multiple_of(UNIT)) }
     }
 
-    /// At most `MAX_UNITS`.
+    /// Returns the number of units, at most `MAX_UNITS`.
     fn units(self) -> u32 {
         u32::try_from(self.size.div_ceil(self.unit)).unwrap_or(u32::MAX)
     }
@@ -64,14 +64,14 @@ impl Division {
         u32::try_from(MOST / self.unit).unwrap_or(1)
     }
 
-    /// Where a piece begins, and its length.
+    /// Returns the beginning and the length of a piece.
     fn range(self, piece: Piece) -> (usize, usize) {
         let begin = (piece.first as usize * self.unit).min(self.size);
         (begin, (piece.count as usize * self.unit).min(self.size - begin))
     }
 }
 
-/// A link's splits, and which of them are in use.
+/// The splits of a link, and a bit for each one in use.
 pub(crate) struct Shares {
     splits: Arc<dyn Splits>,
     used: AtomicU64,
@@ -90,7 +90,7 @@ impl Shares {
             if number >= count {
                 return None;
             }
-            // Acquire: whoever had it before is done with it.
+            // Acquire: pairs with the release by the split's last user.
             match self.used.compare_exchange_weak(
                 used,
                 used | 1 << number,
@@ -112,7 +112,7 @@ impl Shares {
     }
 }
 
-/// A split, for one message. It can be used for another one when this is dropped.
+/// A split in use for one message. Its drop frees it for another one.
 pub(crate) struct Share {
     shares: Arc<Shares>,
     number: u32,
@@ -125,13 +125,13 @@ impl Share {
         self.shares.splits.get(self.number)
     }
 
-    /// The next piece that this side copies: where it begins, and its length.
+    /// Takes the next piece for this side: its beginning and its length.
     pub(super) fn take(&self) -> Option<(usize, usize)> {
         let Self { turn, division, .. } = *self;
         Some(division.range(self.split()?.take_front(turn, division.units(), division.most())?))
     }
 
-    /// What became of the pieces that the sender took, when none is left to be taken.
+    /// Returns the state of the pieces that the sender took, after all are taken.
     pub(super) fn others(&self) -> Others {
         match self.split().map_or(State::Settled, Split::state) {
             State::Waiting => Others::Waiting,
@@ -143,7 +143,8 @@ impl Share {
         }
     }
 
-    /// Lets the sender take no more. Whether it is done with what it has taken.
+    /// Lets the sender take no more. Returns `true` if the sender is done with the pieces that it
+    /// has.
     pub(super) fn close(&self) -> bool {
         let Some(split) = self.split() else { return true };
         split.close(self.turn, self.division.units());
@@ -156,7 +157,7 @@ impl Drop for Share {
         if self.close() {
             self.shares.used.fetch_and(!(1 << self.number), Ordering::Release);
         }
-        // Else its sender is in the midst of a piece, and the word is of no more use.
+        // Else its sender is still writing a piece, and this split is lost.
     }
 }
 
@@ -167,13 +168,13 @@ pub(super) enum Others {
     Waiting,
     /// All are written.
     Settled,
-    /// They could not be written: what begins there is still to be copied.
+    /// The sender failed: the bytes from this one on are still to be copied.
     Failed(usize),
 }
 
 impl DeviceInner {
-    /// Asks the sender of a message that is about to be copied to `to` for its help, if that is
-    /// worth while.
+    /// Asks the sender of a message that is about to be copied to `to` for help, if a split is
+    /// free.
     pub(super) fn ask_for_help(
         &self,
         runtime: &Inner,
@@ -188,20 +189,20 @@ impl DeviceInner {
     }
 }
 
-/// A message that the receiver copies, and this rank helps.
+/// A message that the receiver copies, and that this rank helps with.
 pub(super) struct Help {
     by: Rank,
     token: u64,
     wanted: HelpWanted,
     splits: Arc<dyn Splits>,
     memory: Arc<dyn PeerMemory>,
-    /// Bytes written so far: never more than there are, whatever the receiver writes into the
-    /// split.
+    /// Bytes written so far: at most the length of the message, whatever the receiver writes into
+    /// the split.
     written: usize,
 }
 
 impl Help {
-    /// Writes a piece. Whether there may be more to do.
+    /// Writes a piece. Returns `true` if there may be more to do.
     fn step(&mut self, offered: &Offered) -> bool {
         let bytes = offered.view();
         let division = Division::of(bytes.len());
@@ -227,10 +228,10 @@ impl Help {
 }
 
 impl Bulk {
-    /// The receiver of an offer wants help. It does without when there is none to be had.
+    /// Notes the receiver's wish for help with an offer. Without help the receiver copies all.
     fn help(&self, help: Help) {
         let mut helps = self.helps.lock();
-        // One that asks for more than it can use finds that it has to do without.
+        // A receiver with too many wishes gets no help with the rest.
         if helps.iter().filter(|one| one.by == help.by).count() < HELPS
             && !helps.iter().any(|one| one.by == help.by && one.token == help.token)
         {
@@ -241,7 +242,7 @@ impl Bulk {
 }
 
 impl Pass<'_> {
-    /// A receiver asks for help with what was offered to it.
+    /// Handles a receiver's wish for help with an offer.
     pub(super) fn asked_to_help(&self, by: Rank, token: u64, wanted: HelpWanted) {
         if !self.inner.settings.kernel_copy().is_allowed() {
             return;
@@ -253,13 +254,13 @@ impl Pass<'_> {
         }
     }
 
-    /// Helps the one that has asked first, by a piece.
+    /// Helps the receiver that asked first, by one piece.
     #[cold]
     pub(crate) fn move_helps(&mut self) {
         let bulk = &self.device.bulk;
         let Some(mut helps) = bulk.helps.try_lock() else { return };
-        // With the lock of the offers held, so that the bytes stay where they are: what has ended
-        // finds no offer, and what is being written ends only afterwards.
+        // The lock of the offers keeps the bytes in place. An ended operation has no offer any
+        // more, and one whose bytes are being written ends afterwards.
         let offered = bulk.offered.lock();
         while let Some(help) = helps.front_mut() {
             let one = offered.get(&help.token).filter(|one| one.rank() == help.by);

@@ -1,6 +1,6 @@
-//! The receiver's side of a message that its sender's NIC writes chunk by chunk: while one is
-//! written, the next is made known to this rank's NIC. What is written is over for the NIC at once,
-//! so that no more than a few chunks are pinned.
+//! The receiver's side of a message that its sender's NIC writes chunk by chunk. While one chunk
+//! is written, the next is registered with this rank's NIC. A written chunk is deregistered at
+//! once, so that only a few are pinned.
 
 use super::Bulk;
 use super::granting::Ask;
@@ -15,7 +15,7 @@ use crate::runtime::Inner;
 use carrack_transports::contract::ExposedChunks;
 use carrack_transports::mem::Buffer;
 
-/// A message's buffer, of which the sender's NIC reaches some chunks.
+/// The buffer of a message, some of whose chunks the sender's NIC reaches.
 pub(super) struct Showing {
     exposed: Box<dyn ExposedChunks>,
     /// The sender's name for the message.
@@ -24,19 +24,19 @@ pub(super) struct Showing {
     chunk: usize,
     /// Bytes that were shown, from the first on.
     shown: usize,
-    /// Bytes that will be: all, unless a NIC has refused.
+    /// Bytes that will be shown: all, unless a NIC has refused.
     until: usize,
-    /// Shown, and not written so far: where each begins, and its bytes.
+    /// The beginnings and lengths of chunks that are shown and not written yet.
     open: Vec<(usize, usize)>,
 }
 
-/// What is to be done for a message, when no lock is held.
+/// The next action for a message, done without locks.
 enum Next {
     /// Its sender has enough to do.
     Waits,
-    /// A further window is for its sender.
+    /// Send a further window to the sender.
     Show { token: u64, window: Window },
-    /// The rest comes part by part: so many bytes in all.
+    /// Grant the rest as parts: up to this many bytes in all.
     Grant(usize),
 }
 
@@ -52,8 +52,7 @@ impl Showing {
 
     /// Shows the next chunk, if one may be shown.
     ///
-    /// # Errors
-    /// The NIC refuses it, and is shown no more.
+    /// The NIC refuses it. No further chunk is shown.
     pub(super) fn next(&mut self) -> Result<Option<Window>, String> {
         if self.shown >= self.until || self.open.len() >= AT_ONCE * self.exposed.nics() {
             return Ok(None);
@@ -72,15 +71,16 @@ impl Showing {
         }
     }
 
-    /// The chunk that begins there is written: its bytes. `None`: no such chunk was to be.
+    /// Notes that the chunk at `at` is written, and returns its bytes. `None`: there is no such
+    /// chunk.
     fn written(&mut self, at: usize) -> Option<usize> {
         let found = self.open.iter().position(|(begin, _)| *begin == at)?;
         self.exposed.hide(at);
         Some(self.open.swap_remove(found).1)
     }
 
-    /// What lies from a byte on will not be written. How many bytes of that byte's chunk were;
-    /// `None`: nobody asked for that byte.
+    /// Notes that bytes from `from` on will not be written. Returns the written bytes of that
+    /// byte's chunk. `None`: `from` is in no shown chunk.
     fn unwritten(&mut self, from: usize) -> Option<usize> {
         let &(begin, _) =
             self.open.iter().find(|(begin, len)| (*begin..begin + len).contains(&from))?;
@@ -97,7 +97,7 @@ impl Showing {
 }
 
 impl Arriving {
-    /// What comes next, when it was shown or heard that chunks are written.
+    /// Returns the next action, after a chunk was shown or written.
     fn go_on(&mut self) -> Next {
         let Some(showing) = &mut self.showing else { return Next::Waits };
         match showing.next() {
@@ -151,7 +151,7 @@ impl DeviceInner {
         None
     }
 
-    /// Shows further chunks of a message, as many as may be.
+    /// Shows as many further chunks of a message as may be shown.
     pub(super) fn show_chunks(&self, runtime: &Inner, (from, landing): (Rank, u64)) {
         loop {
             let next = match self.bulk.arriving.lock().get_mut(&landing) {
@@ -178,8 +178,8 @@ impl DeviceInner {
 }
 
 impl Bulk {
-    /// A chunk of a message is written, or from that byte on nothing will be. `Err`: it was not
-    /// asked for. `Some` when all of it is here.
+    /// Notes that a chunk is written, or that no byte from `at` on will be. Returns the message
+    /// when it is complete. `Err`: the receiver has not asked for it.
     fn take_chunk(
         &self,
         from: Rank,
@@ -203,14 +203,14 @@ impl Bulk {
         Ok(whole)
     }
 
-    /// Whether a message is written chunk by chunk.
+    /// Returns `true` if the message is written chunk by chunk.
     pub(super) fn shows_chunks(&self, landing: u64) -> bool {
         self.arriving.lock().get(&landing).is_some_and(|one| one.showing.is_some())
     }
 }
 
 impl Pass<'_> {
-    /// A chunk of a message is written, or from that byte on nothing will be.
+    /// Handles a written chunk, or the news that no byte from `at` on will be written.
     pub(super) fn chunk(
         &mut self,
         from: Rank,
@@ -232,7 +232,7 @@ mod tests {
     use carrack_transports::contract::RemotePlace;
     use std::sync::{Arc, Mutex};
 
-    /// Keeps what is shown, and refuses the chunk that begins at `wall`.
+    /// Keeps the shown chunks, and refuses the chunk that begins at `wall`.
     struct Shown {
         at: Arc<Mutex<Vec<usize>>>,
         wall: usize,

@@ -7,19 +7,19 @@
 //! streams rule 1). But a context of the program's that it destroys takes blocks along that were
 //! allocated there: it is asked for before one is used again.
 //!
-//! Each way has a pool of its own for each GPU: what goes out waits for peers to take it in, and
-//! must not keep what comes in from being put down. A pool gives out [`BLOCKS`] at most; beyond
-//! that, one for each peer that would have none: so a peer that does not go on holds up nobody
-//! else, and memory is bounded by the number of peers, whatever is sent.
+//! Each direction of each GPU has a pool of its own. Outgoing bytes wait for peers, and must not
+//! delay the copies of incoming ones. A pool gives out [`BLOCKS`] at most, and beyond that one for
+//! each peer that would have none. So a peer that makes no progress delays no other, and the
+//! number of peers bounds the memory.
 
 use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::{Buffer, GpuUuid, Region};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of a block. An engine needs some 10 µs for so many at 55 GB/s, as long as it takes to
-/// start a copy and to hear of its end (6 to 8 µs; gpu.md, "Measured"): larger ones would win
-/// little, and the first parts of a message wait for the first block.
+/// Bytes of a block. An engine needs some 10 µs for them at 55 GB/s, similar to the time to start
+/// a copy and to hear of its end (6 to 8 µs; gpu.md, "Measured"). Larger blocks would gain little,
+/// and the first parts of a message wait for the first block.
 pub(crate) const BLOCK: usize = 512 << 10;
 
 /// Blocks of a pool that are in use at a time: one that is copied, one that is sent or filled, and
@@ -29,7 +29,7 @@ pub(crate) const BLOCKS: usize = 4;
 /// Bytes of a word.
 pub(super) const WORD: usize = 8;
 
-/// Which way the bytes go.
+/// The direction of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Way {
     /// From a GPU.
@@ -58,15 +58,16 @@ struct Pool(Mutex<State>);
 #[derive(Default)]
 struct State {
     free: Vec<Region>,
-    /// In use.
+    /// Blocks in use.
     out: usize,
-    /// There was no pinned memory: it is not asked for again.
+    /// `true` if pinned memory was refused: it is not requested again.
     is_refused: bool,
 }
 
 impl Staging {
-    /// A block for copies to or from a GPU. `None`: all are in use; one will be free when an engine
-    /// is done. Whoever has none, for its peer, `must` have one.
+    /// Takes a block for copies to or from a GPU. `None`: all are in use, and one will be free
+    /// when an engine is done. A caller whose peer has no block passes `must`, and always gets
+    /// one.
     pub(crate) fn take(&self, gpu: &Arc<dyn Gpu>, way: Way, must: bool) -> Option<Block> {
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let pool = pools.entry((gpu.info().uuid, way)).or_default().clone();
@@ -86,7 +87,7 @@ impl Staging {
             }
         };
         let is_refused = state.is_refused;
-        // Without the lock: the first ones take their time.
+        // Without the lock: the first allocations are slow.
         drop(state);
         drop(gone);
         let memory = kept.unwrap_or_else(|| pool.allocate(gpu, way, is_refused));
@@ -115,20 +116,20 @@ impl Pool {
     }
 }
 
-/// A block, in use until this is dropped. Whoever has an engine copy to or from it keeps it until
-/// the engine is done.
+/// A block, in use until this is dropped. Keep it until the engine that copies to or from it is
+/// done.
 pub(crate) struct Block {
     memory: Region,
     pool: Arc<Pool>,
 }
 
 impl Block {
-    /// A part of it, for a copy: from the beginning, `len` bytes of those that it has.
+    /// Returns the first `len` bytes of the block, for a copy.
     pub(crate) fn first(&self, len: usize) -> Buffer {
         self.memory.slice(0, len).map_or(Buffer::Empty, Buffer::Region)
     }
 
-    /// Its memory.
+    /// Returns the memory of the block.
     pub(crate) fn memory(&self) -> &Region {
         &self.memory
     }

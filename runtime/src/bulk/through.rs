@@ -1,7 +1,7 @@
-//! Copies within this process between memory of a GPU and host memory that is not pinned: block by
-//! block, because the driver's own call would wait until the engine has copied all of it. So one
-//! copy goes, and many that go together: of these a block has as many as it has room for, which the
-//! engine is given in one call.
+//! Copies within this process between GPU memory and pageable host memory, block by block, since
+//! the driver's own call would wait until the engine has copied all of it. One copy goes so, and
+//! many that go together. A block then takes as many of these as fit, and the engine gets them in
+//! one call.
 
 use super::staging::{BLOCK, Block, Staging, Way};
 use carrack_transports::gpu::Gpu;
@@ -15,9 +15,9 @@ const AT_ONCE: usize = 64 << 10;
 
 /// A copy that an engine does, alone or with the CPU's help.
 pub(crate) enum Moving {
-    /// From end to end.
+    /// The engine copies directly.
     Engine(Transfer),
-    /// By way of blocks.
+    /// The copy goes through blocks.
     Through(Box<Through>),
 }
 
@@ -73,8 +73,7 @@ impl Moving {
 
     /// Begins copies that go together; no call waits for an engine.
     ///
-    /// # Errors
-    /// The engine's. Nothing is under way then.
+    /// The engine's error. No copy is in flight then.
     pub(crate) fn start_together(
         together: Together,
         staging: &Arc<Staging>,
@@ -89,8 +88,8 @@ impl Moving {
         through.step(false).map(|()| Self::Through(Box::new(through)))
     }
 
-    /// Whether it is over: `None` while it is not. Never waits. Whoever is `first` of those who
-    /// look after their copies is sure of a block.
+    /// Returns the outcome, or `None` while it is in flight. Never waits. The `first` caller of
+    /// all copies that wait is sure to get a block.
     pub(crate) fn poll(&mut self, first: bool) -> Option<Result<(), CopyError>> {
         match self {
             Self::Engine(transfer) => transfer.poll(),
@@ -98,7 +97,7 @@ impl Moving {
         }
     }
 
-    /// As [`poll`](Self::poll), without how it ended.
+    /// Polls as [`poll`](Self::poll), without the outcome.
     #[inline]
     pub(crate) fn is_over(&mut self, first: bool) -> bool {
         match self {
@@ -107,7 +106,7 @@ impl Moving {
         }
     }
 
-    /// Why it failed, once it is over, if it did.
+    /// Returns the error of a copy that has failed.
     #[inline]
     pub(crate) fn failure(&self) -> Option<CopyError> {
         match self {
@@ -116,7 +115,7 @@ impl Moving {
         }
     }
 
-    /// Whether it cannot be over before another is, as far as is known without asking.
+    /// Returns `true` if it is known to end no earlier than `earlier`, without a query.
     pub(crate) fn is_behind(&self, earlier: &Self) -> bool {
         match (self, earlier) {
             (Self::Engine(transfer), Self::Engine(earlier)) => transfer.is_behind(earlier),
@@ -124,7 +123,7 @@ impl Moving {
         }
     }
 
-    /// As [`Transfer::abandon`].
+    /// Abandons the copy, as [`Transfer::abandon`].
     pub(crate) fn abandon(self) {
         match self {
             Self::Engine(transfer) => transfer.abandon(),
@@ -132,8 +131,8 @@ impl Moving {
         }
     }
 
-    /// Gives back target and source, in this order; waits for an engine that is at them. Of many
-    /// copies there are none.
+    /// Gives back target and source, in this order, after waiting for an engine that uses them.
+    /// Both are empty for many copies.
     pub(crate) fn take_buffers(&mut self) -> (Buffer, Buffer) {
         match self {
             Self::Engine(transfer) => transfer.take_buffers(),
@@ -145,7 +144,7 @@ impl Moving {
     }
 }
 
-/// Between what.
+/// The ends of a copy.
 enum Ends {
     /// Target and source of one copy. The engine has the end that is on the GPU while it is at
     /// work.
@@ -154,8 +153,7 @@ enum Ends {
 }
 
 impl Ends {
-    /// Has the engine begin `len` bytes, which are `at` so many from the beginning, with a block on
-    /// the other side.
+    /// Lets the engine copy `len` bytes, from offset `at` on, with a block at the other end.
     fn start(
         &mut self,
         (block, len): (&Block, usize),
@@ -181,7 +179,7 @@ impl Ends {
         })
     }
 
-    /// What the engine had comes back.
+    /// Takes back the buffer that the engine had.
     fn end(&mut self, transfer: Transfer, from_gpu: bool) {
         let ends = transfer.into_buffers();
         match self {
@@ -191,8 +189,7 @@ impl Ends {
         }
     }
 
-    /// Has the CPU copy `len` bytes, which are `at` so many from the beginning, between a block and
-    /// the host memory.
+    /// Lets the CPU copy `len` bytes, from offset `at` on, between a block and the host memory.
     fn copy_now(
         &mut self,
         (block, len): (&Block, usize),
@@ -220,12 +217,12 @@ impl Ends {
     }
 }
 
-/// A copy by way of blocks.
+/// A copy through blocks.
 pub(crate) struct Through {
-    /// What the engine is at, and how many bytes. It has the end that is on the GPU meanwhile.
-    /// Before the block: a transfer that is dropped waits.
+    /// The engine's transfer and its bytes; it has the end on the GPU meanwhile. Declared before
+    /// its block: the drop of a transfer waits for the engine.
     copying: Option<(Transfer, Block, usize)>,
-    /// Onto a GPU: the next block, which the engine has not begun.
+    /// For a copy onto a GPU: the next block, which the engine has not begun.
     filled: Option<(Block, usize)>,
     ends: Ends,
     len: usize,
@@ -239,7 +236,7 @@ pub(crate) struct Through {
 }
 
 impl Through {
-    /// Of so many bytes, from a GPU or onto it; nothing has begun.
+    /// Returns a copy of `len` bytes from a GPU or onto it, not begun.
     fn new(
         ends: Ends,
         (len, from_gpu): (usize, bool),
@@ -271,19 +268,19 @@ impl Through {
         (self.done == self.len).then_some(Ok(()))
     }
 
-    /// Goes on by one block at most. After an error nothing is under way.
+    /// Goes on by one block at most. After an error no copy is in flight.
     fn step(&mut self, must: bool) -> Result<(), CopyError> {
         let mut come = None;
         if let Some((transfer, ..)) = &mut self.copying {
             let Some(outcome) = transfer.poll() else {
-                // Meanwhile the CPU is at the next.
+                // The CPU fills the next block meanwhile.
                 return if self.from_gpu { Ok(()) } else { self.fill(false) };
             };
             come = self.settle();
             outcome?;
         }
         if self.from_gpu {
-            // The engine first: it is at the next block while the CPU is at this one.
+            // The engine first: it copies the next block while the CPU copies this one.
             if let Some((block, len)) = self.next(must && come.is_none()) {
                 let transfer = self.ends.start((&block, len), self.begun, true)?;
                 self.copying = Some((transfer, block, len));
@@ -304,7 +301,7 @@ impl Through {
         Ok(())
     }
 
-    /// A block for the next bytes, if there are more, and if there is one.
+    /// Returns a block for the next bytes, if bytes and a block are left.
     fn next(&self, must: bool) -> Option<(Block, usize)> {
         let len = (self.len - self.begun).min(BLOCK);
         if len == 0 {
@@ -326,7 +323,7 @@ impl Through {
         Ok(())
     }
 
-    /// Has the end that is on the GPU given back; waits for the engine if it is at work.
+    /// Takes back the end on the GPU, after waiting for the engine.
     fn settle(&mut self) -> Option<(Block, usize)> {
         let (transfer, block, len) = self.copying.take()?;
         self.ends.end(transfer, self.from_gpu);
@@ -422,8 +419,8 @@ mod tests {
         assert!(matches!(refused.cause, CopyError::TooLong { len: 100, room: 99 }));
     }
 
-    /// Many copies between a region of host memory and one of a GPU, in another order there; what
-    /// has to be where.
+    /// Returns many copies between a region of host memory and one of a GPU, in another order
+    /// there, with the expected bytes.
     fn many(gpu: &Arc<dyn Gpu>, lens: &[usize], from_gpu: bool) -> (Together, Region, Vec<u8>) {
         let room = lens.iter().sum::<usize>();
         let (host, device) = (Region::host(room), gpu.allocate(room, Flavour::Plain).unwrap());

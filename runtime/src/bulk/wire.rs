@@ -1,21 +1,21 @@
-//! What offers, clearances and ends carry beside their headers.
+//! The payloads of offers, clearances and verdicts.
 
 use crate::error::OpError;
 use crate::names::Rank;
 use carrack_transports::contract::RemotePlace;
 use carrack_transports::mem::SmallBytes;
 
-/// What is offered.
+/// The payload of an offer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Offer {
     /// Bytes of the message.
     pub(crate) size: u64,
     /// The sender's name for it.
     pub(crate) token: u64,
-    /// Where it lies in the sender's memory, for the kernel's cross-memory copy; 0 when that is no
-    /// help.
+    /// The address in the sender's memory for the kernel's cross-memory copy; 0 if the kernel
+    /// cannot copy it.
     pub(crate) addr: u64,
-    /// Where it lies in memory of a GPU that the receiver can map.
+    /// The place in GPU memory that the receiver can map.
     pub(crate) mapped: Option<Mapped>,
 }
 
@@ -24,16 +24,16 @@ pub(crate) struct Offer {
 pub(crate) struct Mapped {
     /// The sender's name for the region.
     pub(crate) name: u64,
-    /// Where in it, in bytes.
+    /// The offset in the region, in bytes.
     pub(crate) offset: u64,
 }
 
-/// Where the sender of an offer may write to, to help its receiver.
+/// The request for help with a message: its sender may write a part of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct HelpWanted {
-    /// Where the message goes in the receiver's memory.
+    /// The address of the message in the receiver's memory.
     pub(crate) addr: u64,
-    /// The number of the split that says who copies what.
+    /// The number of the split that divides the message.
     pub(crate) split: u32,
     /// Its turn.
     pub(crate) turn: u32,
@@ -54,10 +54,10 @@ impl HelpWanted {
     }
 }
 
-/// How a transfer ended, as the receiver tells it.
+/// The outcome of a transfer, as the receiver reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// All bytes are where they should be, or nobody wants them.
+    /// All bytes are in place, or no operation needs them.
     Done,
     /// The receive was too small.
     Truncated {
@@ -74,28 +74,28 @@ pub(crate) enum Verdict {
     Outside,
     /// No atomic operation is done on that word.
     Word,
-    /// What the word of an atomic operation held.
+    /// The previous value of the word of an atomic operation.
     Held(u64),
-    /// From the sender: the bytes behind these cannot be had.
+    /// From the sender: it cannot read the bytes behind these.
     Broken {
         /// Bytes that it has sent.
         sent: u64,
     },
 }
 
-/// What one rank asks of another's region.
+/// A request that refers to a region of another rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Request {
     /// The asker's name for it.
     pub(crate) token: u64,
     /// The region's number.
     pub(crate) region: u64,
-    /// Where in the region; or how many pieces of it.
+    /// The offset in the region; or the number of pieces.
     pub(crate) offset: u64,
-    /// Bytes; or the first operand. Of pieces: those of their list as well.
+    /// Bytes, or the first operand. For pieces it includes the bytes of their list.
     pub(crate) first: u64,
-    /// Of a put, or of pieces: where they lie in the asker's memory, or 0. Of a get: how many may
-    /// come at first, or 0 for all. Or the second operand.
+    /// For a put or pieces: their address in the sender's memory, or 0. For a get: the limit of
+    /// bytes at first, or 0 for all. For an atomic operation: the second operand.
     pub(crate) second: u64,
 }
 
@@ -180,7 +180,7 @@ impl Verdict {
         }
     }
 
-    /// What the operation ends with that was sent to `peer`.
+    /// Returns the error of the operation that was sent to `peer`, if it failed.
     pub(crate) fn error(self, peer: Rank) -> Option<OpError> {
         let fits = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         match self {
@@ -196,12 +196,12 @@ impl Verdict {
     }
 }
 
-/// A number, as a status gives it back.
+/// Encodes a number, as a status returns it.
 pub(crate) fn word(value: u64) -> SmallBytes {
     words([value])
 }
 
-/// The name of a landing.
+/// Encodes the name of a landing.
 pub(crate) fn encode_landing(landing: u64) -> SmallBytes {
     words([landing])
 }
@@ -210,7 +210,7 @@ pub(crate) fn decode_landing(bytes: &[u8]) -> Option<u64> {
     read(bytes).map(|[landing]| landing)
 }
 
-/// The name of a landing, and how many bytes it takes in at first; without a limit, all.
+/// Encodes the name of a landing, and the limit of bytes at first; all without one.
 pub(crate) fn encode_clear(landing: u64, limit: Option<u64>) -> SmallBytes {
     match limit {
         None => encode_landing(landing),
@@ -218,12 +218,12 @@ pub(crate) fn encode_clear(landing: u64, limit: Option<u64>) -> SmallBytes {
     }
 }
 
-/// Where a region is, and how long.
+/// Encodes the remote key of a region and its length.
 pub(crate) fn encode_place(place: Option<(RemotePlace, u64)>) -> SmallBytes {
     place.map_or(SmallBytes::empty(), |(place, len)| words([place.addr, place.key, len]))
 }
 
-/// `None`: it makes no sense. `Some(None)`: it is not to be had.
+/// Decodes a place. `None`: the bytes are no place. `Some(None)`: the owner has refused it.
 pub(crate) fn decode_place(bytes: &[u8]) -> Option<Option<(RemotePlace, u64)>> {
     if bytes.is_empty() {
         return Some(None);
@@ -231,7 +231,7 @@ pub(crate) fn decode_place(bytes: &[u8]) -> Option<Option<(RemotePlace, u64)>> {
     read(bytes).map(|[addr, key, len]| Some((RemotePlace { addr, key }, len)))
 }
 
-/// A clearance to write all of it to that place.
+/// Encodes a clearance to write all of a message to a place.
 pub(crate) fn encode_writable(landing: u64, place: RemotePlace) -> SmallBytes {
     words([landing, place.addr, place.key])
 }
@@ -240,18 +240,18 @@ pub(crate) fn decode_writable(bytes: &[u8]) -> Option<(u64, RemotePlace)> {
     read(bytes).map(|[landing, addr, key]| (landing, RemotePlace { addr, key }))
 }
 
-/// A part of a message that its sender's NIC is to write, and where to.
+/// A part of a message that its sender's NIC writes, and its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Window {
-    /// Where in the message it begins, in bytes.
+    /// The beginning in the message, in bytes.
     pub(crate) at: usize,
     /// Its bytes.
     pub(crate) len: usize,
-    /// Where the receiver's NIC finds it.
+    /// The place by which the receiver's NIC knows it.
     pub(crate) place: RemotePlace,
 }
 
-/// A clearance to write a part of it.
+/// Encodes a clearance to write a part of a message.
 pub(crate) fn encode_window(landing: u64, window: Window) -> SmallBytes {
     let Window { at, len, place } = window;
     words([landing, at as u64, len as u64, place.addr, place.key])

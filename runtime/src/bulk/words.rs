@@ -1,10 +1,10 @@
 //! Atomic operations on words in memory of GPUs.
 //!
-//! A word has one agent: its owner's progress, by the GPU's copy engine. The engine brings the word
-//! into pinned host memory, there it is changed, and the engine takes it back; whoever asks
-//! meanwhile has its turn with the next round. One round does all that waits, in the order in which
-//! it was asked for: so many who ask for one word do not wait for a round each. Nobody else may do
-//! atomic operations on such a word, the program's own kernels included.
+//! The coherence owner of such a word is its rank's progress, by the GPU's copy engine. The engine
+//! copies the word into pinned host memory, the CPU changes it there, and the engine copies it
+//! back. Requests that arrive meanwhile wait for the next round. One round does all waiting
+//! requests in order, so that many requests for one word do not take a round each. No other agent
+//! may do atomic operations on the word, not even the program's kernels.
 
 use super::staging::{Block, Staging, WORD, Way};
 use super::wire::Verdict;
@@ -16,7 +16,7 @@ use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, CopyError, MemMut, MemRef, RegionSlice, Transfer};
 use std::collections::{HashMap, VecDeque};
 
-/// What is to be done to a word.
+/// The change of a word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
     Add(u64),
@@ -33,31 +33,32 @@ impl Change {
     }
 }
 
-/// An operation, and who is to be told what the word held.
+/// An operation, and the rank that gets the previous value of the word.
 pub(super) struct Asked {
     pub(super) from: Rank,
     pub(super) token: u64,
-    /// The device that it came to.
+    /// The index of the device that received it.
     pub(super) device: u32,
     pub(super) change: Change,
 }
 
-/// An operation that is over.
+/// An operation that has finished.
 type Answer = (Asked, Verdict);
 
-/// A word that somebody wants changed.
+/// A word with requests.
 struct Word {
     place: RegionSlice,
-    /// For the next round.
+    /// Requests for the next round.
     waiting: Vec<Asked>,
     round: Option<Round>,
 }
 
-/// What an engine is at. The copy before its block: a transfer that is dropped waits.
+/// The round of an engine. The copy is declared before its block: the drop of a transfer waits.
 enum Round {
     /// The word is on its way to the host.
     Coming(Transfer, Block),
-    /// It is on its way back; these are over when it is there, each with what it found.
+    /// The word is on its way back. These requests end when it is there, each with the previous
+    /// value.
     Going(Transfer, Block, Vec<(Asked, u64)>),
 }
 
@@ -66,11 +67,11 @@ pub(crate) struct Words(Waiting<State>);
 
 #[derive(Default)]
 struct State {
-    /// By their addresses.
+    /// All words, by their addresses.
     all: HashMap<usize, Word>,
-    /// Those whose round is under way: as many as there is host memory for.
+    /// Words whose round is in flight: at most the number of blocks.
     busy: Vec<usize>,
-    /// Those that wait for theirs.
+    /// Words that wait for a round.
     turn: VecDeque<usize>,
 }
 
@@ -79,7 +80,7 @@ impl Words {
         Self(Waiting::for_progress(chores, Chore::Words))
     }
 
-    /// Has a word changed, by and by.
+    /// Adds a request for a word.
     fn ask(&self, place: RegionSlice, asked: Asked) {
         let mut state = self.0.lock();
         let State { all, turn, .. } = &mut *state;
@@ -92,7 +93,7 @@ impl Words {
         self.0.set_count(state.all.len());
     }
 
-    /// How many operations of a peer are not over.
+    /// Returns the unfinished operations of a peer.
     pub(crate) fn asked_for_by(&self, peer: Rank) -> usize {
         if self.is_empty() {
             return 0;
@@ -105,12 +106,12 @@ impl Words {
         self.0.lock().all.values().map(of).sum()
     }
 
-    /// Whether there is nothing to be done.
+    /// Returns `true` if there is no request.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Looks which rounds are over, and begins others.
+    /// Ends the rounds that are done, and begins others.
     fn step(&self, staging: &Staging) -> Vec<Answer> {
         let Some(mut state) = self.0.try_lock() else { return Vec::new() };
         let State { all, busy, turn } = &mut *state;
@@ -122,7 +123,7 @@ impl Words {
                 if word.waiting.is_empty() {
                     all.remove(address);
                 } else {
-                    // Behind the others.
+                    // Behind the other words.
                     turn.push_back(*address);
                 }
                 return false;
@@ -132,7 +133,7 @@ impl Words {
         while let Some(address) = turn.pop_front() {
             let Some(word) = all.get_mut(&address) else { continue };
             if !word.begin(staging, &mut answers) {
-                // One of another GPU may have more luck the next time.
+                // A word of another GPU may get a block the next time.
                 turn.push_back(address);
                 break;
             }
@@ -147,13 +148,13 @@ impl Words {
     }
 }
 
-/// Where a word lies: a number, never gone to by the CPU.
+/// Returns the address of a word, as a key. The CPU does not access it.
 fn address(place: &RegionSlice) -> usize {
     place.region().addr() + place.offset()
 }
 
 impl Word {
-    /// Has the engine bring it. Whether there was host memory for it.
+    /// Lets the engine fetch the word. Returns `true` unless there was no block.
     fn begin(&mut self, staging: &Staging, answers: &mut Vec<Answer>) -> bool {
         let Some(gpu) = self.place.region().gpu() else {
             answers.extend(self.waiting.drain(..).map(|asked| (asked, Verdict::Failed)));
@@ -167,7 +168,7 @@ impl Word {
         true
     }
 
-    /// Looks whether the engine is done.
+    /// Polls the engine.
     fn step(&mut self, answers: &mut Vec<Answer>) {
         self.round = match self.round.take() {
             Some(Round::Coming(mut transfer, block)) => match transfer.poll() {
@@ -191,8 +192,8 @@ impl Word {
         };
     }
 
-    /// The word is here: changes it as often as was asked, and has the engine take it back if it is
-    /// another one now.
+    /// Does all requests on the word, which is here now. Lets the engine copy it back if it has
+    /// changed.
     fn change(&mut self, block: Block, answers: &mut Vec<Answer>) -> Option<Round> {
         let was = match read(&block) {
             Ok(was) => was,
@@ -246,7 +247,7 @@ fn write(block: &Block, word: u64) -> Result<(), CopyError> {
 }
 
 impl Pass<'_> {
-    /// A peer wants a word of a GPU's memory changed.
+    /// Handles a peer's atomic operation on a word of GPU memory.
     pub(super) fn change_on_gpu(
         &mut self,
         from: Rank,
@@ -262,7 +263,7 @@ impl Pass<'_> {
         self.move_words();
     }
 
-    /// Moves on the words of GPUs that are to be changed.
+    /// Moves on the words of GPUs that have requests.
     #[cold]
     pub(crate) fn move_words(&mut self) {
         let answers = self.inner.words.step(&self.inner.staging);

@@ -1,9 +1,9 @@
-//! The sender's side of a message that its NIC writes chunk by chunk: while one is on its way, the
-//! next is made known to the NIC.
+//! The sender's side of a message that its NIC writes chunk by chunk: while one chunk is on its
+//! way, the next is registered with the NIC.
 //!
-//! A message under way so is looked at when something has happened to it: the receiver has shown a
-//! further window, or a chunk is over. In between it costs nobody anything, and keeps no thread
-//! from sleeping.
+//! Progress looks at such a message only after an event: the receiver has shown a further window,
+//! or a chunk has completed. In between the message costs no time, and keeps no thread from
+//! sleeping.
 
 use super::outgoing::{Matter, Offered, Stream};
 use super::wire::{Window, encode_landing};
@@ -23,45 +23,45 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Chunks of a message that are shown, and those that are being written, at a time: one that bytes
-/// go to, and one that is made ready. So no more than these are pinned on either side, however long
-/// a message is; of each NIC that chunks are dealt out over.
+/// Chunks of a message that are shown, or being written, at a time on each NIC: one that is
+/// written, and one that is prepared. So only these are pinned on either side, however long the
+/// message is.
 pub(super) const AT_ONCE: usize = 2;
 
-/// Windows that a receiver may show at a time: more than an honest one does, of whatever version.
+/// Windows that a receiver may show at a time. An honest one of any version shows fewer.
 const WINDOWS: usize = 64;
 
 /// A message that the NIC writes.
 pub(crate) struct Writing {
-    /// But for its bytes, which chunks under way have a share in.
+    /// The message without its bytes, which the chunks in flight share.
     pub(super) offered: Offered,
     bytes: Arc<Buffer>,
     /// The receiver's name for it.
     landing: u64,
     /// Bytes that the NIC was told to write, from the first on.
     sent: usize,
-    /// Where the receiver wants what comes then, in the order of the message.
+    /// The windows that the receiver has shown, in the order of the message.
     windows: VecDeque<Window>,
-    /// Of which chunks are under way, and the receiver will be told.
+    /// Windows whose end the receiver will be told later, as some of their chunks are in flight.
     apart: Vec<Apart>,
     /// Bytes of a chunk, at most.
     chunk: usize,
-    /// Bytes that may come part by part: the receiver's NIC takes no more.
+    /// Bytes that may go as parts, after the receiver's NIC has refused further windows.
     limit: usize,
-    /// This rank's NIC does not reach the rest.
+    /// `true` if this rank's NIC does not reach the rest.
     is_refused: bool,
-    /// It ends with this as soon as no chunk is under way.
+    /// The error that ends it as soon as no chunk is in flight.
     failed: Option<OpError>,
     under_way: Arc<UnderWay>,
 }
 
-/// The chunks that the NIC is at, as a completion object of theirs.
+/// The chunks that the NIC writes, as their completion object.
 struct UnderWay {
-    /// The message's.
+    /// The name of the message.
     name: u64,
     count: AtomicUsize,
     failed: OnceLock<OpError>,
-    /// Those that are over: where their windows begin.
+    /// The window beginnings of completed chunks.
     over: Mutex<Vec<u64>>,
     ready: Arc<Waiting<Vec<u64>>>,
 }
@@ -72,7 +72,7 @@ impl UnderWay {
     }
 
     fn none(&self) -> bool {
-        // Acquire: how the last one ended is seen.
+        // Acquire: the outcome of the last chunk is visible.
         self.count.load(Ordering::Acquire) == 0
     }
 }
@@ -89,29 +89,29 @@ impl Completion for UnderWay {
     }
 }
 
-/// A window whose bytes no message follows on the same queue pair: its receiver is told when its
-/// chunks are over.
+/// A window whose end no message can follow on the same queue pair: its receiver is told when its
+/// chunks have completed.
 struct Apart {
     at: usize,
     chunks: usize,
-    /// Whether there will be no more of them.
+    /// `true` if all of its chunks were submitted.
     is_given: bool,
 }
 
-/// Has progress look at a message.
+/// Lets progress look at a message.
 fn note(ready: &Waiting<Vec<u64>>, name: u64) {
     let mut names = ready.lock();
     names.push(name);
     ready.set_count(names.len());
 }
 
-/// What a look at a message came to.
+/// The result of a look at a message.
 enum Look {
-    /// Something will happen to it.
+    /// A later event continues it.
     Rests,
-    /// The link took no more at the moment.
+    /// The link is full at the moment.
     Again,
-    /// The rest goes part by part.
+    /// The rest goes as parts.
     Parts,
     Over(Result<(), OpError>),
 }
@@ -155,8 +155,7 @@ impl Writing {
         self.bytes.len()
     }
 
-    /// The receiver has shown a further window. They may come in any order: two threads may take
-    /// them in.
+    /// Adds a window. Windows may arrive in any order, since two threads may receive them.
     fn add(&mut self, window: Window) -> Result<(), String> {
         if self.is_refused {
             // It was shown before the receiver heard of that.
@@ -177,7 +176,7 @@ impl Writing {
         Ok(())
     }
 
-    /// Has as much written as is wanted and may be under way.
+    /// Submits as many chunks as are shown and may be in flight.
     fn step(&mut self, device: &DeviceInner, linked: &Linked, told: &mut Told) -> Look {
         while self.failed.is_none()
             && self.under_way.failed.get().is_none()
@@ -197,8 +196,8 @@ impl Writing {
                     self.is_refused = true;
                     self.windows.clear();
                     if len == self.size() {
-                        // Its receiver knows of no chunks. What was written comes once more, behind
-                        // that.
+                        // Its receiver does not know of chunks. It gets the written bytes again,
+                        // as parts.
                         self.sent = 0;
                     }
                     break;
@@ -231,9 +230,9 @@ impl Writing {
         (self.rank(), Message::Written { landing: self.landing }, encode_landing(at as u64))
     }
 
-    /// What is left to be done when nothing can be written.
+    /// Reports completed windows, and finds the next state when no chunk can be submitted.
     fn look(&mut self, told: &mut Told) -> Look {
-        // First: how the last one ended is looked at afterwards.
+        // Read first: the outcome of the last chunk is checked below.
         let has_none = self.under_way.none();
         for at in std::mem::take(&mut *self.under_way.over()) {
             if let Some(apart) = self.apart.iter_mut().find(|apart| apart.at as u64 == at) {
@@ -253,7 +252,7 @@ impl Writing {
             return Look::Over(Ok(()));
         }
         if self.is_refused {
-            // Only now: what was written by whatever NIC is there.
+            // After all chunks: only now are the written bytes in place, on every NIC.
             let message = Message::Unwritten { landing: self.landing };
             told.push((self.rank(), message, encode_landing(self.sent as u64)));
             return Look::Parts;
@@ -261,7 +260,7 @@ impl Writing {
         if self.limit > self.sent && self.windows.is_empty() { Look::Parts } else { Look::Rests }
     }
 
-    /// Has a chunk written. `false`: not now.
+    /// Submits a chunk. `false`: not now.
     fn write(
         &self,
         device: &DeviceInner,
@@ -276,7 +275,7 @@ impl Writing {
         let operation =
             Outstanding { rank, tag, size: chunk.len, user_context, comp: Some(comp), deadline };
         let Ok(token) = device.outstanding.insert(operation) else { return Ok(false) };
-        // First: it may be over on another thread before this call returns.
+        // Before the call: another thread may see its completion first.
         self.under_way.count.fetch_add(1, Ordering::AcqRel);
         let submitted = linked.link.put_chunk(to, chunk, OpToken(token));
         if !matches!(submitted, Ok(Submit::Posted)) {
@@ -286,8 +285,7 @@ impl Writing {
         submitted.map(|submit| submit == Submit::Posted)
     }
 
-    /// Its bytes are this rank's alone again; none, if a link that has failed in the midst of a
-    /// chunk still has a share in them.
+    /// Returns the offer with its bytes, or without them if a failed link still holds a part.
     fn into_offered(self) -> Offered {
         let Self { mut offered, bytes, .. } = self;
         offered.bytes = Arc::into_inner(bytes).unwrap_or_default();
@@ -304,8 +302,8 @@ impl Writing {
 }
 
 impl Bulk {
-    /// Whether a message that may be written as a whole is made known to the NIC in chunks all the
-    /// same: how long it is then.
+    /// Returns the length of a message that the receiver wants written as a whole, if it goes in
+    /// chunks all the same.
     pub(crate) fn is_for_chunks(&self, by: Rank, token: u64, chunk: usize) -> Option<usize> {
         let offered = self.offered.lock();
         let one = offered
@@ -315,10 +313,9 @@ impl Bulk {
         Some(one.bytes.len()).filter(|&len| len > chunk && !is_kept)
     }
 
-    /// The receiver has shown where a part of a message is to be written.
+    /// Handles a window that the receiver has shown for a part of a message.
     ///
-    /// # Errors
-    /// There is no such message; or that is no part of it.
+    /// There is no such message, or the window is not in it.
     pub(crate) fn clear_window(
         &self,
         by: Rank,
@@ -339,7 +336,7 @@ impl Bulk {
                     .map(Offered::matter);
                 match known {
                     Some(Matter::Message) => {}
-                    // Of one that has ended here, or goes on part by part.
+                    // Its message has ended here, or goes on as parts.
                     None if window.at > 0 => return Ok(()),
                     _ => return Err("it wants to have written what was not offered to it".into()),
                 }
@@ -355,8 +352,8 @@ impl Bulk {
         added
     }
 
-    /// The receiver has its NIC take no more, and room for so many bytes. Whether it is a message
-    /// that is written.
+    /// Handles the news that the receiver's NIC takes no more, and the limit for parts. Returns
+    /// `true` if the message is written chunk by chunk.
     pub(super) fn grant_writing(&self, by: Rank, landing: u64, limit: usize) -> bool {
         let mut writings = self.writings.lock();
         let found = writings.iter_mut().find(|(_, one)| one.landing == landing && one.rank() == by);
@@ -366,8 +363,8 @@ impl Bulk {
         true
     }
 
-    /// Ends what goes to a rank, or to anybody: at once where no chunk is under way, and else when
-    /// that is over.
+    /// Ends messages to a rank, or to all ranks: at once without a chunk in flight, else after the
+    /// last one.
     pub(super) fn fail_writings(
         &self,
         rank: Option<Rank>,
@@ -393,7 +390,7 @@ impl Bulk {
 }
 
 impl Pass<'_> {
-    /// Has NICs write what they were asked for.
+    /// Lets NICs write the chunks that receivers have shown.
     #[cold]
     pub(crate) fn move_writings(&mut self) {
         let bulk = &self.device.bulk;
@@ -425,8 +422,7 @@ impl Pass<'_> {
                 Look::Parts => {
                     let Some(writing) = writings.remove(&name) else { continue };
                     let (landing, sent, limit) = (writing.landing, writing.sent, writing.limit);
-                    // With the lock held: whoever looks for it finds it in the one place or in the
-                    // other.
+                    // With both locks, so that another thread finds it in one place or the other.
                     let mut streams = bulk.streams.lock();
                     streams.push(Stream::from(writing.into_offered(), landing, (sent, limit)));
                     bulk.streams.set_count(streams.len());

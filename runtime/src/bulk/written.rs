@@ -1,4 +1,4 @@
-//! Messages that the sender's NIC writes to where they go.
+//! Messages that the sender's NIC writes to their destination.
 
 use super::Bulk;
 use super::incoming::Arriving;
@@ -12,17 +12,17 @@ use crate::protocol::header::Message;
 use carrack_transports::contract::RemotePlace;
 use carrack_transports::mem::{CopyError, MemKind};
 
-/// Shorter messages go part by part: their bytes are copied sooner than their memory is made known
-/// to a NIC. An estimate; on ConnectX devices registering takes some tens of microseconds.
+/// Shorter messages go as parts: copying them takes less time than a registration with a NIC. An
+/// estimate; on ConnectX devices a registration takes some tens of microseconds.
 pub(crate) const WRITTEN: usize = 32 << 10;
 
 impl DeviceInner {
-    /// Lets the sender's NIC write to where a message goes, where that is worth while and can be
-    /// had: host memory, or a GPU's that this rank's NIC reaches, which then needs no blocks.
+    /// Lets the sender's NIC write to the destination of a message, where that is possible and
+    /// pays: host memory, or GPU memory that this rank's NIC reaches, which then needs no blocks.
     pub(super) fn expose(&self, from: Rank, arriving: &mut Arriving) -> Option<RemotePlace> {
         let linked = self.known_route(from)?.linked()?;
-        // The bytes of a put are not written: if the NIC could reach the region, it would not have
-        // come to this.
+        // The NIC writes no put here: with a reachable region the put would not have come as an
+        // offer.
         let is_put = arriving.target.is_memory();
         if arriving.size < WRITTEN || is_put || !linked.caps.remote_memory {
             return None;
@@ -44,7 +44,7 @@ impl DeviceInner {
 }
 
 impl Bulk {
-    /// All of a message has been written to where it was to go.
+    /// Takes a message that the NIC has written.
     fn take_written(&self, from: Rank, landing: u64) -> Option<Arriving> {
         let mut all = self.arriving.lock();
         all.get(&landing).filter(|one| one.from == from && one.exposed.is_some())?;
@@ -53,8 +53,8 @@ impl Bulk {
         whole
     }
 
-    /// A message will not be written, and its buffer is this rank's again. How many bytes may come
-    /// now; `None`: there is no such message.
+    /// Takes the buffer of a message back that will not be written. Returns the limit of parts.
+    /// `None`: there is no such message.
     fn take_unwritten(&self, from: Rank, landing: u64) -> Option<usize> {
         let mut all = self.arriving.lock();
         let one = all.get_mut(&landing).filter(|one| one.from == from)?;
@@ -76,12 +76,12 @@ impl Bulk {
 }
 
 impl Pass<'_> {
-    /// All of a message has been written to where it was to go.
+    /// Handles the end of a message that the NIC has written.
     pub(super) fn written(&mut self, from: Rank, landing: u64) -> Result<(), String> {
         let whole = self.device.bulk.take_written(from, landing);
         let mut whole = whole.ok_or("it has written what it was not asked to")?;
-        // Before anybody hears of it, and while the NIC still knows the memory: its word for the
-        // bytes' arrival does not mean that the GPU sees them (gpu.md, streams rule 8).
+        // Before the completion is signaled, and while the NIC still knows the memory. The arrival
+        // at the NIC does not mean that the GPU sees the bytes (gpu.md, streams rule 8).
         if let Some(gpu) = whole.exposed.as_ref().and_then(|exposed| exposed.flush())
             && let Err(cause) = gpu.flush_remote_writes()
         {
@@ -94,7 +94,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// A message will not be written: its sender's NIC does not reach its bytes.
+    /// Handles the news that a message will not be written: its sender's NIC does not reach its
+    /// bytes.
     pub(super) fn unwritten(&mut self, from: Rank, landing: u64) -> Result<(), String> {
         let now = self.device.bulk.take_unwritten(from, landing);
         let now = now.ok_or("it will not write what it was not asked to")?;

@@ -1,4 +1,4 @@
-//! Everybody's bytes, to everybody.
+//! Allgather: the bytes of each member, at every member.
 
 use super::board::What;
 use super::call::Call;
@@ -8,7 +8,8 @@ use crate::names::Rank;
 use std::future::Future;
 
 impl Group {
-    /// Each member's bytes, in the group's order. All must contribute the same number of bytes.
+    /// Returns each member's bytes, in the group's order. All must contribute the same number of
+    /// bytes.
     ///
     /// Bruck's algorithm (1997): in round k each member passes on all it has, up to 2^k
     /// contributions, to the one 2^k places back; ⌈log₂ n⌉ rounds.
@@ -20,8 +21,8 @@ impl Group {
         call.block(allgather(&call, mine.to_vec()))
     }
 
-    /// As [`allgather`](Self::allgather), to be awaited. It takes its place among the group's
-    /// operations when this is called.
+    /// Returns the future of an [`allgather`](Self::allgather). It takes its place among the
+    /// group's operations when this is called.
     pub fn allgather_async<'g>(
         &'g self,
         mine: &[u8],

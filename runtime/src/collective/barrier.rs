@@ -30,7 +30,7 @@ impl Group {
         call.conclude(here)
     }
 
-    /// As [`barrier`](Self::barrier), to be awaited. It takes its place among the group's
+    /// Returns the future of a [`barrier`](Self::barrier). It takes its place among the group's
     /// operations when this is called.
     pub fn barrier_async(&self) -> impl Future<Output = Result<(), CollectiveError>> {
         let call = Call::begin(self, What::Barrier, Rank(0));
@@ -41,7 +41,7 @@ impl Group {
     }
 }
 
-/// Whom a member tells in a step, and whom it hears. `None`: there is no such step.
+/// Returns the member to notify in a step, and the one to wait for. `None`: there is no such step.
 fn partners(call: &Call<'_>, step: u32) -> Option<(u32, u32)> {
     let (place, count) = (u64::from(call.place()), u64::from(call.count()));
     let distance = 1_u64.checked_shl(step).filter(|&distance| distance < count)?;

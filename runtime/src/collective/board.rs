@@ -9,42 +9,42 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
-/// Where notes for one group wait: also for one that this rank has not made yet.
+/// The notes for one group, which may not have been made at this rank yet.
 pub(crate) struct Board {
     pub(super) name: u32,
     me: Rank,
     members: OnceLock<Members>,
     hash: OnceLock<u64>,
     state: Mutex<State>,
-    /// For each step of a barrier, the number of the last whose note has come: a barrier's notes
-    /// say nothing but this, so they need no list. What is not as expected goes into the list all
-    /// the same. Those who listen have a waker in the state.
+    /// For each step of a barrier, the number of the last operation whose note has arrived. A
+    /// barrier's notes say no more, so they need no list. An unexpected one goes into the list.
+    /// Listeners have a waker in the state.
     barriers: Ticks<STEPS>,
-    /// Grows with all else that those who wait may want to know.
+    /// Grows at every other event that listeners may wait for.
     stirred: AtomicU64,
     /// Counts the notes.
     ledger: Arc<Ledger>,
 }
 
-/// Steps of a barrier: there are no more than 2^32 ranks.
+/// Steps of a barrier: a group has at most 2^32 ranks.
 const STEPS: usize = 32;
 
 #[derive(Default)]
 struct State {
-    /// How many operations have begun here.
+    /// Operations that have begun here.
     begun: u64,
-    /// Those that are not over.
+    /// Operations in flight.
     active: Vec<Active>,
     notes: Vec<Note>,
     wakers: Vec<Waker>,
 }
 
-/// An operation that is not over here.
+/// An operation in flight here.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Active {
     pub(crate) number: u64,
     what: What,
-    /// Who is waited for.
+    /// The rank that it waits for.
     pub(crate) awaits: Option<Rank>,
 }
 
@@ -54,31 +54,31 @@ impl Active {
     }
 }
 
-/// What one member tells another.
+/// A message from one member to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Note {
     pub(super) from: Rank,
-    /// Which of the group's operations.
+    /// The number of the operation in the group.
     pub(super) number: u64,
-    /// Which of its messages.
+    /// The number of the message in the operation.
     pub(super) step: u32,
     pub(super) meaning: Meaning,
-    /// Whatever the algorithm says.
+    /// A value of the algorithm.
     pub(super) word: u64,
 }
 
-/// What a member believes to take part in: must be the same for all.
+/// The operation as a member understands it: must be the same at all members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Meaning {
-    /// Of the list of members.
+    /// The hash of the list of members.
     pub(super) hash: u64,
     pub(super) count: u32,
     pub(super) what: What,
-    /// Of a broadcast: where from. Of a failure: who is to blame.
+    /// The root of a broadcast, or the culprit of a failure.
     pub(super) root: Rank,
 }
 
-/// Which operation.
+/// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum What {
     Barrier,
@@ -151,7 +151,7 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes it the board of these members. Whether it is.
+    /// Makes it the board of these members. Returns `false` if it is that of others.
     pub(super) fn found(&self, members: Members) -> bool {
         let is_so = *self.members.get_or_init(|| members.clone()) == members;
         self.hash();
@@ -167,12 +167,12 @@ impl Board {
         *self.hash.get_or_init(|| self.members().hash())
     }
 
-    /// Its operations that are not over.
+    /// Returns the operations in flight.
     pub(super) fn active(&self) -> Vec<Active> {
         self.lock().active.clone()
     }
 
-    /// The number of the next operation.
+    /// Begins an operation, and returns its number.
     pub(super) fn begin(&self, what: What) -> u64 {
         let mut state = self.lock();
         let number = state.begun;
@@ -181,8 +181,8 @@ impl Board {
         number
     }
 
-    /// A note has come that says nothing but that a member is there. Whether that is all there is
-    /// to it.
+    /// Handles the note of a member that has reached a barrier. Returns `true` if it was such a
+    /// note, and expected.
     #[inline]
     pub(super) fn tick(&self, note: &Note) -> bool {
         let (Some(members), Some(&hash)) = (self.members.get(), self.hash.get()) else {
@@ -206,7 +206,7 @@ impl Board {
         if note.number < state.begun
             && !state.active.iter().any(|active| active.number == note.number)
         {
-            // It says that an operation has failed which is over here.
+            // The note reports the failure of an operation that has ended here.
             return Ok(());
         }
         if !self.ledger.add(note.from) {
@@ -231,8 +231,8 @@ impl Board {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// The note of a member that is in a barrier, where this one's operation of that number is
-    /// none.
+    /// Returns the note of a member that is in a barrier, where this rank's operation of that
+    /// number is none.
     pub(super) fn barrier_instead(&self, number: u64) -> Option<Note> {
         // A member further on has a higher number there: that one has passed this operation.
         let step = self.barriers.last_was(number)?;
@@ -246,19 +246,19 @@ impl Board {
         Some(Note { from: members.before(self.me, step)?, number, step, meaning, word: 0 })
     }
 
-    /// Whether the note of a barrier's step has come.
+    /// Returns `true` if the note of a barrier's step has arrived.
     #[inline]
     pub(super) fn has_ticked(&self, number: u64, step: u32) -> bool {
         self.barriers.has(step, number)
     }
 
-    /// Changes when there is something else to look at.
+    /// Returns a number that changes with each event for listeners.
     #[inline]
     pub(super) fn stirred(&self) -> u64 {
         self.stirred.load(Ordering::Acquire)
     }
 
-    /// Who is waited for in an operation.
+    /// Returns the rank that an operation waits for.
     pub(super) fn awaits(&self, number: u64) -> Option<Rank> {
         self.lock().active.iter().find(|active| active.number == number)?.awaits
     }
@@ -295,7 +295,7 @@ impl Board {
         }
     }
 
-    /// Tells `waker` when there is something else to look at.
+    /// Wakes `waker` at the next event.
     pub(super) fn listen(&self, waker: &Waker) {
         self.add(&mut self.lock(), waker);
     }
@@ -307,7 +307,7 @@ impl Board {
         }
     }
 
-    /// An operation is over: whatever is still said of it, or comes late, is of no use.
+    /// Ends an operation: further and late notes on it are dropped.
     pub(super) fn forget(&self, number: u64) {
         let mut state = self.lock();
         for note in state.notes.extract_if(.., |note| note.number == number) {
@@ -316,8 +316,8 @@ impl Board {
         state.active.retain(|active| active.number != number);
     }
 
-    /// A note from a rank on an operation that has not begun here. What it has given up does not
-    /// count: it is not there any more.
+    /// Returns a note from a rank on an operation that has not begun here. A failure does not
+    /// count, since the rank has left that operation.
     pub(super) fn unclaimed(&self, from: Rank) -> Option<Note> {
         let state = self.lock();
         let is_one = |note: &&Note| {
@@ -348,8 +348,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Who has failed in an operation is not in it any more: it may be waited for in another
-    /// group's for as long as it likes.
+    /// A member that has failed in an operation has left it. Another group's operation may wait
+    /// for it without a limit.
     #[test]
     fn a_member_is_taken_to_be_elsewhere_for_what_it_does_there_and_not_for_what_it_has_given_up() {
         let boards = Boards::new(Rank(0), 2);

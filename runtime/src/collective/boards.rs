@@ -11,8 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) const GROUPS: usize = 1 << 16;
 /// Groups that this rank has not made yet of which one other may be the first to tell.
 const UNMADE: usize = 1 << 14;
-/// Notes of one rank that may lie on all boards together: members are never so far ahead of each
-/// other.
+/// Notes of one rank that may lie on all boards together: honest members are never so far ahead.
 pub(super) const NOTES: usize = 1 << 18;
 
 /// A runtime's boards, by the names of their groups.
@@ -22,18 +21,18 @@ pub(crate) struct Boards {
     others: Mutex<Others>,
     notes: Arc<Ledger>,
     unmade: Ledger,
-    /// How many groups of the library's own this rank has offered a number for.
+    /// Numbers for groups of the library that this rank has offered.
     tickets: AtomicU32,
 }
 
 #[derive(Default)]
 struct Others {
     boards: HashMap<u32, Arc<Board>>,
-    /// Those that this rank has not made a group of, with the first one that told of each.
+    /// Groups that this rank has not made, with the first rank that sent a note for each.
     unmade: HashMap<u32, Rank>,
 }
 
-/// How many of something there are of each rank.
+/// A count for each rank, with a limit.
 pub(super) struct Ledger {
     limit: usize,
     counts: Mutex<HashMap<Rank, usize>>,
@@ -48,7 +47,7 @@ impl Ledger {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more. Whether there may be.
+    /// Adds one. Returns `false` at the limit.
     pub(super) fn add(&self, of: Rank) -> bool {
         let mut counts = self.lock();
         let count = counts.entry(of).or_default();
@@ -57,7 +56,7 @@ impl Ledger {
         may_be
     }
 
-    /// One less.
+    /// Removes one.
     pub(super) fn sub(&self, of: Rank) {
         if let Some(count) = self.lock().get_mut(&of) {
             *count -= 1;
@@ -75,7 +74,7 @@ impl Boards {
         Self { me, world: Arc::new(world), others, notes, unmade, tickets }
     }
 
-    /// A number that this gives only once. `None` when there are none left.
+    /// Returns a fresh number, or `None` if there are none left.
     pub(super) fn ticket(&self) -> Option<u32> {
         self.tickets
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| last.checked_add(1))
@@ -98,7 +97,7 @@ impl Boards {
         Arc::new(Board::new(name, self.me, &self.notes))
     }
 
-    /// The board of a group that this rank makes. `None` when there are too many.
+    /// Returns the board of a group that this rank makes, or `None` if there are too many.
     pub(super) fn make(&self, name: u32) -> Option<Arc<Board>> {
         let mut others = self.lock();
         let Others { boards, unmade } = &mut *others;
@@ -112,7 +111,7 @@ impl Boards {
         Some(boards.entry(name).or_insert_with(|| self.empty(name)).clone())
     }
 
-    /// The board of a group that another rank tells of.
+    /// Returns the board of a group that another rank has sent a note for.
     fn heard_of(&self, name: u32, from: Rank) -> Result<Arc<Board>, String> {
         let mut others = self.lock();
         if let Some(board) = others.boards.get(&name) {
@@ -127,7 +126,7 @@ impl Boards {
         Ok(board)
     }
 
-    /// A note has come.
+    /// Adds a note.
     ///
     /// # Errors
     /// Its sender is too far ahead.
@@ -138,8 +137,8 @@ impl Boards {
         }
     }
 
-    /// Takes a note in that says nothing but that a member has come to a barrier: the path of each
-    /// barrier. Whether it is one.
+    /// Handles the note of a member that has reached a barrier: the common path of each barrier.
+    /// Returns `true` if it was such a note.
     #[inline]
     pub(crate) fn tick(&self, name: u32, note: &Note) -> bool {
         match name {
@@ -148,13 +147,13 @@ impl Boards {
         }
     }
 
-    /// Something else has happened that those who wait may want to know: a rank is gone.
+    /// Wakes all listeners: a rank is gone.
     pub(crate) fn wake(&self) {
         self.world.wake();
         self.others().iter().for_each(|board| board.wake());
     }
 
-    /// What is not over, in all groups: with the group's name.
+    /// Returns the operations in flight of all groups, with the groups' names.
     pub(crate) fn active(&self) -> Vec<(u32, Active)> {
         let others = self.others();
         let all = std::iter::once(&self.world).chain(&others);
@@ -162,7 +161,8 @@ impl Boards {
             .collect()
     }
 
-    /// A group whose notes from a rank nobody here has asked for, but for one group.
+    /// Returns a group other than `but` with a note of a rank for an operation that has not begun
+    /// here.
     pub(super) fn unclaimed(&self, from: Rank, but: u32) -> Option<(u32, Note)> {
         let others = self.others();
         let all = std::iter::once(&self.world).chain(&others).filter(|board| board.name != but);

@@ -1,4 +1,4 @@
-//! One member's bytes, to everybody.
+//! Broadcast: the bytes of one member, at every member.
 
 use super::board::What;
 use super::call::Call;
@@ -9,11 +9,11 @@ use bytes::Bytes;
 use std::future::Future;
 
 impl Group {
-    /// The bytes of `root`, at every member. What other members give does not matter; an empty
-    /// slice will do.
+    /// Returns the bytes of `root` at every member. The bytes of other members are ignored; an
+    /// empty slice suffices.
     ///
-    /// A binomial tree: ⌈log₂ n⌉ rounds, in each of which those who have the bytes pass them on to
-    /// as many others.
+    /// A binomial tree: ⌈log₂ n⌉ rounds. In each round every member with the bytes passes them on
+    /// to one without.
     ///
     /// # Errors
     /// See [`CollectiveError`].
@@ -23,8 +23,8 @@ impl Group {
         call.block(broadcast(&call, root, bytes.to_vec().into()))
     }
 
-    /// As [`broadcast`](Self::broadcast), to be awaited. It takes its place among the group's
-    /// operations when this is called.
+    /// Returns the future of a [`broadcast`](Self::broadcast). It takes its place among the
+    /// group's operations when this is called.
     pub fn broadcast_async(
         &self,
         root: Rank,

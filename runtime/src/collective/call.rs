@@ -44,9 +44,9 @@ struct Late(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     notes: usize,
-    /// Whom to tell when there are none left.
+    /// The waker to wake when none is left.
     waker: Option<Waker>,
-    /// Why one of them will never come to where it should.
+    /// The reason why one of them will never arrive.
     lost: Option<Box<OpError>>,
 }
 
@@ -99,7 +99,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// As [`begin`](Self::begin), for an operation that blocks this thread.
+    /// Begins as [`begin`](Self::begin), for an operation that blocks this thread.
     ///
     /// # Errors
     /// Called in a forked process, or from a completion handler.
@@ -112,7 +112,7 @@ impl<'a> Call<'a> {
         Self::begin(group, what, root)
     }
 
-    /// How many bytes this member contributes.
+    /// Notes the bytes that this member contributes.
     pub(super) fn contributes(&self, bytes: usize) {
         self.contributes.store(bytes as u64, Ordering::Relaxed);
     }
@@ -121,7 +121,7 @@ impl<'a> Call<'a> {
         self.meaning.what.name()
     }
 
-    /// How many members there are.
+    /// Returns the number of members.
     pub(super) fn count(&self) -> u32 {
         self.meaning.count
     }
@@ -135,12 +135,12 @@ impl<'a> Call<'a> {
         self.board.members().at(place)
     }
 
-    /// The place of a rank.
+    /// Returns the place of a rank.
     pub(super) fn place_of(&self, rank: Rank) -> Option<u32> {
         self.board.members().place(rank)
     }
 
-    /// Tells a member something.
+    /// Sends a member a note.
     #[inline]
     pub(super) fn tell(&self, to: u32, step: u32, word: u64) {
         self.note(self.rank(to), step, self.meaning, word);
@@ -162,8 +162,8 @@ impl<'a> Call<'a> {
         });
     }
 
-    /// Waits until the notes are on their way: a member that leaves, and makes no progress any
-    /// more, must not take them with it. Why one never will be, if so.
+    /// Waits until the notes are on their way: a member that leaves, and makes no further
+    /// progress, must not keep them. Returns the reason if a note will never arrive.
     async fn told(&self, limit: Duration) -> Option<Box<OpError>> {
         let late = self.late.get()?;
         let until = Deadline::after(limit);
@@ -174,7 +174,7 @@ impl<'a> Call<'a> {
             }
             late.waker = Some(context.waker().clone());
             drop(late);
-            // Each deadline that passes wakes the boards' listeners, whoever's it is.
+            // Every deadline that passes wakes the boards' listeners, also another operation's.
             self.board.listen(context.waker());
             self.runtime.0.deadlines.note(until);
             Poll::Pending
@@ -182,7 +182,7 @@ impl<'a> Call<'a> {
         .await
     }
 
-    /// Waits for what a member tells.
+    /// Waits for the note of a member.
     pub(super) async fn hear(&self, from: u32, step: u32) -> Result<u64, CollectiveError> {
         let from = self.rank(from);
         let heard = poll_fn(|context| {
@@ -210,7 +210,7 @@ impl<'a> Call<'a> {
                     (None, Some(error)) => Poll::Ready(Err(error)),
                     (None, None) => {
                         if !self.is_linked(from) {
-                            // Nothing else tells of the end of a rank that has published no
+                            // No other event reports the end of a rank that has published no
                             // address.
                             let inner = &self.runtime.0;
                             inner.look_out_for(&inner.default_device().0, from);
@@ -223,13 +223,13 @@ impl<'a> Call<'a> {
         heard.await
     }
 
-    /// Of a barrier: whether the note of a step has come.
+    /// Returns `true` if the note of a barrier's step has arrived.
     #[inline]
     fn has_ticked(&self, step: u32) -> bool {
         self.meaning.what == What::Barrier && self.board.has_ticked(self.number, step)
     }
 
-    /// The note of a member that is in a barrier, where this operation is none.
+    /// Returns the note of a member that is in a barrier, where this operation is none.
     fn barrier_instead(&self) -> Option<Note> {
         if self.meaning.what == What::Barrier {
             None
@@ -238,13 +238,13 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// As `hear`, of a barrier's note, on a thread that does nothing else: looks at one word while
-    /// nothing else stirs.
+    /// Waits for a barrier's note, on a thread that does nothing else: tests one word until
+    /// another event.
     pub(super) fn hear_tick(&self, from: u32, step: u32) -> Result<(), CollectiveError> {
         let stirred = self.board.stirred();
         let done = || self.has_ticked(step) || self.board.stirred() != stirred;
-        // A rank that is known to be gone stirs nothing any more: after a short while everything is
-        // looked at.
+        // A rank that is known to be gone causes no event: a short sleep, then everything is
+        // checked.
         let heard = self.runtime.0.wait_keeping(&done, Some(Duration::from_millis(1)));
         if heard.is_ok() && self.has_ticked(step) {
             return Ok(());
@@ -266,7 +266,7 @@ impl<'a> Call<'a> {
         sent.map(|_| ()).map_err(|error| self.failed(error))
     }
 
-    /// Waits for something, or for a note that another member has failed or means something else.
+    /// Runs `work`, unless a note says that another member has failed or is in another operation.
     async fn unless_trouble<T>(&self, work: impl Future<Output = T>) -> Result<T, CollectiveError> {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -325,9 +325,9 @@ impl<'a> Call<'a> {
             | u64::from(step & 0xff))
     }
 
-    /// Why nothing will be heard of a rank any more, if that is known. Whoever is waited for has to
-    /// be heard of when it goes, also if it never came: then its address cannot be had. Nor is one
-    /// heard that there is no path to.
+    /// Returns the reason why a rank will not be heard of any more, if known. An awaited rank must
+    /// be noticed when it goes, even if it never published its address. A rank without a path
+    /// cannot be heard either.
     fn gone(&self, rank: Rank) -> Option<CollectiveError> {
         let inner = &self.runtime.0;
         let device = &inner.default_device().0;
@@ -345,7 +345,7 @@ impl<'a> Call<'a> {
         inner.down().get(&rank).cloned().map(|cause| self.down(rank, cause))
     }
 
-    /// Whether it would be heard of when a rank goes. This one needs nobody to tell of it.
+    /// Returns `true` if the end of a rank would be noticed. This rank itself needs no link.
     fn is_linked(&self, rank: Rank) -> bool {
         let route = self.runtime.0.default_device().0.known_route(rank);
         rank == self.runtime.rank() || route.is_some_and(|route| route.linked().is_some())
@@ -362,7 +362,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A note that says something else than what this member does.
+    /// Returns the error for a note that contradicts this member's operation.
     #[cold]
     fn contradiction(&self, note: &Note) -> CollectiveError {
         let (what, rank) = (self.what(), note.from);
@@ -386,7 +386,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What the other members are told of a failure: who is to blame, and for what.
+    /// Returns the culprit and the reason of a failure, as the other members are told.
     fn blame(&self, error: &CollectiveError) -> (Rank, u64) {
         match error {
             CollectiveError::Op { cause: OpError::PeerDown { rank, .. }, .. }
@@ -415,7 +415,7 @@ impl<'a> Call<'a> {
         if result.is_ok()
             && let Some(cause) = self.told(Duration::MAX).await
         {
-            // Whoever waits for that note would hear nothing but that this member has left.
+            // A member that waits for that note would only hear that this one has left.
             result = Err(CollectiveError::Op { what: self.what(), cause: *cause });
         }
         if let Err(error) = &result {
@@ -423,7 +423,7 @@ impl<'a> Call<'a> {
         }
         self.is_over.store(true, Ordering::Relaxed);
         if result.is_err() {
-            // Those who have not even started will hear in some other way.
+            // Members that have not started learn of it in another way.
             self.told(Duration::from_secs(1)).await;
         }
         result
@@ -458,8 +458,8 @@ impl<'a> Call<'a> {
         self.block(async { result })
     }
 
-    /// Blocks on the operation. A member that is in another group's operation, of which this rank
-    /// knows nothing, while this one waits for it is taken for a mistake after a while.
+    /// Blocks on the operation. A member that waits in another group's operation, unknown to this
+    /// rank, while this one waits for it is reported as a mismatch after a while.
     pub(super) fn block<T>(
         &self,
         work: impl Future<Output = Result<T, CollectiveError>>,
@@ -499,9 +499,8 @@ impl<'a> Call<'a> {
 }
 
 impl Group {
-    /// Fails the next operation here without taking part in it: for members that have to stop
-    /// between operations that belong together. Whoever begins it, or is in it, hears of that, and
-    /// of what was the `cause`.
+    /// Fails the next operation without taking part in it, for members that have to stop between
+    /// operations that belong together. Members that begin it, or are in it, get the `cause`.
     pub(crate) fn abandon(&self, cause: &CollectiveError) {
         // In a forked process there is nothing to tell: the group is the parent's.
         let Ok(call) = Call::begin(self, What::Barrier, Rank(0)) else { return };
@@ -510,17 +509,16 @@ impl Group {
         let _ = self.runtime.block_on(call.told(Duration::from_secs(1)));
     }
 
-    /// The same for good: of a group that this member has done with, nobody waits for it any more.
-    /// A broadcast may be over for others without having heard of this member; the operation behind
-    /// it is not, so that is abandoned, too. Two broadcasts one behind the other must not be what
-    /// is left.
+    /// Leaves the group for good, so that no member waits for this one any more. A broadcast may
+    /// complete at others without this member, so the operation after it is abandoned, too. The
+    /// group must not be left with two broadcasts in a row.
     pub(crate) fn leave(&self, cause: &CollectiveError) {
         self.abandon(cause);
         self.abandon(cause);
     }
 }
 
-/// A future that is dropped in the midst of it leaves the others waiting: they are told.
+/// A future that is dropped before its end leaves the others waiting: its drop tells them.
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         if !self.is_over.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Who takes part.
+//! Groups of ranks, and the forms of their names.
 
 use super::board::Board;
 use crate::error::GroupError;
@@ -14,8 +14,8 @@ const _: () = assert!(crate::bootstrap::MAX_RANKS <= 1 << (31 - OWN_BITS));
 
 /// Ranks that do collective operations together.
 ///
-/// Groups go by names that the program gives, numbers from 1 to 2147483647: whoever names the same
-/// one means the same ranks in the same order. Making one sends nothing. The same name gives the
+/// The program names groups by numbers from 1 to 2147483647. Ranks that use the same name must
+/// mean the same ranks in the same order. Making a group sends nothing. The same name gives the
 /// same group again.
 #[derive(Clone)]
 pub struct Group {
@@ -35,7 +35,7 @@ impl Members {
     pub(super) fn count(&self) -> u32 {
         match self {
             Self::All(count) => *count,
-            // There are no more than ranks.
+            // A group has no more members than the job has ranks.
             Self::Some(ranks) => ranks.len() as u32,
         }
     }
@@ -56,7 +56,8 @@ impl Members {
         }
     }
 
-    /// The rank whose note a rank waits for in a step of a barrier: 2^step places before it.
+    /// Returns the rank whose note a rank waits for in a step of a barrier: 2^step places before
+    /// it.
     pub(super) fn before(&self, me: Rank, step: u32) -> Option<Rank> {
         let count = u64::from(self.count());
         let distance = 1_u64.checked_shl(step).filter(|&distance| distance < count)?;
@@ -73,13 +74,13 @@ impl Members {
 }
 
 impl Runtime {
-    /// All ranks.
+    /// Returns the group of all ranks.
     pub fn world(&self) -> Group {
         Group { runtime: self.clone(), board: self.0.boards.world() }
     }
 
-    /// A group of ranks, in an order of the program's choice. This rank must be one of them. It has
-    /// to be made alike on all of them.
+    /// Returns a group of ranks, in an order of the program's choice. This rank must be one of
+    /// them. All of them must make it alike.
     ///
     /// # Errors
     /// See [`GroupError`].
@@ -90,14 +91,14 @@ impl Runtime {
         self.group_of(name, ranks)
     }
 
-    /// A number for a group of the library's own, of which this rank is to be the root: never given
-    /// twice. `None` when all have been.
+    /// Returns a fresh number for a group of the library with this rank as its root. `None` once
+    /// all have been used.
     pub(crate) fn group_ticket(&self) -> Option<u32> {
         self.0.boards.ticket().filter(|&ticket| ticket < 1 << OWN_BITS)
     }
 
-    /// A group of the library's own, by the rank that is its root, and a ticket of that rank's: no
-    /// other group has that name.
+    /// Returns a group of the library, named by its root and a ticket of that rank: no other group
+    /// has that name.
     pub(crate) fn own_group(
         &self,
         root: Rank,
@@ -135,22 +136,22 @@ impl Runtime {
 }
 
 impl Group {
-    /// The rank that has it.
+    /// Returns the runtime that has it.
     pub(crate) fn runtime(&self) -> &Runtime {
         &self.runtime
     }
 
-    /// Its name; 0 for the group of all ranks.
+    /// Returns its name; 0 for the group of all ranks.
     pub fn name(&self) -> u32 {
         self.board.name
     }
 
-    /// How many ranks it has.
+    /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
         self.board.members().count()
     }
 
-    /// Its ranks, in its order.
+    /// Returns its ranks, in its order.
     pub fn ranks(&self) -> impl Iterator<Item = Rank> {
         (0..self.size()).map(|place| self.board.members().at(place))
     }
@@ -179,7 +180,8 @@ mod tests {
 
     type Collective = fn(&Group) -> Result<(), CollectiveError>;
 
-    /// What the others hear in the operation after one that a member has abandoned for this cause.
+    /// Returns the errors of the others in the operation after one that a member has abandoned for
+    /// this cause.
     fn heard(cause: &CollectiveError, next: Collective) -> Vec<CollectiveError> {
         let settings =
             Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
@@ -215,7 +217,7 @@ mod tests {
         ];
         for next in operations {
             let failed = CollectiveError::Failed { what: "allgather", rank: Rank(1) };
-            // Who hears it first fails, too, and may be who the others hear of.
+            // The member that hears it first fails, too, and the others may name that one.
             let heard_first = |why: &CollectiveError| {
                 matches!(why, CollectiveError::Failed { rank: Rank(1), .. })
             };
@@ -243,7 +245,7 @@ mod tests {
             let (group, is_over, fails) = (groups[place].clone(), is_over.clone(), fails.clone());
             std::thread::spawn(move || {
                 group.barrier().unwrap();
-                // It ends without rank 1, which has nobody to hand it on to.
+                // It ends without rank 1, which forwards the bytes to no rank.
                 assert_eq!(group.broadcast(Rank(0), b"x").unwrap(), b"x");
                 is_over.send(()).unwrap();
                 fails.send(group.allgather(b"y")).unwrap();

@@ -2,16 +2,18 @@
 //! future.
 //!
 //! ```text
-//! group      who takes part, and in which order
-//! board      notes that members have left for each other: small, matched by group, number, step and sender
-//! boards     all of a rank's boards, and how much others may leave on them
-//! call       one operation in progress: tells notes, hears them, sends and receives bytes; checks that all members mean the same
+//! group      the members, and their order
+//! board      notes that members leave for each other: small, matched by group, number, step
+//!            and sender
+//! boards     all boards of a rank, and the limits of notes on them
+//! call       one operation in progress: sends and receives notes and bytes; checks that all
+//!            members mean the same
 //! barrier, broadcast, allgather     one algorithm each: an `async fn` over a call
 //! ```
 //!
-//! The n-th operation of one member meets the n-th of each other, whatever thread began it. Each
-//! note says which operation over which members it belongs to, so members that mean different
-//! things hear of it, by name, and none waits for ever. Members that fail say so to all others.
+//! The n-th operation of one member meets the n-th of each other, whichever thread began it. Each
+//! note names its operation and the members. So members that mean different operations get an
+//! error that names both, and none waits for ever. A member that fails tells all others.
 //!
 //! This is the seam for further ones: a reduction is one more `async fn` over a
 //! [`Call`](call::Call). Graphs of operations compose futures.
@@ -40,7 +42,7 @@ impl Runtime {
         self.world().barrier()
     }
 
-    /// Each rank's bytes, in the order of ranks: see [`Group::allgather`].
+    /// Returns each rank's bytes, in the order of ranks: see [`Group::allgather`].
     ///
     /// # Errors
     /// See [`CollectiveError`].

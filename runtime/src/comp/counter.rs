@@ -4,8 +4,8 @@ use super::{AsCompletion, Completion, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts operations that are over, and throws their statuses away; those that failed are counted
-/// apart, so that a failure cannot pass for a success.
+/// Counts operations that have ended, and drops their statuses. Failures have a count of their
+/// own, so that a failure cannot pass for a success.
 #[derive(Clone)]
 pub struct Counter {
     counts: Arc<Counts>,
@@ -21,7 +21,7 @@ struct Counts {
 impl Completion for Counts {
     #[inline]
     fn signal(&self, status: Status) -> Result<(), Status> {
-        // Release: whoever reads the count sees what the operation wrote.
+        // Release: a thread that reads the count sees the operation's writes.
         match status.error {
             None => self.done.fetch_add(1, Ordering::Release),
             Some(_) => self.failed.fetch_add(1, Ordering::Release),
@@ -35,7 +35,7 @@ impl Completion for Counts {
 }
 
 impl Counter {
-    /// At zero.
+    /// Returns a counter at zero.
     #[allow(clippy::new_without_default, reason = "all completion objects are made by `new`")]
     pub fn new() -> Self {
         let counts = Arc::new(Counts::default());

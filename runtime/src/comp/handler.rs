@@ -25,12 +25,13 @@ impl<F: Fn(Status) + Send + Sync, const LOANS: bool> Completion for Function<F, 
 }
 
 impl Handler {
-    /// Around `function`.
+    /// Returns a handler that calls `function`.
     pub fn new(function: impl Fn(Status) + Send + Sync + 'static) -> Self {
         Self(Arc::new(Function::<_, false>(function)))
     }
 
-    /// As `new`, for a function that also takes bytes on loan: see [`Completion::takes_loans`].
+    /// Returns a handler as `new` does, for a function that also takes loans: see
+    /// [`Completion::takes_loans`].
     pub fn of_loans(function: impl Fn(Status) + Send + Sync + 'static) -> Self {
         Self(Arc::new(Function::<_, true>(function)))
     }

@@ -1,9 +1,9 @@
-//! Completion objects: where the end of an operation is announced.
+//! Completion objects: the receivers of statuses.
 //!
-//! Any object goes with any operation, on either side. [`Handler`] calls a function, [`CompQueue`]
-//! keeps statuses until they are taken, [`Counter`] counts, [`Synchronizer`] waits for a number of
-//! them, a [`StreamCounter`] is waited for by streams of GPUs; a type of your own implements
-//! [`Completion`].
+//! Any object goes with any operation, on either side. [`Handler`] calls a function, and
+//! [`CompQueue`] keeps statuses until they are taken. [`Counter`] counts them, and
+//! [`Synchronizer`] waits for a number of them. Streams of GPUs wait for a [`StreamCounter`]. A
+//! type of your own implements [`Completion`].
 
 mod counter;
 mod handler;
@@ -27,11 +27,11 @@ use crate::names::{Rank, Tag};
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
-/// Something that takes the status of an operation that is over.
+/// A receiver of the statuses of operations.
 ///
-/// `signal` runs on whatever thread makes progress, outside all locks of the runtime. It should be
-/// short; it may post operations; it may not call progress. A panic in it is caught and reported by
-/// the progress call that it happened in.
+/// `signal` runs on any thread that makes progress, outside all locks of the runtime. It should be
+/// short. It may post operations, but not call progress. The progress call in which it panics
+/// catches and reports the panic.
 pub trait Completion: Send + Sync {
     /// Takes a status.
     ///
@@ -42,42 +42,44 @@ pub trait Completion: Send + Sync {
     #[allow(clippy::result_large_err, reason = "the error is the status that did not fit")]
     fn signal(&self, status: Status) -> Result<(), Status>;
 
-    /// Where a large active message of `size` bytes shall land: called before its bytes come, so
-    /// that they come straight to where they are wanted, on a GPU as well. `None`, or a buffer that
-    /// is too small: in a fresh `Vec`. The buffer comes back in the status.
+    /// Returns the buffer for a large active message of `size` bytes. Called before its bytes
+    /// arrive, so that they go straight to their destination, also on a GPU. `None`, or a buffer
+    /// that is too small: they go to a fresh `Vec`. The status returns the buffer.
     fn place(&self, from: Rank, tag: Tag, size: usize) -> Option<Buffer> {
         let _ = (from, tag, size);
         None
     }
 
-    /// Whether active messages may be seen where their sender has put them, as [`Buffer::Loan`],
-    /// and not only in a packet of their own: saves a copy for those who copy the bytes on anyway.
-    /// The place is the sender's again when the status's buffer is dropped; whoever keeps it makes
-    /// the sender wait.
+    /// Returns `true` if active messages may be read in their sender's memory, as
+    /// [`Buffer::Loan`], and not only from a packet of their own. That saves a copy if the handler
+    /// copies the bytes anyway. The sender gets the place back when the status's buffer is
+    /// dropped, and waits until then.
     fn takes_loans(&self) -> bool {
         false
     }
 
-    /// The queue that this is: telling it runs no code of the user's and waits for nobody, so that
-    /// may be done with a device's lock held, as soon as a message has met its receive.
+    /// Returns the queue of this object, if it is one. A signal to it runs no user code and never
+    /// waits. So the runtime may signal it under a device's lock, as soon as a message has met its
+    /// receive.
     #[doc(hidden)]
     fn as_queue(&self) -> Option<&Statuses> {
         None
     }
 
-    /// The user's object that this passes statuses on to. What waits for either waits in one queue.
+    /// Returns the user's object that this one passes statuses on to. Deliveries for both wait in
+    /// one queue.
     #[doc(hidden)]
     fn passes_on_to(&self) -> Option<&Arc<dyn Completion>> {
         None
     }
 
-    /// Returns `true` if the user has no handle to it any more: nobody can take what it was told.
+    /// Returns `true` if the user has no handle to it any more: its statuses cannot be taken.
     #[doc(hidden)]
     fn is_abandoned(&self) -> bool {
         false
     }
 
-    /// A word on what this is, for messages to the user.
+    /// Describes the object in a word, for messages to the user.
     fn describe(&self) -> String {
         "a completion object of the user's".into()
     }
@@ -86,7 +88,7 @@ pub trait Completion: Send + Sync {
 /// Anything that stands for a completion object in a post: the objects of this module, or an
 /// `Arc<dyn Completion>`.
 pub trait AsCompletion {
-    /// The object.
+    /// Returns the object.
     fn as_completion(&self) -> &Arc<dyn Completion>;
 }
 

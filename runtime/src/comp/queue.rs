@@ -4,27 +4,26 @@ use super::{AsCompletion, Completion, Status};
 use carrack_transports::sync::Queue;
 use std::sync::{Arc, Weak};
 
-/// Keeps statuses until they are taken, in the order in which they came: any number of threads may
-/// push and pop. It never overwrites. What comes while it is full waits for room, in order, and
-/// progress reports [`CompletionFull`](crate::ProgressError::CompletionFull) once; everything else
-/// goes on.
+/// Keeps statuses in order until they are taken. Any number of threads may push and pop. It never
+/// overwrites. Deliveries to a full queue wait for room, in order, and progress reports
+/// [`CompletionFull`](crate::ProgressError::CompletionFull) once; everything else goes on.
 #[derive(Clone)]
 pub struct CompQueue {
     queue: Arc<Statuses>,
     object: Arc<dyn Completion>,
-    /// Counts handles: by nothing else can statuses be taken.
+    /// Counts handles: only they can take statuses.
     _handle: Arc<()>,
 }
 
-/// What all handles to a queue share.
+/// The shared state of all handles to a queue.
 pub struct Statuses {
     queue: Queue<Status>,
     handles: Weak<()>,
 }
 
 impl Statuses {
-    /// Adds what `make` makes, where it will stand. `false`: there is no room, and nothing was
-    /// made.
+    /// Adds the result of `make`, built in place. `false`: there is no room, and `make` was not
+    /// called.
     #[inline(always)]
     pub(crate) fn push_made(&self, make: impl FnOnce() -> Status) -> bool {
         self.queue.push_made(make)
@@ -51,7 +50,7 @@ impl Completion for Statuses {
 }
 
 impl CompQueue {
-    /// For at least `length` statuses, rounded up to a power of two.
+    /// Returns a queue for at least `length` statuses, rounded up to a power of two.
     pub fn new(length: usize) -> Self {
         let handle = Arc::new(());
         let queue =

@@ -1,7 +1,7 @@
 //! The completion objects that other ranks can name.
 //!
-//! A message carries a number; progress looks it up in a snapshot of the table that the thread
-//! keeps, so that the path of a message takes no lock and counts no reference.
+//! A message carries a number. Progress looks it up in the thread's snapshot of the table, so that
+//! the path of a message takes no lock and counts no reference.
 
 use super::Completion;
 use crate::error::ResourceError;
@@ -9,34 +9,33 @@ use crate::names::RemoteComp;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Slots that a table can have: as many as names have numbers.
+/// Slots of a table, at most: the numbers that names can have.
 const LIMIT: usize = RemoteComp::NUMBERS;
 
-/// What a slot of the table holds.
+/// The content of a slot.
 enum State {
     /// Nothing: it is given to the next object.
     Free,
     /// Nothing, and it is given only by its name: set aside by `reserve`.
     Reserved,
-    /// Nothing, for ever: each of its names has been given.
+    /// Nothing, and never again: each of its names has been used.
     Spent,
     /// An object, and whether the slot becomes reserved again.
     Used(Arc<dyn Completion>, bool),
 }
 
 struct Slot {
-    /// Its present name, or the one that it is given under next.
+    /// Its present name, or its next one if it is free.
     name: RemoteComp,
     state: State,
 }
 
 /// The table.
 ///
-/// A slot is given under another generation each time, so a message that was sent to an earlier
-/// object does not reach a later one. A slot whose generations have been used up is given no more.
-/// Which name comes next depends on the order of the calls only, so ranks that make the same calls
-/// have the same names. A reserved slot keeps its name, which the program chose before it knew the
-/// object.
+/// A slot gets another generation each time, so a message to an earlier object does not reach a
+/// later one. A slot without a fresh generation is not used again. The next name depends only on
+/// the order of the calls, so ranks that make the same calls have the same names. A reserved slot
+/// keeps its name, which the program chose before it had the object.
 pub(crate) struct Registry {
     slots: Mutex<Vec<Slot>>,
     /// Grows with each change.
@@ -54,7 +53,7 @@ pub(crate) struct Snapshot {
 type Named = (RemoteComp, Arc<dyn Completion>);
 
 impl Snapshot {
-    /// The object under a name.
+    /// Returns the object under a name.
     #[inline]
     pub(crate) fn get(&self, comp: RemoteComp) -> Option<&Arc<dyn Completion>> {
         let (name, object) = self.comps.get(comp.number())?.as_ref()?;
@@ -169,7 +168,7 @@ impl Registry {
         };
         self.changed();
         drop(slots);
-        // Without the lock: this may be the last handle, and what a handler has captured may
+        // Without the lock: this may be the last handle, and the drop of a handler's captures may
         // deregister others.
         drop(left);
         Ok(())

@@ -1,30 +1,30 @@
-//! How an operation ended.
+//! The status of an operation.
 
 use crate::error::OpError;
 use crate::names::{Rank, Tag, UserContext};
 use carrack_transports::mem::Buffer;
 
-/// How an operation ended, and the buffer that it held.
+/// The outcome of an operation, and the buffer that it held.
 #[derive(Debug)]
 pub struct Status {
     /// The other side.
     pub rank: Rank,
     /// The message's tag.
     pub tag: Tag,
-    /// Bytes of the message, or 0 for a receive that ended without one. For a receive this may be
-    /// less than the buffer holds. Where the operation failed, they need not be in the buffer: a
-    /// message that is too long for it has more.
+    /// Bytes of the message, or 0 for a receive that ended without one. A receive's buffer may be
+    /// longer. If the operation failed, the bytes need not be in the buffer: a message that is too
+    /// long for it has more.
     pub size: usize,
-    /// What was given to the operation; 0 for a message that came in by itself.
+    /// The user context of the operation; 0 for an incoming active message.
     pub user_context: UserContext,
     /// The operation's buffer, or an active message's payload.
     pub buffer: Buffer,
-    /// Why it failed, if it did.
+    /// The error, if it failed.
     pub error: Option<Box<OpError>>,
 }
 
 impl Status {
-    /// The status itself when the operation succeeded, else why not.
+    /// Returns the status itself if the operation succeeded, else the error.
     pub fn ok(self) -> Result<Self, OpError> {
         match self.error {
             None => Ok(self),
@@ -32,19 +32,20 @@ impl Status {
         }
     }
 
-    /// What the word of an atomic operation held before it. `None` if it failed.
+    /// Returns the value that the word of an atomic operation had before it. `None` if it failed.
     pub fn value(&self) -> Option<u64> {
         self.filled()?.as_slice()?.try_into().ok().map(u64::from_le_bytes)
     }
 
-    /// The message's bytes, if they are host memory that nobody else may write. A receive's buffer
-    /// may be longer than the message: these are the message's bytes only. `None` if the operation
-    /// failed: then the buffer holds what it held before, or a part of the message.
+    /// Returns the message's bytes, if they are host memory that only this process writes. A
+    /// receive's buffer may be longer than the message: the result has the message's bytes only.
+    /// `None` if the operation failed: the buffer then has its old bytes, or a part of the
+    /// message.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.filled()?.as_slice().map(|bytes| &bytes[..self.size.min(bytes.len())])
     }
 
-    /// The buffer, if it holds what the operation was to bring.
+    /// Returns the buffer if the operation has filled it.
     fn filled(&self) -> Option<&Buffer> {
         self.error.is_none().then_some(&self.buffer)
     }

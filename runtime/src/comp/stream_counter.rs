@@ -9,30 +9,29 @@ use carrack_transports::gpu::{Gpu, GpuError, Stream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Counts operations that succeeded, in a word that streams of GPUs wait for: so that a kernel
-/// begins when what it needs has come, and nobody on the host waits for it. Registered, it counts
-/// what other ranks signal.
+/// Counts operations that succeeded, in a word that streams of GPUs wait for. A kernel begins when
+/// its data has arrived, without a wait on the host. A registered counter counts the signals of
+/// other ranks.
 ///
-/// The count is raised by progress, of whatever thread; so some thread has to make it, or the
-/// runtime's own (`CARRACK_PROGRESS=thread`).
+/// Progress raises the count, on any thread. So a thread of the program has to make progress, or
+/// the runtime's own (`CARRACK_PROGRESS=thread`).
 ///
-/// # When it cannot come any more
-/// An operation that failed *poisons* the counter: all streams that wait for it go on, now and
-/// later, whatever the count; [`error`](Self::error) tells the first failure. So does the end of a
-/// rank while a stream waits: of any rank, or of those that it was told to [`watch`](Self::watch).
-/// And so does the end of the runtime. What is behind the wait then runs on data that have not
-/// come: a kernel can look at the word, at [`device_addr`](Self::device_addr), which has the bit
-/// [`POISON`](Self::POISON) set.
+/// # When the count cannot be reached any more
+/// A failed operation *poisons* the counter: all streams that wait for it go on, now and later,
+/// whatever the count; [`error`](Self::error) returns the first failure. The end of a rank while a
+/// stream waits does the same: of any rank, or of the ranks given to [`watch`](Self::watch). So
+/// does the end of the runtime. The work behind the wait then runs on missing data. A kernel can
+/// test the word at [`device_addr`](Self::device_addr), which has the bit [`POISON`](Self::POISON)
+/// set.
 ///
 /// # Rules against deadlock
-/// - A stream that waits takes up one of the context's connections to its GPU. As many as
-///   `CUDA_DEVICE_MAX_CONNECTIONS` says (8, if it is not set) are two more than may wait at a time;
-///   [`wait_on`](Self::wait_on) refuses one more. Streams that wait for events of waiting streams
-///   are not known to it.
+/// - A waiting stream takes up one of the context's connections to its GPU. At most two fewer than
+///   `CUDA_DEVICE_MAX_CONNECTIONS` (8 by default) may wait at a time; [`wait_on`](Self::wait_on)
+///   refuses one more. Streams that wait for events of waiting streams are not counted.
 /// - Calls of CUDA that wait for all of a context block while a stream of it waits: `cudaFree`,
-///   `cudaFreeHost`, `cudaHostUnregister`, `cudaDeviceSynchronize`, loading and unloading a module.
-///   Whoever makes progress must not call them meanwhile, and other threads may. The runtime puts
-///   its own off.
+///   `cudaFreeHost`, `cudaHostUnregister`, `cudaDeviceSynchronize`, loading and unloading a
+///   module. The thread that makes progress must not call them meanwhile; other threads may. The
+///   runtime defers its own.
 /// - A kernel that takes up the whole GPU and waits for what only later work can bring waits for
 ///   ever, as in any CUDA program.
 #[derive(Clone)]
@@ -41,14 +40,14 @@ pub struct StreamCounter {
     object: Arc<dyn Completion>,
 }
 
-/// What stands behind a [`StreamCounter`].
+/// The word and state of a [`StreamCounter`].
 pub(crate) struct Counted {
     word: Word,
     /// The first failure.
     error: Mutex<Option<OpError>>,
-    /// The highest count that a stream was to wait for.
+    /// The highest count that a stream waits for.
     awaited: AtomicU64,
-    /// Whose end poisons it; anybody's, if there are none.
+    /// The ranks whose end poisons it; every rank's does if the list is empty.
     watched: Mutex<Vec<Rank>>,
     runtime: Weak<Inner>,
 }
@@ -63,20 +62,20 @@ impl Counted {
         self.word.get() & !Word::POISON
     }
 
-    /// Whether the end of a rank matters.
+    /// Returns `true` if the end of a rank poisons it.
     pub(crate) fn hears_of(&self, rank: Rank) -> bool {
         let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.is_empty() || watched.contains(&rank)
     }
 
-    /// Nothing more will come: streams that wait for more are let go.
+    /// Poisons the counter if streams wait for a higher count.
     pub(crate) fn give_up(&self, error: impl FnOnce() -> OpError) {
         if self.awaited.load(Ordering::SeqCst) > self.count() {
             self.fail(error());
         }
     }
 
-    /// Whether what a stream is about to wait for cannot come any more.
+    /// Returns the reason why the count cannot be reached any more, if there is one.
     fn is_over(&self) -> Option<OpError> {
         let Some(runtime) = self.runtime.upgrade() else { return Some(OpError::Closed) };
         let down = runtime.down();
@@ -101,7 +100,7 @@ impl Completion for Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        // Nobody can raise it any more.
+        // No operation can raise it any more.
         if self.word.is_here() && self.awaited.load(Ordering::SeqCst) > self.count() {
             self.word.poison();
         }
@@ -112,7 +111,7 @@ impl StreamCounter {
     /// The bit that poison sets in the word: above all counts.
     pub const POISON: u64 = Word::POISON;
 
-    /// At zero, for streams of `gpu`, and of other GPUs of its driver.
+    /// Returns a counter at zero, for streams of `gpu`, and of other GPUs of its driver.
     ///
     /// # Errors
     /// The driver has no pinned memory.
@@ -131,9 +130,9 @@ impl StreamCounter {
 
     /// Lets work that `stream` is given later begin only when the count has reached `count`.
     ///
-    /// It does not block, unless the stream is full: CUDA's take about a thousand operations, and
-    /// then have whoever gives them more wait. So whoever makes progress keeps a stream that waits
-    /// a few hundred operations ahead at most.
+    /// It does not block, unless the stream is full. CUDA's streams take about a thousand
+    /// operations, and block the caller of further ones. So the thread that makes progress keeps a
+    /// waiting stream at most a few hundred operations ahead.
     ///
     /// # Errors
     /// `TOO_MANY_WAITING`: as many streams of the context wait as may; nothing was given to the
@@ -144,7 +143,8 @@ impl StreamCounter {
             return Err(GpuError { call: "wait_on", code: 1, name: "INVALID_VALUE", hint });
         }
         let Counted { word, awaited, .. } = &*self.counted;
-        // Before the look at who has ended: whoever ends looks here afterwards.
+        // Before the check for ended ranks: a rank's end is noted first, and looks for waits
+        // afterwards.
         awaited.fetch_max(count, Ordering::SeqCst);
         if self.counted.count() < count
             && let Some(error) = self.counted.is_over()
@@ -154,8 +154,8 @@ impl StreamCounter {
         word.hold(&**stream, count)
     }
 
-    /// Has the end of `rank` poison it, and of those ranks only that are watched. Without any, the
-    /// end of each rank does, so that no stream waits for ever. May be called for several.
+    /// Lets the end of `rank` poison it, and only that of watched ranks. May be called for
+    /// several. Without any, the end of each rank does, so that no stream waits for ever.
     pub fn watch(&self, rank: Rank) {
         self.counted.watched.lock().unwrap_or_else(PoisonError::into_inner).push(rank);
         if let Some(runtime) = self.counted.runtime.upgrade() {
@@ -168,13 +168,13 @@ impl StreamCounter {
         self.counted.count()
     }
 
-    /// The first failure, if it was poisoned. Streams that waited have gone on regardless.
+    /// Returns the first failure, if it was poisoned. Streams that waited have gone on regardless.
     pub fn error(&self) -> Option<OpError> {
         self.counted.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Where the word is: 8 bytes that kernels of all devices of the driver can read, and nobody
-    /// else may write. Valid while there is a handle to the counter.
+    /// Returns the address of the word: 8 bytes that kernels of all devices of the driver can
+    /// read. Only the runtime may write them. Valid while there is a handle to the counter.
     pub fn device_addr(&self) -> usize {
         self.counted.word.addr()
     }

@@ -6,10 +6,11 @@ use crate::runtime::Runtime;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Waits for a number of operations: like an MPI request, for as many as its threshold says. Once
-/// their statuses are taken it can be used again.
+/// Waits for a number of operations, its threshold, like an MPI request. It can be used again once
+/// their statuses are taken.
 ///
-/// It takes no more statuses than its threshold at a time: further ones wait, as for a full queue.
+/// It takes at most as many statuses as its threshold at a time: further ones wait, as for a full
+/// queue.
 #[derive(Clone)]
 pub struct Synchronizer {
     inner: Arc<Inner>,
@@ -20,7 +21,7 @@ pub struct Synchronizer {
 
 struct Inner {
     threshold: usize,
-    /// How many statuses there are, for tests that take no lock.
+    /// The number of statuses, for tests without a lock.
     count: AtomicUsize,
     statuses: Mutex<Vec<Status>>,
     handles: Weak<()>,
@@ -53,7 +54,7 @@ impl Completion for Inner {
 }
 
 impl Synchronizer {
-    /// For `threshold` operations, one at least.
+    /// Returns a synchronizer for `threshold` operations, at least one.
     pub fn new(threshold: usize) -> Self {
         let threshold = threshold.max(1);
         let statuses = Mutex::new(Vec::with_capacity(threshold));
@@ -63,13 +64,13 @@ impl Synchronizer {
         Self { object: inner.clone(), inner, _handle: handle }
     }
 
-    /// Whether all operations are over. Does not reset it.
+    /// Returns `true` if all operations have completed. Does not reset it.
     #[inline]
     pub fn test(&self) -> bool {
         self.inner.count.load(Ordering::Acquire) >= self.inner.threshold
     }
 
-    /// Takes the statuses, if all operations are over, in the order in which they ended; it then
+    /// Takes the statuses, in the order in which the operations ended, if all have. The count then
     /// starts again from zero.
     pub fn take(&self) -> Option<Vec<Status>> {
         let mut statuses = self.inner.lock();
@@ -81,7 +82,7 @@ impl Synchronizer {
         Some(std::mem::replace(&mut statuses, room))
     }
 
-    /// Makes progress until all operations are over, and takes their statuses. Does not burn a
+    /// Makes progress until all operations have ended, and takes their statuses. Does not burn a
     /// core.
     pub fn wait(&self, runtime: &Runtime) -> Result<Vec<Status>, WaitError> {
         loop {

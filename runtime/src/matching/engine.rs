@@ -12,9 +12,9 @@ use carrack_transports::mem::Buffer;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-/// A place where messages and receives meet. Engines are apart: a message meets only receives of
-/// the engine that its sender named. They go by number, so they must be made in the same order on
-/// all ranks.
+/// A place where messages and receives meet. Engines are independent: a message meets only
+/// receives of the engine that its sender named. Engines are numbered, so they must be made in the
+/// same order on all ranks.
 #[derive(Clone)]
 pub struct MatchingEngine(Arc<Inner>);
 
@@ -31,7 +31,7 @@ pub(crate) struct Unexpected {
     pub(crate) content: Content,
 }
 
-/// What there is of a message.
+/// The content of a message.
 #[derive(Debug)]
 pub(crate) enum Content {
     /// Its bytes.
@@ -43,7 +43,7 @@ pub(crate) enum Content {
 
 /// A receive that was posted.
 pub(crate) struct Receive {
-    /// Whom it is for, for when that rank goes.
+    /// The sender's rank, or [`Rank::ANY`]: its end ends the receive.
     pub(crate) rank: Rank,
     pub(crate) tag: Tag,
     pub(crate) buffer: Buffer,
@@ -53,7 +53,7 @@ pub(crate) struct Receive {
 }
 
 impl Receive {
-    /// All of it, and leaves a spent one.
+    /// Takes all of it, and leaves a spent one.
     pub(crate) fn take(&mut self) -> Self {
         let Self { rank, tag, user_context, deadline, .. } = *self;
         let (buffer, comp) = (std::mem::take(&mut self.buffer), self.comp.take());
@@ -73,7 +73,8 @@ impl Ticket {
     /// The mark of a receive that waits for an event: engines give out no such numbers.
     const PARKED: u64 = 1 << 63;
 
-    /// Of a receive that waits for an event, and has a number of its own for so long.
+    /// Returns the ticket of a receive that waits for an event, with a number of its own until
+    /// then.
     pub(crate) fn of_parked(
         engine: &MatchingEngine,
         policy: Matching,
@@ -88,7 +89,7 @@ impl Ticket {
         }
     }
 
-    /// The number, if it is one of those.
+    /// Returns the number, if it is one of those.
     pub(crate) fn parked(&self) -> Option<u64> {
         (self.stamp & Self::PARKED != 0).then_some(self.stamp & !Self::PARKED)
     }
@@ -114,8 +115,8 @@ impl MatchingEngine {
         self.0.index
     }
 
-    /// A message has come. What `taken` makes of it and the receive that it is for, which ends with
-    /// that; or it waits, as what `keep` makes of its payload.
+    /// Handles a message that has arrived. If a receive waits for it, `taken` gets both, and its
+    /// result is returned. Otherwise the message waits with the payload that `keep` returns.
     #[inline(always)]
     pub(crate) fn arrive<P, T>(
         &self,
@@ -131,7 +132,8 @@ impl MatchingEngine {
         self.0.table.meet_b(key, payload, taken, keep_as).ok()
     }
 
-    /// A receive is posted. The message that it is for; or it waits. It is made only then.
+    /// Posts a receive. Returns the message that it matches, or keeps the receive, which is made
+    /// only then.
     ///
     /// # Errors
     /// It waits, and can be withdrawn.
@@ -152,7 +154,7 @@ impl MatchingEngine {
         self.0.table.pluck_b(ticket.key, ticket.stamp)
     }
 
-    /// The message that the next receive of this key would meet.
+    /// Returns the message that the next receive of this key would meet.
     pub(crate) fn probe(&self, policy: Matching, rank: Rank, tag: Tag) -> Option<Envelope> {
         self.0.table.peek_a(Key::new(policy, rank, tag), |message| Envelope {
             rank: message.from,
@@ -190,7 +192,7 @@ impl MatchingEngine {
         })
     }
 
-    /// How many messages, and how many receives, are waiting.
+    /// Returns the numbers of waiting messages and of waiting receives.
     pub fn waiting(&self) -> (usize, usize) {
         self.0.table.count()
     }
@@ -224,7 +226,7 @@ impl Engines {
         Self { engines: (0..Self::LIMIT).map(|_| OnceLock::new()).collect(), made: 2.into() }
     }
 
-    /// The engine of a number that came over the wire, or `None` for one that cannot be.
+    /// Returns the engine of a number from the wire, or `None` for an impossible one.
     #[inline]
     pub(crate) fn get(&self, index: u16) -> Option<&MatchingEngine> {
         let place = self.engines.get(usize::from(index))?;
@@ -234,12 +236,13 @@ impl Engines {
     #[cold]
     fn begin(place: &OnceLock<MatchingEngine>, index: u16) -> &MatchingEngine {
         let engine = place.get_or_init(|| MatchingEngine::new(index));
-        // Whoever notes that a rank is gone finds this engine, or whoever uses it finds the note.
+        // A thread that notes a rank's end finds this engine, or a user of the engine finds the
+        // note.
         fence(Ordering::SeqCst);
         engine
     }
 
-    /// The next engine.
+    /// Makes the next engine.
     pub(crate) fn make(&self) -> Result<MatchingEngine, ResourceError> {
         let index = self.made.fetch_add(1, Ordering::Relaxed);
         let engine = u16::try_from(index).ok().and_then(|index| self.get(index));

@@ -1,12 +1,11 @@
-//! Matching: which message is for which receive.
+//! Matching of messages with receives.
 //!
-//! Both sides name a [`Matching`] policy, and a message meets a receive of the same policy whose
-//! rank and tag, as far as the policy looks at them, are the same. So there is one key on both
-//! sides, and finding its partner is one look into a hash table, however many are outstanding
-//! (MPI's wildcards, which a receive may put against any message, are what makes its matching a
-//! search).
+//! Both sides name a [`Matching`] policy. A message meets a receive of the same policy with equal
+//! rank and tag, as far as the policy compares them. So both sides have one key, and finding the
+//! partner is one look into a hash table, however many are outstanding. (MPI's wildcards, which a
+//! receive may put against any message, make its matching a search.)
 //!
-//! Keys hold the policy beside rank and tag at full width: two policies never collide (in LCI they
+//! Keys hold the policy with rank and tag at full width: two policies never collide (in LCI they
 //! share one 64-bit key). Messages and receives of one key meet in the order in which they came.
 
 mod engine;
@@ -20,7 +19,7 @@ pub use probe::Probe;
 use crate::error::PostError;
 use crate::names::{Rank, Tag};
 
-/// What a message and a receive must agree on to meet.
+/// The properties on which a message and a receive must agree to meet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Matching {
     /// Nothing: any message meets any receive of this policy.
@@ -35,7 +34,7 @@ pub enum Matching {
 }
 
 impl Matching {
-    /// Its number on the wire: one bit for the rank, one for the tag.
+    /// Returns its number on the wire: one bit for the rank, one for the tag.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::None => 0,
@@ -57,7 +56,8 @@ impl Matching {
         self.code() & 2 != 0
     }
 
-    /// The policy of a receive, or of a probe. Wildcards choose it, unless the program named one.
+    /// Returns the policy of a receive, or of a probe. Wildcards choose it, unless the program
+    /// named one.
     #[inline(always)]
     pub(crate) fn of_receive(
         self,
@@ -75,7 +75,7 @@ impl Matching {
         Ok(self)
     }
 
-    /// The policy that a receive's wildcards ask for.
+    /// Returns the policy that a receive's wildcards ask for.
     #[cold]
     #[inline(never)]
     fn narrowed(self, rank: Rank, tag: Tag) -> Self {
@@ -88,7 +88,7 @@ impl Matching {
     }
 }
 
-/// What is looked up.
+/// The key of a lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     policy: Matching,
@@ -106,13 +106,13 @@ impl Key {
         }
     }
 
-    /// All of it.
+    /// Returns all of it as words.
     #[inline(always)]
     fn words(&self) -> [u64; 2] {
         [u64::from(self.policy.code()) << 32 | u64::from(self.rank), self.tag]
     }
 
-    /// Whether only a message of `rank` can have this key.
+    /// Returns `true` if only a message of `rank` can have this key.
     pub(crate) fn is_of(&self, rank: Rank) -> bool {
         self.policy.looks_at_rank() && self.rank == rank.0
     }

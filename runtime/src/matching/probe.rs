@@ -24,8 +24,8 @@ impl Runtime {
     /// long it is. It stays where it is: with several threads, another one's receive may take it
     /// first.
     ///
-    /// [`Rank::ANY`] and [`Tag::ANY`] stand for what they do in a receive. Messages come in by
-    /// progress, which this does not call.
+    /// [`Rank::ANY`] and [`Tag::ANY`] have the meaning that they have in a receive. Messages come
+    /// in by progress, which this does not call.
     pub fn probe(&self, rank: Rank, tag: Tag) -> Probe<'_> {
         Probe {
             runtime: self,
@@ -37,11 +37,11 @@ impl Runtime {
         }
     }
 
-    /// Takes a receive back that has not met its message. Then its completion object is told, with
-    /// [`OpError::Cancelled`] and the buffer in the status; it is told of nothing else. Returns
-    /// whether that is so; if not, the receive has met its message, or has ended otherwise, and its
-    /// completion object is or was told of that. One that waits for an event is taken back as well,
-    /// but at the very moment when it begins.
+    /// Takes a receive back that has not met its message. Returns `true` if it did: the completion
+    /// object then gets a status with [`OpError::Cancelled`] and the buffer, and no other.
+    /// Otherwise the receive has met its message or has ended, and the completion object gets or
+    /// has that status. A receive that waits for an event is taken back as well, except at the
+    /// moment when it begins.
     ///
     /// # Errors
     /// The completion object has panicked.
@@ -72,13 +72,13 @@ impl Inner {
 }
 
 impl<'a> Probe<'a> {
-    /// What message and receive would have to agree on.
+    /// Sets the matching policy of message and receive.
     pub fn matching(mut self, policy: Matching) -> Self {
         (self.policy, self.is_named) = (policy, true);
         self
     }
 
-    /// Where they would meet.
+    /// Sets the matching engine.
     pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
         self.engine = Some(engine);
         self
@@ -87,7 +87,8 @@ impl<'a> Probe<'a> {
     /// Looks.
     ///
     /// # Errors
-    /// There is no such rank; or a policy was named, and a wildcard for what it looks at.
+    /// There is no such rank, or the call has a policy and a wildcard for a property that it
+    /// compares.
     pub fn call(&self) -> Result<Option<Envelope>, PostError> {
         let policy = self.policy.of_receive(self.is_named, self.rank, self.tag)?;
         if policy.looks_at_rank() && self.rank.0 >= self.runtime.size() {

@@ -18,16 +18,16 @@ pub(crate) struct Table<A, B> {
     shards: Box<[BiasedLock<Shard<A, B>>]>,
 }
 
-/// Places in one vector, linked by their numbers: values of one key in a line, first in, first out;
-/// the heads of lines in their bucket. So a value is written once and read once, wherever it
-/// stands, and nothing is allocated but for more places.
+/// Places in one vector, linked by their numbers. Values of one key form a line, first in, first
+/// out; the bucket links the heads of lines. So a value is written once and read once, and only
+/// further places need an allocation.
 struct Shard<A, B> {
     places: Vec<Place<A, B>>,
     free: usize,
     /// The head of the first line of each bucket.
     buckets: Vec<usize>,
     lines: usize,
-    /// Given to what comes to wait, and to nothing else ever.
+    /// The stamp of the next value that waits, never used twice.
     stamps: u64,
 }
 
@@ -38,9 +38,9 @@ struct Place<A, B> {
     below: usize,
     /// The next in line.
     behind: usize,
-    /// For the head of a line: the last in it.
+    /// For the head of a line: the last value in it.
     last: usize,
-    /// Tells it apart from whatever waited here under the same key.
+    /// Distinguishes the value from others that waited here under the same key.
     stamp: u64,
     value: Value<A, B>,
 }
@@ -62,7 +62,7 @@ impl<A, B> Shard<A, B> {
         hash as usize & self.buckets.len().wrapping_sub(1)
     }
 
-    /// The head of a key's line, and the head above it in the bucket.
+    /// Returns the head of a key's line, and the head above it in the bucket.
     #[inline]
     fn find(&self, key: &Key, hash: u64) -> Option<(usize, usize)> {
         let mut above = NIL;
@@ -99,7 +99,7 @@ impl<A, B> Shard<A, B> {
         }
     }
 
-    /// A new line.
+    /// Begins a new line.
     #[inline]
     fn begin(&mut self, key: Key, hash: u64, value: Value<A, B>) {
         if self.lines >= self.buckets.len() {
@@ -111,7 +111,7 @@ impl<A, B> Shard<A, B> {
         self.lines += 1;
     }
 
-    /// One more at the end of a line.
+    /// Adds a value to the end of a line.
     fn append(&mut self, head: usize, value: Value<A, B>) {
         let at = self.occupy(self.places[head].key, NIL, value);
         let last = std::mem::replace(&mut self.places[head].last, at);
@@ -126,7 +126,7 @@ impl<A, B> Shard<A, B> {
         value
     }
 
-    /// Frees the head's place. What is left in it is not dropped.
+    /// Frees the head's place, without dropping its content.
     #[inline]
     fn release(&mut self, head: usize, above: usize, hash: u64) {
         let place = &mut self.places[head];
@@ -153,7 +153,7 @@ impl<A, B> Shard<A, B> {
         self.shrink();
     }
 
-    /// Takes one out of the midst of its line.
+    /// Takes one out of the middle of its line.
     fn pluck(&mut self, head: usize, above: usize, hash: u64, stamp: u64) -> Option<Value<A, B>> {
         if self.places[head].stamp == stamp {
             return Some(self.pop(head, above, hash));
@@ -176,7 +176,7 @@ impl<A, B> Shard<A, B> {
         }
     }
 
-    /// Gives back what an empty shard does not need.
+    /// Gives back the memory that an empty shard does not need.
     #[inline]
     fn shrink(&mut self) {
         if self.lines == 0 && self.places.len() > SPARE {
@@ -196,7 +196,7 @@ impl<A, B> Shard<A, B> {
         }
     }
 
-    /// The heads of all lines.
+    /// Returns the heads of all lines.
     fn heads(&self) -> Vec<usize> {
         let mut heads = Vec::with_capacity(self.lines);
         for &first in &self.buckets {
@@ -215,12 +215,12 @@ impl<A, B> Table<A, B> {
         Self { shards: (0..SHARDS).map(|_| BiasedLock::new(Shard::new())).collect() }
     }
 
-    /// The oldest `B` under the key, and what `taken` makes of it where it stands, since to move it
-    /// costs more than all the rest. It takes all that would have to be dropped. Or, when there is
-    /// no `B`, the `A` stays and waits. It is made only then.
+    /// Takes the oldest `B` under the key, and returns the result of `taken`, which gets it in
+    /// place: a move costs more than all the rest. `taken` has to take everything that needs a
+    /// drop. Without a `B` the `A` is made, and waits.
     ///
     /// # Errors
-    /// The stamp of what waits.
+    /// The stamp of the value that waits.
     #[inline(always)]
     pub(crate) fn meet_b<R, T>(
         &self,
@@ -237,11 +237,10 @@ impl<A, B> Table<A, B> {
         self.meet(key, value, is_theirs, take, |value| Value::A(keep_as(value)))
     }
 
-    /// The oldest `A` under the key; or, when there is none, the `B` stays and waits. It is made
-    /// only then.
+    /// Takes the oldest `A` under the key. Without one the `B` is made, and waits.
     ///
     /// # Errors
-    /// The stamp of what waits.
+    /// The stamp of the value that waits.
     #[inline(always)]
     pub(crate) fn meet_a(&self, key: Key, keep_as: impl FnOnce() -> B) -> Result<A, u64> {
         let is_theirs = |value: &Value<A, B>| matches!(value, Value::A(_));
@@ -283,7 +282,7 @@ impl<A, B> Table<A, B> {
 
     #[inline(always)]
     fn shard(&self, hash: u64) -> &BiasedLock<Shard<A, B>> {
-        // The upper bits: the buckets go by the lower ones.
+        // The upper bits: the lower ones select the bucket.
         &self.shards[(hash >> 58) as usize % SHARDS]
     }
 
@@ -371,7 +370,7 @@ impl<A, B> Table<A, B> {
         plucked
     }
 
-    /// How many of each sort wait.
+    /// Returns the numbers of waiting values of each sort.
     pub(crate) fn count(&self) -> (usize, usize) {
         let mut count = (0, 0);
         for shard in &self.shards {
@@ -387,8 +386,8 @@ impl<A, B> Table<A, B> {
     }
 }
 
-/// One multiplication, folded, as wyhash has it. Keys come from ranks of one job, which share a
-/// secret; a hostile one could make its own messages slow to match, no more.
+/// Hashes by one multiplication, folded, as in wyhash. Keys come from ranks of one job, which
+/// share a secret. A hostile rank could only make its own messages slow to match.
 #[inline(always)]
 fn hash(key: &Key) -> u64 {
     let [who, tag] = key.words();

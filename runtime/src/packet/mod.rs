@@ -1,4 +1,4 @@
-//! Packets: what messages land in, and where their memory comes from.
+//! Packets: the buffers that messages land in, and the source of their memory.
 //!
 //! The default pool allocates host memory. A pool over another [`PacketAllocator`], given to a
 //! device ([`DeviceBuilder::packet_pool`](crate::DeviceBuilder::packet_pool)), makes active
@@ -10,14 +10,17 @@
 //! | message | lands in |
 //! |---|---|
 //! | without bytes | nothing: an empty buffer |
-//! | of up to a packet's length | a packet; with one thread that makes progress they are handed over in the order in which they came |
-//! | longer | a region of the same allocator's, freed when it is dropped; [`PacketPool::limit_large`] bounds these |
+//! | of up to a packet's length | a packet |
+//! | longer | a region of the same allocator, freed when it is dropped |
 //!
-//! While there is no packet, messages wait with their senders, and progress says why:
-//! [`NoPacket`](crate::ProgressError::NoPacket) when they are out,
-//! [`NoPacketMemory`](crate::ProgressError::NoPacketMemory) when the GPU is full. A longer message
-//! for which there is no memory is an error on both sides. An allocator that gives what it must not
-//! is refused when the device is made.
+//! With one thread that makes progress, messages in packets are handed over in order of arrival.
+//! [`PacketPool::limit_large`] bounds the regions.
+//!
+//! While no packet is available, messages wait with their senders, and progress reports the
+//! reason: [`NoPacket`](crate::ProgressError::NoPacket) if all are in use,
+//! [`NoPacketMemory`](crate::ProgressError::NoPacketMemory) if the GPU is full. A longer message
+//! without memory for it is an error on both sides. An allocator whose memory is not of its
+//! promised kind is refused when the device is made.
 
 pub use carrack_transports::mem::{
     AllocError, Chunk, GpuAllocator, HostAllocator, Packet, PacketAllocator, PacketPool,

@@ -22,8 +22,8 @@ impl Absent {
 }
 
 impl Inner {
-    /// Makes the link to a rank that is waited for, now or when the rank has published its address.
-    /// A rank to which nothing was ever sent must be heard of, too, when it goes.
+    /// Makes the link to an awaited rank, now or when the rank has published its address. The end
+    /// of a rank must be noticed even if nothing was ever sent to it.
     #[cold]
     pub(crate) fn listen_to(&self, rank: Rank) {
         let device = &self.default_device().0;

@@ -1,14 +1,14 @@
-//! What a device publishes, and where.
+//! The addresses that devices publish.
 
 use carrack_transports::contract::AddressBlob;
 
-/// The key under which a device's addresses stand in the bootstrap's table.
+/// Returns the key of a device's addresses in the bootstrap's table.
 pub(crate) fn key(rank: u32, device: u32) -> String {
     format!("device/{rank}/{device}")
 }
 
-/// One device's addresses, one for each transport:
-/// `count 8 | (name length 8, name, length 16, address)*`.
+/// Encodes one device's addresses, one for each transport: `count 8 | (name length 8, name, length
+/// 16, address)*`.
 pub(crate) fn encode(addresses: &[(&'static str, AddressBlob)]) -> Vec<u8> {
     let mut bytes = vec![u8::try_from(addresses.len()).unwrap_or(u8::MAX)];
     for (name, address) in addresses {
@@ -20,7 +20,7 @@ pub(crate) fn encode(addresses: &[(&'static str, AddressBlob)]) -> Vec<u8> {
     bytes
 }
 
-/// Reads what a peer published. `None` when it makes no sense.
+/// Decodes a peer's addresses, or returns `None` if they are malformed.
 pub(crate) fn decode(mut bytes: &[u8]) -> Option<Vec<(String, AddressBlob)>> {
     let mut take = |len: usize| {
         let (head, rest) = bytes.split_at_checked(len)?;

@@ -1,8 +1,8 @@
 //! Operations that wait for an event, a staging copy, or room.
 //!
-//! Each peer has a backlog of its own, so that one that is slow holds up nobody else (LCI has one
-//! for all). It is first in, first out, and while it is not empty nothing overtakes it: so messages
-//! to a peer keep their order, whatever they wait for.
+//! Each peer has a backlog of its own, so that a slow one delays no other (LCI has one for all).
+//! It is first in, first out, and while it is not empty nothing overtakes it. So messages to a
+//! peer keep their order, whatever they wait for.
 
 use crate::bulk::{BLOCK, Block, Way};
 use crate::comp::{Completion, Status};
@@ -35,7 +35,7 @@ pub(crate) struct Parked {
     pub(crate) stage: Stage,
 }
 
-/// What it waits for.
+/// The state of a waiting operation.
 pub(crate) enum Stage {
     /// An event of the user's.
     After(Event, Buffer),
@@ -45,32 +45,33 @@ pub(crate) enum Stage {
     Staging(Transfer, Block),
     /// Room for that copy; the user's buffer is kept to be given back.
     Staged(Block, Buffer),
-    /// Nothing: it is over.
+    /// Nothing: it has ended.
     Over(Buffer),
 }
 
-/// What one step came to.
+/// The result of one step.
 pub(crate) enum Step {
     /// It still waits for its turn or for room.
     Waits,
-    /// It waits for something that may need what the runtime has to say: an event of the user's, or
-    /// the end of operations that wait for this peer, as it is to be offered and no more may be.
+    /// It waits for an event of the user, or for the end of operations that wait for this peer,
+    /// since no more offers may be in flight. Either may need further messages of the runtime.
     Held,
-    /// It is over.
+    /// It has ended.
     Ended(Result<(), OpError>),
     /// The link has it now.
     HandedOver,
 }
 
 impl Step {
-    /// What could not be offered waits for the end of other offers, or for room on the link.
+    /// Returns the state of an operation that could not be offered: it waits for room on the link,
+    /// or for the end of other offers.
     fn until_offered(may_offer: bool) -> Self {
         if may_offer { Self::Waits } else { Self::Held }
     }
 }
 
 impl Parked {
-    /// The status with which it ends, its buffer included.
+    /// Returns the status with which it ends, its buffer included.
     pub(crate) fn into_status(
         self,
         error: Option<OpError>,
@@ -93,7 +94,7 @@ impl Parked {
         (self.comp, status)
     }
 
-    /// What it waits for, once there is a link.
+    /// Describes the condition that it waits for, once there is a link.
     pub(crate) fn waits_for(&self) -> &'static str {
         match self.stage {
             Stage::After(..) => "the event that it was ordered after",
@@ -103,13 +104,13 @@ impl Parked {
         }
     }
 
-    /// Whether it is one of the runtime's own messages, or what a collective sends.
+    /// Returns `true` if it is one of the runtime's own messages, or part of a collective.
     pub(crate) fn is_of_runtime(&self) -> bool {
         Message::decode(self.header)
             .is_ok_and(|message| message.is_bulk() || message.is_collective())
     }
 
-    /// Whether no engine is at it.
+    /// Returns `true` if no engine copies it.
     pub(crate) fn is_idle(&self) -> bool {
         !matches!(self.stage, Stage::Staging(..))
     }
@@ -179,7 +180,7 @@ impl Parked {
         }
     }
 
-    /// Its turn has come.
+    /// Begins an operation whose turn has come.
     fn begin(
         &mut self,
         mut buffer: Buffer,
@@ -254,7 +255,7 @@ impl Parked {
         }
     }
 
-    /// Whether its receiver keeps too many messages to take it whole.
+    /// Returns `true` if its receiver keeps too many messages to take it whole.
     fn has_to_offer(&self, device: &DeviceInner) -> bool {
         Message::decode(self.header).is_ok_and(|message| !message.is_bulk())
             && device.offers_all(self.rank)
@@ -301,7 +302,7 @@ impl Parked {
         }
     }
 
-    /// Offers a message. The error says for what it waits.
+    /// Offers a message. The error tells the obstacle.
     fn offer(
         &self,
         device: &DeviceInner,
@@ -319,7 +320,7 @@ impl Parked {
         }
     }
 
-    /// What a link, or whoever else has the buffer, has to know of it.
+    /// Returns the record of the operation, for a link or another owner of its buffer.
     fn outstanding(&self) -> Outstanding {
         Outstanding {
             rank: self.rank,

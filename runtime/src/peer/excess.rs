@@ -1,13 +1,13 @@
-//! A bound on what one peer may have waiting here.
+//! A bound on the operations that one peer may have waiting here.
 //!
 //! A rank has no more operations waiting for its peers than its settings allow (`CARRACK_OFFERS`),
-//! and tries again later. One that goes on regardless would fill its peers' memory: with offers
-//! that nobody has a receive for, with requests whose answers it does not take, with notes for
-//! groups. Such a rank breaks the protocol, and is treated as one that is gone: what waits for it
-//! ends, with the reason, and what more it sends of these sorts is dropped.
+//! and tries again later. A rank that exceeds this would fill its peers' memory: with offers
+//! without receives, with requests whose answers it does not take, with notes for groups. Such a
+//! rank breaks the protocol, and is treated as gone. Operations that wait for it end with that
+//! reason, and further messages of these sorts are dropped.
 //!
-//! What another rank allows itself is not known here. It is taken to be as much as this rank does,
-//! and not less than what a rank does that was told nothing.
+//! The limit of another rank is not known here. It is assumed to be this rank's, and at least the
+//! default.
 
 use crate::bulk::wire::Offer;
 use crate::matching::Content;
@@ -19,21 +19,22 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Threads look how many there are before they add to them: so many may come too late.
+/// Allowance beyond a limit for threads that test it at the same time, before they add to the
+/// count.
 const THREADS: usize = 4096;
-/// Requests of a peer after which it is looked how many are unanswered.
+/// Requests of a peer after which its unanswered ones are counted.
 const OFTEN: u32 = 1024;
 
 /// Offers of messages that wait for their receives.
 pub(crate) struct WaitingOffers {
     total: AtomicUsize,
     of: Mutex<HashMap<Rank, usize>>,
-    /// For each device of a peer: what an honest one has at most, requests included.
+    /// The limit for each device of a peer, requests included: an honest peer stays below it.
     limit: usize,
 }
 
 impl WaitingOffers {
-    /// Of a rank that offers so many itself.
+    /// Returns the limit for a rank that offers `offers` messages itself.
     pub(crate) fn new(offers: usize) -> Self {
         let limit = offers.max(Settings::defaults().offers()) + THREADS;
         Self { total: AtomicUsize::new(0), of: Mutex::default(), limit }
@@ -48,7 +49,7 @@ impl WaitingOffers {
         *self.lock().entry(from).or_default() += 1;
     }
 
-    /// One has met its receive.
+    /// Removes an offer that has met its receive.
     pub(crate) fn sub(&self, from: Rank) {
         self.total.fetch_sub(1, Ordering::Relaxed);
         let mut of = self.lock();
@@ -60,7 +61,8 @@ impl WaitingOffers {
         }
     }
 
-    /// Whether a peer has as many as it may. As long as all together have not, no lock is taken.
+    /// Returns `true` if a peer has reached its limit. Takes no lock while all peers together are
+    /// below it.
     fn are_full(&self, from: Rank, devices: impl FnOnce() -> usize) -> bool {
         self.total.load(Ordering::Relaxed) >= self.limit
             && self
@@ -71,7 +73,7 @@ impl WaitingOffers {
 }
 
 impl Pass<'_> {
-    /// Whether one more offer of a message may wait here, should it have to.
+    /// Returns `true` if one more offer of a message may wait here.
     pub(crate) fn takes_offer(&self, from: Rank) -> bool {
         let offers = &self.inner.waiting_offers;
         let are_full = offers.are_full(from, || self.inner.devices().len());
@@ -83,14 +85,14 @@ impl Pass<'_> {
         !are_full
     }
 
-    /// An offer waits for its receive.
+    /// Keeps an offer that waits for its receive.
     pub(crate) fn keep_offer(&self, from: Rank, offer: Offer) -> Content {
         self.inner.waiting_offers.add(from);
         Content::Offered(offer, self.device.index)
     }
 
-    /// Whether a peer may ask for one more thing. Now and then it is looked how much is under way
-    /// already because it has asked.
+    /// Returns `true` if a peer may ask for one more operation. Counts its operations in flight
+    /// now and then.
     pub(crate) fn takes_request(&self, from: Rank) -> bool {
         let Some(route) = self.device.route(from) else { return false };
         if let Some(DownCause::Protocol(_)) = route.down() {
@@ -102,7 +104,7 @@ impl Pass<'_> {
         let (limit, bulk) = (self.inner.waiting_offers.limit, &self.device.bulk);
         let words = self.inner.words.asked_for_by(from);
         let is_beyond = bulk.asked_for_by_all() + words > limit && bulk.asked_for_by(from) + words > limit
-            // What waits to be told to it are answers, and what this rank asks for itself.
+            // The messages that wait here for it are answers, and requests of this rank.
             || route.waiting() > 2 * limit + self.inner.settings.backlog();
         if is_beyond {
             let why = format!("it asks for more than {limit} things and takes no answer");

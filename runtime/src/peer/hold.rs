@@ -3,19 +3,19 @@
 //! Small messages are sent whole, before their receiver is known to have room for them. A message
 //! to be matched waits at the receiver for its receive; an active message waits for room in its
 //! completion object. The receiver has one budget for both (`CARRACK_UNEXPECTED`). A sender whose
-//! message goes beyond half of it is told to *hold*: from then on its messages travel as offers,
-//! and their bytes stay with it, until the receiver keeps no more than a quarter. Offers take the
-//! place of their messages, so only the place where the bytes wait changes. A message is neither
-//! refused nor held up because others wait, so a correct program cannot deadlock on it.
+//! message exceeds half of it is told to *hold*. Its messages then travel as offers, and their
+//! bytes stay with it, until the receiver keeps at most a quarter. Offers take the place of their
+//! messages, so only the place where the bytes wait changes. A message is neither refused nor
+//! delayed because others wait, so a correct program cannot deadlock on it.
 //!
-//! A notification of a put or a get is no longer than its offer would be. Where deliveries alone go
-//! beyond half of the budget, puts and gets that notify are to be tried again.
+//! A notification of a put or a get is no longer than its offer would be. Where deliveries alone
+//! exceed half of the budget, puts and gets that notify are refused, to be retried.
 //!
-//! The other half is for what senders send before they hear of it: each of them has a share of that
-//! half ([`Deaf`]), after which it has to make progress before it sends more. So a rank keeps its
-//! budget, and no more beyond it than what the links to it hold: a ring of shared memory, or the
-//! requests of a queue pair. A share is [`LEAST`] at least, so a budget that is too small for all
-//! ranks of the job is exceeded by that, too.
+//! The other half is for messages that are sent before their sender hears of the hold. Each sender
+//! has a share of that half ([`Deaf`]), after which it has to make progress before it sends more.
+//! So a rank keeps its budget, plus the messages that the links to it hold: a ring of shared
+//! memory, or the requests of a queue pair. A share is [`LEAST`] at least, so a budget that is too
+//! small for all ranks of the job is exceeded by that, too.
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::device::DeviceInner;
@@ -26,24 +26,24 @@ use carrack_transports::contract::Payload;
 use carrack_transports::mem::{Buffer, SmallBytes};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// Bytes that a message takes in the matching table, beside its payload.
+/// Bytes that a message takes in the matching table, without its payload.
 const ENTRY: usize = 128;
 /// Bytes that a device may send without having listened, at least and at most.
 const LEAST: usize = 16 << 10;
 const MOST: usize = 1 << 20;
 
-/// What a rank keeps of messages that have no receive yet.
+/// The messages that a rank keeps without a receive.
 pub(crate) struct Unexpected {
     bytes: AtomicUsize,
-    /// Those among them that wait for room in a completion object.
+    /// Bytes of those that wait for room in a completion object.
     undelivered: AtomicUsize,
     budget: usize,
-    /// Packets among them: what comes in needs some, too.
+    /// Packets among them: incoming messages need packets, too.
     packets: AtomicUsize,
     packet_size: usize,
 }
 
-/// What a message that waits costs.
+/// The cost of a message that waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
     bytes: usize,
@@ -51,10 +51,10 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Of a status whose buffer is the user's.
+    /// The cost of a status whose buffer is the user's.
     pub(crate) const STATUS: Self = Self { bytes: ENTRY, in_packet: false };
 
-    /// Of a message in a packet of `size` bytes.
+    /// Returns the cost of a message in a packet of `size` bytes.
     pub(crate) fn packet(size: usize) -> Self {
         Self { bytes: ENTRY + size, in_packet: true }
     }
@@ -64,7 +64,7 @@ impl Kept {
         self.in_packet
     }
 
-    /// Of a message in a buffer that no packet pool has to get back.
+    /// Returns the cost of a message in a buffer that belongs to no packet pool.
     pub(crate) fn buffer(buffer: &Buffer) -> Self {
         let bytes = if matches!(buffer, Buffer::Small(_)) { 0 } else { buffer.len() };
         Self { bytes: ENTRY + bytes, in_packet: false }
@@ -78,19 +78,19 @@ impl Unexpected {
         Self { bytes, undelivered, budget, packets, packet_size }
     }
 
-    /// One more. Returns `true` if its sender is to hold.
+    /// Adds a message. Returns `true` if its sender has to hold.
     #[inline]
     pub(crate) fn add(&self, payload: &Payload) -> bool {
         self.charge(self.kept(payload))
     }
 
-    /// One less.
+    /// Removes a message.
     #[inline]
     pub(crate) fn sub(&self, payload: &Payload) {
         self.release(self.kept(payload));
     }
 
-    /// Adds the cost of a message that waits. Returns `true` if its sender is to hold.
+    /// Adds the cost of a message that waits. Returns `true` if its sender has to hold.
     #[inline]
     pub(crate) fn charge(&self, kept: Kept) -> bool {
         if kept.in_packet {
@@ -99,7 +99,7 @@ impl Unexpected {
         self.bytes.fetch_add(kept.bytes, Ordering::Relaxed) + kept.bytes > self.budget / 2
     }
 
-    /// Takes back what was charged.
+    /// Subtracts a cost.
     #[inline]
     pub(crate) fn release(&self, kept: Kept) {
         self.bytes.fetch_sub(kept.bytes, Ordering::Relaxed);
@@ -108,19 +108,20 @@ impl Unexpected {
         }
     }
 
-    /// As [`charge`](Self::charge), for a message that waits for room in its completion object.
+    /// Adds as [`charge`](Self::charge), for a message that waits for room in its completion
+    /// object.
     pub(crate) fn charge_delivery(&self, kept: Kept) -> bool {
         self.undelivered.fetch_add(kept.bytes, Ordering::Relaxed);
         self.charge(kept)
     }
 
-    /// Takes back what was charged for a delivery.
+    /// Subtracts the cost of a delivery.
     pub(crate) fn release_delivery(&self, kept: Kept) {
         self.undelivered.fetch_sub(kept.bytes, Ordering::Relaxed);
         self.release(kept);
     }
 
-    /// What a payload costs while it waits.
+    /// Returns the cost of a payload while it waits.
     pub(crate) fn kept(&self, payload: &Payload) -> Kept {
         match payload {
             Payload::Small(_) => Kept { bytes: ENTRY, in_packet: false },
@@ -129,18 +130,18 @@ impl Unexpected {
         }
     }
 
-    /// Whether one more may stay in a packet of a pool that has so many.
+    /// Returns `true` if one more may stay in a packet of a pool of `limit` packets.
     pub(crate) fn may_keep_packet(&self, limit: usize) -> bool {
         self.packets.load(Ordering::Relaxed) < limit / 2
     }
 
-    /// Bytes kept now.
+    /// Returns the bytes that are kept now.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What there is room for, at a rank that was told `before`. A window that was closed opens
-    /// when three quarters of the budget are free.
+    /// Returns the room for a rank that was told `before`. A closed window opens when three
+    /// quarters of the budget are free.
     fn room(&self, before: Room) -> Room {
         let undelivered = self.undelivered.load(Ordering::Relaxed);
         let most = if before == Room::OffersOnly { self.budget / 4 } else { self.budget / 2 };
@@ -155,8 +156,8 @@ impl Unexpected {
 /// Ranks that a device has told to hold, or is about to.
 pub(crate) struct Holds {
     ranks: Waiting<Vec<(Rank, Room)>>,
-    /// Counts what ranks are told, under the lock of the list: two threads may send it in any
-    /// order.
+    /// Counts the messages about room, under the lock of the list: two threads may send them in
+    /// any order.
     turns: AtomicU64,
 }
 
@@ -176,10 +177,10 @@ impl Holds {
     }
 }
 
-/// How much a device has sent to be matched since it last listened.
+/// The bytes that a device has sent to be matched since it last listened.
 pub(crate) struct Deaf {
     bytes: AtomicU32,
-    /// A peer has said that it takes no notifications; it may take some again.
+    /// Set if a peer has said that it takes no notifications; it may take some again.
     was_refused: AtomicBool,
     /// Its share of half of the budget, which the ranks of a job have in common.
     limit: u32,
@@ -194,8 +195,8 @@ impl Deaf {
 
     #[inline(always)]
     pub(crate) fn sent(&self, size: usize) {
-        // Not exact when several threads send: nothing depends on it. Nobody sends beyond the
-        // limit, so it is exceeded by a message of each thread at most.
+        // Not exact when several threads send, which is harmless. Each thread checks the limit
+        // before it sends, so it is exceeded by one message of each thread at most.
         let bytes = self.bytes.load(Ordering::Relaxed).wrapping_add((size + ENTRY) as u32);
         self.bytes.store(bytes, Ordering::Relaxed);
     }
@@ -247,7 +248,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A peer says what it has room for.
+    /// Handles a peer's message about its room.
     pub(crate) fn hold(&self, from: Rank, room: Room, turn: u64) {
         if let Some(route) = self.device.route(from) {
             route.hold(room, turn);
@@ -259,7 +260,7 @@ impl Pass<'_> {
 }
 
 impl DeviceInner {
-    /// Whether a peer wants messages to be offered.
+    /// Returns `true` if a peer wants messages to be offered.
     #[inline]
     pub(crate) fn offers_all(&self, rank: Rank) -> bool {
         self.known_route(rank).is_some_and(|route| route.is_held())

@@ -1,14 +1,14 @@
-//! Where a rank is, the link to it, and what waits for it.
+//! Peers: their addresses, the links to them, and the operations that wait for them.
 //!
 //! | module | one idea |
 //! |---|---|
 //! | [`absent`] | ranks that are waited for and have published no address |
-//! | [`address`] | what a device publishes, and where |
+//! | [`address`] | the addresses that devices publish |
 //! | [`route`] | from a device to one peer: the link, and the backlog |
 //! | [`backlog`] | operations that wait for an event, a staging copy, or room |
 //! | [`hold`] | a bound on messages that wait for their receives |
-//! | [`excess`] | a bound on what a peer that breaks the rules may have waiting here |
-//! | [`state`] | what is known of a rank's life |
+//! | [`excess`] | a bound on the operations of a peer that breaks the rules |
+//! | [`state`] | the known state of a rank |
 
 mod absent;
 pub(crate) mod address;

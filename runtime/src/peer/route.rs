@@ -15,41 +15,42 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// From a device to one peer. Made when the peer is first used; a silent peer costs an empty cell.
+/// The route from a device to one peer. Made when the peer is first used; a silent peer costs an
+/// empty cell.
 pub(crate) struct Route {
     pub(crate) rank: Rank,
     linked: OnceLock<Linked>,
     /// Held while the link is being made.
     linking: Mutex<()>,
     down: OnceLock<DownCause>,
-    /// What an operation was told of the peer's end, maybe before progress hears of it.
+    /// The peer's end as an operation noticed it, maybe before progress.
     told: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
-    /// How many wait, [`DOWN`] once the peer is gone, [`HELD`] while it wants offers; read without
-    /// a lock by each post.
+    /// The number of waiting operations, with the flags [`DOWN`] once the peer is gone and
+    /// [`HELD`] while it wants offers. Each post reads it without a lock.
     hurdles: Hurdles,
     /// The last turn of the peer's word on offers.
     held_turn: Mutex<u64>,
     /// The peer keeps too many notifications.
     takes_no_notifications: AtomicBool,
-    /// How often the peer has asked for something.
+    /// The number of requests of the peer.
     asked: AtomicU32,
     /// The transport over which one of the two ranks reaches words of the other's whose agent is a
     /// NIC.
     words_over: OnceLock<&'static str>,
     /// The link to the peer's NIC for that, where messages take another path.
     to_words: OnceLock<Arc<dyn Link>>,
-    /// That this process lacks what a link takes was told.
+    /// Set once a shortage for a link was reported.
     has_told: AtomicBool,
 }
 
-/// In `hurdles`: the peer is gone. Its ring may still take a message, which nobody would ever read.
+/// In `hurdles`: the peer is gone. Its ring may still take a message, which would never be read.
 const DOWN: Flag = Flag::FIRST;
 /// In `hurdles`: the peer keeps too many messages already, and wants those to be matched to be
 /// offered.
 const HELD: Flag = Flag::SECOND;
 
-/// A link, and what is to be known of it.
+/// A link, and facts about it.
 pub(crate) struct Linked {
     pub(crate) link: Arc<dyn Link>,
     pub(crate) transport: &'static str,
@@ -59,12 +60,12 @@ pub(crate) struct Linked {
     memory: OnceLock<Result<Arc<dyn PeerMemory>, String>>,
     /// Splits by which this rank and the peer share the copying.
     shares: OnceLock<Option<Arc<Shares>>>,
-    /// Why the kernel refused when it was tried.
+    /// The reason for which the kernel refused a copy.
     refused: OnceLock<String>,
 }
 
 impl Linked {
-    /// The peer's memory, if the kernel copies from it.
+    /// Returns the peer's memory, if the kernel copies from it.
     pub(crate) fn peer_memory(&self) -> Option<Arc<dyn PeerMemory>> {
         let memory = match self.memory.get() {
             Some(known) => known.as_ref().ok()?.clone(),
@@ -76,26 +77,26 @@ impl Linked {
     #[cold]
     fn ask_for_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
         let memory = self.link.peer_memory();
-        // A link that is not up may not know so far.
+        // A link that is not up may not know yet.
         if memory.is_ok() || self.link.is_up() {
             let _ = self.memory.set(memory.clone());
         }
         memory
     }
 
-    /// What it takes to have the peer help with the copying of what it sends, if the transport has
-    /// it.
+    /// Returns the splits by which the peer helps with the copying of its messages, if the
+    /// transport has them.
     pub(crate) fn shares(&self) -> Option<&Arc<Shares>> {
         self.shares.get_or_init(|| Some(Arc::new(Shares::new(self.link.splits()?)))).as_ref()
     }
 
-    /// It was tried, and will not be tried again.
+    /// Notes that a copy was refused: it will not be tried again.
     pub(crate) fn refuse_peer_memory(&self, why: String) {
         tracing::info!(why, "large messages go part by part");
         let _ = self.refused.set(why);
     }
 
-    /// Why large messages go part by part, if they do and it is known.
+    /// Returns the reason why large messages go part by part, if they do and it is known.
     pub(crate) fn why_parts(&self) -> Option<&str> {
         let untried = self.memory.get().and_then(|memory| memory.as_ref().err());
         self.refused.get().or(untried).map(String::as_str)
@@ -121,29 +122,29 @@ impl Route {
         }
     }
 
-    /// The link, if there is one already.
+    /// Returns the link, if there is one already.
     #[inline(always)]
     pub(crate) fn linked(&self) -> Option<&Linked> {
         self.linked.get()
     }
 
-    /// How the peer went, if it did.
+    /// Returns the reason of the peer's end, if it is gone.
     pub(crate) fn down(&self) -> Option<&DownCause> {
         self.down.get()
     }
 
-    /// Notes that the peer is gone. Whether that is news.
+    /// Notes that the peer is gone. Returns `true` the first time.
     pub(crate) fn set_down(&self, cause: DownCause) -> bool {
         let news = self.down.set(cause).is_ok();
         self.hurdles.set(DOWN, true);
         news
     }
 
-    /// An operation is told that the peer is gone.
+    /// Notes that an operation was told of the peer's end.
     #[cold]
     pub(crate) fn tell_down(&self, cause: &DownCause) {
-        // The end of a link to words is none of the peer's, and without descriptors nothing is
-        // known of the peer.
+        // The end of a link to words is not the peer's end, and a shortage of descriptors says
+        // nothing about the peer.
         let is_of_words =
             self.words_over.get().is_some_and(|transport| self.is_for_words(transport));
         if !is_of_words && !matches!(cause, DownCause::Lacking(_)) {
@@ -151,31 +152,31 @@ impl Route {
         }
     }
 
-    /// How the peer went, as far as operations were told.
+    /// Returns the reason of the peer's end, as far as operations were told.
     pub(crate) fn told_down(&self) -> Option<&DownCause> {
         self.down().or_else(|| self.told.get())
     }
 
-    /// Whether any message can go straight to the link: nothing waits before it, and the peer is
-    /// not known to be gone, nor wants offers.
+    /// Returns `true` if any message can go straight to the link. The backlog is empty, and the
+    /// peer is not known to be gone and wants no offers.
     #[inline(always)]
     pub(crate) fn is_clear(&self) -> bool {
         self.hurdles.none()
     }
 
-    /// Whether a message, or its offer, can go straight to the link.
+    /// Returns `true` if a message, or its offer, can go straight to the link.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.hurdles.none_but(HELD)
     }
 
-    /// Whether messages that are to be matched have to be offered.
+    /// Returns `true` if messages that will be matched have to be offered.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.hurdles.has(HELD)
     }
 
-    /// Notes what the peer has room for. The latest turn counts, in whatever order they come.
+    /// Notes the peer's room. The latest turn counts, in any order of arrival.
     pub(crate) fn hold(&self, room: Room, turn: u64) {
         let mut last = self.held_turn.lock().unwrap_or_else(PoisonError::into_inner);
         if turn > *last {
@@ -190,12 +191,12 @@ impl Route {
         self.takes_no_notifications.load(Ordering::Relaxed)
     }
 
-    /// How many wait in the backlog.
+    /// Returns the number of operations in the backlog.
     pub(crate) fn waiting(&self) -> usize {
         self.hurdles.count()
     }
 
-    /// The peer asks for something: how often it has now.
+    /// Counts a request of the peer, and returns the count.
     pub(crate) fn asks(&self) -> u32 {
         self.asked.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
@@ -208,13 +209,13 @@ impl Route {
         self.backlog.try_lock().ok()
     }
 
-    /// After a change to the backlog, with its lock held.
+    /// Updates the hurdles after a change to the backlog, with its lock held.
     pub(crate) fn set_waiting(&self, count: usize) {
         self.hurdles.set_count(count);
     }
 
-    /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread is
-    /// at it, or this process lacks what a link takes, which was told and is tried again.
+    /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread
+    /// is making the link, or a shortage of this process was reported and will be retried.
     #[cold]
     pub(crate) fn link(
         &self,
@@ -240,7 +241,7 @@ impl Route {
         }
     }
 
-    /// The same, for a caller that can be told of what this process lacks.
+    /// Makes the link, for a caller that can be told of a shortage of this process.
     #[cold]
     pub(crate) fn try_link(
         &self,
@@ -299,9 +300,9 @@ impl Route {
 }
 
 impl Route {
-    /// The link to the NIC that is the agent of words of the peer's: the one of messages, where
-    /// these go by that NIC, or one beside it. `Ok(None)`: the peer has not published its address
-    /// yet, or another thread is at it.
+    /// Returns the link to the NIC that is the coherence owner of the peer's words: the link of
+    /// messages where these use that NIC, or a second one. `Ok(None)`: the peer has not published
+    /// its address yet, or another thread is making the link.
     #[cold]
     pub(crate) fn link_to_words(
         &self,
@@ -354,13 +355,13 @@ impl Route {
         Ok(Some(self.to_words.get_or_init(|| link).clone()))
     }
 
-    /// The peer is told of words whose agent is this rank's NIC.
+    /// Notes that the peer gets the place of words whose coherence owner is this rank's NIC.
     pub(crate) fn shows_words(&self, transport: &'static str) {
         let _ = self.words_over.set(transport);
     }
 
-    /// Whether a transport brings nothing of the peer but what words need, so that its end there
-    /// says nothing of the peer's: the link of messages will, behind the last of them.
+    /// Returns `true` if a transport serves the peer's words only. Its end then does not mean the
+    /// peer's end: the link of messages reports that, behind the last message.
     pub(crate) fn is_for_words(&self, transport: &str) -> bool {
         self.words_over.get().is_some_and(|words| *words == transport)
             && self.linked().is_some_and(|linked| linked.transport != transport)
@@ -370,8 +371,9 @@ impl Route {
 type Candidates =
     (Vec<(&'static str, Reach)>, Vec<Option<carrack_transports::contract::AddressBlob>>);
 
-/// What each transport says of a peer: first those that this device has, in the order of its lanes,
-/// then those that this rank could not open. `None`: the peer has not published its address yet.
+/// Returns each transport's answer for a peer: first the transports of this device, in the order
+/// of its lanes, then those that this rank could not open. `None`: the peer has not published its
+/// address yet.
 pub(crate) fn candidates(
     runtime: &Inner,
     device: &DeviceInner,

@@ -1,4 +1,4 @@
-//! What is known of a rank's life.
+//! The known state of a rank.
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
@@ -6,14 +6,14 @@ use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::{Batch, DownCause, Event};
 use std::collections::HashSet;
 
-/// What is known of a rank's life.
+/// The known state of a rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PeerState {
     /// Nothing speaks against it; it may not have been used yet.
     Up,
-    /// It is silent: an operation with it was not over by its deadline, and nothing has come from
-    /// it since. It may be stopped, or busy; memory that it could still reach is kept for it.
+    /// It is silent: an operation with it missed its deadline, and no message has come from it
+    /// since. It may be stopped, or busy; memory that it could still reach is kept for it.
     Suspect,
     /// It is known to be gone, and does not come back.
     Down(DownCause),
@@ -27,7 +27,7 @@ impl Suspects {
         Self(Waiting::for_progress(chores, Chore::Suspects))
     }
 
-    /// Somebody has been heard of.
+    /// Notes the ranks that a batch of events came from.
     #[cold]
     pub(crate) fn heard(&self, batch: &mut Batch) {
         let mut ranks = self.0.lock();
@@ -44,7 +44,7 @@ impl Suspects {
 }
 
 impl Inner {
-    /// How a rank went, as far as progress or an operation was told.
+    /// Returns the reason of a rank's end, as far as progress or an operation was told.
     pub(crate) fn told_down(&self, rank: Rank) -> Option<DownCause> {
         let known = self.down().get(&rank).cloned();
         known.or_else(|| {
@@ -53,13 +53,13 @@ impl Inner {
         })
     }
 
-    /// An operation with a rank was not over by its deadline.
+    /// Notes that an operation with a rank missed its deadline.
     #[cold]
     pub(crate) fn suspect(&self, rank: Rank) {
         if rank.0 < self.size && rank != self.rank {
             let mut ranks = self.suspects.0.lock();
             if ranks.insert(rank) {
-                tracing::warn!(%rank, "it is silent: an operation with it was not over by its \
+                tracing::warn!(%rank, "it is silent: an operation with it did not complete by its \
                     deadline");
             }
             self.suspects.0.set_count(ranks.len());
@@ -68,9 +68,9 @@ impl Inner {
 }
 
 impl Runtime {
-    /// What is known of a rank's life: by progress, or by an operation that failed because the rank
-    /// is gone. Messages that it sent before may still come; [`peer_down`](Self::peer_down) tells
-    /// of its end behind them.
+    /// Returns the known state of a rank, from progress or from an operation that failed because
+    /// the rank is gone. Messages that it sent before may still come;
+    /// [`peer_down`](Self::peer_down) reports its end behind them.
     pub fn peer_state(&self, rank: Rank) -> PeerState {
         match self.0.told_down(rank) {
             Some(cause) => PeerState::Down(cause),

@@ -11,15 +11,15 @@ use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::Header;
 
-/// What an active message is made of.
+/// The parameters of an active message.
 pub struct Am<'a> {
     comp: RemoteComp,
     sending: Sending<'a>,
 }
 
 impl Runtime {
-    /// An active message: `buffer` goes to the completion object that `rank` has registered as
-    /// `comp`.
+    /// Posts an active message: `buffer` goes to the completion object that `rank` has registered
+    /// as `comp`.
     pub fn post_am<'a>(
         &'a self,
         rank: Rank,

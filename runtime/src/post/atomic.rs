@@ -20,11 +20,11 @@ use crate::runtime::Runtime;
 use carrack_transports::mem::MemKind;
 use std::sync::Arc;
 
-/// What an atomic operation is made of.
+/// The parameters of an atomic operation.
 pub struct Atomic<'a> {
     pub(super) place: Place<'a>,
     pub(super) operation: Operation,
-    /// Whether it stands among those that wait already.
+    /// Set if it is among those that wait already.
     pub(super) has_waited: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum Operation {
     CompareSwap { expected: u64, new: u64 },
 }
 
-/// What a flush is made of: nothing but its rank.
+/// The parameters of a flush: only its rank.
 pub struct ToFlush(());
 
 impl ToFlush {
@@ -50,8 +50,8 @@ impl ToFlush {
 }
 
 impl Runtime {
-    /// Adds to a word of `rank`'s memory, at `offset` in the region or part that `rmr` names. What
-    /// the word held is the status's [`value`](crate::Status::value).
+    /// Adds to a word of `rank`'s memory, at `offset` in the region or part that `rmr` names. The
+    /// previous value is the status's [`value`](crate::Status::value).
     pub fn post_fetch_add<'a>(
         &'a self,
         rank: Rank,
@@ -62,8 +62,9 @@ impl Runtime {
         Post::new(self, rank, Tag::default(), Atomic::new(rmr, offset, Operation::FetchAdd(value)))
     }
 
-    /// Puts `new` into a word of `rank`'s memory if it holds `expected`. What the word held is the
-    /// status's [`value`](crate::Status::value): the operation had an effect if that is `expected`.
+    /// Puts `new` into a word of `rank`'s memory if it holds `expected`. The previous value is the
+    /// status's [`value`](crate::Status::value): the operation had an effect if that is
+    /// `expected`.
     pub fn post_compare_swap<'a>(
         &'a self,
         rank: Rank,
@@ -134,7 +135,7 @@ impl Post<'_, Atomic<'_>> {
 }
 
 impl Post<'_, Atomic<'_>> {
-    /// What can be said of a word of a GPU before its owner is asked.
+    /// Checks what is known of a GPU's word before its owner is asked.
     fn check_device_word(&self, base: usize, offset: usize) -> Result<(), PostError> {
         if !(base + offset).is_multiple_of(8) {
             return Err(PostError::Atomic(AtomicError::Unaligned { offset }));
@@ -174,7 +175,7 @@ impl Post<'_, ToFlush> {
         }
         let waits = this.comp.is_none() || !this.allow.posted();
         let device = this.device_inner();
-        // What waits for an event is to end before this as well.
+        // Operations that wait for an event have to end first as well.
         let is_ordered = || this.order.is_some() || device.orders_memory(this.rank);
         let at_once =
             || !is_ordered() && !device.has_memory_operations(this.rank, device.bulk.now());

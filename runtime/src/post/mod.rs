@@ -4,8 +4,8 @@
 //! `Retry`. After a retry the operation, its buffer included, is still the caller's: call it again.
 //!
 //! ```text
-//! Done     over: the status is returned, and no completion object is signalled
-//! Posted   under way: the completion object will be signalled, exactly once
+//! Done     completed: the status is returned, and no completion object is signalled
+//! Posted   in flight: the completion object will be signalled, exactly once
 //! Retry    nothing happened; make progress and call again
 //! ```
 //!

@@ -13,7 +13,7 @@ use carrack_transports::contract::{Link, Op, OpToken, RemotePlace, Submit, Submi
 use carrack_transports::mem::SmallBytes;
 use std::sync::Arc;
 
-/// What became of an operation that was given to the link.
+/// The result of giving an operation to the link.
 pub(super) enum Given {
     UnderWay,
     /// The link takes nothing more at the moment.
@@ -23,7 +23,7 @@ pub(super) enum Given {
 }
 
 impl<K> Post<'_, K> {
-    /// The link and what is known of the region, where a NIC could do it.
+    /// Returns the link and the knowledge of the region, if a NIC could do it.
     fn nic(&self, place: &Place<'_>) -> Option<(&Linked, Arc<Remote>)> {
         let device = self.device_inner();
         let linked = device.known_route(self.rank)?.linked()?;
@@ -33,12 +33,12 @@ impl<K> Post<'_, K> {
         Some((linked, self.known_of(place)))
     }
 
-    /// Whether a NIC reaches the region, or may, as far as is known.
+    /// Returns `true` if a NIC reaches the region, or may reach it.
     pub(super) fn goes_by_nic(&self, place: &Place<'_>) -> bool {
         self.nic(place).is_some_and(|(_, remote)| *remote.look() != Knowledge::Refused)
     }
 
-    /// What is known of the region. Its owner is asked where it is, the first time.
+    /// Returns the knowledge of the region. The first call asks its owner for the place.
     pub(super) fn known_of(&self, place: &Place<'_>) -> Arc<Remote> {
         let device = self.device_inner();
         let remote = place.rmr.direct(self.runtime.0.id, (device.index, &device.remotes));
@@ -49,7 +49,7 @@ impl<K> Post<'_, K> {
         remote
     }
 
-    /// Where a part of the region is. `None`: not known, or not to be had so.
+    /// Returns the place of a part of the region. `None`: not known, or refused.
     pub(super) fn part_of(
         &self,
         known: Knowledge,
@@ -68,7 +68,7 @@ impl<K> Post<'_, K> {
         Ok(Some(RemotePlace { addr: at.addr.wrapping_add(offset), key: at.key }))
     }
 
-    /// Gives an operation to the link, and notes whom of the owner's to tell when it is over.
+    /// Gives an operation to the link, and notes the owner's object to signal at its end.
     pub(super) fn give<'b>(
         &self,
         link: &dyn Link,
@@ -80,7 +80,7 @@ impl<K> Post<'_, K> {
         let Ok(token) = device.outstanding.insert(self.outstanding(size, comp)) else {
             return Ok(Given::Full(RetryReason::Unanswered));
         };
-        // First: it may be over on another thread before this call returns.
+        // First: the operation may end on another thread before this call returns.
         device.note_direct(token, self.rank, signal.map(|signal| (signal, self.tag)));
         let submitted = link.submit(op(OpToken(token)));
         if let Ok(Submit::Posted) = submitted {
@@ -103,7 +103,7 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// `None`: it has to go by the memory's owner.
+    /// Returns the begun operation. `None`: it has to go through the memory's owner.
     fn begun(&self, given: Given) -> Option<Begun> {
         match given {
             Given::UnderWay => Some(Begun::UnderWay),
@@ -114,7 +114,7 @@ impl<K> Post<'_, K> {
 }
 
 impl Post<'_, Put<'_>> {
-    /// `None`: it has to go by the memory's owner.
+    /// Begins a put by the NIC. `None`: it has to go through the memory's owner.
     #[cold]
     pub(super) fn put_by_nic(
         &self,
@@ -124,7 +124,7 @@ impl Post<'_, Put<'_>> {
     ) -> Result<Option<Begun>, PostError> {
         let size = given.as_ref().map_or(0, SendBuffer::len);
         let Some((linked, remote)) = self.nic(place).filter(|_| size > 0) else { return Ok(None) };
-        // Held until the link has it: nobody lets go of a place that is being used.
+        // Held until the link has the operation: no place is released while it is used.
         let known = remote.look();
         let Some(to) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let (mut buffer, borrowed) = own_or_take(self.device_inner(), given);
@@ -149,7 +149,7 @@ impl Post<'_, Put<'_>> {
 }
 
 impl Post<'_, Get<'_>> {
-    /// `None`: it has to go by the memory's owner.
+    /// Begins a get by the NIC. `None`: it has to go through the memory's owner.
     #[cold]
     pub(super) fn get_by_nic(
         &self,
@@ -163,8 +163,8 @@ impl Post<'_, Get<'_>> {
         let Some(from) = self.part_of(*known, place, size as u64)? else { return Ok(None) };
         let mut buffer = given.take().unwrap_or_default();
         let slot = &mut buffer;
-        // Told of when the bytes are here, and not by a message behind the request: a NIC that has
-        // not heard the answer asks again, and is given what lies there by then.
+        // The owner is notified after the bytes are here, and not by a message behind the request.
+        // A NIC that missed the answer repeats the read, and gets the bytes of that later time.
         let size_and_signal = (size, place.signal);
         let outcome = self.give(&*linked.link, size_and_signal, comp, move |token| Op::Get {
             from,

@@ -18,12 +18,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// An operation to be awaited: what a [`Post`] turns into.
+/// The future of an operation, made from a [`Post`].
 ///
-/// It is posted when it is first polled, and waits in the peer's backlog if need be; while that is
-/// full, progress wakes it to try again. Dropping it before it is over detaches the operation,
-/// which goes on and keeps its buffer; a [`deadline`](Post::deadline) is the way to limit it.
-/// `.comp`, and which outcomes are allowed, do not matter here.
+/// The first poll posts the operation. It waits in the peer's backlog if necessary; while that is
+/// full, progress wakes it to try again. Dropping the future early detaches the operation, which
+/// goes on and keeps its buffer; a [`deadline`](Post::deadline) limits it. `.comp` and the options
+/// of allowed outcomes have no effect here.
 #[must_use = "nothing is posted until this is awaited or started"]
 pub struct Operation<'a, K> {
     state: State<'a, K>,
@@ -36,11 +36,11 @@ enum State<'a, K> {
     /// The cell will be told, or has been.
     Posted(Option<Ticket>),
     Refused(PostError),
-    /// The future has said all.
+    /// The future has returned its result.
     Spent,
 }
 
-/// Where the status waits for the future, or the future's waker for the status.
+/// The status for the future, or the future's waker.
 #[derive(Default)]
 struct Cell(Mutex<(Option<Status>, Option<Waker>)>);
 
@@ -79,8 +79,8 @@ impl<'a, K: Kind + Unpin> IntoFuture for Post<'a, K> {
 }
 
 impl<'a, K: Kind + Unpin> Post<'a, K> {
-    /// Posts it now, if it is no retry, to be awaited later: so that several are under way at the
-    /// same time.
+    /// Posts the operation now, unless it has to be retried, and returns the future: so that
+    /// several are in flight at the same time.
     pub fn start(self) -> Operation<'a, K> {
         let mut operation = self.into_future();
         operation.post();
@@ -89,7 +89,7 @@ impl<'a, K: Kind + Unpin> Post<'a, K> {
 }
 
 impl<K: Kind> Post<'_, K> {
-    /// As `call`, with another completion object for this once.
+    /// Calls as `call` does, with another completion object for this once.
     fn call_with(self, comp: &Arc<dyn Completion>) -> (Self, Result<Outcome, PostError>) {
         if self.allow.is_spent() {
             return (self, Err(PostError::Spent));
@@ -104,8 +104,7 @@ impl<K: Kind> Post<'_, K> {
             device,
             comp: Some(comp),
             user_context,
-            // What cannot go now waits in the peer's backlog, so that nobody has to try again and
-            // again.
+            // An operation that cannot go now waits in the peer's backlog, instead of retries.
             allow: Allow::ALL.without_retry(),
             required,
             deadline,
@@ -132,7 +131,7 @@ impl<K: Kind> Post<'_, K> {
 }
 
 impl<K: Kind> Operation<'_, K> {
-    /// What names it to [`Runtime::cancel`], if it is a receive that waits for its message.
+    /// Returns the ticket for [`Runtime::cancel`], if it is a receive that waits for its message.
     pub fn ticket(&self) -> Option<Ticket> {
         match &self.state {
             State::Posted(ticket) => *ticket,
@@ -200,7 +199,7 @@ impl Retries {
         Self(Waiting::for_progress(chores, Chore::Retries))
     }
 
-    /// Has a future polled again by the next progress.
+    /// Lets the next progress poll a future again.
     pub(crate) fn add(&self, waker: &Waker) {
         let mut wakers = self.0.lock();
         if !wakers.iter().any(|other| other.will_wake(waker)) {
@@ -214,7 +213,7 @@ impl Retries {
         !self.0.is_empty()
     }
 
-    /// Something may have changed.
+    /// Wakes the futures after a change.
     #[cold]
     pub(crate) fn wake(&self) {
         let wakers = std::mem::take(&mut *{
@@ -273,7 +272,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// As `block_on`, and asks now and then whether there is a reason to give up.
+    /// Blocks as `block_on`, and checks now and then for a reason to give up.
     pub(crate) fn block_on_unless<F: Future, E>(
         &self,
         future: F,
@@ -293,7 +292,7 @@ impl Runtime {
                 return Ok(Ok(output));
             }
             if ring.woken.load(Ordering::Acquire) {
-                // It has woken itself: what it waits for may need progress all the same.
+                // It has woken itself: its condition may still need progress.
                 self.0.progress_everything_keeping()?;
             }
             if every < Duration::MAX && asked.elapsed() >= every {

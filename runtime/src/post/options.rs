@@ -1,4 +1,4 @@
-//! What all operations have in common.
+//! The options that all operations share.
 
 use super::order::Order;
 use crate::buffer::SendBuffer;
@@ -13,36 +13,37 @@ use carrack_transports::contract::Busy;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a post came to.
+/// The outcome of a post.
 #[derive(Debug)]
 #[must_use = "a retry means that nothing was posted"]
 pub enum Outcome {
-    /// Over. The status holds the operation's buffer; no completion object is signalled.
+    /// The operation has completed. The status holds its buffer; no completion object is
+    /// signalled.
     Done(Status),
-    /// Under way. The completion object will be signalled once.
+    /// The operation is in flight. The completion object will be signalled once.
     Posted,
     /// Nothing happened: make progress, and call the operation again.
     Retry(RetryReason),
 }
 
 impl Outcome {
-    /// Whether it is over.
+    /// Returns `true` if the operation has completed.
     pub fn is_done(&self) -> bool {
         matches!(self, Self::Done(_))
     }
 
-    /// Whether it is under way.
+    /// Returns `true` if the operation is in flight.
     pub fn is_posted(&self) -> bool {
         matches!(self, Self::Posted)
     }
 
-    /// Whether it has to be called again.
+    /// Returns `true` if the operation has to be called again.
     pub fn is_retry(&self) -> bool {
         matches!(self, Self::Retry(_))
     }
 }
 
-/// Why a post has to be tried again.
+/// The reason of a retry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum RetryReason {
@@ -58,8 +59,8 @@ pub enum RetryReason {
     Backlog,
     /// Much was sent without listening: make progress, to hear whether the peer can take more.
     Unheard,
-    /// As many operations as may (`CARRACK_OFFERS`) wait for their peers to take them up; or a put
-    /// or a get is to notify a peer that keeps too many notifications.
+    /// The limit of operations that wait for their peers (`CARRACK_OFFERS`) is reached. Or a put
+    /// or a get should notify a peer that keeps too many notifications.
     Unanswered,
 }
 
@@ -91,7 +92,7 @@ pub enum Path {
 }
 
 impl Path {
-    /// Its transport's name.
+    /// Returns its transport's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Loopback => carrack_transports::loopback::NAME,
@@ -103,7 +104,7 @@ impl Path {
     }
 }
 
-/// An operation that can be posted: what it is (`K`), and how it is to be done.
+/// An operation to post: its kind (`K`), and its options.
 ///
 /// Options are named and chained, and all have defaults. [`call`](Post::call) posts it.
 #[must_use = "nothing is posted until `call`"]
@@ -117,18 +118,18 @@ pub struct Post<'a, K> {
     pub(super) allow: Allow,
     pub(super) required: Option<Path>,
     pub(super) deadline: Deadline,
-    /// What it is ordered after, if anything.
+    /// The order of the operation, if any.
     pub(super) order: Option<Box<Order>>,
     pub(super) kind: K,
 }
 
-/// What is posted: each kind of operation knows how. Outside this crate there is no other.
+/// A kind of operation. The kinds are those of this crate.
 pub trait Kind: Sized {
     /// Posts it.
     #[doc(hidden)]
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError>;
 
-    /// What names it to `cancel`.
+    /// Returns the ticket for `cancel`.
     #[doc(hidden)]
     fn ticket(&self) -> Option<Ticket> {
         None
@@ -136,9 +137,9 @@ pub trait Kind: Sized {
 }
 
 impl<K: Kind> Post<'_, K> {
-    /// Posts it. Never blocks, but for operations that could not tell anybody of their end:
-    /// receives, gets and atomic operations without a completion object, flushes, and whatever has
-    /// `allow_posted(false)`; these make progress until they are over.
+    /// Posts the operation. Never blocks, except for operations that cannot signal their end:
+    /// receives, gets and atomic operations without a completion object, flushes, and operations
+    /// with `allow_posted(false)`. These make progress until they have completed.
     ///
     /// # Errors
     /// See [`PostError`]; the operation is as it was, its buffer included. After `Done` or `Posted`
@@ -184,17 +185,17 @@ pub trait Tells: Kind {
 }
 
 impl<K: Tells> Post<'_, K> {
-    /// The tag that the other rank is told: all 64 bits are the user's.
+    /// Sets the tag that the other rank gets: all 64 bits are the user's.
     pub fn tag(mut self, tag: Tag) -> Self {
         self.tag = tag;
         self
     }
 
-    /// The completion object of the other rank that is told: of an active message, when it comes,
-    /// and if it is not the one that was named first; of a put, when every byte is visible there;
-    /// of a get, when the bytes have been read.
+    /// Sets the completion object of the other rank to signal. For an active message, when it
+    /// arrives, in place of the first named one. For a put, when every byte is visible there. For
+    /// a get, when the bytes have been read.
     ///
-    /// What is told of a put or a get may come before messages that were sent earlier, if their
+    /// The signal of a put or a get may come before messages that were sent earlier, if their
     /// receiver has no room for them.
     pub fn remote_comp(mut self, comp: RemoteComp) -> Self {
         self.kind.tell(comp);
@@ -204,34 +205,34 @@ impl<K: Tells> Post<'_, K> {
 
 /// A kind of operation that is matched: a message, or its receive.
 pub trait Matches<'a>: Kind {
-    /// By what it is matched, and where.
+    /// Returns the parameters of its matching.
     #[doc(hidden)]
     fn matching(&mut self) -> &mut Match<'a>;
 }
 
 impl<'a, K: Matches<'a>> Post<'a, K> {
-    /// What message and receive must agree on: both name the same policy. A receive that names one
-    /// has no wildcard for what the policy looks at.
+    /// Sets the matching policy: both sides must name the same. A receive with a policy has no
+    /// wildcard for the properties in it.
     pub fn matching(mut self, policy: Matching) -> Self {
         let matching = self.kind.matching();
         (matching.policy, matching.is_named) = (policy, true);
         self
     }
 
-    /// Where they meet: both name the engine of the same number.
+    /// Sets the matching engine: both sides must name the engine of the same number.
     pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
         self.kind.matching().engine = Some(engine);
         self
     }
 }
 
-/// Which outcomes the caller can do with, and what else is seldom: one look tells that nothing is
-/// out of the ordinary.
+/// The outcomes that the caller excludes, and rare options: a single test shows that there are
+/// none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Allow(u8);
 
 impl Allow {
-    /// What operations allow unless they are told otherwise.
+    /// The default of all operations.
     pub(super) const ALL: Self = Self(0);
     const NOT_DONE: u8 = 1;
     const NOT_POSTED: u8 = 2;
@@ -251,7 +252,7 @@ impl Allow {
         self.0 = self.0 & !mark | if is_set { mark } else { 0 };
     }
 
-    /// Whether there is nothing out of the ordinary, but that others may follow.
+    /// Returns `true` if no option is set, apart from `MORE`.
     #[inline(always)]
     pub(super) fn is_ordinary(self) -> bool {
         self.0 & !Self::MORE == 0
@@ -287,19 +288,19 @@ impl Allow {
         self.set(Self::SPENT, true);
     }
 
-    /// The same for a call that waits.
+    /// Excludes `Posted`, for a call that waits.
     pub(super) fn without_posted(mut self) -> Self {
         self.set(Self::NOT_POSTED, true);
         self
     }
 
-    /// The same where nobody tries again.
+    /// Excludes `Retry`.
     pub(super) fn without_retry(mut self) -> Self {
         self.set(Self::NOT_RETRY, true);
         self
     }
 
-    /// A call that waits for its end comes to `Done`, or has to be tried again.
+    /// Checks that a call that waits for its end may be `Done`.
     pub(super) fn check_waiting(self) -> Result<(), PostError> {
         if self.done() { Ok(()) } else { Err(PostError::NoOutcome) }
     }
@@ -315,7 +316,7 @@ pub struct Match<'a> {
 }
 
 impl Match<'_> {
-    /// The policy of a receive of this rank and tag.
+    /// Returns the policy of a receive of this rank and tag.
     #[inline(always)]
     pub(super) fn of_receive(&self, rank: Rank, tag: Tag) -> Result<Matching, PostError> {
         self.policy.of_receive(self.is_named, rank, tag)
@@ -333,7 +334,7 @@ impl<'a> Sending<'a> {
         Self { buffer: Some(buffer.into()) }
     }
 
-    /// The bytes, if they are only borrowed.
+    /// Returns the bytes, if they are only borrowed.
     #[inline(always)]
     pub(super) fn borrowed(&self) -> Option<&'a [u8]> {
         match &self.buffer {
@@ -342,7 +343,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Itself, and leaves a spent one.
+    /// Takes itself, and leaves a spent one.
     pub(super) fn take(&mut self) -> Self {
         Self { buffer: self.buffer.take() }
     }
@@ -365,55 +366,55 @@ impl<'a, K> Post<'a, K> {
         }
     }
 
-    /// The completion object that is signalled when the operation was `Posted` and is over: for a
-    /// sending operation, when its buffer may be reused; for a receive, when the message is there.
+    /// Sets the completion object that is signalled when a `Posted` operation has completed. For a
+    /// sending operation its buffer may then be reused; for a receive the message is there.
     ///
-    /// Without one, a sending operation that was posted ends unseen, and a receive does not return
-    /// before it is over; it has to be allowed to be `Done`.
+    /// Without one, a sending operation that was posted ends unseen. A receive then returns only
+    /// when it has completed, and must be allowed to be `Done`.
     pub fn comp(mut self, comp: &'a impl AsCompletion) -> Self {
         self.comp = Some(comp.as_completion());
         self
     }
 
-    /// The device to use; the runtime's default device if not given.
+    /// Sets the device; the default is the runtime's default device.
     pub fn device(mut self, device: &'a Device) -> Self {
         self.device = Some(device);
         self
     }
 
-    /// A number that comes back in the status.
+    /// Sets a number that the status returns.
     pub fn user_context(mut self, context: UserContext) -> Self {
         self.user_context = context;
         self
     }
 
-    /// Whether the operation may be `Done`. If not, the completion object is signalled also when
-    /// the operation is over at once, and the outcome is `Posted`. A call that waits for its end is
-    /// then an error: [`PostError::NoOutcome`].
+    /// Allows the outcome `Done` (the default). Otherwise the completion object is signalled even
+    /// if the operation completes at once, and the outcome is `Posted`. A call that waits for its
+    /// end is then an error: [`PostError::NoOutcome`].
     pub fn allow_done(mut self, allowed: bool) -> Self {
         self.allow.set(Allow::NOT_DONE, !allowed);
         self
     }
 
-    /// Whether the operation may be `Posted`. If not, the call makes progress until the operation
-    /// is over, and returns `Done`. Not possible inside a completion handler.
+    /// Allows the outcome `Posted` (the default). Otherwise the call makes progress until the
+    /// operation has completed, and returns `Done`. Not possible inside a completion handler.
     pub fn allow_posted(mut self, allowed: bool) -> Self {
         self.allow.set(Allow::NOT_POSTED, !allowed);
         self
     }
 
-    /// Whether the operation may have to be tried again. If not, it waits in the peer's backlog,
-    /// and the outcome is `Posted`; beyond the backlog's limit, or the one of operations on memory,
-    /// it is an error, but for calls that wait, which then wait for room as well.
+    /// Allows the outcome `Retry` (the default). Otherwise the operation waits in the peer's
+    /// backlog, and the outcome is `Posted`. Beyond the limit of the backlog, or of operations on
+    /// memory, the call fails; a call that waits for the end waits for room as well.
     pub fn allow_retry(mut self, allowed: bool) -> Self {
         self.allow.set(Allow::NOT_RETRY, !allowed);
         self
     }
 
-    /// Whether more short messages to the same rank follow at once, so that this one may wait for
-    /// them and go together with them: libfabric's `FI_MORE`, `MSG_MORE` of `send`(2). It goes with
-    /// the first message to that rank over this device that does not say so, and at the latest with
-    /// the next call of `progress` for the device; so the last of several is to be posted without.
+    /// Announces that more short messages to the same rank follow at once. This one may wait, and
+    /// go together with them: libfabric's `FI_MORE`, `MSG_MORE` of `send`(2). It goes with the
+    /// first message to that rank over this device without this option, and at the latest with the
+    /// next call of `progress` for the device. So post the last of several messages without it.
     ///
     /// Over verbs, messages of up to 40 bytes then share doorbell, packet and completion. Shared
     /// memory has nothing to share, and longer messages and other operations are not held back.
@@ -422,7 +423,7 @@ impl<'a, K> Post<'a, K> {
         self
     }
 
-    /// The same, of an operation that is called [again](Self::again).
+    /// Sets the same for an operation that is called [again](Self::again).
     #[inline]
     pub fn set_more(&mut self, more: bool) {
         self.allow.set(Allow::MORE, more);
@@ -437,19 +438,19 @@ impl<'a, K> Post<'a, K> {
     }
 
     /// Fails the operation, with [`OpError::TimedOut`](crate::OpError::TimedOut) in its status, if
-    /// it is not over so long after this call, and with [`PostError::TimedOut`] if it is posted
-    /// only then.
+    /// it has not completed within `after` from this call. It fails with [`PostError::TimedOut`]
+    /// if it is posted later than that.
     ///
-    /// Memory that the peer may still read or write stays with the runtime until the peer is done
-    /// with it or gone, so the status of what was sent may come without its buffer; and a message
-    /// may arrive although its sender has given up. An operation that an engine of a GPU is
-    /// carrying out is waited for.
+    /// Memory that the peer may still read or write stays with the runtime until the peer has
+    /// released it or is gone. So a sender's status may come without its buffer, and a message may
+    /// arrive although its sender has given up. An operation that an engine of a GPU is carrying
+    /// out is waited for.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.deadline = Deadline::after(after);
         self
     }
 
-    /// Whether it is too late to begin.
+    /// Fails if the deadline has passed before the begin.
     pub(super) fn check_deadline(&self) -> Result<(), PostError> {
         if self.deadline.is_some() && self.deadline.has_passed(Deadline::now()) {
             return Err(PostError::TimedOut(self.rank));

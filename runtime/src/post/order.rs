@@ -11,7 +11,7 @@ use carrack_transports::mem::copy::goes_on_a_stream;
 use carrack_transports::mem::{MemKind, Region};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// What an operation is ordered after, and what after it.
+/// The order of an operation: events and a stream before it, and the stream after it.
 #[derive(Clone, Default)]
 pub(crate) struct Order {
     after: Vec<Event>,
@@ -33,23 +33,24 @@ impl<K> Post<'_, K> {
         self
     }
 
-    /// Carries the operation out in the order of a stream: it begins when all work given to the
-    /// stream so far is over, and work that the stream is given later begins when the operation is
-    /// over on this rank, well or badly: then the status says how. What the stream has to wait for
-    /// is raised by progress.
+    /// Carries the operation out in the order of a stream. It begins when all work given to the
+    /// stream so far has finished. Work that the stream is given later begins when the operation
+    /// has ended on this rank; the status has its error if it failed. Progress raises the word
+    /// that the stream waits for.
     ///
     /// A put or get between GPU memory, and pinned or GPU memory that is mapped, is a copy on the
-    /// stream itself, and the stream waits for nobody. Everything else has the stream wait for a
-    /// word: then the rules of [`StreamCounter`](crate::StreamCounter) hold, and as many streams
-    /// may wait.
+    /// stream itself, and the stream waits for no word. Everything else makes the stream wait for
+    /// a word: then the rules of [`StreamCounter`](crate::StreamCounter) hold, with its limit of
+    /// waiting streams.
     ///
     /// # Errors
-    /// When it is posted: [`PostError::OtherGpu`] when the buffer is memory of another GPU than the
-    /// stream's; [`PostError::OwnStream`] for a message from or to a rank of this very process,
-    /// whose other side could stand behind it on the same stream: order that one by
+    /// When it is posted: [`PostError::OtherGpu`] if the buffer is memory of another GPU than the
+    /// stream's. [`PostError::OwnStream`] for a message from or to a rank of this process, whose
+    /// other side could stand behind it on the same stream. Order that one by
     /// `.after(&stream.record()?)`, and have the stream wait for a
-    /// [`StreamCounter`](crate::StreamCounter) when both are posted; [`PostError::Stream`] when the
-    /// stream cannot be used, is being captured into a graph, or must not wait because too many do.
+    /// [`StreamCounter`](crate::StreamCounter) when both are posted. [`PostError::Stream`] if the
+    /// stream cannot be used, is being captured into a graph, or must not wait because too many
+    /// do.
     pub fn on_stream(mut self, stream: &Arc<dyn Stream>) -> Self {
         self.order.get_or_insert_default().stream = Some(stream.clone());
         self
@@ -57,12 +58,12 @@ impl<K> Post<'_, K> {
 }
 
 impl Order {
-    /// After one event.
+    /// Returns the order after one event.
     pub(super) fn after(event: Event) -> Self {
         Self { after: vec![event], stream: None }
     }
 
-    /// Whether there is nothing to wait for any more, and nobody who waits.
+    /// Returns `true` if all events have fired and no stream waits.
     ///
     /// # Errors
     /// An event has failed.
@@ -74,12 +75,12 @@ impl Order {
         self.stream.as_ref()
     }
 
-    /// The GPU of the stream.
+    /// Returns the GPU of the stream.
     pub(super) fn gpu(&self) -> Result<Option<Arc<dyn Gpu>>, PostError> {
         self.stream.as_ref().map(|stream| stream.gpu()).transpose().map_err(PostError::Stream)
     }
 
-    /// Whether memory of this kind can be used in the order of the stream.
+    /// Checks that memory of this kind can be used in the order of the stream.
     pub(super) fn check_memory(&self, memory: MemKind) -> Result<(), PostError> {
         match (self.gpu()?.map(|gpu| gpu.info().uuid), memory.gpu()) {
             (Some(stream), Some(owner)) if stream != owner => {
@@ -89,8 +90,8 @@ impl Order {
         }
     }
 
-    /// The stream, where a copy between these two can be given to it: it is all that there is to
-    /// the order, and its engine reaches both.
+    /// Returns the stream if it can do a copy between these two: the order has no events, and the
+    /// stream's engine reaches both.
     pub(super) fn stream_for(&self, region: &Region, buffer: MemKind) -> Option<&Arc<dyn Stream>> {
         let stream = self.stream.as_ref().filter(|_| self.after.is_empty())?;
         let is_reached =
@@ -98,7 +99,7 @@ impl Order {
         is_reached.then_some(stream)
     }
 
-    /// Whether a message from or to a rank can be matched in the order of the stream.
+    /// Checks that a message from or to a rank can be matched in the order of the stream.
     pub(super) fn check_peer(&self, runtime: &Inner, rank: Rank) -> Result<(), PostError> {
         match self.stream.is_some() && runtime.here.has(rank) {
             true => Err(PostError::OwnStream(rank)),
@@ -106,8 +107,8 @@ impl Order {
         }
     }
 
-    /// The event before the operation. From now on the stream waits, until what is given back has
-    /// been told of the end, or dropped.
+    /// Returns the event before the operation. The stream waits from now on, until the returned
+    /// object is signaled with the end, or dropped.
     pub(super) fn begin(
         &self,
         runtime: &Inner,
@@ -129,7 +130,7 @@ impl Order {
     }
 }
 
-/// One event for several.
+/// Joins several events into one.
 fn all(mut events: Vec<Event>) -> Event {
     match (events.pop(), events.is_empty()) {
         (Some(one), true) => one,
@@ -158,7 +159,7 @@ impl EventState for All {
     }
 }
 
-/// Lets a stream go on when the operation is over.
+/// Lets a stream go on when the operation has ended.
 struct Released {
     inner: Option<Arc<dyn Completion>>,
     gate: Mutex<Option<Gate>>,
@@ -166,8 +167,8 @@ struct Released {
 
 impl Completion for Released {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        // First the bytes of a list are spread over it; and whoever is told must not miss what the
-        // stream does next.
+        // The bytes of a list are spread first: the object's receiver may act on the stream as
+        // soon as it has the signal.
         let told = match (&self.inner, &status.error) {
             (Some(inner), _) => inner.signal(status),
             (None, Some(error)) => {
@@ -194,7 +195,7 @@ pub(super) struct Renamed {
 }
 
 impl Renamed {
-    /// Of a receive that has a number from now on.
+    /// Returns the completion object of a receive that has a number from now on.
     pub(super) fn of(
         inner: Option<Arc<dyn Completion>>,
         number: u64,

@@ -1,9 +1,9 @@
 //! Operations that wait for an event before they begin, and copies on streams of the user's.
 //!
-//! What belongs to one stream stands in one line, since a stream does its work in order: of a line
-//! the first is asked for. All others are asked for each, from the newest on: where one event comes
-//! before another, and the later is found fired, the earlier is found fired after that. So receives
-//! that wait for events of one stream are posted in their order.
+//! The operations of one stream stand in one line, since a stream works in order: only the first
+//! is polled. Each operation outside of streams is polled, from the newest on. Where one event
+//! comes before another, and the later is found fired, the earlier is found fired after that. So
+//! receives that wait for events of one stream are posted in their order.
 
 use super::atomic::{Atomic, Operation};
 use super::batch::{Batch, Owned, Rest, Started};
@@ -24,7 +24,7 @@ use carrack_transports::gpu::{Event, Stream};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// How an operation ended, and whom to tell.
+/// The status of an operation, and the object to signal.
 pub(super) type Ended = (Option<Arc<dyn Completion>>, Status);
 
 /// An operation that has not begun.
@@ -35,7 +35,7 @@ pub(crate) struct Later {
     pub(super) what: What,
 }
 
-/// What all operations have said of themselves.
+/// The parameters that all operations have.
 pub(super) struct Said {
     pub(super) rank: Rank,
     pub(super) tag: Tag,
@@ -48,7 +48,7 @@ pub(super) struct Said {
 /// An operation whose turn has come, by its number.
 pub(super) type Due = (u64, Box<Later>);
 
-/// What it is.
+/// The kind of an operation, with its own parameters.
 pub(super) enum What {
     Put(Buffer, Remote),
     Get(Buffer, Remote),
@@ -56,11 +56,11 @@ pub(super) enum What {
     Flush,
     Recv(Buffer, Matching, MatchingEngine),
     Batch(Box<Owned>),
-    /// Pieces of one that had no room so far.
+    /// Pieces of a batch that had no room yet.
     Rest(Box<Rest>),
 }
 
-/// As `Place`, with a handle of its own.
+/// A `Place`, with a handle of its own.
 pub(super) struct Remote {
     rmr: Rmr,
     offset: u64,
@@ -72,7 +72,7 @@ impl Remote {
         Self { rmr: place.rmr.clone(), offset: place.offset, signal: place.signal }
     }
 
-    /// Whether atomic operations there are a NIC's.
+    /// Returns `true` if a NIC does the atomic operations there.
     pub(super) fn is_nics(&self) -> bool {
         self.rmr.nic().is_some()
     }
@@ -124,11 +124,11 @@ impl What {
     }
 }
 
-/// What waits.
+/// The condition that an entry waits for.
 pub(super) enum Waits {
-    /// For its event; nothing while it is begun.
+    /// An operation that waits for its event; `None` while it begins.
     Later(Option<Box<Later>>),
-    /// For a stream's copy.
+    /// A copy of a stream.
     Copy(Box<Landing>),
 }
 
@@ -147,7 +147,7 @@ pub(super) enum Sort {
     Receive,
 }
 
-/// What belongs to one stream.
+/// The entries of one stream.
 struct Line {
     stream: Arc<dyn Stream>,
     entries: VecDeque<Entry>,
@@ -184,12 +184,12 @@ impl Ordered {
         }
     }
 
-    /// Takes out what is meant, in the order of posting.
+    /// Takes out the selected operations, in the order of posting.
     pub(super) fn remove(&mut self, mut is_meant: impl FnMut(&Entry) -> bool) -> Vec<Entry> {
         let mut removed = Vec::new();
         let lines = self.lines.iter_mut().map(|line| &mut line.entries);
         for entries in lines.chain([&mut self.others]) {
-            // What stays goes round once.
+            // The remaining ones go round once.
             for _ in 0..entries.len() {
                 match entries.pop_front() {
                     Some(entry) if is_meant(&entry) => removed.push(entry),
@@ -202,7 +202,7 @@ impl Ordered {
         removed
     }
 
-    /// Whether operations on a rank's memory wait that were posted before.
+    /// Returns `true` if operations on a rank's memory wait that were posted before `before`.
     pub(super) fn has_memory(&self, rank: Rank, before: u64) -> bool {
         let is_one = |entry: &Entry| {
             entry.sort == Sort::Memory && entry.rank == rank && entry.number < before
@@ -228,7 +228,7 @@ impl Ordered {
         self.lines.retain(|line| !line.entries.is_empty());
         let others = self.others.iter().rev();
         fired.extend(others.filter(|entry| entry.has_fired()).map(Entry::name));
-        // A flush begins when nothing of what it waits for has still to begin.
+        // A flush begins when every operation that it waits for has begun.
         fired.retain(|(number, rank, sort)| {
             *sort != Sort::Flush || !self.has_memory(*rank, *number)
         });
@@ -244,7 +244,7 @@ impl Ordered {
 }
 
 impl Entry {
-    /// Whether it can begin; an event that failed counts.
+    /// Returns `true` if it can begin; a failed event counts.
     fn has_fired(&self) -> bool {
         match &self.waits {
             Waits::Later(Some(later)) => later.ready.query() != Ok(false),
@@ -257,12 +257,12 @@ impl Entry {
     }
 }
 
-/// What the begin of an operation came to.
+/// The result of beginning an operation.
 #[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(super) enum Start {
     UnderWay(Option<Ticket>),
     Over(Ended),
-    /// Not now.
+    /// The operation cannot begin now.
     Again(Later),
 }
 
@@ -295,7 +295,7 @@ impl Later {
         (comp, Status { rank, tag, size, user_context, buffer, error })
     }
 
-    /// Its event has fired, or failed.
+    /// Begins the operation: its event has fired, or failed.
     pub(super) fn begin(self, device: &Device) -> Start {
         if let Err(error) = self.ready.query() {
             return Start::Over(self.end(OpError::Event(error)));
@@ -361,7 +361,7 @@ impl Later {
                     Ok(Started::UnderWay) => (Ok(Outcome::Posted), What::Batch(batch)),
                     Ok(Started::Full(reason)) => (Ok(Outcome::Retry(reason)), What::Batch(batch)),
                     Ok(Started::Partly(rest)) => {
-                        // From now on it ends by what its parts share.
+                        // From now on its parts share its end.
                         said.comp = Some(rest.join().clone());
                         (Ok(Outcome::Retry(RetryReason::Unanswered)), What::Rest(Box::new(rest)))
                     }
@@ -371,7 +371,7 @@ impl Later {
             What::Rest(mut rest) => {
                 let post = said.post(&runtime, device, Batch::nothing());
                 let outcome = match post.go_on(&mut rest) {
-                    // The share of who has begun it.
+                    // The share of the thread that has begun it.
                     true => Outcome::Done(post.nothing_left()),
                     false => Outcome::Retry(RetryReason::Unanswered),
                 };

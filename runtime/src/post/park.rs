@@ -1,4 +1,4 @@
-//! How operations come to wait for events and streams, and how they go on.
+//! Parking of operations that wait for events and streams, and their resumption.
 
 use super::atomic::Atomic;
 use super::options::{Match, Outcome, Post};
@@ -21,17 +21,17 @@ use carrack_transports::mem::MemKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a rank that ends waits for copies on streams of the user's, which may wait for
+/// Time that a rank that ends waits for copies on streams of the user, which may wait for
 /// anything.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl<K> Post<'_, K> {
-    /// Whether as much waits as may.
+    /// Returns `true` if the limit of waiting operations is reached.
     pub(super) fn is_full(&self) -> bool {
         self.device_inner().ordered.count() as usize >= self.runtime.0.settings.offers()
     }
 
-    /// Has it wait. What it is comes back with the error.
+    /// Parks the operation. An error returns its parameters.
     #[allow(clippy::result_large_err, reason = "not the hot path")]
     pub(super) fn park(
         &self,
@@ -79,8 +79,8 @@ struct End<'g> {
 }
 
 impl<K> Post<'_, K> {
-    /// Begins a put or a get in its order: as a copy on the stream, where that can be, or it waits.
-    /// The buffer is taken when nothing is left to be checked, and comes with the error if it was.
+    /// Begins a put or a get in its order: as a copy on the stream where possible, else it waits.
+    /// The buffer is taken after all checks, and comes with a later error.
     fn begin_move(
         &self,
         order: &Order,
@@ -202,7 +202,7 @@ impl Post<'_, Atomic<'_>> {
         self.wait_for(order, comp)
     }
 
-    /// Has it wait for what it is ordered after.
+    /// Parks the operation until its order lets it begin.
     pub(super) fn wait_for(
         &self,
         order: &Order,
@@ -287,14 +287,15 @@ impl DeviceInner {
         self.ordered.set_count(ordered.len());
     }
 
-    /// A copy on a stream of the user's is under way.
+    /// Notes a copy in flight on a stream of the user.
     pub(super) fn add_copy(&self, runtime: &Inner, stream: &Arc<dyn Stream>, landing: Landing) {
         let (number, rank) = (runtime.streams.number(), landing.rank);
         let waits = Waits::Copy(Box::new(landing));
         self.push_ordered(Some(stream), Entry { number, rank, sort: Sort::Memory, waits });
     }
 
-    /// Whether operations on a rank's memory have still to begin, or are copies on streams.
+    /// Returns `true` if operations on a rank's memory have still to begin, or are copies on
+    /// streams.
     pub(super) fn orders_memory(&self, rank: Rank) -> bool {
         !self.ordered.is_empty() && self.ordered.lock().has_memory(rank, u64::MAX)
     }
@@ -317,14 +318,15 @@ impl DeviceInner {
         later.collect()
     }
 
-    /// Ends what waits for a rank that is gone. What has to be told.
+    /// Ends operations that wait for a gone rank. Returns the statuses to signal.
     #[cold]
     pub(crate) fn fail_ordered(&self, rank: Rank, error: &dyn Fn() -> OpError) -> Vec<Ended> {
         let meant = self.take_later(|entry, _| entry.rank == rank);
         meant.into_iter().map(|later| later.end(error())).collect()
     }
 
-    /// After something was parked: whoever found the rank gone may have looked before.
+    /// Ends parked operations with a gone rank. The thread that noted its end may have looked
+    /// before this one was parked.
     fn end_ordered_if_gone(&self, runtime: &Inner, rank: Rank) {
         let by_route = self.known_route(rank).and_then(|route| route.down().cloned());
         let Some(cause) = by_route.or_else(|| runtime.down().get(&rank).cloned()) else { return };
@@ -333,7 +335,7 @@ impl DeviceInner {
         );
     }
 
-    /// Takes out what is late.
+    /// Takes out the operations whose deadline has passed.
     pub(crate) fn expire_ordered(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
         let late = self.take_later(|_, later| {
             let is_late = later.said.deadline.has_passed(now);
@@ -356,7 +358,8 @@ impl DeviceInner {
         Some(later.end(OpError::Cancelled))
     }
 
-    /// The runtime ends: what has not begun, and the copies that streams still have.
+    /// Takes the operations that have not begun, and the copies that streams still have: the
+    /// runtime ends.
     pub(crate) fn end_ordered(&self) -> (Vec<Ended>, Vec<Landing>) {
         let later = self.take_later(|_, _| true);
         let ended = later.into_iter().map(|later| later.end(OpError::Closed)).collect();
@@ -370,7 +373,7 @@ impl DeviceInner {
         (ended, copies)
     }
 
-    /// What waits, but for receives.
+    /// Returns `true` if operations other than receives wait.
     pub(crate) fn orders_sent(&self) -> bool {
         !self.ordered.is_empty()
             && self.ordered.lock().entries().any(|entry| entry.sort != Sort::Receive)
@@ -407,7 +410,7 @@ impl DeviceInner {
     }
 }
 
-/// Copies on streams at the end of the runtime: those are waited for a moment, and what does not
+/// Waits for copies on streams at the end of the runtime, for a limited time. A copy that does not
 /// end keeps its memory.
 #[cold]
 pub(crate) fn end_copies(copies: Vec<Landing>) {
@@ -432,7 +435,7 @@ pub(crate) fn end_copies(copies: Vec<Landing>) {
 }
 
 impl Pass<'_> {
-    /// Moves on what waits for events and streams of the user's.
+    /// Moves on the operations that wait for events and streams of the user.
     #[cold]
     pub(crate) fn move_ordered(&mut self) {
         let Some(mut ordered) = self.device.ordered.try_lock() else { return };

@@ -12,12 +12,12 @@ use crate::matching::Ticket;
 use carrack_transports::mem::copy::copy_now;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What an operation holds.
+/// The buffer of an operation.
 pub trait Held: Sized {
-    /// Whether it is sent; else it is filled.
+    /// `true` if it is sent; else it is filled.
     const IS_SENT: bool;
 
-    /// The buffer, unless the bytes are only borrowed.
+    /// Returns the buffer, unless the bytes are only borrowed.
     fn owned(&mut self) -> Option<&mut Buffer>;
 
     /// Holds a buffer.
@@ -56,13 +56,13 @@ pub trait Carries: Kind {
     /// A buffer to be sent, or one to be filled.
     type Held: Held;
 
-    /// Where it is. `None` once the operation was posted.
+    /// Returns the buffer. `None` once the operation was posted.
     fn held(&mut self) -> &mut Option<Self::Held>;
 
-    /// The operation itself, and leaves a spent one.
+    /// Takes the operation itself, and leaves a spent one.
     fn take(&mut self) -> Self;
 
-    /// Keeps what names it to `cancel`.
+    /// Keeps the ticket for `cancel`.
     fn keep(&mut self, ticket: Option<Ticket>) {
         let _ = ticket;
     }
@@ -85,7 +85,7 @@ struct Spread {
 
 impl Spread {
     fn finish(&self, mut status: Status) -> Status {
-        // Told once more, because the inner object had no room, there is nothing left to be done.
+        // Signaled once more, since the inner object had no room: the bytes are in place already.
         let Some(mut list) = self.list.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return status;
         };
@@ -93,7 +93,7 @@ impl Spread {
             let mut done = 0;
             for piece in &mut list {
                 let len = piece.len().min(status.size - done);
-                // All are host memory that can be written: that was looked at before.
+                // All pieces are writable host memory, as checked before.
                 if let Some(room) = piece.view_mut() {
                     let _ = copy_now(room.part(0, len), status.buffer.view().part(done, len));
                 }
@@ -123,7 +123,7 @@ impl Completion for Spread {
     }
 }
 
-/// One place for all the bytes.
+/// Returns one buffer for the bytes of all pieces.
 fn gather(list: &mut [Buffer], sends: bool) -> Result<Buffer, PostError> {
     for piece in &mut *list {
         if let Buffer::List(_) = piece {
@@ -149,8 +149,8 @@ fn gather(list: &mut [Buffer], sends: bool) -> Result<Buffer, PostError> {
 }
 
 impl<K: Carries> Post<'_, K> {
-    /// Posts it, if its buffer is a list. Memory that the program may have freed is looked at on
-    /// the occasion: each operation with a buffer of its own comes by here.
+    /// Posts the operation if its buffer is a list. Also rechecks memory that the program may have
+    /// freed, since each operation with a buffer of its own comes by here.
     #[inline]
     pub(super) fn in_pieces(&mut self) -> Option<Result<Outcome, PostError>> {
         match self.kind.held().as_mut()?.owned()? {

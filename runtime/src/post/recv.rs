@@ -13,7 +13,7 @@ use crate::names::{Rank, Tag};
 use crate::progress::in_handler;
 use crate::runtime::Runtime;
 
-/// What a receive is made of.
+/// The parameters of a receive.
 pub struct Recv<'a> {
     /// `None` once it was posted.
     pub(super) buffer: Option<Buffer>,
@@ -22,14 +22,15 @@ pub struct Recv<'a> {
 }
 
 impl Runtime {
-    /// A receive of a message that matches: into a `Vec<u8>`, a `BytesMut`, a packet, or part of a
-    /// region. The buffer's length is its room; how long the message was, the status says.
+    /// Posts a receive of a message that matches: into a `Vec<u8>`, a `BytesMut`, a packet, or
+    /// part of a region. The buffer's length is its room; the status has the length of the
+    /// message.
     ///
     /// Whatever device it is posted on, a message comes by progress on the one that its sender has
     /// posted it on.
     ///
-    /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by what is left; its sender must have
-    /// posted with that policy.
+    /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by the other property; its sender
+    /// must have posted with that policy.
     pub fn post_recv<'a>(
         &'a self,
         rank: Rank,
@@ -131,7 +132,7 @@ impl Post<'_, Recv<'_>> {
             Content::Offered(..) => true,
         };
         if needs_engine {
-            // It will not be over when this returns.
+            // The receive will end later than this call.
             let receive = Receive { comp: self.comp.cloned(), ..receive };
             if let Some((_, status)) = device.land(runtime, message, receive) {
                 return self.outcome(Begun::Over(status));
@@ -144,7 +145,7 @@ impl Post<'_, Recv<'_>> {
         }
     }
 
-    /// It waits for its message.
+    /// Notes a receive that waits for its message.
     fn waits(
         &mut self,
         device: &DeviceInner,
@@ -156,9 +157,9 @@ impl Post<'_, Recv<'_>> {
         self.kind.ticket = Some(ticket);
         runtime.deadlines.note(self.deadline);
         if policy.looks_at_rank() {
-            // Nothing more will come from a rank that is gone: whoever waits for it must not wait
-            // for ever. A rank is noted before its receives are looked for in the table, where this
-            // one stands now.
+            // No further message comes from a gone rank, and a receive must not wait for it for
+            // ever. A rank's end is noted before the search for its receives in the table, which
+            // has this one now.
             if runtime.any_down()
                 && let Some(cause) = runtime.down().get(&rank).cloned()
             {
@@ -174,15 +175,15 @@ impl Post<'_, Recv<'_>> {
         Outcome::Posted
     }
 
-    /// What names this receive to [`Runtime::cancel`], once it was `Posted`: if it waits for its
-    /// message, or did when it was posted, or for an event. There is none while nothing was posted,
-    /// or if the message was there already.
+    /// Returns the ticket for [`Runtime::cancel`] of a receive that was `Posted`. It has one if it
+    /// waited for its message or for an event. It has none before it is posted, or if the message
+    /// was there already.
     pub fn ticket(&self) -> Option<Ticket> {
         self.kind.ticket
     }
 
-    /// A rank that is waited for must be heard of when it goes, also if nothing was ever sent to
-    /// it: so there has to be a link.
+    /// Makes a link to an awaited rank, even if nothing was ever sent to it: the end of the rank
+    /// must be noticed.
     fn watch(&self, device: &DeviceInner) {
         let Some(route) = device.route(self.rank).filter(|route| route.linked().is_none()) else {
             return;
@@ -234,7 +235,7 @@ impl Post<'_, Recv<'_>> {
 
 /// Makes progress once for a call that waits.
 pub(super) fn step(runtime: &Runtime, device: &DeviceInner) {
-    // In another process there is nothing to wait for: the next try says so.
+    // In another process there is nothing to wait for: the next try fails with that error.
     let _ = runtime.0.progress_keeping(device);
     std::thread::yield_now();
 }

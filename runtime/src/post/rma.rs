@@ -24,21 +24,21 @@ use carrack_transports::mem::copy::{check_kinds, copy_now};
 use carrack_transports::mem::{MemKind, Refused, RegionSlice, Transfer};
 use std::sync::Arc;
 
-/// What a put is made of.
+/// The parameters of a put.
 pub struct Put<'a> {
     /// `None` once it was posted.
     pub(super) buffer: Option<SendBuffer<'a>>,
     pub(super) place: Place<'a>,
 }
 
-/// What a get is made of.
+/// The parameters of a get.
 pub struct Get<'a> {
     /// `None` once it was posted.
     pub(super) buffer: Option<Buffer>,
     pub(super) place: Place<'a>,
 }
 
-/// Where in another rank's memory, and whom there to tell.
+/// A place in another rank's memory, and the object to signal there.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) rmr: &'a Rmr,
@@ -46,14 +46,13 @@ pub(super) struct Place<'a> {
     pub(super) signal: Option<RemoteComp>,
 }
 
-/// How far an operation has come.
+/// The progress of an operation.
 pub(super) enum Begun {
     Over(Status),
     UnderWay,
     /// Too much waits for peers already: nothing was begun.
     Busy,
-    /// The link takes nothing more at the moment: nothing was begun. Only where it may be tried
-    /// again.
+    /// The link is full: nothing was begun. Only where `Retry` is allowed.
     Full(RetryReason),
 }
 
@@ -61,7 +60,7 @@ impl Runtime {
     /// Writes `buffer` into the memory of `rank`, at `offset` in the region or part that `rmr`
     /// names.
     ///
-    /// It is over when the bytes are visible there.
+    /// It completes when the bytes are visible there.
     pub fn post_put<'a>(
         &'a self,
         rank: Rank,
@@ -88,8 +87,8 @@ impl Runtime {
 }
 
 impl<K> Post<'_, K> {
-    /// The remote memory and where in it, if it is mapped here (for the engines of the GPU that is
-    /// `near`); else its owner has to help.
+    /// Returns the remote memory and the place in it, if it is mapped here (for the engines of the
+    /// GPU `near`); else its owner has to help.
     pub(super) fn remote<'p>(
         &self,
         place: &Place<'p>,
@@ -124,8 +123,8 @@ impl<K> Post<'_, K> {
         Ok(Some((region, usize::try_from(at).unwrap_or(usize::MAX))))
     }
 
-    /// Where in its region a part begins, and the way to its owner, to which there is a link or
-    /// will be one.
+    /// Checks that a part is inside its region, and that its owner can be reached. Returns the
+    /// part's beginning and the route to the owner.
     pub(super) fn check_place(
         &self,
         place: &Place<'_>,
@@ -143,7 +142,7 @@ impl<K> Post<'_, K> {
         Ok((at, self.check_reach()?))
     }
 
-    /// The way to the rank, to which there is a link or will be one.
+    /// Returns the route to the rank, to which there is a link or will be one.
     #[inline(always)]
     pub(super) fn check_reach(&self) -> Result<&Arc<Route>, PostError> {
         let (rank, device) = (self.rank, self.device_inner());
@@ -163,11 +162,11 @@ impl<K> Post<'_, K> {
         Ok(route)
     }
 
-    /// The path that is demanded of an operation that has no link of its own: the one to the rank.
+    /// Checks the required path of an operation without a link of its own: the path to the rank.
     #[cold]
     pub(super) fn check_required(&self) -> Result<(), PostError> {
         self.check_rank()?;
-        // A peer that is gone may have sent what is received.
+        // A gone peer may have sent the awaited message before.
         match self.check_reach() {
             Ok(route) => self.check_transport(route),
             Err(PostError::PeerDown { .. }) => Ok(()),
@@ -175,8 +174,8 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// Whether what goes by the memory's owner goes by the transport that was demanded, as far as
-    /// that is known.
+    /// Checks that an operation through the memory's owner uses the required transport, if the
+    /// transport is known.
     pub(super) fn check_transport(&self, route: &Route) -> Result<(), PostError> {
         match (self.required.map(Path::name), route.linked().map(|linked| linked.transport)) {
             (Some(required), Some(transport)) if required != transport => {
@@ -186,8 +185,8 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// Whether an operation between memory of `kind` and remote memory is a matter of copying, here
-    /// and now.
+    /// Returns `true` if an operation between memory of `kind` and remote memory is a copy by the
+    /// CPU at once.
     pub(super) fn ends_at_once(&self, place: &Place<'_>, kind: MemKind) -> bool {
         let imported = || place.rmr.imported(&self.runtime.0, None).ok();
         let region = || imported()?.1.region();
@@ -208,7 +207,7 @@ impl<K> Post<'_, K> {
         Begun::Over(Status { rank, tag, size, user_context, buffer, error: None })
     }
 
-    /// Returns `true` if an operation that notifies the owner is to be tried later: the owner keeps
+    /// Returns `true` if an operation that notifies the owner has to be retried: the owner keeps
     /// too many notifications, or this rank has not listened for long.
     #[inline(always)]
     pub(super) fn waits_to_notify(&self, signal: Option<RemoteComp>) -> bool {
@@ -220,7 +219,7 @@ impl<K> Post<'_, K> {
 
     #[cold]
     fn has_to_wait_to_notify(&self) -> bool {
-        // What may not be tried again goes, and waits at the owner.
+        // An operation without `Retry` goes, and waits at the owner.
         if !self.allow.retry() && self.allow.posted() {
             return false;
         }
@@ -284,7 +283,7 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// What the caller is told.
+    /// Returns the outcome for the caller.
     pub(super) fn outcome(&self, begun: Begun) -> Result<Outcome, PostError> {
         Ok(match begun {
             Begun::Over(status) if self.allow.done() => Outcome::Done(status),
@@ -304,7 +303,7 @@ impl<K> Post<'_, K> {
     }
 }
 
-/// Tells a completion object of another rank that so many bytes of its memory were put or got.
+/// Signals a completion object of another rank after a put or a get of its memory.
 pub(super) fn tell(
     runtime: &Inner,
     device: &DeviceInner,
@@ -316,7 +315,7 @@ pub(super) fn tell(
     device.control(runtime, rank, Message::Signal { comp, tag }, word(size as u64));
 }
 
-/// The memory is reached by another path than the one that was demanded, and why.
+/// Returns the error for memory that is reached by another path than the required one.
 #[cold]
 fn other_path(
     rank: Rank,
@@ -333,8 +332,8 @@ fn other_path(
 }
 
 impl<K> Post<'_, K> {
-    /// Begins an operation; if the call `waits`, until its end, and for room if it may not be tried
-    /// again. Inside a handler nothing is waited for: there it is begun only if it `ends_at_once`.
+    /// Begins an operation. If the call `waits`, it waits for the end, and for room if `Retry` is
+    /// not allowed. A handler must not wait: there the operation begins only if it `ends_at_once`.
     pub(super) fn begin_or_wait(
         &self,
         waits: bool,
@@ -451,9 +450,8 @@ impl Post<'_, Put<'_>> {
 }
 
 impl Post<'_, Put<'_>> {
-    /// A put from one GPU's memory to another's, as most are: what `transfer` does, without a look
-    /// at what else the two could be. Not inlined: what it keeps on the stack is nothing for a put
-    /// of host memory.
+    /// Begins a put from one GPU's memory to another's, the most common kind: as `transfer` does,
+    /// without its other cases. Not inlined: a put of host memory does not pay for its stack.
     #[inline(never)]
     fn begin_between(
         &self,
@@ -482,7 +480,7 @@ impl Post<'_, Put<'_>> {
 }
 
 impl<K> Post<'_, K> {
-    /// What the owner is asked, but for what only one side knows.
+    /// Returns the request to the owner, without the fields that only one side knows.
     fn request(&self, place: &Place<'_>, len: u64) -> Request {
         let offset = place.rmr.offset() + place.offset;
         Request { token: 0, region: place.rmr.number(), offset, first: len, second: 0 }
@@ -508,7 +506,7 @@ impl<K> Post<'_, K> {
     }
 }
 
-/// The buffer, or a copy of borrowed bytes, which then come as well, to be given back.
+/// Returns the buffer, or a copy of borrowed bytes with the bytes themselves, to give back.
 pub(super) fn own_or_take<'a>(
     device: &DeviceInner,
     given: &mut Option<SendBuffer<'a>>,
@@ -519,7 +517,7 @@ pub(super) fn own_or_take<'a>(
     }
 }
 
-/// Part of a region in memory of a GPU, if that is what is put.
+/// Returns the part of a region in GPU memory, if that is put.
 #[inline]
 fn take_slice_on_gpu(given: &mut Option<SendBuffer<'_>>) -> Option<RegionSlice> {
     let Some(SendBuffer::Owned(Buffer::Region(slice))) = given else { return None };
@@ -532,7 +530,7 @@ fn take_slice_on_gpu(given: &mut Option<SendBuffer<'_>>) -> Option<RegionSlice> 
     }
 }
 
-/// The buffer goes into the status; borrowed bytes stay, for [`Post::again`].
+/// Takes the buffer for the status; borrowed bytes stay, for [`Post::again`].
 fn take(given: &mut Option<SendBuffer<'_>>) -> Buffer {
     match given.take() {
         Some(SendBuffer::Owned(buffer)) => buffer,

@@ -12,14 +12,14 @@ use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::Header;
 
-/// What a message is made of.
+/// The parameters of a message.
 pub struct Send<'a> {
     sending: Sending<'a>,
     matching: Match<'a>,
 }
 
 impl Runtime {
-    /// A message for a receive of `rank` that matches.
+    /// Posts a message for a receive of `rank` that matches.
     pub fn post_send<'a>(
         &'a self,
         rank: Rank,

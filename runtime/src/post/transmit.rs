@@ -21,10 +21,10 @@ use carrack_transports::mem::{CopyError, MemMut, MemRef, PacketSource, SmallByte
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a call that waits for a link sleeps before it looks why there is none.
+/// Time that a call that waits for a link sleeps before it checks for the reason.
 const LINKING: Duration = Duration::from_millis(100);
 
-/// A message to be sent, but for its bytes.
+/// A message to send, without its bytes.
 pub(super) struct Outgoing<'a> {
     runtime: &'a Runtime,
     device: &'a DeviceInner,
@@ -68,7 +68,7 @@ impl<'a> Outgoing<'a> {
         })
     }
 
-    /// What whoever takes its buffer has to know of it.
+    /// Returns the record of the operation, for the owner of its buffer.
     fn outstanding(&self, size: usize) -> Outstanding {
         let Self { rank, tag, user_context, deadline, .. } = *self;
         Outstanding { rank, tag, size, user_context, comp: self.comp.cloned(), deadline }
@@ -81,10 +81,9 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// The path of a short message from borrowed bytes, to a peer that is linked, with no option that
-/// asks for more: everything else, and everything that is not well, goes by [`transmit`]. It checks
-/// the same things and answers the same; it is here because a small message takes less time than
-/// `transmit`'s bookkeeping.
+/// Sends a short message of borrowed bytes to a linked peer, without rare options. Everything
+/// else, errors included, goes through [`transmit`], which checks the same conditions with the
+/// same results. It exists because a small message takes less time than `transmit`'s bookkeeping.
 #[inline(always)]
 pub(super) fn transmit_short<K>(
     post: &mut Post<'_, K>,
@@ -127,19 +126,19 @@ pub(super) fn transmit_short<K>(
                 error: None,
             }))
         }
-        // Of a peer that is gone there is more to be said than that its ring is full.
+        // A gone peer has a better error than a full ring.
         Short::Busy(_) if route.down().is_some() => None,
         Short::Busy(busy) => Some(Outcome::Retry(RetryReason::of(busy))),
         Short::Ask => None,
     }
 }
 
-/// What one attempt came to.
+/// The result of one attempt.
 enum Attempt {
     Done,
     Posted,
     Busy(RetryReason),
-    /// It can only go by way of the backlog: it waits for an event, or for a copy.
+    /// It has to go through the backlog: it waits for an event, or for a copy.
     Park,
 }
 
@@ -242,7 +241,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     }
 }
 
-/// Offers a message. Borrowed bytes are copied: whoever wants to save that gives the buffer away.
+/// Offers a message. Borrowed bytes are copied: pass an owned buffer to avoid that.
 #[cold]
 fn offer(
     out: &Outgoing<'_>,
@@ -271,8 +270,8 @@ fn offer(
     }
 }
 
-/// Offers a message that the receiver fetches from a GPU. One that it cannot goes by way of the
-/// backlog, which copies it.
+/// Offers a message that the receiver fetches from a GPU. If that is not possible, the message
+/// goes through the backlog, which copies it.
 #[cold]
 fn offer_mapped(
     out: &Outgoing<'_>,
@@ -291,7 +290,7 @@ fn offer_mapped(
     }
 }
 
-/// The link takes the buffer, and gives it back when it is done.
+/// Hands the buffer to the link, which gives it back when it is done.
 #[cold]
 fn hand_over(
     out: &Outgoing<'_>,
@@ -317,7 +316,7 @@ fn hand_over(
 
 #[cold]
 fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
-    // What may not be posted again waits in the backlog, also for what this process lacks.
+    // An operation without `Retry` waits in the backlog, also for a shortage of this process.
     let linked = match out.allow.retry() {
         true => out.route.try_link(&out.runtime.0, out.device),
         false => out.route.link(&out.runtime.0, out.device),
@@ -443,7 +442,7 @@ fn backlog_is_full(out: &Outgoing<'_>, limit: usize) -> Result<Outcome, PostErro
     Err(PostError::BacklogFull { rank: out.rank, limit })
 }
 
-/// A copy of borrowed bytes: in place, in a packet, or on the heap.
+/// Copies borrowed bytes: in place, into a packet, or to the heap.
 pub(super) fn own(device: &DeviceInner, bytes: &[u8]) -> Buffer {
     if let Some(mut small) = SmallBytes::zeroed(bytes.len()) {
         let _ = copy_now(MemMut::host(small.as_mut_slice()), MemRef::host(bytes));
@@ -455,7 +454,7 @@ pub(super) fn own(device: &DeviceInner, bytes: &[u8]) -> Buffer {
     }
 }
 
-/// `allow_posted(false)`: the outcome is `Done`, or `Retry` if that is allowed.
+/// Transmits under `allow_posted(false)`: the outcome is `Done`, or `Retry` if that is allowed.
 #[cold]
 fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
     out.allow.check_waiting()?;
@@ -491,6 +490,6 @@ fn wait_for_link(out: &Outgoing<'_>) {
     inner.look_out_for(out.device, out.rank);
     inner.deadlines.note(out.deadline);
     let is_over = || out.route.linked().is_some() || out.deadline.has_passed(Deadline::now());
-    // In another process there is nothing to wait for: the next try says so.
+    // In another process there is nothing to wait for: the next try fails with that error.
     let _ = inner.wait_keeping(&is_over, Some(LINKING));
 }

@@ -1,6 +1,6 @@
-//! Atomic operations on words whose agent is their owner's NIC: everybody goes by it, the owner
-//! itself and ranks that have the memory mapped included, since what a NIC does to a word is atomic
-//! among its own operations alone.
+//! Atomic operations on words whose coherence owner is their rank's NIC. All ranks go through that
+//! NIC, also the owner and ranks that have the memory mapped: a NIC's operations on a word are
+//! atomic among its own only.
 
 use super::atomic::{Atomic, Operation};
 use super::nic::Given;
@@ -40,7 +40,7 @@ impl Post<'_, Atomic<'_>> {
                 false => self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp),
             };
         };
-        // Held until the link has it: nobody lets go of a place that is being used.
+        // Held until the link has the operation: no place is released while it is used.
         let known = remote.look();
         let Some(word) = self.part_of(*known, place, 8)? else {
             return Err(PostError::Stale(self.rank));
@@ -94,7 +94,7 @@ impl Post<'_, Atomic<'_>> {
     }
 }
 
-/// Fires when the owner of a region has told where it is, or that it is not to be had.
+/// Fires when the owner of a region has sent its place, or refused it.
 struct Told(Arc<Remote>);
 
 impl EventState for Told {
@@ -103,7 +103,7 @@ impl EventState for Told {
     }
 
     fn wait(&self) -> Result<(), GpuError> {
-        // Nobody waits for it but progress, which asks.
+        // Only progress waits for it, and it polls `query`.
         while !self.0.is_told() {
             std::thread::yield_now();
         }

@@ -1,8 +1,8 @@
 //! Errors of progress that no caller could be given at once.
 //!
-//! A call of progress returns one error. Further ones, and those that turn up in calls with another
-//! result (collectives, futures, posts that wait, the progress thread), are kept: the user's next
-//! calls of progress or `wait` return them, one each.
+//! A call of progress returns one error. Further ones are kept, as are those of calls with another
+//! result (collectives, futures, posts that wait, the progress thread). The user's next calls of
+//! progress or `wait` return them, one each.
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::error::ProgressError;
@@ -31,7 +31,7 @@ impl Complaints {
         }
     }
 
-    /// Logs what no call has returned, other than shortages: they have ended.
+    /// Logs the errors that no call has returned, except shortages that have ended.
     pub(crate) fn end(&self) {
         for error in self.0.lock().drain(..) {
             if !is_shortage(&error) {

@@ -1,4 +1,4 @@
-//! Carries out what events ask for, outside all locks.
+//! Carries out the actions of events, outside all locks.
 
 use super::line::Lined;
 use super::signal::{guarded, panicked};
@@ -17,7 +17,7 @@ use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
 impl Pass<'_> {
-    /// Delivers what was found, in order.
+    /// Delivers the matches and events, in order.
     #[inline]
     pub(super) fn deliver_all(&mut self, scratch: &mut Scratch) {
         if scratch.batch.is_empty() {
@@ -36,10 +36,10 @@ impl Pass<'_> {
         met.meetings.clear();
     }
 
-    /// The small messages at the front of the batch: the path where each nanosecond counts. They
-    /// are handed over without leaving the batch, under one guard against panics for all of them.
-    /// Stops at the first message about which there is more to be done, and at the first completion
-    /// object without room.
+    /// Delivers the small messages at the front of the batch: the path where each nanosecond
+    /// counts. The messages stay in the batch, under one guard against panics for all of them.
+    /// Stops at the first message that needs more work, and at the first completion object without
+    /// room.
     #[inline(always)]
     fn deliver_small(&mut self, scratch: &mut Scratch) {
         let Scratch { batch, comps, met, .. } = scratch;
@@ -105,7 +105,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The path of every event; an active message goes straight through.
+    /// Delivers any event; an active message goes straight through.
     #[inline(always)]
     fn deliver_event(&mut self, event: Event, met: &mut Met, comps: &Snapshot) {
         match event {
@@ -117,8 +117,8 @@ impl Pass<'_> {
         }
     }
 
-    /// What is not an active message. Its payload is looked at where it lies: a move takes as long
-    /// as the rest.
+    /// Handles an event that is no active message. Its payload is not moved before the check,
+    /// since a move takes as long as the rest.
     fn deliver_other(&mut self, event: Event, met: &mut Met, comps: &Snapshot) {
         let Event::Arrived { from, header, payload } = &event else {
             return self.deliver_end(event);
@@ -149,27 +149,26 @@ impl Pass<'_> {
         }
     }
 
-    /// What is not a message: the end of an operation, or of a peer.
+    /// Handles an event that is no message: the end of an operation, or of a peer.
     fn deliver_end(&mut self, event: Event) {
         match event {
             Event::Completion { token, buffer, outcome } => {
                 self.operation_over(token.0, buffer, outcome)
             }
             Event::PeerDown { peer, cause } => self.peer_down(self.device.rank_of(peer), cause),
-            // Connected, and whatever later transports report: the backlog is looked at in any
-            // case.
+            // Connections, and events of later transports: the backlog is looked at in any case.
             _ => {}
         }
     }
 
-    /// A message that has met its receive.
+    /// Lands a message that has met its receive.
     fn land(&mut self, message: Unexpected, receive: Receive) {
         if let Some((comp, status)) = self.device.land(self.inner, message, receive) {
             self.signal(comp.as_ref(), status);
         }
     }
 
-    /// One of the messages that large ones, and operations on memory, need.
+    /// Handles one of the messages that large messages and memory operations need.
     fn deliver_bulk(&mut self, from: Rank, message: Message, payload: &Payload, comps: &Snapshot) {
         // Of a peer that is gone everything has been ended, maybe while this was on its way, on
         // another thread.
@@ -183,7 +182,7 @@ impl Pass<'_> {
         }
     }
 
-    /// An operation that a link had is over.
+    /// Ends an operation that a link had.
     fn operation_over(&mut self, token: u64, buffer: Buffer, outcome: Result<(), Box<OpFailure>>) {
         let Some(operation) = self.device.outstanding.take(token) else {
             tracing::error!(token, "a transport ended an operation that it did not have");
@@ -205,7 +204,8 @@ impl Pass<'_> {
         self.complain(ProgressError::Malformed { from, why });
     }
 
-    /// Has this call of progress return an error; or a later one, if it is not the first.
+    /// Notes an error for this call of progress to return, or for a later one if it is not the
+    /// first.
     pub(crate) fn complain(&mut self, error: ProgressError) {
         if self.error.is_none() {
             self.error = Some(error);
@@ -246,8 +246,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The buffer in which a completion object gets a message. Gives the message back if it needs a
-    /// packet and none is left.
+    /// Returns the buffer in which a completion object gets a message. Gives the message back if
+    /// it needs a packet and none is left.
     #[inline]
     pub(super) fn buffer_for(
         &self,
@@ -266,7 +266,7 @@ impl Pass<'_> {
     }
 }
 
-/// What a completion object is told of an active message.
+/// Returns the status of an active message.
 pub(super) fn arrival(rank: Rank, tag: Tag, size: usize, buffer: Buffer) -> Status {
     Status { rank, tag, size, user_context: UserContext::default(), buffer, error: None }
 }

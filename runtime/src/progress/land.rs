@@ -23,37 +23,37 @@ pub(crate) struct Landing {
     pub(crate) tag: Tag,
     pub(crate) size: usize,
     pub(crate) user_context: UserContext,
-    /// Which end the operation's buffer is: that of a put is the source.
+    /// Set if the source is the operation's buffer, as for a put.
     pub(crate) gives_source: bool,
-    /// Whom to tell at the other rank.
+    /// The object of the other rank to signal.
     pub(crate) signal: Option<RemoteComp>,
-    /// Of a put or a get: its name, for those who wait for all that began before them. None comes
-    /// before that of a message.
+    /// The name of a put or a get: flushes wait for those with a smaller name than theirs. A
+    /// message has the largest name, and is in no flush.
     pub(crate) name: u64,
-    /// What the peer is to be told.
+    /// The message that the peer will get.
     pub(crate) owed: Option<Box<Owed>>,
 }
 
-/// For what a peer waits until a copy of this rank's is over.
+/// The peer's reason to wait for the end of a copy of this rank.
 pub(crate) enum Owed {
-    /// For its message to be fetched.
+    /// The fetch of its message.
     Fetched(Fetched),
-    /// For pieces of this rank's memory: in a box of their own, that what is owed for a message is
-    /// small to move.
+    /// The copy of pieces of this rank's memory. Boxed, so that the common variant is small to
+    /// move.
     Pieces(Box<Carried>),
 }
 
-/// What more there is to know of a message that is fetched from its sender's memory.
+/// Further facts about a message that is fetched from its sender's memory.
 pub(crate) struct Fetched {
-    /// The sender's name for it, who waits to be told of the end.
+    /// The sender's name for the message. The sender waits for its end.
     pub(crate) token: u64,
     pub(crate) from: Imported,
-    /// By when it has to be here, should its sender have to be asked for it after all.
+    /// The deadline, for the case that the parts are requested after all.
     pub(crate) deadline: Deadline,
 }
 
 impl Landing {
-    /// A message on its way into the buffer that it is for.
+    /// Returns the landing of a message in its buffer.
     pub(crate) fn of_message(
         transfer: impl Into<Moving>,
         comp: Option<Arc<dyn Completion>>,
@@ -78,8 +78,8 @@ impl Landing {
         self.end(Some(error))
     }
 
-    /// Takes out what its completion object is told. Not by value: there is much else in it that
-    /// would be moved along.
+    /// Takes out the object to signal, and the status. By reference, since the rest of it would be
+    /// moved along.
     pub(super) fn end(&mut self, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
         let Self { rank, tag, size, user_context, gives_source, .. } = *self;
         let (target, source) = self.transfer.take_buffers();
@@ -158,7 +158,7 @@ impl std::fmt::Debug for Receive {
 }
 
 impl DeviceInner {
-    /// Whether an operation on a peer's memory is under way that began before `name`.
+    /// Returns `true` if an operation on a peer's memory is in flight that began before `name`.
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
         let by_engine = |landing: &Landing| landing.rank == peer && landing.name < before;
         self.bulk.has_memory_operations(peer, before)
@@ -173,8 +173,8 @@ impl DeviceInner {
         self.landing.set_count(landings.len());
     }
 
-    /// Puts a message into the buffer of the receive that it met. The completion object and its
-    /// status, or nothing when an engine is at it.
+    /// Puts a message into the buffer of the receive that it met. Returns the completion object
+    /// and its status, or `None` if an engine copies the bytes.
     pub(crate) fn land(
         &self,
         runtime: &Inner,
@@ -215,7 +215,7 @@ impl DeviceInner {
             Payload::Small(small) => Buffer::Small(small),
             Payload::Packet(packet) => Buffer::Packet(packet),
             Payload::Aside(bytes) => Buffer::Vec(bytes),
-            // An engine takes its time, and what was lent must go back soon.
+            // An engine takes time, and a loan must go back soon.
             Payload::Loan(loan) => {
                 let mut kept = match self.host_pool.take_with_len(size) {
                     Some(packet) => Buffer::Packet(packet),

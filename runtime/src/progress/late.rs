@@ -42,7 +42,8 @@ impl Pass<'_> {
 }
 
 impl DeviceInner {
-    /// Takes what is late out of the backlogs, but for copies that an engine is at.
+    /// Takes operations whose deadline has passed out of the backlogs, except those that an engine
+    /// copies.
     fn expire_backlogs(
         &self,
         now: Deadline,

@@ -1,10 +1,9 @@
 //! Active messages whose place is memory of a GPU.
 //!
-//! Whatever a transport brought, an engine copies it into a packet there, which takes its time. So
-//! that messages are handed over in the order in which they came, each stands in the device's
-//! *line*, also one about which there is nothing to be done, and only the first one's engine is
-//! asked. What cannot get into the line, because no packet is left, waits with its completion
-//! object (`undelivered`).
+//! An engine copies each message into a packet there, which takes time. To deliver messages in
+//! order of arrival, each stands in the device's *line*, even if it needs no copy. Only the first
+//! one's engine is polled. A message without a packet cannot enter the line, and waits with its
+//! completion object (`undelivered`).
 
 use super::land::Landing;
 use super::{Pass, arrival};
@@ -20,7 +19,7 @@ use std::sync::Arc;
 pub(crate) enum InLine {
     /// An engine is at it.
     Landing(Box<Landing>),
-    /// It is to be told.
+    /// Its bytes are in place; its object has to be signaled.
     There(Arc<dyn Completion>, Status),
 }
 
@@ -28,14 +27,14 @@ pub(crate) enum InLine {
 pub(super) enum Lined {
     /// It stands there.
     Up,
-    /// It need not: it is to be told at once.
+    /// It need not enter the line: its object has to be signaled at once.
     There(Status),
     /// There is no packet for it. The reason is given if there is no memory.
     NoRoom(Payload, Option<AllocError>),
 }
 
 impl InLine {
-    /// Whether nothing is left but to tell of it. Never blocks.
+    /// Returns `true` if only the signal is left. Never blocks.
     fn is_there(&mut self) -> bool {
         match self {
             Self::Landing(landing) => landing.transfer.poll(true).is_some(),
@@ -43,7 +42,7 @@ impl InLine {
         }
     }
 
-    /// Whom to tell.
+    /// Returns the object to signal.
     pub(super) fn comp(&self) -> Option<&Arc<dyn Completion>> {
         match self {
             Self::Landing(landing) => landing.comp.as_ref(),
@@ -51,7 +50,7 @@ impl InLine {
         }
     }
 
-    /// Whom to tell, and what.
+    /// Returns the object to signal, and the status.
     fn end(self) -> (Option<Arc<dyn Completion>>, Status) {
         match self {
             Self::Landing(mut landing) => {
@@ -62,7 +61,7 @@ impl InLine {
         }
     }
 
-    /// The same when the runtime ends, engine or no engine.
+    /// Ends it when the runtime ends, also during a copy.
     pub(crate) fn close(self) -> (Option<Arc<dyn Completion>>, Status) {
         match self {
             Self::Landing(landing) => landing.into_status(OpError::Closed),
@@ -70,7 +69,7 @@ impl InLine {
         }
     }
 
-    /// What is still to be copied, for a look by a person.
+    /// Returns the copy in flight, for diagnostics.
     pub(crate) fn landing(&self) -> Option<&Landing> {
         match self {
             Self::Landing(landing) => Some(landing),
@@ -80,8 +79,8 @@ impl InLine {
 }
 
 impl DeviceInner {
-    /// Memory of the pool's kind for an active message of any length. Without a reason there is
-    /// none as long as the packets that are out do not come back.
+    /// Allocates memory of the pool's kind for an active message of any length. An error without a
+    /// reason: all packets are in use.
     fn place_for(&self, size: usize) -> Result<Buffer, Option<AllocError>> {
         if size <= self.pool.packet_size() {
             return self.pool.take_with_len(size).map(Buffer::Packet).ok_or(None);
@@ -89,7 +88,7 @@ impl DeviceInner {
         self.place_for_large(size).map_err(Some)
     }
 
-    /// Memory of the pool's kind for an active message that no packet holds.
+    /// Allocates memory of the pool's kind for an active message that no packet holds.
     ///
     /// # Errors
     /// There is not so much.
@@ -101,8 +100,8 @@ impl DeviceInner {
         self.pool.region(size).map(|region| Buffer::Region(region.whole()))
     }
 
-    /// What an engine is to copy: bytes whose address stays, near the engine if there is room.
-    /// Gives the payload back when there is none.
+    /// Returns the source for an engine: bytes at a constant address, near the engine if there is
+    /// room. Gives the payload back if there is no room.
     fn source_of(&self, payload: Payload) -> Result<Buffer, Payload> {
         let kept = |bytes: MemRef<'_>| self.host_pool.take_copy(bytes).map(Buffer::Packet);
         match payload {
@@ -111,14 +110,14 @@ impl DeviceInner {
                 Ok(kept(MemRef::host(small.as_slice())).unwrap_or(Buffer::Small(small)))
             }
             Payload::Aside(bytes) => Ok(Buffer::Vec(bytes)),
-            // What was lent goes back soon: the sender has only so many pieces.
+            // Loans are returned soon: the sender has a limited number of pieces.
             Payload::Loan(loan) => kept(loan.view()).ok_or(Payload::Loan(loan)),
         }
     }
 }
 
 impl Pass<'_> {
-    /// Has an active message copied to the device's pool.
+    /// Lets an engine copy an active message to the device's pool.
     #[cold]
     pub(super) fn line_up(
         &self,
@@ -178,7 +177,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Hands over what has landed, from the front of the line.
+    /// Hands over the messages that have landed, from the front of the line.
     #[cold]
     pub(super) fn move_line(&mut self) {
         loop {

@@ -1,14 +1,14 @@
-//! Polls devices, and carries out what the events ask for.
+//! Polls devices, and carries out the actions of their events.
 //!
 //! ```text
-//! poll ──► ordered: messages meet receives ──► the device is free for other threads ──► copies, completions
+//! poll ──► ordered: messages meet receives ──► other threads may poll ──► copies, completions
 //! ```
 //!
 //! Matching happens before another thread can poll the device, so messages meet receives in the
 //! order in which they came. Everything else, handlers included, happens outside all locks.
 //!
-//! What cannot be delivered now (a full queue, no packet) waits for its completion object, and
-//! everything else passes (`undelivered`).
+//! Deliveries that are not possible now (a full queue, no packet) wait for their completion
+//! object, and all others pass (`undelivered`).
 
 mod complaints;
 mod deliver;
@@ -45,7 +45,7 @@ use carrack_transports::mem::{KnownMemory, MemMut, SmallBytes};
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// What a thread keeps from one progress call to the next, so that none allocates.
+/// The buffers that a thread keeps between progress calls, to avoid allocations.
 struct Scratch {
     batch: Batch,
     met: Met,
@@ -53,38 +53,37 @@ struct Scratch {
     comps: Snapshot,
     /// Copies that have ended; empty between calls.
     ended: Vec<Landing>,
-    /// Calls, for what is done now and then.
+    /// The number of calls, for occasional work.
     calls: u32,
 }
 
-/// Calls of progress between two looks after mapped memory: a fraction of a millisecond, of those
-/// that find nothing. A prime, so that a thread that serves several runtimes in turn comes to all
-/// of them.
+/// Calls of progress between two checks of mapped memory: a fraction of a millisecond of calls
+/// without work. A prime, so that a thread that serves several runtimes in turn comes to all of
+/// them.
 const NOW_AND_THEN: u32 = 16_381;
 
-/// What a batch's messages have met.
+/// The matches of a batch's messages.
 #[derive(Default)]
 struct Met {
-    /// Those about which there is more to be done. The events in the batch say which of these is
-    /// theirs.
+    /// Meetings that need further action. The events in the batch hold their indices.
     meetings: Vec<Option<Meeting>>,
-    /// Completion objects that have been told at once: handles that receives had, which may be the
-    /// last ones. They are not dropped with locks held, and not before the one who waits for the
-    /// message has had it: dropping one takes as long as a quarter of all the rest. So they are,
-    /// when this thread next makes progress, or ends.
+    /// Completion objects that were signaled at once: handles of receives, possibly the last ones.
+    /// They must not be dropped under locks. Nor before the message is delivered: a drop takes a
+    /// quarter as long as all the rest. So they are dropped when this thread next makes progress,
+    /// or ends.
     told: Vec<Arc<dyn Completion>>,
 }
 
 /// A message that has met its receive.
 #[allow(clippy::large_enum_variant, reason = "boxing one would allocate in every receive")]
 enum Meeting {
-    /// Its bytes are in place: the completion object is to be told.
+    /// Its bytes are in place: the completion object has to be signaled.
     Over(Option<Arc<dyn Completion>>, Status),
     /// Its bytes are still to be moved, or too many.
     Pair(Unexpected, Receive),
 }
 
-/// Notes what a message has met.
+/// Notes the match of a message.
 #[inline]
 fn found(met: &mut Met, meeting: Meeting) -> Found {
     met.meetings.push(Some(meeting));
@@ -92,7 +91,7 @@ fn found(met: &mut Met, meeting: Meeting) -> Found {
 }
 
 impl Met {
-    /// What one of the messages has met, which nobody has asked for so far.
+    /// Takes the meeting of a message, once.
     #[inline]
     fn take(&mut self, at: usize) -> Option<Meeting> {
         self.meetings.get_mut(at)?.take()
@@ -108,8 +107,8 @@ thread_local! {
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
-/// Takes what the thread kept. A thread that ends keeps nothing any more: the destructors of its
-/// other thread-locals may still make progress, or end a runtime.
+/// Takes the thread's scratch. A thread that ends has none any more: the destructors of its other
+/// thread-locals may still make progress, or end a runtime.
 #[inline(always)]
 fn take_scratch() -> Option<Box<Scratch>> {
     SCRATCH.try_with(Cell::take).ok().flatten()
@@ -121,8 +120,7 @@ fn keep_scratch(scratch: Box<Scratch>) {
     let _ = SCRATCH.try_with(|kept| kept.set(Some(scratch)));
 }
 
-/// Drops what this thread has left to be dropped when it next makes progress: it may be its last
-/// time.
+/// Drops the objects that this thread would drop in its next call of progress, which may not come.
 pub(crate) fn drop_told() {
     if let Some(mut scratch) = take_scratch() {
         scratch.met.drop_told();
@@ -131,9 +129,9 @@ pub(crate) fn drop_told() {
 }
 
 impl Runtime {
-    /// Makes progress on the default device: takes in messages, moves on what waits, calls
-    /// completion objects. Never blocks. Any thread may call it, several at once; not from a
-    /// completion handler.
+    /// Makes progress on the default device: takes in messages, moves on waiting operations,
+    /// signals completion objects. Never blocks. Any number of threads may call it at once, but
+    /// not a completion handler.
     ///
     /// Returns whether anything moved.
     ///
@@ -345,7 +343,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Does what there is to be done, apart from the transports.
+    /// Does the chores, apart from polling the transports.
     #[cold]
     fn upkeep(&mut self, chores: chores::Found, scratch: &mut Scratch) {
         if chores.has(Chore::Backlogs) {
@@ -373,7 +371,7 @@ impl Pass<'_> {
         if chores.has(Chore::Holds) {
             self.move_holds();
         }
-        // What is in the line came before messages that wait for a packet.
+        // The messages in the line came before those that wait for a packet.
         if chores.has(Chore::Line) {
             self.move_line();
         }
@@ -382,9 +380,9 @@ impl Pass<'_> {
         }
     }
 
-    /// Runs before another thread can poll the device: messages meet receives. What is not matched
-    /// stays as it is; each other message becomes a note of what was found, but for those in front
-    /// of which nothing is left to be done.
+    /// Runs before another thread can poll the device: messages meet receives. Unmatched messages
+    /// stay in the batch. Each other one becomes a note of its match; a message at the front that
+    /// needs no further action is removed.
     #[inline]
     fn in_order(&self, transport: &'static str, batch: &mut Batch, met: &mut Met) {
         if self.inner.chores.there().has(Chore::Suspects) {
@@ -410,7 +408,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Whether a transport has a connection to a peer for nothing but words whose agent is a NIC.
+    /// Returns `true` if a transport has a connection to a peer only for words whose coherence
+    /// owner is a NIC.
     #[cold]
     fn is_for_words(&self, transport: &str, peer: PeerId) -> bool {
         let route = self.device.known_route(self.device.rank_of(peer));
@@ -419,7 +418,7 @@ impl Pass<'_> {
 
     #[inline(never)]
     fn small_in_order(&self, batch: &mut Batch, met: &mut Met) {
-        // Whether all before it is over: then nothing is overtaken by telling of it at once.
+        // Set while all messages before it have ended: an immediate signal then overtakes none.
         let (mut at_once, mut over) = (self.device.undelivered.is_empty(), 0);
         for message in batch.small_mut() {
             let is_am = Message::is_am(message.header);
@@ -438,7 +437,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A message looks for its receive. `None`: it is of another kind.
+    /// Matches a message with its receive. `None`: it is of another kind.
     fn meet(
         &self,
         from: PeerId,
@@ -469,7 +468,7 @@ impl Pass<'_> {
         })
     }
 
-    /// As `meet`, for a message that is copied more quickly than it is handed around.
+    /// Matches as `meet`, for a message that is copied more quickly than it is moved.
     #[inline]
     fn meet_small(&self, message: &SmallArrival, met: &mut Met, at_once: bool) -> Option<Found> {
         let SmallArrival { from, header, bytes } = message;
@@ -493,7 +492,7 @@ impl Pass<'_> {
         })
     }
 
-    /// An offer takes part in the matching in place of its message.
+    /// Matches an offer in place of its message.
     #[cold]
     fn meet_offer(
         &self,
@@ -520,8 +519,8 @@ impl Pass<'_> {
             .unwrap_or(Found::Kept)
     }
 
-    /// A message has to wait for its receive. What was lent goes back to its sender, who needs it
-    /// for others. And half of the packets stay free for what else comes.
+    /// Prepares a message for waiting for its receive. A loan goes back to its sender, who needs
+    /// the place for other messages. Half of the packets stay free for further messages.
     fn settle(&self, payload: Payload) -> Payload {
         let pool = &self.device.host_pool;
         let may_keep = self.inner.unexpected.may_keep_packet(pool.limit());
@@ -542,8 +541,8 @@ impl Pass<'_> {
         }
     }
 
-    /// One more message without a receive. Beyond the budget its sender is told to keep further
-    /// ones.
+    /// Keeps one more message without a receive. Beyond the budget its sender is told to keep
+    /// further ones.
     #[inline]
     fn keep(&self, from: Rank, payload: Payload) -> Content {
         if self.inner.unexpected.add(&payload) {

@@ -1,4 +1,4 @@
-//! Requests from outside: a signal that asks what is pending.
+//! Requests from outside: a signal that asks for the list of pending operations.
 
 use crate::chores::{Chore, Chores};
 use carrack_transports::signals::Listener;

@@ -11,12 +11,12 @@ thread_local! {
     static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is inside a completion object's `signal`.
+/// Returns `true` if this thread is inside a completion object's `signal`.
 pub(crate) fn in_handler() -> bool {
     IN_HANDLER.get()
 }
 
-/// Why a status could not be given to its completion object.
+/// The reason why a status could not be given to its completion object.
 pub(crate) enum SignalError {
     Full(Arc<dyn Completion>, Box<Status>),
     Panicked(ProgressError),
@@ -42,8 +42,7 @@ pub(crate) fn signal(
     }
 }
 
-/// Calls users' code: what it may not call knows that it is called from there, and a panic stops
-/// here.
+/// Calls users' code. Functions that it must not call can test for this, and a panic stops here.
 #[inline(always)]
 pub(crate) fn guarded<R>(call: impl FnOnce() -> R) -> Result<R, Box<dyn std::any::Any + Send>> {
     let outer = IN_HANDLER.replace(true);

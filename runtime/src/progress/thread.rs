@@ -25,8 +25,8 @@ impl ProgressThread {
 }
 
 fn run(inner: &Inner, stop: &AtomicBool) {
-    // Errors of progress are kept for the user's calls. What is left is that this is a fork, which
-    // has no such thread.
+    // Errors of progress are kept for the user's calls. The remaining error is that this is a
+    // fork, which has no such thread.
     let _ = inner.wait_keeping(&|| stop.load(Ordering::Acquire), None);
 }
 

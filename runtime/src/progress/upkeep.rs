@@ -1,4 +1,5 @@
-//! What no message asks for: backlogs that can move on, engines that are done, peers that are gone.
+//! The upkeep apart from messages: backlogs that can move on, engines that are done, peers that
+//! are gone.
 
 use super::{Fetched, Landing, Owed, Pass};
 use crate::bulk::wire::{Verdict, word};
@@ -14,8 +15,8 @@ use std::sync::atomic::Ordering;
 /// Calls of progress of which one also asks for a copy that is not the oldest.
 const EACH: usize = 4;
 
-/// Copies that are taken out before what they were for is told of: many more would be allocated
-/// for, and given back, each time.
+/// Copies that are taken out before their objects are signaled. More would allocate a larger list
+/// each time.
 const AT_ONCE: usize = 16;
 
 /// Takes out the copies that are done, from one on to the first that is not, as long as there is
@@ -33,14 +34,14 @@ fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing
 }
 
 impl Pass<'_> {
-    /// Moves on what waits in backlogs.
+    /// Moves on the operations in backlogs.
     #[cold]
     pub(super) fn move_backlogs(&mut self) {
         for rank in self.device.busy_ranks() {
             let Some(route) = self.device.known_route(rank).cloned() else { continue };
             let mut ended = Vec::new();
             if let Some(cause) = route.down() {
-                // Parked by one thread while another failed what waited.
+                // Parked by one thread while another failed the waiting ones.
                 ended.extend(self.device.fail_backlog(&route, cause));
             } else if route.linked().is_none() {
                 match route.link(self.inner, self.device) {
@@ -84,14 +85,14 @@ impl Pass<'_> {
         }
     }
 
-    /// Looks which engines are done. Engines do what they are given in order, and to ask for an
-    /// event takes as long as a small message: so only the oldest of those that are not done is
-    /// asked for, and now and then one of the others in turn, since there are several engines,
-    /// unless it is known to come after the oldest.
+    /// Finds the copies that engines have finished. Engines work in order, and polling an event
+    /// takes as long as a small message. So only the oldest copy in flight is polled, and now and
+    /// then one of the others in turn, since there are several engines. One that is known to end
+    /// after the oldest is not polled.
     ///
     /// `ended` is empty, before and after: room for those that are done.
     pub(super) fn move_landings(&mut self, ended: &mut Vec<Landing>) {
-        // Two threads may take the same turn: it says whom to ask next, and nothing else.
+        // Two threads may take the same turn: it only selects the next landing to poll.
         let turn = self.device.landing_turn.load(Ordering::Relaxed);
         self.device.landing_turn.store(turn.wrapping_add(1), Ordering::Relaxed);
         let mut asks_another = turn.is_multiple_of(EACH);
@@ -124,7 +125,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A copy is over, as its transfer has said.
+    /// Ends a copy whose transfer has ended.
     #[inline]
     pub(crate) fn landed(&mut self, landing: &mut Landing) {
         self.moved = true;
@@ -142,8 +143,8 @@ impl Pass<'_> {
         self.signal(comp.as_ref(), status);
     }
 
-    /// Tells the peer what it waits for. Whether that is not the end: what was fetched has to be
-    /// asked for after all.
+    /// Sends the peer the message that it waits for. Returns `true` if the operation goes on: the
+    /// fetch does not count, and the parts are requested.
     fn pay(&mut self, landing: &mut Landing, owed: Owed, error: Option<&CopyError>) -> bool {
         let Fetched { token, from, deadline } = match owed {
             Owed::Fetched(fetched) => fetched,
@@ -153,7 +154,7 @@ impl Pass<'_> {
             }
         };
         if error.is_none() && from.region().is_none() {
-            // It was withdrawn meanwhile: what was found there need not be the message.
+            // It was withdrawn meanwhile: the bytes found there need not be the message.
             self.device.ask_again(self.inner, landing, token, deadline);
             return true;
         }

@@ -1,10 +1,10 @@
-//! How one message is to be submitted.
+//! The plan of one message: copied, lent, packed or offered.
 
 use carrack_transports::contract::Caps;
 use carrack_transports::mem::MemKind;
 use carrack_transports::mem::copy::check_kinds;
 
-/// What to do with a message.
+/// The way in which a message is submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Plan {
     /// Submit it: the link copies its bytes within the call.
@@ -17,13 +17,13 @@ pub(crate) enum Plan {
     Map,
     /// It is too long for one piece: offer it.
     Offer,
-    /// It is too long for one piece, and of a kind that nobody copies: refuse it.
+    /// Refuse it: it is too long for one piece, and no copy reaches its kind of memory.
     Refuse,
 }
 
-/// Decides. `packet` is what a packet holds, which bounds what the other side can take in; `maps`:
-/// whether the other side can map this memory, and one copy from GPU to GPU may take the place of
-/// the message's way through host memory.
+/// Decides. `packet` is the size of a packet, which bounds the messages that the other side can
+/// take in. `maps`: the other side can map this memory, and one copy from GPU to GPU may replace
+/// the way through host memory.
 #[inline]
 pub(crate) fn plan(kind: MemKind, len: usize, caps: &Caps, packet: usize, maps: bool) -> Plan {
     if maps && len > 0 && matches!(kind, MemKind::Device(_)) {

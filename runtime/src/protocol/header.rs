@@ -4,7 +4,7 @@
 //! word 0 | kind 8 | policy 8 | engine 16 | completion 32 |   messages, and offers of messages
 //! word 1 | tag 64                                        |
 //!
-//! word 0 | kind 8 | offset 56                            |   what else large messages need: see `bulk`
+//! word 0 | kind 8 | offset 56                            |   other messages of large ones: see `bulk`
 //! word 1 | name 64                                       |
 //! ```
 //!
@@ -15,7 +15,7 @@ use crate::matching::{Engines, Matching};
 use crate::names::{RemoteComp, Tag};
 use carrack_transports::contract::Header;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
     /// An active message for a completion object.
@@ -26,19 +26,19 @@ pub(crate) enum Message {
     OfferAm { comp: RemoteComp, tag: Tag },
     /// The offer of a large message to be matched.
     OfferSend { engine: u16, policy: Matching, tag: Tag },
-    /// What was offered may come, part by part.
+    /// Clears an offered message to come part by part.
     Clear { token: u64 },
-    /// There is room for more of what was asked for.
+    /// Grants more bytes of a requested message.
     Grant { landing: u64 },
-    /// What was cleared for being written is written, all of it or a part.
+    /// All or a part of a cleared message was written.
     Written { landing: u64 },
-    /// It cannot be written, or not the rest of it: that comes part by part, when there is room.
+    /// The message, or its rest, cannot be written: it comes part by part, when there is room.
     Unwritten { landing: u64 },
     /// A part of a large message.
     Part { landing: u64, offset: u64 },
-    /// What was offered or asked for is over.
+    /// Ends an offer or a request.
     Finish { token: u64 },
-    /// A put has been done: a completion object is told.
+    /// Notifies of a put that was done: a completion object is signaled.
     Signal { comp: RemoteComp, tag: Tag },
     /// The offer of a put that its owner has to carry out. Then it tells the completion object, if
     /// there is one.
@@ -50,21 +50,21 @@ pub(crate) enum Message {
     Pieces { landing: u64 },
     /// Asks for an atomic operation.
     Atomic { swap: bool },
-    /// What the sender of this has room for. A later turn overrules earlier ones.
+    /// The room at its sender. A later turn overrules earlier ones.
     Hold { room: Room, turn: u64 },
-    /// What was offered is being copied by the kernel: its sender may help.
+    /// The kernel is copying an offered message: its sender may help.
     Help { token: u64 },
-    /// Asks where a region is, for this rank's NIC.
+    /// Asks for the place of a region, for this rank's NIC.
     Where { region: u64 },
-    /// Where it is, or that it is not to be had.
+    /// The place of a region, or the refusal.
     Here { region: u64 },
-    /// Its registration has ended.
+    /// The registration of a region has ended.
     Withdraw { region: u64 },
-    /// It is used no more.
+    /// The sender does not use a region any more.
     LetGo { region: u64 },
     /// Tells of a region in which messages will lie.
     Introduce { name: u64 },
-    /// A member of a group tells another something about its operation of that number.
+    /// A note of a member of a group about its operation of that number.
     Note { group: u32, number: u64 },
 }
 
@@ -91,7 +91,7 @@ const WITHDRAW: u64 = 20;
 const LET_GO: u64 = 21;
 const UNWRITTEN: u64 = 22;
 const PIECES: u64 = 23;
-/// From the kind of a message to that of its offer.
+/// The distance from the kind of a message to that of its offer.
 const OFFER: u64 = OFFER_AM - AM;
 const _: () =
     assert!(OFFER_SEND - SEND == OFFER, "an offer's header is its message's but for the kind");
@@ -138,7 +138,7 @@ impl Message {
         Header([kind | u64::from(policy.code()) << 8 | u64::from(engine) << 16, tag.0])
     }
 
-    /// Whether it asks for something that the receiver then has to do.
+    /// Returns `true` if the receiver has to act on a request in it.
     pub(crate) fn is_request(self) -> bool {
         matches!(
             self,
@@ -146,21 +146,19 @@ impl Message {
         )
     }
 
-    /// The header under which a message is offered, from that under which it would travel in one
-    /// piece.
+    /// Returns the header of a message's offer, from the header of the message in one piece.
     pub(crate) fn offering(header: Header) -> Header {
         let [word, tag] = header.0;
         Header([word + OFFER, tag])
     }
 
-    /// Whether it is an active message, and well-formed: all that is asked in its path.
+    /// Returns `true` if it is a well-formed active message. The fast path tests only this.
     #[inline(always)]
     pub(crate) fn is_am(header: Header) -> bool {
         header.0[0] & 0xffff_ffff == AM
     }
 
-    /// Whether it is about a message that is under way already, or about memory: no message of the
-    /// user's.
+    /// Returns `true` if it concerns a message in flight, or memory: it is no message of the user.
     pub(crate) fn is_bulk(self) -> bool {
         !matches!(
             self,
@@ -168,7 +166,7 @@ impl Message {
         )
     }
 
-    /// Returns `true` if it is what a collective sends, whole or offered.
+    /// Returns `true` if it is part of a collective, whole or offered.
     pub(crate) fn is_collective(self) -> bool {
         matches!(
             self,
@@ -177,27 +175,27 @@ impl Message {
         )
     }
 
-    /// The group and the number of a note.
+    /// Returns the group and the number of a note.
     #[inline(always)]
     pub(crate) fn note(header: Header) -> Option<(u32, u64)> {
         let [word, number] = header.0;
         (word & 0xffff_ffff == NOTE).then_some(((word >> 32) as u32, number))
     }
 
-    /// Whether it is a message to be matched, whole.
+    /// Returns `true` if it is a whole message to be matched.
     #[inline(always)]
     pub(crate) fn is_send(header: Header) -> bool {
         header.0[0] & 0xff == SEND
     }
 
-    /// The completion object and the tag of a header that [`is_am`](Self::is_am).
+    /// Returns the completion object and the tag of a header that [`is_am`](Self::is_am).
     #[inline(always)]
     pub(crate) fn am(header: Header) -> (RemoteComp, Tag) {
         let [word, tag] = header.0;
         (RemoteComp((word >> 32) as u32), Tag(tag))
     }
 
-    /// A message to be matched, whole: looked for first, since it is in the path of each.
+    /// Decodes a whole message to be matched: first, since every such message takes this path.
     #[inline(always)]
     fn decode_send(header: Header) -> Option<Self> {
         let [word, tag] = header.0;
@@ -208,10 +206,10 @@ impl Message {
         Some(Self::Send { engine: (word >> 16) as u16, policy, tag: Tag(tag) })
     }
 
-    /// Reads what a peer sent.
+    /// Decodes the header of a peer's message.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The error in it.
     #[inline(always)]
     pub(crate) fn decode(header: Header) -> Result<Self, String> {
         if let Some(send) = Self::decode_send(header) {
@@ -256,7 +254,7 @@ impl Message {
     }
 }
 
-/// What a receiver that keeps messages has room for.
+/// The room at a receiver that keeps messages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Room {
     /// Any message.
@@ -273,8 +271,8 @@ impl Room {
     }
 }
 
-/// What became of a message that is matched. Written over its header once it has been looked at,
-/// so that a header is read once; never sent.
+/// The result of matching a message. Written over its header after a look, so that a header is
+/// read once; never sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Found {
     /// It waits for its receive; or it has met one, and all is done.
@@ -298,7 +296,7 @@ impl Found {
         }
     }
 
-    /// `None` for whatever nothing was written over.
+    /// Returns `None` for a header that was not overwritten.
     pub(crate) fn decode(header: Header) -> Option<Self> {
         match header.0 {
             [KEPT, _] => Some(Self::Kept),

@@ -3,8 +3,8 @@
 //! | module | one idea |
 //! |---|---|
 //! | [`header`] | the sixteen bytes before each message |
-//! | [`select`] | which path leads to a peer, and why no other |
-//! | [`eager`] | how one message is to be submitted |
+//! | [`select`] | the choice of a path to a peer, and the reasons against the others |
+//! | [`eager`] | the plan of one message |
 
 pub(crate) mod eager;
 pub(crate) mod header;

@@ -1,8 +1,8 @@
-//! Which path leads to a peer, and why no other.
+//! The choice of a path to a peer, and the reasons against the others.
 
 use carrack_transports::contract::{Cost, Reach};
 
-/// One transport's word on one peer.
+/// A transport's verdict on a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathVerdict {
     /// The transport.
@@ -11,7 +11,7 @@ pub struct PathVerdict {
     pub verdict: Verdict,
 }
 
-/// What became of a transport in the choice.
+/// The result of the choice for a transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It is the path.

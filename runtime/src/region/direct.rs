@@ -1,20 +1,20 @@
 //! Regions that NICs reach by themselves.
 //!
 //! ```text
-//! who puts or gets                       owner
-//!   ask (region) ─────────────────────►  makes the region known to its NIC, and notes who knows it
-//!   ◄─────── told (region, where, length)
+//! user of the region                     owner
+//!   ask (region) ─────────────────────►  registers the region with its NIC, and notes the user
+//!   ◄─────── told (region, place, length)
 //!   the NIC writes and reads
 //!                                        the registration ends
 //!   ◄────────────────── withdraw (region)
-//!   let go (region) ──────────────────►  when everything that was to be written or read is over; when
-//!                                        all have, the NIC forgets the region
+//!   let go (region) ──────────────────►  after its last operation there; after the last user's,
+//!                                        the NIC deregisters the region
 //! ```
 //!
-//! A NIC knows no generations: one that is asked for what is not registered breaks the connection.
-//! So nobody is told of a region unless its owner knows, and nothing is forgotten while somebody
-//! may still use it. Until an answer is here, and for whatever a NIC does not take, operations go
-//! by the owner's progress.
+//! A NIC knows no generations: an access to unregistered memory breaks the connection. So the
+//! owner knows every rank that has a region's place, and keeps the NIC's registration while one
+//! may use it. Until a rank has the place, and for operations that a NIC does not take, the
+//! owner's progress carries them out.
 
 use super::Regions;
 use crate::chores::{Chore, Chores, Waiting};
@@ -25,23 +25,23 @@ use carrack_transports::mem::{Buffer, CopyError, MemKind};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
-/// What is known of a peer's region.
+/// The knowledge of a peer's region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Knowledge {
-    /// Nothing, and nobody was asked.
+    /// None, and its owner was not asked.
     Nothing,
     /// Its owner was asked.
     Asked,
-    /// Where it is, and how long.
+    /// The place of the region, and its length.
     Place(RemotePlace, u64),
-    /// It is not to be had so.
+    /// The owner has refused it.
     Refused,
     /// Its registration has ended.
     Ended,
 }
 
-/// A peer's region, as one device knows it. Whoever uses the place holds the lock until the NIC has
-/// been told.
+/// A peer's region, as one device knows it. A user of the place holds the lock until the NIC has
+/// the operation.
 #[derive(Debug)]
 pub(crate) struct Remote(RwLock<Knowledge>);
 
@@ -50,7 +50,7 @@ impl Remote {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is this caller who has to ask.
+    /// Returns `true` if this caller has to ask.
     pub(crate) fn begin_to_ask(&self) -> bool {
         let mut knowledge = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let is_first = *knowledge == Knowledge::Nothing;
@@ -60,7 +60,7 @@ impl Remote {
         is_first
     }
 
-    /// Whether its owner has answered.
+    /// Returns `true` if its owner has answered.
     pub(crate) fn is_told(&self) -> bool {
         !matches!(*self.look(), Knowledge::Nothing | Knowledge::Asked)
     }
@@ -79,14 +79,14 @@ impl Remotes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known of a region.
+    /// Returns the entry of a region.
     pub(crate) fn of(&self, owner: Rank, number: u64) -> Arc<Remote> {
         let fresh = || Arc::new(Remote(RwLock::new(Knowledge::Nothing)));
         self.all().entry((owner, number)).or_insert_with(fresh).clone()
     }
 
-    /// The owner has answered. An answer that was not asked for is no harm: its owner says where
-    /// its own memory is.
+    /// Notes the owner's answer. An unexpected answer is harmless: the owner sends the place of
+    /// its own memory.
     pub(crate) fn answered(&self, owner: Rank, number: u64, place: Option<(RemotePlace, u64)>) {
         let all = self.all();
         let Some(remote) = all.get(&(owner, number)) else { return };
@@ -96,7 +96,8 @@ impl Remotes {
         tracing::info!(%owner, by, "a remote region is reached without being mapped");
     }
 
-    /// The registration has ended. Afterwards nobody uses the place any more. Whether it was known.
+    /// Ends a registration. No thread uses the place afterwards. Returns `true` if the region was
+    /// known.
     pub(crate) fn withdrawn(&self, owner: Rank, number: u64) -> bool {
         let gone = self.all().remove(&(owner, number));
         if let Some(remote) = &gone {
@@ -105,7 +106,7 @@ impl Remotes {
         gone.is_some()
     }
 
-    /// A rank is gone, and its regions with it.
+    /// Forgets a gone rank with its regions.
     pub(crate) fn forget(&self, owner: Rank) {
         self.all().retain(|(rank, _), _| *rank != owner);
     }
@@ -116,36 +117,36 @@ struct Shown {
     exposed: Arc<dyn Exposed>,
     /// Through which device.
     device: u32,
-    /// Who knows of it.
+    /// The ranks that know of it.
     by: Vec<Rank>,
 }
 
-/// Somebody who is to be told that a region's registration has ended.
+/// The news for a rank that a region's registration has ended.
 pub(crate) struct Withdrawal {
     pub(crate) number: u64,
     pub(crate) device: u32,
     pub(crate) rank: Rank,
 }
 
-/// What others were told of.
+/// The places that other ranks were told.
 pub(super) struct AllTold {
-    /// Its count is that of regions in memory of GPUs that have to be told before it is seen what
-    /// NICs have written.
+    /// Its count is that of regions in GPU memory whose GPUs need a flush before NICs' writes are
+    /// visible.
     told: Waiting<Told>,
-    /// Whom to tell that a registration has ended.
+    /// The ranks to tell that registrations have ended.
     withdrawals: Waiting<Vec<Withdrawal>>,
 }
 
 #[derive(Default)]
 struct Told {
-    /// By the region's number: for each device one.
+    /// The entries by the region's number, one for each device.
     standing: HashMap<u64, Vec<Shown>>,
     /// Their registration has ended, and others still know them.
     leaving: Vec<(u64, Shown)>,
 }
 
 impl Told {
-    /// The GPUs that have to be told before it is seen what NICs have written.
+    /// Returns the GPUs that need a flush before NICs' writes are visible.
     fn flushes(&self) -> impl Iterator<Item = &Arc<dyn Gpu>> {
         let leaving = self.leaving.iter().map(|(_, one)| one);
         self.standing.values().flatten().chain(leaving).filter_map(|one| one.exposed.flush())
@@ -164,16 +165,16 @@ impl AllTold {
         self.told.lock()
     }
 
-    /// After a region was shown, or is no more.
+    /// Updates the count after a region was shown or removed.
     fn count(&self, told: &Told) {
         self.told.set_count(told.flushes().count());
     }
 
-    /// A registration has ended: those who know of it are to be told.
+    /// Ends a registration: the ranks that know of it will be told.
     pub(super) fn withdraw(&self, number: u64) {
         let mut told = self.lock();
         let Some(shown) = told.standing.remove(&number) else { return };
-        // Those whom nobody uses any more, as the ranks that did are gone.
+        // Entries without users, as those ranks are gone.
         let (unused, used): (Vec<_>, Vec<_>) = shown.into_iter().partition(|one| one.by.is_empty());
         let mut withdrawals = self.withdrawals.lock();
         for one in used {
@@ -185,7 +186,7 @@ impl AllTold {
         drop(withdrawals);
         self.count(&told);
         drop(told);
-        // Without the locks: what a region owns may be anybody's code.
+        // Without the locks: the drop of a region may run any code.
         drop(unused);
     }
 }
@@ -199,7 +200,7 @@ impl Regions {
         (device, rank): (u32, Rank),
         link: Option<&dyn Link>,
     ) -> Option<(RemotePlace, u64)> {
-        // First: of a registration that ends meanwhile there is no region, and nobody is told of a
+        // Checked first: if the registration ends meanwhile there is no region, and no rank gets a
         // place without this.
         let words = self.words(number);
         let region = self.find(number, 0, 0).ok()?.region().clone();
@@ -208,8 +209,8 @@ impl Regions {
         let at = shown.iter().position(|one| one.device == device);
         if at.is_none() {
             let exposed = match words {
-                // The NIC that is the agent of its words knows it already, and is reached whatever
-                // the path of messages is.
+                // The NIC that is the coherence owner of its words knows it already, and is
+                // reached whichever path messages take.
                 Some(words) => Ok(words.exposed),
                 None => link?.expose(Buffer::Region(region.whole())).map(Arc::from),
             };
@@ -236,8 +237,7 @@ impl Regions {
         Some((place, region.len() as u64))
     }
 
-    /// Lets it be seen what NICs have written to regions in memory of GPUs, where those have to be
-    /// told.
+    /// Flushes NICs' writes to regions in GPU memory, on GPUs that need it.
     ///
     /// # Errors
     /// A GPU's driver has refused: it may not be seen.
@@ -259,15 +259,15 @@ impl Regions {
         Ok(())
     }
 
-    /// Whom to tell that registrations have ended.
+    /// Takes the ranks to tell that registrations have ended.
     pub(crate) fn withdrawals(&self) -> Vec<Withdrawal> {
         let mut withdrawals = self.told.withdrawals.lock();
         self.told.withdrawals.set_count(0);
         std::mem::take(&mut withdrawals)
     }
 
-    /// A rank uses a region of a device's no more; or it has gone, and uses none of any (`None`).
-    /// What nobody uses any more is forgotten by the NIC.
+    /// Notes that a rank does not use a region of a device any more, or no region at all after its
+    /// end (`None`). The NIC deregisters a region without users.
     pub(crate) fn let_go(&self, which: Option<(u64, u32)>, rank: Rank) {
         let mut told = self.told.lock();
         for (number, one) in &mut told.leaving {
@@ -283,7 +283,7 @@ impl Regions {
         let gone: Vec<_> = told.leaving.extract_if(.., |(_, one)| one.by.is_empty()).collect();
         self.told.count(&told);
         drop(told);
-        // Outside the lock: what a region owns may be anybody's code.
+        // Outside the lock: the drop of a region may run any code.
         drop(gone);
     }
 }

@@ -1,7 +1,7 @@
-//! Memory that is about to be freed, or unmapped, by whoever allocated it.
+//! The invalidation of memory that the program is about to free, or to unmap.
 //!
-//! What is known of addresses is the process's, and what peers were told of them is each runtime's:
-//! an allocator that tells one runtime tells all.
+//! The knowledge of addresses belongs to the process, and the exposure to peers to each runtime.
+//! An allocator that tells one runtime tells all.
 
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::mem::KnownMemory;
@@ -15,14 +15,13 @@ fn runtimes() -> MutexGuard<'static, Vec<Weak<Inner>>> {
     RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Those that are this process's: in a fork they are the parent's.
+/// Returns the runtimes of this process, without those of a fork's parent.
 fn here() -> Vec<Arc<Inner>> {
     let all: Vec<Arc<Inner>> = runtimes().iter().filter_map(Weak::upgrade).collect();
     all.into_iter().filter(|inner| !inner.is_forked()).collect()
 }
 
-/// Who still has memory of which peers were told for messages, and of which nobody is told any
-/// more.
+/// The remaining users of memory that peers were told of for messages; it is not offered any more.
 pub(crate) struct Withdrawn {
     /// Allocations of GPUs of which there are raw regions.
     pub(crate) regions: usize,
@@ -30,8 +29,8 @@ pub(crate) struct Withdrawn {
     pub(crate) processes: Vec<u32>,
 }
 
-/// Withdraws what peers were told of memory for messages, and forgets what is known of its
-/// addresses. Registrations stand.
+/// Withdraws the exposure of memory to peers for messages, and forgets its addresses.
+/// Registrations stay.
 pub(crate) fn withdraw(addr: usize, len: usize) -> Withdrawn {
     let (range, all) = (addr..addr.saturating_add(len), here());
     for inner in &all {
@@ -47,14 +46,14 @@ pub(crate) fn withdraw(addr: usize, len: usize) -> Withdrawn {
     Withdrawn { regions, processes }
 }
 
-/// A runtime has started.
+/// Notes a runtime that has started.
 pub(crate) fn note_runtime(inner: &Arc<Inner>) {
     let mut all = runtimes();
     all.retain(|one| one.strong_count() > 0);
     all.push(Arc::downgrade(inner));
 }
 
-/// What stands in the way of freeing memory. All has been withdrawn from peers nevertheless.
+/// The obstacle to freeing memory. Everything was withdrawn from peers nevertheless.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StillInUse {
@@ -99,20 +98,20 @@ impl fmt::Display for StillInUse {
 }
 
 impl Runtime {
-    /// Forgets memory that is about to be freed or unmapped, or to be reached by other GPUs than
-    /// before (then begin nothing there until it is): for allocators, to be called before. What was
-    /// known of the addresses is forgotten in all of the process; registrations that reach into the
-    /// range are ended, and what peers were told of it for messages is withdrawn. Whatever peers
-    /// begin afterwards is stale; none of it goes to other memory that comes to lie there.
+    /// Forgets memory that is about to be freed or unmapped, or to become accessible to other
+    /// GPUs. Allocators call this before, and begin no operation there in between. The process
+    /// forgets the addresses, registrations that overlap the range end, and the exposure to peers
+    /// for messages is withdrawn. Operations that peers begin afterwards are stale; none of them
+    /// reaches new memory at these addresses.
     ///
-    /// `Ok` says that nobody has the memory any more, as far as is known here: raw regions of GPU
-    /// memory and mappings of other processes are counted, raw regions of host memory are not. A
-    /// range in which nothing is known costs a lock and a look.
+    /// `Ok` means that no known user has the memory any more. Raw regions of GPU memory and
+    /// mappings of other processes are counted, raw regions of host memory are not. An unknown
+    /// range costs a lock and a lookup.
     ///
     /// # Errors
-    /// Somebody still has it: see [`StillInUse`]. Everything is withdrawn all the same, and a later
-    /// call says `Ok` once they have let go. Freed before, the memory may be read or written by
-    /// what is under way.
+    /// It is still in use: see [`StillInUse`]. Everything is withdrawn all the same, and a later
+    /// call returns `Ok` once the users have released it. If freed before, operations in flight
+    /// may read or write the memory.
     pub fn invalidate_memory(&self, addr: usize, len: usize) -> Result<(), StillInUse> {
         if len == 0 {
             return Ok(());

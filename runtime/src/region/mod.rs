@@ -1,10 +1,10 @@
 //! Memory that other ranks reach.
 //!
-//! A [`Region`] is registered, and its [`Rmr`] given to other ranks by whatever way (a message, an
-//! allgather). With it they put, get and do atomics: directly where they can map the memory
-//! ([`Runtime::allocate`] makes such), else by asking its owner, whose progress then carries the
-//! operation out. A registration that has ended is noticed either way: the number of a region
-//! carries a generation, and mapped memory an epoch.
+//! A [`Region`] is registered, and its remote key ([`Rmr`]) sent to other ranks in any way (a
+//! message, an allgather). With it they put, get and do atomics: directly where they can map the
+//! memory ([`Runtime::allocate`] returns such memory), else through its owner, whose progress
+//! carries the operation out. Either way they notice a registration that has ended: the number of
+//! a region carries a generation, and mapped memory an epoch.
 
 pub(crate) mod direct;
 mod invalidate;
@@ -24,9 +24,9 @@ use crate::runtime::Runtime;
 use std::sync::Arc;
 use table::Keys;
 
-/// A registered region. Dropping it, or [`Runtime::deregister_memory`], ends the registration:
-/// operations that other ranks begin afterwards fail, and the memory is given back once nobody has
-/// it mapped.
+/// A registered region. Dropping it, or [`Runtime::deregister_memory`], ends the registration.
+/// Operations that other ranks begin afterwards fail, and the memory is given back once no process
+/// has it mapped.
 #[must_use = "a registration ends when this is dropped"]
 pub struct Mr {
     region: Region,
@@ -42,13 +42,13 @@ pub struct Mr {
 }
 
 impl Mr {
-    /// The memory.
+    /// Returns the memory.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The transports by which other ranks cannot map it, and why: over these its owner's progress
-    /// helps.
+    /// Returns the transports by which other ranks cannot map it, and the reasons: over these its
+    /// owner's progress helps.
     pub fn refused(&self) -> &[(&'static str, String)] {
         &self.refused
     }
@@ -67,7 +67,7 @@ impl std::fmt::Debug for Mr {
 }
 
 impl Runtime {
-    /// Zeroed host memory that the ranks of this machine can map once it is registered.
+    /// Allocates zeroed host memory that the ranks of this machine can map once it is registered.
     ///
     /// # Errors
     /// The system has no shared memory, or no descriptor, left.
@@ -78,9 +78,8 @@ impl Runtime {
     /// Lets other ranks reach a region, of any kind of memory. One registration serves all devices.
     ///
     /// Raw memory is registered by
-    /// [`buffer::raw::register_memory`](crate::buffer::raw::register_memory), which finds out what
-    /// sort of memory it is. Who does the atomic operations on its words is chosen by
-    /// [`registration`](Self::registration).
+    /// [`buffer::raw::register_memory`](crate::buffer::raw::register_memory), which finds its
+    /// kind. [`registration`](Self::registration) chooses the coherence owner of its words.
     ///
     /// # Errors
     /// As of [`Registration::register`].
@@ -93,7 +92,8 @@ impl Runtime {
         drop(mr);
     }
 
-    /// What other ranks need to reach a registered region: plain bytes, in the end.
+    /// Returns the remote key of a registered region, by which other ranks reach it. It can be
+    /// sent as plain bytes.
     pub fn get_rmr(&self, mr: &Mr) -> Rmr {
         let number = (mr.index, mr.generation);
         Rmr::new((self.0.job, mr.rank), number, mr.region.len() as u64, mr.keys.named(), mr.nic)

@@ -1,4 +1,4 @@
-//! How a region is registered: who does the atomic operations on its words.
+//! The registration of a region, with the coherence owner of its words.
 
 use super::table::Words;
 use super::{Mr, Region};
@@ -7,28 +7,27 @@ use crate::runtime::{Inner, Runtime};
 use carrack_transports::mem::{MemKind, RawError};
 use std::sync::Arc;
 
-/// Who carries out atomic operations on the words of a region. Each word has one agent, for all
-/// ranks: operations of two are not atomic among each other, and one of them would be lost now and
-/// then.
+/// The coherence owner of the words of a region, which carries out their atomic operations. Each
+/// word has one, for all ranks. Operations of two would not be atomic with respect to each other,
+/// and some would be lost.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum AtomicAgent {
-    /// The rank that has the memory: its CPUs, or where they are mapped those of its machine; of
-    /// words of a GPU its copy engine. Where the memory is not mapped, the owner has to make
-    /// progress.
+    /// The rank that has the memory. Its CPUs do the operations, or those of its machine where
+    /// they are mapped; for words of a GPU its copy engine. Where the memory is not mapped, the
+    /// owner has to make progress.
     #[default]
     Owner,
-    /// The owner's NIC, for all accesses: also for those of ranks on its node, and of the owner
-    /// itself, which go through the NIC as well. No CPU of the owner's takes part, so it need not
-    /// make progress, but for telling each rank once where the memory is.
+    /// The owner's NIC, for all accesses: also for those of ranks on its node and of the owner
+    /// itself, which go through the NIC as well. The owner's CPU takes part only to tell each rank
+    /// the place of the memory once.
     ///
-    /// Host memory only. Plain reads by anybody see a word before or after an operation; whoever
-    /// writes to it otherwise (by a put, by a store, by [`Region::fetch_add`]) may lose an
-    /// operation that is under way.
+    /// Host memory only. Plain reads see a word before or after an operation. Any other write (a
+    /// put, a store, [`Region::fetch_add`]) may lose an operation in flight.
     Nic,
 }
 
-/// A region that is to be registered: see [`Runtime::registration`].
+/// A registration to be made: see [`Runtime::registration`].
 #[must_use = "nothing is registered until `register`"]
 pub struct Registration<'a> {
     runtime: &'a Inner,
@@ -37,7 +36,7 @@ pub struct Registration<'a> {
 }
 
 impl Registration<'_> {
-    /// Who does the atomic operations on the region's words; its owner if not said.
+    /// Sets the coherence owner of the region's words; the default is the region's owner.
     pub fn atomics(mut self, agent: AtomicAgent) -> Self {
         self.atomics = agent;
         self

@@ -1,4 +1,4 @@
-//! What names a region of another rank.
+//! The remote key of a region.
 
 use super::AtomicAgent;
 use super::direct::{Remote, Remotes};
@@ -9,9 +9,9 @@ use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::MapError;
 use std::sync::{Arc, OnceLock};
 
-/// A region of some rank, or a part of one: what that rank's [`get_rmr`](crate::Runtime::get_rmr)
-/// gives, and what others put to and get from. Clones share what it takes to reach the memory,
-/// which is found out once.
+/// The remote key of a region of some rank, or of a part of one: made by that rank's
+/// [`get_rmr`](crate::Runtime::get_rmr), used by others to put and get. Clones share the mapping,
+/// which is made once.
 #[derive(Clone)]
 pub struct Rmr {
     region: Arc<Named>,
@@ -30,11 +30,11 @@ struct Named {
     /// them.
     nic: Option<String>,
     imported: OnceLock<Result<(&'static str, Imported), String>>,
-    /// What the device that first asked knows of it: its runtime, its number.
+    /// The entry of the first device that asked: its runtime, its number, and its knowledge.
     direct: OnceLock<((u64, u32), Arc<Remote>)>,
 }
 
-/// In the place of a transport's name, on the wire: what follows is the tag of the job, or the name
+/// Stands in the place of a transport's name on the wire. The tag of the job follows, or the name
 /// of the transport whose NIC has the words.
 const OF_THE_JOB: &str = "#";
 const OF_THE_WORDS: &str = "";
@@ -74,35 +74,35 @@ impl Rmr {
         }
     }
 
-    /// Whose memory it is.
+    /// Returns the rank that owns the memory.
     pub fn owner(&self) -> Rank {
         self.region.owner
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A part of it. `None` when the part is not inside.
+    /// Returns a part of it, or `None` if the part is not inside.
     pub fn slice(&self, offset: u64, len: u64) -> Option<Self> {
         let offset = self.at(offset, len)?;
         Some(Self { region: self.region.clone(), offset, len })
     }
 
-    /// Where a part of it begins in the region. `None` when the part is not inside.
+    /// Returns the beginning of a part in the region, or `None` if the part is not inside.
     #[inline]
     pub(crate) fn at(&self, offset: u64, len: u64) -> Option<u64> {
         let end = offset.checked_add(len)?;
         if end <= self.len { self.offset.checked_add(offset) } else { None }
     }
 
-    /// As bytes, to be sent to another rank.
+    /// Encodes it as bytes, to be sent to another rank.
     pub fn to_bytes(&self) -> Vec<u8> {
         let Named { job, owner, number, keys, nic, .. } = &*self.region;
         let mut bytes = Vec::with_capacity(64);
@@ -124,11 +124,11 @@ impl Rmr {
         bytes
     }
 
-    /// From what [`to_bytes`](Self::to_bytes) made, here or on another rank. Whether the region is
-    /// there turns out when it is used.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes), from this or another rank. A missing
+    /// region is noticed at its first use.
     ///
     /// # Errors
-    /// The bytes are something else.
+    /// The bytes are no remote key.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RmrError> {
         Self::read(bytes).ok_or(RmrError(bytes.len()))
     }
@@ -162,18 +162,18 @@ impl Rmr {
         Some(Self { region: Arc::new(Named::new((job, owner), number, keys, nic)), offset, len })
     }
 
-    /// Who does the atomic operations on its words.
+    /// Returns the coherence owner of its words.
     pub fn atomics(&self) -> AtomicAgent {
         if self.region.nic.is_some() { AtomicAgent::Nic } else { AtomicAgent::Owner }
     }
 
-    /// Whether it names a region of that job, as far as it tells.
+    /// Returns `true` unless it names a region of another job.
     #[inline]
     pub(crate) fn is_of(&self, job: u64) -> bool {
         self.region.job.is_none_or(|tag| tag == job)
     }
 
-    /// The transport whose NIC does the atomic operations on its words, if one does.
+    /// Returns the transport whose NIC is the coherence owner of its words, if one is.
     #[inline]
     pub(crate) fn nic(&self) -> Option<&str> {
         self.region.nic.as_deref()
@@ -183,20 +183,20 @@ impl Rmr {
         self.region.number
     }
 
-    /// What a device knows of where it is, for its NIC.
+    /// Returns a device's knowledge of its place, for its NIC.
     pub(crate) fn direct(&self, runtime: u64, (device, remotes): (u32, &Remotes)) -> Arc<Remote> {
         let fresh = || remotes.of(self.region.owner, self.region.number);
         let (whose, remote) = self.region.direct.get_or_init(|| ((runtime, device), fresh()));
         if *whose == (runtime, device) { remote.clone() } else { fresh() }
     }
 
-    /// Where it begins in the region.
+    /// Returns its beginning in the region.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The memory, mapped here (for the engines of the device that is `near` when it is first
-    /// used), and by which transport; or why it cannot be.
+    /// Returns the memory, mapped here at the first use (for the engines of the device `near`),
+    /// and its transport; or the reason why not.
     #[inline]
     pub(crate) fn imported(
         &self,

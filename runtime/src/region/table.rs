@@ -16,12 +16,12 @@ const LIMIT: usize = 1 << 20;
 /// The table. A number carries a generation: one that is late or forged finds nothing.
 pub(crate) struct Regions {
     slots: Mutex<Vec<Slot>>,
-    /// Those that NICs of others reach.
+    /// The regions that NICs of other ranks reach.
     pub(super) told: AllTold,
-    /// Where generations begin: so a number that an earlier runtime of this rank has given out is
-    /// none of this one's.
+    /// The first generation: numbers of an earlier runtime of this rank do not recur.
     first: u32,
-    /// How many have a NIC for the agent of their words. Written with the lock of the slots.
+    /// The number of regions whose words have a NIC as coherence owner. Written under the lock of
+    /// the slots.
     by_nic: AtomicUsize,
 }
 
@@ -47,14 +47,14 @@ struct Registered {
 }
 
 impl Registered {
-    /// Whether it reaches into a range of addresses.
+    /// Returns `true` if it overlaps a range of addresses.
     fn reaches(&self, range: &Range<usize>) -> bool {
         let end = self.region.addr().saturating_add(self.region.len());
         !range.is_empty() && self.region.addr() < range.end && range.start < end
     }
 }
 
-/// By what peers map a region, as long as its registration stands.
+/// The exports by which peers map a region, as long as its registration stands.
 #[derive(Default)]
 pub(super) struct Keys(Mutex<Option<Vec<(&'static str, Exported)>>>);
 
@@ -67,14 +67,15 @@ impl Keys {
         Arc::new(Self(Mutex::new(Some(Vec::new()))))
     }
 
-    /// One more. Of a registration that was withdrawn meanwhile it ends at once.
+    /// Adds an export. If the registration was withdrawn meanwhile, the export ends at once.
     pub(super) fn add(&self, transport: &'static str, exported: Exported) {
         if let Some(keys) = &mut *self.lock() {
             keys.push((transport, exported));
         }
     }
 
-    /// Each with its transport's name; none when the registration was withdrawn.
+    /// Returns each export's key with its transport's name; none if the registration was
+    /// withdrawn.
     pub(super) fn named(&self) -> Vec<(String, WireKey)> {
         let keys = self.lock();
         let named = keys
@@ -85,12 +86,12 @@ impl Keys {
     }
 }
 
-/// What other ranks call a region: its index, and the generation above.
+/// Returns a region's number in messages: its index, and its generation in the upper half.
 fn number(index: u32, generation: u32) -> u64 {
     u64::from(generation) << 32 | u64::from(index)
 }
 
-/// Why another rank's operation is not carried out.
+/// The reason why another rank's operation is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
     /// There is no such region, or not any more.
@@ -155,8 +156,8 @@ impl Regions {
         drop(gone);
     }
 
-    /// Ends the registrations that reach into a range of addresses, whoever has their `Mr`. How
-    /// many there were.
+    /// Ends the registrations that overlap a range of addresses, even if their `Mr` still exists.
+    /// Returns their number.
     pub(super) fn withdraw(&self, range: &Range<usize>) -> usize {
         let reaches = |slot: &Slot| slot.region.as_ref().is_some_and(|one| one.reaches(range));
         let mut slots = self.slots();
@@ -174,8 +175,8 @@ impl Regions {
         gone.len()
     }
 
-    /// What makes the words of a region a NIC's; `None` if they are not, or there is no such
-    /// region.
+    /// Returns the NIC that is the coherence owner of a region's words. `None` if there is none,
+    /// or no such region.
     pub(super) fn words(&self, number: u64) -> Option<Words> {
         if self.by_nic.load(Ordering::Relaxed) == 0 {
             return None;
@@ -186,13 +187,13 @@ impl Regions {
         slot.region.as_ref()?.words.clone()
     }
 
-    /// The transport whose NIC does the atomic operations on the words of a region, and not this
-    /// rank.
+    /// Returns the transport whose NIC, and not this rank, is the coherence owner of a region's
+    /// words.
     pub(crate) fn nic_of_words(&self, number: u64) -> Option<&'static str> {
         self.words(number).map(|words| words.transport)
     }
 
-    /// A part of a region, by what another rank calls it.
+    /// Returns a part of a region, by its number in messages.
     pub(crate) fn find(&self, number: u64, offset: u64, len: u64) -> Result<RegionSlice, Refusal> {
         let (index, generation) = (number as u32, (number >> 32) as u32);
         let slots = self.slots();
@@ -207,7 +208,7 @@ impl Regions {
     }
 }
 
-/// How many of these have a NIC for the agent of their words.
+/// Counts the regions whose words have a NIC as coherence owner.
 fn count_by_nic<'a>(gone: impl IntoIterator<Item = &'a Registered>) -> usize {
     gone.into_iter().filter(|one| one.words.is_some()).count()
 }

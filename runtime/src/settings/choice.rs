@@ -5,17 +5,17 @@ pub(super) trait Choice: Copy + PartialEq + 'static {
     /// Each value with its word, in the order in which they are named to the user.
     const ALL: &'static [(&'static str, Self)];
 
-    /// The words.
+    /// Returns the words.
     fn words() -> impl Iterator<Item = &'static str> {
         Self::ALL.iter().map(|(word, _)| *word)
     }
 
-    /// The value that a word stands for, in whatever case it is written.
+    /// Returns the value of a word, in upper or lower case.
     fn from_word(text: &str) -> Option<Self> {
         Self::ALL.iter().find(|(word, _)| word.eq_ignore_ascii_case(text)).map(|(_, value)| *value)
     }
 
-    /// The word that stands for this value.
+    /// Returns the word of this value.
     fn word(&self) -> &'static str {
         // Every value is in `ALL` (a test walks over them); the empty word is for the compiler.
         Self::ALL.iter().find(|(_, value)| value == self).map_or("", |(word, _)| *word)
@@ -45,7 +45,7 @@ impl Choice for TransportChoice {
     ];
 }
 
-/// What `CARRACK_GPU` can ask for.
+/// The values of `CARRACK_GPU`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GpuChoice {
@@ -64,7 +64,7 @@ impl Choice for GpuChoice {
         &[("auto", Self::Auto), ("none", Self::None), ("cuda", Self::Cuda), ("fake", Self::Fake)];
 }
 
-/// What `CARRACK_KERNEL_COPY` can ask for.
+/// The values of `CARRACK_KERNEL_COPY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KernelCopyChoice {
@@ -75,7 +75,7 @@ pub enum KernelCopyChoice {
 }
 
 impl KernelCopyChoice {
-    /// Whether it may be tried.
+    /// Returns `true` if it may be tried.
     pub fn is_allowed(self) -> bool {
         self == Self::Auto
     }
@@ -85,7 +85,7 @@ impl Choice for KernelCopyChoice {
     const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("off", Self::Off)];
 }
 
-/// What `CARRACK_GPU_IPC` can ask for.
+/// The values of `CARRACK_GPU_IPC`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GpuIpcChoice {
@@ -96,7 +96,7 @@ pub enum GpuIpcChoice {
 }
 
 impl GpuIpcChoice {
-    /// Whether it may be tried.
+    /// Returns `true` if it may be tried.
     pub fn is_allowed(self) -> bool {
         self == Self::Auto
     }
@@ -106,7 +106,7 @@ impl Choice for GpuIpcChoice {
     const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("off", Self::Off)];
 }
 
-/// What `CARRACK_PROGRESS` can ask for.
+/// The values of `CARRACK_PROGRESS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ProgressChoice {
@@ -127,11 +127,11 @@ impl Choice for ProgressChoice {
         &[("caller", Self::Caller), ("thread", Self::Thread)];
 }
 
-/// What `CARRACK_DUMP` can ask for.
+/// The values of `CARRACK_DUMP`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DumpChoice {
-    /// `usr1`: on SIGUSR1, progress prints what is pending.
+    /// `usr1`: on SIGUSR1, progress prints the pending operations.
     Usr1,
     /// `off`: the signal is left alone.
     Off,
@@ -147,7 +147,7 @@ impl Choice for DumpChoice {
     const ALL: &'static [(&'static str, Self)] = &[("usr1", Self::Usr1), ("off", Self::Off)];
 }
 
-/// What `CARRACK_BOOTSTRAP` can ask for.
+/// The values of `CARRACK_BOOTSTRAP`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BootstrapChoice {

@@ -18,8 +18,7 @@ macro_rules! settings {
             $($name: $crate::settings::report::Sourced<$type>,)+
         }
 
-        /// Sets what the program decides for itself; what it leaves out comes from the environment
-        /// or the default.
+        /// Sets the program's choices; other settings come from the environment or the default.
         ///
         /// Nothing is checked before `build`, which reports everything that is wrong at once.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,12 +30,12 @@ macro_rules! settings {
         impl Settings {
             $($crate::settings::declare::accessor!($doc, $name, $type $(, $view)?);)+
 
-            /// The defaults, whatever the environment says.
+            /// Returns the defaults, without the environment.
             pub fn defaults() -> Self {
                 Self { $($name: $crate::settings::report::Sourced::by_default($default),)+ }
             }
 
-            /// One line for each setting, in the table's order.
+            /// Returns one line for each setting, in the table's order.
             pub fn describe(&self) -> Vec<$crate::settings::SettingLine> {
                 use $crate::settings::form::Form;
                 vec![$({
@@ -56,7 +55,7 @@ macro_rules! settings {
         impl SettingsBuilder {
             $($crate::settings::declare::setter!($doc, $name, $type, $variable $(, $view)?);)+
 
-            /// Takes each setting from where it has a value, and collects what is wrong.
+            /// Takes each setting from its source, and collects the faults.
             pub(super) fn resolve(
                 self,
                 variables: &mut $crate::settings::variables::Variables,
@@ -73,8 +72,8 @@ macro_rules! settings {
         /// The variables of all settings, in the table's order.
         pub(super) const VARIABLES: &[&str] = &[$($variable,)+];
 
-        /// The defaults against their own forms: a default out of its range would be found by
-        /// nobody else.
+        /// Returns the settings whose default their own form refuses: no other check would find
+        /// such a default.
         #[cfg(test)]
         pub(super) fn defaults_that_their_form_refuses() -> Vec<&'static str> {
             use $crate::settings::form::Form as _;

@@ -1,5 +1,4 @@
-//! What can be wrong with settings. All of it is reported at once, each fault with what to write
-//! instead.
+//! Errors in settings. All are reported at once, each with a correct value.
 
 use thiserror::Error;
 
@@ -9,7 +8,7 @@ use super::report::Origin;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SettingFault {
-    /// A `CARRACK_*` variable that nobody reads: most likely a slip, which would otherwise go
+    /// An unknown `CARRACK_*` variable: most likely a misspelling, which would otherwise go
     /// unnoticed.
     #[error("{variable} is not a variable of Carrack; {}", advice(nearest.as_deref()))]
     Unknown {
@@ -26,7 +25,7 @@ pub enum SettingFault {
     Malformed {
         /// The setting's name.
         name: &'static str,
-        /// Where the value comes from.
+        /// The origin of the value.
         origin: Origin,
         /// The value, as found.
         value: String,
@@ -43,7 +42,7 @@ pub enum SettingFault {
     OutOfRange {
         /// The setting's name.
         name: &'static str,
-        /// Where the value comes from.
+        /// The origin of the value.
         origin: Origin,
         /// The value, as found.
         value: String,
@@ -63,7 +62,7 @@ pub struct SettingsError {
 }
 
 impl SettingsError {
-    /// The faults; there is at least one.
+    /// Returns the faults, at least one.
     pub fn faults(&self) -> &[SettingFault] {
         &self.faults
     }
@@ -76,7 +75,7 @@ fn advice(nearest: Option<&str>) -> String {
     }
 }
 
-/// The value as whoever wrote it would find it again.
+/// Returns the value as its author wrote it.
 fn assignment(name: &str, origin: &Origin, value: &str) -> String {
     match origin {
         Origin::Environment(variable) => format!("{variable}={value}"),

@@ -1,11 +1,11 @@
-//! Forms: how a value is written in a variable, what range it has, and how it is shown.
+//! Forms: notation, range and display of a setting's values.
 
 use std::time::Duration;
 
 use super::choice::Choice;
 use super::size::parse_size;
 
-/// Why a form refuses a value.
+/// The reason why a form refuses a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// It cannot be read as a value of this form.
@@ -14,11 +14,11 @@ pub(super) enum Refusal {
     OutOfRange,
 }
 
-/// How the values of one setting are written and which of them are allowed.
+/// The form of the values of one setting: their notation and their range.
 pub(super) trait Form<T> {
-    /// What is expected, range included, as it follows "expected".
+    /// Returns a description of allowed values, range included, to follow the word "expected".
     fn expected(&self) -> String;
-    /// A value that is accepted.
+    /// Returns a value that is accepted.
     fn example(&self) -> String;
     /// Reads a value, without checking its range.
     fn parse(&self, text: &str) -> Result<T, Refusal>;
@@ -206,8 +206,8 @@ impl Form<Duration> for Micros {
     }
 }
 
-/// Digits and nothing else: `from_str` would also take a sign. Too many digits are a number all the
-/// same, and so out of range rather than malformed; every range ends far below the greatest number.
+/// Parses digits only: `from_str` would also take a sign. Too many digits are a number out of
+/// range rather than malformed; every range ends far below the greatest number.
 fn parse_digits<N: std::str::FromStr + Saturated>(text: &str) -> Result<N, Refusal> {
     let text = text.trim();
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -216,7 +216,7 @@ fn parse_digits<N: std::str::FromStr + Saturated>(text: &str) -> Result<N, Refus
     Ok(text.parse().unwrap_or(N::GREATEST))
 }
 
-/// What stands for a number with more digits than its type can hold.
+/// The number that stands for one with more digits than its type can hold.
 trait Saturated {
     const GREATEST: Self;
 }
@@ -229,7 +229,7 @@ impl Saturated for u64 {
     const GREATEST: Self = Self::MAX;
 }
 
-/// Whether something is on.
+/// A switch: on or off.
 pub(super) struct Flag;
 
 impl Form<bool> for Flag {
@@ -310,7 +310,7 @@ impl<C: Choice> Form<Vec<C>> for List {
     }
 }
 
-/// Any text; whoever uses it checks it.
+/// Any text; its user checks it.
 pub(super) struct Text {
     example: &'static str,
 }

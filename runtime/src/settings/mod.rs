@@ -1,16 +1,16 @@
 //! Every setting of the runtime, in one typed place.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
 //! | `table` | **the settings**: name, type, variable, form, default and doc line, one entry each |
 //! | `declare` | the macro that turns the table into [`Settings`] and [`SettingsBuilder`] |
 //! | `resolve` | precedence: program, environment, default |
-//! | `form` | how a value is written, checked and shown |
+//! | `form` | notation, range and display of values |
 //! | `choice` | the settings that are one word, or several, out of a few |
 //! | `size` | sizes in bytes, such as `8KiB` |
-//! | `variables` | the `CARRACK_*` variables found, and which known one an unknown one is nearest to |
-//! | `error` | what can be wrong, said all at once |
-//! | `report` | which value holds and where it came from, for `carrack info` |
+//! | `variables` | the `CARRACK_*` variables found, and the known one nearest to an unknown one |
+//! | `error` | faults, reported all at once |
+//! | `report` | the value of each setting and its origin, for `carrack info` |
 //!
 //! A value set in the program wins over the environment, and the environment over the default:
 //!

@@ -1,11 +1,11 @@
-//! Which value holds, and where it came from.
+//! The values of all settings, and their origins.
 
 use std::fmt;
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// Nobody chose it.
+    /// The default: neither the environment nor the program has set it.
     Default,
     /// This variable of the environment.
     Environment(&'static str),
@@ -32,11 +32,11 @@ pub struct SettingLine {
     pub variable: &'static str,
     /// The value that holds, written as the variable would have it.
     pub value: String,
-    /// Where that value came from.
+    /// The origin of that value.
     pub origin: Origin,
     /// The values that are allowed, in words.
     pub expected: String,
-    /// What it is for, in one sentence.
+    /// Its purpose, in one sentence.
     pub doc: &'static str,
 }
 

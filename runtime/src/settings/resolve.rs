@@ -49,7 +49,7 @@ pub(super) fn resolve<T>(
 }
 
 impl Settings {
-    /// The settings of this process: the environment's, and the defaults for what it leaves open.
+    /// Returns the settings of this process: the environment's, and the defaults for the others.
     ///
     /// # Errors
     /// Every `CARRACK_*` variable that is unknown, ill-formed or out of range, all at once.
@@ -57,7 +57,7 @@ impl Settings {
         Self::builder().build()
     }
 
-    /// As [`from_env`](Self::from_env), from variables that the caller gives instead of the
+    /// Resolves as [`from_env`](Self::from_env), from variables of the caller instead of the
     /// process's own.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl Settings {
 }
 
 impl SettingsBuilder {
-    /// The program's choices, then the environment's, then the defaults.
+    /// Resolves the settings: the program's choices, then the environment's, then the defaults.
     ///
     /// # Errors
     /// Everything that is wrong in the program's choices and in the environment, all at once.
@@ -85,8 +85,8 @@ impl SettingsBuilder {
         self.build_with(Variables::of_this_process())
     }
 
-    /// As [`build`](Self::build), from variables that the caller gives instead of the process's
-    /// own; none at all makes a test independent of the environment it runs in.
+    /// Resolves as [`build`](Self::build), from variables of the caller instead of the process's
+    /// own. With none a test does not depend on its environment.
     ///
     /// # Errors
     /// As for [`build`](Self::build).

@@ -51,7 +51,7 @@ pub fn parse_size(text: &str) -> Result<usize, SizeError> {
     if digits.is_empty() {
         return Err(malformed());
     }
-    // Only digits are left, so that the one way to fail is to be too large.
+    // Only digits are left, so the only possible error is overflow.
     let count: usize = digits.parse().map_err(|_| too_large())?;
     count.checked_mul(1 << shift).ok_or_else(too_large)
 }

@@ -153,12 +153,13 @@ settings! {
         "CARRACK_BOOTSTRAP_TIMEOUT", Count::of("seconds", 1, 1 << 20), 300;
 }
 
-/// A `CARRACK_*` variable that is not a setting: somebody else reads it, and [`Settings`] lets it pass.
+/// A `CARRACK_*` variable that is no setting: another program reads it, and [`Settings`] accepts
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reserved {
     /// The variable.
     pub variable: &'static str,
-    /// Who sets it, and what for.
+    /// The program that sets it, and its purpose.
     pub doc: &'static str,
 }
 

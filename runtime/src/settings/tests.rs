@@ -11,7 +11,7 @@ fn from(variable: &str, value: &str) -> Result<Settings, SettingsError> {
     Settings::from_vars([(variable, value)])
 }
 
-/// The one fault of settings that must have exactly one.
+/// Returns the one fault of settings that must have exactly one.
 #[track_caller]
 fn fault_of(result: Result<Settings, SettingsError>) -> SettingFault {
     let error = result.expect_err("the settings are wrong");

@@ -18,8 +18,9 @@ pub(super) struct Variables {
 }
 
 impl Variables {
-    /// Those of this process. What is not Unicode is kept with U+FFFD in it, which names no
-    /// variable and no number: it is then reported as any other slip.
+    /// Returns the variables of this process. A name or value that is not Unicode gets U+FFFD in
+    /// it, which is in no variable's name and no number. It is then reported as any other
+    /// misspelling.
     pub(super) fn of_this_process() -> Self {
         std::env::vars_os()
             .map(|(name, value)| {
@@ -28,12 +29,12 @@ impl Variables {
             .collect()
     }
 
-    /// The value of a variable, which then counts as known.
+    /// Takes the value of a variable, which then counts as known.
     pub(super) fn take(&mut self, variable: &str) -> Option<String> {
         self.left.remove(variable)
     }
 
-    /// What is left when every setting has taken its own, but for those that somebody else reads.
+    /// Returns the variables that no setting has taken, without those that other programs read.
     pub(super) fn unknown(self) -> impl Iterator<Item = SettingFault> {
         self.left
             .into_keys()
@@ -43,13 +44,13 @@ impl Variables {
 }
 
 impl FromIterator<(String, String)> for Variables {
-    /// Of a variable that is there twice the last holds.
+    /// Collects variables; of two with one name the last one holds.
     fn from_iter<I: IntoIterator<Item = (String, String)>>(vars: I) -> Self {
         Self { left: vars.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect() }
     }
 }
 
-/// The known variable most like `found`, if one is like enough.
+/// Returns the known variable most like `found`, if one is like enough.
 fn nearest(found: &str) -> Option<&'static str> {
     // The prefix is common to all, and would make any two alike.
     let found = found.trim_start_matches(PREFIX).to_ascii_uppercase();

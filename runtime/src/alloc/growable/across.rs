@@ -1,20 +1,22 @@
-//! Whether copies go across the border of two GPUs' memory: an experiment, for no documentation
-//! says so.
+//! A trial that shows whether a copy may cross from the memory of one GPU into that of another.
+//! No documentation of the driver says that it may.
 
 use super::Region;
 use carrack_transports::gpu::{Access, Gpu};
 use carrack_transports::mem::copy::copy_and_wait;
 use std::sync::Arc;
 
-/// Bytes that are copied, half of them on each side of a border. No round number of anything.
+/// Bytes that are copied, half of them on each side of a border: a multiple of no granularity.
 const BYTES: usize = 2 * 4099;
 
-/// Makes memory of these GPUs in turn, and has each of them copy over all borders that a region can
-/// have that begins on it: from and to the host, and within. In this process, since all of them
-/// have access to all of it: what fails does so as any copy does.
+/// Allocates memory of these GPUs in turn, and lets each GPU copy across every border that a
+/// region beginning on it can have: from the host, to the host, and within the region. The trial
+/// runs in this process, since every GPU has access to all of the memory: a failed copy here fails
+/// like any other.
 ///
 /// # Errors
-/// A copy was refused, or did something else; or there was no memory to try it with.
+/// The reason: a copy was refused or copied wrong bytes, or no memory could be allocated for the
+/// trial.
 pub(super) fn copies_go_across(
     gpus: &[Arc<dyn Gpu>],
     access: &[Access],
@@ -22,7 +24,7 @@ pub(super) fn copies_go_across(
 ) -> Result<(), String> {
     let all = gpus.len();
     let Some(first) = gpus.first() else { return Ok(()) };
-    // Each GPU begins somewhere, and finds all others behind it, and itself again.
+    // Each GPU has a first stripe, followed by those of all others and by another of its own.
     let count = 2 * all;
     let refused = |why: &dyn std::fmt::Display| format!("it could not be tried: {why}");
     let reservation = first.reserve(count * unit).map_err(|why| refused(&why))?;
@@ -43,7 +45,7 @@ pub(super) fn copies_go_across(
     Ok(())
 }
 
-/// Copies over one border, in both directions.
+/// Copies across one border in both directions.
 fn over_one(whole: &Region, border: usize) -> Result<(), String> {
     let outside = || "no such range".to_owned();
     let across = whole.slice(border - BYTES / 2, BYTES).ok_or_else(outside)?;

@@ -1,10 +1,10 @@
-//! What can go wrong with a buffer that grows.
+//! Errors of growable buffers.
 
 use carrack_transports::gpu::GpuError;
 use carrack_transports::mem::GpuUuid;
 
-/// A [`GrowableBuffer`](super::GrowableBuffer) was not made, or not changed: whatever it is, the
-/// buffer is as it was before the call.
+/// A [`GrowableBuffer`](super::GrowableBuffer) was not made or not changed. The buffer is as it
+/// was before the call.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrowableError {
@@ -16,10 +16,10 @@ pub enum GrowableError {
         "{gpu} is named twice: it has stripes of the buffer, writes it, or reads it; name it once"
     )]
     Twice {
-        /// Which.
+        /// The GPU.
         gpu: GpuUuid,
     },
-    /// So many addresses cannot be reserved at all.
+    /// No address range has that many bytes.
     #[error(
         "{most} bytes cannot be reserved: ask for at least 1, and for less than half of the \
         address space"
@@ -28,7 +28,7 @@ pub enum GrowableError {
         /// Bytes that were asked for.
         most: usize,
     },
-    /// The stripe does not divide into what a GPU allocates by.
+    /// The stripe is no multiple of a GPU's allocation granularity.
     #[error(
         "a stripe of {stripe} bytes is no multiple of the {granularity} by which {gpu} allocates: \
         make it {}",
@@ -37,15 +37,15 @@ pub enum GrowableError {
     Stripe {
         /// Bytes of a stripe that were asked for.
         stripe: usize,
-        /// What it has to be a multiple of: the largest among the GPUs.
+        /// The required divisor of a stripe: the largest granularity among the GPUs.
         granularity: usize,
-        /// Whose that is.
+        /// The GPU that has this granularity.
         gpu: GpuUuid,
     },
     /// A GPU's driver does not allocate at chosen addresses.
     #[error("{gpu} has no memory that could grow in place: {cause}")]
     Unsupported {
-        /// Which GPU.
+        /// The GPU.
         gpu: GpuUuid,
         /// The driver's reason.
         cause: GpuError,
@@ -56,15 +56,15 @@ pub enum GrowableError {
         leave one of the two out"
     )]
     Apart {
-        /// Which GPU.
+        /// The GPU that lacks access.
         gpu: GpuUuid,
-        /// Whose memory it does not reach.
+        /// The GPU whose memory it does not reach.
         owner: GpuUuid,
         /// The driver's reason.
         cause: GpuError,
     },
-    /// A GPU was to have access for reading only, and it is not so that its driver keeps it from
-    /// writing, or not known.
+    /// A GPU asked for read-only access, and its driver does not prevent writes, or this is not
+    /// known.
     #[error(
         "{gpu} is not given access for reading only to memory of {owner}: {cause}; name it among \
         the writers, or leave it out"
@@ -72,9 +72,9 @@ pub enum GrowableError {
     ReadOnly {
         /// The first of them.
         gpu: GpuUuid,
-        /// Whose memory it would read.
+        /// The GPU whose memory it would read.
         owner: GpuUuid,
-        /// What an attempt has shown, or why there was none.
+        /// The result of the trial, or the reason why there was none.
         cause: GpuError,
     },
     /// The addresses were not reserved.
@@ -85,7 +85,7 @@ pub enum GrowableError {
         /// The driver's reason.
         cause: GpuError,
     },
-    /// It does not grow so far.
+    /// The length exceeds the reserved capacity.
     #[error(
         "the buffer cannot grow to {len} bytes: {capacity} were reserved; reserve a larger one, \
         and move there"
@@ -96,10 +96,10 @@ pub enum GrowableError {
         /// Bytes that were reserved.
         capacity: usize,
     },
-    /// A GPU has no memory for a stripe. What was allocated before it in this call was given back.
+    /// A GPU has no memory for a stripe. The stripes that this call had allocated were freed.
     #[error(
-        "the buffer does not grow from {held} to {len} bytes, for want of a stripe of {stripe} on \
-        {gpu}: {cause}"
+        "the buffer does not grow from {held} to {len} bytes: no memory for a stripe of {stripe} \
+        bytes on {gpu}: {cause}"
     )]
     NotAllocated {
         /// Bytes that were asked for.
@@ -113,14 +113,15 @@ pub enum GrowableError {
         /// The driver's reason.
         cause: GpuError,
     },
-    /// It is in use beyond that length.
+    /// The bytes behind the requested length are in use.
     #[error("the buffer cannot shrink to {len} bytes: its first {used} are in use: {}", holders(.processes))]
     InUse {
         /// Bytes that were asked for.
         len: usize,
-        /// Bytes that have to stay, in whole stripes: it shrinks to these.
+        /// Bytes that have to stay, in whole stripes: the buffer can shrink to this length.
         used: usize,
-        /// Other processes that have some of it mapped, where nobody of this one's has it any more.
+        /// Other processes that have part of it mapped, where this process does not use it any
+        /// more.
         processes: Vec<u32>,
     },
     /// There is no such range.
@@ -129,34 +130,34 @@ pub enum GrowableError {
         ask for at least 1"
     )]
     Outside {
-        /// Where the range was to begin, in bytes.
+        /// The beginning of the range, in bytes.
         offset: usize,
         /// Bytes of the range.
         len: usize,
-        /// Bytes that there are.
+        /// Length of the buffer in bytes.
         held: usize,
     },
-    /// The range lies on several GPUs, and copies do not go over such a border, or that could not
-    /// be tried.
+    /// The range lies on several GPUs, and copies cannot cross the border between two of them, or
+    /// the trial of that failed.
     #[error(
         "{len} bytes at {offset} lie on {gpus} GPUs, in stripes of {stripe}, and are no region unless copies go from one GPU's memory into \
          the next one's: {cause}; take the pieces, which go together in a batch"
     )]
     OnSeveral {
-        /// Where the range was to begin, in bytes.
+        /// The beginning of the range, in bytes.
         offset: usize,
         /// Bytes of the range.
         len: usize,
         /// Bytes of a stripe.
         stripe: usize,
-        /// GPUs that it lies on.
+        /// GPUs on which the range lies.
         gpus: usize,
-        /// What an attempt has shown.
+        /// The result of the trial.
         cause: String,
     },
 }
 
-/// The multiples on both sides of a stripe.
+/// Names the nearest multiples of the granularity below and above a stripe.
 fn nearest(stripe: usize, granularity: usize) -> String {
     let below = stripe / granularity * granularity;
     let above = below.saturating_add(granularity);

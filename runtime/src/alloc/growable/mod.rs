@@ -6,13 +6,13 @@
 //!   memory of   GPU 0    GPU 1      GPU 0                none yet
 //! ```
 //!
-//! Addresses are reserved once; memory is mapped there, and unmapped, by whole stripes, which are
-//! dealt out to the GPUs in turn. So nothing is copied when it grows, and what kernels and
-//! registrations know stays true.
+//! Addresses are reserved once. Memory is mapped there, and unmapped, by whole stripes, which the
+//! GPUs provide in turn. Growing copies nothing, and addresses that kernels and registrations hold
+//! stay valid.
 //!
-//! Each stripe is an allocation of its own, and is given back by itself. A region reaches over as
-//! many as it likes, also of several GPUs, where copies go over such borders: which is tried the
-//! first time.
+//! Each stripe is an allocation of its own, and is freed by itself. A region may cover any number
+//! of stripes. It may cover stripes of several GPUs if copies can cross their borders, which is
+//! tried once.
 
 mod across;
 mod error;
@@ -26,17 +26,17 @@ use carrack_transports::gpu::{Access, Gpu, Reservation};
 use carrack_transports::mem::SoleRegion;
 use std::sync::{Arc, OnceLock};
 
-/// Memory of one or several GPUs, at addresses that stay, and whose length changes.
+/// Memory of one or several GPUs at constant addresses, with a length that changes.
 ///
-/// All GPUs that it is made of read and write all of it, by kernels at [`addr`](Self::addr) and by
-/// copy engines; others [read and write](GrowableBuilder::writers) it, or
-/// [read](GrowableBuilder::readers) it, as they were named. A part of it is a [`Region`], to be
-/// registered, posted and copied as any other; regions keep their stripes, and the buffer does not
-/// shrink below them.
+/// The GPUs that provide the memory read and write all of it, by kernels at [`addr`](Self::addr)
+/// and by copy engines. Further GPUs [read and write](GrowableBuilder::writers) it or
+/// [read](GrowableBuilder::readers) it, as the builder names them. A part of the buffer is a
+/// [`Region`] that is registered, posted and copied like any other. Regions keep their stripes,
+/// and the buffer does not shrink below them.
 ///
-/// Peers map what is registered of it, and go on using that while the buffer grows: a region's name
-/// is good for the region's length, and what has grown is registered by another name, alone or with
-/// what was there. Memory that comes is not cleared.
+/// Peers map the registered parts, and keep using them while the buffer grows. A remote key covers
+/// its region's length only. Register new memory as a region of its own, or together with the old.
+/// New memory is not cleared.
 ///
 /// ```
 /// use carrack::alloc::GrowableBuffer;
@@ -63,23 +63,24 @@ use std::sync::{Arc, OnceLock};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct GrowableBuffer {
-    /// What is there, from the beginning on. Goes before the addresses.
+    /// The stripes that are mapped, from the beginning on. Dropped before the reservation.
     stripes: Vec<Region>,
-    /// Whose stripes these are, in turn.
+    /// The GPUs that provide the stripes, in turn.
     gpus: Vec<Arc<dyn Gpu>>,
     access: Vec<Access>,
     stripe: usize,
-    /// What a stripe is a multiple of.
+    /// The divisor of a stripe's length.
     granularity: usize,
     capacity: usize,
     reservation: Reservation,
-    /// Copies go from one GPU's memory into another's behind it: known since it was tried.
+    /// Set once a trial has shown that copies cross from one GPU's memory into the next one's.
     goes_across: OnceLock<()>,
 }
 
 impl GrowableBuffer {
-    /// A buffer of memory of these GPUs, in turn, that grows to `most` bytes, rounded up to whole
-    /// stripes. Addresses cost no memory: ask for as many as the buffer can ever need.
+    /// Returns a builder of a buffer on these GPUs, in turn, that grows to `most` bytes, rounded
+    /// up to whole stripes. Addresses cost no memory: reserve the largest length that the buffer
+    /// can need.
     pub fn reserve(gpus: &[Arc<dyn Gpu>], most: usize) -> GrowableBuilder<'_> {
         GrowableBuilder::new(gpus, most)
     }
@@ -94,49 +95,49 @@ impl GrowableBuffer {
         Self { stripes, gpus, access, stripe, granularity, capacity, reservation, goes_across }
     }
 
-    /// Where it begins, for kernels of its GPUs. It stays there.
+    /// Returns the first address of the buffer, for kernels of its GPUs. It never changes.
     pub fn addr(&self) -> usize {
         self.reservation.addr()
     }
 
-    /// Bytes that there are: whole stripes.
+    /// Returns the length in bytes: whole stripes.
     pub fn len(&self) -> usize {
         self.stripes.len() * self.stripe
     }
 
-    /// Whether there is nothing of it.
+    /// Returns `true` if no stripe is mapped.
     pub fn is_empty(&self) -> bool {
         self.stripes.is_empty()
     }
 
-    /// Bytes that it can grow to: whole stripes.
+    /// Returns the bytes that the buffer can grow to: whole stripes.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Bytes of a stripe.
+    /// Returns the bytes of a stripe.
     pub fn stripe(&self) -> usize {
         self.stripe
     }
 
-    /// The GPUs that it is made of, in their turn.
+    /// Returns the GPUs that provide the memory, in turn.
     pub fn gpus(&self) -> &[Arc<dyn Gpu>] {
         &self.gpus
     }
 
-    /// Who may do what with it: those that it is made of, writers and readers.
+    /// Returns the access rights of all GPUs: those that provide the memory, writers and readers.
     pub fn access(&self) -> &[Access] {
         &self.access
     }
 
-    /// Makes it at least `len` bytes long: maps as many stripes as are missing, behind those that
-    /// there are. What is there stays, where and as it is, also for work of GPUs and of peers that
-    /// is under way.
+    /// Makes the buffer at least `len` bytes long: maps the missing stripes behind the present
+    /// ones. Present bytes keep their place and content, also for work of GPUs and peers that is
+    /// in flight.
     ///
     /// # Errors
-    /// [`Beyond`](GrowableError::Beyond): so much was not reserved.
-    /// [`NotAllocated`](GrowableError::NotAllocated): a GPU has not so much memory; all that was
-    /// allocated by this call was given back.
+    /// [`Beyond`](GrowableError::Beyond): the reservation is shorter.
+    /// [`NotAllocated`](GrowableError::NotAllocated): a GPU has too little memory. The stripes
+    /// that this call had allocated were freed.
     pub fn grow_to(&mut self, len: usize) -> Result<(), GrowableError> {
         if len > self.capacity {
             return Err(GrowableError::Beyond { len, capacity: self.capacity });
@@ -147,8 +148,8 @@ impl GrowableBuffer {
         for (gpu, number) in turns {
             let allocate =
                 || gpu.allocate_at(&self.reservation, number * stripe, stripe, &self.access);
-            // What others have let go of may be what is missing: it is freed when somebody asks who
-            // has it.
+            // Memory that other processes have released may suffice. `withdraw` asks for its
+            // users, and so frees it.
             let again = |_| {
                 let _ = withdraw(self.addr() + number * stripe, stripe);
                 allocate()
@@ -156,7 +157,7 @@ impl GrowableBuffer {
             match allocate().or_else(again) {
                 Ok(region) => fresh.push(region),
                 Err(cause) => {
-                    // The last first, as they are taken from a buffer that shrinks.
+                    // Last first, the order in which a shrinking buffer frees them.
                     while fresh.pop().is_some() {}
                     let gpu = gpu.info().uuid;
                     return Err(GrowableError::NotAllocated { len, held, stripe, gpu, cause });
@@ -167,17 +168,17 @@ impl GrowableBuffer {
         Ok(())
     }
 
-    /// Gives back the stripes behind the first `len` bytes. The caller sees to it that no kernel
-    /// uses them any more.
+    /// Gives back the stripes behind the first `len` bytes. The caller ensures that no kernel uses
+    /// them any more.
     ///
-    /// Other processes may have mapped what was registered, or what messages were sent from. They
-    /// close it when they have dropped what names it (an [`Rmr`](crate::Rmr)) and are idle in
-    /// progress, or have called it some thousand times; until then this is an error.
+    /// Other processes may have mapped registered memory, or memory that messages were sent from.
+    /// They close it after they have dropped its remote keys ([`Rmr`](crate::Rmr)) and are idle in
+    /// progress, or have called progress some thousand times. Until then this call fails.
     ///
     /// # Errors
-    /// [`InUse`](GrowableError::InUse): some of it is registered, in an operation, held as a
-    /// region, or mapped by other processes. Nothing has changed; the error says how far it can
-    /// shrink.
+    /// [`InUse`](GrowableError::InUse): part of it is registered, in an operation, held as a
+    /// region, or mapped by other processes. Nothing has changed; the error has the length to
+    /// which the buffer can shrink.
     pub fn shrink_to(&mut self, len: usize) -> Result<(), GrowableError> {
         let keep = len.div_ceil(self.stripe);
         if keep >= self.stripes.len() {
@@ -192,8 +193,8 @@ impl GrowableBuffer {
         if let Some(stripes) = self.stripes.iter().enumerate().rev().find_map(is_held) {
             return Err(in_use(stripes, Vec::new()));
         }
-        // Where messages came from, peers are told no more of it, and close it. Raw regions of its
-        // addresses are the program's.
+        // Peers are told to close the memory that messages came from. Raw regions of its addresses
+        // are the program's.
         let Withdrawn { regions, processes } =
             withdraw(self.addr() + keep * self.stripe, self.len() - keep * self.stripe);
         if regions > 0 || !processes.is_empty() {
@@ -201,7 +202,7 @@ impl GrowableBuffer {
                 let found = withdraw(region.addr(), region.len());
                 found.regions > 0 || !found.processes.is_empty()
             };
-            // Nobody: who had it has let go of it meanwhile.
+            // If no stripe is in use any more, its last user has released it meanwhile.
             if let Some(last) = self.stripes.iter().skip(keep).rposition(is_in_use) {
                 return Err(in_use(keep + last + 1, processes));
             }
@@ -209,14 +210,15 @@ impl GrowableBuffer {
         self.cut(keep).map_err(|stripes| in_use(stripes, Vec::new()))
     }
 
-    /// Takes all stripes but the first few, or none of them: then it is said how many have to stay.
+    /// Takes all stripes after the first `keep`, or none. The error is the number of stripes that
+    /// have to stay.
     fn cut(&mut self, keep: usize) -> Result<(), usize> {
         let mut taken: Vec<SoleRegion> = Vec::new();
         while self.stripes.len() > keep {
             let Some(last) = self.stripes.pop() else { break };
             match last.into_sole() {
                 Ok(sole) => taken.push(sole),
-                // Somebody has just got it, by a name that it had.
+                // Another thread has just got a reference through a weak one.
                 Err(region) => {
                     self.stripes.push(region);
                     let stripes = self.stripes.len();
@@ -225,18 +227,18 @@ impl GrowableBuffer {
                 }
             }
         }
-        // The last first.
+        // Last first, as in `grow_to`.
         drop(taken);
         Ok(())
     }
 
-    /// A range of it as a region: within a stripe, or over several, also of several GPUs. Then it
-    /// is the first one's to all purposes: its engines copy it, and peers map all of it for one of
+    /// Returns a range as a region, within one stripe or across several. A region on several GPUs
+    /// counts as memory of the first one: its engines copy it, and peers map all of it for one of
     /// theirs.
     ///
-    /// The first time that a range lies on several GPUs, copies over such borders are tried, each
-    /// GPU's, with memory that is allocated for that and given back: no documentation says that
-    /// they work. It takes some milliseconds.
+    /// The first range that lies on several GPUs starts a trial of copies across such borders by
+    /// each GPU, with memory that is allocated for it. No documentation of the driver says that
+    /// such copies work. The trial takes some milliseconds.
     ///
     /// # Errors
     /// [`Outside`](GrowableError::Outside), [`OnSeveral`](GrowableError::OnSeveral).
@@ -261,8 +263,8 @@ impl GrowableBuffer {
         all.and_then(|all| all.subregion(within, len)).ok_or_else(outside)
     }
 
-    /// A range of it as regions, one for each stripe that it reaches into, in their order: each of
-    /// them its own GPU's, to be registered by itself, and put or got with the others as a batch.
+    /// Returns a range as regions, one for each stripe that it touches, in order. Each lies on one
+    /// GPU. Register each by itself, and put or get them together as a batch.
     ///
     /// # Errors
     /// [`Outside`](GrowableError::Outside).
@@ -277,12 +279,13 @@ impl GrowableBuffer {
         (first..=last).map(piece).collect::<Option<_>>().ok_or_else(outside)
     }
 
-    /// The GPU whose memory has a byte of it. `None` where there is nothing.
+    /// Returns the GPU whose memory holds the byte at `offset`, or `None` outside the buffer.
     pub fn gpu_at(&self, offset: usize) -> Option<&Arc<dyn Gpu>> {
         self.stripes.get(offset / self.stripe)?.gpu()
     }
 
-    /// The first and the last stripe that a range reaches into. `None` if it is none of the buffer.
+    /// Returns the first and the last stripe that a range touches, or `None` if it is not in the
+    /// buffer.
     fn touched(&self, offset: usize, len: usize) -> Option<(usize, usize)> {
         let end = offset.checked_add(len).filter(|end| len > 0 && *end <= self.len())?;
         Some((offset / self.stripe, (end - 1) / self.stripe))

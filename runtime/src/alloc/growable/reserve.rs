@@ -1,4 +1,4 @@
-//! What a buffer is to be, looked at before any address is taken.
+//! The builder of a growable buffer: checks everything before it reserves addresses.
 
 use super::{GrowableBuffer, GrowableError};
 use crate::alloc::MOST;
@@ -6,7 +6,7 @@ use carrack_transports::gpu::{Access, Gpu};
 use carrack_transports::mem::GpuUuid;
 use std::sync::Arc;
 
-/// A buffer that is to be made: see [`GrowableBuffer::reserve`].
+/// A builder of a buffer: see [`GrowableBuffer::reserve`].
 #[must_use = "nothing is reserved until `build`"]
 #[derive(Debug)]
 pub struct GrowableBuilder<'a> {
@@ -22,35 +22,33 @@ impl<'a> GrowableBuilder<'a> {
         Self { gpus, most, stripe: None, writers: &[], readers: &[] }
     }
 
-    /// Bytes of a stripe: the buffer grows and shrinks by these, and each GPU in turn has one. A
-    /// multiple of the largest [granularity](Gpu::granularity) among the GPUs, which it is if
-    /// nothing is said (2 MiB on NVIDIA's GPUs). Each stripe takes a tenth of a millisecond or so
-    /// to map, and each that is registered a descriptor: buffers of gigabytes do well with stripes
-    /// of 64 MiB or more.
+    /// Sets the bytes of a stripe. The buffer grows and shrinks by stripes, and the GPUs provide
+    /// them in turn. The length is a multiple of the largest [granularity](Gpu::granularity) among
+    /// the GPUs, which is also the default (2 MiB on NVIDIA GPUs). Each stripe takes about 0.1 ms
+    /// to map, and each registered one a file descriptor. For buffers of gigabytes use stripes of
+    /// 64 MiB or more.
     pub fn stripe(mut self, bytes: usize) -> Self {
         self.stripe = Some(bytes);
         self
     }
 
-    /// GPUs that read and write the buffer as those do that it is made of, and have no stripe of
-    /// it.
+    /// Adds GPUs that read and write the buffer, and provide no memory.
     pub fn writers(mut self, gpus: &'a [Arc<dyn Gpu>]) -> Self {
         self.writers = gpus;
         self
     }
 
-    /// GPUs that read the buffer, and are kept from writing it: by the driver, which refuses copies
-    /// in their contexts, and ends the context of a kernel that writes there all the same. What the
-    /// runtime is told to write there it writes in the context of the GPU that has the memory, or
-    /// the first of several that have it, wherever it comes from. Other processes that map the
-    /// buffer have rights of their own.
+    /// Adds GPUs that may only read the buffer. The driver refuses copies in their contexts that
+    /// write it, and ends the context of a kernel that writes there. The runtime writes in the
+    /// context of the GPU that has the memory, or of the first of several, whatever the source.
+    /// Other processes that map the buffer have rights of their own.
     ///
-    /// Drivers take such rights and promise nothing. Whether this one keeps each of these out is
-    /// found out by [`build`](Self::build), the first time in a process, by attempts in processes
-    /// of their own: that takes seconds for each pair of GPUs, and a program that answers for them
-    /// ([`trial`](crate::trial)). An attempt leaves a fault of its kernel in the system's log (Xid
-    /// 31). Under MPS it goes round the server, or is not made; there a fault of a reader is that
-    /// of all clients.
+    /// Drivers accept such rights without a promise. [`build`](Self::build) tries whether the
+    /// driver blocks each of these GPUs, once in a process, in processes of their own. That takes
+    /// seconds for each pair of GPUs, and a program that answers for them
+    /// ([`trial`](crate::trial)). A trial leaves a fault of its kernel in the system's log (Xid
+    /// 31). Under MPS the trial bypasses the server or is skipped, since a reader's fault there is
+    /// a fault of all clients.
     pub fn readers(mut self, gpus: &'a [Arc<dyn Gpu>]) -> Self {
         self.readers = gpus;
         self
@@ -66,7 +64,7 @@ impl<'a> GrowableBuilder<'a> {
             return Err(GrowableError::Most { most });
         }
         check_gpus(gpus, writers, readers)?;
-        // The largest, and whose it is: its addresses suit all.
+        // The largest granularity, and its GPU: addresses aligned to it suit all.
         let mut largest: Option<(usize, &Arc<dyn Gpu>)> = None;
         for gpu in gpus {
             let unsupported = |cause| GrowableError::Unsupported { gpu: uuid(gpu), cause };
@@ -83,7 +81,7 @@ impl<'a> GrowableBuilder<'a> {
         let most = most.checked_next_multiple_of(stripe).filter(|most| *most <= MOST);
         let most = most.ok_or(GrowableError::Most { most: self.most })?;
         let refused = |cause| GrowableError::NotReserved { most, cause };
-        // Last: what is refused above is refused without a process for it.
+        // Last: a request that the checks above refuse starts no process.
         for gpu in readers {
             for owner in gpus {
                 let read_only =
@@ -102,7 +100,8 @@ fn uuid(gpu: &Arc<dyn Gpu>) -> GpuUuid {
     gpu.info().uuid
 }
 
-/// There are some, each once, and each reaches all of those that it is made of.
+/// Checks that there is a GPU, that each is named once, and that each reaches all that provide
+/// memory.
 fn check_gpus(
     gpus: &[Arc<dyn Gpu>],
     writers: &[Arc<dyn Gpu>],

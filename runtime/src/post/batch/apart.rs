@@ -1,14 +1,14 @@
-//! Whether two pieces of a batch write the same byte.
+//! The test that no two pieces of a batch write the same byte.
 //!
-//! Most batches come in the order of their targets, which [`Apart`] sees while the pieces are
-//! looked at for other reasons. Where they do not, a mark is set for each unit of memory that is
-//! written; only where that would be too many marks, or has found something, they are sorted.
+//! Most batches come in the order of their targets, which [`Apart`] checks while the pieces are
+//! looked at for other reasons. Otherwise a mark is set for each unit of memory that is written.
+//! Only if there would be too many marks, or one is set twice, are the pieces sorted.
 
 use super::Piece;
 use crate::error::PostError;
 use std::ops::Range;
 
-/// Where a piece writes: in which memory, from where to where.
+/// Returns the range that a piece writes: the memory, the start and the end.
 #[inline]
 fn target(piece: &Piece<'_>, is_put: bool, len: usize) -> (u64, u64, u64) {
     let (memory, start) = if is_put {
@@ -19,13 +19,12 @@ fn target(piece: &Piece<'_>, is_put: bool, len: usize) -> (u64, u64, u64) {
     (memory, start, start + len as u64)
 }
 
-/// Whether pieces come in the order of their targets: then a look at each is enough to know that
-/// none overlap.
+/// Pieces that come in the order of their targets: one look at each then shows that none overlap.
 pub(super) struct Apart {
     pub(super) is_known: bool,
-    /// What the last ones wrote to, and where it begins.
+    /// The memory of the last target, and its base.
     memory: Option<(u64, u64)>,
-    /// Where the last one ended in it.
+    /// The end of the last target.
     pub(super) end: u64,
 }
 
@@ -34,7 +33,8 @@ impl Apart {
         Self { is_known: true, memory: None, end: 0 }
     }
 
-    /// The next pieces write to this memory: its number, and where in it their places begin.
+    /// Announces that the next pieces write to this memory: its number, and the base of their
+    /// places.
     pub(super) fn enter(&mut self, memory: (u64, u64)) {
         if self.memory != Some(memory) {
             // Parts of one memory may lie in one another.
@@ -78,9 +78,10 @@ pub(super) fn overlap(pieces: &[Piece<'_>], is_put: bool) -> Result<(), PostErro
 /// Words of marks for each piece: fewer take less time than to sort the pieces does.
 const WORDS: usize = 4;
 
-/// Whether no two write the same byte: where all write to one memory, and a mark for each unit of
-/// it that is written, as long as the places and lengths of all allow, is not too much for so many
-/// pieces. In whatever order they come, that is a look at each.
+/// Returns `true` if no two pieces write the same byte, tested with a mark for each unit of the
+/// memory. The unit is the largest power of two that divides all places and lengths. The test
+/// applies if all pieces write to one memory and the marks are not too many for their number. It
+/// is one look at each piece, in any order.
 fn are_apart_by_marks(pieces: &[Piece<'_>], is_put: bool) -> bool {
     let targets = || {
         let with_bytes = pieces.iter().filter(|piece| piece.len() > 0);
@@ -103,7 +104,8 @@ fn are_apart_by_marks(pieces: &[Piece<'_>], is_put: bool) -> bool {
     targets().all(|(_, start, end)| mark(&mut marks, (start - low) >> unit..(end - low) >> unit))
 }
 
-/// Marks units, which are bits of the words. Whether none was marked: else not all of them are now.
+/// Marks units, which are bits of the words. Returns `true` if none was marked before; otherwise
+/// some stay unmarked.
 #[inline]
 fn mark(marks: &mut [u64], units: Range<u64>) -> bool {
     let mut at = units.start;
@@ -126,7 +128,7 @@ mod tests {
     use crate::region::{Region, Rmr};
     use proptest::prelude::*;
 
-    /// The name of so many bytes of some rank's.
+    /// Returns a remote key of `len` bytes.
     fn rmr(len: u64) -> Rmr {
         let words = [7, 0, len].map(u64::to_le_bytes);
         Rmr::from_bytes(&[&1_u32.to_le_bytes()[..], &words.concat()].concat()).unwrap()

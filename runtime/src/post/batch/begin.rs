@@ -1,4 +1,4 @@
-//! How a batch is begun.
+//! The begin of a batch.
 
 use super::check::{HostRun, Plan};
 use super::join::Join;
@@ -17,13 +17,13 @@ use carrack_transports::gpu::Stream;
 use carrack_transports::mem::{Buffer, CopyError, Face, FaceRefused, Hosts, start_face};
 use std::sync::{Arc, Mutex};
 
-/// How far a batch has come.
+/// The progress of a batch.
 pub(in crate::post) enum Started {
     Over(Status),
     UnderWay,
-    /// Too much waits for peers already: nothing was begun.
+    /// Too many operations wait for peers already: nothing was begun.
     Full(RetryReason),
-    /// As many pieces are under way as there was room for.
+    /// As many pieces as there was room for are in flight.
     Partly(Rest),
 }
 
@@ -59,7 +59,7 @@ impl Post<'_, Batch<'_>> {
         }
     }
 
-    /// By which the one who has begun the parts gives up its share.
+    /// Returns the status with which the thread that has begun the parts gives up its share.
     pub(in crate::post) fn nothing_left(&self) -> Status {
         self.status(0)
     }
@@ -99,7 +99,7 @@ impl Post<'_, Batch<'_>> {
             && let Err(error) = host.iter().try_for_each(|one| one.copy(self.kind.is_put))
         {
             // Both ends are host memory within its bounds, so that does not happen; parts may be
-            // under way.
+            // in flight.
             join.add();
             join.take_back(Some(OpError::Copy(error)));
         }
@@ -118,7 +118,7 @@ impl Post<'_, Batch<'_>> {
         })
     }
 
-    /// Has the CPU copy all of it, row by row what is a face.
+    /// Lets the CPU copy all of it, a face row by row.
     fn copy_all(&self, plan: &Plan<'_>) -> Result<(), CopyError> {
         let is_put = self.kind.is_put;
         plan.host.iter().try_for_each(|one| one.copy(is_put))?;
@@ -262,8 +262,7 @@ impl HostRun<'_> {
     }
 }
 
-/// Has the CPU copy between places here and there, so many bytes each, which were found to be
-/// within their regions.
+/// Lets the CPU copy between local and remote places, which are known to be within their regions.
 fn copy_each(
     (local, remote): (&Region, &Region),
     mut places: impl Iterator<Item = (usize, usize, usize)>,

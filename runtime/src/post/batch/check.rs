@@ -13,22 +13,22 @@ use carrack_transports::mem::{Face, MemKind, Together};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How a batch is carried out.
+/// The plan of a batch.
 #[derive(Default)]
 pub(super) struct Plan<'p> {
-    /// What engines are given together.
+    /// The copies that engines get together.
     pub(super) together: Vec<Together>,
     /// A face that an engine takes.
     pub(super) face: Option<(&'p Region, usize)>,
-    /// What the CPU copies.
+    /// The copies of the CPU.
     pub(super) host: Vec<HostRun<'p>>,
     /// A face that it copies, however many rows that has.
     pub(super) host_face: Option<(&'p Region, usize)>,
-    /// What goes piece by piece.
+    /// The pieces that are operations of their own.
     pub(super) rest: Vec<Piece<'p>>,
     /// Small pieces that their owner has to reach.
     pub(super) packed: Vec<Piece<'p>>,
-    /// What engines reach: memory that is mapped here, beside which kind of local memory.
+    /// Memory that engines reach, mapped here, and the kind of the local memory.
     pub(super) mapped: Vec<(&'p Region, MemKind)>,
     /// Bytes, in all.
     pub(super) size: usize,
@@ -42,20 +42,20 @@ pub(super) struct HostRun<'p> {
     pub(super) pieces: &'p [Piece<'p>],
 }
 
-/// How pieces between two regions go.
+/// The way of pieces between two regions.
 #[derive(Clone, Copy)]
 enum Way<'p> {
     /// With others of that number in the plan. The mapped region, and where in it the remote one
     /// begins.
     Together(usize, &'p Region, usize),
     Host(&'p Region, usize),
-    /// By their owner, who gets many together.
+    /// By their owner, many in one message.
     ByOwner,
     Alone,
 }
 
 impl<'p> Plan<'p> {
-    /// Has a piece go by its owner or by itself.
+    /// Leaves a piece to its owner, or to an operation of its own.
     fn leave(&mut self, piece: Piece<'p>, way: Way<'p>) {
         match way {
             Way::ByOwner if goes_with_others(&piece) => self.packed.push(piece),
@@ -65,24 +65,24 @@ impl<'p> Plan<'p> {
 }
 
 impl Plan<'_> {
-    /// Whether the CPU does all of it, now.
+    /// Returns `true` if the CPU does all of it at once.
     pub(super) fn is_at_once(&self) -> bool {
         self.together.is_empty() && self.face.is_none() && !self.has_rest()
     }
 
-    /// Whether some of it are operations of their own.
+    /// Returns `true` if some pieces are operations of their own.
     pub(super) fn has_rest(&self) -> bool {
         !(self.rest.is_empty() && self.packed.is_empty())
     }
 
-    /// Whether engines do all of it, and there is something.
+    /// Returns `true` if engines do all of it, and there is something to do.
     pub(super) fn is_engines(&self) -> bool {
         self.host.is_empty() && self.host_face.is_none() && !self.has_rest() && !self.is_at_once()
     }
 }
 
 impl<'a> Post<'_, Batch<'a>> {
-    /// Whether a batch can be begun and is over at once, as far as is known without planning it.
+    /// Returns `true` if a batch can begin and complete at once, as far as known without a plan.
     pub(super) fn all_at_once(&self) -> bool {
         let one = |local: &Region, rmr: &Rmr| {
             self.ends_at_once(&Place { rmr, offset: 0, signal: None }, local.kind())
@@ -94,8 +94,8 @@ impl<'a> Post<'_, Batch<'a>> {
             }
     }
 
-    /// Checks all of it, and says how it is carried out. `near`: a GPU whose engines are to reach
-    /// what is mapped for it.
+    /// Checks the whole batch, and returns its plan. `near`: a GPU for whose engines the memory is
+    /// mapped.
     pub(super) fn plan(&self, near: Option<&Arc<dyn Gpu>>) -> Result<Plan<'a>, PostError> {
         self.check_rank()?;
         self.check_deadline()?;
@@ -106,7 +106,7 @@ impl<'a> Post<'_, Batch<'a>> {
         }
     }
 
-    /// What there is to know of two regions, once for all pieces between them.
+    /// Returns the way between two regions, found once for all pieces between them.
     fn way(
         &self,
         plan: &mut Plan<'a>,
@@ -154,8 +154,7 @@ impl<'a> Post<'_, Batch<'a>> {
         let (mut at, mut found) = (0, 0);
         while let Some(first) = pieces.get(at) {
             let &Piece { local, rmr, .. } = first;
-            // Most pieces are between the same two regions as some just before: what there is to
-            // know of these is found out once.
+            // Most pieces are between the same two regions as recent ones: the way is found once.
             let before = known.iter().flatten().find(|(pair, _)| first.is_between(*pair));
             let way = match before {
                 Some(&(_, way)) => way,
@@ -208,7 +207,7 @@ impl<'a> Post<'_, Batch<'a>> {
         }
         match way {
             Way::Together(at, region, base) => {
-                // The name may have been forged: what is mapped decides.
+                // The key may have been forged: the mapping decides.
                 let room = region.len().saturating_sub(base);
                 theirs.check(room).map_err(wrong("remote"))?;
                 match plan.together.get_mut(at).filter(|together| together.goes_by_way()) {
@@ -238,8 +237,8 @@ impl<'a> Post<'_, Batch<'a>> {
     }
 }
 
-/// Of a face that goes by way of blocks the rows are what goes together. They were found to lie
-/// within both sides.
+/// Adds the rows of a face that goes through blocks, as copies that go together. The rows are
+/// known to lie within both sides.
 #[cold]
 #[inline(never)]
 fn add_rows(
@@ -259,8 +258,7 @@ fn add_rows(
 /// program may put in turns.
 const PAIRS: usize = 8;
 
-/// Pieces that are looked at for who is alike, and then for what they are: so many are near the
-/// second time.
+/// Pieces that are grouped by their regions, and then checked, while they are still in the cache.
 const BLOCK: usize = 64;
 
 /// Pieces between one region here and one there, by one way; the first that is wrong, with its
@@ -329,13 +327,12 @@ fn plan_run<'a, const IS_PUT: bool>(
     Ok(())
 }
 
-/// Where the pieces of a run lie, and what can be said of all of them. Nothing is decided for one
-/// piece, so that a thousand are a loop without branches.
+/// The places of a run's pieces, and summary facts. The loop has no branch for a single piece.
 struct Places {
     size: usize,
-    /// Where the last target ended.
+    /// The end of the last target.
     end: u64,
-    /// Whether a target begins before the end of the one before.
+    /// Set if a target begins before the end of the one before.
     is_back: bool,
 }
 
@@ -344,8 +341,8 @@ impl Places {
         Self { size: 0, end: apart.end, is_back: false }
     }
 
-    /// Where one begins here and there, and its length: whatever that is, where its end lies before
-    /// its start.
+    /// Returns the local and remote beginning of a piece, and its length, which is meaningless if
+    /// its end lies before its start.
     #[inline(always)]
     fn note<const IS_PUT: bool>(&mut self, piece: &Piece<'_>) -> (usize, usize, usize) {
         let Range { start, end } = piece.range;
@@ -357,7 +354,7 @@ impl Places {
         (start, usize::try_from(piece.offset).unwrap_or(usize::MAX), len)
     }
 
-    /// They were found to lie within memory.
+    /// Adds a run to the plan, once all of its places are known to lie within memory.
     fn are_all_of(self, plan: &mut Plan<'_>, apart: &mut Apart) {
         plan.size = plan.size.saturating_add(self.size);
         apart.is_known &= !self.is_back;
@@ -370,7 +367,7 @@ fn outside(offset: u64, len: usize, room: u64) -> PostError {
     PostError::Outside { offset, len: len as u64, room }
 }
 
-/// Within what a piece has to lie: in bytes, here and there.
+/// The bounds of a piece, in bytes: local and remote.
 #[derive(Clone, Copy)]
 struct Limit {
     here: usize,
@@ -378,18 +375,18 @@ struct Limit {
 }
 
 impl Limit {
-    /// Where the memory is mapped its name may say more than there is.
+    /// Limits the remote length to the mapped memory: a remote key may claim more.
     fn and_mapped(self, region: &Region, base: usize) -> Self {
         let room = region.len().saturating_sub(base) as u64;
         Self { there: self.there.min(room), ..self }
     }
 
-    /// What of mapped memory is named.
+    /// Returns the bytes of mapped memory that the key names.
     fn mapped(self) -> usize {
         usize::try_from(self.there).unwrap_or(usize::MAX)
     }
 
-    /// Where a piece begins here, and its length.
+    /// Returns the local beginning of a piece, and its length.
     #[inline]
     fn check(self, piece: &Piece<'_>) -> Result<(usize, usize), PostError> {
         let Range { start, end } = piece.range;
@@ -403,7 +400,7 @@ impl Limit {
         Ok((start, len))
     }
 
-    /// The first of them that does not lie within: one does not.
+    /// Finds the first piece outside of its memory: there is one.
     #[cold]
     fn first_outside(self, run: &[Piece<'_>]) -> (usize, PostError) {
         let wrong = |(at, piece)| self.check(piece).err().map(|cause| (at, cause));

@@ -8,9 +8,9 @@ use crate::runtime::Inner;
 use carrack_transports::mem::Buffer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Is told of the end of each part of a batch, and tells of the end of all: the other rank, if
-/// nothing has failed, and the batch's own completion object. Whoever begins the parts has a share
-/// in it, too, so that it is not over before all are begun.
+/// The completion object of a batch's parts. After the last part it signals the other rank, if no
+/// part has failed, and the batch's own object. The thread that begins the parts has a share, too,
+/// so that the batch cannot complete before all have begun.
 pub(in crate::post) struct Join {
     pub(super) inner: Option<Arc<dyn Completion>>,
     pub(super) runtime: Weak<Inner>,
@@ -24,7 +24,7 @@ pub(in crate::post) struct Join {
     pub(super) shares: Mutex<Shares>,
 }
 
-/// Parts that are under way, and the one who begins them.
+/// The parts in flight, and the share of the thread that begins them.
 pub(super) struct Shares {
     left: usize,
     /// The first of them.
@@ -32,7 +32,7 @@ pub(super) struct Shares {
 }
 
 impl Default for Shares {
-    /// That of who begins.
+    /// Returns one share, of the thread that begins the parts.
     fn default() -> Self {
         Self { left: 1, error: None }
     }
@@ -43,25 +43,26 @@ impl Join {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more part: before it is begun, as it may end at once.
+    /// Adds a part before it begins, as it may end at once.
     pub(super) fn add(&self) {
         self.shares().left += 1;
     }
 
-    /// A part was not begun after all, or was over at once; the one who begins still has a share.
+    /// Takes a share back: a part did not begin, or has ended at once. The beginning thread still
+    /// has its own.
     pub(super) fn take_back(&self, error: Option<OpError>) {
         let mut shares = self.shares();
         shares.left -= 1;
         shares.error = shares.error.take().or(error);
     }
 
-    /// Whether a part has failed: then no more need be begun.
+    /// Returns `true` if a part has failed: the others need not begin.
     pub(super) fn has_failed(&self) -> bool {
         self.shares().error.is_some()
     }
 
-    /// A share less. After the last one the other rank is told, if nothing has failed; what is
-    /// given back is for the batch's completion object.
+    /// Removes a share. After the last one it signals the other rank, if no part has failed.
+    /// Returns the status for the batch's completion object.
     pub(super) fn release(&self, error: Option<OpError>) -> Option<Status> {
         let error = {
             let mut shares = self.shares();
@@ -91,7 +92,7 @@ impl Join {
 
 impl Completion for Join {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        // Told once more, because the inner object had no room, all is over already.
+        // Signaled once more, since the inner object had no room: all parts have ended already.
         let last = if self.shares().left == 0 {
             Some(status)
         } else {

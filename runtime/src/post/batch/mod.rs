@@ -2,20 +2,20 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `check` | nothing is moved before all pieces are known to be possible |
-//! | `apart` | whether two pieces write the same byte |
-//! | `begin` | what is begun together, what the CPU copies, and what goes piece by piece |
+//! | `check` | every piece is checked before any byte moves |
+//! | `apart` | the test that no two pieces write the same byte |
+//! | `begin` | the begin of a batch: copies by engines, by the CPU, and piece by piece |
 //! | `join` | one end for all of it |
 //! | `pack` | small pieces that their owner has to reach, many in one message |
-//! | `rest` | what are operations of their own, as many at a time as there is room for |
+//! | `rest` | the operations of their own, as many at a time as there is room for |
 //!
 //! Where the memory is mapped and a GPU's engine does the copy, all pieces go to the engine in one
-//! call of the driver ([`Gpu::how_pieces_go`](carrack_transports::gpu::Gpu::how_pieces_go)), a face
-//! by one call as well; beside host memory that is not pinned they go by way of pinned blocks, one
-//! call for each; between host memory the CPU copies them in a loop. Small ones that their owner
-//! has to reach go many in one message. Everything else (long ones, and what a NIC has to reach)
-//! goes as a put or get for each piece, or row of a face. The signal goes when all of them are
-//! over.
+//! call of the driver ([`Gpu::how_pieces_go`](carrack_transports::gpu::Gpu::how_pieces_go)). A
+//! face takes one call as well. Copies to and from pageable host memory go through pinned blocks,
+//! one call for each block. Between host memory the CPU copies the pieces in a loop. Small pieces
+//! that their owner has to reach go many in one message. All others (long ones, and those for a
+//! NIC) go as a put or get for each piece, or for each row of a face. The signal follows after all
+//! have completed.
 
 mod apart;
 mod begin;
@@ -42,16 +42,16 @@ use std::ops::Range;
 pub struct Piece<'a> {
     /// Memory of this rank's, of any kind.
     pub local: &'a Region,
-    /// Which part of it, in bytes.
+    /// The range of it, in bytes.
     pub range: Range<usize>,
     /// The other rank's memory.
     pub rmr: &'a Rmr,
-    /// Where in what `rmr` names the piece begins, in bytes.
+    /// The beginning of the piece in the memory of `rmr`, in bytes.
     pub offset: u64,
 }
 
 impl Piece<'_> {
-    /// Whether it is between these two regions, the other one by this very name.
+    /// Returns `true` if it is between these two regions, the remote one by this very key.
     #[inline]
     fn is_between(&self, (local, rmr): (&Region, &Rmr)) -> bool {
         std::ptr::eq(self.rmr, rmr) && (std::ptr::eq(self.local, local) || self.local.is(local))
@@ -63,7 +63,7 @@ impl Piece<'_> {
     }
 }
 
-/// What a batch is made of.
+/// The parameters of a batch.
 pub struct Batch<'a> {
     many: Many<'a>,
     is_put: bool,
@@ -86,8 +86,8 @@ struct Faces<'a> {
 }
 
 impl Faces<'_> {
-    /// Where each row begins: in the local region, and in the other rank's memory. The two have one
-    /// shape.
+    /// Returns the beginning of each row in the local region and in the other rank's memory. Both
+    /// have one shape.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (ours, theirs) = (*self.ours, *self.theirs);
         let grid = Grid { count: ours.count, dst_pitch: ours.pitch, src_pitch: theirs.pitch };
@@ -100,11 +100,11 @@ impl Runtime {
     /// completion, and one signal ([`remote_comp`](Post::remote_comp)), which is told how many
     /// bytes there were in all.
     ///
-    /// It is over when all the bytes are visible there. No two pieces may have a target byte in
-    /// common; in what order they are written nobody says, so none may read what another one
-    /// writes, where both sides are this rank's memory: that is not looked for. The status holds no
-    /// buffer: the memory stays alive until the end by itself, and must not be changed before. A
-    /// batch of no pieces is over at once, and gives its signal.
+    /// It completes when all bytes are visible there. No two pieces may have a target byte in
+    /// common. Their order is undefined: where both sides are this rank's memory, no piece may
+    /// read what another one writes, which is not checked. The status holds no buffer: the batch
+    /// keeps the memory alive until its end, and the program must not change it before. A batch of
+    /// no pieces completes at once, and signals.
     ///
     /// ```
     /// # use carrack::{Piece, Rank, Runtime, buffer::Region};
@@ -122,12 +122,12 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// When it is posted, before anything is moved: [`PostError::Piece`] names the piece, and what
-    /// is wrong with it: it reaches beyond its region on either side, or its region is of another
-    /// rank, or not registered any more. [`PostError::Overlap`] names two pieces that write the
-    /// same bytes; that is looked for within each registration, not between two of the same memory.
-    /// If an engine or the peer fails later, the status says so, no signal is given, and some of
-    /// the pieces may be there.
+    /// When it is posted, before any byte moves: [`PostError::Piece`] names the piece and its
+    /// error. The piece reaches beyond its region on either side, or its region is of another rank
+    /// or not registered any more. [`PostError::Overlap`] names two pieces that write the same
+    /// bytes; the test covers each registration, but not two of the same memory. If an engine or
+    /// the peer fails later, the status has the error, no signal is given, and some pieces may be
+    /// written.
     pub fn post_put_batch<'a>(&'a self, rank: Rank, pieces: &'a [Piece<'a>]) -> PostBatch<'a> {
         self.post_many(rank, true, Many::Pieces(pieces))
     }
@@ -142,12 +142,12 @@ impl Runtime {
         self.post_many(rank, false, Many::Pieces(pieces))
     }
 
-    /// Writes a face of a region of this rank's to one of the same shape of the memory of `rank`:
-    /// rows, and planes of rows, at regular distances, as one operation. `theirs` lies within what
-    /// `rmr` names. For the rest as [`post_put_batch`](Self::post_put_batch).
+    /// Writes a face of a region of this rank to one of the same shape in the memory of `rank`:
+    /// rows, and planes of rows, at regular distances, as one operation. `theirs` lies within the
+    /// memory of `rmr`. Otherwise as [`post_put_batch`](Self::post_put_batch).
     ///
     /// # Errors
-    /// As there; [`PostError::Face`] where a face is none, or is not within its memory.
+    /// As there; [`PostError::Face`] if a face has no valid shape, or is not within its memory.
     pub fn post_put_face<'a>(
         &'a self,
         rank: Rank,
@@ -257,7 +257,7 @@ impl Owned {
 }
 
 impl Batch<'_> {
-    /// Of no pieces: for what goes on with those that are left of one.
+    /// Returns a batch of no pieces, by which the rest of another batch goes on.
     pub(super) fn nothing() -> Self {
         Self { many: Many::Pieces(&[]), is_put: true, signal: None }
     }

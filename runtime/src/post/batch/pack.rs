@@ -19,12 +19,12 @@ use crate::runtime::Inner;
 use carrack_transports::mem::RegionSlice;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Whether a piece goes together with others.
+/// Returns `true` if a piece goes together with others.
 pub(super) fn goes_with_others(piece: &Piece<'_>) -> bool {
     piece.len() <= if piece.local.kind().is_host() { PIECE } else { GPU_PIECE }
 }
 
-/// How many packs are looked at for a place among them: as many as a program may fill in turns.
+/// Packs that are searched for room: a program may fill this many in turns.
 const OPEN: usize = 8;
 
 /// Pieces of one region of the other rank's; here all of host memory, or all of one GPU's.
@@ -32,19 +32,19 @@ const OPEN: usize = 8;
 pub(super) struct Pack {
     /// The number of the other rank's region.
     region: u64,
-    /// What each is here, and where it begins there.
+    /// The local part and the remote beginning of each piece.
     pieces: Vec<(RegionSlice, u64)>,
     bytes: usize,
 }
 
 impl Pack {
-    /// As few as may be, of pieces in whatever order. Each was found to be within its region.
+    /// Packs pieces in any order into few packs. Each piece is known to be within its region.
     pub(super) fn all_of(pieces: &[Piece<'_>]) -> Vec<Self> {
         let mut packs = Vec::<Self>::new();
         for piece in pieces {
             let region = piece.rmr.number();
             let Some(local) = piece.local.slice(piece.range.start, piece.len()) else { continue };
-            // The name may have been forged: its owner says so then.
+            // The key may have been forged: its owner notices that.
             let place = piece.rmr.offset().saturating_add(piece.offset);
             let begun = packs.iter_mut().rev().take(OPEN).find(|pack| pack.takes(&local, region));
             match begun {
@@ -80,21 +80,20 @@ impl Pack {
         self.pieces.push((local, place));
     }
 
-    /// Whether its memory is still there: asked once for pieces of one region that come one after
-    /// the other.
+    /// Checks that its memory still exists: once for consecutive pieces of one region.
     fn recheck(&self) -> Result<(), PostError> {
         let runs = self.pieces.chunk_by(|(one, _), (next, _)| one.region().is(next.region()));
         let mut firsts = runs.filter_map(|run| run.first());
         firsts.try_for_each(|(local, _)| local.region().recheck()).map_err(PostError::Freed)
     }
 
-    /// Its bytes, without the list.
+    /// Returns its bytes, without the list.
     pub(super) fn len(&self) -> usize {
         self.bytes
     }
 }
 
-/// Where pieces are here.
+/// Returns the local places of pieces.
 fn places(pieces: &[(RegionSlice, u64)]) -> impl ExactSizeIterator<Item = (&Region, usize, usize)> {
     pieces.iter().map(|(local, _)| (local.region(), local.offset(), local.len()))
 }
@@ -130,7 +129,7 @@ impl Post<'_, Batch<'_>> {
             Arc::new(End { join: join.clone(), under_way: Mutex::new(Some(under_way)) });
         let onward =
             Onward { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
-        // Of what is sent: the batch's own size is the join's to tell.
+        // The size of this pack; the join reports that of the batch.
         let operation = self.outstanding(packed.len(), Some(&end));
         if is_put {
             let filled =
@@ -165,7 +164,7 @@ impl Post<'_, Batch<'_>> {
                 deadline,
             };
             let landing = device.expect_answer(runtime, rank, (bytes, target));
-            // The deadline is that of what it asks for.
+            // The deadline is that of the operations in it.
             let comp: Arc<dyn Completion> = Arc::new(Refused { onward, rank, landing });
             let operation = Outstanding {
                 rank,
@@ -215,7 +214,7 @@ fn taken<T>(place: &Mutex<Option<T>>) -> Option<T> {
     place.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// By what a pack that is under way goes on, and where it ends.
+/// The context in which a pack in flight goes on and ends.
 #[derive(Clone)]
 struct Onward {
     runtime: Weak<Inner>,
@@ -225,7 +224,7 @@ struct Onward {
 }
 
 impl Onward {
-    /// Goes on, unless something has failed. What `go_on` gives back is the end of it.
+    /// Goes on, unless a part has failed. The result of `go_on` ends the pack.
     fn on(
         &self,
         mut status: Status,
@@ -249,7 +248,7 @@ impl Onward {
     }
 }
 
-/// An engine has brought together what is put.
+/// An engine has gathered the bytes of a put.
 struct Filled {
     onward: Onward,
     next: Mutex<Option<(Request, Outstanding, Region)>>,
@@ -265,7 +264,7 @@ impl Completion for Filled {
     }
 }
 
-/// What was asked for is here, one behind the other.
+/// The completion of a get's answer, whose bytes are contiguous.
 struct Answered {
     onward: Onward,
     pieces: Mutex<Vec<(RegionSlice, u64)>>,
@@ -291,7 +290,7 @@ impl Completion for Answered {
     }
 }
 
-/// The owner has the list; or it will give nothing, and what is waited for does not come.
+/// The owner has the list, or has refused it: then the answer does not come.
 struct Refused {
     onward: Onward,
     rank: Rank,

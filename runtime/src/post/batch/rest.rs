@@ -1,6 +1,6 @@
-//! What of a batch are operations of their own: pieces that no engine is given together with
-//! others, that a NIC has to reach, or that are long; and packs of the small ones that their owner
-//! has to reach. As many are begun as there is room for; progress goes on with the others.
+//! The operations of a batch that go on their own: long pieces, pieces for a NIC, pieces that no
+//! engine takes together with others, and packs of small pieces that their owner has to reach. As
+//! many begin as there is room for; progress begins the others.
 
 use super::join::Join;
 use super::pack::Pack;
@@ -15,7 +15,8 @@ use carrack_transports::mem::RegionSlice;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What is left of a batch. Its share in the join is that of who begins.
+/// The operations of a batch that have not begun. Its share in the join is that of the thread that
+/// begins.
 pub(in crate::post) struct Rest {
     parts: VecDeque<Part>,
     is_put: bool,
@@ -35,7 +36,7 @@ struct Single {
 }
 
 impl Rest {
-    /// `alone` go one by one, `packed` many together.
+    /// Returns the rest: `alone` go one by one, `packed` many together.
     pub(super) fn new(
         alone: &[Piece<'_>],
         packed: &[Piece<'_>],
@@ -59,12 +60,12 @@ impl Rest {
         &self.join
     }
 
-    /// Whether it is put.
+    /// Returns `true` for a put.
     pub(in crate::post) fn is_put(&self) -> bool {
         self.is_put
     }
 
-    /// Bytes that are not under way.
+    /// Returns the bytes that are not in flight.
     pub(in crate::post) fn size(&self) -> usize {
         let size = |part: &Part| match part {
             Part::Single(single) => single.local.len(),
@@ -84,7 +85,7 @@ impl Post<'_, Batch<'_>> {
                 rest.parts.clear();
                 return true;
             }
-            // First: it may be over on another thread before the call returns.
+            // First: the part may end on another thread before the call returns.
             rest.join.add();
             let begun = match part {
                 Part::Single(single) => self.begin_one(single, rest.is_put, &comp),
@@ -121,7 +122,7 @@ impl Post<'_, Batch<'_>> {
         }
     }
 
-    /// One operation with what was said of the batch.
+    /// Returns one operation with the options of the batch.
     fn single<'p, K>(&'p self, kind: K, comp: &'p Arc<dyn Completion>) -> Post<'p, K> {
         Post {
             runtime: self.runtime,

@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A delivery that waits.
 pub(super) struct Entry {
-    /// Whom to tell: the queue's object, or one that passes statuses on to it.
+    /// The object to signal: the queue's object, or one that passes statuses on to it.
     pub(super) comp: Arc<dyn Completion>,
     pub(super) what: Delivery,
 }
 
 pub(super) enum Delivery {
-    /// The end of an operation, or what a peer has sent; and what it is charged with.
+    /// The end of an operation, or a message of a peer, and its cost.
     Status(Status, Option<Kept>),
     /// An active message that still needs a packet.
     Message { from: Rank, tag: Tag, payload: Payload, kept: Kept },
@@ -48,7 +48,7 @@ impl Completion for Fetch {
     }
 }
 
-/// What a status is about.
+/// The subject of a status.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::progress) enum About {
     /// An operation of this rank's.
@@ -60,13 +60,13 @@ pub(in crate::progress) enum About {
     Whole,
 }
 
-/// Why a delivery has to wait.
+/// The reason why a delivery has to wait.
 pub(super) enum Obstacle {
     /// The completion object has no room.
     Full,
     /// No packet is left, or there is no memory for one.
     Packet(Option<AllocError>),
-    /// It is under way, on an engine or on a link.
+    /// An engine or a link still works on it.
     UnderWay,
 }
 
@@ -74,13 +74,13 @@ impl Entry {
     /// Returns `true` if it can be tried.
     pub(super) fn is_ready(&self) -> bool {
         match &self.what {
-            // Nobody but this entry has it any more: it has its status, or the sender has gone.
+            // Only this entry holds it: it has its status, or the sender is gone.
             Delivery::Fetch(fetch, _) => Arc::strong_count(fetch) == 1,
             Delivery::Status(..) | Delivery::Message { .. } | Delivery::Offer { .. } => true,
         }
     }
 
-    /// What it is charged with.
+    /// Returns the cost that it is charged with.
     pub(super) fn kept(&self) -> Option<Kept> {
         match self.what {
             Delivery::Status(_, kept) => kept,
@@ -89,7 +89,7 @@ impl Entry {
         }
     }
 
-    /// The rank that has sent it, or that the operation was with.
+    /// Returns the rank that has sent it, or the peer of the operation.
     pub(super) fn rank(&self) -> Rank {
         match &self.what {
             Delivery::Status(status, _) => status.rank,
@@ -99,8 +99,8 @@ impl Entry {
         }
     }
 
-    /// Moves the bytes of a message that came whole out of its packet, which is free then. Returns
-    /// what it was charged with, and what it is to be charged with; `None` if it has no packet.
+    /// Moves the bytes of a message that came whole out of its packet, and frees the packet.
+    /// Returns the old and the new cost; `None` if it has no packet.
     pub(super) fn leave_packet(&mut self, unexpected: &Unexpected) -> Option<(Kept, Kept)> {
         let before = self.kept().filter(|kept| kept.is_packet())?;
         let (from, tag, bytes) = match &self.what {

@@ -4,9 +4,9 @@
 //! that object's. Whatever comes later for the same object waits behind it, in order; deliveries
 //! for other objects pass. An active message for which no packet is left waits in the same way.
 //!
-//! What waits is charged to the budget of unexpected messages (`CARRACK_UNEXPECTED`). Beyond
-//! it, senders are told to hold (`peer::hold`): their messages then come as offers, which wait here
-//! without their bytes and are fetched one at a time when their turn has come.
+//! Waiting deliveries are charged to the budget of unexpected messages (`CARRACK_UNEXPECTED`).
+//! Beyond it, senders are told to hold (`peer::hold`): their messages then come as offers, which
+//! wait here without their bytes and are fetched one at a time, in order.
 
 mod entry;
 mod queue;
@@ -30,7 +30,7 @@ use carrack_transports::contract::{DownCause, Payload};
 use carrack_transports::mem::{AllocError, Buffer, PacketSource};
 use std::sync::Arc;
 
-/// What a device could not deliver so far.
+/// The deliveries that a device could not make yet.
 #[derive(Default)]
 pub(crate) struct Undelivered {
     queues: Vec<Queue>,
@@ -46,7 +46,7 @@ impl Undelivered {
         self.queues.iter().map(waiting).sum()
     }
 
-    /// Returns `true` if something of a rank's waits, sent by it or begun with it.
+    /// Returns `true` if a delivery waits for a message of a rank, or for an operation with it.
     pub(crate) fn has_from(&self, rank: Rank) -> bool {
         let concerns = |entry: &Entry| entry.rank() == rank;
         self.queues
@@ -81,8 +81,8 @@ impl Undelivered {
         &mut self.queues[at]
     }
 
-    /// Ends of operations that are still to be told, for a runtime that ends. What peers have sent
-    /// goes with it.
+    /// Returns the statuses of operations that are still to be signaled, for a runtime that ends.
+    /// Messages of peers are dropped.
     pub(crate) fn into_statuses(
         self,
     ) -> impl Iterator<Item = (Option<Arc<dyn Completion>>, Status)> {
@@ -96,13 +96,13 @@ impl Undelivered {
 }
 
 impl DeviceInner {
-    /// Has progress tell completion objects, for callers that cannot: they hold locks.
+    /// Leaves signals to progress, for callers that hold locks.
     pub(crate) fn tell_later(
         &self,
         ended: impl IntoIterator<Item = (Option<Arc<dyn Completion>>, Status)>,
     ) {
-        // What has no completion object is dropped without the lock: its buffer may run code of the
-        // user's.
+        // A status without a completion object is dropped without the lock: its buffer may run
+        // code of the user.
         let told: Vec<_> =
             ended.into_iter().filter_map(|(comp, status)| Some((comp?, status))).collect();
         if told.is_empty() {
@@ -116,7 +116,7 @@ impl DeviceInner {
         self.undelivered.set_count(undelivered.count());
     }
 
-    /// Has progress end what there is with a peer that has broken the protocol.
+    /// Leaves it to progress to end everything with a peer that has broken the protocol.
     #[cold]
     pub(crate) fn break_with(&self, rank: Rank, why: String) {
         if self.known_route(rank).is_some_and(|route| route.down().is_some()) {
@@ -203,7 +203,7 @@ impl Pass<'_> {
         self.tell_or_keep(comp, status, About::Operation);
     }
 
-    /// Tells a completion object of what a peer has sent, other than an active message that came
+    /// Signals a completion object for a message of a peer, except for an active message that came
     /// whole.
     pub(crate) fn signal_arrival(&mut self, comp: &Arc<dyn Completion>, status: Status) {
         self.tell_or_keep(Some(comp), status, About::Arrival);
@@ -296,8 +296,8 @@ impl Pass<'_> {
         self.complain_of(&comp, complaint);
     }
 
-    /// Charges a status to the budget of unexpected messages. Packets are few: where many messages
-    /// wait in them, the bytes of one that came whole wait in memory of their own.
+    /// Charges a status to the budget of unexpected messages. Packets are few: if many messages
+    /// wait in them, the bytes of one that came whole move to memory of their own.
     fn charged(&self, status: Status, about: About) -> Delivery {
         let Status { rank: from, tag, buffer, .. } = status;
         let payload = match (about, buffer) {
@@ -336,7 +336,8 @@ impl Pass<'_> {
         kept
     }
 
-    /// An active message waits behind others for the same object. Gives it back if there are none.
+    /// Queues an active message behind others for the same object. Gives it back if there are
+    /// none.
     #[inline]
     pub(super) fn queue_am(
         &self,
@@ -358,9 +359,9 @@ impl Pass<'_> {
         }
     }
 
-    /// The offer of an active message waits behind others for the same object. Returns `false` if
-    /// there are none; unless the message `is_held`, as it would have come whole otherwise: then it
-    /// is the first.
+    /// Queues the offer of an active message behind others for the same object. Returns `false` if
+    /// there are none. A message that `is_held` would otherwise have come whole: it then becomes
+    /// the first.
     pub(crate) fn queue_offer(
         &mut self,
         comp: &Arc<dyn Completion>,
@@ -393,7 +394,7 @@ impl Pass<'_> {
         self.add_undelivered(Entry { comp: comp.clone(), what }, Some(why));
     }
 
-    /// Tries again what could not be delivered, until each object refuses.
+    /// Retries the deliveries, until each object refuses.
     #[cold]
     pub(super) fn retry_undelivered(&mut self) {
         self.end_broken();
@@ -418,7 +419,7 @@ impl Pass<'_> {
         self.drop_orphans();
     }
 
-    /// Ends what there is with peers that have broken the protocol.
+    /// Ends everything with peers that have broken the protocol.
     fn end_broken(&mut self) {
         let mut undelivered = self.device.undelivered.lock();
         let broken = std::mem::take(&mut undelivered.broken);
@@ -429,7 +430,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Drops what waits for queues that their users have dropped.
+    /// Drops the deliveries for queues that their users have dropped.
     fn drop_orphans(&self) {
         let mut undelivered = self.device.undelivered.lock();
         let orphans: Vec<Queue> =
@@ -466,7 +467,7 @@ impl Pass<'_> {
                     }
                 }
             }
-            // What stands in the line came before it.
+            // The entries of the line came before it.
             Delivery::Offer { .. } if self.device.has_in_line(&comp) => {
                 return Some((Entry { comp, what }, Obstacle::UnderWay));
             }
@@ -545,7 +546,8 @@ impl Pass<'_> {
         });
     }
 
-    /// Why an active message waits for a packet: engines may be at those that there are.
+    /// Returns the reason why an active message waits for a packet: engines may be using all
+    /// packets.
     fn no_packet(&self, why: Option<AllocError>) -> Obstacle {
         if why.is_none() && !self.device.line.is_empty() {
             return Obstacle::UnderWay;
@@ -556,8 +558,8 @@ impl Pass<'_> {
 }
 
 impl Inner {
-    /// Tells a completion object outside of progress, in a call that posts. What has no room waits
-    /// with the device; a panic is reported by the next call of progress.
+    /// Signals a completion object outside of progress, in a call that posts. A status without
+    /// room waits with the device; the next call of progress reports a panic.
     pub(crate) fn tell(
         &self,
         device: &DeviceInner,
@@ -569,7 +571,7 @@ impl Inner {
         }
     }
 
-    /// The same, for a call that can return the panic.
+    /// Signals as `tell`, for a call that can return the panic.
     pub(crate) fn try_tell(
         &self,
         device: &DeviceInner,

@@ -1,11 +1,11 @@
-//! What waits for one completion object.
+//! The deliveries that wait for one completion object.
 
 use super::entry::{Delivery, Entry, Obstacle};
 use crate::comp::Completion;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What waits for one completion object of the user's.
+/// The deliveries that wait for one completion object of the user.
 pub(super) struct Queue {
     pub(super) object: Arc<dyn Completion>,
     /// Oldest first.
@@ -16,7 +16,7 @@ pub(super) struct Queue {
     held_up: usize,
     /// A thread is delivering an entry, without the lock: others leave the queue alone.
     pub(super) is_out: bool,
-    /// Reasons that the user was told of. They are told once for as long as the queue is not empty.
+    /// Obstacles that the user was told of: each once while the queue is not empty.
     told: Told,
 }
 
@@ -26,7 +26,7 @@ struct Told {
     no_packet: bool,
 }
 
-/// The object of the user's that a completion object passes statuses on to: itself, most of the
+/// Returns the user's object that a completion object passes statuses on to: itself, most of the
 /// time.
 pub(super) fn object_of(comp: &Arc<dyn Completion>) -> &Arc<dyn Completion> {
     let mut object = comp;
@@ -42,7 +42,7 @@ impl Queue {
         Self { object, entries, fetches, held_up: 0, is_out: false, told }
     }
 
-    /// Returns `true` if nobody can make room any more.
+    /// Returns `true` if no thread can make room any more.
     pub(super) fn is_orphaned(&self) -> bool {
         !self.is_out && self.object.is_abandoned()
     }
@@ -65,12 +65,12 @@ impl Queue {
         self.entries.remove(self.held_up)
     }
 
-    /// Puts back what was taken out.
+    /// Puts back the entries that were taken out.
     pub(super) fn put_back(&mut self, entry: Entry) {
         match &entry.what {
             Delivery::Fetch(..) => self.fetches.push(entry),
-            // What has got a packet meanwhile goes first: it may have the one that this message
-            // waits for.
+            // An entry that has got a packet meanwhile goes first: it may have the one that this
+            // message waits for.
             Delivery::Message { .. } => self.insert_placed(entry),
             Delivery::Status(..) | Delivery::Offer { .. } => {
                 self.held_up = 0;
@@ -87,8 +87,8 @@ impl Queue {
         self.entries.insert(unplaced.unwrap_or(self.entries.len()), entry);
     }
 
-    /// The reason to complain of, with the number of deliveries that wait: the first time for as
-    /// long as the queue is not empty, and not if nobody can do anything about it.
+    /// Returns the obstacle to report, with the number of waiting deliveries. Reports once while
+    /// the queue is not empty, and never if the user cannot act on it.
     pub(super) fn complaint(&mut self, why: Obstacle) -> Option<(Obstacle, usize)> {
         let told = match why {
             Obstacle::Full if self.object.is_abandoned() => return None,
