@@ -1,4 +1,4 @@
-//! Pools over allocators that keep their promise, and over those that do not.
+//! Pools over allocators that keep their promise, and over allocators that do not.
 
 use super::*;
 use crate::gpu::Flavour;
@@ -41,7 +41,7 @@ fn a_message_longer_than_a_packet_gets_none() {
     assert!(pool(1).take_with_len(128).is_some(), "100 is rounded up to whole cache lines");
 }
 
-// ---- on a GPU ---------------------------------------------------------------------------------------
+// ---- on a GPU -------------------------------------------------------------------------------
 
 fn gpu_of(memory: usize) -> (FakeDriver, Arc<FakeGpu>) {
     let driver = FakeDriver::new(FakeConfig { memory, ..FakeConfig::devices(2) }).unwrap();
@@ -112,9 +112,9 @@ fn pinned_packets_are_for_the_cpu_as_well() {
     assert_eq!((packet.kind(), packet.as_slice().map(<[u8]>::len)), (MemKind::Pinned, Some(100)));
 }
 
-// ---- allocators that lie ----------------------------------------------------------------------------
+// ---- allocators that break their promise ----------------------------------------------------
 
-/// What an allocator says of its memory, and what it gives.
+/// An allocator with a false description of its memory, or false chunks.
 struct Liar<F> {
     kind: MemKind,
     gpu: Option<Arc<dyn Gpu>>,
@@ -127,7 +127,7 @@ impl<F> fmt::Debug for Liar<F> {
     }
 }
 
-// SAFETY: it breaks its promise on purpose, in the ways that the pool is to catch.
+// SAFETY: it breaks its promise on purpose, in the ways that the pool has to detect.
 unsafe impl<F> PacketAllocator for Liar<F>
 where
     F: Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync,
@@ -143,14 +143,14 @@ where
     }
 }
 
-/// A pool over one that says it is the host's.
+/// Makes a pool over an allocator that claims host memory.
 fn lying(
     gives: impl Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync + 'static,
 ) -> PacketPool {
     PacketPool::new(Arc::new(Liar { kind: MemKind::Host, gpu: None, gives }), 64, 64)
 }
 
-/// A pool over one that says it is a GPU's.
+/// Makes a pool over an allocator that claims a GPU's memory.
 fn lying_on(
     gpu: &Arc<FakeGpu>,
     gives: impl Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync + 'static,
@@ -170,9 +170,10 @@ fn refused(pool: &PacketPool) -> AllocError {
     why
 }
 
-/// Part of some chunk, as a chunk of its own.
+/// Makes a chunk of a part of another.
 fn part(of: &Arc<Chunk>, offset: usize, len: usize) -> Chunk {
-    // SAFETY: the tests do not go beyond it; that it is used by nobody else is the lie.
+    // SAFETY: the tests do not go beyond it; that it is used by no other chunk is false on
+    // purpose.
     unsafe { Chunk::from_parts(of.base().add(offset), len, Box::new(of.clone())) }
 }
 
@@ -190,7 +191,7 @@ fn memory_that_is_too_short_or_misaligned_or_nowhere_is_named_and_not_used() {
     for at in [64, usize::MAX - 63] {
         let why = refused(&lying(move |layout| {
             let base = NonNull::new(std::ptr::without_provenance_mut(at)).unwrap();
-            // SAFETY: it is not, which is the lie.
+            // SAFETY: false on purpose: no such memory exists.
             Ok(unsafe { Chunk::from_parts(base, layout.size(), Box::new(())) })
         }));
         assert!(matches!(why, AllocError::Nowhere { base, .. } if base == at), "{why}");
@@ -201,7 +202,7 @@ fn memory_that_is_too_short_or_misaligned_or_nowhere_is_named_and_not_used() {
 fn memory_that_is_in_use_already_is_named_and_not_used() {
     let (_driver, gpu) = gpu_of(64 * MIB);
     let whole = Arc::new(GpuAllocator::on(gpu.clone()).allocate(layout(8 * MIB)).unwrap());
-    // The second block begins in the midst of the first.
+    // The second block begins inside the first.
     let twice = {
         let (whole, turn) = (whole.clone(), AtomicUsize::new(0));
         lying_on(&gpu, move |layout| {
@@ -214,7 +215,7 @@ fn memory_that_is_in_use_already_is_named_and_not_used() {
     let why = refused(&twice);
     let AllocError::Overlap { base: second, other, other_len, .. } = why else { panic!("{why}") };
     assert_eq!((second, other, other_len), (base + MIB, base, 2 * MIB));
-    // Another pool's is as well known, and free again when that pool is gone.
+    // A pool sees another pool's claims, too, until that pool is dropped.
     let other = {
         let whole = whole.clone();
         move |layout: Layout| Ok(part(&whole, MIB, layout.size()))
@@ -229,7 +230,7 @@ fn memory_that_is_in_use_already_is_named_and_not_used() {
 fn memory_of_another_kind_than_was_said_is_named_and_not_used() {
     let (driver, gpu) = gpu_of(64 * MIB);
     let other = driver.gpu(1).unwrap();
-    // On a GPU, says the allocator.
+    // The allocator claims the GPU's memory.
     let gives = |gpu: Arc<FakeGpu>, flavour: Flavour| {
         move |layout: Layout| Ok(Chunk::of_region(gpu.allocate(layout.size(), flavour)?).unwrap())
     };
@@ -244,18 +245,18 @@ fn memory_of_another_kind_than_was_said_is_named_and_not_used() {
         assert_eq!((said, told), (MemKind::Device(gpu.info().uuid), found));
         assert!(matches!(pool.region(MIB), Err(AllocError::WrongKind { .. })));
     }
-    // An allocation that ends before its chunk does: the rest is nobody's.
+    // An allocation that ends before its chunk does: no driver knows the rest.
     let short = lying_on(&gpu, {
         let gpu = gpu.clone();
         move |layout| {
             let region = gpu.allocate(layout.size() / 2, Flavour::Plain)?;
             let base = NonNull::new(region.addr() as *mut u8).unwrap();
-            // SAFETY: it is half as long, which is the lie.
+            // SAFETY: false on purpose: the memory is half as long.
             Ok(unsafe { Chunk::from_parts(base, layout.size(), Box::new(region)) })
         }
     });
     assert!(matches!(refused(&short), AllocError::WrongKind { found: MemKind::Host, .. }));
-    // The host's, says the allocator: then a driver that is known has to be asked.
+    // The allocator claims host memory: only the drivers of the pool can contradict.
     let host = Liar { kind: MemKind::Host, gpu: None, gives: gives(gpu.clone(), Flavour::Plain) };
     let pool = PacketPool::checked_by(vec![Arc::new(driver.clone())], Arc::new(host), 64, 16);
     assert!(matches!(refused(&pool), AllocError::WrongKind { said: MemKind::Host, .. }));
