@@ -10,8 +10,8 @@ pub struct Caps {
     /// Largest active message whose bytes are copied within the call
     /// ([`Op::AmCopied`](super::Op::AmCopied)), in bytes.
     pub am_copied: usize,
-    /// Largest active message from an owned buffer ([`Op::AmOwned`](super::Op::AmOwned)), in bytes;
-    /// 0 when it takes none.
+    /// Largest active message from an owned buffer ([`Op::AmOwned`](super::Op::AmOwned)), in
+    /// bytes; 0 when it takes none.
     pub am_owned: usize,
     /// `true` if `AmOwned` takes buffers on a GPU. The runtime stages others through a host
     /// packet.

@@ -159,8 +159,8 @@ impl Batch {
         Self { small: Vec::with_capacity(limit), events: Vec::with_capacity(limit), limit }
     }
 
-    /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something off
-    /// a ring.
+    /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something
+    /// off a ring.
     #[inline]
     pub fn push(&mut self, event: Event) {
         self.events.push(event);

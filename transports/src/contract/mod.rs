@@ -4,8 +4,8 @@
 //!
 //! - a [`Transport`] lists the devices it can open, or says why there are none;
 //! - a [`Domain`] is an opened device: it states its operations, and makes [`Device`]s;
-//! - a [`Device`] is one completion queue, ring set or socket set: it has an address, connects, and
-//!   is polled;
+//! - a [`Device`] is one completion queue, ring set or socket set: it has an address, connects,
+//!   and is polled;
 //! - a [`Link`] leads to one peer's device, and takes operations.
 //!
 //! # Rules

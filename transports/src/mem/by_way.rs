@@ -129,8 +129,8 @@ impl ByWay {
             let (to, from) = if from_gpu { (within, from) } else { (to, within.cast_const()) };
             pieces.push(to, from, count);
         }
-        // SAFETY: each piece was checked against its region, and the block's bytes lie within that;
-        // the transfer holds the block and the regions until the event has fired.
+        // SAFETY: each piece was checked against its region, and the block's bytes lie within
+        // that; the transfer holds the block and the regions until the event has fired.
         let begun = unsafe { self.together.engine().copy_pieces(&pieces) };
         let event =
             begun.map_err(|cause| CopyError::Engine { dst: kinds.0, src: kinds.1, cause })?;

@@ -151,7 +151,7 @@ pub fn copy_now(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
     if !(dst.place.is_host() && src.place.is_host()) {
         return Err(CopyError::Unknown { dst: dst.place.kind(), src: src.place.kind() });
     }
-    // SAFETY: both sides are host memory, so the copy is over when the call returns.
+    // SAFETY: both sides are host memory, so the copy has ended when the call returns.
     unsafe { copy(dst, src) }.map(|_| ())
 }
 

@@ -258,8 +258,8 @@ impl Drop for Permit {
     }
 }
 
-// SAFETY: all packets are cut to the pool's size from blocks of its allocator, which promises their
-// kind; the pool holds the blocks, and this handle the pool.
+// SAFETY: all packets are cut to the pool's size from blocks of its allocator, which promises
+// their kind; the pool holds the blocks, and this handle the pool.
 unsafe impl PacketSource for PacketPool {
     #[inline]
     fn take(&self) -> Option<Packet> {

@@ -215,8 +215,8 @@ impl Splits for Segment {
         if !self.owner.is_here() {
             return None;
         }
-        // SAFETY: below the number that there is room for, in the first page, 64-aligned; any value
-        // is an atomic's.
+        // SAFETY: below the number that there is room for, in the first page, 64-aligned; any
+        // value is an atomic's.
         (number < MAX_SPLITS).then(|| unsafe { self.mapping.at(SPLITS + number as usize * 64) })
     }
 }

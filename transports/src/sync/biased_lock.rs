@@ -37,7 +37,7 @@ pub struct BiasedLock<T> {
     bias: AtomicU64,
     /// Written by the thread that has, or had, the bias.
     owner_in: AtomicBool,
-    /// `NOBODY`, a thread's number, or `REVOKED`.
+    /// Number of the thread with the bias, or one of the two constants above.
     taken: AtomicBool,
     barrier: Barrier,
     inside: UnsafeCell<Inside<T>>,

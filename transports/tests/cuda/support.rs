@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 pub const MIB: usize = 1 << 20;
 
-/// The driver and at least `count` devices; `None`, with the reason printed, where there are fewer.
+/// The driver and at least `count` devices; `None`, with the reason printed, where there are
+/// fewer.
 pub fn need(count: usize) -> Option<(CudaDriver, Vec<Arc<dyn Gpu>>)> {
     let found = CudaDriver::initialise().and_then(|driver| Ok((driver, driver.devices()?)));
     let reason = match found {

@@ -1,4 +1,4 @@
-//! What a program does that uses CUDA itself: raw calls, through cudarc.
+//! A program's own use of CUDA: raw calls, through cudarc.
 
 use cudarc::driver::sys as cu;
 use std::ffi::c_void;
@@ -75,7 +75,8 @@ pub fn begin_capture(stream: usize) {
     unsafe { ok(cu::cuStreamBeginCapture_v2(stream as cu::CUstream, mode)) };
 }
 
-/// Ends it. What the driver says of it: a call of another thread's may have spoilt the graph.
+/// Ends the capture and returns the driver's code: a call of another thread may have spoilt the
+/// graph.
 pub fn end_capture(stream: usize) -> u32 {
     let mut graph = null_mut();
     // SAFETY: as above; the place for the answer is ours.
@@ -128,7 +129,8 @@ impl Mapping {
     pub fn new(owner: i32, handles: usize, devices: &[i32]) -> Self {
         let (granule, prop) = (Self::granule(owner), Self::prop(owner));
         let (len, mut ptr) = (granule * handles, 0);
-        // SAFETY: addresses that were just reserved are mapped piece by piece, and given access to.
+        // SAFETY: addresses that were just reserved are mapped piece by piece, and given access
+        // to.
         unsafe {
             // Nothing is mapped behind it.
             ok(cu::cuMemAddressReserve(&raw mut ptr, len + granule, 0, 0, 0));
@@ -157,7 +159,7 @@ impl Mapping {
             location: Self::location(owner),
             flags: cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: a piece of our own range, which nobody uses.
+        // SAFETY: a piece of this value's own range, which is not in use.
         unsafe {
             ok(cu::cuMemUnmap(ptr, granule));
             ok(cu::cuMemCreate(&raw mut handle, granule, &raw const prop, 0));
@@ -256,7 +258,7 @@ pub fn copy_async(dst: usize, src: usize, len: usize, stream: usize) {
     unsafe { ok(cu::cuMemcpyDtoDAsync_v2(dst as u64, src as u64, len, stream as cu::CUstream)) };
 }
 
-/// Whether a plain copy between device addresses is refused.
+/// Returns `true` if the driver refuses a plain copy between device addresses.
 pub fn copy_is_refused(dst: usize, src: usize, len: usize) -> bool {
     // SAFETY: the callers give allocated ranges; what is not accessible is refused.
     unsafe { cu::cuMemcpyDtoD_v2(dst as u64, src as u64, len) != cu::CUresult::CUDA_SUCCESS }

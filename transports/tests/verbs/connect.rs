@@ -4,7 +4,7 @@ use super::{Node, all_access};
 use carrack_transports::verbs::sys::bindings::*;
 use carrack_transports::verbs::sys::{Access, QueuePair};
 
-/// How a connection is to be.
+/// Parameters of a connection.
 #[derive(Clone, Copy)]
 pub struct Options {
     pub depth: u32,
@@ -12,7 +12,7 @@ pub struct Options {
     pub timeout: u8,
     pub retries: u8,
     pub rnr_retries: u8,
-    /// What peers may do to it.
+    /// Permissions of peers.
     pub access: Access,
 }
 
