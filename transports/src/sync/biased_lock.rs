@@ -33,11 +33,11 @@ const REVOKED: u64 = u64::MAX;
 
 /// A lock for short sections, on which a losing thread does not wait. See the [module](self).
 pub struct BiasedLock<T> {
-    /// [`NOBODY`], a thread's number, or [`REVOKED`].
+    /// Number of the thread with the bias, or one of the two constants above.
     bias: AtomicU64,
     /// Written by the thread that has, or had, the bias.
     owner_in: AtomicBool,
-    /// Number of the thread with the bias, or one of the two constants above.
+    /// The ordinary lock.
     taken: AtomicBool,
     barrier: Barrier,
     inside: UnsafeCell<Inside<T>>,
