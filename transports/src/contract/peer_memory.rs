@@ -15,8 +15,8 @@ pub trait PeerMemory: Send + Sync {
     /// See [`PeerMemoryError`]. What `to` holds is then undefined.
     fn read(&self, addr: u64, to: MemMut<'_>) -> Result<(), PeerMemoryError>;
 
-    /// Returns `true` once the peer has answered. Before that the peer could not revoke the
-    /// access, so nothing is copied.
+    /// Returns `true` once the peer has answered, or its link has ended. Before that the peer
+    /// could not revoke the access, so nothing is copied.
     fn is_ready(&self) -> bool;
 
     /// Returns `true` if the process is known to be dead: then it writes nothing here any more.

@@ -56,7 +56,7 @@ impl Desk {
                     Ok(Some(caller)) => serve(&caller, &address, &seen),
                     Ok(None) => Ok(()),
                     Err(error) => {
-                        // Usually out of descriptors: the connection stays readable, so wait
+                        // Usually out of descriptors: the listener stays readable, so wait
                         // before the next attempt.
                         let _ = is_readable(&[stopped.as_fd()], Some(1));
                         Err(error)
@@ -110,7 +110,7 @@ fn secret(address: &Address) -> &[u8] {
     address.split_at(8).1
 }
 
-/// Waits for at most some seconds. Returns the last of the descriptors that are readable then.
+/// Waits for at most `seconds`. Returns the index of the last descriptor that is readable then.
 fn is_readable(fds: &[BorrowedFd<'_>], seconds: Option<i64>) -> Option<usize> {
     let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let limit = seconds.map(|tv_sec| Timespec { tv_sec, tv_nsec: 0 });

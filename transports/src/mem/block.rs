@@ -49,7 +49,7 @@ impl Block {
         }
         let asked = Asked { own: allocator.gpu(), drivers };
         let id = asked.check(kind, base, len)?;
-        // Last: a claim that failed a check would keep other pools from the memory.
+        // Last, so that memory that failed a check is not claimed: other pools may have it.
         let claim = Claim::of(base, len)?;
         Ok(Self { _claim: claim, chunk, id })
     }

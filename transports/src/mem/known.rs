@@ -36,7 +36,7 @@ pub enum RawError {
     /// The address is null.
     #[error("the address is null")]
     Null,
-    /// A driver failed to say what the address is.
+    /// A driver failed to classify the address.
     #[error("what memory {addr:#x} is cannot be found out: {cause}")]
     Query {
         /// The address.
@@ -44,7 +44,7 @@ pub enum RawError {
         /// The driver's error.
         cause: GpuError,
     },
-    /// The memory is not what the caller said.
+    /// The memory is not of the kind that the caller stated.
     #[error(
         "the memory at {addr:#x} was said to be {said}, and is {found}: say what it is, or \
         MR_UNKNOWN"

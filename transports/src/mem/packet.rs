@@ -58,7 +58,7 @@ pub(super) trait PacketHome: Send + Sync {
     fn give_back(&self, slot: u32);
     fn place(&self) -> Place<'_>;
     fn packet_size(&self) -> usize;
-    /// Returns address and length of the allocation that the slot's packet is a part of.
+    /// Returns address and length of the slab that holds the slot's packet.
     fn extent(&self, slot: u32) -> (usize, usize);
 }
 
@@ -157,8 +157,8 @@ impl Packet {
         self.base.as_ptr() as usize
     }
 
-    /// Returns address and length of the allocation that this packet and its neighbours are parts
-    /// of. A NIC registers this range. It stays as long as the pool.
+    /// Returns address and length of the slab that this packet and its neighbours were cut from. A
+    /// NIC registers this range. It stays as long as the pool.
     pub fn extent(&self) -> (usize, usize) {
         self.home.extent(self.slot)
     }

@@ -176,7 +176,7 @@ fn a_copy_among_many_is_over_only_when_its_bytes_are_there() {
                     let begun =
                         |at: usize| start(&**gpu, (&dst, at * BLOCK), (&src, at * BLOCK), BLOCK);
                     let copies: Vec<_> = (0..BLOCKS).map(|at| begun(at).unwrap()).collect();
-                    // Asked for out of order: the last, the middle, and then by strides.
+                    // Queried out of order: the last, the middle, and then by strides.
                     for at in (0..BLOCKS).map(|turn| (BLOCKS - 1 + turn * 77) % BLOCKS) {
                         while !copies[at].query().unwrap() {
                             std::hint::spin_loop();

@@ -1,4 +1,4 @@
-//! A program's kernels, as PTX, which the driver compiles for whatever device there is.
+//! A program's kernels, as PTX, which the driver compiles for the device.
 
 use crate::user::{ok, stream, synchronize};
 use cudarc::driver::sys as cu;
@@ -61,7 +61,7 @@ impl Module {
         Self { module, function }
     }
 
-    /// Launches it on all of a device, and waits for it. How many blocks that took.
+    /// Launches it on all of a device, waits for it, and returns its number of blocks.
     pub fn gather(&self, device: i32, words: usize) -> u32 {
         let (mut blocks, mut processors): (c_int, c_int) = (0, 0);
         let count = cu::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;

@@ -50,8 +50,8 @@ pub fn import(wire: &Wire) {
             let extent = driver.classify(region.addr() + handle.offset).unwrap().unwrap();
             assert_eq!(extent.kind, region.kind(), "{extent:?}");
         }
-        // Legacy IPC rule 4: the same handle again is the same mapping, and stays when one of them
-        // is closed.
+        // Legacy IPC rule 4: opening the same handle again gives the same mapping, which stays
+        // when one of the two is closed.
         let again = gpu.open(&handle).unwrap();
         if handle.form() == HandleForm::Bytes {
             assert_eq!(again.addr(), region.addr());
@@ -121,8 +121,8 @@ fn masks_that_show_each_process_another_device_do_not_matter() {
             println!("device {mine} {kind}, opened under CUDA_VISIBLE_DEVICES={mask}");
             other.wire.say(&21_u64.to_le_bytes());
             other.wire.say_handle(&gpus[mine].export(&region, form).unwrap());
-            // Legacy IPC is known to work under masks (gpu.md, "Measured"); what the others do is
-            // told.
+            // Legacy IPC is known to work under masks (gpu.md, "Measured"); the results of the
+            // other forms are printed.
             let answer = String::from_utf8(other.wire.hear()).unwrap();
             if answer == "closed" {
                 assert!(region.whole().to_vec().unwrap() == payload(LEN, 22), "{kind}");
