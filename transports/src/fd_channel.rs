@@ -1,8 +1,8 @@
 //! Unix sockets that carry file descriptors.
 //!
-//! Sequenced packets, so a message is whole or not there; non-blocking, so a device can drive them
-//! from its poll; in the abstract namespace, so nothing stays behind in any file system, whatever
-//! kills the process.
+//! They carry sequenced packets, so a message is whole or not there. They are non-blocking, so a
+//! device can drive them from its poll. Their names are abstract, so nothing stays in a file
+//! system when the process is killed.
 //!
 //! Abstract names have no permissions: any user can connect to one, and take one that its owner
 //! has left. So each end checks the other's user, as the kernel reports it, before it sends or

@@ -321,7 +321,7 @@ fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
 }
 
 /// Deadlock rule b of docs/gpu.md: freeing memory blocks in the driver while a stream of the
-/// context waits, and the thread that frees may be the one that has to release the stream.
+/// context waits. The thread that frees may be the one that has to release the stream.
 #[test]
 fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
     // With pinned memory the stream tells by a word that it is past its wait, without it by an

@@ -1,10 +1,10 @@
 //! The transport within a process: the reference implementation, and the test transport.
 //!
-//! It does the plainest thing that keeps every promise of the [contract](crate::contract): a queue
-//! under a mutex for each link, and a list of the queues that are not empty. It has no memory of
-//! its own, so it can send from memory of any kind: a message from a GPU stays in flight until the
-//! GPU's engine has copied it into a packet of host memory. It does not receive into GPU memory:
-//! the runtime copies such messages there.
+//! It does the plainest thing that keeps every promise of the [contract](crate::contract). Each
+//! link has a queue under a mutex, and each device a list of the queues that are not empty. It has
+//! no memory of its own, so it can send from memory of any kind. A message from a GPU stays in
+//! flight until the GPU's engine has copied it into a packet of host memory. It does not receive
+//! into GPU memory: the runtime copies such messages there.
 //!
 //! Any number of ranks of one process can talk through it, each with devices of its own.
 

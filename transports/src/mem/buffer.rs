@@ -196,8 +196,8 @@ impl Buffer {
         }
     }
 
-    /// Returns the bytes, if they are host memory that only this process may write: not those of a
-    /// region, a loan or a list, and not those on a GPU. [`to_vec`](Self::to_vec) works for all.
+    /// Returns the bytes, if they are host memory that only this process may write. The bytes of a
+    /// region, a loan, a list or a GPU are not. [`to_vec`](Self::to_vec) works for all.
     #[inline]
     pub fn as_slice(&self) -> Option<&[u8]> {
         match self {

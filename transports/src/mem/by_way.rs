@@ -98,7 +98,7 @@ impl ByWay {
             let within = base.wrapping_add(at);
             let (to, from) = if from_gpu { (to, within.cast_const()) } else { (within, from) };
             // SAFETY: each piece was checked against its region, which `together` holds, and the
-            // block's bytes lie within that; both are host memory, of which regions give out no
+            // block's bytes lie within that. Both are host memory, of which regions give out no
             // references.
             let (dst, src) = unsafe {
                 (
@@ -130,7 +130,7 @@ impl ByWay {
             pieces.push(to, from, count);
         }
         // SAFETY: each piece was checked against its region, and the block's bytes lie within
-        // that; the transfer holds the block and the regions until the event has fired.
+        // that. The transfer holds the block and the regions until the event has fired.
         let begun = unsafe { self.together.engine().copy_pieces(&pieces) };
         let event =
             begun.map_err(|cause| CopyError::Engine { dst: kinds.0, src: kinds.1, cause })?;

@@ -1,7 +1,7 @@
 //! The one function that moves a user's bytes.
 //!
-//! It takes the kind of memory of both sides and decides who moves the bytes: the CPU when both
-//! sides are host memory, else the engine of a GPU that owns a side. Users' bytes are copied
+//! It takes the kind of memory of both sides and decides who moves the bytes. The CPU does when
+//! both sides are host memory, else the engine of a GPU that owns a side. Users' bytes are copied
 //! nowhere else, and `cargo xtask test` fails on a `memcpy` in another file. A CPU's copy of
 //! device memory is a crash, which the simulated GPU's memory shows in the project's tests.
 
@@ -198,7 +198,7 @@ unsafe fn copy_by_engine(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, Cop
 /// `len` bytes are readable at `src` and writable at `dst`.
 #[inline(always)]
 unsafe fn move_bytes(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: each arm reads all it needs before it writes, and only inside the two ranges: the
+    // SAFETY: each arm reads all it needs before it writes, and only inside the two ranges. The
     // second of a pair of loads ends where the range ends.
     unsafe {
         match len {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The ranges. A range that was not looked up lately makes room for a new one (second chance: the
-/// hand passes once over each range that was looked up since it last came by).
+/// The ranges. A range that was not looked up lately makes room for a new one (second chance). The
+/// hand passes once over each range that was looked up since it last came by.
 #[derive(Debug)]
 pub(super) struct Extents<T> {
     by_base: BTreeMap<usize, Slot<T>>,

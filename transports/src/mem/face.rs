@@ -1,5 +1,5 @@
-//! Strided memory: rows of bytes at regular distances in a region, such as the face of a grid of
-//! cells, a column of a matrix, or a block of one.
+//! Strided memory: rows of bytes at regular distances in a region. Examples are the face of a
+//! grid, a column of a matrix, or a block of one.
 
 use crate::gpu::Grid;
 

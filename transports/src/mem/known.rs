@@ -3,7 +3,7 @@
 //!
 //! A driver's full answer on an address takes up to a microsecond. Its short one, the allocation's
 //! number, takes a tenth of that (gpu.md, "Measured"). So an answer is kept by extent, and used as
-//! long as the short answer is the same: an address that was freed and allocated again has another
+//! long as the short answer is the same. An address that was freed and allocated again has another
 //! number (gpu.md, legacy IPC rule 6).
 //!
 //! Each extent keeps the root of all regions in it. Facts on an allocation (its export, and the
@@ -221,7 +221,7 @@ impl KnownMemory {
     ///
     /// # Safety
     /// `len` bytes at `addr` stay allocated, and are not used through Rust references, until the
-    /// last clone of the region, of its parts and of its root is dropped; the table's own clone of
+    /// last clone of the region, of its parts and of its root is dropped. The table's own clone of
     /// the root does not count. Memory said to be [`MR_HOST`](super::MR_HOST) is host memory.
     /// Memory said to be [`MR_DEVICE`](super::MR_DEVICE) is GPU memory, and
     /// [`forget`](Self::forget) was called before earlier memory at its address was freed.

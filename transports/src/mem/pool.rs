@@ -259,15 +259,15 @@ impl Drop for Permit {
 }
 
 // SAFETY: all packets are cut to the pool's size from blocks of its allocator, which promises
-// their kind; the pool holds the blocks, and this handle the pool.
+// their kind. The pool holds the blocks, and this handle the pool.
 unsafe impl PacketSource for PacketPool {
     #[inline]
     fn take(&self) -> Option<Packet> {
         let slot = self.0.free.pop().or_else(|| self.grow())?;
         let base = self.0.chunk(slot)?;
         let home: Arc<dyn PacketHome> = self.0.clone();
-        // SAFETY: the free list gave this slot to this caller alone, and its chunk is
-        // `packet_size` bytes of a slab that lives as long as the pool, which `home` keeps alive.
+        // SAFETY: the free list gave this slot to this caller alone. Its chunk is `packet_size`
+        // bytes of a slab that lives as long as the pool, which `home` keeps alive.
         Some(unsafe { Packet::from_parts(base, slot, home) })
     }
 

@@ -88,7 +88,7 @@ impl WeakRegion {
 }
 
 // SAFETY: a region is an address that is only used through the copy function, and an owner that is
-// itself Send and Sync; it gives out no references into the memory.
+// itself Send and Sync. It gives out no references into the memory.
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
@@ -181,7 +181,7 @@ impl Region {
     }
 
     /// Stores `new` in a word of host memory if it holds `expected`, and returns its earlier
-    /// value, in one atomic step for all processes that map it.
+    /// value. This is one atomic step for all processes that map it.
     ///
     /// # Errors
     /// See [`AtomicError`].

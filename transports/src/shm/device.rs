@@ -283,7 +283,7 @@ impl ShmDevice {
         }
     }
 
-    /// Handles the eventfd that a sender has written. It is read when the last sleeper is awake: a
+    /// Handles the eventfd that a sender has written. It is read when the last sleeper is awake. A
     /// sender writes it once for all of them, and writes nothing for a ring that this poll has
     /// warmed. No thread goes to sleep meanwhile, as `arm` takes the lock.
     fn slept(&self) {

@@ -253,8 +253,8 @@ impl SegmentSlots {
     }
 }
 
-// SAFETY: a slot's place depends on its number alone, and is inside the mapping for every number;
-// the number of slots was checked to be a power of two; a slot has 64 bytes, eight of them the
+// SAFETY: a slot's place depends on its number alone, and is inside the mapping for every number.
+// The number of slots was checked to be a power of two. A slot has 64 bytes, eight of them the
 // control word.
 unsafe impl Slots for SegmentSlots {
     fn capacity(&self) -> usize {

@@ -2,8 +2,8 @@
 //!
 //! A thread that puts a place aside counts it; the poller finds the count with one load. The
 //! danger is a poller that goes to sleep meanwhile. So a poller announces its sleep and then looks
-//! once more, and a thread that puts a place aside counts it and then looks for sleeping pollers.
-//! The four accesses are sequentially consistent: one of the two sees the other.
+//! once more. A thread that puts a place aside counts it and then looks for sleeping pollers. The
+//! four accesses are sequentially consistent: one of the two sees the other.
 
 use super::primitives::{Mutex, MutexGuard, Sequential};
 use crossbeam_utils::CachePadded;

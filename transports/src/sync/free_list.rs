@@ -8,7 +8,7 @@
 use super::primitives::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 
-/// A lock-free stack of the indices `0..capacity` (Treiber's, with a tag against reuse): last in,
+/// A lock-free stack of the indices `0..capacity` (Treiber's, with a tag against reuse). Last in,
 /// first out, so that the index whose memory is still warm comes first.
 #[derive(Debug)]
 pub struct FreeList {

@@ -45,7 +45,7 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A word whose accesses are all sequentially consistent: a write, and a later read of another
+/// A word whose accesses are all sequentially consistent. A write, and a later read of another
 /// such word, are not reordered. loom models that of fences only, so there one stands before each
 /// read.
 #[derive(Debug)]

@@ -262,7 +262,7 @@ mod models {
     type Doing = fn(&Queue<u32>);
 
     /// Runs a push next to operations of other threads. The push comes first in the order from
-    /// which loom departs: otherwise loom would not try the interleaving in which a load falls
+    /// which loom departs. Otherwise loom would not try the interleaving in which a load falls
     /// between another thread's load and store of the same word.
     fn beside_a_push<const N: usize>(others: [Doing; N]) {
         loom::model(move || {

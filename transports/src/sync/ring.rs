@@ -6,14 +6,14 @@
 //! control   = sequence 32 | slots 8 | kind 8 | payload bytes 16
 //! ```
 //!
-//! A record that fits into one slot travels as one cache line: the consumer waits for the sequence
-//! number of the very line that holds the message, so a small message costs a single transfer
-//! between cores and no shared index is touched (UCX's shared-memory FIFO takes an atomic exchange
-//! on a shared head for each message). The producer learns of free slots from `freed`, which the
-//! consumer writes now and then, and looks at it only when its own count runs out.
+//! A record that fits into one slot travels as one cache line. The consumer waits for the sequence
+//! number of the very line that holds the message. So a small message costs a single transfer
+//! between cores, and no shared index is touched. UCX's shared-memory FIFO takes an atomic
+//! exchange on a shared head for each message. The producer learns of free slots from `freed`,
+//! which the consumer writes now and then, and looks at it only when its own count runs out.
 //!
 //! The continuation slots keep a control word of their own, so that no byte of a payload ever lies
-//! where a later lap looks for a sequence number: a payload cannot forge a record.
+//! where a later lap looks for a sequence number. A payload cannot forge a record.
 //!
 //! Each side trusts nothing that the other wrote: see [`Corrupt`].
 
@@ -399,7 +399,7 @@ impl<S: Slots> Record<'_, S> {
         header
     }
 
-    /// Returns the part of the payload in the first slot, with the bytes behind it in that slot: a
+    /// Returns the part of the payload in the first slot, with the bytes behind it in that slot. A
     /// copy of fixed size is quicker than one of the right size. For records of one slot that is
     /// all of it.
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Split copying of one message by two processes: one takes pieces from the front, the other from
 //! the back.
 //!
-//! The *reader* wants the message and owns the word; the *writer* has the message, and may help: a
+//! The *reader* wants the message and owns the word; the *writer* has the message, and may help. A
 //! writer that never looks here costs the reader nothing. Each piece is taken by one of them. The
 //! reader may release the memory only when all pieces that the writer took are written, which
 //! [`state`](Split::state) tells.

@@ -344,7 +344,7 @@ pub fn rounds(wire: &Wire) {
         let mappings = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
         let (mut free, mut total) = (0, 0);
         user::set_current(user::primary(0));
-        // SAFETY: the places for the answers are ours.
+        // SAFETY: the places for the answers are local.
         unsafe { user::ok(cudarc::driver::sys::cuMemGetInfo_v2(&raw mut free, &raw mut total)) };
         user::set_current(0);
         (descriptors, mappings, free)

@@ -93,7 +93,7 @@ fn pieces_of_two_devices_are_read_and_written_by_both() {
     }
 }
 
-/// Not a rule of gpu.md but an observation (driver 580): a copy may cross the border, by either
+/// Not a rule of gpu.md but an observation (driver 580). A copy may cross the border, by either
 /// engine, alone, with others or as rows, and on a stream. `GrowableBuffer::region` tries it
 /// before use.
 #[test]

@@ -25,8 +25,8 @@ fn dropped_in_a_child(library: &Path, all: Vec<Box<dyn Any>>) -> Vec<Box<dyn Any
     let code = instructions(library);
     assert!(!code.is_empty(), "{} is not loaded", library.display());
     let mut all = Some(all);
-    // SAFETY: the child has this thread alone; what it calls is what the test is about, and the C
-    // library's allocator is made to work in a fork.
+    // SAFETY: the child has this thread alone. It makes the calls under test, and the C library's
+    // allocator is made to work in a fork.
     match unsafe { libc::fork() } {
         0 => {
             // SAFETY: takes an integer: a child that hangs ends.

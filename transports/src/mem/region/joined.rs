@@ -47,7 +47,7 @@ impl Region {
             return None;
         }
         let len = parts.iter().map(Self::len).sum();
-        // SAFETY: the range is that of the parts, without a gap, and they keep it; it is memory of
+        // SAFETY: the range is that of the parts, without a gap, and they keep it. It is memory of
         // a device, so that only engines follow the pointer.
         Some(unsafe { Self::from_parts(base, len, kind, id, gpu, Box::new(Joined { parts })) })
     }
