@@ -89,7 +89,7 @@ fn fetch(pid: u32, fd: u32) -> Result<OwnedFd, MapError> {
     let pid =
         i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("its process number is none")?;
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())
-        .map_err(|error| MapError::of("its process does not exist any more", error))?;
+        .map_err(|error| MapError::of("its process cannot be opened", error))?;
     rustix::process::pidfd_getfd(process, fd.cast_signed(), PidfdGetfdFlags::empty()).map_err(
         |error| {
             MapError::of(

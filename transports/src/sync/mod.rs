@@ -6,14 +6,14 @@
 //! | [`attention`] | a consumer's notice that it has stopped looking | shm |
 //! | [`bells`] | bells of many rings: a two-level bit set | shm, in shared memory |
 //! | [`split`] | copying of one message by its receiver and its sender | shm, in shared memory |
-//! | [`revocable`] | a revocable right to use an object of another process | shm, in shared memory |
+//! | [`revocable`] | a revocable right to use another process's object | shm, in shared memory |
 //! | [`free_list`] | a stack of indices | packet pools, slabs |
 //! | [`queue`] | a bounded queue for any number of producers and consumers | completion queues |
 //! | [`slab`] | values under a token that carries a generation | operations in flight |
 //! | [`try_lock`] | a lock that is tried, not waited for | matching, slabs |
 //! | [`biased_lock`] | the same, free of charge for its usual thread | devices, links |
 //! | `alone` | a step that one thread takes without an atomic exchange | [`queue`] |
-//! | [`barrier`] | a memory barrier, free on one side | [`attention`], [`biased_lock`], [`sleepers`] |
+//! | [`barrier`] | a memory barrier free on one side | [`attention`], [`biased_lock`], [`sleepers`] |
 //! | [`sleepers`] | threads that sleep until a bell rings | waiting |
 //! | [`chores`] | what progress has to do, in one word | progress |
 //! | [`earliest`] | the earliest of many points in time | deadlines |
