@@ -79,7 +79,7 @@ impl KernelCopy {
     }
 
     /// Makes one system call. Returns the number of bytes copied: fewer than asked for if only
-    /// some can be copied, but never 0 unless no byte was asked for.
+    /// some can be copied, but never 0, which is an error.
     fn call(
         &self,
         way: Way,

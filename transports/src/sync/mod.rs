@@ -13,7 +13,7 @@
 //! | [`try_lock`] | a lock that is tried, not waited for | matching, slabs |
 //! | [`biased_lock`] | the same, free of charge for its usual thread | devices, links |
 //! | `alone` | a step that one thread takes without an atomic exchange | [`queue`] |
-//! | [`barrier`] | a memory barrier free on one side | [`attention`], [`biased_lock`], [`sleepers`] |
+//! | [`barrier`] | a barrier, free on one side | [`attention`], [`biased_lock`], [`sleepers`] |
 //! | [`sleepers`] | threads that sleep until a bell rings | waiting |
 //! | [`chores`] | what progress has to do, in one word | progress |
 //! | [`earliest`] | the earliest of many points in time | deadlines |
