@@ -1,7 +1,8 @@
-//! A clock that costs nothing to read and is good for nothing but "has some time passed?".
+//! A cheap clock, only for the question "has about this much time passed?".
 
-/// Ticks since some moment: the processor's own counter where there is one (never a system call,
-/// which the standard clock is on some virtual machines), else nanoseconds.
+/// Returns ticks since some moment. On x86-64 it reads the processor's own counter, which is never
+/// a system call; the standard clock is one on some virtual machines. Elsewhere ticks are
+/// nanoseconds.
 #[inline(always)]
 pub fn ticks() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -18,6 +19,5 @@ pub fn ticks() -> u64 {
     }
 }
 
-/// About so many ticks a microsecond: 1000 for nanoseconds, 2000 to 4000 for processors of these
-/// years.
+/// Approximate ticks of a microsecond: 1000 for nanoseconds, 2000 to 4000 for current processors.
 pub const TICKS_PER_MICROSECOND: u64 = if cfg!(target_arch = "x86_64") { 2500 } else { 1000 };

@@ -1,12 +1,12 @@
 //! Unix sockets that carry file descriptors.
 //!
-//! Sequenced packets, so a message is whole or not there; non-blocking, so a device can drive them
-//! from its poll; in the abstract namespace, so nothing stays behind in any file system, whatever
-//! kills the process.
+//! They carry sequenced packets, so a message is whole or not there. They are non-blocking, so a
+//! device can drive them from its poll. Their names are abstract, so nothing stays in a file
+//! system when the process is killed.
 //!
-//! Abstract names have no permissions: any user can call one, and take one that its owner has left.
-//! So both ends look at the user of the other, as the kernel tells it, before a byte is sent or
-//! read. That the other end belongs to the job is for a secret to show.
+//! Abstract names have no permissions: any user can connect to one, and take one that its owner
+//! has left. So each end checks the other's user, as the kernel reports it, before it sends or
+//! reads a byte. A secret shows that the other end belongs to the job.
 
 use crate::fork::Owner;
 use rustix::io::Errno;
@@ -22,8 +22,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Returns `true` if a call failed because something is short for now: descriptors, memory, or room
-/// in a queue. The same call can succeed later, and its failure says nothing about a peer.
+/// Returns `true` if a call failed for a temporary shortage: of descriptors, memory, or room in a
+/// queue. The same call can succeed later, and its failure says nothing about a peer.
 pub fn is_shortage(error: Errno) -> bool {
     matches!(
         error,
@@ -37,7 +37,7 @@ pub fn is_shortage(error: Errno) -> bool {
     )
 }
 
-/// Why an inherited descriptor was not taken over. It is as it was.
+/// Reason why an inherited descriptor was not taken over. The descriptor is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdoptError {
     /// Nothing is open under the number.
@@ -48,7 +48,7 @@ pub enum AdoptError {
     OtherSocket,
     /// It was taken over before.
     Taken,
-    /// The system's word.
+    /// The system's error.
     System(Errno),
 }
 
@@ -106,14 +106,14 @@ pub unsafe fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
 /// Descriptors that one message carries at most.
 pub const MAX_FDS: usize = 4;
 
-/// Connections that wait to be accepted, at most.
+/// Connections that may wait for `accept`.
 const BACKLOG: i32 = 1024;
 
-/// Where channels come in.
+/// Socket that accepts channels.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
-    /// A process of another user has called, and that was told.
+    /// `true` once a connection from a process of another user was logged.
     has_told: AtomicBool,
 }
 
@@ -121,7 +121,7 @@ pub struct Listener {
 #[derive(Debug)]
 pub struct Channel(OwnedFd, Owner);
 
-/// Who is at the other end, as the kernel says.
+/// Process at the other end, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Process id, in this process's namespace; 0 when it lies in another.
@@ -137,21 +137,22 @@ impl Peer {
     }
 }
 
-/// Why there is no channel to a listener.
+/// Reason why there is no channel to a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Its name is that of a process of another user.
+    /// The name belongs to a process of another user.
     #[error(
-        "process {} of user {} has the name, and this process is of another user: run all ranks as one user",
+        "process {} of user {} has the name, and this process is of another user: run all ranks \
+         as one user",
         .0.pid, .0.uid
     )]
     OtherUser(Peer),
-    /// The system's word. `Errno::AGAIN`: the listener's queue is full, try later.
+    /// The system's error. `Errno::AGAIN`: the listener's queue is full, try later.
     #[error(transparent)]
     System(#[from] Errno),
 }
 
-/// What was received.
+/// Result of a receive.
 #[derive(Debug)]
 pub enum Received {
     /// A message of this many bytes, with these descriptors.
@@ -171,10 +172,10 @@ impl Listener {
         Ok(Self { socket, has_told: AtomicBool::new(false) })
     }
 
-    /// The next connection from a process of this user, if one is waiting. Those of other users are
-    /// closed.
+    /// Accepts the next connection from a process of this user, if one waits. Connections of other
+    /// users are closed.
     pub fn accept(&self) -> Result<Option<Channel>, Errno> {
-        // One that calls again and again does not keep this process here.
+        // Bounded: a process that connects again and again does not keep this one here.
         for _ in 0..BACKLOG {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             let channel = match rustix::net::accept_with(&self.socket, flags) {
@@ -209,14 +210,14 @@ impl Channel {
         if peer.is_this_user() { Ok(channel) } else { Err(ConnectError::OtherUser(peer)) }
     }
 
-    /// Who is at the other end.
+    /// Returns the process at the other end.
     pub fn peer(&self) -> Result<Peer, Errno> {
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let len = libc::socklen_t::try_from(size_of::<libc::ucred>());
         let mut len = len.map_err(|_| Errno::INVAL)?;
-        // Not by rustix, whose type for it has no process id 0.
-        // SAFETY: the socket is open; the kernel writes `len` bytes at most, which is the length of
-        // what is written, a structure of integers.
+        // Not by rustix, whose type has no process id 0.
+        // SAFETY: the socket is open. The kernel writes at most `len` bytes, the length of the
+        // target, which is a structure of integers.
         let outcome = unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),
@@ -232,15 +233,15 @@ impl Channel {
         }
     }
 
-    /// A descriptor that becomes readable when the process at the other end is dead: even when a
-    /// child of it still holds the socket open.
+    /// Returns a descriptor that becomes readable when the process at the other end is dead, even
+    /// if a child of it still holds the socket open.
     pub fn peer_process(&self) -> Result<OwnedFd, Errno> {
         let pid = Pid::from_raw(self.peer()?.pid).ok_or(Errno::SRCH)?;
         rustix::process::pidfd_open(pid, PidfdFlags::empty())
     }
 
-    /// Sends one message. It goes as a whole or not at all; `Errno::AGAIN` when the socket is full.
-    /// `Errno::PERM` in a fork, whose words would be taken for its parent's.
+    /// Sends one message, as a whole or not at all; `Errno::AGAIN` when the socket is full. In a
+    /// fork `Errno::PERM`: the peer would take the message for the parent's.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         if !self.1.is_here() {
             return Err(Errno::PERM);
@@ -260,13 +261,13 @@ impl Channel {
         if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
     }
 
-    /// Receives one message into `bytes`; one that is longer, or brings too many descriptors, is an
-    /// error. `Errno::MFILE`: this process can have no more descriptors. The message stays, and is
-    /// received when it can.
+    /// Receives one message into `bytes`. A message that is longer, or brings too many
+    /// descriptors, is an error. `Errno::MFILE`: this process can have no more descriptors. The
+    /// message then stays for a later call.
     pub fn receive(&self, bytes: &mut [u8]) -> Result<Received, Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        // The kernel drops descriptors that it cannot give, so the message is looked at before it
+        // The kernel drops descriptors that it cannot install, so the message is peeked before it
         // is taken.
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let message = match rustix::net::recvmsg(
@@ -287,7 +288,8 @@ impl Channel {
             }
         }
         if message.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_FDS {
-            // There was room for more in the message's place: there was none in this process.
+            // The message may carry more, and the buffer has room: this process has no descriptor
+            // left.
             return Err(Errno::MFILE);
         }
         self.take()?;
@@ -300,8 +302,7 @@ impl Channel {
         Ok(Received::Message(message.bytes, fds))
     }
 
-    /// Takes the message off that was looked at. The descriptors that it brought are those that
-    /// were given.
+    /// Removes the message that was peeked. The peek has installed its descriptors already.
     fn take(&self) -> Result<(), Errno> {
         loop {
             match rustix::net::recv(&self.0, &mut [0; 0], RecvFlags::DONTWAIT) {

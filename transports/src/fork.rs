@@ -1,13 +1,12 @@
-//! Whether this is still the process that something belongs to.
+//! Detection of forks: "is this still the process that made this object?".
 //!
-//! A fork shares its parent's rings, sockets and descriptors: whatever it did with them would be
-//! taken for its parent's doing. The C library tells each child of `fork` what it is; to ask costs
-//! one load.
+//! A fork shares its parent's rings, sockets and descriptors: peers would take its use of them for
+//! the parent's. The C library calls a handler in each child of `fork`; a check costs one load.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Forks between this process and the one that first asked.
+/// Number of forks between the first process that asked and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// The process that made something.
@@ -15,18 +14,19 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 pub struct Owner(u32);
 
 impl Owner {
-    /// This process.
+    /// Returns this process as an owner.
     pub fn this_process() -> Self {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // SAFETY: the function lives as long as the program, and does what a fork may do: it
-            // changes an atomic. Should there be no memory to note it in, forks are not noticed.
+            // SAFETY: the function lives as long as the program, and changes only an atomic, which
+            // is allowed after a fork. If the C library has no memory to note it, forks go
+            // unnoticed.
             unsafe { libc::pthread_atfork(None, None, Some(count)) };
         });
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether this process is the one, and no fork of it.
+    /// Returns `true` if this process made the object, `false` in a fork of that process.
     #[inline(always)]
     pub fn is_here(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)

@@ -1,11 +1,11 @@
-//! What talks to hardware and to other processes, and the lock-free structures. All the unsafe code
-//! of Carrack is here, in the leaf modules that need it.
+//! Access to hardware and to other processes, and the lock-free structures. All the unsafe code of
+//! Carrack is here, in the leaf modules that need it.
 //!
 //! In the order in which a message passes through:
 //!
 //! | module | one idea |
 //! |---|---|
-//! | [`contract`] | what every transport promises: [`Transport`](contract::Transport), [`Domain`](contract::Domain), [`Device`](contract::Device), [`Link`](contract::Link) |
+//! | [`contract`] | the traits of every transport: `Transport`, `Domain`, `Device`, `Link` |
 //! | [`mem`] | memory and its kinds, the one copy function, packets and their pools |
 //! | [`gpu`] | GPUs behind one trait: none, simulated, NVIDIA's |
 //! | [`loopback`] | the transport within a process: the reference, and the test transport |
@@ -13,13 +13,13 @@
 //! | [`cuda_ipc`] | GPU memory of other processes of the node, mapped |
 //! | [`verbs`] | RDMA devices through libibverbs, opened at run time |
 //! | [`fd_channel`] | Unix sockets that carry file descriptors |
-//! | [`fork`] | whether this is still the process that something belongs to |
+//! | [`fork`] | detection of forks: is this still the process that made an object? |
 //! | [`signals`] | signals to the process that become chores of progress |
-//! | [`trial`] | what is tried in a process of its own, because it may cost it its GPU context |
+//! | [`trial`] | attempts in a process of their own, because they may cost it its GPU context |
 //! | [`sync`] | rings, queues, free lists: model-checked |
 //!
-//! This crate knows links, memory and operations. It knows nothing of tags, matching, protocols or
-//! completion objects: those are the runtime's (UCX's cut between UCT and UCP).
+//! This crate knows links, memory and operations. Tags, matching, protocols and completion objects
+//! belong to the runtime, as UCX divides UCT and UCP.
 
 #![warn(clippy::cast_possible_truncation)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]

@@ -11,17 +11,17 @@ use std::io;
 pub struct Listener(signal_hook::SigId);
 
 impl Listener {
-    /// Has each SIGUSR1 set a bit. No thread is woken for it: a system call of a thread that sleeps
-    /// is interrupted where the kernel delivers the signal to that thread.
+    /// Makes each SIGUSR1 set a bit. It wakes no thread: a system call of a sleeping thread is
+    /// interrupted if the kernel delivers the signal to that thread.
     ///
     /// # Errors
-    /// The kernel refuses a handler.
+    /// The kernel's, if it refuses a handler.
     pub fn to_usr1(chores: &Chores, chore: impl Into<Bit>) -> io::Result<Self> {
         let (chores, bit) = (chores.clone(), chore.into());
         let action = move || chores.raise(bit);
-        // SAFETY: the action changes one atomic word, which is safe whatever the signal has
-        // interrupted. It does not panic, and what it owns is dropped outside of the handler, by
-        // `unregister`.
+        // SAFETY: the action changes one atomic word, which is safe at any point where the signal
+        // interrupts. It does not panic, and `unregister` drops what it owns outside of the
+        // handler.
         unsafe { register(SIGUSR1, action) }.map(Self)
     }
 }
@@ -57,7 +57,7 @@ mod tests {
                 assert!(!chores.there().any(), "nothing else is there");
             }
         }
-        // Still heard elsewhere: without a handler the signal would end the process.
+        // The other listener still hears it: without a handler the signal would end the process.
         let other = Chores::default();
         let _other = Listener::to_usr1(&other, own).unwrap();
         drop(listener);

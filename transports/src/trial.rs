@@ -1,14 +1,13 @@
-//! Trials: what only an attempt can show, where the attempt may cost a process its GPU context, is
-//! tried in a process of its own.
+//! Trials: attempts that may cost a process its GPU context, made in a process of their own.
 //!
-//! Nobody can fork for it: a child of a process that has used CUDA cannot use it. So a program is
-//! started anew, one that [answers](answer): this one, if its `main` begins with that, or another
-//! that was [named](by).
+//! A fork does not help, since a child of a process that has used CUDA cannot use it. So a program
+//! is started anew that [answers](answer): this one, if its `main` begins with that call, or
+//! another that was [named](by).
 //!
 //! ```
 //! // First thing in `main`:
 //! carrack_transports::trial::answer();
-//! // Then what the program is for.
+//! Then the program's own work.
 //! ```
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -21,32 +20,32 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The environment variable by which a process is told what to try. Nobody else sets it.
+/// Environment variable that names the attempt. Only [`ask`] sets it.
 const QUESTION: &str = "CARRACK_TRIAL";
 
-/// What the line begins with that is the answer: the program may print others.
+/// Beginning of the answer in its line: the program may print other lines.
 const MARK: &str = "carrack trial: ";
 
-/// How long an attempt may take: two contexts are made for it, seconds each on machines with many
+/// Limit of an attempt: it makes two contexts, which take seconds each on machines with many
 /// devices.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a process may take to end that has closed its output.
+/// Limit for the end of a process that has closed its output.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Who answers, and its arguments.
+/// Program that answers, and its arguments.
 static PROGRAM: Mutex<Option<(PathBuf, Vec<OsString>)>> = Mutex::new(None);
 
 fn program() -> MutexGuard<'static, Option<(PathBuf, Vec<OsString>)>> {
     PROGRAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// To be called first thing in `main`, before there are threads. In a process that was started for
-/// a trial it makes the attempt, prints what came of it, and ends the process. In any other it only
-/// notes that this program answers, unless another was named.
+/// Makes the attempt, prints its result and ends the process, if the process was started for a
+/// trial. In any other process it only notes that this program answers, unless another was named.
+/// The call stands first in `main`, before there are threads.
 ///
-/// A program that has more rights than its user (set-uid, or with capabilities of its file) makes
-/// no trials, as its user would choose what is tried: it has to name another.
+/// A program with more rights than its user (set-uid, or with capabilities of its file) makes no
+/// trials, as its user would choose the attempt. It has to name another program.
 pub fn answer() {
     let is_privileged = has_rights_of_its_own();
     let Some(question) = std::env::var_os(QUESTION) else {
@@ -63,25 +62,25 @@ pub fn answer() {
         std::process::exit(1);
     }
     let said = said_of(&question.to_string_lossy());
-    // Who asked may have gone.
+    // The process that asked may have ended.
     let _ = writeln!(std::io::stdout(), "{MARK}{}", said.replace('\n', " "));
     std::process::exit(0)
 }
 
-/// Names a program that answers, and what it is to be started with: the `carrack` command does,
-/// with no arguments. For libraries whose program is not theirs, and for tests.
+/// Names a program that answers, and its arguments: the `carrack` command answers without any. For
+/// libraries whose program is not theirs, and for tests.
 ///
-/// A program that does not come to [`answer`] does what it does otherwise, until it is ended after
-/// a minute; but it makes no trials of its own.
+/// A program that does not reach [`answer`] does its usual work until it is killed after a minute.
+/// It makes no trials of its own.
 pub fn by<A: Into<OsString>>(path: impl Into<PathBuf>, arguments: impl IntoIterator<Item = A>) {
     *program() = Some((path.into(), arguments.into_iter().map(A::into).collect()));
 }
 
-/// Whether it does for its user what the user may not: as the kernel has it in the process's
-/// auxiliary vector, as `AT_SECURE`.
+/// Returns `true` if the process has rights that its user lacks: `AT_SECURE` in the kernel's
+/// auxiliary vector.
 fn has_rights_of_its_own() -> bool {
     const AT_SECURE: usize = 23;
-    // Of such a process it may not even be readable.
+    // The vector of such a process may not even be readable.
     let Ok(vector) = std::fs::read("/proc/self/auxv") else { return true };
     let words = vector.chunks_exact(size_of::<usize>());
     let words: Vec<usize> =
@@ -93,23 +92,23 @@ fn said_of(question: &str) -> String {
     if let Some(said) = crate::gpu::cuda::try_in_this_process(question) {
         return said;
     }
-    format!("failed: nobody here knows what `{question}` asks")
+    format!("failed: this program knows no trial `{question}`")
 }
 
-/// Has something tried, in an environment with some more variables, and none of `CARRACK_`.
+/// Has an attempt made, in an environment with the given variables and no others of `CARRACK_`.
 ///
 /// # Errors
-/// It was not, and why, in words.
+/// The reason why there is no answer, in words.
 pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String, String> {
     let Some((path, arguments)) = program().clone() else {
-        return Err("only an attempt shows it, which is made in a process of its own, and no program is known that answers: call \
-                    carrack::trial::answer() first thing in main, or name one, \
+        return Err("this needs a trial in a process of its own, and no program that answers is \
+                    known: call carrack::trial::answer() first thing in main, or name one, \
                     carrack::trial::by(\"carrack\", [\"\"; 0])"
             .into());
     };
     if std::env::var_os(QUESTION).is_some() {
-        return Err("this process was itself started for a trial, and has not answered: its program does not begin with \
-                    carrack::trial::answer()"
+        return Err("this process was started for a trial and has not answered: its program does \
+                    not begin with carrack::trial::answer()"
             .into());
     }
     let mut command = Command::new(&path);
@@ -120,19 +119,19 @@ pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String
     }
     command.args(arguments).env(QUESTION, question).envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    // All that it starts ends with it.
+    // The processes that it starts are killed with it.
     command.process_group(0);
     let mut child =
         command.spawn().map_err(|why| format!("{} does not start: {why}", path.display()))?;
     let said = child.stdout.take().map_or(Err(Silence::NotHeard), heard);
     if matches!(said, Err(Silence::Ended)) {
-        // How it ended says why; unless it only has no output any more.
+        // Its exit status tells the reason, unless it has only closed its output.
         let began = Instant::now();
         while began.elapsed() < GRACE && matches!(child.try_wait(), Ok(None)) {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
-    // What it had to say is said; a context that is spoilt may keep it from ending by itself.
+    // Its answer is read; a spoilt context may keep it from ending by itself.
     if matches!(child.try_wait(), Ok(None)) {
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
     }
@@ -156,14 +155,15 @@ pub(crate) fn ask(question: &str, environment: &[(&str, &str)]) -> Result<String
     })
 }
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 enum Silence {
     NotHeard,
     Late,
     Ended,
 }
 
-/// The answer among what it prints. The thread ends with the process, or what it has started.
+/// Returns the answer among the lines that the process prints. The thread ends when the process,
+/// and what it has started, have closed the output.
 fn heard(stdout: ChildStdout) -> Result<String, Silence> {
     let (tell, told) = channel();
     let reads = move || {
@@ -186,7 +186,7 @@ fn heard(stdout: ChildStdout) -> Result<String, Silence> {
 mod tests {
     use super::*;
 
-    /// One after the other: there is one program that is asked.
+    /// One test, one step after the other: there is one program that is asked.
     #[test]
     #[cfg_attr(miri, ignore = "it starts processes")]
     fn who_does_not_answer_is_told_apart_from_who_is_not_there_and_from_who_does() {
@@ -202,7 +202,7 @@ mod tests {
         let why = asked("echo noise; exit 3").unwrap_err();
         assert!(why.contains("exit status: 3") && why.contains("trial::answer()"), "{why}");
         assert_eq!(asked("printf '\\377\\n'; echo \"carrack trial: $TRIED\"").unwrap(), "here");
-        // Not waited for, nor for what they have started.
+        // The trial waits neither for them nor for the processes that they have started.
         let why = asked("sleep 1000 >/dev/null & exec >&-; exec sleep 1000").unwrap_err();
         assert!(
             why.contains("signal: 9") && why.contains("CARRACK_TRIAL='something' /bin/sh"),
@@ -222,6 +222,6 @@ mod tests {
 
     #[test]
     fn a_question_that_nobody_knows_is_answered_with_that() {
-        assert_eq!(said_of("what\never"), "failed: nobody here knows what `what\never` asks");
+        assert_eq!(said_of("what\never"), "failed: this program knows no trial `what\never`");
     }
 }

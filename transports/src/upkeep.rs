@@ -1,8 +1,8 @@
-//! How often a device that is polled looks at what needs a system call.
+//! Pace at which a polled device checks the sources that need a system call.
 
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 
-/// When to look at the epoll set.
+/// Time of the next look at the epoll set.
 #[derive(Debug, Default)]
 pub(crate) struct Upkeep {
     idle: u32,
@@ -11,8 +11,8 @@ pub(crate) struct Upkeep {
 }
 
 impl Upkeep {
-    /// After a poll: whether it is time. Idle polls read the clock now and then, busy ones hardly
-    /// ever.
+    /// Returns `true` if a look is due, after a poll. Idle polls read the clock now and then, busy
+    /// ones rarely.
     #[inline(always)]
     pub(crate) fn is_due(&mut self, idle: bool) -> bool {
         if idle {

@@ -1,4 +1,4 @@
-//! The table, over simulated GPUs.
+//! The table of known memory, over simulated GPUs.
 
 use carrack_simulators::gpu::{FakeConfig, FakeDriver, FakeGpu};
 use carrack_transports::gpu::{Driver, Flavour, Gpu};
@@ -25,7 +25,7 @@ impl Rig {
     }
 
     fn raw(&self, addr: usize, len: usize, hint: MemHint) -> Result<Region, RawError> {
-        // SAFETY: nothing is done with what is there.
+        // SAFETY: the tests do not access the memory.
         unsafe { self.known.region(addr as *mut u8, len, hint, &self.drivers) }
     }
 }
@@ -73,7 +73,7 @@ fn what_makes_room_is_asked_about_anew() {
             assert!(rig.known.len() <= 2);
         }
     }
-    // Regions that are used while their extent makes room are not lost sight of.
+    // Regions that are used while their extent makes room are still counted.
     let held: Vec<_> =
         owners.iter().map(|owner| rig.raw(owner.addr(), 9, MR_UNKNOWN).unwrap()).collect();
     assert_eq!(rig.known.forget(0, usize::MAX), 5);
@@ -99,7 +99,7 @@ fn an_address_that_was_a_gpus_is_the_hosts_when_somebody_says_so() {
     assert_eq!(
         rig.raw(addr + 5, 1, MR_UNKNOWN).unwrap().kind(),
         MemKind::Host,
-        "as far as anybody knows"
+        "as far as the drivers know"
     );
 }
 
@@ -200,8 +200,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever was asked, freed and allocated again before: what is given is what the driver has
-    /// there now.
+    /// After any sequence of look-ups, frees and allocations, a region is of the memory that the
+    /// driver has there now.
     #[test]
     fn it_answers_as_the_driver_would_each_time(limit in 1_usize..5, steps in steps()) {
         let rig = Rig::of(limit);

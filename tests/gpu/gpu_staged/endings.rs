@@ -8,7 +8,6 @@ use carrack::{
     Buffer, CompQueue, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag,
 };
 use carrack_simulators::gpu::{FailAt, Which};
-use carrack_simulators::gpu::{FailAt, Which};
 use std::time::Duration;
 
 /// Rank 0 sends, receives, puts, gets; from and into memory of its GPU.

@@ -9,7 +9,6 @@ use carrack::transports::gpu::{Driver, Flavour, Gpu, Stream};
 use carrack::transports::mem::Region;
 use carrack::{Buffer, CompQueue, OpError, PostError, Rank, Runtime, StreamCounter, Tag};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
-use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

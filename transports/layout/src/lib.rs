@@ -1,3 +1,3 @@
-//! Only tests: whether the structures of `carrack_transports::verbs::sys::bindings` are laid out as
-//! those of two other crates, which make theirs anew from the headers of the machine (`rdma-sys`)
-//! and of rdma-core 55 (`ibverbs-sys`).
+//! Tests only: the structures of `carrack_transports::verbs::sys::bindings` have the layout of
+//! those of two other crates. `rdma-sys` generates its own from the machine's headers,
+//! `ibverbs-sys` from those of rdma-core 55.

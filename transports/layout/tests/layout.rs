@@ -3,12 +3,12 @@
 
 use carrack_transports::verbs::sys::bindings as ours;
 
-/// These have grown at their ends since the oldest headers that `rdma-sys` may find (rdma-core 44,
-/// Debian 12). The library never writes more of them than it is told that there is room for, or
-/// knows how much it has itself.
+/// Structures that have grown at their ends since the oldest headers that `rdma-sys` may find
+/// (rdma-core 44, Debian 12). The library never writes more of them than its caller has room for,
+/// or knows its own size.
 const GROWN: [&str; 2] = ["ibv_port_attr", "ibv_qp_ex"];
 
-/// What a structure is like: its size, its alignment, and where its fields lie.
+/// Layout of a structure: its size, its alignment, and the offsets of its fields.
 type Layout = Vec<(&'static str, usize)>;
 
 macro_rules! layout {
@@ -21,8 +21,8 @@ macro_rules! layout {
     };
 }
 
-/// Each structure's layouts, ours first. Unions and structures without a name are held by what
-/// comes after them.
+/// Each structure's layouts, Carrack's first. Unions and structures without a name are checked by
+/// the fields behind them.
 macro_rules! both {
     ($theirs:ident: $($name:ident { $($field:ident),* })*) => {
         vec![$((
@@ -146,7 +146,7 @@ macro_rules! structures {
     };
 }
 
-/// In what they differ, in words.
+/// Describes the differences between them.
 fn differences(structures: Vec<(&str, Layout, Layout)>, grown: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for (name, ours, theirs) in structures {
@@ -184,7 +184,7 @@ fn our_structures_are_those_of_rdma_sys() {
 fn our_structures_are_those_of_ibverbs_sys() {
     let all = structures!(ibverbs_sys);
     assert_eq!(differences(all, &[]), [""; 0]);
-    // It keeps some fields of this one to itself.
+    // It keeps some fields of this one private.
     let public =
         both! { ibverbs_sys: ibv_wc { qp_num, src_qp, wc_flags, pkey_index, slid, sl, dlid_path_bits } };
     assert_eq!(differences(public, &[]), [""; 0]);
@@ -234,7 +234,7 @@ fn numbers_are_those_of_both_crates() {
     }
 }
 
-/// What the two features add is there; to call it takes a device.
+/// The functions that the two features add exist; calling them takes a device.
 #[test]
 fn objects_of_both_crates_can_be_handed_in() {
     use carrack_transports::verbs::sys::{Context, ProtectionDomain};

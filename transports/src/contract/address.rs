@@ -1,8 +1,8 @@
-//! Who a rank is, where its devices are, and whether they can be reached.
+//! Identity of a rank, addresses of devices, and the answer to "can they be reached?".
 
 use std::fmt;
 
-/// What the runtime calls a peer. A transport repeats it and reads nothing into it.
+/// Number by which the runtime names a peer. A transport repeats it and does not interpret it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PeerId(pub u32);
 
@@ -12,18 +12,18 @@ impl fmt::Display for PeerId {
     }
 }
 
-/// Who this rank is.
+/// Identity of this rank.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// What peers are to call it.
+    /// Name that peers use for this rank.
     pub me: PeerId,
-    /// How many ranks the job has: a peer that claims a higher number is refused.
+    /// Ranks of the job: a peer that claims a number beyond them is refused.
     pub ranks: u32,
-    /// Known to the ranks of the job and to nobody else; a peer that cannot show it is refused.
+    /// Secret that only the ranks of the job know; a peer that cannot show it is refused.
     pub secret: [u8; 16],
 }
 
-/// Where a device is, in its transport's own words. Travels through the bootstrap.
+/// Address of a device, in its transport's own format. It travels through the bootstrap.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct AddressBlob(pub Vec<u8>);
 
@@ -32,28 +32,28 @@ pub struct AddressBlob(pub Vec<u8>);
 pub struct DeviceInfo {
     /// Its name on this machine.
     pub name: String,
-    /// What a person would want to know of it.
+    /// Description for the user.
     pub note: String,
 }
 
-/// Why a transport, or a device of it, is not to be had.
+/// Reason why a transport, or a device of it, cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{transport} is not available: {reason}")]
 pub struct Unavailable {
     /// The transport.
     pub transport: &'static str,
-    /// Why, with the system's own error and what would change it.
+    /// The reason, with the system's own error and the change that would help.
     pub reason: String,
 }
 
 impl Unavailable {
-    /// Puts the two together.
+    /// Joins a transport's name and the reason.
     pub fn new(transport: &'static str, reason: impl Into<String>) -> Self {
         Self { transport, reason: reason.into() }
     }
 }
 
-/// Whether a peer can be reached, and at what price.
+/// Answer to "can this peer be reached?", with the cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// It can.
@@ -62,7 +62,7 @@ pub enum Reach {
     No(String),
 }
 
-/// What a path costs, for choosing among several: an order, not a forecast.
+/// Cost of a path, for choosing among several: an order, not a forecast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost {
     /// Nanoseconds for a small message.

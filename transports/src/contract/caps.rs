@@ -1,8 +1,8 @@
-//! Which operations a transport can do, on which memory, up to which size.
+//! Operations that a transport can do, the memory they work on, and their largest sizes.
 
 use crate::mem::MemKind;
 
-/// What a domain's links can do.
+/// Abilities of a domain's links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// Largest active message that needs no packet at either end, in bytes.
@@ -10,19 +10,20 @@ pub struct Caps {
     /// Largest active message whose bytes are copied within the call
     /// ([`Op::AmCopied`](super::Op::AmCopied)), in bytes.
     pub am_copied: usize,
-    /// Largest active message from an owned buffer ([`Op::AmOwned`](super::Op::AmOwned)), in bytes;
-    /// 0 when it takes none.
+    /// Largest active message from an owned buffer ([`Op::AmOwned`](super::Op::AmOwned)), in
+    /// bytes; 0 when it takes none.
     pub am_owned: usize,
-    /// Whether `AmOwned` takes buffers on a GPU. Others are staged through a host packet by the
-    /// runtime.
+    /// `true` if `AmOwned` takes buffers on a GPU. The runtime stages others through a host
+    /// packet.
     pub am_from_device: bool,
-    /// Whether links write to and read from peers' memory by themselves
+    /// `true` if links write to and read from peers' memory by themselves
     /// ([`Op::Put`](super::Op::Put), [`Op::Get`](super::Op::Get)).
     pub remote_memory: bool,
 }
 
 impl Caps {
-    /// Whether an active message of `len` bytes in memory of `kind` can be submitted as it is.
+    /// Returns `true` if an active message of `len` bytes in memory of `kind` can be submitted as
+    /// it is.
     pub fn takes_am(&self, kind: MemKind, len: usize) -> bool {
         if kind.is_host() {
             len <= self.am_copied.max(self.am_owned)

@@ -1,4 +1,4 @@
-//! What polling a device yields.
+//! Results of polling a device.
 
 use super::{Header, OpToken, PeerId};
 use crate::gpu::GpuError;
@@ -9,18 +9,19 @@ use std::os::fd::BorrowedFd;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// An operation that was posted is over.
+    /// A posted operation has ended.
     Completion {
-        /// Which one.
+        /// The operation.
         token: OpToken,
-        /// The buffer that it had taken.
+        /// The buffer that the operation had taken.
         buffer: Buffer,
-        /// How it ended. A failure is rare, and boxed: events are moved, and shall be small.
+        /// The outcome. A failure is rare, and boxed, because events are moved and have to be
+        /// small.
         outcome: Result<(), Box<OpFailure>>,
     },
     /// A message came in.
     Arrived {
-        /// From whom.
+        /// The sender.
         from: PeerId,
         /// The sender's header.
         header: Header,
@@ -29,14 +30,14 @@ pub enum Event {
     },
     /// A peer has answered: its link is up.
     Connected {
-        /// Which peer.
+        /// The peer.
         peer: PeerId,
     },
-    /// A peer is known to be gone. Everything that it had sent before has been yielded already.
+    /// A peer is known to be gone. Everything that it had sent before was yielded earlier.
     PeerDown {
-        /// Which peer.
+        /// The peer.
         peer: PeerId,
-        /// How it went.
+        /// The reason.
         cause: DownCause,
     },
 }
@@ -48,10 +49,11 @@ pub enum Payload {
     Small(SmallBytes),
     /// In a packet of the device's source.
     Packet(Packet),
-    /// In memory of the sender's, which the sender could still change: to be copied out, and given
-    /// back by dropping it.
+    /// In the sender's memory, which the sender could still change. The receiver copies the bytes
+    /// out and drops the loan, which gives the memory back.
     Loan(Loan),
-    /// On the heap, put aside by the transport or by who polled it, because packets are short.
+    /// On the heap: the transport, or the thread that polled it, put the bytes aside because
+    /// packets are short.
     Aside(Vec<u8>),
 }
 
@@ -66,7 +68,7 @@ impl Payload {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns `true` if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -82,11 +84,11 @@ impl Payload {
     }
 }
 
-/// How an operation failed.
+/// Reason why an operation failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpFailure {
-    /// The peer went before the operation was over.
+    /// The peer went before the operation ended.
     #[error("the peer is gone: {0}")]
     Down(DownCause),
     /// A copy failed.
@@ -100,7 +102,7 @@ pub enum OpFailure {
     Closed,
 }
 
-/// How a peer went.
+/// Reason why a peer is gone.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DownCause {
     /// It closed its device in order.
@@ -109,22 +111,22 @@ pub enum DownCause {
     /// Its process is dead, or its end of the connection is.
     #[error("its process is gone ({0})")]
     Gone(String),
-    /// It broke the protocol; what it wrote cannot be trusted.
+    /// The peer broke the protocol; what it wrote cannot be trusted.
     #[error("it broke the protocol: {0}")]
     Protocol(String),
-    /// It would not let this rank in.
+    /// The peer refused this rank's connection.
     #[error("it refused the connection: {0}")]
     Refused(String),
-    /// This process lacked what a link takes. How the peer is, is not known.
+    /// This process lacked a resource that a link takes. The peer's state is unknown.
     #[error("this process lacks what a link to it takes: {0}")]
     Lacking(String),
 }
 
-/// A message of a few bytes: what most batches hold most of. Plain data, one cache line long, moved
-/// as such and dropped for nothing.
+/// A message of a few bytes, the most frequent event of most batches. Plain data, one cache line
+/// long: moving it copies the line, and dropping it does nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallArrival {
-    /// From whom.
+    /// The sender.
     pub from: PeerId,
     /// The sender's header.
     pub header: Header,
@@ -140,8 +142,9 @@ impl From<SmallArrival> for Event {
     }
 }
 
-/// Where polls put what they find: a list that the caller owns and uses again. In front stand small
-/// messages, behind them all other events, and small messages that came after those.
+/// List in which polls put the events they find; the caller owns it and uses it again. Small
+/// messages stand in front. Behind them stand all other events, and small messages that came after
+/// those.
 #[derive(Debug)]
 pub struct Batch {
     small: Vec<SmallArrival>,
@@ -156,8 +159,8 @@ impl Batch {
         Self { small: Vec::with_capacity(limit), events: Vec::with_capacity(limit), limit }
     }
 
-    /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something off
-    /// a ring.
+    /// Adds an event. A transport looks at [`is_full`](Self::is_full) before it takes something
+    /// off a ring.
     #[inline]
     pub fn push(&mut self, event: Event) {
         self.events.push(event);
@@ -173,43 +176,43 @@ impl Batch {
         }
     }
 
-    /// Whether the limit is reached.
+    /// Returns `true` if the limit is reached.
     #[inline(always)]
     pub fn is_full(&self) -> bool {
         self.len() >= self.limit
     }
 
-    /// Events that it still has room for.
+    /// Returns the number of events that still fit.
     #[inline(always)]
     pub fn room(&self) -> usize {
         self.limit.saturating_sub(self.len())
     }
 
-    /// Events in it.
+    /// Returns the number of events.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.small.len() + self.events.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no events.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The small messages in front, in order.
+    /// Returns the small messages in front, in order.
     #[inline(always)]
     pub fn small_mut(&mut self) -> &mut [SmallArrival] {
         &mut self.small
     }
 
-    /// The events behind the small messages in front, in order.
+    /// Returns the events behind the small messages in front, in order.
     #[inline(always)]
     pub fn events_mut(&mut self) -> &mut [Event] {
         &mut self.events
     }
 
-    /// Drops the first `count` of the small messages in front, which somebody has dealt with in
+    /// Drops the first `count` of the small messages in front, which the caller has handled in
     /// place.
     #[inline(always)]
     pub fn forget_small(&mut self, count: usize) {
@@ -227,7 +230,7 @@ impl Batch {
     }
 }
 
-/// What a poll came to.
+/// Outcome of a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Polled {
     /// Events were found.
@@ -238,12 +241,12 @@ pub enum Polled {
     Busy,
 }
 
-/// Whether one may sleep.
+/// Answer to "may this thread sleep?".
 #[derive(Debug)]
 pub enum Armed<'a> {
-    /// No: there is something already, or another thread is polling. Poll again.
+    /// No: an event waits already, or another thread is polling. Poll again.
     Ready,
-    /// Yes: the descriptor becomes readable when there is something. Then, or when tired of
-    /// waiting, disarm and poll.
+    /// Yes: the descriptor becomes readable when there is something. Then, or after a timeout,
+    /// disarm and poll.
     Wait(BorrowedFd<'a>),
 }

@@ -3,110 +3,110 @@
 use super::{DownCause, PeerId};
 use crate::mem::{Buffer, MemKind, MemRef};
 
-/// Sixteen bytes that travel before each payload. The runtime's own; a transport carries them
-/// unread.
+/// Sixteen bytes that travel before each payload. They belong to the runtime; a transport carries
+/// them unread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Header(pub [u64; 2]);
 
-/// What the runtime calls an operation that is not over yet.
+/// Name that the runtime gives to an operation until it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OpToken(pub u64);
 
-/// Where bytes lie in a peer's memory, as the peer's NIC knows it.
+/// Place of bytes in a peer's memory, in the terms of the peer's NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RemotePlace {
     /// The address of the first byte, in the peer's terms.
     pub addr: u64,
-    /// What lets others reach it.
+    /// The remote key.
     pub key: u64,
 }
 
-/// What becomes of a word of eight bytes, in one step that no other such operation comes between.
+/// Change of a word of eight bytes, in one step that no other such operation interrupts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WordChange {
-    /// So much is added to it, and what goes beyond 64 bits is lost.
+    /// Adds the number; a carry beyond 64 bits is lost.
     Add(u64),
-    /// If it holds what is expected, it holds the new value afterwards.
+    /// Stores the new value if the word holds the expected one.
     Swap {
-        /// What it has to hold.
+        /// The value that the word has to hold.
         expected: u64,
-        /// What it is to hold.
+        /// The value that is stored.
         new: u64,
     },
 }
 
-/// What a link is asked to do. What it can do of it is in [`Caps`](super::Caps).
+/// Request to a link. [`Caps`](super::Caps) states the requests that a link can carry out.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Op<'a> {
     /// An active message whose bytes, host memory, are copied within the call: `Done` or `Busy`,
-    /// never `Posted`. Inline in a ring or a work request when short, through a packet when not;
-    /// the link's choice.
+    /// never `Posted`. The link chooses: a short message travels inline in a ring or a work
+    /// request, a longer one through a packet.
     AmCopied {
         /// The runtime's header.
         header: Header,
         /// The payload.
         bytes: MemRef<'a>,
     },
-    /// An active message from an owned buffer of any kind of memory that the caps name. On `Posted`
-    /// the link has taken the buffer and left an empty one; it comes back with the completion. On
-    /// `Done` and `Busy` it was left where it was.
+    /// An active message from an owned buffer of any kind of memory that the caps name. On
+    /// `Posted` the link has taken the buffer and left an empty one; the completion returns it. On
+    /// `Done` and `Busy` the buffer stays where it was.
     AmOwned {
         /// The runtime's header.
         header: Header,
         /// The payload.
         buffer: &'a mut Buffer,
-        /// What the completion will be called.
+        /// The name of the completion.
         token: OpToken,
     },
     /// Writes a buffer into memory that the peer has [exposed](super::Link::expose): `Posted` or
-    /// `Busy`. On `Posted` the link has taken the buffer; it comes back with the completion, and
-    /// then the bytes are there. A message that is submitted afterwards arrives after them.
+    /// `Busy`. On `Posted` the link has taken the buffer. The completion returns it, and the bytes
+    /// are then in place. A message that is submitted afterwards arrives after them.
     Put {
-        /// Where to.
+        /// The destination.
         to: RemotePlace,
         /// The bytes.
         buffer: &'a mut Buffer,
-        /// What the completion will be called.
+        /// The name of the completion.
         token: OpToken,
     },
     /// Fills a buffer from memory that the peer has exposed: `Posted` or `Busy`, as a put.
     Get {
-        /// Where from.
+        /// The source.
         from: RemotePlace,
-        /// What is filled, all of it.
+        /// The buffer, all of which is filled.
         buffer: &'a mut Buffer,
-        /// What the completion will be called.
+        /// The name of the completion.
         token: OpToken,
     },
     /// Changes a word of memory whose words the peer has [exposed](super::Domain::expose_words):
-    /// `Posted` or `Busy`. The completion's buffer is what the word held before, eight bytes in the
-    /// order of the wire, the lowest first.
+    /// `Posted` or `Busy`. The completion's buffer holds the word's earlier value: eight bytes,
+    /// little endian.
     Atomic {
-        /// The word: eight bytes, aligned to as many.
+        /// The word: eight bytes, aligned to eight.
         word: RemotePlace,
-        /// What becomes of it.
+        /// The change.
         change: WordChange,
-        /// What the completion will be called.
+        /// The name of the completion.
         token: OpToken,
     },
 }
 
-/// What became of an operation.
+/// Outcome of submitting an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Submit {
-    /// Over: the bytes may be reused, and there will be no completion.
+    /// Done: the bytes may be reused, and no completion follows.
     Done,
-    /// There will be a completion.
+    /// A completion follows.
     Posted,
     /// Nothing happened; try again later.
     Busy(Busy),
 }
 
-/// What became of a short active message.
+/// Outcome of submitting a short active message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Short {
-    /// Over.
+    /// Done: the bytes may be reused.
     Done,
     /// Nothing happened; try again later.
     Busy(Busy),
@@ -114,20 +114,20 @@ pub enum Short {
     Ask,
 }
 
-/// Why not now.
+/// Reason why an operation has to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Busy {
-    /// Another thread is at it.
+    /// Another thread holds the lock.
     Lock,
-    /// The ring or queue to the peer is full: it has to go on first.
+    /// The ring or queue to the peer is full, until the peer takes something from it.
     Full,
-    /// No packet for the payload: some have to come back first.
+    /// No packet for the payload, until one comes back to the pool.
     NoPacket,
     /// The peer has not answered yet.
     Connecting,
 }
 
-/// What a caller did wrong, or a peer that is gone.
+/// Mistake of the caller, or a peer that is gone.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SubmitError {
     /// The message is longer than the link can carry in one piece.
@@ -141,8 +141,8 @@ pub enum SubmitError {
     /// The link cannot read memory of that kind.
     #[error("this link cannot send from {0} memory by itself")]
     Kind(MemKind),
-    /// The memory cannot be made known to the NIC, or not that much of it. The buffer is the
-    /// caller's.
+    /// The memory cannot be registered with the NIC, or not this much of it. The caller keeps the
+    /// buffer.
     #[error("the NIC cannot be told of the memory: {0}")]
     Unregistered(String),
     /// The peer is gone.
@@ -150,7 +150,7 @@ pub enum SubmitError {
     Down {
         /// The peer.
         peer: PeerId,
-        /// How it went.
+        /// The reason.
         cause: DownCause,
     },
     /// The address is not one of this transport's.
@@ -159,13 +159,13 @@ pub enum SubmitError {
         its address was damaged"
     )]
     Address(usize),
-    /// This process lacks what a link takes. It may be tried again.
+    /// This process lacks a resource that a link takes. The caller may try again.
     #[error("this process lacks what a link takes: {0}")]
     Lacking(String),
 }
 
 impl SubmitError {
-    /// Of a transport whose links carry messages and nothing else.
+    /// Returns the error of a transport whose links carry only messages.
     #[cold]
     pub(crate) fn no_remote_memory() -> Self {
         Self::Unregistered("this transport reaches no memory by itself".into())

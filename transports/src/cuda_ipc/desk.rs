@@ -1,10 +1,10 @@
-//! Where a process hands out the descriptors of its memory: a Unix socket, because many containers
-//! let nobody fetch a descriptor from another process (gpu.md, VMM rule 4).
+//! File-descriptor broker: a Unix socket over which a process hands out the descriptors of its
+//! memory. Many containers forbid to fetch a descriptor from another process (gpu.md, VMM rule 4).
 //!
-//! Whoever comes is of the same user, and must know a secret that the memory's key tells; it names
-//! an allocation by the inode of its ledger, and is given the descriptor or told that it is gone. A
-//! thread answers, asleep but for that: whoever imports waits for its answer, and two who import
-//! from each other would else wait for ever.
+//! A caller is of the same user, and must know a secret from the memory's key. It names an
+//! allocation by the inode of its ledger, and gets the descriptor or the answer that it is gone. A
+//! thread of its own answers, and sleeps otherwise: importers wait for the answer, and two
+//! processes that import from each other would otherwise wait forever.
 
 use super::exports::Allocation;
 use crate::fd_channel::{Channel, ConnectError, Listener, Received, is_shortage};
@@ -19,11 +19,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How a desk is found, and what opens its mouth: a number in its name, and the secret.
+/// Address of a broker: the number in its name, and the secret.
 pub(super) type Address = [u8; 24];
 
-/// Seconds that either side waits for the other's few bytes. It is there, unless somebody has
-/// stopped it.
+/// Seconds that either side waits for the other's few bytes. They come at once, unless the other
+/// process is stopped.
 const PATIENCE: i64 = 2;
 /// Attempts to send a descriptor, a millisecond apart.
 const ATTEMPTS: u32 = 1000;
@@ -56,13 +56,14 @@ impl Desk {
                     Ok(Some(caller)) => serve(&caller, &address, &seen),
                     Ok(None) => Ok(()),
                     Err(error) => {
-                        // Out of descriptors, as a rule: whoever knocks goes on knocking.
+                        // Usually out of descriptors: the listener stays readable, so wait
+                        // before the next attempt.
                         let _ = is_readable(&[stopped.as_fd()], Some(1));
                         Err(error)
                     }
                 };
                 if let Err(error) = served {
-                    tracing::debug!(%error, "somebody who asked for a descriptor got none");
+                    tracing::debug!(%error, "a request for a descriptor was not answered");
                 }
             }
         };
@@ -77,8 +78,7 @@ impl Desk {
         self.address
     }
 
-    /// From now on an allocation's descriptor is given to who asks for it, as long as it is
-    /// exported.
+    /// Offers an allocation's descriptor to callers, as long as the allocation is exported.
     pub(super) fn offer(&self, inode: u64, allocation: &Arc<Allocation>) {
         let mut wares = self.wares.lock().unwrap_or_else(PoisonError::into_inner);
         wares.retain(|_, known| known.strong_count() > 0);
@@ -89,7 +89,7 @@ impl Desk {
 impl Drop for Desk {
     fn drop(&mut self) {
         if !self.owner.is_here() {
-            // The thread is the parent's, and goes on: here is none to wait for, or to detach.
+            // The thread is the parent's: a fork has no thread to wait for or to detach.
             return std::mem::forget(self.thread.take());
         }
         let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
@@ -99,7 +99,7 @@ impl Drop for Desk {
     }
 }
 
-/// Of the abstract namespace: there it is seen by all, and so is no secret.
+/// Returns the broker's name in the abstract namespace, which all processes see: it is no secret.
 fn name(address: &Address) -> Vec<u8> {
     let (number, _) = address.split_at(8);
     let digits = number.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -110,20 +110,20 @@ fn secret(address: &Address) -> &[u8] {
     address.split_at(8).1
 }
 
-/// Which of the descriptors becomes readable first, within so many seconds.
+/// Waits for at most `seconds`. Returns the index of the last descriptor that is readable then.
 fn is_readable(fds: &[BorrowedFd<'_>], seconds: Option<i64>) -> Option<usize> {
     let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let limit = seconds.map(|tv_sec| Timespec { tv_sec, tv_nsec: 0 });
     loop {
         match poll(&mut polled, limit.as_ref()) {
             Err(Errno::INTR) => {}
-            // The last first: it is the one that ends a desk.
+            // The last one takes precedence: it ends a broker.
             _ => return polled.iter().rposition(|fd| !fd.revents().is_empty()),
         }
     }
 }
 
-/// One message, which is waited for.
+/// Waits for one message.
 fn hear(channel: &Channel) -> Result<(Vec<u8>, Option<OwnedFd>), Errno> {
     let mut bytes = [0; 64];
     is_readable(&[channel.as_fd()], Some(PATIENCE)).ok_or(Errno::TIMEDOUT)?;
@@ -148,8 +148,8 @@ fn serve(caller: &Channel, address: &Address, wares: &Wares) -> Result<(), Errno
     }
 }
 
-/// Sends a descriptor. Where too many are in flight the caller waits, who has more patience than
-/// this.
+/// Sends a descriptor. While too many are in flight it tries again; the caller waits longer than
+/// these attempts take.
 fn hand_out(caller: &Channel, fd: BorrowedFd<'_>) -> Result<(), Errno> {
     for _ in 0..ATTEMPTS {
         match caller.send(HERE, &[fd]) {
@@ -160,7 +160,7 @@ fn hand_out(caller: &Channel, fd: BorrowedFd<'_>) -> Result<(), Errno> {
     caller.send(HERE, &[fd])
 }
 
-/// Asks another process's desk for the descriptor of an allocation.
+/// Asks another process's broker for the descriptor of an allocation.
 pub(super) fn ask(address: &Address, inode: u64) -> Result<OwnedFd, MapError> {
     let failed = |error| MapError::of("its process does not hand it out", error);
     let desk = Channel::connect(&name(address)).map_err(|error| match error {
@@ -191,7 +191,7 @@ mod tests {
         let mut wrong = desk.address();
         wrong[23] ^= 1;
         assert!(ask(&wrong, 7).unwrap_err().to_string().contains("does not hand it out"));
-        // Somebody who says nothing, nonsense, or too much, and others who come behind it.
+        // A silent caller, one that sends garbage, and callers behind them.
         let silent = Channel::connect(&name(&desk.address())).unwrap();
         let talker = Channel::connect(&name(&desk.address())).unwrap();
         talker.send(&[1; 1000], &[]).unwrap();

@@ -1,4 +1,4 @@
-//! Allocations of this process that others map.
+//! Allocations of this process that other processes map.
 
 use super::desk::Desk;
 use super::key::{Key, Several};
@@ -12,28 +12,27 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// The forms that importers survive the exporter's death with, in the order in which they are
-/// tried.
+/// Forms of handles whose importers survive the exporter's death, in the order of the attempts.
 pub(super) const FORMS: [HandleForm; 3] = [HandleForm::Bytes, HandleForm::Fd, HandleForm::Fabric];
 
 /// An allocation that is exported: once, for all its regions.
 pub(super) struct Allocation {
     handle: Handle,
-    /// Where it begins.
+    /// First address.
     base: usize,
-    /// Of its ledger.
+    /// Inode of its ledger.
     inode: u64,
     ledger: Ledger,
 }
 
 impl Allocation {
-    /// The descriptor that belongs to its handle, if one does.
+    /// Returns the descriptor of its handle, if the handle has one.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.handle.fd()
     }
 
-    /// Whether nobody has it mapped, nor can come to. While another region of it is registered,
-    /// those who have it mapped may be there for that one.
+    /// Returns `true` if no process has the allocation mapped or can still map it. While another
+    /// region of it is registered, its importers may belong to that one.
     fn is_free(&self) -> bool {
         self.ledger.stands(0) && self.ledger.importers().is_empty()
     }
@@ -41,27 +40,26 @@ impl Allocation {
 
 #[derive(Default)]
 pub(super) struct Exports {
-    /// By the device, the driver's number and the address: pieces that are mapped into one
-    /// reservation are told apart, whatever their driver numbers.
+    /// By device, driver's number and address: pieces that are mapped into one reservation are
+    /// distinguished even if their driver numbers are equal.
     all: Mutex<HashMap<(GpuUuid, AllocId, usize), Weak<Allocation>>>,
-    /// Opened with the first handle that has a descriptor. `None`: there can be none, and
-    /// descriptors are fetched.
+    /// Opened with the first handle that has a descriptor. `None`: the broker cannot be opened,
+    /// and importers fetch descriptors themselves.
     desk: OnceLock<Option<Desk>>,
 }
 
-/// What regions have owned that nobody here has any more, and others may still have mapped: freed
-/// when they have not, whichever runtime looks after it. Of memory that the program answers for it
-/// is the program that keeps it for so long.
+/// Owners of regions without handles here, whose memory other processes may still have mapped.
+/// They are freed once no process maps them, by any runtime that looks. Memory of the program has
+/// no owner here: the program keeps it for that long.
 static LEFT: Mutex<Vec<(Arc<Allocation>, Owner)>> = Mutex::new(Vec::new());
 
 type Owner = Box<dyn Any + Send + Sync>;
 
-/// Ends a registration.
+/// Ends a registration when dropped.
 struct Registration(Arc<Allocation>);
 
-/// Regions by the inode of their ledger, where they begin in their allocation, and their length,
-/// for ranks of the same process: no driver opens a process's own handles (gpu.md, legacy IPC rule
-/// 3).
+/// Regions by the inode of their ledger, their offset in the allocation, and their length. For
+/// ranks of the same process: no driver opens a process's own handles (gpu.md, legacy IPC rule 3).
 static OWN: Mutex<Vec<(Name, WeakRegion)>> = Mutex::new(Vec::new());
 
 type Name = (u64, usize, u64);
@@ -82,7 +80,7 @@ impl Exports {
         region.keep_with(|| Arc::new(Until(allocation.clone())));
         let share = allocation.ledger.0.share().ok_or("its ledger is shared by nobody")?;
         let ledger = shm::export::export_shared(share)?;
-        // Ended by the registration, which has to look at the ledger afterwards.
+        // The registration ends it, since it has to look at the ledger afterwards.
         let (pid, simulated, len) = (std::process::id(), gpu.info().simulated, region.len() as u64);
         let fd = allocation.fd().map(|fd| fd.as_raw_fd().cast_unsigned());
         let desk = fd.and_then(|_| self.desk()).map(|desk| {
@@ -109,7 +107,7 @@ impl Exports {
         Ok(Exported::new(key.encode(), Registration(allocation)))
     }
 
-    /// Each part by itself, under one name: whoever maps them does so one behind the other.
+    /// Exports each part by itself, under one key: an importer maps them one behind the other.
     fn export_joined(&self, region: &Region) -> Result<Exported, MapError> {
         let parts = region.joined_parts();
         let first = parts.first().ok_or("it is no part of anything")?;
@@ -120,8 +118,7 @@ impl Exports {
         Ok(Exported::new(key, exported))
     }
 
-    /// The processes that have memory of a range of addresses mapped, whether it is still
-    /// registered or not.
+    /// Returns the processes that have memory of a range of addresses mapped, registered or not.
     pub(super) fn mapped_by(&self, addr: usize, len: usize) -> Vec<u32> {
         free_left();
         let end = addr.saturating_add(len);
@@ -142,14 +139,14 @@ impl Exports {
         }
         let opened = Desk::open();
         if let Err(why) = &opened {
-            tracing::info!(%why, "descriptors are fetched, or not had");
+            tracing::info!(%why, "no descriptor broker: importers fetch descriptors themselves");
         }
-        // What is short now may be there for the next export.
+        // A shortage may have ended at the next export.
         let is_lacking = matches!(opened, Err(MapError::Lacking(_)));
         if is_lacking { None } else { self.desk.get_or_init(|| opened.ok()).as_ref() }
     }
 
-    /// The allocation that a region lies in, as it was exported before or is now.
+    /// Returns the allocation that a region lies in, and exports it if it is not exported yet.
     fn allocation(&self, region: &Region, gpu: &Arc<dyn Gpu>) -> Result<Arc<Allocation>, MapError> {
         let name = (gpu.info().uuid, region.id(), region.root().addr());
         let mut all = lock(&self.all);
@@ -178,7 +175,7 @@ impl Exports {
     }
 }
 
-/// A region of this very process, by its key.
+/// Returns a region of this very process, by its key.
 pub(super) fn own(name: Name) -> Result<Region, String> {
     let own = lock(&OWN);
     let found =
@@ -186,12 +183,12 @@ pub(super) fn own(name: Name) -> Result<Region, String> {
     found.ok_or_else(|| "it is not there any more".into())
 }
 
-/// Keeps memory until nobody has its allocation mapped.
+/// Keeps memory until no process has its allocation mapped.
 struct Until(Arc<Allocation>);
 
 impl Keeper for Until {
     fn keep(&self, owner: Owner) {
-        // At once where that can be, also beside somebody who looks through what is left.
+        // At once where possible, even while another thread goes through the list.
         if self.0.is_free() {
             return drop(owner);
         }
@@ -200,10 +197,9 @@ impl Keeper for Until {
     }
 }
 
-/// Frees what others do not have mapped any more.
+/// Frees memory that no other process has mapped any more.
 pub(super) fn free_left() {
-    // Dropped outside the lock: freeing memory of a GPU takes time, and an owner may be the
-    // program's.
+    // Dropped outside the lock: freeing GPU memory takes time, and an owner may be the program's.
     let freed: Vec<_> = {
         let Ok(mut left) = LEFT.try_lock() else { return };
         left.extract_if(.., |(allocation, _)| allocation.is_free()).collect()
@@ -216,7 +212,7 @@ impl Drop for Registration {
         if let Some(share) = self.0.ledger.0.share() {
             share.close();
         }
-        // Nobody waits here: whoever has it mapped closes it when it next looks.
+        // No wait here: an importer closes its mapping when it next looks.
         free_left();
     }
 }
@@ -230,7 +226,7 @@ pub(super) mod tests {
     use super::*;
     use crate::gpu::HandleKey;
 
-    /// As if it were VMM memory.
+    /// Makes an allocation like one of VMM memory.
     pub(in super::super) fn shareable() -> Allocation {
         let key = HandleKey::Fd(std::fs::File::open("/dev/null").unwrap().into());
         let handle = Handle { gpu: GpuUuid([1; 16]), id: AllocId(1), len: 1, offset: 0, key };

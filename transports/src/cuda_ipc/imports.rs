@@ -10,21 +10,21 @@ use crate::shm;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Allocations that stay mapped, though nothing uses them at the moment: opening one takes
-/// milliseconds.
+/// Size of the IPC handle cache: allocations that stay mapped though they are not in use, since
+/// opening one takes milliseconds.
 const KEPT: usize = 64;
 
 pub(super) struct Imports {
     drivers: Vec<Arc<dyn Driver>>,
-    /// The latest at the end.
+    /// The most recently used at the end.
     opened: Mutex<VecDeque<Opened>>,
 }
 
 /// An allocation that is mapped for one device's engines.
 #[derive(Clone)]
 struct Opened {
-    /// The ledger's inode, which is no other's while this has it mapped; and the handle, whoever
-    /// named the two together.
+    /// The ledger's inode, which no other ledger has while this one is mapped, and the handle.
+    /// Both are compared, since a peer chose which two belong together.
     inode: u64,
     handle: [u8; Handle::WIRE],
     /// Its exporter's process.
@@ -35,8 +35,8 @@ struct Opened {
     entry: Arc<Standing>,
 }
 
-/// Stands in the ledger until the driver has closed the allocation, which it does not while a
-/// stream waits.
+/// An entry in the ledger that stands until the driver has closed the allocation. The driver does
+/// not close it while a stream waits.
 struct Standing {
     entry: Option<Entry>,
     gpu: Option<Arc<dyn Gpu>>,
@@ -46,7 +46,8 @@ impl Drop for Standing {
     fn drop(&mut self) {
         let entry = self.entry.take();
         if let Some(gpu) = &self.gpu {
-            // Whoever drops this has dropped the memory before: so it is done behind that.
+            // The memory was dropped before this, so this callback runs after the driver has
+            // closed it.
             gpu.when_no_stream_waits(Box::new(move || drop(entry)));
         }
     }
@@ -73,7 +74,7 @@ impl Found {
 }
 
 impl Opened {
-    /// The number of its exporter's process.
+    /// Returns the number of its exporter's process.
     fn pid(&self) -> u32 {
         self.exporter.map_or(0, |name| (name >> 32) as u32)
     }
@@ -107,8 +108,8 @@ impl Imports {
         Ok(Imported::watched(region, share, epoch))
     }
 
-    /// Memory that is made of several allocations: mapped one behind the other, at addresses that
-    /// are reserved for it, for as long as whoever asks for it keeps it.
+    /// Maps memory that consists of several allocations, one behind the other in a range reserved
+    /// for it, until the caller drops it.
     fn import_several(
         &self,
         several: &Several,
@@ -156,7 +157,7 @@ impl Imports {
         Ok(Imported::watched(region, share, first.epoch))
     }
 
-    /// The allocation, mapped for the engines of the device that is `near`, or of one that can.
+    /// Returns the allocation, mapped for the engines of the device `near`, or of one that can.
     fn opened(
         &self,
         key: &Key,
@@ -236,8 +237,8 @@ impl Imports {
         })
     }
 
-    /// What the first device can do, the one that is near before others. Whether it works is an
-    /// experiment, not a comparison of numbers (gpu.md, legacy IPC rule 9).
+    /// Returns the result of the first device that can, `near` before others. Only an attempt
+    /// tells whether a device can, not a comparison of numbers (gpu.md, legacy IPC rule 9).
     fn by_the_first<T>(
         &self,
         simulated: bool,
@@ -253,8 +254,8 @@ impl Imports {
             }
         }
         gpus.retain(|gpu| gpu.info().simulated == simulated);
-        // Where any of them will do, one that this process works with: a GPU that is another's
-        // alone has its copier for that one.
+        // Where any of them will do, prefer one that this process works with: a GPU that another
+        // process uses exclusively has its copier for that process.
         let works = |gpu: &Arc<dyn Gpu>| matches!(gpu.copier(), CopierState::On { .. });
         if near.is_none() {
             gpus.sort_by_key(|gpu| !works(gpu));
@@ -271,12 +272,12 @@ impl Imports {
         Err(reasons.join("; "))
     }
 
-    /// Closes what its exporter has withdrawn, if nothing here uses it.
+    /// Closes allocations that their exporters have withdrawn, if they are not in use here.
     pub(super) fn close_ended(&self) {
         self.close(|one| one.ledger.stands(0));
     }
 
-    /// The same of those whose exporter has ended without a word.
+    /// Closes, in addition, those whose exporter has ended without withdrawing them.
     pub(super) fn close_dead(&self) {
         self.close(|one| {
             let has_ended = || name_of(one.pid()).is_ok_and(|found| found != one.exporter);

@@ -1,4 +1,4 @@
-//! What an importer is told.
+//! Keys by which importers find memory.
 
 use super::desk::{self, Address};
 use crate::contract::WireKey;
@@ -7,8 +7,8 @@ use crate::mem::MapError;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use std::os::fd::OwnedFd;
 
-/// How an importer finds an allocation: its ledger, its handle, and the handle's descriptor in the
-/// exporter's process.
+/// Key of an allocation: its ledger, its handle, and the handle's descriptor in the exporter's
+/// process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Key {
     /// The ledger's own key, which is that of shared host memory.
@@ -16,10 +16,10 @@ pub(super) struct Key {
     pub(super) pid: u32,
     /// The descriptor's number, where the handle has one.
     pub(super) fd: Option<u32>,
-    /// Where the descriptor is handed out, if it is.
+    /// Address of the broker that hands out the descriptor, if there is one.
     pub(super) desk: Option<Address>,
-    /// Whether the device is simulated: a real driver does not open its handles, nor the other way
-    /// round.
+    /// `true` if the device is simulated: simulated and real drivers do not open each other's
+    /// handles.
     pub(super) simulated: bool,
     /// Bytes of the region, which begins where the handle says.
     pub(super) len: u64,
@@ -65,8 +65,8 @@ impl Key {
         })
     }
 
-    /// The handle, with its descriptor: fetched where the kernel lets us, which disturbs nobody,
-    /// else asked for. `inode` is that of its ledger.
+    /// Returns the handle with its descriptor. Fetches the descriptor if the kernel permits, which
+    /// disturbs no thread; else asks the broker. `inode` is that of its ledger.
     pub(super) fn handle(&self, inode: u64) -> Result<Handle, MapError> {
         let fd = self.fd.map(|fd| match fetch(self.pid, fd) {
             Err(MapError::Refused(refused)) => {
@@ -83,13 +83,13 @@ impl Key {
     }
 }
 
-/// A descriptor of another process. The kernel allows it to whom it allows to copy from that
-/// process's memory.
+/// Fetches a descriptor of another process. The kernel permits it to a process that may copy from
+/// that process's memory.
 fn fetch(pid: u32, fd: u32) -> Result<OwnedFd, MapError> {
     let pid =
         i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("its process number is none")?;
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())
-        .map_err(|error| MapError::of("its process is not to be found", error))?;
+        .map_err(|error| MapError::of("its process cannot be opened", error))?;
     rustix::process::pidfd_getfd(process, fd.cast_signed(), PidfdGetfdFlags::empty()).map_err(
         |error| {
             MapError::of(
@@ -101,22 +101,22 @@ fn fetch(pid: u32, fd: u32) -> Result<OwnedFd, MapError> {
     )
 }
 
-/// What an importer is told of memory that is made of several allocations, one behind the other.
+/// Key of memory that consists of several allocations, one behind the other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Several {
-    /// Where the region begins in the first.
+    /// Offset of the region in the first allocation.
     pub(super) offset: u64,
-    /// Its bytes.
+    /// Bytes of the region.
     pub(super) len: u64,
-    /// Of each allocation, as a whole.
+    /// The keys of the whole allocations.
     pub(super) keys: Vec<WireKey>,
 }
 
-/// In the place of a process's number, which is never 0.
+/// Stands in the place of a process's number, which is never 0.
 const SEVERAL: [u8; 4] = [0; 4];
 
 impl Several {
-    /// Bytes of all keys: what a region's name has room for.
+    /// Limit of the bytes of all keys: the room in a region's name.
     const MOST: usize = 60_000;
 
     pub(super) fn encode(&self) -> Result<WireKey, String> {
@@ -140,7 +140,7 @@ impl Several {
         Ok(WireKey(bytes))
     }
 
-    /// `None` if it is no such key.
+    /// Returns `None` if it is no such key.
     pub(super) fn decode(WireKey(key): &WireKey) -> Option<Self> {
         let rest = key.strip_prefix(&SEVERAL)?;
         let (offset, rest) = rest.split_first_chunk()?;

@@ -1,4 +1,4 @@
-//! Who has an allocation mapped.
+//! Importers of an allocation.
 
 use crate::fork::Owner;
 use crate::mem::{MapError, Region};
@@ -9,10 +9,10 @@ use std::sync::atomic::{Ordering, fence};
 /// Processes that can have an allocation mapped at a time.
 const PLACES: usize = 128;
 
-/// A page in which each process that has the allocation mapped stands. The exporter makes it;
-/// importers map it before the allocation, and enter it before they look whether the registration
-/// stands: so the exporter, which ends the registration before it looks here, either finds them or
-/// is found out by them.
+/// A page with an entry for each process that has the allocation mapped. The exporter makes it.
+/// Importers map it before the allocation, and enter it before they check that the registration
+/// stands. The exporter ends the registration before it reads the page. So either the exporter
+/// sees an importer's entry, or the importer sees that the registration has ended.
 #[derive(Clone)]
 pub(super) struct Ledger(pub(super) Region);
 
@@ -33,25 +33,25 @@ impl Ledger {
         Region::shared(Self::BYTES).map(Self).map_err(failed)
     }
 
-    /// Whether the registration of that epoch stands.
+    /// Returns `true` if the registration of that epoch stands.
     pub(super) fn stands(&self, epoch: u64) -> bool {
         self.0.share().is_some_and(|share| share.is_open(epoch))
     }
 
-    /// Writes this process into it.
+    /// Enters this process.
     pub(super) fn enter(&self) -> Result<Entry, MapError> {
         let me = name_of(std::process::id())?.ok_or("this process is not in /proc")?;
         let at = (0..PLACES).find(|at| self.0.compare_swap(at * 8, 0, me) == Ok(0));
         let at = at.ok_or_else(|| format!("{PLACES} processes have it mapped already"))?;
-        // Before the look at the epoch.
+        // The entry precedes the look at the epoch.
         fence(Ordering::SeqCst);
         Ok(Entry { ledger: self.clone(), at, me, owner: Owner::this_process() })
     }
 
-    /// The processes that have it mapped and are alive, after the registration has been ended.
-    /// Strikes out the dead.
+    /// Returns the living processes that have it mapped. Called after the end of the registration.
+    /// Removes entries of dead processes.
     pub(super) fn importers(&self) -> Vec<u32> {
-        // After the end of the registration.
+        // The end of the registration precedes the look at the entries.
         fence(Ordering::SeqCst);
         let mut alive = Vec::new();
         for at in (0..PLACES).map(|at| at * 8) {
@@ -62,7 +62,7 @@ impl Ledger {
             }
             match name_of(pid) {
                 Ok(found) if found != Some(name) => _ = self.0.compare_swap(at, name, 0),
-                // One that cannot be looked for may be there, and use the memory.
+                // A process that cannot be checked may be alive, and use the memory.
                 Ok(_) | Err(_) => alive.push(pid),
             }
         }
@@ -78,10 +78,11 @@ impl Drop for Entry {
     }
 }
 
-/// A process by its number and when it started: numbers are used again. `Ok(None)`: there is none.
+/// Returns a name of a process, of its number and its start time, since numbers are used again.
+/// `Ok(None)`: there is no such process.
 ///
 /// # Errors
-/// That cannot be found out, for want of a descriptor, say.
+/// The check failed, for lack of a descriptor, for example.
 pub(super) fn name_of(pid: u32) -> Result<Option<u64>, MapError> {
     let path = format!("/proc/{pid}/stat");
     let stat = match std::fs::read_to_string(&path) {
@@ -93,8 +94,8 @@ pub(super) fn name_of(pid: u32) -> Result<Option<u64>, MapError> {
             return if is_none { Ok(None) } else { Err(MapError::of(&path, error)) };
         }
     };
-    // Its name, in brackets, may contain anything. Behind it, the state comes first, and as the
-    // 20th the start, in ticks since boot: proc_pid_stat(5).
+    // The process's name, in brackets, may contain any character. Behind it the state comes first,
+    // and the start is field 20, in ticks since boot: proc_pid_stat(5).
     let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
     let mut fields = behind.split_ascii_whitespace();
     if fields.next() == Some("Z") {
@@ -142,12 +143,12 @@ mod tests {
         assert!(ledger.importers().is_empty() && ledger.enter().is_ok());
     }
 
-    /// Its exporter would free what it still uses.
+    /// Otherwise its exporter would free memory that the process still uses.
     #[test]
     fn who_cannot_be_looked_for_is_not_taken_for_dead() {
         const ALONE: &str = "LEDGER_ALONE";
         if std::env::var_os(ALONE).is_none() {
-            // Descriptors are the process's, and other tests need theirs.
+            // Descriptors belong to the process, and other tests need theirs.
             let name = "cuda_ipc::ledger::tests::who_cannot_be_looked_for_is_not_taken_for_dead";
             let mut again = std::process::Command::new(std::env::current_exe().unwrap());
             let again = again.args(["--exact", name]).env(ALONE, "1").output().unwrap();

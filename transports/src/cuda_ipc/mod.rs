@@ -1,28 +1,28 @@
 //! GPU memory of other processes of this machine, mapped.
 //!
 //! ```text
-//! exporter                                   importer
-//!   ledger page, with the registration's       maps the ledger, writes itself into it
-//!   epoch and who has the memory mapped         looks whether the registration stands
+//! exporter                                      importer
+//!   ledger page, with the registration's        maps the ledger, and enters itself
+//!   epoch and the memory's importers            checks that the registration stands
 //!   handle of the allocation  ─── key ───►      opens the handle: once, for all its regions
-//!   frees the memory when nobody is left        closes it, and takes itself out of the ledger
+//!   frees it when no importer is left           closes it, and removes its entry
 //! ```
 //!
-//! It carries no messages: what is mapped is an ordinary region, read and written by the copy
-//! engines of the process that has it mapped. The same code serves real GPUs and simulated ones,
-//! since both are [`Driver`]s.
+//! It carries no messages. Mapped memory is an ordinary region, which the copy engines of the
+//! importer read and write. The same code serves real GPUs and simulated ones, since both are
+//! [`Driver`]s.
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `ledger` | who has an allocation mapped: a page that all of them see |
-//! | `desk` | where descriptors are handed out, if nobody may fetch them |
-//! | `key` | what an importer is told, and how it finds the descriptors that belong to it |
-//! | `exports` | allocations of this process: exported once, freed when nobody has them mapped |
-//! | `imports` | allocations of others: opened once, kept for the next region |
+//! | `ledger` | importers of an allocation: a page that all of them see |
+//! | `desk` | broker of descriptors, for processes that may not fetch them |
+//! | `key` | keys, and the way from a key to its descriptors |
+//! | `exports` | allocations of this process: exported once, freed when no process maps them |
+//! | `imports` | allocations of other processes: opened once, kept for the next region |
 //!
-//! Memory pools are not mapped: when the process that made the pool dies, a copy that touches its
-//! memory ends the importer's context (error 226, docs/gpu.md, "Measured"), which plain and VMM
-//! memory survive.
+//! Memory pools are not mapped. When the process that made the pool dies, a copy that touches its
+//! memory ends the importer's context (error 226, docs/gpu.md, "Measured"). Plain and VMM memory
+//! survive.
 
 mod desk;
 mod exports;
@@ -37,10 +37,10 @@ use exports::Exports;
 use imports::Imports;
 use std::sync::Arc;
 
-/// This transport's name.
+/// Name of this transport.
 pub const NAME: &str = "cuda_ipc";
 
-/// GPU memory of this process for others, and of others for this one.
+/// Exchange of GPU memory with other processes: this process's for them, and theirs for this one.
 pub struct CudaIpc {
     exports: Exports,
     imports: Imports,
@@ -48,8 +48,8 @@ pub struct CudaIpc {
 }
 
 impl CudaIpc {
-    /// For the devices of these drivers. Asks none of them for anything before there is memory of
-    /// theirs.
+    /// Makes the domain for the devices of these drivers. Calls no driver before there is memory
+    /// of its devices.
     pub fn new(drivers: Vec<Arc<dyn Driver>>) -> Self {
         let caps = Caps {
             am_inline: 0,

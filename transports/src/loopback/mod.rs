@@ -1,10 +1,10 @@
 //! The transport within a process: the reference implementation, and the test transport.
 //!
-//! It does the plainest thing that keeps every promise of the [contract](crate::contract): a queue
-//! under a mutex for each link, and a list of the queues that have something. It has no memory of
-//! its own, so it can send from memory of any kind: a message from a GPU is on its way until the
-//! GPU's engine has brought it into a packet of host memory. Into memory of a GPU it does not
-//! receive: the runtime lands what is for there.
+//! It does the plainest thing that keeps every promise of the [contract](crate::contract). Each
+//! link has a queue under a mutex, and each device a list of the queues that are not empty. It has
+//! no memory of its own, so it can send from memory of any kind. A message from a GPU stays in
+//! flight until the GPU's engine has copied it into a packet of host memory. It does not receive
+//! into GPU memory: the runtime copies such messages there.
 //!
 //! Any number of ranks of one process can talk through it, each with devices of its own.
 
@@ -29,7 +29,7 @@ pub const NAME: &str = "loopback";
 
 /// Messages that wait in one link's queue before it is [`Busy::Full`].
 const QUEUE: usize = 256;
-/// Messages taken from one queue before the next has its turn.
+/// Messages taken from one queue before the next queue.
 const TURN: usize = 16;
 
 /// The loopback transport.
@@ -39,7 +39,8 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// With messages of up to so many bytes; more than a packet holds makes no sense.
+    /// Makes the transport for messages of up to `max_message` bytes, at most the size of a
+    /// packet.
     pub fn new(max_message: usize) -> Self {
         Self { max_message }
     }
@@ -115,7 +116,7 @@ impl Domain for LoopbackDomain {
 impl LoopbackDomain {
     fn open_device(&self, packets: Arc<dyn PacketSource>) -> Result<LoopbackDevice, Unavailable> {
         if !packets.kind().is_host() {
-            // What the runtime tells itself lies in them, too.
+            // The runtime's own messages lie in them, too.
             let reason =
                 format!("it receives into host packets, not into {} memory", packets.kind());
             return Err(Unavailable::new(NAME, reason));
@@ -140,7 +141,7 @@ impl LoopbackDomain {
     }
 }
 
-/// Takes a region back when its export ends.
+/// Withdraws a region when its export ends.
 struct Withdraw {
     number: u64,
     _guard: Arc<()>,
@@ -148,7 +149,7 @@ struct Withdraw {
 
 impl Drop for Withdraw {
     fn drop(&mut self) {
-        // Without the lock: what a region owns may be anybody's code.
+        // Without the lock: a region's owner may be any code.
         let withdrawn = lock(regions()).remove(&self.number);
         drop(withdrawn);
     }
@@ -156,7 +157,7 @@ impl Drop for Withdraw {
 
 type Regions = HashMap<u64, (Region, Weak<()>)>;
 
-/// The regions of this process that can be imported, by number.
+/// Returns the regions of this process that can be imported, by number.
 fn regions() -> &'static Mutex<Regions> {
     static REGIONS: OnceLock<Mutex<Regions>> = OnceLock::new();
     REGIONS.get_or_init(Mutex::default)
@@ -164,13 +165,13 @@ fn regions() -> &'static Mutex<Regions> {
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// The devices of this process, by number.
+/// Returns the devices of this process, by number.
 fn directory() -> MutexGuard<'static, HashMap<u64, Weak<Inbox>>> {
     static DEVICES: OnceLock<Mutex<HashMap<u64, Weak<Inbox>>>> = OnceLock::new();
     lock(DEVICES.get_or_init(Mutex::default))
 }
 
-/// A number that no other process has: what makes an address say "this very process".
+/// Returns a number that no other process has, by which an address names this very process.
 fn this_process() -> [u8; 16] {
     static TOKEN: OnceLock<[u8; 16]> = OnceLock::new();
     *TOKEN.get_or_init(|| {
@@ -187,7 +188,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What links to a device share with it.
+/// State that a device shares with the links to it.
 #[derive(Debug)]
 struct Inbox {
     id: u64,
@@ -197,20 +198,21 @@ struct Inbox {
     /// Entries of `ready`; read without the lock by polls that find nothing.
     waiting: AtomicU32,
     sleepers: Sleepers,
-    /// A fork has the descriptor that wakes this process's threads.
+    /// A fork shares the descriptor that wakes this process's threads.
     owner: Owner,
     closed: AtomicBool,
-    /// Whoever has a link to here, and what it calls this device's rank: to be told of the end.
+    /// The devices with links to this one, with the names that they use for its rank. They are
+    /// told of its end.
     sources: Mutex<Vec<(PeerId, Weak<Self>)>>,
-    /// Where the links from here lead.
+    /// The queues of the links from this device, with their targets.
     targets: Mutex<Vec<(Arc<Queue>, Weak<Self>)>>,
 }
 
 #[derive(Debug, Default)]
 struct Ready {
-    /// Queues that have something, each at most once.
+    /// Queues that are not empty, each at most once.
     queues: VecDeque<Arc<Queue>>,
-    /// Ends of operations that were posted from here, and news of links.
+    /// Completions of operations posted from here, and news of links.
     news: VecDeque<Event>,
 }
 
@@ -224,27 +226,26 @@ impl Inbox {
         self.sleepers.wake();
     }
 
-    /// Ends, for their senders, the operations that are on their way to this device, which has
-    /// closed.
+    /// Completes, for their senders, the operations in flight to this device, which has closed.
     fn abandon(&self) {
         let queues = std::mem::take(&mut lock(&self.ready).queues);
         queues.iter().for_each(|queue| queue.abandon());
     }
 }
 
-/// What one link has sent and the target has not taken yet.
+/// Messages that one link has sent and the target has not taken yet.
 #[derive(Debug)]
 struct Queue {
     from: PeerId,
     messages: Mutex<VecDeque<Message>>,
-    /// Whether it is on the target's list.
+    /// `true` while it is on the target's list.
     listed: AtomicBool,
-    /// Whether its last entry was made.
+    /// `true` once its last entry was made.
     ended: AtomicBool,
 }
 
 impl Queue {
-    /// Ends what is on its way to a device that has closed.
+    /// Completes the operations in flight to a device that has closed.
     fn abandon(&self) {
         let left: Vec<_> = lock(&self.messages).drain(..).collect();
         for message in left {
@@ -267,7 +268,7 @@ impl Queue {
         }
     }
 
-    /// Ends what its sender still has under way, before the sender goes.
+    /// Completes the operations that its sender still has in flight, before the sender goes.
     fn take_back(&self) {
         let mut messages = lock(&self.messages);
         let (kept, back): (VecDeque<_>, VecDeque<_>) = messages
@@ -292,13 +293,13 @@ struct Message {
 #[derive(Debug)]
 enum OnItsWay {
     There(Payload),
-    /// From memory of a GPU, by its engine; the sender is told when its buffer is free.
+    /// From GPU memory, by its engine; the sender is told when its buffer is free.
     Landing(Transfer, Sender),
     /// The sender has gone: the last entry of its queue.
     End(DownCause),
 }
 
-/// Whom to tell when a message has left its sender's buffer.
+/// Inbox to tell when a message has left its sender's buffer.
 #[derive(Debug)]
 struct Sender(Arc<Inbox>, OpToken);
 
@@ -348,7 +349,7 @@ impl LoopbackDevice {
             if let OnItsWay::Landing(transfer, _) = &mut front.payload
                 && transfer.poll().is_none()
             {
-                // Those behind it wait: messages of one link arrive in order.
+                // Later messages wait: messages of one link arrive in order.
                 break;
             }
             let Some(Message { header, payload }) = messages.pop_front() else { break };
@@ -413,13 +414,14 @@ impl Device for LoopbackDevice {
             if !more {
                 queue.listed.store(false, Ordering::SeqCst);
             }
-            // A message pushed between the two lines above was pushed by one who saw it still
+            // A sender that pushed a message between the two lines above saw the queue still
             // listed.
             if more
                 || !lock(&queue.messages).is_empty() && !queue.listed.swap(true, Ordering::SeqCst)
             {
                 lock(&self.inbox.ready).queues.push_back(queue);
-                // The device may have closed while this queue was not among those that it abandons.
+                // The device may have closed while this queue was not on the list that it
+                // abandons.
                 if self.inbox.closed.load(Ordering::Acquire) {
                     self.inbox.abandon();
                 }
@@ -463,7 +465,8 @@ impl Device for LoopbackDevice {
             }
         }
         for (peer, source) in lock(&self.inbox.sources).drain(..) {
-            // Whoever is sent to hears of the end behind the last message, and not before.
+            // A source to which this device sends gets the end behind the last message, not
+            // before.
             if let Some(source) = source.upgrade().filter(|source| !told.contains(&source.id)) {
                 let cause = DownCause::Closed;
                 source.announce(|ready| ready.news.push_back(Event::PeerDown { peer, cause }));
@@ -504,8 +507,8 @@ impl LoopbackLink {
         Ok(())
     }
 
-    /// Adds a message to the queue, made only when there is room. `make` is told whether the queue
-    /// is empty.
+    /// Adds a message to the queue, made only when there is room. The argument of `make` is `true`
+    /// if the queue is empty.
     fn push(&self, make: impl FnOnce(bool) -> Result<Message, Submit>) -> Submit {
         let mut messages = lock(&self.queue.messages);
         if messages.len() >= QUEUE {
@@ -523,19 +526,19 @@ impl LoopbackLink {
         if !self.queue.listed.swap(true, Ordering::SeqCst) {
             self.target.announce(|ready| ready.queues.push_back(self.queue.clone()));
         }
-        // The target may have closed since it was looked at, and cleared its queues before this
-        // message was in one.
+        // The target may have closed since the check, and cleared its queues before this message
+        // was in one.
         if self.target.closed.load(Ordering::Acquire) {
             self.queue.abandon();
         }
-        // The same of this side. Only an operation that was posted has an end to be told.
+        // The same for this side. Only an operation that was posted has a completion to report.
         if posted && self.home.closed.load(Ordering::Acquire) {
             self.queue.take_back();
         }
         if posted { Submit::Posted } else { Submit::Done }
     }
 
-    /// Host memory that is over with when this returns.
+    /// Sends host memory, which the caller may reuse when this returns.
     fn copied(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
         self.check(bytes.len())?;
         if !bytes.place().is_host() {
@@ -580,7 +583,7 @@ impl LoopbackLink {
                     Ok(Message { header, payload: OnItsWay::Landing(transfer, sender) })
                 }
                 Err(refused) => {
-                    // Posted, and over already: the failure is an event like any other.
+                    // Posted and already ended: the failure is an event like any other.
                     sender.tell(refused.src, Err(Box::new(OpFailure::Copy(refused.cause))));
                     Err(Submit::Posted)
                 }

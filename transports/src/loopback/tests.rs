@@ -1,4 +1,4 @@
-//! A submit that had looked before a side closed, and comes to the queue behind the close.
+//! Submits that passed their checks before a side closed, and reach the queue after the close.
 
 use super::*;
 use crate::mem::{HostAllocator, PacketPool, Region};

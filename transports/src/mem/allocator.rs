@@ -1,4 +1,4 @@
-//! Where the memory of packets comes from: the host, a GPU, or wherever a program says.
+//! Allocators of packet memory: the host's, a GPU's, or a program's own.
 
 use super::{MemKind, Region};
 use crate::gpu::{Flavour, Gpu, GpuError};
@@ -8,15 +8,15 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Where memory for packets comes from. Users bring their own to have active messages land in
-/// memory of their choice.
+/// Source of memory for packets. Users bring their own so that active messages land in memory of
+/// their choice.
 ///
-/// A pool asks for whole blocks, and looks at each before it uses any of it: one that is too short,
-/// lies where it must not, or is of another kind than was said is an [`AllocError`] that says so,
-/// and is dropped. That is a help for those who write allocators, not a way round the promise
-/// below: nobody can look whether memory is also used elsewhere.
+/// A pool asks for whole blocks, and checks each before its first use. A block that is too short,
+/// lies at an impossible address, or is of another kind than claimed is dropped, with an
+/// [`AllocError`] that says so. The checks help authors of allocators; they do not replace the
+/// promise below, as a pool cannot see whether memory is also used elsewhere.
 ///
-/// One over a driver's memory pools:
+/// An allocator over a driver's memory pools:
 ///
 /// ```
 /// use carrack_simulators::gpu::{FakeConfig, FakeDriver};
@@ -27,7 +27,7 @@ use std::sync::Arc;
 /// #[derive(Debug)]
 /// struct Pooled(Arc<dyn Gpu>);
 ///
-/// // SAFETY: each chunk is an allocation of its own, and freed with the region that only the chunk has.
+/// // SAFETY: each chunk is an allocation of its own, freed with the region that only it holds.
 /// unsafe impl PacketAllocator for Pooled {
 ///     fn kind(&self) -> MemKind {
 ///         MemKind::Device(self.0.info().uuid)
@@ -37,7 +37,8 @@ use std::sync::Arc;
 ///     }
 ///     fn allocate(&self, layout: Layout) -> Result<Chunk, AllocError> {
 ///         let region = self.0.allocate(layout.size(), Flavour::Pooled)?;
-///         Chunk::of_region(region).ok_or(AllocError::OutOfMemory { bytes: layout.size(), kind: self.kind() })
+///         let none = AllocError::OutOfMemory { bytes: layout.size(), kind: self.kind() };
+///         Chunk::of_region(region).ok_or(none)
 ///     }
 /// }
 ///
@@ -49,20 +50,20 @@ use std::sync::Arc;
 /// ```
 ///
 /// # Safety
-/// Each [`Chunk`] that is given out is memory of [`kind`](Self::kind), as long and as aligned as
-/// was asked for, and used by nobody else until the chunk is dropped. Host memory is initialised,
-/// to whatever values.
+/// Each [`Chunk`] that is given out is memory of [`kind`](Self::kind), with the length and
+/// alignment asked for, and not used elsewhere until the chunk is dropped. Host memory is
+/// initialised, to any values.
 pub unsafe trait PacketAllocator: Send + Sync + fmt::Debug {
-    /// What sort of memory it gives out, always the same: host, pinned, or one GPU's.
+    /// Returns the kind of its memory, always the same: host, pinned, or one GPU's.
     fn kind(&self) -> MemKind;
 
-    /// The GPU that the memory belongs to, when [`kind`](Self::kind) names one: its engine copies
-    /// what arrives. Of pinned memory one whose driver has locked it.
+    /// Returns the GPU that the memory belongs to, when [`kind`](Self::kind) names one: its engine
+    /// copies messages. For pinned memory, returns a GPU of the driver that has locked it.
     fn gpu(&self) -> Option<&Arc<dyn Gpu>>;
 
-    /// One chunk. Called when a pool grows, not for each packet, and for each message into memory
-    /// of a GPU that is too long for a packet. Any thread may call it, inside progress: it must not
-    /// wait for anything that needs progress.
+    /// Allocates one chunk. Called when a pool grows, not for each packet, and for each message
+    /// into GPU memory that is too long for a packet. Any thread may call it, inside progress: it
+    /// must not wait for anything that needs progress.
     fn allocate(&self, layout: Layout) -> Result<Chunk, AllocError>;
 }
 
@@ -80,7 +81,7 @@ unsafe impl Sync for Chunk {}
 
 impl Chunk {
     /// # Safety
-    /// `len` bytes at `base` are used by nobody else, and stay allocated until `owner` is dropped.
+    /// `len` bytes at `base` are not used elsewhere, and stay allocated until `owner` is dropped.
     pub unsafe fn from_parts(
         base: NonNull<u8>,
         len: usize,
@@ -89,24 +90,24 @@ impl Chunk {
         Self { base, len, _owner: owner }
     }
 
-    /// All of a region, which is kept until the chunk is dropped. That nobody else uses it
-    /// meanwhile is what an allocator promises. `None` for a region at address 0.
+    /// Makes a chunk of a whole region, which is kept until the chunk is dropped. The allocator
+    /// promises that the memory is not used elsewhere meanwhile. `None` for a region at address 0.
     pub fn of_region(region: Region) -> Option<Self> {
         let base = NonNull::new(region.addr() as *mut u8)?;
         Some(Self { base, len: region.len(), _owner: Box::new(region) })
     }
 
-    /// Where it starts.
+    /// Returns its first address.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Length in bytes.
+    /// Returns its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -118,7 +119,7 @@ impl fmt::Debug for Chunk {
     }
 }
 
-/// Why an allocator gave nothing, or nothing that can be used.
+/// Reason why an allocator gave no memory, or none that can be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
@@ -130,17 +131,17 @@ pub enum AllocError {
     OutOfMemory {
         /// Bytes that were asked for.
         bytes: usize,
-        /// Of which memory.
+        /// The kind of memory.
         kind: MemKind,
     },
     /// The GPU's driver refused.
     #[error("no memory on the GPU: {0}")]
     Gpu(#[from] GpuError),
-    /// What large messages may take up is in use: see
+    /// Large messages use all the memory allowed for them: see
     /// [`PacketPool::limit_large`](super::PacketPool::limit_large).
     #[error(
-        "no {bytes} bytes for a large message: others have {used} of the {limit} that this pool's may take up; drop those \
-         that were kept, or raise the limit"
+        "no {bytes} bytes for a large message: others have {used} of the {limit} that this pool's \
+         may take up; drop those that were kept, or raise the limit"
     )]
     LargeLimit {
         /// Bytes that were asked for.
@@ -150,18 +151,18 @@ pub enum AllocError {
         /// Bytes that may be in use.
         limit: usize,
     },
-    /// The allocator says of itself what cannot be.
+    /// The allocator's own description is invalid.
     #[error("packets cannot be made of the allocator's memory, {kind}: {why}")]
     Unsuitable {
-        /// What it says that its memory is.
+        /// The kind that it claims.
         kind: MemKind,
-        /// What is wrong with that.
+        /// The objection.
         why: &'static str,
     },
     /// A chunk is too short.
     #[error("the packet allocator gave {got} bytes at {base:#x} where {want} were asked for")]
     TooShort {
-        /// Where the chunk starts.
+        /// First address of the chunk.
         base: usize,
         /// Its length.
         got: usize,
@@ -171,7 +172,7 @@ pub enum AllocError {
     /// A chunk is not aligned as was asked for.
     #[error("the packet allocator gave memory at {base:#x}, which is not aligned to {align} bytes")]
     Misaligned {
-        /// Where the chunk starts.
+        /// First address of the chunk.
         base: usize,
         /// The alignment asked for.
         align: usize,
@@ -179,22 +180,22 @@ pub enum AllocError {
     /// A chunk lies where no memory can be: in the page at address 0, or beyond the last address.
     #[error("the packet allocator gave {len} bytes at {base:#x}, where no memory can be")]
     Nowhere {
-        /// Where the chunk starts.
+        /// First address of the chunk.
         base: usize,
         /// The length asked for.
         len: usize,
     },
-    /// A chunk lies, in part, where one lies that is in use.
+    /// A chunk overlaps one that is in use.
     #[error(
-        "the packet allocator gave {len} bytes at {base:#x}, which overlap the {other_len} bytes at {other:#x} that a packet \
-         pool already has from it or another allocator"
+        "the packet allocator gave {len} bytes at {base:#x}, which overlap the {other_len} bytes \
+         at {other:#x} that a packet pool already has from it or another allocator"
     )]
     Overlap {
-        /// Where the chunk starts.
+        /// First address of the chunk.
         base: usize,
         /// The length asked for.
         len: usize,
-        /// Where the other one starts.
+        /// First address of the other chunk.
         other: usize,
         /// Its length.
         other_len: usize,
@@ -205,17 +206,17 @@ pub enum AllocError {
         {found}"
     )]
     WrongKind {
-        /// The address asked about: the first of the chunk's that is of another kind.
+        /// The first address of the chunk that is of another kind.
         at: usize,
-        /// What the allocator says.
+        /// The kind that the allocator claims.
         said: MemKind,
-        /// What the driver says.
+        /// The kind that the driver reports.
         found: MemKind,
     },
 }
 
 impl AllocError {
-    /// Whether the allocator has broken its promise: then it is not asked again.
+    /// Returns `true` if the allocator has broken its promise: then it is not asked again.
     pub fn is_broken_promise(&self) -> bool {
         !matches!(self, Self::OutOfMemory { .. } | Self::Gpu(_) | Self::LargeLimit { .. })
     }
@@ -239,7 +240,7 @@ impl Drop for HostChunk {
     }
 }
 
-// SAFETY: the global allocator's memory is host memory of the layout asked for, and nobody else's.
+// SAFETY: the global allocator's memory is host memory of the layout asked for, used by no other.
 unsafe impl PacketAllocator for HostAllocator {
     fn kind(&self) -> MemKind {
         MemKind::Host
@@ -254,7 +255,7 @@ unsafe impl PacketAllocator for HostAllocator {
         if layout.size() == 0 {
             return Err(none);
         }
-        // Zeroed, so that a packet's bytes are initialised from the start: a slice of them is
+        // Zeroed, so that a packet's bytes are initialised from the start: then a slice of them is
         // sound.
         // SAFETY: the layout's size is not zero.
         let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or(none)?;
@@ -263,7 +264,7 @@ unsafe impl PacketAllocator for HostAllocator {
     }
 }
 
-/// Packets on a GPU: active messages land there, and handlers get what safe code cannot
+/// Packets on a GPU: active messages land there, and handlers get buffers that safe code cannot
 /// dereference.
 #[derive(Debug, Clone)]
 pub struct GpuAllocator {
@@ -271,7 +272,7 @@ pub struct GpuAllocator {
 }
 
 impl GpuAllocator {
-    /// Packets in memory of `gpu`.
+    /// Makes packets in memory of `gpu`.
     pub fn on(gpu: Arc<dyn Gpu>) -> Self {
         Self { gpu }
     }
@@ -292,15 +293,15 @@ unsafe impl PacketAllocator for GpuAllocator {
     }
 }
 
-/// Packets in host memory that the engines of GPUs reach without the driver's help: what is on its
-/// way to a GPU, or from one.
+/// Packets in host memory that GPUs' engines reach without the driver's help: for bytes that
+/// travel to or from a GPU.
 #[derive(Debug, Clone)]
 pub struct PinnedAllocator {
     gpu: Arc<dyn Gpu>,
 }
 
 impl PinnedAllocator {
-    /// Packets in host memory that the driver of `gpu` has locked.
+    /// Makes packets in host memory that the driver of `gpu` has locked.
     pub fn near(gpu: Arc<dyn Gpu>) -> Self {
         Self { gpu }
     }

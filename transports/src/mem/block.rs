@@ -1,8 +1,8 @@
-//! What an allocator gave, looked at before any of it is used.
+//! Memory of an allocator, checked before its first use.
 //!
-//! An allocator is somebody else's code, and what it gets wrong shows far away: as a crash in a
-//! copy, or as a message that turns into another. So whatever can be known of its memory is asked
-//! for here, where a pool grows and time is no matter.
+//! An allocator may be the program's code, and its errors show far away: as a crash in a copy, or
+//! as a message that turns into another. So all checks that are possible are made here, where a
+//! pool grows and time does not matter.
 
 use super::{AllocError, AllocId, Chunk, MemKind, PacketAllocator};
 use crate::gpu::{Driver, Extent, Gpu};
@@ -11,21 +11,22 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// No memory of a program's lies below this.
+/// Lowest address that a program's memory can have.
 const FIRST_PAGE: usize = 4096;
 
-/// Memory that was found to be what it was said to be. Freed when it is dropped.
+/// Memory that passed the checks. Dropping it frees the memory.
 #[derive(Debug)]
 pub(super) struct Block {
-    /// Goes before the chunk: its addresses may be given out again as soon as that is gone.
+    /// Dropped before the chunk: its addresses may be given out again as soon as the chunk is
+    /// freed.
     _claim: Claim,
     chunk: Chunk,
     id: Option<AllocId>,
 }
 
 impl Block {
-    /// Asks an allocator for memory. Those drivers are asked what it is that the allocator's own
-    /// GPU does not know.
+    /// Takes memory of an allocator and checks it: with the allocator's GPU, or with the drivers
+    /// if it has none.
     pub(super) fn take(
         allocator: &dyn PacketAllocator,
         drivers: &[Arc<dyn Driver>],
@@ -48,23 +49,23 @@ impl Block {
         }
         let asked = Asked { own: allocator.gpu(), drivers };
         let id = asked.check(kind, base, len)?;
-        // Last: nobody else is kept from memory that is not used here.
+        // Last, so that memory that failed a check is not claimed: other pools may have it.
         let claim = Claim::of(base, len)?;
         Ok(Self { _claim: claim, chunk, id })
     }
 
-    /// Where it starts.
+    /// Returns the address of its first byte.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.chunk.base()
     }
 
-    /// The driver's name for the allocation, where a driver knows it.
+    /// Returns the driver's name of the allocation, if a driver knows it.
     pub(super) fn id(&self) -> Option<AllocId> {
         self.id
     }
 }
 
-/// Whether packets can be made of what an allocator says that it has.
+/// Checks that packets can be made of the kind of memory that an allocator claims.
 fn check_word(kind: MemKind, gpu: Option<&Arc<dyn Gpu>>) -> Result<(), AllocError> {
     let wrong = |why| Err(AllocError::Unsuitable { kind, why });
     match (kind, gpu) {
@@ -79,15 +80,15 @@ fn check_word(kind: MemKind, gpu: Option<&Arc<dyn Gpu>>) -> Result<(), AllocErro
     }
 }
 
-/// Who knows what an address is.
+/// Sources of knowledge about an address.
 struct Asked<'a> {
     own: Option<&'a Arc<dyn Gpu>>,
     drivers: &'a [Arc<dyn Driver>],
 }
 
 impl Asked<'_> {
-    /// Whether all of a range is of a kind, as far as anybody knows. The name of the allocation
-    /// that it begins in.
+    /// Checks that a whole range is of one kind, as far as a driver can tell. Returns the name of
+    /// the allocation in which the range begins.
     fn check(&self, said: MemKind, base: usize, len: usize) -> Result<Option<AllocId>, AllocError> {
         let (mut at, mut id, end) = (base, None, base + len);
         while at < end {
@@ -96,8 +97,8 @@ impl Asked<'_> {
             if kind != said && !(said == MemKind::Host && kind == MemKind::Pinned) {
                 return Err(AllocError::WrongKind { at, said, found: kind });
             }
-            // Of host memory that no driver knows the last byte is asked about as well as the
-            // first, and no more.
+            // In host memory that no driver knows, only the first and the last byte are asked
+            // about.
             let next = found.as_ref().map_or(if at < end - 1 { end - 1 } else { end }, Extent::end);
             id = id.or(found.map(|extent| extent.id));
             at = next.max(at + 1);
@@ -105,23 +106,23 @@ impl Asked<'_> {
         Ok(id)
     }
 
-    /// What is known of an address; the inner `None` is host memory that is no driver's. The outer
-    /// one: nobody can tell.
+    /// Returns the driver's knowledge of an address. The inner `None`: host memory that no driver
+    /// knows. The outer `None`: no driver can tell.
     fn classify(&self, said: MemKind, addr: usize) -> Option<Option<Extent>> {
         if let Some(gpu) = self.own {
             return gpu.classify(addr).ok();
         }
         let known = self.drivers.iter().find_map(|driver| driver.classify(addr).ok().flatten());
-        // Memory that was locked by a driver which is not known here is none of these drivers'.
+        // Pinned memory of a driver that is not among these looks like host memory to them.
         known.map(Some).or((said == MemKind::Host).then_some(None))
     }
 }
 
-/// Addresses that are a pool's, in this process, for as long as this lives.
+/// Addresses that belong to a pool of this process while this lives.
 #[derive(Debug)]
 struct Claim(usize);
 
-/// The lengths of all claims, by where they start.
+/// Lengths of all claims, by their first addresses.
 static CLAIMS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
 fn claims() -> MutexGuard<'static, BTreeMap<usize, usize>> {
@@ -131,7 +132,7 @@ fn claims() -> MutexGuard<'static, BTreeMap<usize, usize>> {
 impl Claim {
     fn of(base: usize, len: usize) -> Result<Self, AllocError> {
         let mut claims = claims();
-        // Those that are there do not overlap: only the last one that starts before this one's end
+        // Claims do not overlap each other: only the last one that starts before this one's end
         // can reach into it.
         if let Some((&other, &other_len)) = claims.range(..base + len).next_back()
             && other + other_len > base

@@ -1,4 +1,4 @@
-//! What an operation holds while it runs.
+//! Buffers of operations in flight.
 
 use super::Loan;
 use super::{CopyError, MemKind, MemMut, MemRef, Packet, RegionSlice, copy::copy_and_wait};
@@ -17,17 +17,17 @@ pub struct SmallBytes {
 }
 
 impl SmallBytes {
-    /// What fits behind a header into one 64-byte slot of a ring.
+    /// Capacity of a 64-byte slot of a ring behind the header.
     pub const MAX: usize = 40;
 
-    /// No bytes.
+    /// Makes an empty value.
     #[inline]
     pub fn empty() -> Self {
         Self { len: 0, bytes: [0; Self::MAX] }
     }
 
-    /// The first `len` of these bytes; all of them when `len` is more. What lies behind is kept,
-    /// and never shown.
+    /// Takes the first `len` of these bytes, all of them when `len` is more. The bytes behind are
+    /// kept but never shown.
     #[inline(always)]
     pub fn first(len: usize, bytes: [u8; Self::MAX]) -> Self {
         // At most 40: the cast loses nothing.
@@ -36,7 +36,7 @@ impl SmallBytes {
         Self { len, bytes }
     }
 
-    /// Room for `len` bytes, all zero. `None` when they do not fit.
+    /// Makes room for `len` bytes, all zero. `None` when they do not fit.
     #[inline]
     pub fn zeroed(len: usize) -> Option<Self> {
         u8::try_from(len)
@@ -45,13 +45,13 @@ impl SmallBytes {
             .map(|len| Self { len, bytes: [0; Self::MAX] })
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[inline]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// The bytes, to be written.
+    /// Returns the bytes for writing.
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         &mut self.bytes[..usize::from(self.len)]
@@ -64,7 +64,7 @@ impl fmt::Debug for SmallBytes {
     }
 }
 
-/// Bytes with an owner: what an operation holds while it runs, and what a completion gives back.
+/// Bytes with an owner: an operation holds them while it runs, and its completion returns them.
 ///
 /// `Vec`, `Bytes` and `BytesMut` are host memory by construction; a region and a packet know their
 /// kind. None of them pays for detection.
@@ -77,7 +77,7 @@ pub enum Buffer {
     Small(SmallBytes),
     /// A vector.
     Vec(Vec<u8>),
-    /// Shared, immutable bytes: to be sent, not received into.
+    /// Shared, immutable bytes: for sending, not for receiving.
     Bytes(Bytes),
     /// Unique, growable bytes.
     BytesMut(BytesMut),
@@ -85,19 +85,19 @@ pub enum Buffer {
     Region(RegionSlice),
     /// A packet of a pool, of any kind of memory; returns to its pool when dropped.
     Packet(Packet),
-    /// A message's bytes where its sender has put them, for a completion object that takes loans:
-    /// never seen as a slice, since the sender could still write them. Dropped soon, because the
-    /// sender has only so many places.
+    /// A message's bytes in the sender's memory, for a completion object that takes loans. They
+    /// are never seen as a slice, since the sender could still write them. The receiver drops a
+    /// loan soon, because the sender's memory for loans is limited.
     Loan(Loan),
-    /// Several buffers that make up one message. It has no view in one piece: whoever moves its
-    /// bytes takes its buffers one by one.
+    /// Several buffers that make up one message. It has no view in one piece: its bytes are moved
+    /// buffer by buffer.
     List(Buffers),
 }
 
 /// Several buffers.
 ///
-/// Dropped by a function of its own: what most buffers are, a few bytes in place, is dropped for
-/// nothing, and inlined loops over the others would cost it a dozen instructions.
+/// A function of its own drops it. Most buffers are a few bytes in place, whose drop does nothing;
+/// inlined loops for the others would cost them a dozen instructions.
 pub struct Buffers(ManuallyDrop<Vec<Buffer>>);
 
 impl Drop for Buffers {
@@ -109,7 +109,7 @@ impl Drop for Buffers {
 }
 
 impl Buffers {
-    /// The buffers.
+    /// Returns the buffers as a vector.
     pub fn into_vec(mut self) -> Vec<Buffer> {
         std::mem::take(&mut *self.0)
     }
@@ -142,7 +142,7 @@ impl fmt::Debug for Buffers {
 }
 
 impl Buffer {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -158,13 +158,13 @@ impl Buffer {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns `true` if there are no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What sort of memory it is.
+    /// Returns its kind of memory.
     #[inline]
     pub fn kind(&self) -> MemKind {
         match self {
@@ -174,7 +174,7 @@ impl Buffer {
         }
     }
 
-    /// The GPU that owns it, of part of a region that has one, and of a packet.
+    /// Returns the GPU of a packet, or of a part of a region that has one.
     #[inline]
     pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
         match self {
@@ -184,9 +184,9 @@ impl Buffer {
         }
     }
 
-    /// Where its bytes begin in memory of a GPU: for a kernel's argument, or a driver. `None` for
-    /// host memory. Nothing keeps the memory but this buffer: whoever gives the address away keeps
-    /// it until the kernel is over.
+    /// Returns the first address of its bytes in GPU memory, for a kernel's argument or a driver.
+    /// `None` for host memory. Only this buffer keeps the memory alive: the caller keeps the
+    /// buffer until the kernel has ended.
     pub fn device_addr(&self) -> Option<usize> {
         self.kind().gpu()?;
         match self {
@@ -196,8 +196,8 @@ impl Buffer {
         }
     }
 
-    /// The bytes, if they are host memory that nobody else may write: not those of a region, and
-    /// not those on a GPU. [`to_vec`](Self::to_vec) works for all.
+    /// Returns the bytes, if they are host memory that only this process may write. The bytes of a
+    /// region, a loan, a list or a GPU are not. [`to_vec`](Self::to_vec) works for all.
     #[inline]
     pub fn as_slice(&self) -> Option<&[u8]> {
         match self {
@@ -211,16 +211,16 @@ impl Buffer {
         }
     }
 
-    /// The bytes in a vector of their own, fetched from wherever they lie. Waits for a GPU's engine
-    /// if they lie there.
+    /// Copies the bytes into a vector, from any kind of memory. Waits for a GPU's engine if
+    /// needed.
     pub fn to_vec(&self) -> Result<Vec<u8>, CopyError> {
         let mut bytes = vec![0; self.len()];
         self.copy_to(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Copies the bytes from the beginning into `to`, as far as that is long, from wherever they
-    /// lie. Waits for a GPU's engine if they lie there. How many that are.
+    /// Copies the bytes from the beginning into `to`, as far as they fit, from any kind of memory.
+    /// Waits for a GPU's engine if needed. Returns the number of bytes copied.
     pub fn copy_to(&self, to: &mut [u8]) -> Result<usize, CopyError> {
         if let Self::List(list) = self {
             let mut done = 0;
@@ -234,7 +234,7 @@ impl Buffer {
         Ok(len)
     }
 
-    /// The bytes, for the copy function. Of a list: none.
+    /// Returns the bytes, for the copy function; for a list, an empty view.
     #[inline]
     pub fn view(&self) -> MemRef<'_> {
         match self {
@@ -250,7 +250,7 @@ impl Buffer {
         }
     }
 
-    /// The bytes, to be written by the copy function; `None` when they may not be written.
+    /// Returns the bytes as a target of the copy function; `None` when they may not be written.
     #[inline]
     pub fn view_mut(&mut self) -> Option<MemMut<'_>> {
         match self {

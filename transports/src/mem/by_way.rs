@@ -1,14 +1,14 @@
-//! Copies that go together, by way of blocks of pinned memory: those between memory of a GPU and
-//! host memory that is not pinned, for which an engine's call would wait for each.
+//! Copies that go together through blocks of pinned memory: those between GPU memory and host
+//! memory that is not pinned. An engine's call would wait for each of them.
 
 use super::copy::copy_now;
 use super::{CopyError, MemKind, MemMut, MemRef, Place, Region, Together, Transfer};
 use crate::gpu::{Gpu, Pieces};
 use std::sync::Arc;
 
-/// Copies of which the CPU does one half, between the host memory and blocks, and an engine the
-/// other, between blocks and the GPU's memory: what a block holds in one call. Each half goes on
-/// from where it has come to; a block may end in the midst of a piece.
+/// Copies in two halves: the CPU copies between the host memory and blocks, an engine between
+/// blocks and the GPU's memory, one call for each block. Each half continues from its own
+/// position; a block may end in the middle of a piece.
 pub struct ByWay {
     together: Together,
     by_cpu: Mark,
@@ -16,13 +16,13 @@ pub struct ByWay {
     len: usize,
 }
 
-// SAFETY: its pointers lead into memory of the regions that it holds, which any thread may use, and
-// only who has it alone follows them.
+// SAFETY: its pointers lead into memory of the regions that it holds, which any thread may use,
+// and only a thread with `&mut self` follows them.
 unsafe impl Send for ByWay {}
 // SAFETY: as above; through a shared reference nothing is copied.
 unsafe impl Sync for ByWay {}
 
-/// How far a half has come: to so many bytes of a piece.
+/// Position of a half: a piece, and an offset in it in bytes.
 #[derive(Clone, Copy, Default)]
 struct Mark {
     piece: usize,
@@ -30,8 +30,8 @@ struct Mark {
 }
 
 impl Mark {
-    /// The copies, or parts of them, for the next `len` bytes: to where, from where, where in the
-    /// block, how many bytes.
+    /// Returns the copies, or parts of them, for the next `len` bytes: target, source, offset in
+    /// the block, length.
     fn next(
         &mut self,
         pieces: &Pieces,
@@ -55,39 +55,39 @@ impl Mark {
 }
 
 impl ByWay {
-    /// For copies that [are to go](Together::goes_by_way) by way of blocks: `None` for others, of
-    /// which the CPU may touch no side.
+    /// Takes copies that [go](Together::goes_by_way) through blocks. `None` for others, whose
+    /// memory the CPU may not touch on either side.
     pub fn of(together: Together) -> Option<Self> {
         let len = together.pieces().iter().map(|(.., len)| len).sum();
         let (by_cpu, by_engine) = (Mark::default(), Mark::default());
         together.goes_by_way().then_some(Self { together, by_cpu, by_engine, len })
     }
 
-    /// Bytes of all of them.
+    /// Returns the bytes of all copies.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the bytes come from the GPU.
+    /// Returns `true` if the bytes come from the GPU.
     pub fn is_from_gpu(&self) -> bool {
         self.together.kinds().0 == MemKind::Host
     }
 
-    /// The GPU whose engine has the other half.
+    /// Returns the GPU whose engine does the other half.
     pub fn gpu(&self) -> &Arc<dyn Gpu> {
         self.together.engine()
     }
 
-    /// Has the CPU copy the next `len` bytes: into a block, or, if they come from the GPU, out of
-    /// it.
+    /// Makes the CPU copy the next `len` bytes: into a block, or, if they come from the GPU, out
+    /// of it.
     ///
     /// # Errors
-    /// The block is shorter, or no host memory.
+    /// The block is shorter than `len`, or is not host memory.
     pub fn copy_by_cpu(&mut self, block: &Region, len: usize) -> Result<(), CopyError> {
         let base = room(block, len)?;
         if !block.kind().is_host() {
@@ -98,7 +98,7 @@ impl ByWay {
             let within = base.wrapping_add(at);
             let (to, from) = if from_gpu { (to, within.cast_const()) } else { (within, from) };
             // SAFETY: each piece was checked against its region, which `together` holds, and the
-            // block's bytes lie within that; both are host memory, of which regions give out no
+            // block's bytes lie within that. Both are host memory, of which regions give out no
             // references.
             let (dst, src) = unsafe {
                 (
@@ -111,17 +111,17 @@ impl ByWay {
         Ok(())
     }
 
-    /// Has the engine begin the next `len` bytes: out of a block, or, if they come from the GPU,
+    /// Makes the engine begin the next `len` bytes: out of a block, or, if they come from the GPU,
     /// into it.
     ///
     /// # Errors
-    /// The engine's, and that the block is shorter. Nothing is under way then.
+    /// The engine's, and that the block is shorter than `len`. Nothing is in flight then.
     pub fn start_by_engine(&mut self, block: &Region, len: usize) -> Result<Transfer, CopyError> {
         let base = room(block, len)?;
         let from_gpu = self.is_from_gpu();
         let ((dst, src), all) = (self.together.kinds(), self.together.pieces());
         let kinds = if from_gpu { (block.kind(), src) } else { (dst, block.kind()) };
-        // As many as there are in so many bytes on the average.
+        // An estimate: the average number of pieces in `len` bytes.
         let count = all.count().saturating_mul(len) / self.len.max(1) + 2;
         let mut pieces = Pieces::new(kinds.0, kinds.1, count);
         for (to, from, at, count) in self.by_engine.next(all, len) {
@@ -129,8 +129,8 @@ impl ByWay {
             let (to, from) = if from_gpu { (within, from) } else { (to, within.cast_const()) };
             pieces.push(to, from, count);
         }
-        // SAFETY: each piece was checked against its region, and the block's bytes lie within that;
-        // the transfer holds the block and the regions until the event has fired.
+        // SAFETY: each piece was checked against its region, and the block's bytes lie within
+        // that. The transfer holds the block and the regions until the event has fired.
         let begun = unsafe { self.together.engine().copy_pieces(&pieces) };
         let event =
             begun.map_err(|cause| CopyError::Engine { dst: kinds.0, src: kinds.1, cause })?;
@@ -141,7 +141,7 @@ impl ByWay {
     }
 }
 
-/// Where a block begins that has room for `len` bytes.
+/// Returns the first address of a block that has room for `len` bytes.
 fn room(block: &Region, len: usize) -> Result<*mut u8, CopyError> {
     block.pointer(0, len).ok_or(CopyError::TooLong { len, room: block.len() })
 }

@@ -1,36 +1,37 @@
 //! The one function that moves a user's bytes.
 //!
-//! It takes the kind of memory on both sides and decides who may move the bytes: the CPU when both
-//! sides are host memory, else the engine of a GPU that owns a side. Nothing else in the project
-//! copies a user's bytes, and `cargo xtask test` fails on a `memcpy` anywhere else: a CPU's copy of
-//! device memory is a crash, which the simulated GPU's memory shows in our own tests.
+//! It takes the kind of memory of both sides and decides who moves the bytes. The CPU does when
+//! both sides are host memory, else the engine of a GPU that owns a side. Users' bytes are copied
+//! nowhere else, and `cargo xtask test` fails on a `memcpy` in another file. A CPU's copy of
+//! device memory is a crash, which the simulated GPU's memory shows in the project's tests.
 
 use super::{MemKind, MemMut, MemRef};
 use crate::gpu::{Event, GpuError, Stream};
 
-/// How a copy went.
+/// State of a copy that was started.
 #[derive(Debug)]
 pub enum Copied {
     /// The bytes are there.
     Done,
-    /// An engine is at it; the bytes are there, and both sides free, when the event has fired.
+    /// An engine copies. When the event has fired, the bytes are there and both sides are free.
     Pending(Event),
 }
 
-/// Why no copy was started. Nothing was written.
+/// Reason why no copy was started. Nothing was written.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CopyError {
     /// The target is shorter than the source.
     #[error("a copy of {len} bytes does not fit into {room}")]
     TooLong {
-        /// Bytes to be copied.
+        /// Bytes of the source.
         len: usize,
         /// Bytes that the target has.
         room: usize,
     },
-    /// A side's kind is not known, so nobody may touch it.
+    /// A side's kind is not known, so neither the CPU nor an engine may touch it.
     #[error(
-        "a copy from {src} to {dst} memory was refused: say what kind it is, or let the runtime ask the driver"
+        "a copy from {src} to {dst} memory was refused: say what kind it is, or let the runtime \
+         ask the driver"
     )]
     Unknown {
         /// Kind of the target.
@@ -40,8 +41,8 @@ pub enum CopyError {
     },
     /// A side is managed memory.
     #[error(
-        "a copy from {src} to {dst} memory was refused: managed memory moves while it is used; copy to or from memory of \
-         cudaMalloc or cudaMallocHost"
+        "a copy from {src} to {dst} memory was refused: managed memory moves while it is used; \
+         copy to or from memory of cudaMalloc or cudaMallocHost"
     )]
     Managed {
         /// Kind of the target.
@@ -56,7 +57,7 @@ pub enum CopyError {
         dst: MemKind,
         /// Kind of the source.
         src: MemKind,
-        /// What the driver said.
+        /// The driver's error.
         cause: GpuError,
     },
 }
@@ -65,17 +66,17 @@ pub enum CopyError {
 ///
 /// # Safety
 /// When the answer is [`Copied::Pending`], both ranges must stay as their views promise until the
-/// event has fired, whatever their lifetimes say ([`Transfer`](super::Transfer) sees to that by
-/// owning them). A range that another process or a NIC may write at the same time is allowed: the
-/// bytes are then whatever was found.
+/// event has fired, whatever their lifetimes say. [`Transfer`](super::Transfer) ensures that by
+/// owning them. Another process or a NIC may write a range at the same time: each copied byte is
+/// then any of its values.
 ///
 /// # Races
-/// Other threads may use a range at the same time, too, if it is a region's, by this function or by
-/// atomics. Both sides are accessed plainly all the same. Relaxed atomics for each byte, which the
-/// language asks for, take 5 to 19 times as long from 64 bytes on; atomics of words, twice as long,
-/// and the language has none that meet others of other lengths. What [`Region`](super::Region)
-/// promises rests on three things instead: each side is accessed once, nothing here depends on the
-/// values, and no reference to the bytes exists.
+/// Other threads, too, may use a range of a region at the same time, by this function or by
+/// atomics. Both sides are accessed plainly all the same. The language asks for relaxed atomics
+/// for each byte, which take 5 to 19 times as long from 64 bytes on. Atomics of words take twice
+/// as long, and the language does not define how they meet accesses of other lengths. The promise
+/// of [`Region`](super::Region) rests on three facts instead: each side is accessed once, nothing
+/// here depends on the values, and no reference to the bytes exists.
 #[inline(always)]
 pub unsafe fn copy(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError> {
     if src.len > dst.len {
@@ -90,12 +91,11 @@ pub unsafe fn copy(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, CopyError
     unsafe { copy_by_engine(dst, src) }
 }
 
-/// As [`copy`], on a stream: behind the work that it was given, and before the work that it is
-/// given later.
+/// Copies like [`copy`], on a stream: behind the work that the stream has, and before later work.
 ///
 /// # Errors
-/// As [`copy`]; and [`CopyError::Unknown`] when no side is memory of a GPU, or a side is host
-/// memory that no engine reaches.
+/// Those of [`copy`], and [`CopyError::Unknown`] when neither side is GPU memory, or a side is
+/// host memory that no engine reaches.
 ///
 /// # Safety
 /// As [`copy`].
@@ -117,8 +117,8 @@ pub unsafe fn copy_on(
     started.map(Copied::Pending).map_err(|cause| CopyError::Engine { dst: to, src: from, cause })
 }
 
-/// Whether a copy can be given to a stream: an engine reaches both sides by itself, and has to
-/// reach one.
+/// Returns `true` if a stream can do the copy: an engine reaches both sides by itself, and at
+/// least one is a GPU's.
 pub fn goes_on_a_stream(dst: MemKind, src: MemKind) -> bool {
     let reached = |kind| matches!(kind, MemKind::Device(_) | MemKind::Pinned);
     reached(dst) && reached(src) && !(dst.is_host() && src.is_host())
@@ -129,7 +129,7 @@ pub fn goes_on_a_stream(dst: MemKind, src: MemKind) -> bool {
 /// For paths that are not hot and hold only borrowed memory; never called from `post` or
 /// `progress`.
 ///
-/// Never inlined: a loop that reads until a peer has written looks at the memory each time.
+/// Never inlined, so that a loop that reads until a peer has written reads the memory each time.
 #[inline(never)]
 pub fn copy_and_wait(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
     let (to, from) = (dst.place.kind(), src.place.kind());
@@ -142,23 +142,23 @@ pub fn copy_and_wait(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> 
     }
 }
 
-/// Copies between two places that are both host memory, at once.
+/// Copies between two places in host memory, within the call.
 ///
 /// # Errors
-/// [`CopyError::Unknown`] when a side is not host memory: an engine would be needed, and time.
+/// [`CopyError::Unknown`] when a side is not host memory: that takes an engine, and time.
 #[inline(always)]
 pub fn copy_now(dst: MemMut<'_>, src: MemRef<'_>) -> Result<(), CopyError> {
     if !(dst.place.is_host() && src.place.is_host()) {
         return Err(CopyError::Unknown { dst: dst.place.kind(), src: src.place.kind() });
     }
-    // SAFETY: both sides are host memory, so the copy is over when the call returns.
+    // SAFETY: both sides are host memory, so the copy has ended when the call returns.
     unsafe { copy(dst, src) }.map(|_| ())
 }
 
-/// Whether there is anybody who copies between memory of two kinds.
+/// Checks that the CPU or an engine can copy between memory of two kinds.
 ///
 /// # Errors
-/// [`CopyError::Unknown`], [`CopyError::Managed`]: such memory is touched by nobody here.
+/// [`CopyError::Unknown`], [`CopyError::Managed`]: such memory is not touched here.
 #[inline]
 pub fn check_kinds(dst: MemKind, src: MemKind) -> Result<(), CopyError> {
     if matches!((dst, src), (MemKind::Device(_), MemKind::Device(_))) {
@@ -191,14 +191,14 @@ unsafe fn copy_by_engine(dst: MemMut<'_>, src: MemRef<'_>) -> Result<Copied, Cop
     started.map(Copied::Pending).map_err(|cause| CopyError::Engine { dst: to, src: from, cause })
 }
 
-/// `memmove`, with the sizes of small messages spelled out: for these a call into the C library
-/// costs more than the copy.
+/// Does as `memmove`, with the sizes of small messages spelled out: for these a call into the C
+/// library costs more than the copy.
 ///
 /// # Safety
 /// `len` bytes are readable at `src` and writable at `dst`.
 #[inline(always)]
 unsafe fn move_bytes(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: each arm reads all it needs before it writes, and only inside the two ranges: the
+    // SAFETY: each arm reads all it needs before it writes, and only inside the two ranges. The
     // second of a pair of loads ends where the range ends.
     unsafe {
         match len {

@@ -1,16 +1,16 @@
-//! Values by ranges of addresses that do not overlap, and no more of them than a limit.
+//! Map from ranges of addresses, which do not overlap, to values, with a limit on their number.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The ranges. Of those that were not looked up lately, one makes room for another (second chance:
-/// what was looked up since the hand came by is passed once).
+/// The ranges. A range that was not looked up lately makes room for a new one (second chance). The
+/// hand passes once over each range that was looked up since it last came by.
 #[derive(Debug)]
 pub(super) struct Extents<T> {
     by_base: BTreeMap<usize, Slot<T>>,
     limit: usize,
-    /// Where the search for room goes on.
+    /// Address at which the search for room goes on.
     hand: usize,
 }
 
@@ -22,36 +22,37 @@ struct Slot<T> {
 }
 
 impl<T> Extents<T> {
-    /// Room for so many, at least one.
+    /// Makes a map for at most `limit` ranges; the least limit is 1.
     pub(super) const fn bounded(limit: usize) -> Self {
         Self { by_base: BTreeMap::new(), limit: if limit == 0 { 1 } else { limit }, hand: 0 }
     }
 
-    /// How many there are.
+    /// Returns the number of ranges.
     pub(super) fn len(&self) -> usize {
         self.by_base.len()
     }
 
-    /// The range that an address lies in.
+    /// Returns the range that an address lies in.
     pub(super) fn get(&self, addr: usize) -> Option<(Range<usize>, &T)> {
         let (base, slot) =
             self.by_base.range(..=addr).next_back().filter(|(_, slot)| addr < slot.end)?;
-        // Most find it set: a store each time would take the line from other threads.
+        // Most readers find it set: a store each time would take the cache line from other
+        // threads.
         if !slot.used.load(Ordering::Relaxed) {
             slot.used.store(true, Ordering::Relaxed);
         }
         Some((*base..slot.end, &slot.value))
     }
 
-    /// The first range that begins at an address or behind it, or else the first of all: for
-    /// whoever goes round. It is not thereby looked up.
+    /// Returns the first range that begins at an address or behind it, or else the first of all:
+    /// for callers that go round. It does not count as a look-up.
     pub(super) fn from(&self, addr: usize) -> Option<(Range<usize>, &T)> {
         let next = self.by_base.range(addr..).next().or_else(|| self.by_base.first_key_value());
         next.map(|(base, slot)| (*base..slot.end, &slot.value))
     }
 
-    /// Enters a range. What it takes the place of is given back: all that it overlaps, and one more
-    /// where there was no room. A range of nothing is itself given back.
+    /// Enters a range. Returns the ranges that it replaces: all that it overlaps, and one more
+    /// where there was no room. An empty range is itself returned.
     pub(super) fn insert(&mut self, range: Range<usize>, value: T) -> Vec<(Range<usize>, T)> {
         if range.is_empty() {
             return vec![(range, value)];
@@ -65,7 +66,7 @@ impl<T> Extents<T> {
         gone
     }
 
-    /// Takes out all that a range overlaps.
+    /// Removes all ranges that a range overlaps.
     pub(super) fn take(&mut self, range: &Range<usize>) -> Vec<(Range<usize>, T)> {
         if range.is_empty() {
             return Vec::new();
@@ -82,7 +83,7 @@ impl<T> Extents<T> {
         Some((base..slot.end, slot.value))
     }
 
-    /// Takes one out that was not looked up since the hand last came by.
+    /// Removes a range that was not looked up since the hand last came by.
     fn evict(&mut self) -> Option<(Range<usize>, T)> {
         loop {
             let next = self.by_base.range_mut(self.hand..).next().map(|(base, slot)| (*base, slot));
@@ -90,11 +91,11 @@ impl<T> Extents<T> {
                 if self.by_base.is_empty() {
                     return None;
                 }
-                // Round once more, where all that is used has lost its mark.
+                // Go round once more; no range is marked as used by now.
                 self.hand = 0;
                 continue;
             };
-            // No range begins at the last address: it would be empty.
+            // No overflow: a range at the last address would be empty.
             self.hand = base.saturating_add(1);
             if !std::mem::take(slot.used.get_mut()) {
                 return self.remove(base);
@@ -132,8 +133,8 @@ mod tests {
         !one.is_empty() && !other.is_empty() && one.start < other.end && other.start < one.end
     }
 
-    /// Takes what was given back out of the model. All that overlaps has to be among it; how much
-    /// else there was.
+    /// Removes the returned ranges from the model, and checks that all overlapping ones are among
+    /// them. Returns the number of the others.
     fn leave(
         model: &mut Vec<(Range<usize>, usize)>,
         by: &Range<usize>,
@@ -185,7 +186,7 @@ mod tests {
         for base in [10, 20, 30] {
             assert!(extents.insert(base..base + 5, base).is_empty());
         }
-        // All are new: the hand passes each once, and takes the first.
+        // All are marked as used: the hand passes each once, and then takes the first.
         assert_eq!(extents.insert(40..45, 40), [(10..15, 10)]);
         for turn in 5..20 {
             assert!(extents.get(22).is_some(), "it is looked up before each");

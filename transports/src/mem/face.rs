@@ -1,9 +1,9 @@
-//! Rows of bytes at regular distances in a region: the face of a grid of cells, a column of a
-//! matrix, a block of one.
+//! Strided memory: rows of bytes at regular distances in a region. Examples are the face of a
+//! grid, a column of a matrix, or a block of one.
 
 use crate::gpu::Grid;
 
-/// Up to three dimensions of bytes in a region: rows of `count[0]` bytes, `count[1]` of them to a
+/// Up to three dimensions of bytes in a region: rows of `count[0]` bytes, `count[1]` rows in a
 /// plane, `count[2]` planes. Rows begin `pitch[0]` bytes apart, planes `pitch[1]` bytes.
 ///
 /// ```
@@ -15,20 +15,20 @@ use crate::gpu::Grid;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Face {
-    /// Where the first row begins in the region, in bytes.
+    /// Offset of the first row in the region, in bytes.
     pub offset: usize,
-    /// Bytes of a row, rows of a plane, planes. One that is 0 makes it a face of no bytes.
+    /// Bytes of a row, rows of a plane, planes. If one of them is 0, the face has no bytes.
     pub count: [usize; 3],
-    /// From one row to the next, and from one plane to the next, in bytes. Where there is one row
-    /// or one plane it counts for nothing.
+    /// Distances in bytes from one row to the next, and from one plane to the next. The pitch of a
+    /// single row or plane is ignored.
     pub pitch: [usize; 2],
 }
 
-/// Why a face is none, or is not within a region.
+/// Reason why a face is invalid, or does not lie within a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaceError {
-    /// Its rows or planes would lie on each other.
+    /// Its rows or planes would overlap.
     #[error(
         "{what} of a face begin {pitch} bytes apart and have {len} bytes: they would overlap; the \
         pitch is counted in bytes, from the beginning of one to that of the next"
@@ -36,7 +36,7 @@ pub enum FaceError {
     Pitch {
         /// `rows` or `planes`.
         what: &'static str,
-        /// From one to the next, in bytes.
+        /// Distance from one to the next, in bytes.
         pitch: usize,
         /// Bytes from the beginning of one to its end.
         len: usize,
@@ -47,41 +47,42 @@ pub enum FaceError {
         {room} of its region"
     )]
     Outside {
-        /// Where it begins.
+        /// Offset of the face.
         offset: usize,
         /// Bytes of a row, rows, planes.
         count: [usize; 3],
-        /// Behind its last byte; the largest number there is, where that cannot be counted.
+        /// Offset behind its last byte; `usize::MAX` where the offset overflows.
         end: usize,
         /// Bytes of the region.
         room: u64,
     },
     /// Two faces are not of the same shape.
     #[error(
-        "a face of {ours:?} (bytes, rows, planes) cannot be copied to or from one of {theirs:?}: all three have to be the same, only offsets and pitches may differ"
+        "a face of {ours:?} (bytes, rows, planes) cannot be copied to or from one of {theirs:?}: \
+         all three have to be the same, only offsets and pitches may differ"
     )]
     Shape {
-        /// Of the local one.
+        /// Shape of the local face.
         ours: [usize; 3],
-        /// Of the remote one.
+        /// Shape of the remote face.
         theirs: [usize; 3],
     },
 }
 
 impl Face {
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.count.contains(&0)
     }
 
-    /// How many bytes its rows have, altogether. `None`: more than can be counted.
+    /// Returns the number of bytes of all rows. `None` on overflow.
     pub fn checked_len(&self) -> Option<usize> {
         let [bytes, rows, planes] = self.count;
         if self.is_empty() { Some(0) } else { bytes.checked_mul(rows)?.checked_mul(planes) }
     }
 
-    /// Checks that rows and planes do not overlap, and that its last byte lies within `room` bytes.
-    /// Where it ends, in bytes from the beginning of the region.
+    /// Checks that rows and planes do not overlap, and that the last byte lies within `room`
+    /// bytes. Returns the end of the face, in bytes from the beginning of the region.
     ///
     /// # Errors
     /// See [`FaceError`].
@@ -89,7 +90,7 @@ impl Face {
         self.check_within(room as u64)
     }
 
-    /// The same, of a region that may be longer than this machine's addresses.
+    /// Does the same for a region that may be longer than this machine's address space.
     ///
     /// # Errors
     /// See [`FaceError`].
@@ -115,7 +116,7 @@ impl Face {
         if end as u64 <= room { Ok(end) } else { Err(outside(end)) }
     }
 
-    /// Two faces of the same shape, as what an engine copies.
+    /// Makes the shape of an engine's copy between two faces of the same shape.
     ///
     /// # Errors
     /// [`FaceError::Shape`].
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!(face(0, [10, 2, 1], [9, 0]).check(1000), Err(rows));
         let planes = FaceError::Pitch { what: "planes", pitch: 25, len: 26 };
         assert_eq!(face(0, [10, 2, 2], [16, 25]).check(1000), Err(planes));
-        // Of one row or plane the pitch counts for nothing.
+        // The pitch of a single row or plane is ignored.
         assert_eq!(face(0, [10, 1, 1], [1, 1]).check(10), Ok(10));
     }
 

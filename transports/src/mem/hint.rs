@@ -1,10 +1,10 @@
-//! What a program says of memory that it gives by its address.
+//! A program's statement on memory that it gives by its address.
 
 use super::MemKind;
 use std::fmt;
 
-/// What a program says of raw memory: LCI's `MR_HOST`, `MR_DEVICE` and `MR_UNKNOWN`, or exactly
-/// which memory it is.
+/// A program's statement on raw memory: LCI's `MR_HOST`, `MR_DEVICE` and `MR_UNKNOWN`, or an exact
+/// kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MemHint {
@@ -14,29 +14,28 @@ pub enum MemHint {
     Host,
     /// It is memory of some GPU: [`MR_DEVICE`].
     Device,
-    /// It is this, and refused if it is not. A driver is asked each time.
+    /// It is of this kind, and refused if it is not. A driver is asked each time.
     Is(MemKind),
 }
 
-/// Whoever knows the memory is asked what it is. For an address in a known extent that is one
-/// question to one driver, whether the extent is still what it was (0.10 µs on an H200). For any
-/// other, host memory above all, each driver is asked all that there is to know (about 1 µs), each
-/// time: host memory is not remembered, because it can become other memory without anybody's being
-/// told.
+/// The runtime finds out the kind. For an address in a known extent it asks one driver whether the
+/// extent is unchanged (0.10 µs on an H200). For any other address, host memory above all, it asks
+/// each driver for everything (about 1 µs), each time. Host memory is not remembered, because it
+/// can become other memory without a notice to the runtime.
 pub const MR_UNKNOWN: MemHint = MemHint::Unknown;
 
-/// The memory is the host's: no driver is asked, unless the address lies where memory of a GPU is
-/// known to have been. If it still is, that is an error. A registration, which is no matter of
-/// nanoseconds, asks in any case.
+/// The memory is host memory. No driver is asked, unless the address lies where GPU memory is
+/// known to have been. If GPU memory is still there, that is an error. A registration asks in any
+/// case, since it takes much longer anyway.
 pub const MR_HOST: MemHint = MemHint::Host;
 
-/// The memory is a GPU's. In a known extent nobody is asked anything, neither when the region is
-/// made nor when it is used: so whoever frees such memory tells `invalidate_memory` first.
-/// Elsewhere it is found out once which device's it is.
+/// The memory is a GPU's. In a known extent no driver is asked, neither when the region is made
+/// nor when it is used. So the program calls `invalidate_memory` before it frees such memory.
+/// Elsewhere a driver is asked once for the device.
 pub const MR_DEVICE: MemHint = MemHint::Device;
 
 impl MemHint {
-    /// Whether memory may be what was found.
+    /// Returns `true` if the statement agrees with the kind that was found.
     pub fn allows(self, found: MemKind) -> bool {
         match self {
             Self::Unknown | Self::Is(MemKind::Unknown) => true,
@@ -47,7 +46,7 @@ impl MemHint {
         }
     }
 
-    /// Whether a known extent is believed to be what it was.
+    /// Returns `true` if a known extent is used without asking its driver.
     pub(super) fn trusts(self) -> bool {
         self == Self::Device
     }

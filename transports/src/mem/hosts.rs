@@ -4,8 +4,8 @@ use super::copy::copy_now;
 use super::{CopyError, MemMut, MemRef, Place, Region};
 use std::marker::PhantomData;
 
-/// Two regions of host memory, for copies between parts of them by the CPU: what they are is looked
-/// at once.
+/// Two regions of host memory, for copies between parts of them by the CPU. Their kinds are
+/// checked once.
 pub struct Hosts<'r> {
     to: (*mut u8, usize),
     from: (*const u8, usize),
@@ -13,7 +13,7 @@ pub struct Hosts<'r> {
 }
 
 impl<'r> Hosts<'r> {
-    /// From parts of `src` to parts of `dst`.
+    /// Prepares copies from parts of `src` to parts of `dst`.
     ///
     /// # Errors
     /// [`CopyError::Unknown`] where a region is not host memory.
@@ -25,11 +25,10 @@ impl<'r> Hosts<'r> {
         Ok(Self { to, from, _regions: PhantomData })
     }
 
-    /// Copies `len` bytes from a place in the one to a place in the other.
+    /// Copies `len` bytes from offset `from` of the source to offset `to` of the target.
     ///
     /// # Errors
-    /// [`CopyError::TooLong`] where one of them does not lie within its region. Nothing is copied
-    /// then.
+    /// [`CopyError::TooLong`] where a part does not lie within its region. Nothing is copied then.
     #[inline(always)]
     pub fn copy(&self, to: usize, from: usize, len: usize) -> Result<(), CopyError> {
         let is_within = |at: usize, room: usize| at <= room && len <= room - at;

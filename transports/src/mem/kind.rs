@@ -1,8 +1,8 @@
-//! What sort of memory an address is.
+//! Kinds of memory.
 
 use std::fmt;
 
-/// A GPU's own name, the same in every process and under every visible-devices mask (gpu.md, legacy
+/// A GPU's UUID, the same in every process and under every visible-devices mask (gpu.md, legacy
 /// IPC rule 9: ordinals differ between ranks, UUIDs do not).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GpuUuid(pub [u8; 16]);
@@ -26,7 +26,7 @@ impl fmt::Debug for GpuUuid {
     }
 }
 
-/// What sort of memory a range is.
+/// Kind of memory of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemKind {
     /// Ordinary memory of this process.
@@ -39,18 +39,18 @@ pub enum MemKind {
     /// Memory that a driver migrates between host and GPU. The CPU may touch it only when the GPU
     /// does not, so the library never does.
     Managed(GpuUuid),
-    /// Nobody has said. It is asked about before it is used (`MR_UNKNOWN`).
+    /// Not known: the runtime asks the drivers before it uses the memory (`MR_UNKNOWN`).
     Unknown,
 }
 
 impl MemKind {
-    /// Whether a load or a store of the CPU is allowed.
+    /// Returns `true` if loads and stores of the CPU are allowed.
     #[inline]
     pub fn is_host(self) -> bool {
         matches!(self, Self::Host | Self::Pinned)
     }
 
-    /// The GPU that the memory belongs to, if it belongs to one.
+    /// Returns the GPU that the memory belongs to, if it belongs to one.
     pub fn gpu(self) -> Option<GpuUuid> {
         match self {
             Self::Device(gpu) | Self::Managed(gpu) => Some(gpu),
@@ -58,7 +58,7 @@ impl MemKind {
         }
     }
 
-    /// The kind without the GPU's name: `host`, `pinned`, `device`, `managed`, `unknown`.
+    /// Returns the kind without the GPU's UUID: `host`, `pinned`, `device`, `managed`, `unknown`.
     pub fn word(self) -> &'static str {
         match self {
             Self::Host => "host",

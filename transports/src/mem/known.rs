@@ -1,19 +1,18 @@
-//! Memory of the program's that was asked about before: what raw addresses are, for the whole
+//! Raw memory of the program that was looked up before: the kinds of its addresses, for the whole
 //! process.
 //!
-//! A driver's full answer about an address takes up to a microsecond, and its short one, the
-//! allocation's number, a tenth of that (gpu.md, "Measured"). So what was found out once is kept by
-//! extent, and believed as long as the short answer is the same: an address that was freed and
-//! allocated again has another number (gpu.md, legacy IPC rule 6).
+//! A driver's full answer on an address takes up to a microsecond. Its short one, the allocation's
+//! number, takes a tenth of that (gpu.md, "Measured"). So an answer is kept by extent, and used as
+//! long as the short answer is the same. An address that was freed and allocated again has another
+//! number (gpu.md, legacy IPC rule 6).
 //!
-//! With each extent stands the root of all regions in it. Whatever others are told of an allocation
-//! (that it is exported, and under which name) hangs on its root, and so is done once, not once for
-//! each pointer. The root owns nothing: it goes when the extent is forgotten and the last region in
-//! it is dropped.
+//! Each extent keeps the root of all regions in it. Facts on an allocation (its export, and the
+//! export's name) are attached to the root, and so are found once, not once for each pointer. The
+//! root owns nothing: it is dropped when the extent is forgotten and the last region in it is
+//! dropped.
 //!
-//! Host memory is not kept: it can become other memory without anybody's being told. Nor is pinned
-//! memory given a root: nobody maps it, and the rest of what is locked with it may be in use
-//! through Rust references.
+//! Host memory is not kept: it can become other memory without a notice. Pinned memory gets no
+//! root: no peer maps it, and the rest of the locked memory may be in use through Rust references.
 
 use super::extents::Extents;
 use super::lent::{Freed, Watch};
@@ -27,17 +26,17 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Wea
 /// Extents that are known at a time; one that was not used lately makes room. Each takes some 300
 /// bytes.
 pub const KNOWN_EXTENTS: usize = 1024;
-/// Extents that are looked after at a time.
+/// Extents that one call of `look_after` checks.
 const SWEPT: usize = 8;
 
-/// Why raw memory was not taken.
+/// Reason why raw memory was not taken.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RawError {
     /// The address is null.
     #[error("the address is null")]
     Null,
-    /// A driver failed to say what the address is.
+    /// A driver failed to classify the address.
     #[error("what memory {addr:#x} is cannot be found out: {cause}")]
     Query {
         /// The address.
@@ -45,7 +44,7 @@ pub enum RawError {
         /// The driver's error.
         cause: GpuError,
     },
-    /// The memory is not what the caller said.
+    /// The memory is not of the kind that the caller stated.
     #[error(
         "the memory at {addr:#x} was said to be {said}, and is {found}: say what it is, or \
         MR_UNKNOWN"
@@ -53,9 +52,9 @@ pub enum RawError {
     Kind {
         /// The address.
         addr: usize,
-        /// What the caller said.
+        /// The caller's statement.
         said: MemHint,
-        /// What it is.
+        /// The kind that was found.
         found: MemKind,
     },
     /// The range is longer than the allocation that it begins in.
@@ -68,16 +67,17 @@ pub enum RawError {
         /// Bytes up to the end.
         left: usize,
     },
-    /// It is memory that the driver moves about.
+    /// The driver migrates the memory.
     #[error(
-        "the memory at {addr:#x} is managed (cudaMallocManaged), which moves while it is used, so nothing here copies it: \
-         send from memory of cudaMalloc or cudaMallocHost, and copy there first"
+        "the memory at {addr:#x} is managed (cudaMallocManaged), which moves while it is used, so \
+         nothing here copies it: send from memory of cudaMalloc or cudaMallocHost, and copy there \
+         first"
     )]
     Managed {
         /// The address.
         addr: usize,
     },
-    /// It was freed.
+    /// The memory was freed.
     #[error(transparent)]
     Freed(#[from] Freed),
 }
@@ -86,24 +86,24 @@ pub enum RawError {
 #[derive(Debug)]
 pub struct KnownMemory {
     table: RwLock<Table>,
-    /// How many extents there are: programs without GPUs never come by the lock.
+    /// Number of extents: programs without GPUs never take the lock.
     count: AtomicUsize,
-    /// Where [`look_after`](Self::look_after) goes on.
+    /// Address at which [`look_after`](Self::look_after) goes on.
     swept: AtomicUsize,
 }
 
 #[derive(Debug)]
 struct Table {
     extents: Extents<Entry>,
-    /// Roots that are not, or no longer, in the table, and which somebody may still have regions
-    /// of.
+    /// Roots that the table does not keep, or keeps no longer, and of which regions may still
+    /// exist.
     let_go: Vec<(Range<usize>, WeakRegion)>,
 }
 
 #[derive(Debug)]
 struct Entry {
     id: AllocId,
-    /// Not kept: the table is no reason for a driver to live.
+    /// Weak: the table does not keep a driver alive.
     driver: Weak<dyn Driver>,
     what: What,
 }
@@ -114,17 +114,17 @@ enum What {
     Device(Region),
     /// Locked host memory.
     Pinned(Option<Arc<dyn Gpu>>),
-    /// It was memory of a device, and no driver knows it now. The CPU must not touch it, whoever
-    /// says that it is unknown.
+    /// Memory of a device that no driver knows any more. The CPU must not touch it, even if the
+    /// program gives it as unknown memory.
     Freed(MemKind),
 }
 
-/// What the table says of an address.
+/// The table's answer on an address.
 enum Recalled {
     Region(Region),
-    /// What is not true any more, or not enough.
+    /// An entry that is no longer true, or does not reach far enough.
     Stale,
-    /// Nothing.
+    /// No entry.
     Unknown,
 }
 
@@ -137,11 +137,11 @@ impl Entry {
         }
     }
 
-    /// Whether its driver says that it is still the same allocation.
+    /// Returns `true` if its driver says that it is still the same allocation.
     fn still_there(&self, addr: usize, drivers: &[Arc<dyn Driver>]) -> bool {
         let asked =
             |driver: &dyn Driver| driver.buffer_id(addr).is_ok_and(|id| id == Some(self.id));
-        // As a rule it is the caller's, and needs not be held.
+        // Usually it is one of the caller's, and needs no new reference.
         let is_it = |driver: &&Arc<dyn Driver>| {
             std::ptr::addr_eq(Arc::as_ptr(driver), self.driver.as_ptr())
         };
@@ -151,7 +151,7 @@ impl Entry {
         }
     }
 
-    /// The root of a device's memory.
+    /// Returns the root of a device's memory.
     fn root(&self) -> Option<&Region> {
         match &self.what {
             What::Device(root) => Some(root),
@@ -159,9 +159,9 @@ impl Entry {
         }
     }
 
-    /// What stays when no driver knows the memory any more. A driver that is gone has taken its
-    /// memory with it, and its addresses are anybody's; memory that was locked is the host's, as it
-    /// was before.
+    /// Returns the entry that stays when no driver knows the memory any more. The memory of a
+    /// driver that is gone went with it, so its addresses may hold anything. Memory that was
+    /// locked is host memory, as before.
     fn freed(&self) -> Option<Self> {
         let was_device = matches!(self.what, What::Device(_)) && self.driver.strong_count() > 0;
         let what = What::Freed(self.kind());
@@ -170,24 +170,24 @@ impl Entry {
 }
 
 impl KnownMemory {
-    /// A table of so many extents.
+    /// Makes a table of at most `extents` extents.
     pub const fn of(extents: usize) -> Self {
         let table = Table { extents: Extents::bounded(extents), let_go: Vec::new() };
         Self { table: RwLock::new(table), count: AtomicUsize::new(0), swept: AtomicUsize::new(0) }
     }
 
-    /// The process's: addresses mean the same to all its runtimes.
+    /// Returns the process's table: addresses mean the same to all its runtimes.
     pub fn of_the_process() -> &'static Self {
         static KNOWN: KnownMemory = KnownMemory::of(KNOWN_EXTENTS);
         &KNOWN
     }
 
-    /// How many extents are known.
+    /// Returns the number of extents.
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Whether none is.
+    /// Returns `true` if there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -196,8 +196,8 @@ impl KnownMemory {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the table. What leaves it is dropped without the lock: freeing memory of a GPU takes
-    /// time, and a root's keeper may be anybody's.
+    /// Changes the table. Entries that leave it are dropped without the lock: freeing GPU memory
+    /// takes time, and a root's keeper may be any code.
     fn change<T>(&self, change: impl FnOnce(&mut Table) -> (T, Vec<(Range<usize>, Entry)>)) -> T {
         let mut table: RwLockWriteGuard<'_, Table> =
             self.table.write().unwrap_or_else(PoisonError::into_inner);
@@ -213,18 +213,18 @@ impl KnownMemory {
         answer
     }
 
-    /// Memory that the caller answers for, as a region. Regions of one allocation of a GPU have one
-    /// [root](Region::root), as long as the table knows it.
+    /// Makes a region of memory that the caller answers for. Regions of one allocation of a GPU
+    /// have one [root](Region::root), as long as the table knows it.
     ///
     /// # Errors
     /// See [`RawError`].
     ///
     /// # Safety
     /// `len` bytes at `addr` stay allocated, and are not used through Rust references, until the
-    /// last clone of the region, of its parts and, but for the table's own, of its root is gone.
-    /// Memory said to be [`MR_HOST`](super::MR_HOST) is host memory. Memory said to be
-    /// [`MR_DEVICE`](super::MR_DEVICE) is memory of a GPU, and [`forget`](Self::forget) was told
-    /// before what lay at its address earlier was freed.
+    /// last clone of the region, of its parts and of its root is dropped. The table's own clone of
+    /// the root does not count. Memory said to be [`MR_HOST`](super::MR_HOST) is host memory.
+    /// Memory said to be [`MR_DEVICE`](super::MR_DEVICE) is GPU memory, and
+    /// [`forget`](Self::forget) was called before earlier memory at its address was freed.
     pub unsafe fn region(
         &self,
         addr: *mut u8,
@@ -242,7 +242,7 @@ impl KnownMemory {
             Recalled::Region(region) => return Ok(region),
             // SAFETY: as above.
             Recalled::Unknown if hint == MemHint::Host => return Ok(unsafe { host(base, len) }),
-            // It was memory of a GPU, and is another one's, or really the host's by now.
+            // It was memory of a GPU, and is another GPU's or host memory by now.
             Recalled::Stale if hint == MemHint::Host => drop(self.forget(addr, 1)),
             Recalled::Unknown | Recalled::Stale => {}
         }
@@ -273,8 +273,8 @@ impl KnownMemory {
         if !hint.allows(found) {
             return Err(RawError::Kind { addr, said: hint, found });
         }
-        // What reaches beyond may have grown since (gpu.md, VMM rule 5), or be one of several
-        // extents.
+        // A range that reaches beyond may have grown since (gpu.md, VMM rule 5), or be one of
+        // several extents.
         let fits = addr.checked_add(len).is_some_and(|end| end <= range.end);
         let region = match &entry.what {
             What::Device(root) if fits => part(root, addr, len, hint),
@@ -288,7 +288,7 @@ impl KnownMemory {
         Ok(region.map_or(Recalled::Stale, Recalled::Region))
     }
 
-    /// Asks the drivers, and keeps the answer.
+    /// Asks the drivers, and keeps their answer.
     ///
     /// # Safety
     /// As [`region`](Self::region).
@@ -320,7 +320,7 @@ impl KnownMemory {
                 return Err(RawError::Beyond { addr, len, left });
             }
             let Extent { base: start, kind, id, gpu, .. } = extent;
-            // SAFETY: the caller's promise; there is nothing to be freed.
+            // SAFETY: the caller's promise; the region frees nothing.
             let region = unsafe { over(base, len, (kind, id, gpu)) };
             let region = region.lent(watch(hint), Arc::downgrade(driver));
             if let MemKind::Device(_) = kind {
@@ -337,15 +337,15 @@ impl KnownMemory {
         if !hint.allows(MemKind::Host) {
             return Err(RawError::Kind { addr, said: hint, found: MemKind::Host });
         }
-        // SAFETY: the caller's promise; no driver knows the memory, so it is the host's.
+        // SAFETY: the caller's promise; no driver knows the memory, so it is host memory.
         Ok(unsafe { host(base, len) })
     }
 
-    /// Keeps what a driver has said. The root, if it is memory of a device: the one that was there,
-    /// where another thread was first.
+    /// Keeps a driver's answer. Returns the root, if it is memory of a device; if another thread
+    /// was first, that thread's root.
     fn keep(&self, at: NonNull<u8>, extent: &Extent, driver: &Arc<dyn Driver>) -> Option<Region> {
         let Extent { base, len, kind, id, ref gpu, .. } = *extent;
-        // Of some host memory the driver tells no end.
+        // For some host memory the driver tells no end.
         if extent.end() == usize::MAX {
             return None;
         }
@@ -353,10 +353,10 @@ impl KnownMemory {
         let what = match kind {
             MemKind::Device(_) => {
                 let start = NonNull::new(at.as_ptr().wrapping_sub(at.as_ptr() as usize - base))?;
-                // SAFETY: an allocation is there as a whole or not at all, so for as long as the
-                // caller of `region` keeps its part; the table, which has the root longer, gives
-                // out only parts that somebody promises anew, and the CPU, whose references would
-                // be in question, does not touch memory of a device.
+                // SAFETY: an allocation exists as a whole or not at all, so as long as the caller
+                // of `region` keeps its part. The table has the root longer, but gives out only
+                // parts that a caller promises anew. References of the CPU are no question, since
+                // it does not touch memory of a device.
                 let root = unsafe { over(start, len, (kind, id, gpu.clone())) };
                 What::Device(root.lent(Watch::each_time(), driver.clone()))
             }
@@ -377,8 +377,8 @@ impl KnownMemory {
         })
     }
 
-    /// No driver knows an address. Whether it was memory of a device, as far as is known: then that
-    /// is kept instead.
+    /// Records that no driver knows an address. Returns the kind of device memory that was there,
+    /// as far as is known; the table then keeps this fact instead.
     fn was_device(&self, addr: usize) -> Option<MemKind> {
         if self.is_empty() {
             return None;
@@ -393,9 +393,9 @@ impl KnownMemory {
         })
     }
 
-    /// Asks whether a few extents are still there, the next ones each time, and lets go of those
-    /// that are not: what peers have mapped of memory that was freed without a word is to be
-    /// closed, also when nothing of it is ever given again. Called now and then.
+    /// Asks whether a few extents are still there, the next ones at each call, and removes those
+    /// that are not. So peers' mappings of memory that was freed without a notice are closed, even
+    /// if the program never gives such memory again. Called now and then.
     pub fn look_after(&self) {
         if self.is_empty() {
             return;
@@ -418,7 +418,7 @@ impl KnownMemory {
         self.change(|table| {
             let mut gone = Vec::new();
             for (range, id) in stale {
-                // Somebody may have been here meanwhile.
+                // Another thread may have changed the extent meanwhile.
                 if table.extents.get(range.start).is_some_and(|(_, entry)| entry.id == id) {
                     gone.extend(table.bury(range.start));
                 }
@@ -427,8 +427,8 @@ impl KnownMemory {
         });
     }
 
-    /// Forgets all extents that a range overlaps: before memory is freed or unmapped. How many
-    /// regions, and operations on regions, still have memory there.
+    /// Forgets all extents that a range overlaps: before memory is freed or unmapped. Returns the
+    /// number of roots whose memory there is still held by regions, or by operations on regions.
     pub fn forget(&self, addr: usize, len: usize) -> usize {
         let range = addr..addr.saturating_add(len);
         self.change(|table| ((), table.extents.take(&range)));
@@ -441,7 +441,8 @@ impl KnownMemory {
 }
 
 impl Table {
-    /// No driver knows the memory at an address any more. What is forgotten thereby.
+    /// Records that no driver knows the memory at an address any more. Returns the entries that
+    /// this removes.
     fn bury(&mut self, addr: usize) -> Vec<(Range<usize>, Entry)> {
         match self.extents.get(addr).map(|(range, entry)| (range, entry.freed())) {
             Some((range, Some(freed))) => self.extents.insert(range, freed),
@@ -458,14 +459,14 @@ impl Table {
 }
 
 /// # Safety
-/// `len` bytes at `base` are memory of that kind, which stays allocated, and is used by nobody
-/// through Rust references, for as long as the region or a part of it is used.
+/// `len` bytes at `base` are memory of that kind, which stays allocated, and is not used through
+/// Rust references, for as long as the region or a part of it is used.
 unsafe fn over(
     base: NonNull<u8>,
     len: usize,
     (kind, id, gpu): (MemKind, AllocId, Option<Arc<dyn Gpu>>),
 ) -> Region {
-    // SAFETY: the caller's promise; there is nothing to be freed.
+    // SAFETY: the caller's promise; the region frees nothing.
     unsafe { Region::from_parts(base, len, kind, id, gpu, Box::new(())) }
 }
 
@@ -476,19 +477,18 @@ unsafe fn host(base: NonNull<u8>, len: usize) -> Region {
     unsafe { over(base, len, (MemKind::Host, AllocId(0), None)) }
 }
 
-/// A part of a root, by its address.
+/// Returns the part of a root at an address.
 fn part(root: &Region, addr: usize, len: usize, hint: MemHint) -> Option<Region> {
     root.part_of(addr.checked_sub(root.addr())?, len, watch(hint), Box::new(()))
 }
 
-/// How memory is watched of which its driver has just been asked, unless the hint says that nobody
-/// is to be.
+/// Returns the check for memory whose driver was asked just now: none if the hint rules it out.
 fn watch(hint: MemHint) -> Watch {
     if hint.trusts() { Watch::never() } else { Watch::just_asked() }
 }
 
-/// Whether the range lies in several extents of one kind, as a VMM mapping made of several handles
-/// does (gpu.md, VMM rule 2).
+/// Returns `true` if the range lies in several extents of one kind, as a VMM mapping made of
+/// several handles does (gpu.md, VMM rule 2).
 fn lies_in(driver: &dyn Driver, addr: usize, len: usize, kind: MemKind) -> bool {
     driver.extents(addr, len).is_ok_and(|extents| extents.iter().all(|extent| extent.kind == kind))
 }

@@ -1,28 +1,27 @@
-//! Memory of the program's, which it may have freed.
+//! Memory of the program, which the program may have freed.
 
 use super::{MemKind, Region};
 use crate::gpu::Driver;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Memory of a GPU that is not the allocation any more that it was.
+/// A region's GPU memory is no longer the allocation that the region was made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the {kind} memory at {addr:#x} has been freed{}: make its region anew after allocating, and tell invalidate_memory \
-     before freeing (host memory that lies there now: say MR_HOST)",
+    "the {kind} memory at {addr:#x} has been freed{}: make its region anew after allocating, and \
+     tell invalidate_memory before freeing (host memory that lies there now: say MR_HOST)",
     if *.again { ", and its address allocated again" } else { "" }
 )]
 pub struct Freed {
     /// The address.
     pub addr: usize,
-    /// What lay there.
+    /// The kind of the freed memory.
     pub kind: MemKind,
-    /// Whether another allocation lies there now.
+    /// `true` if another allocation lies there now.
     pub again: bool,
 }
 
-/// Whether it is to be asked, before a region of the program's memory is used, if the memory is
-/// still there.
+/// Check that a region's memory is still there, made before the region is used.
 #[derive(Debug)]
 pub(super) struct Watch(AtomicU8);
 
@@ -31,22 +30,22 @@ impl Watch {
     const JUST_ASKED: u8 = 1;
     const EACH_TIME: u8 = 2;
 
-    /// For memory that stays as long as its region, and for what is not to be asked about.
+    /// Makes no check: for memory that stays as long as its region, and where no check is wanted.
     pub(super) const fn never() -> Self {
         Self(AtomicU8::new(Self::NEVER))
     }
 
-    /// For a region that was made of what was just asked: its first use costs no further question.
+    /// Checks each use except the first: for a region whose memory was looked up just now.
     pub(super) const fn just_asked() -> Self {
         Self(AtomicU8::new(Self::JUST_ASKED))
     }
 
-    /// For a region of which nobody was asked just now.
+    /// Checks each use: for a region whose memory was not looked up just now.
     pub(super) const fn each_time() -> Self {
         Self(AtomicU8::new(Self::EACH_TIME))
     }
 
-    /// For a part of a region.
+    /// Returns the check for a part of a region.
     pub(super) fn of_a_part(&self) -> Self {
         match self.0.load(Ordering::Relaxed) {
             Self::NEVER => Self::never(),
@@ -54,18 +53,18 @@ impl Watch {
         }
     }
 
-    /// Whether nothing is ever asked.
+    /// Returns `true` if no check is ever made.
     #[inline]
     pub(super) fn is_never(&self) -> bool {
         self.0.load(Ordering::Relaxed) == Self::NEVER
     }
 
-    /// Asks the driver whether what lies at a region's address is still what the region was made
-    /// of.
+    /// Asks the driver whether the allocation at a region's address is still the one that the
+    /// region was made of.
     #[cold]
     pub(super) fn recheck(&self, region: &Region, driver: &Weak<dyn Driver>) -> Result<(), Freed> {
-        // Not by an exchange: of two threads that use the region at once both may find that it was
-        // just asked.
+        // A load and a store instead of an exchange: of two threads that use the region at once,
+        // both may skip the check.
         if self.0.load(Ordering::Relaxed) == Self::JUST_ASKED {
             self.0.store(Self::EACH_TIME, Ordering::Relaxed);
             return Ok(());
@@ -74,7 +73,7 @@ impl Watch {
         match driver.buffer_id(region.addr()) {
             Ok(id) if id == Some(region.id()) => Ok(()),
             Ok(id) => Err(Freed { addr: region.addr(), kind: region.kind(), again: id.is_some() }),
-            // What is wrong with the driver, the copy will tell.
+            // The copy will report the driver's error.
             Err(_) => Ok(()),
         }
     }

@@ -5,14 +5,14 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-/// Where a loan goes when it is dropped.
+/// Owner of loans, to which they return when they are dropped.
 pub trait Lender: Send + Sync {
-    /// The piece may be used again.
+    /// Takes a piece back, which may then be used again.
     fn give_back(&self, piece: u32);
 }
 
-/// Bytes that still lie in memory which the sender can write: never seen as a slice, only copied
-/// out.
+/// Bytes that still lie in memory which the sender can write. They are copied out, and safe code
+/// never sees them as a slice.
 pub struct Loan {
     ptr: *const u8,
     len: u32,
@@ -33,28 +33,28 @@ impl Loan {
         Self { ptr, len, piece, lender: ManuallyDrop::new(lender) }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there are no bytes.
+    /// Returns `true` if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The bytes, in place.
+    /// Returns the bytes, in place.
     ///
     /// # Safety
-    /// The sender does not write them while they are used: no safe code of this crate's does,
-    /// before the loan is dropped; another program with the job's secret could.
+    /// The sender does not write the bytes while they are used. Safe code of this crate does not
+    /// write them before the loan is dropped; another program with the job's secret could.
     pub unsafe fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped and readable, as promised when it was made; that nobody writes is the
-        // caller's promise.
+        // SAFETY: `new`'s caller promised that the bytes are mapped and readable; this function's
+        // caller promises that the sender does not write them.
         unsafe { std::slice::from_raw_parts(self.ptr, self.len()) }
     }
 
-    /// The bytes, for the copy function.
+    /// Returns the bytes, for the copy function.
     pub fn view(&self) -> MemRef<'_> {
         // SAFETY: promised when it was made; the lender is kept alive by this loan.
         unsafe { MemRef::from_raw(self.ptr, self.len(), Place::Host) }
@@ -62,7 +62,7 @@ impl Loan {
 }
 
 impl Drop for Loan {
-    // All of it in a function of its own: see `mem::Buffers`.
+    // In a function of its own, which is never inlined: see `mem::Buffers`.
     #[inline(never)]
     fn drop(&mut self) {
         self.lender.give_back(self.piece);

@@ -1,4 +1,4 @@
-//! Memory that processes share: memfds, sealed, and their mappings.
+//! Memory that processes share: sealed memfds and their mappings.
 
 use crate::fd_channel::is_shortage;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -7,7 +7,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// The seals that memory carries before anybody else maps it.
+/// The seals that memory carries before another process maps it.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Pages of a memfd, mapped for as long as this lives.
@@ -48,21 +48,21 @@ impl Drop for Mapping {
     }
 }
 
-/// A memfd of `len` bytes that really has them, sealed.
+/// Makes a sealed memfd of `len` bytes, all of them allocated.
 pub(crate) fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd, Errno> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, len as u64)?;
-    // All of it now: where memory is short this is an error here, not a SIGBUS in the middle of a
+    // Allocated now: a shortage of memory is an error here, and no SIGBUS in the middle of a
     // message.
     rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
     rustix::fs::fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
 }
 
-/// Why memory of one process is not mapped in another.
+/// Reason why memory of one process is not mapped in another.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MapError {
-    /// This process lacks a descriptor or memory for it. It may be tried again.
+    /// This process lacks a descriptor or memory for the mapping. It may try again.
     #[error(
         "this process lacks a descriptor or memory for it: {0}; on open files `ulimit -n` is the \
         limit"
@@ -74,7 +74,7 @@ pub enum MapError {
 }
 
 impl MapError {
-    /// The kernel's error in doing something, which `what` names.
+    /// Makes the error of a system call, which `what` names.
     pub(crate) fn of(what: &str, error: Errno) -> Self {
         if is_shortage(error) {
             Self::Lacking(error)
@@ -96,14 +96,14 @@ impl From<&str> for MapError {
     }
 }
 
-/// Maps a memfd of a peer. An access to it never faults, whatever the peer does.
+/// Maps a memfd of a peer. An access to the mapping never faults, whatever the peer does.
 pub(crate) fn map_memfd(fd: &OwnedFd, len: usize) -> Result<Mapping, MapError> {
     check_memfd(fd.as_fd(), len)?;
     Mapping::of(fd.as_fd(), len).map_err(|error| MapError::of("its memory cannot be mapped", error))
 }
 
 fn check_memfd(fd: BorrowedFd<'_>, len: usize) -> Result<(), String> {
-    /// Of the file system that ordinary memfds are in: linux/magic.h.
+    /// Magic number of the file system of ordinary memfds: linux/magic.h.
     const TMPFS_MAGIC: i128 = 0x0102_1994;
     let seals = rustix::fs::fcntl_get_seals(fd)
         .map_err(|error| format!("its memory is not a memfd: {error}"))?;
@@ -111,8 +111,8 @@ fn check_memfd(fd: BorrowedFd<'_>, len: usize) -> Result<(), String> {
         return Err("its memory is not sealed against shrinking".into());
     }
     let unknown = |error| format!("its memory cannot be examined: {error}");
-    // Of hugetlbfs, a page that is not there now, or is given back later, is a SIGBUS when no other
-    // is left.
+    // In hugetlbfs a page that is absent now, or is given back later, is a SIGBUS when no other is
+    // left.
     if i128::from(rustix::fs::fstatfs(fd).map_err(unknown)?.f_type) != TMPFS_MAGIC {
         return Err(
             "its memory is a memfd of huge pages, which may be missing when they are used".into()

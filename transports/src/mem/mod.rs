@@ -2,29 +2,29 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | [`kind`] | what sort of memory an address is: host, pinned, device (which), managed, unknown |
+//! | [`kind`] | kinds of memory: host, pinned, device (which), managed, unknown |
 //! | [`view`] | a borrowed range of memory that knows its kind: [`MemRef`], [`MemMut`] |
 //! | [`copy`](mod@copy) | the one function of the project that moves a user's bytes |
 //! | [`region`] | memory with an owner, an identity and a kind: [`Region`], [`RegionSlice`] |
-//! | [`hint`] | what a program says of raw memory: [`MR_HOST`], [`MR_DEVICE`], [`MR_UNKNOWN`] |
-//! | [`known`] | raw memory of GPUs that was asked about before, for the whole process |
-//! | `lent` | whether the program has freed what it gave |
-//! | `extents` | what `known` is kept in: values by ranges of addresses, no more than a limit |
+//! | [`hint`] | statements on raw memory: [`MR_HOST`], [`MR_DEVICE`], [`MR_UNKNOWN`] |
+//! | [`known`] | raw memory of GPUs that was looked up before, for the whole process |
+//! | `lent` | check that the program has not freed the memory that it gave |
+//! | `extents` | the map behind `known`: values by ranges of addresses, with a limit |
 //! | [`shared`] | host memory that other processes of the job can map |
-//! | [`buffer`] | what an operation holds while it runs: [`Buffer`] |
+//! | [`buffer`] | the memory that an operation holds while it runs: [`Buffer`] |
 //! | [`loan`] | bytes that lie with their sender: [`Loan`] |
-//! | [`transfer`] | a copy that takes time, holding both of its ends until it is over |
-//! | [`face`] | rows at regular distances in a region: [`Face`] |
+//! | [`transfer`] | a copy that takes time, holding both of its ends until it has ended |
+//! | [`face`] | strided memory, rows at regular distances in a region: [`Face`] |
 //! | [`hosts`] | many copies between two regions of host memory: [`Hosts`] |
 //! | [`together`] | copies between regions that an engine is given together: [`Together`] |
-//! | `by_way` | the same by way of blocks of pinned memory: [`ByWay`] |
-//! | [`allocator`] | where memory for packets comes from: [`PacketAllocator`], a program's own if it likes |
-//! | `block` | what an allocator gave, looked at before any of it is used |
+//! | `by_way` | the same through blocks of pinned memory: [`ByWay`] |
+//! | [`allocator`] | allocators of packet memory: [`PacketAllocator`], or a program's own |
+//! | `block` | memory of an allocator, checked before its first use |
 //! | [`packet`] | fixed-size chunks of any kind of memory: [`Packet`], [`PacketSource`] |
 //! | [`pool`] | an elastic, bounded, lock-free pool of packets |
 //!
-//! The rule behind all of it: memory that is not known to be host memory is never
-//! touched by a load, a store or a `memcpy` of the CPU.
+//! The rule behind all of it: the CPU touches memory with a load, a store or a `memcpy` only if
+//! the memory is known to be host memory.
 
 pub mod allocator;
 mod block;

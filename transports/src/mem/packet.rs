@@ -1,6 +1,6 @@
 //! Fixed-size chunks of any kind of memory.
 //!
-//! Headers never lie in a chunk: a packet's bookkeeping is on the host, so that its payload may be
+//! A chunk holds no header: a packet's bookkeeping is on the host, so that its payload may be
 //! memory that the CPU cannot touch.
 
 use super::{MemKind, MemMut, MemRef, Place};
@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 /// A source of packets for a transport that receives into them.
 ///
-/// Transports believe it: a NIC is told to write [`packet_size`](Self::packet_size) bytes to each
-/// packet. So only `unsafe` code can implement it:
+/// Transports rely on its answers: a NIC is told to write [`packet_size`](Self::packet_size) bytes
+/// to each packet. So only `unsafe` code can implement it:
 ///
 /// ```compile_fail,E0200
 /// # use carrack_transports::mem::{MemKind, Packet, PacketPool, PacketSource};
@@ -37,32 +37,32 @@ use std::sync::Arc;
 /// # Safety
 /// [`kind`](Self::kind) and [`packet_size`](Self::packet_size) give the same answer each time.
 /// Each packet is memory of that kind, with a [capacity](Packet::capacity) of that size or more.
-/// The pools of the packets live as long as the source, whoever drops the packets.
+/// The pools of the packets live as long as the source, even if all packets are dropped.
 pub unsafe trait PacketSource: Send + Sync + fmt::Debug {
-    /// A packet, or `None` when the source's limit is reached: try again once some have been
-    /// returned.
+    /// Takes a packet, or returns `None` when the source's limit is reached: try again after some
+    /// have been returned.
     fn take(&self) -> Option<Packet>;
 
-    /// What sort of memory the packets are.
+    /// Returns the kind of memory of the packets.
     fn kind(&self) -> MemKind;
 
-    /// Bytes that a packet holds.
+    /// Returns the number of bytes that a packet holds.
     fn packet_size(&self) -> usize;
 
-    /// Packets that may be out at once.
+    /// Returns the number of packets that may be taken at once.
     fn limit(&self) -> usize;
 }
 
-/// Where a packet goes when it is dropped.
+/// Pool to which a packet returns when it is dropped.
 pub(super) trait PacketHome: Send + Sync {
     fn give_back(&self, slot: u32);
     fn place(&self) -> Place<'_>;
     fn packet_size(&self) -> usize;
-    /// Where the piece of memory begins of which the slot's packet was cut, and how long it is.
+    /// Returns address and length of the slab that holds the slot's packet.
     fn extent(&self, slot: u32) -> (usize, usize);
 }
 
-/// A chunk of a pool, and nobody else's until it is dropped; then it returns to its pool.
+/// A chunk of a pool, with a single owner; dropping it returns it to its pool.
 pub struct Packet {
     base: NonNull<u8>,
     len: u32,
@@ -92,26 +92,26 @@ impl Packet {
         std::ptr::addr_eq(Arc::as_ptr(&self.home), Arc::as_ptr(home))
     }
 
-    /// Bytes in use.
+    /// Returns the number of bytes in use.
     #[inline]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether no bytes are in use.
+    /// Returns `true` if no bytes are in use.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes that it can hold.
+    /// Returns the number of bytes that it can hold.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.home.packet_size()
     }
 
-    /// Says how many bytes are in use. What was in the chunk before is what is found there: zeros,
-    /// or an earlier message of this process.
+    /// Sets the number of bytes in use. Their values are the chunk's earlier content: zeros, or an
+    /// earlier message of this process.
     ///
     /// Lengths beyond the capacity are cut to it.
     #[inline]
@@ -119,13 +119,13 @@ impl Packet {
         self.len = u32::try_from(len.min(self.capacity())).unwrap_or(u32::MAX);
     }
 
-    /// What sort of memory it is.
+    /// Returns its kind of memory.
     #[inline]
     pub fn kind(&self) -> MemKind {
         self.home.place().kind()
     }
 
-    /// The bytes in use, if they are host memory.
+    /// Returns the bytes in use, if they are host memory.
     #[inline]
     pub fn as_slice(&self) -> Option<&[u8]> {
         // SAFETY: host memory, initialised when it was allocated, `len` at most the chunk's size,
@@ -136,7 +136,7 @@ impl Packet {
             .then(|| unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len()) })
     }
 
-    /// The bytes in use, to be written, if they are host memory.
+    /// Returns the bytes in use for writing, if they are host memory.
     #[inline]
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         // SAFETY: as in `as_slice`, and `self` is borrowed for writing.
@@ -146,31 +146,31 @@ impl Packet {
             .then(|| unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len()) })
     }
 
-    /// The GPU that it lies on, if it lies on one.
+    /// Returns the GPU that it lies on, if it lies on one.
     pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
         self.home.place().gpu()
     }
 
-    /// The address of a packet, for a kernel's argument or a driver. Not to be dereferenced unless
-    /// [`kind`](Self::kind) is host memory.
+    /// Returns the address of a packet, for a kernel's argument or a driver. The CPU may
+    /// dereference it only if [`kind`](Self::kind) is host memory.
     pub fn addr(&self) -> usize {
         self.base.as_ptr() as usize
     }
 
-    /// Where the piece of memory begins of which this and its neighbours were cut, and how long it
-    /// is: what a NIC registers. It stays as long as the pool.
+    /// Returns address and length of the slab that this packet and its neighbours were cut from. A
+    /// NIC registers this range. It stays as long as the pool.
     pub fn extent(&self) -> (usize, usize) {
         self.home.extent(self.slot)
     }
 
-    /// The bytes in use, for the copy function.
+    /// Returns the bytes in use, for the copy function.
     #[inline]
     pub fn view(&self) -> MemRef<'_> {
         // SAFETY: the chunk is allocated, of the home's kind, and at least `len` long.
         unsafe { MemRef::from_raw(self.base.as_ptr(), self.len(), self.home.place()) }
     }
 
-    /// The bytes in use, to be written by the copy function.
+    /// Returns the bytes in use, as a target of the copy function.
     #[inline]
     pub fn view_mut(&mut self) -> MemMut<'_> {
         // SAFETY: as in `view`; the packet is the only handle to its chunk.

@@ -1,9 +1,9 @@
 //! An elastic, bounded, lock-free pool of packets.
 //!
-//! A pool starts empty and grows by slabs of [`SLAB`] packets up to its limit, so that a rank which
-//! never sends a middle-sized message never pays for packets. A GPU's driver gives memory in blocks
-//! of 2 MiB, and stops for every one that it gives, pinned ones included: there whole blocks are
-//! asked for, and slabs are cut from them.
+//! A pool starts empty and grows by slabs of [`SLAB`] packets up to its limit. A rank that never
+//! sends a middle-sized message allocates no packets. A GPU's driver gives memory, pinned memory
+//! included, in blocks of 2 MiB, and stops the GPU for each. There the pool asks for whole blocks
+//! and cuts slabs from them.
 
 use super::block::Block;
 use super::copy::copy_now;
@@ -17,22 +17,22 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Packets that a pool grows by at a time.
+/// Packets by which a pool grows at a time.
 pub const SLAB: usize = 16;
 
 /// Alignment of a packet in bytes: a cache line, so that two packets never share one.
 pub const ALIGN: usize = 64;
 
-/// What a GPU's driver takes for an allocation of its memory, however small it is.
+/// Size of the smallest allocation of a GPU's driver.
 const DRIVERS_BLOCK: usize = 2 << 20;
 
-/// A pool of packets, all of one size and one kind of memory. Clones are handles to the same pool.
+/// A pool of packets of one size and one kind of memory. Clones are handles to the same pool.
 #[derive(Clone)]
 pub struct PacketPool(Arc<Pool>);
 
 struct Pool {
     allocator: Arc<dyn PacketAllocator>,
-    /// Who is asked whether the allocator's memory is what it says.
+    /// Drivers that check the kind of the allocator's memory.
     drivers: Vec<Arc<dyn Driver>>,
     packet_size: usize,
     limit: usize,
@@ -40,12 +40,12 @@ struct Pool {
     slabs: Box<[OnceLock<Slab>]>,
     /// Held while growing.
     growth: Mutex<Growth>,
-    /// Bytes of regions that are out, and how many there may be.
+    /// Bytes of regions that are in use, and their limit.
     large: Arc<AtomicUsize>,
     large_limit: AtomicUsize,
 }
 
-/// Where a slab's packets begin, in a block that the pool keeps.
+/// First address of a slab's packets, in a block that the pool keeps.
 #[derive(Clone, Copy)]
 struct Slab(NonNull<u8>);
 
@@ -56,25 +56,25 @@ unsafe impl Sync for Slab {}
 
 #[derive(Default)]
 struct Growth {
-    /// How many slabs there are.
+    /// Number of slabs.
     slabs: usize,
     blocks: Vec<Block>,
-    /// How many slabs can still be cut from the last block, and where the next one begins in it.
+    /// Number of slabs that still fit into the last block, and the offset of the next one in it.
     left: usize,
     offset: usize,
-    /// Why growing failed last.
+    /// Error of the last attempt to grow.
     failed: Option<AllocError>,
 }
 
 impl PacketPool {
-    /// A pool of at most `limit` packets of `packet_size` bytes each, rounded up to whole slabs and
-    /// whole cache lines. Nothing is allocated yet.
+    /// Makes a pool of at most `limit` packets of `packet_size` bytes each, rounded up to whole
+    /// slabs and whole cache lines. Nothing is allocated yet.
     pub fn new(allocator: Arc<dyn PacketAllocator>, packet_size: usize, limit: usize) -> Self {
         Self::checked_by(Vec::new(), allocator, packet_size, limit)
     }
 
-    /// The same; those drivers are asked whether the allocator's memory is what it says, beside the
-    /// driver of its own GPU.
+    /// Does the same, with drivers that check the kind of the allocator's memory in addition to
+    /// the driver of its own GPU.
     pub fn checked_by(
         drivers: Vec<Arc<dyn Driver>>,
         allocator: Arc<dyn PacketAllocator>,
@@ -96,8 +96,8 @@ impl PacketPool {
         }))
     }
 
-    /// A packet with room for `len` bytes, and that many in use. `None` when the limit is reached,
-    /// when the allocator has no more, or when `len` is more than a packet holds.
+    /// Takes a packet, with `len` bytes in use. `None` when the limit is reached, when the
+    /// allocator has no more memory, or when `len` is more than a packet holds.
     #[inline]
     pub fn take_with_len(&self, len: usize) -> Option<Packet> {
         if len > self.0.packet_size {
@@ -113,7 +113,7 @@ impl PacketPool {
         packet.is_of(&self.0)
     }
 
-    /// A packet that holds a copy of host memory. `None` as for
+    /// Takes a packet that holds a copy of host memory. `None` as for
     /// [`take_with_len`](Self::take_with_len), and when either side is not host memory.
     #[inline]
     pub fn take_copy(&self, of: MemRef<'_>) -> Option<Packet> {
@@ -122,12 +122,12 @@ impl PacketPool {
         Some(packet)
     }
 
-    /// Memory of the allocator's for a message of `len` bytes that is too long for a packet. It is
-    /// no packet: it is freed when its last handle is dropped, and does not count towards the
+    /// Takes memory of the allocator for a message of `len` bytes that is too long for a packet.
+    /// It is not a packet: dropping its last handle frees it, and it does not count towards the
     /// limit.
     ///
     /// # Errors
-    /// The allocator has not so much, or has broken its promise; or
+    /// The allocator has too little memory, or has broken its promise; or
     /// [`limit_large`](Self::limit_large) is reached.
     pub fn region(&self, len: usize) -> Result<Region, AllocError> {
         let pool = &*self.0;
@@ -140,28 +140,28 @@ impl PacketPool {
         Ok(unsafe { Region::from_parts(base, len, kind, id, gpu, Box::new((block, permit))) })
     }
 
-    /// How many bytes messages that are too long for a packet may take up of the allocator's memory
-    /// at a time. To begin with there is no limit but the memory itself.
+    /// Limits the bytes of the allocator's memory that messages too long for a packet may use at a
+    /// time. Initially only the memory itself is the limit.
     pub fn limit_large(&self, bytes: usize) {
         self.0.large_limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// The GPU whose memory this is, if it is a GPU's.
+    /// Returns the GPU whose memory this is, if it is a GPU's.
     pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
         self.0.place().gpu()
     }
 
-    /// Packets that may be out at once.
+    /// Returns the number of packets that may be taken at once.
     pub fn limit(&self) -> usize {
         self.0.limit
     }
 
-    /// Packets that have memory now, taken or free.
+    /// Returns the number of packets that have memory now, taken or free.
     pub fn allocated(&self) -> usize {
         self.0.growth().slabs * SLAB
     }
 
-    /// Why the pool could not grow the last time that it tried.
+    /// Returns the error of the last attempt to grow, if it failed.
     pub fn last_failure(&self) -> Option<AllocError> {
         self.0.growth().failed.clone()
     }
@@ -170,7 +170,7 @@ impl PacketPool {
     fn grow(&self) -> Option<u32> {
         let pool = &*self.0;
         let mut growth = pool.growth();
-        // Another thread may have grown it, or returned packets, while this one waited.
+        // Another thread may have grown the pool, or returned packets, while this one waited.
         if let Some(slot) = pool.free.pop() {
             return Some(slot);
         }
@@ -238,7 +238,7 @@ impl Pool {
     }
 }
 
-/// Bytes of large messages, until this is dropped.
+/// Bytes of a large message, counted until this is dropped.
 #[derive(Debug)]
 struct Permit(Arc<AtomicUsize>, usize);
 
@@ -258,15 +258,15 @@ impl Drop for Permit {
     }
 }
 
-// SAFETY: all packets are cut to the pool's size from blocks of its allocator, which promises their
-// kind; the pool holds the blocks, and this handle the pool.
+// SAFETY: all packets are cut to the pool's size from blocks of its allocator, which promises
+// their kind. The pool holds the blocks, and this handle the pool.
 unsafe impl PacketSource for PacketPool {
     #[inline]
     fn take(&self) -> Option<Packet> {
         let slot = self.0.free.pop().or_else(|| self.grow())?;
         let base = self.0.chunk(slot)?;
         let home: Arc<dyn PacketHome> = self.0.clone();
-        // SAFETY: the free list gave this slot to this caller alone, and its chunk is `packet_size`
+        // SAFETY: the free list gave this slot to this caller alone. Its chunk is `packet_size`
         // bytes of a slab that lives as long as the pool, which `home` keeps alive.
         Some(unsafe { Packet::from_parts(base, slot, home) })
     }

@@ -14,22 +14,22 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// An allocation's identity: a GPU driver's buffer id, or a number given out here. An address that
-/// is freed and allocated again is another allocation (gpu.md, legacy IPC rule 6).
+/// Identity of an allocation: a GPU driver's buffer id, or a number of this process. An address
+/// that is freed and allocated again is another allocation (gpu.md, legacy IPC rule 6).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct AllocId(pub u64);
 
-/// Memory with an owner: cheap to clone, freed when the last clone and the last slice are gone.
+/// Memory with an owner: cheap to clone, freed when the last clone and the last slice are dropped.
 ///
 /// A region never yields a reference, since a peer or a GPU may write it at any time: bytes are
 /// copied in and out.
 ///
-/// # Bytes that several use at the same time
-/// Threads, peers, GPUs and NICs may read and write the same bytes at the same time, and no other
-/// bytes suffer from it. A read that meets a write finds old bytes, new ones, or a mixture. Of two
-/// writes that meet, each byte is from one. A word of 8 bytes of host memory, aligned and read or
-/// written by itself, is never a mixture. Copies order nothing: that bytes are complete is told by
-/// a completion, a signal, or an atomic operation.
+/// # Concurrent use of the same bytes
+/// Threads, peers, GPUs and NICs may read and write the same bytes at the same time; other bytes
+/// are not affected. A read that meets a write finds old bytes, new ones, or a mixture. Of two
+/// writes that meet, each byte is from one. An aligned word of 8 bytes of host memory that is read
+/// or written by itself is never a mixture. Copies order nothing: a completion, a notification or
+/// an atomic operation tells that bytes are complete.
 #[derive(Clone)]
 pub struct Region(Arc<Allocation>);
 
@@ -38,23 +38,23 @@ struct Allocation {
     len: usize,
     kind: MemKind,
     id: AllocId,
-    /// The root's: parts ask it.
+    /// `Some` in roots only: parts ask their root.
     gpu: Option<Arc<dyn Gpu>>,
     share: Option<Arc<Share>>,
-    /// The region that this one is a part of, if it is one. Goes before what its owner holds.
+    /// The region that this one is a part of. Dropped before the owner's content.
     root: Option<Region>,
-    /// Of the program's memory: whether to ask if it is still there; and the root has whom.
+    /// The check of the program's memory; the root holds the driver that is asked.
     watch: Watch,
     driver: Option<Weak<dyn Driver>>,
-    /// Whoever frees the memory; dropped with the last handle, or given to the keeper.
+    /// Owner that frees the memory; dropped with the last handle, or given to the keeper.
     owner: Option<Box<dyn Any + Send + Sync>>,
     keeper: OnceLock<Arc<dyn Keeper>>,
 }
 
-/// Takes over what a region has owned when its last handle is dropped: where others have the memory
-/// mapped, it must not be freed before they are done.
+/// Takes over a region's owner when the region's last handle is dropped. Memory that other
+/// processes have mapped must not be freed before they are done.
 pub trait Keeper: Send + Sync {
-    /// Keeps it for as long as need be.
+    /// Keeps the owner until the memory may be freed.
     fn keep(&self, owner: Box<dyn Any + Send + Sync>);
 }
 
@@ -66,38 +66,38 @@ impl Drop for Allocation {
     }
 }
 
-/// A region, if anybody still has it.
+/// A region, if a handle to it still exists.
 #[derive(Clone, Debug)]
 pub struct WeakRegion(Weak<Allocation>);
 
 impl WeakRegion {
-    /// The region, while there is a handle.
+    /// Returns the region, while there is a handle.
     pub fn upgrade(&self) -> Option<Region> {
         self.0.upgrade().map(Region)
     }
 
-    /// Whether it is a handle to `region`.
+    /// Returns `true` if it refers to `region`.
     pub fn is_of(&self, region: &Region) -> bool {
         std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&region.0))
     }
 
-    /// Whether nobody has it any more.
+    /// Returns `true` if no handle is left.
     pub fn is_gone(&self) -> bool {
         self.0.strong_count() == 0
     }
 }
 
 // SAFETY: a region is an address that is only used through the copy function, and an owner that is
-// itself Send and Sync; it gives out no references into the memory.
+// itself Send and Sync. It gives out no references into the memory.
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
 
 impl Region {
-    /// Zeroed host memory.
+    /// Allocates zeroed host memory.
     pub fn host(len: usize) -> Self {
-        // A box may not be moved while it is pointed into: keep it as the raw allocation that it
-        // is, and derive every pointer from that.
+        // A box may not be moved while a pointer leads into it. So keep the raw allocation, and
+        // derive every pointer from it.
         let bytes = Box::into_raw(vec![0_u8; len].into_boxed_slice());
         let base = NonNull::new(bytes.cast::<u8>()).unwrap_or(NonNull::dangling());
         let owner = RawBox(bytes);
@@ -106,8 +106,8 @@ impl Region {
     }
 
     /// # Safety
-    /// `len` bytes at `base` are memory of `kind` that stays allocated, and is used by nobody
-    /// through Rust references, until `owner` is dropped. `gpu` is given when `kind` names one.
+    /// `len` bytes at `base` are memory of `kind` that stays allocated, and is not used through
+    /// Rust references, until `owner` is dropped. `gpu` is given when `kind` names one.
     pub unsafe fn from_parts(
         base: NonNull<u8>,
         len: usize,
@@ -133,7 +133,7 @@ impl Region {
         }))
     }
 
-    /// Notes that others can map it. For fresh regions.
+    /// Adds the share by which other processes can map it. For fresh regions.
     pub(super) fn with_share(mut self, share: Arc<Share>) -> Self {
         if let Some(allocation) = Arc::get_mut(&mut self.0) {
             allocation.share = Some(share);
@@ -141,8 +141,8 @@ impl Region {
         self
     }
 
-    /// Notes that it is memory of the program's, and whom to ask whether it is still there. For
-    /// fresh regions.
+    /// Marks it as memory of the program, with the check of its presence and the driver that is
+    /// asked. For fresh regions.
     pub(super) fn lent(mut self, watch: Watch, driver: Weak<dyn Driver>) -> Self {
         if let Some(allocation) = Arc::get_mut(&mut self.0) {
             (allocation.watch, allocation.driver) = (watch, Some(driver));
@@ -150,13 +150,13 @@ impl Region {
         self
     }
 
-    /// Asks whether memory that the program answers for is still the allocation that the region was
-    /// made of. For all other memory, and where the program has said that nobody is to be asked
-    /// ([`MR_DEVICE`](super::MR_DEVICE)), that costs nothing; else one short question to the
-    /// driver, but not the first time after the region was made, which has asked.
+    /// Asks whether the program's memory is still the allocation that the region was made of. This
+    /// is one short question to the driver, except at the first use, since making the region has
+    /// asked. It costs nothing for other memory, and for [`MR_DEVICE`](super::MR_DEVICE), where no
+    /// driver is asked.
     ///
     /// # Errors
-    /// It was freed.
+    /// The memory was freed.
     #[inline]
     pub fn recheck(&self) -> Result<(), Freed> {
         if self.0.watch.is_never() {
@@ -166,13 +166,13 @@ impl Region {
         driver.map_or(Ok(()), |driver| self.0.watch.recheck(self, driver))
     }
 
-    /// What makes it one that others can map, if it is one.
+    /// Returns the share by which other processes map it, if it can be mapped.
     pub fn share(&self) -> Option<&Arc<Share>> {
         self.0.share.as_ref()
     }
 
-    /// Adds to a word of host memory, and tells what it was: one atomic step for all processes that
-    /// have it mapped.
+    /// Adds to a word of host memory and returns its earlier value, in one atomic step for all
+    /// processes that map it.
     ///
     /// # Errors
     /// See [`AtomicError`].
@@ -180,8 +180,8 @@ impl Region {
         self.word(offset).map(|word| word.fetch_add(value, Ordering::AcqRel))
     }
 
-    /// Puts `new` into a word of host memory if it holds `expected`, and tells what it held: one
-    /// atomic step for all processes that have it mapped.
+    /// Stores `new` in a word of host memory if it holds `expected`, and returns its earlier
+    /// value. This is one atomic step for all processes that map it.
     ///
     /// # Errors
     /// See [`AtomicError`].
@@ -204,58 +204,58 @@ impl Region {
         if !at.is_aligned() {
             return Err(AtomicError::Unaligned { offset });
         }
-        // SAFETY: aligned host memory that the region keeps allocated, of which nobody has a
-        // reference; copies of the same word at the same time find the old or the new value on
-        // every machine that this runs on.
+        // SAFETY: aligned host memory that the region keeps allocated, to which no plain reference
+        // exists. Copies of the same word at the same time find the old or the new value on every
+        // machine that this runs on.
         Ok(unsafe { at.as_ref() })
     }
 
-    /// Whether both are handles to the same memory, part and all.
+    /// Returns `true` if both are handles to the same region, not only to the same bytes.
     #[inline]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 
-    /// What sort of memory it is. Of a [joined](Self::joined) region over several GPUs: of the
-    /// first.
+    /// Returns its kind of memory; for a [joined](Self::joined) region of several GPUs, the first
+    /// one's.
     pub fn kind(&self) -> MemKind {
         self.0.kind
     }
 
-    /// The allocation's identity.
+    /// Returns the identity of its allocation.
     pub fn id(&self) -> AllocId {
         self.0.id
     }
 
-    /// The GPU whose engines copy it: the one that owns it, that it was opened for, or of several
-    /// the first.
+    /// Returns the GPU whose engines copy it: its owner, the GPU that it was opened for, or the
+    /// first of several.
     pub fn gpu(&self) -> Option<&Arc<dyn Gpu>> {
         self.root().0.gpu.as_ref()
     }
 
-    /// Where it starts: an address for drivers, not to be dereferenced.
+    /// Returns its first address, for drivers; the CPU must not dereference it.
     pub fn addr(&self) -> usize {
         self.0.base.as_ptr() as usize
     }
 
-    /// A part of it as a region of its own, which keeps all of it alive. `None` when the part is
-    /// not inside.
+    /// Returns a part of it as a region of its own, which keeps all of it alive. `None` when the
+    /// part is not inside.
     pub fn subregion(&self, offset: usize, len: usize) -> Option<Self> {
         self.subregion_with(offset, len, Box::new(()))
     }
 
-    /// The same, that keeps something else alive as well, with all parts that are made of it, and
-    /// lets go of that last.
+    /// Does the same, and keeps `what` alive until this part and all parts of it are dropped;
+    /// `what` is dropped last.
     pub fn subregion_with(
         &self,
         offset: usize,
@@ -265,7 +265,7 @@ impl Region {
         self.part_of(offset, len, self.0.watch.of_a_part(), what)
     }
 
-    /// The same, watched otherwise than the whole.
+    /// Does the same, with another check of presence than the whole.
     pub(super) fn part_of(
         &self,
         offset: usize,
@@ -279,7 +279,7 @@ impl Region {
         let Allocation { base, kind, id, .. } = &*self.0;
         // SAFETY: within the allocation, which the root keeps.
         let base = unsafe { base.add(offset) };
-        // What a part keeps alive is kept by its own parts, too.
+        // A part's own parts keep alive what the part keeps alive.
         let what: Box<dyn Any + Send + Sync> =
             if self.0.root.is_some() { Box::new((self.clone(), what)) } else { what };
         let part = Allocation {
@@ -298,28 +298,28 @@ impl Region {
         Some(Self(Arc::new(part)))
     }
 
-    /// The region that it is a part of; itself, if it is a part of none.
+    /// Returns the region that it is a part of, or itself.
     pub fn root(&self) -> &Self {
         self.0.root.as_ref().unwrap_or(self)
     }
 
-    /// Has what the root owns given to a keeper in the end. The first one stays.
+    /// Sets the keeper that gets the root's owner in the end. The first one stays.
     pub fn keep_with(&self, keeper: impl FnOnce() -> Arc<dyn Keeper>) {
         self.root().0.keeper.get_or_init(keeper);
     }
 
-    /// A handle that keeps nothing.
+    /// Returns a handle that keeps nothing alive.
     pub fn downgrade(&self) -> WeakRegion {
         WeakRegion(Arc::downgrade(&self.0))
     }
 
-    /// A part of it that keeps all of it alive. `None` when the part is not inside.
+    /// Returns a part of it that keeps all of it alive. `None` when the part is not inside.
     pub fn slice(&self, offset: usize, len: usize) -> Option<RegionSlice> {
         let end = offset.checked_add(len)?;
         (end <= self.0.len).then(|| RegionSlice { region: self.clone(), offset, len })
     }
 
-    /// A part of it, for the copy function. `None` when the part is not inside.
+    /// Returns a part of it, for the copy function. `None` when the part is not inside.
     #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Option<MemRef<'_>> {
         let inside = offset.checked_add(len)? <= self.0.len;
@@ -329,7 +329,7 @@ impl Region {
         })
     }
 
-    /// A part of it, to be written by the copy function. `None` when the part is not inside.
+    /// Returns a part of it as a target of the copy function. `None` when the part is not inside.
     #[inline]
     pub fn part_mut(&self, offset: usize, len: usize) -> Option<MemMut<'_>> {
         let inside = offset.checked_add(len)? <= self.0.len;
@@ -339,8 +339,8 @@ impl Region {
         })
     }
 
-    /// Where a part of it begins, without a look at what sort of memory it is: for lists of parts
-    /// of one region. `None` when the part is not inside.
+    /// Returns the first address of a part, without a check of the kind of memory: for lists of
+    /// parts of one region. `None` when the part is not inside.
     #[inline]
     pub(super) fn pointer(&self, offset: usize, len: usize) -> Option<*mut u8> {
         let inside = offset.checked_add(len)? <= self.0.len;
@@ -348,13 +348,13 @@ impl Region {
         inside.then(|| unsafe { self.0.base.as_ptr().add(offset) })
     }
 
-    /// Where it begins, likewise.
+    /// Returns its first address, likewise unchecked.
     #[inline]
     pub(super) fn base(&self) -> *mut u8 {
         self.0.base.as_ptr()
     }
 
-    /// All of it.
+    /// Returns a slice of all of it.
     pub fn whole(&self) -> RegionSlice {
         RegionSlice { region: self.clone(), offset: 0, len: self.0.len }
     }
@@ -374,13 +374,13 @@ impl fmt::Debug for Region {
     }
 }
 
-/// Why an atomic operation was not done.
+/// Reason why an atomic operation was not done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AtomicError {
     /// The word reaches beyond the region.
     #[error("a word of 8 bytes at {offset} reaches beyond the {len} bytes of the region")]
     Outside {
-        /// Where it was to begin.
+        /// Offset of the word.
         offset: usize,
         /// Bytes of the region.
         len: usize,
@@ -388,7 +388,7 @@ pub enum AtomicError {
     /// The word is not aligned.
     #[error("the word at {offset} is not aligned to 8 bytes: an atomic operation needs that")]
     Unaligned {
-        /// Where it begins.
+        /// Offset of the word.
         offset: usize,
     },
     /// It is not host memory.
@@ -396,10 +396,10 @@ pub enum AtomicError {
     Kind(MemKind),
 }
 
-/// A number for host memory that no driver gives out.
+/// Returns an identity for host memory that no driver gives out.
 pub(super) fn host_id() -> AllocId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    // Host ids have the top bit set, drivers count from below.
+    // Host identities have the top bit set; drivers count from below.
     AllocId(NEXT.fetch_add(1, Ordering::Relaxed) | 1 << 63)
 }
 
@@ -412,32 +412,32 @@ pub struct RegionSlice {
 }
 
 impl RegionSlice {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The region that it is a part of.
+    /// Returns the region that it is a part of.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Where it starts in the region, in bytes.
+    /// Returns its offset in the region, in bytes.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// What sort of memory it is.
+    /// Returns its kind of memory.
     pub fn kind(&self) -> MemKind {
         self.region.kind()
     }
 
-    /// The bytes, for the copy function.
+    /// Returns the bytes, for the copy function.
     pub fn view(&self) -> MemRef<'_> {
         // SAFETY: `offset + len` was checked against the region when the slice was made, and the
         // region keeps its memory allocated while `self` lives.
@@ -450,7 +450,7 @@ impl RegionSlice {
         }
     }
 
-    /// The bytes, to be written by the copy function.
+    /// Returns the bytes as a target of the copy function.
     ///
     /// It takes `&self`: a region is shared memory by nature, and no references into it exist.
     pub fn view_mut(&self) -> MemMut<'_> {
@@ -466,7 +466,7 @@ impl RegionSlice {
 
     /// Copies `bytes` to the start of the slice, waiting for an engine if one is needed.
     ///
-    /// Others may use the slice meanwhile: see [`Region`].
+    /// Other threads may use the slice meanwhile: see [`Region`].
     pub fn write(&self, bytes: &[u8]) -> Result<(), CopyError> {
         if let (Ok(bytes), Some(word)) = (bytes.try_into(), self.word(bytes.len())) {
             word.store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
@@ -477,7 +477,7 @@ impl RegionSlice {
 
     /// Copies the slice to the start of `bytes`, waiting for an engine if one is needed.
     ///
-    /// Others may use the slice meanwhile: see [`Region`].
+    /// Other threads may use the slice meanwhile: see [`Region`].
     pub fn read(&self, bytes: &mut [u8]) -> Result<(), CopyError> {
         if let (Ok(bytes), Some(word)) =
             (<&mut [u8; 8]>::try_from(&mut *bytes), self.word(self.len))
@@ -488,12 +488,12 @@ impl RegionSlice {
         copy_and_wait(MemMut::host(bytes), self.view())
     }
 
-    /// The first word, if what is copied is that word, whole and aligned, of host memory.
+    /// Returns the first word, if the copy is that word, whole and aligned, in host memory.
     fn word(&self, copied: usize) -> Option<&AtomicU64> {
         if copied == 8 && self.len >= 8 { self.region.word(self.offset).ok() } else { None }
     }
 
-    /// The slice's bytes in a vector of their own.
+    /// Copies the slice's bytes into a vector.
     pub fn to_vec(&self) -> Result<Vec<u8>, CopyError> {
         let mut bytes = vec![0; self.len];
         self.read(&mut bytes)?;
@@ -501,7 +501,7 @@ impl RegionSlice {
     }
 }
 
-/// A boxed slice that is only pointed at; freed as the box that it was.
+/// A boxed slice, held as a pointer and freed as a box.
 struct RawBox(*mut [u8]);
 
 // SAFETY: the pointer is the only one that frees; nothing reads through it here.
@@ -538,13 +538,13 @@ mod tests {
         let (inner, slice) = (part.subregion(5, 10).unwrap(), part.slice(0, 50).unwrap());
         let innermost = inner.subregion(1, 2).unwrap();
         drop((whole, part, slice, inner));
-        assert_eq!(Arc::strong_count(&kept), 2, "somebody still has a part of it");
+        assert_eq!(Arc::strong_count(&kept), 2, "a part of it still exists");
         assert_eq!(innermost.len(), 2);
         drop(innermost);
         assert_eq!(Arc::strong_count(&kept), 1);
     }
 
-    /// The halves of a word that is torn differ.
+    /// The two halves of a torn word differ.
     #[test]
     fn miri_an_aligned_word_that_threads_read_and_write_at_once_is_never_torn() {
         let (region, turns) = (Region::host(24), if cfg!(miri) { 100 } else { 200_000_u32 });
@@ -552,7 +552,7 @@ mod tests {
         let word = region.slice(at, 8).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Of a longer slice the first word counts as one.
+                // The first word of a longer slice counts as a word, too.
                 let slice = region.slice(at, 16).unwrap();
                 for turn in 0..turns {
                     slice.write([turn.to_ne_bytes(); 2].as_flattened()).unwrap();

@@ -5,9 +5,9 @@
 //! page  bytes
 //! ```
 //!
-//! The epoch lies in front of the bytes, so that whoever has mapped them sees at each access
-//! whether the registration by which it knows them still stands. The memory itself stays as long as
-//! anybody has it mapped: an access that comes late harms nobody.
+//! The epoch lies in front of the bytes. So a process that has mapped them sees at each access
+//! whether its registration still stands. The memory stays while any process has it mapped: a late
+//! access does no harm.
 
 use super::memfd::{MapError, Mapping, map_memfd, sealed_memfd};
 use super::region::host_id;
@@ -19,21 +19,21 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Where the bytes begin.
+/// Offset of the bytes in the memfd.
 const BYTES: usize = 4096;
 
-/// What makes a region one that others can map.
+/// Shared mapping of a region, with its registrations.
 #[derive(Debug)]
 pub struct Share {
     mapping: Mapping,
-    /// Here, in the process that made it; whoever maps it needs no descriptor.
+    /// `Some` in the process that made the memory; a process that maps it needs no descriptor.
     fd: Option<OwnedFd>,
-    /// The last epoch, and how many registrations stand.
+    /// The last epoch, and the number of registrations that stand.
     registrations: Mutex<(u64, u32)>,
     owner: Owner,
 }
 
-/// How other processes of this machine find the memory.
+/// Address of the memory for other processes of this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Whereabouts {
     /// The descriptor in the process that made it.
@@ -52,13 +52,13 @@ impl Share {
         unsafe { self.mapping.at(0) }
     }
 
-    /// Whether the registration of that epoch stands.
+    /// Returns `true` if the registration of that epoch stands.
     #[inline]
     pub fn is_open(&self, epoch: u64) -> bool {
         self.epoch().load(Ordering::Acquire) == epoch
     }
 
-    /// One more registration. Its epoch.
+    /// Adds a registration and returns its epoch.
     pub fn open(&self) -> u64 {
         let mut registrations = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
         if registrations.1 == 0 {
@@ -69,7 +69,7 @@ impl Share {
         registrations.0
     }
 
-    /// One registration less. In a fork it is the parent's, and stands.
+    /// Removes a registration. Does nothing in a fork, as the registration is its parent's.
     pub fn close(&self) {
         if !self.owner.is_here() {
             return;
@@ -81,7 +81,8 @@ impl Share {
         }
     }
 
-    /// How others find it. `None` in a process that has only mapped it.
+    /// Returns the address for other processes. `None` in a process that has only mapped the
+    /// memory.
     pub fn whereabouts(&self) -> Option<Whereabouts> {
         let fd = self.fd.as_ref()?;
         let stat = rustix::fs::fstat(fd).ok()?;
@@ -96,7 +97,7 @@ impl Share {
 }
 
 impl Region {
-    /// Zeroed host memory that other processes of the job can map once it is registered.
+    /// Allocates zeroed host memory that other processes of the job can map once it is registered.
     ///
     /// # Errors
     /// The system has no memory, or no descriptor, left.
@@ -110,7 +111,7 @@ impl Region {
     /// Maps memory that another process made.
     ///
     /// # Errors
-    /// It is not what it is said to be, or this process lacks what mapping it takes.
+    /// The memory is not as its exporter says, or this process lacks a resource for the mapping.
     pub fn map_shared(fd: &OwnedFd, len: u64) -> Result<Self, MapError> {
         let whole = usize::try_from(len).ok().and_then(|len| len.checked_add(BYTES));
         let whole = whole.ok_or("it is larger than the address space")?;

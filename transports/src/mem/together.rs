@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Copies between parts of regions, of one kind of memory on each side, that are begun together.
-/// What is begun is one [`Transfer`], which holds all of the regions; where they
-/// [go by way of blocks](Self::goes_by_way), one for each block.
+/// They become one [`Transfer`], which holds all of the regions. Copies that [go by way of
+/// blocks](Self::goes_by_way) become one for each block.
 pub struct Together {
     dst: Side,
     src: Side,
@@ -23,8 +23,8 @@ pub struct Between<'t> {
 }
 
 impl Between<'_> {
-    /// One more for each of `what`: `place` says to where in the one, from where in the other, how
-    /// many bytes. Whether all lie within: else all are left out.
+    /// Adds a copy for each of `what`: `place` returns its target, its source and its length in
+    /// bytes. Returns `true` if all lie within the parts; else none is added.
     #[inline(always)]
     pub fn extend<T>(
         &mut self,
@@ -35,8 +35,8 @@ impl Between<'_> {
     }
 }
 
-/// The regions of one side. Pieces of one region mostly come one after the other, or those of a few
-/// in turns, so only the last few are looked at.
+/// The regions of one side. Pieces of one region mostly come one after the other, or those of a
+/// few regions alternate, so only the last few are compared.
 #[derive(Clone)]
 struct Side {
     kind: MemKind,
@@ -48,7 +48,8 @@ impl Side {
         Self { kind: region.kind(), regions: vec![region.clone()] }
     }
 
-    /// Holds a region, if it is of this side's kind: the pieces are copied as memory of that kind.
+    /// Holds a region and returns `true`, if it is of this side's kind: pieces are copied as
+    /// memory of that kind.
     #[inline]
     fn hold(&mut self, region: &Region) -> bool {
         if self.regions.iter().rev().take(8).any(|last| last.is(region)) {
@@ -76,8 +77,8 @@ impl Side {
     }
 }
 
-/// The engine that copies between two regions, if it takes one: both by itself, or host memory that
-/// is not pinned by way of blocks.
+/// Returns the engine that copies between two regions, if an engine does: both by itself, or host
+/// memory that is not pinned by way of blocks.
 fn engine<'a>(dst: &'a Region, src: &'a Region) -> Option<&'a Arc<dyn Gpu>> {
     let reached = |region: &Region| {
         matches!(region.kind(), MemKind::Device(_) | MemKind::Pinned | MemKind::Host)
@@ -87,29 +88,29 @@ fn engine<'a>(dst: &'a Region, src: &'a Region) -> Option<&'a Arc<dyn Gpu>> {
     gpu(dst).or(gpu(src)).filter(|_| reached(dst) && reached(src))
 }
 
-/// Whether an engine does not reach a side by itself: a call for it would wait.
+/// Returns `true` if an engine does not reach a side by itself: a call for it would wait.
 fn is_pageable((dst, src): (MemKind, MemKind)) -> bool {
     dst == MemKind::Host || src == MemKind::Host
 }
 
 impl Together {
-    /// None so far, with room for `count`, for regions such as these. `None` where no engine takes
-    /// them together: between host memory the CPU copies.
+    /// Makes an empty set with room for `count` copies, for regions such as these. `None` where no
+    /// engine takes them together: between host memory the CPU copies.
     pub fn between(dst: &Region, src: &Region, count: usize) -> Option<Self> {
         let engine = engine(dst, src)?.clone();
         let pieces = Pieces::new(dst.kind(), src.kind(), count);
         Some(Self { dst: Side::of(dst), src: Side::of(src), engine, pieces })
     }
 
-    /// Whether copies between these two regions can be among them.
+    /// Returns `true` if copies between these two regions fit into the set.
     pub fn takes(&self, dst: &Region, src: &Region) -> bool {
         (dst.kind(), src.kind()) == (self.dst.kind, self.src.kind)
             && engine(dst, src).is_some_and(|engine| Arc::ptr_eq(engine, &self.engine))
     }
 
-    /// One more: `len` bytes from a place in a region to a place in another, for regions that it
-    /// [`takes`](Self::takes). Whether both lie within their regions, and these are of the kinds
-    /// that it has: else it is left out.
+    /// Adds a copy of `len` bytes from an offset in a region to an offset in another, for regions
+    /// that it [`takes`](Self::takes). Returns `true` if both parts lie within their regions, and
+    /// these are of the set's kinds; else the copy is left out.
     #[inline]
     pub fn push(&mut self, dst: (&Region, usize), src: (&Region, usize), len: usize) -> bool {
         let (Some(to), Some(from)) = (dst.0.pointer(dst.1, len), src.0.pointer(src.1, len)) else {
@@ -122,9 +123,9 @@ impl Together {
         takes
     }
 
-    /// For many between parts of two regions, which it [`takes`](Self::takes): places are counted
-    /// from where the parts begin. `None` when a part is not inside its region, or a region is of
-    /// another kind.
+    /// Prepares many copies between parts of two regions, which it [`takes`](Self::takes). Offsets
+    /// count from the beginnings of the parts. `None` when a part is not inside its region, or a
+    /// region is of another kind.
     #[inline]
     pub fn between_parts(
         &mut self,
@@ -140,18 +141,18 @@ impl Together {
         takes.then_some(Between { pieces: &mut self.pieces, to, from })
     }
 
-    /// How many there are.
+    /// Returns the number of copies.
     pub fn count(&self) -> usize {
         self.pieces.count()
     }
 
-    /// The kind of memory of the targets, and of the sources.
+    /// Returns the kinds of memory of the targets and of the sources.
     pub fn kinds(&self) -> (MemKind, MemKind) {
         self.pieces.kinds()
     }
 
-    /// Whether a side is host memory that is not pinned, so that calls for it would wait: then they
-    /// are for [`ByWay`](super::ByWay).
+    /// Returns `true` if a side is host memory that is not pinned, so that an engine's calls would
+    /// wait: such copies are for [`ByWay`](super::ByWay).
     pub fn goes_by_way(&self) -> bool {
         is_pageable(self.kinds())
     }
@@ -164,16 +165,15 @@ impl Together {
         &self.engine
     }
 
-    /// The regions of both sides, targets first, to be held by one of several transfers.
+    /// Returns the regions of both sides, targets first, for one of several transfers to hold.
     pub(super) fn held(&self) -> (Buffer, Buffer) {
         (self.dst.clone().into_buffer(), self.src.clone().into_buffer())
     }
 
-    /// Begins all of them. Those that [go by way of blocks](Self::goes_by_way) may have the call
-    /// wait.
+    /// Begins all copies. The call may wait if they [go by way of blocks](Self::goes_by_way).
     ///
     /// # Errors
-    /// The engine's. Nothing is under way then.
+    /// The engine's. Nothing is in flight then.
     pub fn start(self) -> Result<Transfer, CopyError> {
         // SAFETY: each piece was checked against its region; the transfer holds the regions until
         // the event has fired.
@@ -181,11 +181,10 @@ impl Together {
         self.begun(begun)
     }
 
-    /// The same, on a stream: behind the work that it was given, and before the work that it is
-    /// given later.
+    /// Begins all copies on a stream: behind the work that the stream has, and before later work.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// Those of [`start`](Self::start).
     pub fn start_on(self, stream: &dyn Stream) -> Result<Transfer, CopyError> {
         // SAFETY: as in `start`.
         let begun = unsafe { stream.copy_pieces(&self.pieces) };
@@ -199,10 +198,10 @@ impl Together {
     }
 }
 
-/// Why a face was not copied.
+/// Reason why a face was not copied.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FaceRefused {
-    /// It is none, or not within its region.
+    /// The face is invalid, or not within its region.
     #[error(transparent)]
     Face(#[from] FaceError),
     /// The engine refused.
@@ -210,12 +209,12 @@ pub enum FaceRefused {
     Copy(#[from] CopyError),
 }
 
-/// Begins the copy of a face of one region to one of the same shape of another, by the engine of a
-/// GPU, on a stream if one is given. `None` where no engine takes it: as [`Together::between`], or
-/// for host memory that is not pinned, whose rows go together.
+/// Begins the copy of a face of one region to one of the same shape of another, by a GPU's engine,
+/// on a stream if one is given. `None` where no engine takes it: as [`Together::between`], and for
+/// host memory that is not pinned, whose rows are copied together.
 ///
 /// # Errors
-/// See [`FaceRefused`]. Nothing is under way then.
+/// See [`FaceRefused`]. Nothing is in flight then.
 pub fn start_face(
     (dst, to): (&Region, &Face),
     (src, from): (&Region, &Face),

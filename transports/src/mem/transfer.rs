@@ -1,4 +1,4 @@
-//! A copy that takes time, holding both of its ends until it is over.
+//! A copy that takes time, holding both of its ends until it has ended.
 
 use super::copy::{copy, copy_on};
 use super::{Buffer, Copied, CopyError, MemKind, MemMut, MemRef, RegionSlice};
@@ -17,7 +17,7 @@ pub struct Transfer {
 #[derive(Debug)]
 enum State {
     Done,
-    /// And the process whose engine is at it.
+    /// With the process whose engine copies.
     Pending(Event, Owner),
     Failed(Box<CopyError>),
 }
@@ -29,14 +29,14 @@ impl State {
     }
 }
 
-/// A transfer that did not begin; both buffers are given back.
+/// A transfer that did not begin; it returns both buffers.
 #[derive(Debug)]
 pub struct Refused {
     /// The target, untouched.
     pub dst: Buffer,
     /// The source.
     pub src: Buffer,
-    /// Why.
+    /// The reason.
     pub cause: CopyError,
 }
 
@@ -53,11 +53,11 @@ impl Transfer {
         Self::start_by((dst, 0), (src, 0), len, |dst, src| unsafe { copy(dst, src) })
     }
 
-    /// Begins the copy of all of `src`, where both are parts of regions: the same as
+    /// Begins the copy of all of `src`, where both are parts of regions: like
     /// [`start`](Self::start), with fewer moves.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`start`](Self::start).
     #[inline]
     pub fn between(dst: RegionSlice, src: RegionSlice) -> Result<Self, Box<Refused>> {
         // SAFETY: the event is waited for before the buffers go.
@@ -70,11 +70,10 @@ impl Transfer {
         }
     }
 
-    /// Begins the copy of `len` bytes: from a place in the source to a place in the target, in
-    /// bytes from their beginnings.
+    /// Begins the copy of `len` bytes. The offsets next to the buffers are in bytes.
     ///
     /// # Errors
-    /// As [`start`](Self::start); and when the source ends before that.
+    /// Those of [`start`](Self::start), and one for a source that ends before `len` bytes.
     pub fn start_part(
         dst: (Buffer, usize),
         src: (Buffer, usize),
@@ -84,11 +83,11 @@ impl Transfer {
         Self::start_by(dst, src, len, |dst, src| unsafe { copy(dst, src) })
     }
 
-    /// As `start`, on a stream: behind the work that it was given, and before the work that it is
-    /// given later.
+    /// Begins a copy as `start`, on a stream: behind the work that the stream has, and before
+    /// later work.
     ///
     /// # Errors
-    /// As `start`; and when there is a side that the engine of a stream does not reach.
+    /// Those of `start`, and one for a side that a stream's engine does not reach.
     pub fn start_on(stream: &dyn Stream, dst: Buffer, src: Buffer) -> Result<Self, Box<Refused>> {
         let len = src.len();
         // SAFETY: as in `start`.
@@ -102,7 +101,7 @@ impl Transfer {
         len: usize,
         copy: impl FnOnce(MemMut<'_>, MemRef<'_>) -> Result<Copied, CopyError>,
     ) -> Result<Self, Box<Refused>> {
-        // Bytes held in place move when this value moves: give them an address that stays.
+        // Bytes held in place move together with this value: give them an address that stays.
         let src = match src {
             Buffer::Small(small) => Buffer::Vec(small.as_slice().to_vec()),
             other => other,
@@ -125,18 +124,18 @@ impl Transfer {
         }
     }
 
-    /// A copy that was begun, between parts of what these hold.
+    /// Holds a copy that was begun between parts of these buffers.
     pub(super) fn under_way(dst: Buffer, src: Buffer, event: Event) -> Self {
         Self { dst, src, state: State::pending(event) }
     }
 
-    /// Whether it is over: `None` while it is not. Never blocks.
+    /// Returns the result, or `None` while the copy runs. Never blocks.
     #[inline]
     pub fn poll(&mut self) -> Option<Result<(), CopyError>> {
         self.is_over().then(|| self.failure().map_or(Ok(()), |error| Err(error.clone())))
     }
 
-    /// The same, without how it ended. Never blocks.
+    /// Returns `true` once the copy has ended. Never blocks.
     #[inline(always)]
     pub fn is_over(&mut self) -> bool {
         let State::Pending(event, _) = &self.state else { return true };
@@ -154,7 +153,7 @@ impl Transfer {
         self.state = State::Failed(Box::new(CopyError::Engine { dst, src, cause }));
     }
 
-    /// Why it failed, once it is over, if it did.
+    /// Returns the error of a copy that has failed.
     #[inline]
     pub fn failure(&self) -> Option<&CopyError> {
         match &self.state {
@@ -163,7 +162,8 @@ impl Transfer {
         }
     }
 
-    /// Whether it cannot be over before another one is, as far as is known without asking.
+    /// Returns `true` if the copy surely ends after an earlier one, as far as is known without
+    /// asking.
     pub fn is_behind(&self, earlier: &Self) -> bool {
         match (&self.state, &earlier.state) {
             (State::Pending(event, _), State::Pending(earlier, _)) => event.is_behind(earlier),
@@ -171,38 +171,38 @@ impl Transfer {
         }
     }
 
-    /// Gives back target and source, in this order; waits when the copy is not over.
+    /// Returns target and source, in this order; waits while the copy runs.
     pub fn into_buffers(mut self) -> (Buffer, Buffer) {
         self.take_buffers()
     }
 
-    /// The same, where the transfer stays: with two empty buffers, and over.
+    /// Does the same, but leaves the transfer in place, ended and with two empty buffers.
     pub fn take_buffers(&mut self) -> (Buffer, Buffer) {
         self.settle();
         self.state = State::Done;
         (std::mem::take(&mut self.dst), std::mem::take(&mut self.src))
     }
 
-    /// Lets go of a copy that may never end, on a stream that waits for something: its buffers stay
-    /// as they are for good, as an engine may still come to them.
+    /// Abandons a copy that may never end, because its stream waits for something. Its buffers are
+    /// leaked, as an engine may still access them.
     pub fn abandon(self) {
         std::mem::forget(self);
     }
 
     fn settle(&mut self) {
-        // A fork has no engine to wait for: the one that is at it is its parent's, and so is the
-        // memory.
+        // A fork has no engine to wait for: the engine and the memory are its parent's.
         if let State::Pending(event, owner) = &self.state
             && owner.is_here()
             && let Err(error) = event.wait()
         {
-            // The engine says that the work is over, badly; nothing writes any more.
+            // The driver reports that the work ended with an error; the engine writes nothing any
+            // more.
             tracing::warn!(%error, "a copy failed after its operation was given up");
         }
     }
 }
 
-/// What sort of memory a buffer is; of several, which are of one sort, the first.
+/// Returns a buffer's kind of memory; for a list, whose buffers are of one kind, the first one's.
 fn kind_of(buffer: &Buffer) -> MemKind {
     match buffer {
         Buffer::List(list) => list.first().map_or(MemKind::Host, Buffer::kind),

@@ -1,14 +1,15 @@
 //! A borrowed range of memory that knows its kind.
 //!
-//! A view is what the [copy function](mod@super::copy) takes. Making one from a slice is safe,
-//! since a slice is host memory by construction; making one from an address states a promise, once.
+//! A view is the argument of the [copy function](mod@super::copy). Making one from a slice is
+//! safe, since a slice is host memory by construction. Making one from an address states a
+//! promise, once.
 
 use super::MemKind;
 use crate::gpu::Gpu;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Where bytes lie, with the engine that can reach them when the CPU cannot.
+/// Location of bytes, with the engine that can reach them when the CPU cannot.
 #[derive(Clone, Copy, Debug)]
 pub enum Place<'a> {
     /// Ordinary host memory.
@@ -24,7 +25,7 @@ pub enum Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// The kind of memory, as plain data.
+    /// Returns the kind of memory, as plain data.
     pub fn kind(self) -> MemKind {
         match self {
             Self::Host => MemKind::Host,
@@ -35,13 +36,13 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Whether the CPU may touch it.
+    /// Returns `true` if the CPU may touch the memory.
     #[inline]
     pub fn is_host(self) -> bool {
         matches!(self, Self::Host | Self::Pinned)
     }
 
-    /// The GPU whose engine moves bytes here.
+    /// Returns the GPU whose engine moves bytes here.
     pub fn gpu(self) -> Option<&'a Arc<dyn Gpu>> {
         match self {
             Self::Device(gpu) | Self::Managed(gpu) => Some(gpu),
@@ -49,8 +50,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Puts a kind and the engine found for it together; `Unknown` when a device kind has no
-    /// engine.
+    /// Joins a kind and the engine found for it; `Unknown` when a device kind has no engine.
     pub fn of(kind: MemKind, gpu: Option<&'a Arc<dyn Gpu>>) -> Self {
         match (kind, gpu) {
             (MemKind::Host, _) => Self::Host,
@@ -81,7 +81,7 @@ pub struct MemMut<'a> {
 }
 
 impl<'a> MemRef<'a> {
-    /// A slice is host memory by construction.
+    /// Makes a view of a slice, which is host memory by construction.
     #[inline]
     pub fn host(bytes: &'a [u8]) -> Self {
         Self { ptr: bytes.as_ptr(), len: bytes.len(), place: Place::Host, _life: PhantomData }
@@ -89,38 +89,38 @@ impl<'a> MemRef<'a> {
 
     /// # Safety
     /// `len` bytes at `ptr` are allocated memory of the kind that `place` says, and stay so for
-    /// `'a`. They need not be initialised to any value in particular, and another process may write
-    /// them meanwhile.
+    /// `'a`. Their values may be anything, and another process may write them meanwhile.
     #[inline]
     pub unsafe fn from_raw(ptr: *const u8, len: usize, place: Place<'a>) -> Self {
         Self { ptr, len, place, _life: PhantomData }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns `true` if there are no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where the bytes lie.
+    /// Returns the location of the bytes.
     #[inline]
     pub fn place(&self) -> Place<'a> {
         self.place
     }
 
-    /// The address, for a driver or a NIC. Not to be read through unless [`Place::is_host`].
+    /// Returns the address, for a driver or a NIC. The CPU reads through it only if
+    /// [`Place::is_host`].
     #[inline]
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
     }
 
-    /// The part from `from` on, `len` bytes long, cut off at the end.
+    /// Returns the part from `from` on, `len` bytes long, cut off at the end.
     #[inline]
     pub fn part(self, from: usize, len: usize) -> Self {
         let from = from.min(self.len);
@@ -134,7 +134,7 @@ impl<'a> MemRef<'a> {
 }
 
 impl<'a> MemMut<'a> {
-    /// A slice is host memory by construction.
+    /// Makes a view of a slice, which is host memory by construction.
     #[inline]
     pub fn host(bytes: &'a mut [u8]) -> Self {
         Self { ptr: bytes.as_mut_ptr(), len: bytes.len(), place: Place::Host, _life: PhantomData }
@@ -148,31 +148,32 @@ impl<'a> MemMut<'a> {
         Self { ptr, len, place, _life: PhantomData }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns `true` if there are no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where the bytes lie.
+    /// Returns the location of the bytes.
     #[inline]
     pub fn place(&self) -> Place<'a> {
         self.place
     }
 
-    /// The address, for a driver or a NIC. Not to be written through unless [`Place::is_host`].
+    /// Returns the address, for a driver or a NIC. The CPU writes through it only if
+    /// [`Place::is_host`].
     #[inline]
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.ptr
     }
 
-    /// The part from `from` on, `len` bytes long, cut off at the end.
+    /// Returns the part from `from` on, `len` bytes long, cut off at the end.
     #[inline]
     pub fn part(self, from: usize, len: usize) -> Self {
         let from = from.min(self.len);

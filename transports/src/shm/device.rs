@@ -1,8 +1,8 @@
-//! The receiving side, and whatever has to be looked after for both.
+//! The receiving side, and the upkeep of both sides.
 //!
-//! A poll is loads from shared memory. What needs a system call (a peer that connects, answers, or
-//! hangs up) waits in one epoll set, which is looked at only when polls have come back empty for a
-//! while, or once in a long time when they never do: see `Upkeep`.
+//! A poll loads from shared memory. Events that need a system call (a peer that connects, answers,
+//! or hangs up) wait in one epoll set. A poll reads it only after polls have come back empty for a
+//! while, or rarely if they never do: see `Upkeep`.
 
 use super::handshake::{Address, Place};
 use super::inbound::Inbound;
@@ -32,26 +32,26 @@ const WAKE: u64 = 1;
 const INCOMING: u64 = 1 << 32;
 const OUTGOING: u64 = 2 << 32;
 
-/// What links and the device share.
+/// State that links and the device share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) identity: Identity,
     pub(super) barrier: Barrier,
     pub(super) page: BellPage,
     pub(super) page_fd: OwnedFd,
-    /// Written by a sender that finds this device asleep.
+    /// A sender that finds this device asleep writes it.
     pub(super) wake: OwnedFd,
     /// Threads between `arm` and `disarm`.
     pub(super) sleepers: AtomicU32,
     pub(super) packets: Arc<dyn PacketSource>,
     epoll: OwnedFd,
     outgoing: Mutex<Vec<Arc<Outgoing>>>,
-    /// What those whose links lead here have sent along; kept while they may be copying from or to
-    /// this process.
+    /// Segments of the senders whose links lead here; kept while a sender may be copying from or
+    /// to this process.
     incoming: Mutex<HashMap<PeerId, Arc<Segment>>>,
-    /// Links that wait for their receiver's queue, or for something that is short.
+    /// Links that wait for their receiver's queue, or for a resource that is short.
     undialled: AtomicU32,
-    /// Something is short, and that was told.
+    /// A resource is short, and that was logged.
     is_short: AtomicBool,
 }
 
@@ -68,22 +68,24 @@ impl Shared {
         self.watch(fd, OUTGOING | u64::from(index))
     }
 
-    /// The segments of links that lead here.
+    /// Returns the segments of links that lead here.
     pub(super) fn incoming(&self) -> MutexGuard<'_, HashMap<PeerId, Arc<Segment>>> {
         self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says once for each time that something is short that connections wait for it.
+    /// Logs, once for each shortage, that connections wait for a resource.
     pub(super) fn tell_of_shortage(&self, error: Errno) {
-        // A full queue or socket of a peer is none.
+        // A full queue or socket of a peer is no shortage of this process.
         if error == Errno::AGAIN || self.is_short.swap(true, Ordering::Relaxed) {
             return;
         }
-        // A user has no more of them in flight, to all processes together, than may be open in one,
-        // unless it has `CAP_SYS_RESOURCE`: many ranks that start at once can meet that.
+        // All processes of a user together may have as many descriptors in flight as one may have
+        // open, unless the user has `CAP_SYS_RESOURCE`. Many ranks that start at once can reach
+        // that limit.
         if error == Errno::TOOMANYREFS {
             tracing::warn!(
-                "as many descriptors are on their way between this user's processes as one may have open (`ulimit -n`): ranks connect a little later"
+                "the descriptors in flight between this user's processes have reached the limit \
+                 (`ulimit -n`): ranks connect a little later"
             );
         } else {
             tracing::warn!(
@@ -94,12 +96,12 @@ impl Shared {
         }
     }
 
-    /// A connection came about.
+    /// Ends a shortage, since a connection was made.
     pub(super) fn nothing_is_short(&self) {
         self.is_short.store(false, Ordering::Relaxed);
     }
 
-    /// A link waits for something that is short.
+    /// Counts a link that waits for a resource that is short.
     pub(super) fn try_again(&self) {
         self.undialled.fetch_add(1, Ordering::Relaxed);
     }
@@ -109,22 +111,22 @@ impl Shared {
     }
 }
 
-/// Whether the process behind a pidfd is dead.
+/// Returns `true` if the process behind a pidfd is dead.
 pub(super) fn is_dead(process: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&process, PollFlags::IN)];
     matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
 
-/// Rings that lead here, and the links that lead away.
+/// The rings that lead here, and the links that lead away.
 #[derive(Debug)]
 pub(super) struct ShmDevice {
     shared: Arc<Shared>,
     geometry: Geometry,
     address: Address,
     inbound: BiasedLock<Polling>,
-    /// A fork has the page that peers look at, and the sockets on which they are told.
+    /// A fork shares the page that peers look at, and the sockets on which they listen.
     owner: Owner,
-    /// Set by `arm`: the next poll looks at the epoll set at once.
+    /// Set by `arm`: the next poll reads the epoll set at once.
     armed: AtomicBool,
     closed: AtomicBool,
 }
@@ -183,7 +185,7 @@ impl ShmDevice {
         })
     }
 
-    /// Looks at the epoll set.
+    /// Reads the epoll set.
     #[cold]
     fn look_after(&self, polling: &mut Polling, batch: &mut Batch) {
         if self.closed.load(Ordering::Acquire) {
@@ -216,11 +218,11 @@ impl ShmDevice {
             let channel = match listener.accept() {
                 Ok(Some(channel)) => channel,
                 Ok(None) => return,
-                // Whoever knocks waits, and is let in when there is what it takes.
+                // The caller waits in the queue, and is admitted when the resources are there.
                 Err(error) => return self.shared.tell_of_shortage(error),
             };
             match inbound.admit(channel) {
-                // The hello is there already, most likely; if not the epoll set will tell.
+                // The hello is usually there already; if not, the epoll set tells when it comes.
                 Ok(bell) => inbound.listen(&self.shared, bell),
                 Err(channel) => {
                     let why =
@@ -249,8 +251,8 @@ impl ShmDevice {
         }
     }
 
-    /// A peer has gone. What it sent before still counts, also if its hello has not been read so
-    /// far: its end is told when its rings are empty.
+    /// Ends a peer that has gone. Messages that it sent before still count, even if its hello has
+    /// not been read yet: its end is reported when its rings are empty.
     fn ended(&self, polling: &mut Polling, peer: PeerId, cause: DownCause, batch: &mut Batch) {
         self.accept(polling);
         if !polling.inbound.end(&self.shared, peer, &cause) {
@@ -259,7 +261,7 @@ impl ShmDevice {
     }
 
     fn dial_again(&self, polling: &mut Polling, batch: &mut Batch) {
-        // Before the list is looked at: a link that another thread makes meanwhile counts for the
+        // Reset before the list is read: a link that another thread adds meanwhile counts for the
         // next time.
         self.shared.undialled.store(0, Ordering::SeqCst);
         let links = self.shared.outgoing().clone();
@@ -267,7 +269,7 @@ impl ShmDevice {
             links.iter().enumerate().filter(|(_, link)| !link.is_up() && !link.is_down())
         {
             match link.dial(&self.shared, u32::try_from(index).unwrap_or(u32::MAX)) {
-                // Its welcome may wait for something, too.
+                // Its welcome may wait for a resource, too.
                 Ok(Dialled::Yes) => self.hear_link(polling, link, batch),
                 Ok(Dialled::Short(error)) => {
                     self.shared.tell_of_shortage(error);
@@ -281,9 +283,9 @@ impl ShmDevice {
         }
     }
 
-    /// A sender has written the eventfd. It is read when the last sleeper is up: a sender writes it
-    /// once for all of them, and writes nothing for a ring that this poll has warmed. No thread
-    /// goes to sleep meanwhile, as `arm` takes the lock.
+    /// Handles the eventfd that a sender has written. It is read when the last sleeper is awake. A
+    /// sender writes it once for all of them, and writes nothing for a ring that this poll has
+    /// warmed. No thread goes to sleep meanwhile, as `arm` takes the lock.
     fn slept(&self) {
         if self.shared.sleepers.load(Ordering::SeqCst) == 0 {
             let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
@@ -318,7 +320,7 @@ impl Device for ShmDevice {
         let outgoing = Outgoing::new(peer, address, self.geometry)
             .map_err(|error| lacking(&error.to_string()))?;
         let outgoing = Arc::new(outgoing);
-        // Held: who hears of this link looks for it here.
+        // Locked: a thread that gets news of this link looks for it here.
         let mut links = self.shared.outgoing();
         let index = u32::try_from(links.len())
             .map_err(|_| SubmitError::Lacking("too many links".into()))?;
@@ -327,8 +329,8 @@ impl Device for ShmDevice {
             Ok(Dialled::Short(Errno::AGAIN | Errno::TOOMANYREFS)) => self.shared.try_again(),
             Ok(Dialled::Short(error)) => return Err(lacking(&error.to_string())),
             Err(cause) => {
-                // Its end is told by a poll, behind whatever it sent before it went: that may be
-                // waiting here.
+                // A poll reports its end, behind the messages that it sent before, which may wait
+                // here.
                 outgoing.doom(cause);
                 self.shared.try_again();
             }
@@ -369,7 +371,8 @@ impl Device for ShmDevice {
         // Cooling runs the barrier that orders the store above before the look below.
         polling.inbound.cool_all(self.shared.barrier);
         crate::sync::attention::settle(self.shared.barrier);
-        // That descriptors can be sent again wakes nobody.
+        // A welcome that is owed can be sent when descriptors are free again, which wakes no
+        // thread.
         if polling.inbound.owes_welcomes()
             || polling.inbound.has_something(self.shared.page.bells())
         {
@@ -407,7 +410,7 @@ impl Device for ShmDevice {
         }
         let mut polling = self.inbound.lock();
         polling.inbound.close();
-        // Those that are copying just now stay, for `revoke` to ask again.
+        // Segments of peers that are copying now stay, for a later `revoke`.
         self.shared.incoming().retain(|_, segment| !segment.access().revoke());
         polling.listener = None;
     }

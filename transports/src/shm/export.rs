@@ -1,4 +1,4 @@
-//! Regions of memfds, found through the process that made them.
+//! Regions in memfds, which importers open through the process that made them.
 
 use crate::contract::{Exported, Imported, WireKey};
 use crate::mem::shared::Share;
@@ -6,10 +6,10 @@ use crate::mem::{MapError, Region};
 use rustix::fs::{Mode, OFlags};
 use std::sync::Arc;
 
-/// What a wire key says: where the memfd is, and which registration it is about.
+/// Content of a wire key: the memfd's location and the registration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Key {
-    /// The pid namespace in which `pid` means something.
+    /// The pid namespace of `pid`.
     namespace: u64,
     pid: u64,
     fd: u64,
@@ -47,7 +47,7 @@ impl Key {
     }
 }
 
-/// Ends a registration.
+/// Ends a registration when dropped.
 struct Registration(Arc<Share>);
 
 impl Drop for Registration {
@@ -65,12 +65,13 @@ fn namespace() -> Result<u64, String> {
 /// Lets peers of this machine map a region.
 pub(super) fn export(region: &Region) -> Result<Exported, MapError> {
     let share = region.share().ok_or(
-        "it is memory of this process alone: allocate it with Runtime::allocate for peers to map it",
+        "it is memory of this process alone: allocate it with Runtime::allocate for peers to map \
+         it",
     )?;
     Ok(Exported::new(export_shared(share)?, Registration(share.clone())))
 }
 
-/// Begins a registration of shared memory, which the caller ends. Its key.
+/// Begins a registration of shared memory, which the caller ends, and returns its key.
 pub(crate) fn export_shared(share: &Share) -> Result<WireKey, String> {
     let found = share.whereabouts().ok_or("it is memory of another process")?;
     let namespace = namespace()?;
@@ -89,9 +90,9 @@ pub(crate) fn export_shared(share: &Share) -> Result<WireKey, String> {
 /// Shared memory of another process, mapped.
 pub(crate) struct FoundShared {
     pub(crate) region: Region,
-    /// Of its registration.
+    /// Epoch of its registration.
     pub(crate) epoch: u64,
-    /// Of its memfd: that of no other memory while this is mapped.
+    /// Inode of its memfd, which no other memory has while this is mapped.
     pub(crate) inode: u64,
 }
 
@@ -104,9 +105,9 @@ pub(super) fn import(key: &WireKey) -> Result<Imported, MapError> {
 
 /// Maps shared memory of a peer.
 ///
-/// The descriptor is opened through `/proc`, where the kernel lets processes of one user see each
-/// other's. The memfd must be the one that the key names, so a number that was used again leads
-/// nowhere.
+/// The descriptor is opened through `/proc`, where the kernel lets processes of one user open each
+/// other's. The memfd must be the one that the key names, so a reused descriptor number is an
+/// error.
 pub(crate) fn find_shared(key: &WireKey) -> Result<FoundShared, MapError> {
     let key = Key::decode(key).ok_or("its key is not one of this transport's")?;
     if key.namespace != namespace()? {

@@ -29,26 +29,27 @@ struct Frame {
     secret: [u8; 16],
 }
 
-/// What one side says to the other.
+/// Message between a sender and a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The sender introduces itself; comes with the segment's descriptor.
     Hello {
-        /// What the receiver is to call it.
+        /// Name that the receiver uses for the sender.
         from: PeerId,
         /// The job's secret.
         secret: [u8; 16],
-        /// The segment's.
+        /// Sizes of the segment.
         geometry: Geometry,
     },
     /// The receiver lets it in; comes with the descriptors of its bells and its eventfd.
     Welcome {
         /// The bell of this link.
         bell: u32,
-        /// Whether the sender must use a real fence, since the receiver cannot reach it with one.
+        /// `true` if the sender must use a real fence, since the receiver's barrier cannot replace
+        /// it.
         fenced: bool,
     },
-    /// The receiver does not.
+    /// The receiver refuses the sender.
     Refusal(String),
     /// The end, in order.
     Bye,
@@ -83,10 +84,10 @@ impl Message {
         bytes
     }
 
-    /// Reads what a peer sent.
+    /// Reads a peer's message.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The defect of the message.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let (frame, text) = Frame::read_from_prefix(bytes)
             .map_err(|_| format!("a message of {} bytes is too short", bytes.len()))?;
@@ -114,7 +115,7 @@ impl Message {
     }
 }
 
-/// Which machine, as far as abstract sockets are concerned.
+/// Machine and network namespace: the scope of abstract sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The kernel's boot.
@@ -124,7 +125,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Where this process is.
+    /// Returns the place of this process.
     pub fn here() -> Result<Self, String> {
         let path = "/proc/sys/kernel/random/boot_id";
         let text = std::fs::read_to_string(path)
@@ -139,20 +140,20 @@ impl Place {
     }
 }
 
-/// A device's address: where it is, and the name it listens under.
+/// Address of a device: its place, and its socket's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Where it is.
+    /// The place of its process.
     pub place: Place,
     /// Its socket's name in the abstract namespace.
     pub name: Vec<u8>,
 }
 
 impl Address {
-    /// An address that no other device has.
+    /// Makes an address that no other device has.
     pub fn fresh(place: Place, identity: &Identity) -> Self {
         let mut random = [0; 8];
-        // Only has to be unique: the secret is what lets a peer in.
+        // Needs to be unique only: the secret admits a peer.
         if rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).is_err() {
             random = (&raw const random as u64 ^ u64::from(std::process::id())).to_ne_bytes();
         }
@@ -165,7 +166,7 @@ impl Address {
         Self { place, name: name.into_bytes() }
     }
 
-    /// The form that travels.
+    /// Returns the form that travels.
     pub fn encode(&self) -> AddressBlob {
         let mut bytes = self.place.boot.to_vec();
         bytes.extend(self.place.net_namespace.to_le_bytes());
@@ -173,11 +174,11 @@ impl Address {
         AddressBlob(bytes)
     }
 
-    /// Reads one; `None` when it cannot be one.
+    /// Reads an address; `None` when the bytes cannot be one.
     pub fn decode(blob: &AddressBlob) -> Option<Self> {
         let (boot, rest) = blob.0.split_first_chunk::<16>()?;
         let (namespace, name) = rest.split_first_chunk::<8>()?;
-        // 107: what the kernel's socket addresses have room for.
+        // 107: the room in the kernel's socket addresses.
         if name.is_empty() || name.len() > 107 {
             return None;
         }

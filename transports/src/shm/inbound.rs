@@ -1,8 +1,8 @@
-//! The rings that lead here: which are looked at, and what comes out of them.
+//! The rings that lead here: which of them polls look at, and the messages in them.
 //!
-//! A ring that has been busy is *warm*: each poll looks at it. A *cold* one costs nothing until its
-//! sender rings its bell. Rings cool when there are many warm ones and they stay silent, and all of
-//! them do before the device sleeps.
+//! A ring that was busy lately is *warm*: each poll looks at it. A *cold* one costs nothing until
+//! its sender rings its bell. Silent rings cool when many are warm, and all rings cool before the
+//! device sleeps.
 
 use super::device::{Shared, is_dead};
 use super::handshake::Message;
@@ -21,25 +21,25 @@ use std::sync::atomic::Ordering;
 
 /// A record whose payload is the message.
 pub(super) const KIND_INLINE: u8 = 1;
-/// A record whose payload says which chunk the message lies in.
+/// A record whose payload names the chunk with the message.
 pub(super) const KIND_CHUNK: u8 = 2;
 
-/// Warm rings that are too few to be worth cooling one.
+/// Number of warm rings up to which cooling one is not worth it.
 const FEW: usize = 8;
-/// Looks in vain after which one of many warm rings cools.
+/// Empty looks after which one of many warm rings cools.
 const PATIENCE: u32 = 4096;
-/// Records taken from one ring before the next has its turn.
+/// Records taken from one ring before the next ring.
 const TURN: usize = 32;
 
-/// So many messages without a pause between them are a stream, ...
+/// Messages without a pause between them that make a stream, ...
 const RUN: u32 = 8;
-/// ... and when a stream's ring is found empty, so many looks are left out: 0.3 µs. A receiver that
-/// is quicker than its sender would otherwise look, each time, at the very line that the sender is
-/// writing, and take it away from it; one that stays some messages behind halves what a message
-/// costs the sender.
+/// ... and looks that are skipped when a stream's ring is found empty: 0.3 µs. A receiver that is
+/// quicker than its sender would otherwise read, each time, the very line that the sender is
+/// writing, and take it away from the sender. A receiver that stays some messages behind halves
+/// the sender's cost of a message.
 const REST: u32 = 32;
 
-/// What a chunk record's payload says.
+/// Content of a chunk record's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChunkPlace {
     pub(super) chunk: u32,
@@ -62,21 +62,22 @@ impl ChunkPlace {
 pub(super) struct Inbound {
     /// By bell.
     links: Vec<Option<Incoming>>,
-    /// Those that are looked at. Here and not in `links`, so that a look follows no pointer.
+    /// Senders whose rings are looked at. Here and not in `links`, so that a look follows no
+    /// pointer.
     warm: Vec<Sender>,
-    /// Where the next poll begins, so that no ring is always last.
+    /// Index at which the next poll begins, so that no ring is always last.
     turn: usize,
-    /// There are strangers who wait for something that is short.
+    /// Pending connections wait for a resource that is short.
     owes_welcomes: bool,
 }
 
 #[derive(Debug)]
 enum Incoming {
-    /// It has connected, and not said who it is, or not been welcomed.
+    /// Connected, but not yet named or welcomed.
     Stranger(Stranger),
-    /// It is not looked at.
+    /// Not looked at.
     Cold(Box<Sender>),
-    /// It stands in `warm`.
+    /// Its sender is in `warm`.
     Warm,
 }
 
@@ -89,31 +90,31 @@ struct Sender {
     process: Option<OwnedFd>,
     segment: Arc<Segment>,
     consumer: Consumer<SegmentSlots>,
-    /// Looks in vain since the last message.
+    /// Empty looks since the last message.
     silent: u32,
-    /// The last look found as much as it wanted: more is likely to be there.
+    /// The last look found its full number of messages: more are likely there.
     streams: bool,
     /// Messages since a look last found the ring empty.
     run: u32,
-    /// Looks that are still to be left out.
+    /// Looks that are still skipped.
     rest: u32,
-    /// Set once it is known to send no more; what is in the ring still counts.
+    /// Set once the sender is known to send no more; messages in the ring still count.
     ended: Option<DownCause>,
 }
 
-/// What became of one look at one ring.
+/// Result of one look at one ring.
 enum Look {
     Goes,
     Ended(DownCause),
 }
 
 impl Inbound {
-    /// Whether any ring that is looked at has something, or any bell has rung.
+    /// Returns `true` if a warm ring has a record, or a bell has rung.
     pub(super) fn has_something(&self, bells: &Bells) -> bool {
         bells.any() || self.warm.iter().any(|sender| sender.consumer.is_ready())
     }
 
-    /// Takes what the warm rings hold, and warms those whose bell has rung.
+    /// Takes messages from the warm rings, and warms rings whose bells have rung.
     #[inline(always)]
     pub(super) fn poll(&mut self, shared: &Shared, batch: &mut Batch) {
         self.look(shared, batch);
@@ -148,7 +149,7 @@ impl Inbound {
         }
     }
 
-    /// Lets go of a sender that has ended.
+    /// Removes a sender that has ended.
     #[cold]
     fn remove(&mut self, shared: &Shared, at: usize, cause: DownCause, batch: &mut Batch) {
         let sender = self.warm.remove(at);
@@ -168,7 +169,8 @@ impl Inbound {
         batch.push(Event::PeerDown { peer: sender.from, cause });
     }
 
-    /// Stops looking at the rings that `which` names, without losing a message published meanwhile.
+    /// Stops looking at the rings that `which` selects, without losing a message published
+    /// meanwhile.
     #[cold]
     fn cool(&mut self, barrier: Barrier, which: impl Fn(&Sender) -> bool) {
         let mut cooled = Vec::new();
@@ -192,12 +194,12 @@ impl Inbound {
         }
     }
 
-    /// Stops looking at all rings, for sleep.
+    /// Stops looking at all rings, before sleep.
     pub(super) fn cool_all(&mut self, barrier: Barrier) {
         self.cool(barrier, |_| true);
     }
 
-    /// Looks at a ring from now on.
+    /// Begins to look at a ring.
     fn warm_up(&mut self, bell: u32) {
         let Some(place) = self.links.get_mut(bell as usize) else { return };
         match place.take() {
@@ -220,7 +222,8 @@ impl Inbound {
         }
     }
 
-    /// Lets a stranger wait to say who it is. `None` when there are too many links.
+    /// Adds a pending connection, and returns its bell. Returns the channel when there are too
+    /// many links.
     pub(super) fn admit(&mut self, channel: Channel) -> Result<u32, Channel> {
         let free = self.links.iter().position(Option::is_none);
         let bell = free.unwrap_or(self.links.len());
@@ -236,7 +239,7 @@ impl Inbound {
         }
     }
 
-    /// Takes in what the other end of an incoming link says.
+    /// Handles a message on the socket of an incoming link.
     pub(super) fn listen(&mut self, shared: &Shared, bell: u32) {
         let Some(place) = self.links.get_mut(bell as usize) else { return };
         match place {
@@ -253,7 +256,7 @@ impl Inbound {
                     shared.nothing_is_short();
                     shared.incoming().insert(sender.from, sender.segment.clone());
                     *place = Some(Incoming::Cold(Box::new(sender)));
-                    // A sleeper is woken by its bell. This poll, which finds no message, may be the
+                    // The bell wakes a sleeper. This poll, which finds no message, may be the
                     // thread's last.
                     if shared.sleepers.load(Ordering::SeqCst) == 0 {
                         self.warm_up(bell);
@@ -268,7 +271,7 @@ impl Inbound {
             Some(Incoming::Cold(sender)) => {
                 let ended = sender.hear();
                 if ended {
-                    // It is looked at once more, and then let go.
+                    // Its ring is looked at once more before it is removed.
                     self.warm_up(bell);
                 }
             }
@@ -280,12 +283,12 @@ impl Inbound {
         }
     }
 
-    /// Whether there are strangers who wait for something that is short.
+    /// Returns `true` if pending connections wait for a resource that is short.
     pub(super) fn owes_welcomes(&self) -> bool {
         self.owes_welcomes
     }
 
-    /// Tries once more to welcome those who could not be.
+    /// Tries again to welcome pending connections that wait for a resource.
     pub(super) fn welcome_again(&mut self, shared: &Shared) {
         if !std::mem::take(&mut self.owes_welcomes) {
             return;
@@ -299,8 +302,8 @@ impl Inbound {
         }
     }
 
-    /// A peer is known to have gone, from elsewhere. Whether rings of its lead here: then it goes
-    /// when they are empty.
+    /// Ends a peer that is known to have gone. Returns `true` if rings of the peer lead here: its
+    /// end is then reported when they are empty.
     pub(super) fn end(&mut self, shared: &Shared, peer: PeerId, cause: &DownCause) -> bool {
         for bell in 0..u32::try_from(self.links.len()).unwrap_or(u32::MAX) {
             match self.links.get_mut(bell as usize) {
@@ -318,7 +321,7 @@ impl Inbound {
         any
     }
 
-    /// Says good-bye to all, and lets go of them.
+    /// Tells all senders that this device closes, and closes the channels.
     pub(super) fn close(&mut self) {
         let others = self.links.drain(..).flatten().filter_map(|link| match link {
             Incoming::Cold(sender) => Some(sender.channel),
@@ -333,9 +336,9 @@ impl Inbound {
 
 impl Sender {
     fn new(Guest { from, segment, process }: Guest, bell: u32, channel: Channel) -> Self {
-        // SAFETY: the segment came with this hello, and this is the only consumer made for it here.
-        // Should a hostile sender send one segment twice, two consumers only write `freed`: each
-        // reads what it likes from memory that it does not trust.
+        // SAFETY: the segment came with this hello, and this is the only consumer made for it
+        // here. If a hostile sender sends one segment twice, two consumers write only `freed`.
+        // Each reads memory that it does not trust anyway.
         let consumer = unsafe { Consumer::new(SegmentSlots::of(segment.clone())) };
         Self {
             from,
@@ -359,8 +362,8 @@ impl Sender {
             self.rest -= 1;
             return Look::Goes;
         }
-        // One message and no more from a sender that does not stream: looking for a second one
-        // would fetch the line that the sender is about to write.
+        // A single message from a sender that does not stream: a look for a second one would fetch
+        // the line that the sender is about to write.
         let limit = if self.streams { TURN } else { 1 };
         for taken in 0..limit {
             if batch.is_full() {
@@ -404,14 +407,13 @@ impl Sender {
         self.silent = if some { 0 } else { self.silent.saturating_add(1) };
         match &self.ended {
             None => Look::Goes,
-            // Looked at once more: what it sent before it ended may have come between the two
-            // looks.
+            // One more look: the last messages may have come between the two looks.
             Some(_) if self.consumer.is_ready() => Look::Goes,
             Some(cause) => Look::Ended(cause.clone()),
         }
     }
 
-    /// Takes in what the sender says beside the ring. Whether it has ended.
+    /// Handles a message on the sender's socket. Returns `true` if the sender has ended.
     fn hear(&mut self) -> bool {
         if self.ended.is_none() {
             self.ended = self.last_words();
@@ -443,8 +445,8 @@ fn corrupt(why: Corrupt) -> DownCause {
     DownCause::Protocol(why.to_string())
 }
 
-/// The message of a record that is more than one slot. `Ok(None)`: there is no packet for it now;
-/// it stays in the ring.
+/// Returns the message of a record that is not inline in one slot. `Ok(None)`: there is no packet
+/// for it now, and it stays in the ring.
 fn receive(
     record: &Record<'_, SegmentSlots>,
     segment: &Arc<Segment>,
@@ -456,7 +458,8 @@ fn receive(
             packet.set_len(record.len());
             match packet.as_mut_slice() {
                 Some(bytes) if bytes.len() == record.len() => record.copy_to(bytes),
-                // The device was given host packets, and the settings make them large enough.
+                // Not reached with correct settings: the device has host packets, which they make
+                // large enough.
                 _ => return Err(format!("{} bytes do not fit into a packet here", record.len())),
             }
             Ok(Some(Payload::Packet(packet)))
@@ -472,8 +475,8 @@ fn receive(
                 return Err(format!("{len} bytes in chunk {chunk}, which is not there"));
             };
             segment.will_read(bytes.as_ptr(), bytes.len());
-            // Whoever takes it in needs a packet for it: one too long for any would wait for ever,
-            // and all other peers' messages behind it.
+            // The runtime needs a packet to take the message in. A message too long for any packet
+            // would wait forever, and all other peers' messages behind it.
             if bytes.len() > packets.packet_size() {
                 let room = packets.packet_size();
                 return Err(format!(

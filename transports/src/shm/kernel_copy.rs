@@ -1,4 +1,4 @@
-//! The kernel's cross-memory copy: one copy from process to process, no memory shared.
+//! The kernel's cross-memory copy: one copy from process to process, without shared memory.
 
 use super::device::is_dead;
 use super::link::Outgoing;
@@ -11,23 +11,23 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, Weak};
 
-/// The memory of the process with this number.
+/// The memory of the process `pid`.
 #[derive(Debug)]
 pub(super) struct KernelCopy {
     pid: libc::pid_t,
-    /// The peer is this very process: all of its addresses are mapped, and the kernel would refuse
-    /// none.
+    /// `true` if the peer is this very process. All of its addresses are mapped, and the kernel
+    /// would refuse none.
     is_here: bool,
-    /// Readable when the process is dead. Without one (an old kernel) that is not known here.
+    /// Readable when the process is dead. `None` on an old kernel: that is then not known here.
     process: Option<Arc<OwnedFd>>,
-    /// Of the link there: has the word by which the process revokes this rank's access.
+    /// The link's segment, with the word by which the process revokes this rank's access.
     segment: Arc<Segment>,
     link: Weak<Outgoing>,
-    /// Whether the process has mapped the segment.
+    /// `true` once the process has mapped the segment.
     has_answered: AtomicBool,
 }
 
-/// Which way the bytes go.
+/// Direction of a copy.
 #[derive(Clone, Copy)]
 enum Way {
     Here,
@@ -45,7 +45,7 @@ impl KernelCopy {
         Self { pid, is_here, process, segment, link, has_answered: AtomicBool::new(false) }
     }
 
-    /// Keeps the process from giving back, while the value lives, buffers that it has named.
+    /// Keeps the process from giving back buffers that it has named, while the value lives.
     fn enter(&self) -> Result<Inside<'_>, PeerMemoryError> {
         let is_open = self.has_answered.load(Ordering::Relaxed) || self.is_answered();
         let inside = is_open.then(|| self.segment.access().enter()).flatten();
@@ -68,7 +68,7 @@ impl KernelCopy {
             let there = there(addr, done, len - done)?;
             match self.call(way, &[here], &[there]) {
                 Ok(copied) => done += copied,
-                // It was done before.
+                // The kernel allowed it before.
                 Err(PeerMemoryError::Refused(why)) if done > 0 => {
                     return Err(PeerMemoryError::Failed(why));
                 }
@@ -78,8 +78,8 @@ impl KernelCopy {
         Ok(())
     }
 
-    /// One call of the kernel. The bytes copied: not all, where not all can be, and never none of
-    /// some.
+    /// Makes one system call. Returns the number of bytes copied: fewer than asked for if only
+    /// some can be copied, but never 0, which is an error.
     fn call(
         &self,
         way: Way,
@@ -89,9 +89,9 @@ impl KernelCopy {
         let (local, remote) = (here.as_ptr(), there.as_ptr());
         let (locals, remotes) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
         loop {
-            // SAFETY: the local ranges are those of views, valid for their lengths and host memory.
-            // The kernel checks the other ones. What it writes to is another process's: `write`
-            // refuses this one.
+            // SAFETY: the local ranges are those of views, valid for their lengths and host
+            // memory. The kernel checks the remote ones. It writes to another process's memory
+            // only: `write` refuses this one.
             let copied = unsafe {
                 match way {
                     Way::Here => {
@@ -126,7 +126,7 @@ pub(super) fn is_this_process(pid: libc::pid_t) -> bool {
     pid.unsigned_abs() == std::process::id()
 }
 
-/// Part of the other process's memory.
+/// Returns a range of the other process's memory.
 fn there(addr: u64, from: usize, len: usize) -> Result<libc::iovec, PeerMemoryError> {
     let begin = usize::try_from(addr).ok().and_then(|addr| addr.checked_add(from));
     let begin = begin.ok_or_else(|| PeerMemoryError::Failed("the address overflows".into()))?;
@@ -197,7 +197,7 @@ impl PeerMemory for KernelCopy {
                 "the peer is this process, where an address that is wrong would be written to";
             return Err(PeerMemoryError::Refused(why.into()));
         }
-        // A number that is used again is another process's.
+        // A number that was used again is another process's.
         if self.is_gone() {
             return Err(gone());
         }
@@ -205,13 +205,13 @@ impl PeerMemory for KernelCopy {
     }
 }
 
-/// Lets the other ranks read and write this process where Yama would allow only its parents to (its
-/// scope 1, the default of several distributions). Elsewhere the kernel does not know the request,
-/// and needs none.
+/// Lets the other ranks read and write this process where Yama would allow only its parents to
+/// (scope 1, the default of several distributions). A kernel without Yama does not know the
+/// request, and needs none.
 pub(super) fn allow_peers() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: takes integers, and touches no memory of ours.
+        // SAFETY: the call takes integers, and touches no memory of this process.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
     });
 }
@@ -225,14 +225,14 @@ mod tests {
     use std::process::{Child, Command};
     use std::time::{Duration, Instant};
 
-    /// Where a process has memory that it does not look at: the far end of its stack.
+    /// Returns the address of memory that a process does not use: the far end of its stack.
     fn unused(child: &Child) -> u64 {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
         let stack = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
         u64::from_str_radix(stack.split_once('-').unwrap().0, 16).unwrap()
     }
 
-    /// Of a process that has answered.
+    /// Makes the memory of a process that has answered.
     fn of(pid: u32) -> KernelCopy {
         let (segment, _fd) =
             Segment::create(Geometry { slots: 8, chunks: 1, chunk_size: 64 }).unwrap();
@@ -338,7 +338,7 @@ mod tests {
         let many = [(there.as_ptr() as u64, MemMut::host(&mut here))];
         assert_eq!(this.read_many(&many), Err(PeerMemoryError::Gone(DownCause::Closed)));
         assert!(here == [1; 100] && there == [7; 100]);
-        // The answer to a link that is there no more never comes.
+        // A link that is gone never answers.
         let unanswered =
             KernelCopy { has_answered: AtomicBool::new(false), ..of(std::process::id()) };
         assert_eq!(unanswered.read(there.as_ptr() as u64, MemMut::host(&mut here)), gone);

@@ -24,13 +24,13 @@ const CONNECTING: u8 = 0;
 const UP: u8 = 1;
 const DOWN: u8 = 2;
 
-/// A link's sending end, as both the link and the device that looks after it see it.
+/// A link's sending end, shared by the link and its device.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) peer: PeerId,
     state: AtomicU8,
     down: OnceLock<DownCause>,
-    /// Why it can never come up, until that has been told.
+    /// Reason why it can never come up, until that is reported.
     doomed: OnceLock<DownCause>,
     sender: BiasedLock<Sender>,
 }
@@ -38,7 +38,7 @@ pub(super) struct Outgoing {
 #[derive(Debug)]
 struct Sender {
     address: Address,
-    /// To a process of this user, and watched.
+    /// A channel to a process of this user, in the epoll set.
     channel: Option<Channel>,
     /// Readable when the receiver's process is dead.
     process: Option<Arc<OwnedFd>>,
@@ -50,21 +50,21 @@ struct Sender {
     producer: Producer<SegmentSlots>,
     /// Chunks that are free, as far as this side knows: one bit each.
     free: u64,
-    /// How often each chunk was sent.
+    /// Number of times that each chunk was sent.
     lent: [u32; MAX_CHUNKS as usize],
     receiver: Option<Receiver>,
 }
 
-/// What came of an attempt to say hello.
+/// Result of an attempt to send the hello.
 #[derive(Debug)]
 pub(super) enum Dialled {
-    /// It is said.
+    /// The hello was sent.
     Yes,
-    /// Something is short: try again.
+    /// A resource is short: try again.
     Short(Errno),
 }
 
-/// What the receiver's welcome brought.
+/// Content of the receiver's welcome.
 #[derive(Debug)]
 struct Welcome {
     bell: u32,
@@ -72,18 +72,18 @@ struct Welcome {
     fds: [OwnedFd; 2],
 }
 
-/// What is made of it.
+/// The receiver, as opened from its welcome.
 #[derive(Debug)]
 struct Receiver {
     page: Arc<BellPage>,
     wake: OwnedFd,
     bell: u32,
-    /// Whether a real fence is needed before asking for the receiver's attention.
+    /// `true` if a real fence is needed before the check for the receiver's attention.
     fenced: bool,
 }
 
 impl Outgoing {
-    /// A sending end that is not connected yet.
+    /// Makes a sending end that is not connected yet.
     pub(super) fn new(peer: PeerId, address: Address, geometry: Geometry) -> Result<Self, Errno> {
         let (segment, fd) = Segment::create(geometry)?;
         // SAFETY: the segment is fresh, and this is its only producer.
@@ -116,12 +116,12 @@ impl Outgoing {
         self.state.load(Ordering::Acquire) == DOWN
     }
 
-    /// It can never come up: the next dial says so.
+    /// Marks that it can never come up: the next dial reports it.
     pub(super) fn doom(&self, cause: DownCause) {
         let _ = self.doomed.set(cause);
     }
 
-    /// Says hello to the receiver, unless that is done.
+    /// Sends the hello to the receiver, unless that is done.
     pub(super) fn dial(&self, shared: &Shared, index: u32) -> Result<Dialled, DownCause> {
         if let Some(cause) = self.doomed.get() {
             return Err(cause.clone());
@@ -132,7 +132,7 @@ impl Outgoing {
         })
     }
 
-    /// Takes in what the receiver says. `Some(Ok)`: it is up now. `Some(Err)`: it is down now.
+    /// Handles a message of the receiver. `Some(Ok)`: it is up now. `Some(Err)`: it is down now.
     pub(super) fn listen(&self, shared: &Shared) -> Option<Result<(), DownCause>> {
         let mut sender = self.sender.lock();
         if self.is_down() {
@@ -151,11 +151,11 @@ impl Outgoing {
         Some(Err(cause))
     }
 
-    /// Ends the link, with or without a word to the receiver.
+    /// Ends the link, with or without a message to the receiver.
     pub(super) fn close(&self, cause: &DownCause, say_bye: bool) {
         let mut sender = self.sender.lock();
         if say_bye && let Some(channel) = &sender.channel {
-            // If the socket is full or gone the hang-up says it too.
+            // If the socket is full or gone, the hang-up tells it, too.
             let _ = channel.send(&Message::Bye.encode(), &[]);
         }
         self.end(&mut sender, cause);
@@ -169,15 +169,15 @@ impl Outgoing {
             (None, None, None, None);
     }
 
-    /// Whether the receiver has answered: from then on it can revoke what it lets this rank do. Not
-    /// by the state alone, which is down once the link has ended.
+    /// Returns `true` if the receiver has answered: from then on it can revoke this rank's access.
+    /// The state alone does not tell, since it is down once the link has ended.
     pub(super) fn has_answered(&self) -> bool {
         self.sender.lock().receiver.is_some()
     }
 
     fn peer_memory(self: &Arc<Self>) -> Result<Arc<dyn PeerMemory>, String> {
         let sender = self.sender.lock();
-        // Until the hello has gone there may be no handle to the process yet.
+        // Before the hello was sent there may be no handle to the process yet.
         let is_said = sender.segment_fd.is_none();
         let channel = sender.channel.as_ref().filter(|_| is_said).ok_or("it is not connected")?;
         let peer = channel
@@ -235,8 +235,8 @@ impl Outgoing {
 }
 
 impl Sender {
-    /// Goes as far as it can, and goes on from there the next time. The error comes with what
-    /// failed.
+    /// Goes through the steps as far as possible, and continues from there the next time. The
+    /// error comes with the name of the failed step.
     fn say_hello(
         &mut self,
         shared: &Shared,
@@ -265,7 +265,8 @@ impl Sender {
                 Err(error) if is_shortage(error) => {
                     return Err(("its process cannot be watched", error.into()));
                 }
-                // Another pid namespace, or an old kernel: the socket's hang-up must do.
+                // Another pid namespace, or an old kernel: only the socket's hang-up tells of the
+                // end.
                 Err(_) => {}
             }
         }
@@ -280,7 +281,7 @@ impl Sender {
         Ok(Dialled::Yes)
     }
 
-    /// Takes in what the receiver says. Returns `true` if it is a welcome.
+    /// Handles a message of the receiver. Returns `true` if it is a welcome.
     fn hear(&mut self, shared: &Shared) -> Result<bool, DownCause> {
         if let Some(welcome) = self.welcome.take() {
             return self.enter(*welcome, shared);
@@ -295,7 +296,7 @@ impl Sender {
                 _ => Ok(false),
             },
             Ok(Received::Closed) => Err(DownCause::Gone("its socket hung up".into())),
-            // The message stays, and the epoll set goes on telling of it.
+            // The message stays, and the epoll set keeps reporting it.
             Err(error) if is_shortage(error) => {
                 shared.tell_of_shortage(error);
                 Ok(false)
@@ -336,7 +337,7 @@ impl Sender {
         }
     }
 
-    /// After a record was pushed: tells the receiver, unless it looks by itself.
+    /// Tells the receiver of a pushed record, unless it looks by itself.
     #[inline(always)]
     fn tell_if_needed(&self) {
         if let Some(receiver) = &self.receiver
@@ -346,12 +347,12 @@ impl Sender {
         }
     }
 
-    /// A message through a chunk. `None`: no chunk is free.
+    /// Sends a message through a chunk. `None`: no chunk is free.
     fn push_chunk(&mut self, header: Header, bytes: MemRef<'_>) -> Option<Result<(), PushError>> {
         if self.free == 0 {
             self.free = self.segment.returned(&self.lent);
         }
-        // The lowest free one: its lines are likelier to be in a cache than those of the one used
+        // The lowest free one: its lines are likelier in a cache than those of the one used
         // longest ago.
         let chunk = (self.free != 0).then(|| self.free.trailing_zeros())?;
         let target = self.segment.chunk_mut(chunk)?;
@@ -381,25 +382,25 @@ impl Receiver {
     #[cold]
     fn tell(&self) {
         self.page.bells().ring(self.bell);
-        // Either the receiver, going to sleep, finds the bell, or we find it asleep: one of the
-        // two, as both have a full fence between their store and their load.
+        // Both sides have a full fence between their store and their load. So either the receiver,
+        // going to sleep, finds the bell, or this side finds it asleep.
         fence(Ordering::SeqCst);
         let asleep = self.page.asleep();
         if asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::AcqRel) != 0 {
-            // A full eventfd is readable, which is all that is wanted of it.
+            // A full eventfd is readable, too, which is all that is needed.
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
     }
 }
 
-/// Checks that a descriptor is an eventfd, a write to which does not block: not a pipe or a socket,
-/// which its other end can keep full.
+/// Checks that a descriptor is an eventfd, and that a write to it does not block. A pipe or a
+/// socket could be kept full by its other end.
 fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), String> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let kind = rustix::fs::readlink(&path, Vec::new());
     let kind =
         kind.map_err(|error| format!("its wake-up descriptor cannot be examined: {error}"))?;
-    // No file's name is like that: they begin with a slash.
+    // No file has such a name: those begin with a slash.
     if kind.as_bytes() != b"anon_inode:[eventfd]" {
         return Err(format!(
             "its wake-up descriptor is no eventfd, but {}",
@@ -415,7 +416,7 @@ fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), String> {
 #[derive(Debug)]
 pub(super) struct ShmLink {
     pub(super) outgoing: Arc<Outgoing>,
-    /// A fork's copy of it ends nothing.
+    /// A fork's copy of the link ends nothing.
     pub(super) owner: Owner,
 }
 
@@ -464,7 +465,7 @@ impl Link for ShmLink {
 
     fn splits(&self) -> Option<Arc<dyn Splits>> {
         let sender = self.outgoing.sender.lock();
-        // A peer of this process would have to write to it: see `PeerMemory::write`.
+        // A peer in this process would have to write to it: see `PeerMemory::write`.
         let peer = sender.channel.as_ref().and_then(|channel| channel.peer().ok());
         peer.is_none_or(|peer| !is_this_process(peer.pid))
             .then(|| sender.segment.clone() as Arc<dyn Splits>)

@@ -2,21 +2,21 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | [`segment`] | the memory: a sealed memfd with a ring, its chunks, and the flags between the two sides |
-//! | [`handshake`] | the few messages over a Unix socket by which a sender shows its segment to a receiver |
+//! | [`segment`] | the memory: a sealed memfd with a ring, its chunks, and flags |
+//! | [`handshake`] | the messages by which a sender shows its segment to a receiver |
 //! | [`link`] | the sending side: inline into the ring, or through a chunk |
-//! | [`device`] | the receiving side, and whatever has to be looked after for both |
-//! | `stranger` | a sender from its call to its welcome |
-//! | [`inbound`] | the rings that lead here: which are looked at, and what comes out of them |
+//! | [`device`] | the receiving side, and the upkeep of both sides |
+//! | `stranger` | a pending connection, from its call to its welcome |
+//! | [`inbound`] | the rings that lead here: which of them polls look at, and their messages |
 //! | [`export`] | regions that peers map |
-//! | [`kernel_copy`] | the memory of another process, copied from and to by the kernel |
+//! | [`kernel_copy`] | copies from and to another process's memory by the kernel |
 //!
 //! A link is one-way. Its sender makes a segment, sends the descriptor over the receiver's socket,
-//! and gets back the receiver's page of bells and its eventfd. From then on messages move by loads
-//! and stores alone; the socket stays open for one purpose: when its other end hangs up, or the
-//! process behind it dies, the peer is gone.
+//! and gets the receiver's page of bells and its eventfd. From then on messages move by loads and
+//! stores alone. The socket stays open for one purpose: the peer is gone when the other end hangs
+//! up or its process dies.
 //!
-//! What a peer can write is never believed: see [`segment`] for who writes what.
+//! Values that a peer can write are never trusted: see [`segment`] for the writer of each.
 
 pub mod device;
 pub mod export;
@@ -48,13 +48,13 @@ pub struct Shm {
 }
 
 impl Shm {
-    /// With rings and chunks of this size.
+    /// Makes the transport with rings and chunks of this size.
     pub fn new(geometry: Geometry) -> Self {
         Self { geometry, kernel_copy: true }
     }
 
-    /// Sets whether peers may have the kernel copy from and to this process's memory, which they
-    /// may by default.
+    /// Allows or forbids peers to have the kernel copy from and to this process's memory. Allowed
+    /// by default.
     #[must_use]
     pub fn kernel_copy(self, allowed: bool) -> Self {
         Self { kernel_copy: allowed, ..self }
@@ -67,7 +67,8 @@ impl Transport for Shm {
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
-        // Try it: a kernel or a container that refuses memfds or abstract sockets says so here.
+        // An attempt: a kernel or a container that refuses memfds or abstract sockets says so
+        // here.
         segment::Segment::create(self.geometry)
             .map_err(|error| Unavailable::new(NAME, format!("no shared memory: {error}")))?;
         let place = handshake::Place::here().map_err(|reason| Unavailable::new(NAME, reason))?;

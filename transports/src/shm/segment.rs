@@ -1,19 +1,18 @@
 //! The memory: a sealed memfd with a ring, its chunks, and the flags between the two sides.
 //!
 //! ```text
-//!    0  freed      written by the receiver: ring slots it is done with
-//!   64  attention  written by the receiver: whether it looks by itself
-//!  128  chunks     one word each, written by the receiver: how often it has given the chunk back
-//!  384  access     the sender's right to copy from and to the receiver's memory, which the receiver can revoke
-//!  512  splits     of messages that go the other way and are copied by both sides at once, 64 bytes each
+//!    0  freed      written by the receiver: ring slots that it has freed
+//!   64  attention  written by the receiver: it looks by itself, or not
+//!  128  chunks     one word each, written by the receiver: times that it has returned the chunk
+//!  384  access     revocable right of the sender to copy from and to the receiver's memory
+//!  512  splits     words for messages in the other direction that both sides copy, 64 bytes each
 //! 1024  slots      written by the sender, 64 bytes each
 //! page  bytes      of the chunks, written by the sender
 //! ```
 //!
-//! There are offsets in it, never addresses, and each is checked by whoever reads it. It is sealed
-//! against shrinking, growing and further sealing, and the receiver looks at the seals and the size
-//! before it maps, so no peer can make a load of ours fault. Nothing of it has a name in
-//! `/dev/shm`.
+//! It holds offsets, never addresses, and each reader checks them. It is sealed against shrinking,
+//! growing and further sealing. The receiver checks the seals and the size before it maps, so no
+//! peer can make a load of this process fault. Nothing of it has a name in `/dev/shm`.
 
 use crate::contract::{Lender, Splits};
 use crate::fork::Owner;
@@ -37,13 +36,13 @@ const SPLITS: usize = 512;
 const SLOTS: usize = SPLITS + MAX_SPLITS as usize * 64;
 const PAGE: usize = 4096;
 
-/// Chunks that a segment can have: as many as a word has bits, and as the words have room for.
+/// Largest number of chunks of a segment: the bits of a word, and the room for the chunks' words.
 pub const MAX_CHUNKS: u32 = 64;
 
-/// Messages that can be copied by both sides at once.
+/// Messages that both sides can copy at once.
 pub(super) const MAX_SPLITS: u32 = 8;
 
-/// How large a segment's parts are.
+/// Sizes of a segment's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Slots of 64 bytes: a power of two, 8 to 65536.
@@ -55,7 +54,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Whether the numbers are such as a segment can have. Also asked of numbers that a peer sent.
+    /// Checks that a segment can have these sizes. Also applied to numbers that a peer sent.
     pub fn check(self) -> Result<(), String> {
         let Self { slots, chunks, chunk_size } = self;
         if !slots.is_power_of_two() || !(8..=65536).contains(&slots) {
@@ -96,11 +95,11 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// A fresh one, and the descriptor to be sent to the receiver.
+    /// Makes a fresh segment. Returns it with the descriptor for the receiver.
     ///
     /// # Errors
-    /// `INVAL`: there can be no parts of that size, see [`Geometry::check`]. Else the system has no
-    /// memory, or no descriptor, left.
+    /// `INVAL`: the sizes are impossible, see [`Geometry::check`]. Else the system has no memory,
+    /// or no descriptor, left.
     pub fn create(geometry: Geometry) -> Result<(Arc<Self>, OwnedFd), Errno> {
         geometry.check().map_err(|_| Errno::INVAL)?;
         let fd = sealed_memfd("carrack-segment", geometry.bytes())?;
@@ -108,48 +107,49 @@ impl Segment {
         Ok((Arc::new(Self { mapping, geometry, owner: Owner::this_process() }), fd))
     }
 
-    /// Maps one that a sender made.
+    /// Maps a sender's segment.
     ///
     /// # Errors
-    /// What is wrong with it, in words for both sides' users; or what this process lacks.
+    /// The defect, in words for the users of both sides, or the resource that this process lacks.
     pub fn open(fd: &OwnedFd, geometry: Geometry) -> Result<Arc<Self>, MapError> {
         geometry.check()?;
         let mapping = map_memfd(fd, geometry.bytes())?;
         Ok(Arc::new(Self { mapping, geometry, owner: Owner::this_process() }))
     }
 
-    /// How large its parts are.
+    /// Returns the sizes of its parts.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Whether the receiver looks by itself.
+    /// Returns the flag by which the receiver says that it looks by itself.
     #[inline(always)]
     pub fn attention(&self) -> &Attention {
         // SAFETY: in the first page, aligned; any value is an atomic's.
         unsafe { self.mapping.at(ATTENTION) }
     }
 
-    /// The sender's right to have the kernel copy from and to the receiver's memory.
+    /// Returns the sender's right to have the kernel copy from and to the receiver's memory.
     pub fn access(&self) -> &Revocable {
         const { assert!(ACCESS.is_multiple_of(64) && ACCESS + 64 <= SPLITS) };
         // SAFETY: in the first page, aligned; any value is an atomic's.
         unsafe { self.mapping.at(ACCESS) }
     }
 
-    /// How often a chunk was given back. `None` when there is no such chunk.
+    /// Returns the number of times that a chunk was returned. `None` when there is no such chunk.
     fn returns(&self, chunk: u32) -> Option<&AtomicU32> {
         // SAFETY: below the geometry's number, which is at most what the words have room for.
         (chunk < self.geometry.chunks)
             .then(|| unsafe { self.mapping.at(CHUNK_WORDS + chunk as usize * 4) })
     }
 
-    /// For the sender: the chunks, as a set of bits, that have come back as often as they were
-    /// `lent`. The receiver alone writes these counts, so that sending a chunk touches no line
-    /// which the receiver writes.
+    /// Returns, for the sender, the set of chunks, one bit each, that have come back as often as
+    /// they were `lent`. Only the receiver writes these counts, so that sending a chunk touches no
+    /// line that the receiver writes.
     pub fn returned(&self, lent: &[u32; MAX_CHUNKS as usize]) -> u64 {
         (0..self.geometry.chunks).zip(lent).fold(0, |back, (chunk, &lent)| {
-            // Acquire: the receiver's reads of the chunk are over before we write it again.
+            // Acquire: the receiver's reads of the chunk have ended before this side writes it
+            // again.
             let is_back =
                 self.returns(chunk).is_some_and(|count| count.load(Ordering::Acquire) == lent);
             back | u64::from(is_back) << chunk
@@ -162,7 +162,7 @@ impl Segment {
         unsafe { self.mapping.base.add(at).as_ptr() }
     }
 
-    /// For the sender: a chunk's bytes. `None` when there is no such chunk.
+    /// Returns a chunk's bytes, for the sender. `None` when there is no such chunk.
     pub fn chunk_mut(&self, chunk: u32) -> Option<MemMut<'_>> {
         // SAFETY: the chunk lies within the mapping; no references into it exist on either side.
         (chunk < self.geometry.chunks).then(|| unsafe {
@@ -170,8 +170,8 @@ impl Segment {
         })
     }
 
-    /// Asks for the first lines of bytes that will be read soon, all at once: the sender's cache
-    /// has them, and a copy asks for the later ones by itself.
+    /// Prefetches the first lines of bytes that will be read soon, all at once: they are in the
+    /// sender's cache. The copy prefetches the later ones by itself.
     pub(super) fn will_read(&self, ptr: *const u8, len: usize) {
         const FIRST: usize = 1024;
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -184,8 +184,8 @@ impl Segment {
         let _ = (ptr, len);
     }
 
-    /// For the receiver: the first `len` bytes of a chunk. `None` when the sender named what is not
-    /// there.
+    /// Returns the first `len` bytes of a chunk, for the receiver. `None` when the sender named a
+    /// chunk or a length that does not exist.
     pub fn chunk(&self, chunk: u32, len: u32) -> Option<MemRef<'_>> {
         let there = chunk < self.geometry.chunks && len <= self.geometry.chunk_size;
         // SAFETY: checked to lie within the mapping.
@@ -199,8 +199,8 @@ impl Lender for Segment {
             return;
         }
         if let Some(count) = self.returns(chunk) {
-            // Release: our reads are over before the sender may write again. A chunk is lent once
-            // at a time, so nobody else counts.
+            // Release: this side's reads have ended before the sender may write again. A chunk is
+            // lent once at a time, so no other thread counts.
             count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         }
     }
@@ -215,8 +215,8 @@ impl Splits for Segment {
         if !self.owner.is_here() {
             return None;
         }
-        // SAFETY: below the number that there is room for, in the first page, 64-aligned; any value
-        // is an atomic's.
+        // SAFETY: below the number that there is room for, in the first page, 64-aligned; any
+        // value is an atomic's.
         (number < MAX_SPLITS).then(|| unsafe { self.mapping.at(SPLITS + number as usize * 64) })
     }
 }
@@ -224,8 +224,8 @@ impl Splits for Segment {
 /// The ring of a segment. Clones are the same ring.
 #[derive(Clone, Debug)]
 pub struct SegmentSlots {
-    /// The first slot, and the number of slots less one: here and not behind the segment's pointer,
-    /// because every look at the ring needs them.
+    /// The first slot, and the number of slots less one. Here and not behind the segment's
+    /// pointer, because every look at the ring needs them.
     first: NonNull<u8>,
     mask: usize,
     segment: Arc<Segment>,
@@ -238,7 +238,7 @@ unsafe impl Send for SegmentSlots {}
 unsafe impl Sync for SegmentSlots {}
 
 impl SegmentSlots {
-    /// The ring of `segment`.
+    /// Makes the ring of `segment`.
     pub fn of(segment: Arc<Segment>) -> Self {
         // SAFETY: the slots lie within the mapping.
         let first = unsafe { segment.mapping.base.add(SLOTS) };
@@ -253,8 +253,8 @@ impl SegmentSlots {
     }
 }
 
-// SAFETY: a slot's place depends on its number alone, and is inside the mapping for every number;
-// the number of slots was checked to be a power of two; a slot has 64 bytes, eight of them the
+// SAFETY: a slot's place depends on its number alone, and is inside the mapping for every number.
+// The number of slots was checked to be a power of two. A slot has 64 bytes, eight of them the
 // control word.
 unsafe impl Slots for SegmentSlots {
     fn capacity(&self) -> usize {
@@ -282,8 +282,8 @@ unsafe impl Slots for SegmentSlots {
 
     #[inline(always)]
     fn will_write(&self, at: usize) {
-        // The line was last read by the receiver's core. Asking for it early keeps its way here out
-        // of the path of the message that will be written into it.
+        // The receiver's core read the line last. A prefetch keeps its transfer out of the path of
+        // the message that will be written into it.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: a prefetch reads and writes nothing that a program can see, and the address is a
         // slot's. On a processor that does not know it, it does nothing.
@@ -313,7 +313,7 @@ unsafe impl Slots for SegmentSlots {
     }
 }
 
-/// The page by which senders wake a receiver: its bells, and whether it sleeps.
+/// The page by which senders wake a receiver: its bells, and a flag that it sleeps.
 #[derive(Debug)]
 pub struct BellPage(Mapping);
 
@@ -324,13 +324,13 @@ struct BellPageLayout {
 }
 
 impl BellPage {
-    /// A fresh one, and the descriptor to be sent to senders.
+    /// Makes a fresh page. Returns it with the descriptor for senders.
     pub fn create() -> Result<(Self, OwnedFd), Errno> {
         let fd = sealed_memfd("carrack-bells", PAGE)?;
         Ok((Self(Mapping::of(fd.as_fd(), PAGE)?), fd))
     }
 
-    /// Maps one that a receiver made.
+    /// Maps a receiver's page.
     pub fn open(fd: &OwnedFd) -> Result<Self, MapError> {
         map_memfd(fd, PAGE).map(Self)
     }
@@ -341,14 +341,14 @@ impl BellPage {
         unsafe { self.0.at(0) }
     }
 
-    /// The bells.
+    /// Returns the bells.
     #[inline(always)]
     pub fn bells(&self) -> &Bells {
         &self.layout().bells
     }
 
-    /// Not 0 while the receiver sleeps: the sender that turns it to 0 must write the receiver's
-    /// eventfd.
+    /// Returns the flag that is not 0 while the receiver sleeps: the sender that turns it to 0
+    /// must write the receiver's eventfd.
     pub fn asleep(&self) -> &AtomicU32 {
         &self.layout().asleep
     }

@@ -1,7 +1,7 @@
-//! A sender from its call to its welcome.
+//! A pending connection: a sender from its call to its welcome.
 //!
-//! Each step can find that something is short: a descriptor, memory, room in a socket. That is no
-//! fault of the sender's, so the step is taken again at a later poll.
+//! Each step can find a resource short: a descriptor, memory, room in a socket. That is not the
+//! sender's fault, so a later poll repeats the step.
 
 use super::Geometry;
 use super::device::Shared;
@@ -14,16 +14,16 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// A process that has called, and is not let in so far.
+/// A process that has connected, and is not admitted so far.
 #[derive(Debug)]
 pub(super) struct Stranger {
     pub(super) channel: Channel,
     is_watched: bool,
-    /// What it has said.
+    /// Its hello, once received.
     hello: Option<Box<Hello>>,
 }
 
-/// Who a stranger is, and the memory that it has sent along.
+/// Content of a hello: the sender's name, and its segment.
 #[derive(Debug)]
 struct Hello {
     from: PeerId,
@@ -31,7 +31,7 @@ struct Hello {
     geometry: Geometry,
 }
 
-/// A stranger that is welcome.
+/// A sender that is admitted.
 pub(super) struct Guest {
     pub(super) from: PeerId,
     pub(super) segment: Arc<Segment>,
@@ -39,13 +39,13 @@ pub(super) struct Guest {
     pub(super) process: Option<OwnedFd>,
 }
 
-/// How far a stranger has come.
+/// Progress of a pending connection.
 pub(super) enum Greeting {
-    /// It has not said who it is.
+    /// Its hello has not come.
     Silent,
-    /// Something is short that letting it in takes. It is tried again.
+    /// A resource that its admission takes is short. A later poll tries again.
     Short(Errno),
-    /// It is in.
+    /// It is admitted.
     Welcome(Box<Guest>),
 }
 
@@ -54,18 +54,18 @@ impl Stranger {
         Self { channel, is_watched: false, hello: None }
     }
 
-    /// Returns `true` if it waits for something that was short, and not for a word from its other
-    /// end.
+    /// Returns `true` if it waits for a resource that was short, and not for a message of its
+    /// sender.
     pub(super) fn waits(&self) -> bool {
         !self.is_watched || self.hello.is_some()
     }
 
-    /// The way to it, if it has shown that it belongs to the job.
+    /// Returns its channel, if its sender has shown that it belongs to the job.
     pub(super) fn known(self) -> Option<Channel> {
         self.hello.is_some().then_some(self.channel)
     }
 
-    /// Hears who it is, unless that has been heard, and lets it in.
+    /// Receives the hello, unless that is done, and admits the sender.
     pub(super) fn greet(&mut self, shared: &Shared, bell: u32) -> Result<Greeting, String> {
         if !self.is_watched {
             match shared.watch_incoming(bell, self.channel.as_fd()) {
@@ -94,7 +94,7 @@ impl Stranger {
         let process = match watched {
             Ok(process) => Some(process),
             Err(error) if is_shortage(error) => return Ok(Greeting::Short(error)),
-            // Another pid namespace, or an old kernel: the socket's hang-up must do.
+            // Another pid namespace, or an old kernel: only the socket's hang-up tells of the end.
             Err(_) => None,
         };
         let welcome = Message::Welcome { bell, fenced: !shared.barrier.heavy };
@@ -106,13 +106,13 @@ impl Stranger {
     }
 }
 
-/// What a stranger has said.
+/// Result of waiting for a hello.
 enum Heard {
-    /// Nothing so far.
+    /// No message so far.
     Nothing,
-    /// Something that this process lacks the descriptors for. It is heard later.
+    /// A message for which this process lacks the descriptors. It is received later.
     Short(Errno),
-    /// Who it is.
+    /// The hello.
     Hello(Box<Hello>),
 }
 

@@ -1,28 +1,28 @@
-//! A step that one thread takes without an atomic exchange, until another one comes.
+//! A step that one thread takes without an atomic exchange, until a second thread comes.
 //!
-//! What many threads may do at a time, each by an atomic exchange, is most often done by one. So
+//! A step that many threads may take, each by an atomic exchange, is most often taken by one. So
 //! the first thread that comes is *alone*: it takes the step by plain loads and stores. The second
-//! one that comes ends that, once and for good, and from then on all take it by exchange. Unlike
-//! [`BiasedLock`](super::BiasedLock) this is no lock: nobody waits for anybody, but for whoever is
-//! in the midst of its last step alone.
+//! thread ends that for good, and from then on all take the step by exchange. Unlike
+//! [`BiasedLock`](super::BiasedLock) this is no lock: a thread waits only while the first one ends
+//! its last step alone.
 //!
-//! Why it is right: the one who is alone says that it is inside, then looks whether it still is
-//! alone; whoever ends that says so, then looks whether the other is inside; between the two steps
-//! each side has a barrier, the first one's being the free half of [`super::barrier`]. So at least
-//! one of them sees the other.
+//! Correctness: the thread that is alone sets `inside`, then checks that it is still alone. The
+//! thread that ends this first announces the end, then reads `inside`. Between the two steps each
+//! side has a barrier; the first thread's is the free half of [`super::barrier`]. So at least one
+//! of them sees the other.
 
 use super::barrier::{Barrier, heavy, light};
 use super::biased_lock::this_thread;
 use super::primitives::{AtomicBool, AtomicU64, Ordering, spin_loop};
 
-/// Nobody has come so far.
+/// No thread has come so far.
 const NOBODY: u64 = 0;
 /// A second thread has come, and waits until the first one has finished its step.
 const ENDING: u64 = u64::MAX - 1;
-/// All take the step by exchange.
+/// All threads take the step by exchange.
 const SHARED: u64 = u64::MAX;
 
-/// Whether a step is taken by one thread. See the [module](self).
+/// State of a step: taken by one thread, or by several. See the [module](self).
 #[derive(Debug)]
 pub(super) struct Alone {
     /// A thread's number, or one of the above.
@@ -38,14 +38,14 @@ pub(super) struct Inside<'a>(&'a Alone);
 impl Drop for Inside<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Release: whoever comes next sees what was done alone.
+        // Release: the next thread sees what was done alone.
         self.0.inside.store(false, Ordering::Release);
     }
 }
 
 impl Alone {
-    /// Nobody has come so far. Where threads cannot be reached by a barrier, all take the step by
-    /// exchange from the beginning.
+    /// Makes the state before any thread has come. Where barriers do not reach threads, all take
+    /// the step by exchange from the beginning.
     pub(super) fn new() -> Self {
         let barrier = Barrier::of_this_process();
         let can = cfg!(any(loom, miri)) || barrier.heavy && barrier.reachable;
@@ -53,25 +53,26 @@ impl Alone {
         Self { who: AtomicU64::new(who), inside: AtomicBool::new(false), barrier }
     }
 
-    /// `Some`: this thread takes the step alone. `None`: by exchange, as does everybody from now
-    /// on.
+    /// Returns `Some` if this thread takes the step alone. `None`: this and all other threads take
+    /// it by exchange from now on.
     #[inline(always)]
     pub(super) fn enter(&self) -> Option<Inside<'_>> {
         let me = this_thread();
         if self.who.load(Ordering::Relaxed) == me {
             self.inside.store(true, Ordering::Relaxed);
-            // Elsewhere nobody is alone whom no barrier reaches.
+            // A real fence in models and under Miri. Elsewhere a thread is alone only if a barrier
+            // reaches it.
             light(cfg!(any(loom, miri)));
             if self.who.load(Ordering::Relaxed) == me {
                 return Some(Inside(self));
             }
             self.inside.store(false, Ordering::Release);
         }
-        // Acquire: what was done alone is over, and seen.
+        // Acquire: what was done alone has ended, and is seen.
         if self.who.load(Ordering::Acquire) == SHARED { None } else { self.come(me) }
     }
 
-    /// Comes first, or second.
+    /// Registers this thread as the first, or ends the time of the first.
     #[cold]
     fn come(&self, me: u64) -> Option<Inside<'_>> {
         match self.who.compare_exchange(NOBODY, me, Ordering::Acquire, Ordering::Acquire) {
@@ -94,7 +95,7 @@ impl Alone {
     }
 }
 
-/// Waits for a thread that is some instructions away from it, unless the system has taken its core.
+/// Waits for a thread that needs some instructions more, unless the system has taken its core.
 fn wait_until(is_so: impl Fn() -> bool) {
     while !is_so() {
         #[cfg(not(loom))]

@@ -1,9 +1,9 @@
-//! What many threads put aside, to be taken up by whoever polls next.
+//! Places that many threads put aside, for the next poller to take up.
 //!
-//! Those who put something aside say so, and where; the poller finds that with one load. The danger
-//! is a poller that goes to sleep meanwhile: so it says that it sleeps and then looks once more,
-//! and whoever puts something aside says so and then looks whether anybody sleeps. The four are
-//! sequentially consistent: one of the two sees the other.
+//! A thread that puts a place aside counts it; the poller finds the count with one load. The
+//! danger is a poller that goes to sleep meanwhile. So a poller announces its sleep and then looks
+//! once more. A thread that puts a place aside counts it and then looks for sleeping pollers. The
+//! four accesses are sequentially consistent: one of the two sees the other.
 
 use super::primitives::{Mutex, MutexGuard, Sequential};
 use crossbeam_utils::CachePadded;
@@ -11,15 +11,15 @@ use crossbeam_utils::CachePadded;
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Aside {
-    /// How many polls sleep, or are about to.
+    /// Number of polls that sleep, or are about to.
     asleep: CachePadded<Sequential>,
-    /// How many numbers are in the list.
+    /// Number of places in the list.
     count: Sequential,
     places: Mutex<Vec<u32>>,
 }
 
 impl Aside {
-    /// Nothing is put aside.
+    /// Makes an empty list.
     #[allow(
         clippy::new_without_default,
         reason = "there is one for each device, made where that is made"
@@ -32,8 +32,8 @@ impl Aside {
         }
     }
 
-    /// Something was put aside at `place`. Whether the poller may be asleep, so that this thread
-    /// has to take it up itself.
+    /// Puts `place` aside. Returns `true` if the poller may be asleep, so that this thread has to
+    /// take the place up itself.
     #[must_use]
     pub fn put(&self, place: u32) -> bool {
         let mut places = self.places();
@@ -43,30 +43,31 @@ impl Aside {
         self.asleep.load() != 0
     }
 
-    /// Whether anything is aside.
+    /// Returns `true` if any place is aside.
     #[inline(always)]
     pub fn has_any(&self) -> bool {
         self.count.load() != 0
     }
 
-    /// The places where something was put aside, to be taken up now.
+    /// Takes the places that were put aside.
     pub fn take_up(&self) -> Vec<u32> {
         let mut places = self.places();
         self.count.store(0);
         std::mem::take(&mut places)
     }
 
-    /// A poller is about to sleep; it has to look at [`has_any`](Self::has_any) once more.
+    /// Announces that a poller is about to sleep; it has to look at [`has_any`](Self::has_any)
+    /// once more.
     pub fn sleep(&self) {
         self.asleep.add(1);
     }
 
-    /// It is up again.
+    /// Ends the sleep of a poller.
     pub fn wake(&self) {
         self.asleep.add(u64::MAX);
     }
 
-    /// Whether any poller sleeps.
+    /// Returns `true` if any poller sleeps.
     pub fn is_asleep(&self) -> bool {
         self.asleep.load() != 0
     }
@@ -94,7 +95,7 @@ mod models {
             aside.sleep();
             let sleeps = !aside.has_any();
             let is_told = sender.join().unwrap();
-            assert!(!sleeps || is_told, "nobody takes it up");
+            assert!(!sleeps || is_told, "a place is left aside");
             assert_eq!(aside.take_up(), [7]);
             assert!(!aside.has_any());
         });

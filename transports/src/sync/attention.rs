@@ -1,10 +1,10 @@
-//! How a producer learns that its consumer has stopped looking.
+//! Flag by which a producer learns that its consumer has stopped looking.
 //!
-//! A consumer with many rings looks at those that have been busy lately. One that has gone quiet it
-//! cools: from then on the producer must ring a bell ([`super::bells`]) for each message. The
-//! danger is a message published just as the ring cools: the producer saw it warm, the consumer saw
-//! it empty, nobody looks again. A full barrier on both sides excludes that; [`super::barrier`]
-//! makes it free for the producer.
+//! A consumer with many rings looks at those that were busy lately. It cools a ring that has gone
+//! quiet: from then on the producer must ring a bell ([`super::bells`]) for each message. The
+//! danger is a message published just as the ring cools. The producer saw it warm, the consumer
+//! saw it empty, and the consumer does not look again. A full barrier on both sides excludes that;
+//! [`super::barrier`] makes it free for the producer.
 
 use super::barrier::{Barrier, heavy, light};
 use super::primitives::{AtomicU32, Ordering};
@@ -27,27 +27,27 @@ impl Attention {
         Self(AtomicU32::new(COLD))
     }
 
-    /// For the producer, after it has published: whether the consumer must be told.
+    /// Returns `true` if the producer, after it has published, must tell the consumer.
     #[inline(always)]
     pub fn is_needed(&self, fenced: bool) -> bool {
         light(fenced);
-        // Anything but WARM counts as cold: a consumer that writes nonsense gets bells.
+        // Any value except WARM counts as cold: a consumer that writes an invalid one gets bells.
         self.0.load(Ordering::Relaxed) != WARM
     }
 
-    /// For the consumer: it will look by itself from now on.
+    /// Announces that the consumer will look by itself from now on.
     pub fn warm(&self) {
         self.0.store(WARM, Ordering::Relaxed);
     }
 
-    /// For the consumer: it will look no more unless told. After this (for several rings: after the
-    /// last one) call [`settle`], then look once more.
+    /// Announces that the consumer will not look unless told. After this (for several rings: after
+    /// the last one) call [`settle`], then look once more.
     pub fn cool(&self) {
         self.0.store(COLD, Ordering::Relaxed);
     }
 }
 
-/// Between cooling and the last look.
+/// Runs the barrier between cooling and the last look.
 pub fn settle(barrier: Barrier) {
     heavy(barrier);
 }

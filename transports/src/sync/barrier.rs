@@ -1,20 +1,20 @@
 //! A memory barrier of which one side is free.
 //!
 //! A producer that publishes a message and then asks "is my consumer still looking?" needs a full
-//! barrier between the two, or the answer may be older than the message. In the path of every
-//! message that barrier would cost more than the message: it waits for the slot's cache line to
-//! arrive from the other core. So the side that is rare pays for both: [`heavy`] makes the kernel
-//! run a barrier on every running thread of all registered processes (`membarrier`,
+//! barrier between the two. Otherwise the answer may be older than the message. In the path of
+//! every message that barrier would cost more than the message. It waits for the slot's cache line
+//! to arrive from the other core. So the side that is rare pays for both: [`heavy`] makes the
+//! kernel run a barrier on every running thread of all registered processes (`membarrier`,
 //! `GLOBAL_EXPEDITED`), and [`light`] only keeps the compiler in order. Where the kernel refuses,
 //! both sides use a real fence; [`Barrier`] says which it is.
 //!
-//! The kernel is asked once, at the start. A refusal after that (a seccomp filter that the program
-//! installs later) comes too late: others have left out their fences already, and no other call
-//! makes the cores of other processes run a barrier. So it ends the process, and says why.
+//! The kernel is asked once, at the start. A later refusal (from a seccomp filter that the program
+//! installs) comes too late. Other threads have left out their fences, and no other call makes the
+//! cores of other processes run a barrier. So it ends the process, and says why.
 
 use super::primitives::{Ordering, fence};
 
-/// Which barriers this process can rely on.
+/// Barriers that this process can rely on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Barrier {
     /// This process's threads can be reached by another's [`heavy`].
@@ -24,7 +24,7 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// Asks the kernel, and registers this process as one that can be reached. Cheap when repeated.
+    /// Asks the kernel, and registers this process as reachable. Cheap when repeated.
     #[cfg(not(any(miri, loom)))]
     pub fn of_this_process() -> Self {
         use std::sync::OnceLock;
@@ -38,16 +38,16 @@ impl Barrier {
         })
     }
 
-    /// Under Miri and loom there is no kernel to ask: real fences on both sides, which is also what
-    /// makes the models meaningful.
+    /// Returns no barrier: under Miri and loom there is no kernel to ask. Both sides use real
+    /// fences, which also makes the models meaningful.
     #[cfg(any(miri, loom))]
     pub fn of_this_process() -> Self {
         Self { reachable: false, heavy: false }
     }
 }
 
-/// The frequent side's half. `fenced`: the other side cannot run [`heavy`], or this process cannot
-/// be reached by it, so a real fence is needed here.
+/// Runs the frequent side's half. `fenced`: the other side cannot run [`heavy`], or cannot reach
+/// this process by it, so a real fence is needed here.
 #[inline(always)]
 pub fn light(fenced: bool) {
     if fenced {
@@ -58,10 +58,10 @@ pub fn light(fenced: bool) {
     }
 }
 
-/// The rare side's half.
+/// Runs the rare side's half.
 pub fn heavy(barrier: Barrier) {
-    // Needed in any case: the kernel's barrier reaches those who registered, and our own thread
-    // must be in order with those that use real fences.
+    // Needed in any case: the kernel's barrier reaches registered processes, and this thread must
+    // be in order with those that use real fences.
     fence(Ordering::SeqCst);
     #[cfg(not(any(miri, loom)))]
     if barrier.heavy
@@ -86,7 +86,7 @@ mod kernel {
     const ATTEMPTS: u32 = 1000;
 
     pub(super) fn ask(command: libc::c_int) -> io::Result<libc::c_long> {
-        // SAFETY: membarrier takes three integers and touches no memory of ours.
+        // SAFETY: membarrier takes three integers and touches no memory of this process.
         let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
     }
@@ -105,15 +105,14 @@ mod kernel {
         }
     }
 
-    /// Ends the process. Two threads could else be inside one lock, or a message stay unseen.
+    /// Ends the process. Otherwise two threads could be inside one lock, or a message stay unseen.
     #[cold]
     pub(super) fn end(error: &io::Error) -> ! {
         let _ = writeln!(
             io::stderr(),
-            "carrack: membarrier(2) failed ({error}), which the kernel granted when this process started. \
-             The locks of this process rely on it, so the process ends. Have the seccomp filter \
-             allow \
-             membarrier, or install the filter before the first runtime starts"
+            "carrack: membarrier(2) failed ({error}), which the kernel granted when this process \
+             started. The locks of this process rely on it, so the process ends. Have the seccomp \
+             filter allow membarrier, or install the filter before the first runtime starts"
         );
         std::process::abort()
     }

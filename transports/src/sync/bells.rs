@@ -1,9 +1,9 @@
-//! Which of many rings have something: a two-level bit set.
+//! Bells of many rings: a two-level bit set.
 
 use super::primitives::{AtomicU64, Ordering};
 
 /// Bells that any number of producers ring and one consumer collects, in memory that all of them
-/// see. Collecting costs one load when nothing rang, however many bells there are.
+/// see. Collecting costs one load when no bell rang, at any number of bells.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Bells {
@@ -14,10 +14,10 @@ pub struct Bells {
 }
 
 impl Bells {
-    /// How many bells there are.
+    /// Number of bells.
     pub const COUNT: usize = 64 * 64;
 
-    /// Bells at rest, as fresh memory is.
+    /// Makes silent bells, as fresh memory holds them.
     #[allow(
         clippy::new_without_default,
         reason = "bells are found in zeroed memory; only tests make some"
@@ -30,24 +30,24 @@ impl Bells {
         }
     }
 
-    /// Rings a bell. One out of range is ignored.
+    /// Rings a bell. A number out of range is ignored.
     pub fn ring(&self, bell: u32) {
         let (word, bit) = (bell as usize / 64, bell % 64);
         let Some(bits) = self.words.get(word) else { return };
-        // Word first: whoever finds the summary's bit finds the bell. Always written, though the
-        // bit may be set already: the write is what makes the message visible to whoever collects
-        // the bit.
+        // Word first: a consumer that finds the summary's bit finds the bell. Always written, even
+        // if the bit is set already: the write makes the message visible to the consumer that
+        // collects the bit.
         bits.fetch_or(1 << bit, Ordering::Release);
         self.summary.fetch_or(1 << word, Ordering::Release);
     }
 
-    /// Whether any bell has rung.
+    /// Returns `true` if any bell has rung.
     #[inline(always)]
     pub fn any(&self) -> bool {
         self.summary.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes all that rang, and names each once.
+    /// Takes all bells that rang, and names each once.
     pub fn collect(&self, mut rang: impl FnMut(u32)) {
         let mut summary = self.summary.swap(0, Ordering::Acquire);
         while summary != 0 {

@@ -1,17 +1,18 @@
 //! A try-lock that costs its usual thread no atomic exchange.
 //!
 //! Most links and devices are used by one thread for as long as they live. For that thread the
-//! exchange of an ordinary lock is the dearest step of a small message: on x86 it also waits until
-//! the message before has left the store buffer, which is the time that a cache line takes from the
-//! other core. So once one thread has taken the lock `STREAK` times in a row the lock leans towards
-//! it: it takes and leaves by plain stores. The first other thread that comes pays for both (a
+//! exchange of an ordinary lock is the most expensive step of a small message. On x86 it also
+//! waits until the message before has left the store buffer: the time in which a cache line comes
+//! from the other core. So a thread that has taken the lock `STREAK` times in a row gets a bias:
+//! it takes and leaves the lock by plain stores. The first other thread that comes pays for both
+//! (a [`heavy`] barrier), and from then on the lock is an ordinary one for all.
 //! [`heavy`] barrier), and from then on the lock is an ordinary one for all.
 //!
-//! Why it is right: the owner sets `owner_in`, then looks whether the bias still holds; whoever
-//! revokes the bias clears it, then looks at `owner_in`; between the two steps each side has a
-//! barrier, the owner's being the free half of [`super::barrier`]. So at least one of them sees the
-//! other. A bias is given once only: were it given again, a former owner that was interrupted
-//! between its two steps could clear its successor's flag.
+//! Correctness: the owner sets `owner_in`, then checks that the bias still holds. A thread that
+//! revokes the bias clears it, then reads `owner_in`. Between the two steps each side has a
+//! barrier; the owner's is the free half of [`super::barrier`]. So at least one of them sees the
+//! other. A bias is given only once: otherwise a former owner that was interrupted between its two
+//! steps could clear its successor's flag.
 
 use super::barrier::{Barrier, heavy, light};
 #[cfg(not(loom))]
@@ -22,17 +23,17 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::MutexGuard;
 
-/// Times in a row after which a thread counts as the usual one.
+/// Times in a row after which a thread gets the bias.
 const STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
 
-/// Nobody has the bias yet.
+/// No thread has the bias yet.
 const NOBODY: u64 = 0;
-/// It was revoked, for good.
+/// The bias was revoked, for good.
 const REVOKED: u64 = u64::MAX;
 
-/// A lock for short sections that a thread which loses goes past. See the [module](self).
+/// A lock for short sections, on which a losing thread does not wait. See the [module](self).
 pub struct BiasedLock<T> {
-    /// [`NOBODY`], a thread's number, or [`REVOKED`].
+    /// Number of the thread with the bias, or one of the two constants above.
     bias: AtomicU64,
     /// Written by the thread that has, or had, the bias.
     owner_in: AtomicBool,
@@ -53,7 +54,7 @@ unsafe impl<T: Send> Send for BiasedLock<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
-/// This thread's number: never that of another, living or dead.
+/// Returns this thread's number, which no other thread has, living or dead.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(super) fn this_thread() -> u64 {
@@ -71,7 +72,7 @@ pub(super) fn this_thread() -> u64 {
     number
 }
 
-/// The same in a model.
+/// Returns the thread's number in a model.
 #[cfg(loom)]
 pub(super) fn this_thread() -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
@@ -81,7 +82,7 @@ pub(super) fn this_thread() -> u64 {
 }
 
 impl<T> BiasedLock<T> {
-    /// An open lock around `value`, biased to nobody.
+    /// Makes an open lock around `value`, without a bias.
     pub fn new(value: T) -> Self {
         Self::with_barrier(value, Barrier::of_this_process())
     }
@@ -96,10 +97,10 @@ impl<T> BiasedLock<T> {
         }
     }
 
-    /// The value, if nobody has it at the moment.
+    /// Returns the value, if no thread holds it at the moment.
     ///
-    /// A thread that loses time and again steps aside for longer and longer before it is told so:
-    /// each change of hands costs more than many short sections of one holder.
+    /// A thread that loses repeatedly spins longer and longer before the call returns: each change
+    /// of hands costs more than many short sections of one holder.
     #[cfg(not(loom))]
     #[inline(always)]
     pub fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
@@ -112,7 +113,7 @@ impl<T> BiasedLock<T> {
         guard
     }
 
-    /// The value, once nobody else has it.
+    /// Returns the value, once no other thread holds it.
     #[cfg(not(loom))]
     #[inline(always)]
     pub fn lock(&self) -> BiasedGuard<'_, T> {
@@ -141,15 +142,15 @@ impl<T> BiasedLock<T> {
     #[inline(always)]
     fn try_lock_as(&self, me: u64) -> Option<BiasedGuard<'_, T>> {
         if self.bias.load(Ordering::Relaxed) == me {
-            // Only this thread writes the flag: that it is set means a lock inside the lock.
+            // Only this thread writes the flag: if it is set, this is a lock inside the lock.
             if self.owner_in.load(Ordering::Relaxed) {
                 return None;
             }
             self.owner_in.store(true, Ordering::Relaxed);
-            // Fenced under loom and Miri: elsewhere no bias is given where nobody could reach this
-            // thread.
+            // Fenced under loom and Miri: elsewhere a bias is given only where a barrier reaches
+            // this thread.
             light(cfg!(any(loom, miri)));
-            // `taken` is set while somebody revokes the bias, and was set while it was given.
+            // `taken` is set while a thread revokes the bias, and was set while it was given.
             if self.bias.load(Ordering::Relaxed) == me && !self.taken.load(Ordering::Acquire) {
                 return Some(BiasedGuard { lock: self, biased: true, _value: PhantomData });
             }
@@ -172,7 +173,7 @@ impl<T> BiasedLock<T> {
             self.bias.store(REVOKED, Ordering::Relaxed);
             heavy(self.barrier);
         }
-        // Acquire: what the owner did under its bias is over, and seen.
+        // Acquire: what the owner did under its bias has ended, and is seen.
         if bias != NOBODY && self.owner_in.load(Ordering::Acquire) {
             self.taken.store(false, Ordering::Release);
             return None;
@@ -184,7 +185,7 @@ impl<T> BiasedLock<T> {
         Some(guard)
     }
 
-    /// With the ordinary lock held: gives the bias to a thread that keeps coming back.
+    /// Gives the bias to a thread that keeps coming back. The ordinary lock is held.
     fn count(&self, me: u64) {
         let can = cfg!(any(loom, miri)) || self.barrier.heavy && self.barrier.reachable;
         self.inside.with_mut(|inside| {
@@ -266,19 +267,19 @@ impl<T> fmt::Debug for BiasedGuard<'_, T> {
     }
 }
 
-/// How a thread fares that meets others at locks.
+/// Back-off of a thread that meets others at locks.
 #[cfg(not(loom))]
 mod contention {
     use std::cell::Cell;
 
     thread_local! {
-        /// More with each loss, less with each win, sixteen of which make up for one loss.
+        /// Grows with each loss and shrinks with each win; sixteen wins make up for one loss.
         static LOSSES: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// Spins of the first step aside, and how often they are doubled at most: from below a
-    /// microsecond to some ten. Eight threads that send through one link: 2.8 M/s without, 5.5 with
-    /// 64 spins each time, 16.6 with 1024 (docs/adr/0011-thresholds.md).
+    /// Spins of the first back-off, and the limit of its doublings: from below a microsecond to
+    /// some ten. Eight threads that send through one link: 2.8 M/s without, 5.5 with 64 spins each
+    /// time, 16.6 with 1024 (docs/adr/0011-thresholds.md).
     const SPINS: u32 = 16;
     const DOUBLINGS: u32 = 6;
 
@@ -321,8 +322,8 @@ mod models {
                 let lock = lock.clone();
                 thread::spawn(move || u32::from(enter(&lock, 2)))
             };
-            // Each may lose: a try-lock owes nobody a turn. What counts is that nobody's step is
-            // lost.
+            // Each may lose, since a try-lock gives no thread a turn. What counts is that no step
+            // is lost.
             let mut won = u32::from(enter(&lock, 1));
             won += u32::from(enter(&lock, 1));
             won += other.join().unwrap();

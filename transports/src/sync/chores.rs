@@ -1,55 +1,52 @@
-//! What there is to be done, in one word: a look that finds nothing costs one load, whatever there
-//! could be.
+//! Pending work in one word: a look that finds none costs one load, for any number of kinds.
 //!
-//! A bit is set by whoever puts something there, after it is there, and cleared by whoever finds
-//! nothing left. What is kept behind a lock ([`Waiting`]) has its bit changed with the lock held;
-//! [`super::earliest`] has no lock, and looks once more after it has cleared its bit. A signal
-//! handler sets a bit of its own, and changes no other.
+//! The thread that adds work sets its bit afterwards; the thread that finds none left clears it.
+//! Work behind a lock ([`Waiting`]) has its bit changed with the lock held. [`super::earliest`]
+//! has no lock, and looks once more after it has cleared its bit. A signal handler sets a bit of
+//! its own, and changes no other.
 
 use super::Sleepers;
 use super::primitives::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// A bit for each sort of thing that may be there to be done. Shared by all who put something
-/// there.
+/// A bit for each kind of work that may be pending. Shared by all threads that add work.
 #[derive(Clone, Default, Debug)]
 pub struct Chores {
     there: Arc<AtomicUsize>,
-    /// Threads that may sleep while there is nothing.
+    /// Threads that may sleep while no work is pending.
     sleepers: Option<Arc<Sleepers>>,
 }
 
-/// The bit of one sort of thing.
+/// The bit of one kind of work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bit(pub usize);
 
 impl Chores {
-    /// Whose sleepers are woken when there is something.
+    /// Makes a word that wakes `sleepers` when work is added.
     pub fn waking(sleepers: &Arc<Sleepers>) -> Self {
         Self { there: Arc::default(), sleepers: Some(sleepers.clone()) }
     }
 
-    /// What there is.
+    /// Returns the kinds of work that are pending.
     #[inline(always)]
     pub fn there(&self) -> Found {
         Found(self.there.load(Ordering::Acquire))
     }
 
-    /// Notes whether there is something, says whoever holds the lock on it.
+    /// Notes that work of a kind is pending, or not. The holder of the lock on that work calls it.
     #[inline]
     pub fn set(&self, chore: impl Into<Bit>, is_there: bool) {
         let Bit(bit) = chore.into();
         if !is_there {
-            // Acquire: what others put there before they set the bit is seen by a look after this.
+            // Acquire: work that was added before its bit was set is seen by a look after this.
             self.there.fetch_and(!bit, Ordering::AcqRel);
         } else if self.there.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
-            // Always written, though the bit may be set: the write is what makes visible what was
-            // put there.
+            // Always written, even if the bit is set: the write makes the added work visible.
             self.wake();
         }
     }
 
-    /// Wakes threads that sleep, to look at what there is.
+    /// Wakes threads that sleep, to look for work.
     #[inline]
     pub fn wake(&self) {
         if let Some(sleepers) = &self.sleepers {
@@ -57,7 +54,7 @@ impl Chores {
         }
     }
 
-    /// Sets a bit and wakes no thread: all that a signal handler may do.
+    /// Sets a bit and wakes no thread: a signal handler may do no more.
     pub(crate) fn raise(&self, chore: Bit) {
         self.there.fetch_or(chore.0, Ordering::AcqRel);
     }
@@ -69,32 +66,32 @@ impl Chores {
     }
 }
 
-/// What there was at some moment.
+/// Kinds of work that were pending at some moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Found(usize);
 
 impl Found {
-    /// Anything at all.
+    /// Returns `true` if work of any kind was pending.
     #[inline(always)]
     pub fn any(self) -> bool {
         self.0 != 0
     }
 
-    /// Something of this sort.
+    /// Returns `true` if work of this kind was pending.
     #[inline(always)]
     pub fn has(self, chore: impl Into<Bit>) -> bool {
         self.0 & chore.into().0 != 0
     }
 
-    /// The same without one.
+    /// Returns the same without one kind.
     #[inline(always)]
     pub fn but(self, chore: impl Into<Bit>) -> Self {
         Self(self.0 & !chore.into().0)
     }
 }
 
-/// A list behind a lock, with its length beside it for those who only want to know whether it is
-/// empty.
+/// A list behind a lock, with its length next to the lock, so that a check for emptiness needs no
+/// lock.
 #[derive(Debug)]
 pub struct Waiting<T> {
     list: Mutex<T>,
@@ -103,7 +100,7 @@ pub struct Waiting<T> {
 }
 
 impl<T: Default> Waiting<T> {
-    /// Of which no progress needs to know.
+    /// Makes a list that is no chore of progress.
     #[allow(
         clippy::new_without_default,
         reason = "one is made for progress, or not: both are said"
@@ -112,36 +109,37 @@ impl<T: Default> Waiting<T> {
         Self { list: Mutex::new(T::default()), count: AtomicU32::new(0), chore: None }
     }
 
-    /// Which is a chore of progress while it is not empty.
+    /// Makes a list that is a chore of progress while it is not empty.
     pub fn for_progress(chores: &Chores, chore: impl Into<Bit>) -> Self {
         Self { chore: Some((chores.clone(), chore.into())), ..Self::new() }
     }
 }
 
 impl<T> Waiting<T> {
-    /// Whether there was nothing a moment ago.
+    /// Returns `true` if the list was empty a moment ago.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count() == 0
     }
 
-    /// How many there were a moment ago.
+    /// Returns the length of a moment ago.
     #[inline]
     pub fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// The list. Whoever changes its length calls [`set_count`](Self::set_count) before it lets go.
+    /// Returns the list. A caller that changes its length calls [`set_count`](Self::set_count)
+    /// before it releases the lock.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The list, if nobody has it at the moment.
+    /// Returns the list, if no thread holds it at the moment.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.list.try_lock().ok()
     }
 
-    /// Notes how many there are, says whoever holds the lock.
+    /// Sets the length. The holder of the lock calls it.
     pub fn set_count(&self, count: usize) {
         let before = self.count.swap(u32::try_from(count).unwrap_or(u32::MAX), Ordering::AcqRel);
         if let Some((chores, chore)) = &self.chore
@@ -170,7 +168,7 @@ mod models {
         list.set_count(waiting.len());
     }
 
-    /// As progress does: looks at the bit first.
+    /// Does as progress does: looks at the bit first.
     fn take(chores: &Chores, list: &List) -> Vec<u8> {
         if !chores.there().has(PULLS) {
             return Vec::new();

@@ -3,9 +3,9 @@
 use super::chores::{Bit, Chores};
 use super::primitives::{AtomicU64, Ordering};
 
-/// The earliest of the times by which something has to be looked at: a chore of progress while
-/// there is one. It has no lock and no list: what is to be looked at waits elsewhere, put there
-/// before its time is noted.
+/// The earliest of many deadlines: a chore of progress while there is one. It has no lock and no
+/// list: the objects with deadlines wait elsewhere, and were put there before their times are
+/// noted.
 #[derive(Debug)]
 pub struct Earliest {
     time: AtomicU64,
@@ -14,40 +14,41 @@ pub struct Earliest {
 }
 
 impl Earliest {
-    /// The time that never comes.
+    /// A time that never comes.
     pub const NEVER: u64 = u64::MAX;
 
-    /// None yet.
+    /// Makes one without a time.
     pub fn new(chores: &Chores, chore: impl Into<Bit>) -> Self {
         Self { time: AtomicU64::new(Self::NEVER), chores: chores.clone(), chore: chore.into() }
     }
 
-    /// Notes one more time.
+    /// Adds a time.
     #[inline]
     pub fn note(&self, time: u64) {
-        // Release, and written though an earlier one may stand: whoever takes that one sees what
-        // waits for this one, too.
+        // Release, and written even if an earlier time stands: the thread that takes that time
+        // sees the object of this one, too.
         let before = self.time.fetch_min(time, Ordering::AcqRel);
         self.chores.set(self.chore, true);
         if time < before {
-            // Whoever sleeps would sleep too long.
+            // Threads that sleep would sleep too long.
             self.chores.wake();
         }
     }
 
-    /// The earliest, or [`Self::NEVER`].
+    /// Returns the earliest time, or [`Self::NEVER`].
     #[inline(always)]
     pub fn get(&self) -> u64 {
         self.time.load(Ordering::Acquire)
     }
 
-    /// The time now, if the earliest has passed: then there is none any more. The caller looks at
-    /// everything that waits, and notes what is left; nobody else does meanwhile.
+    /// Returns the time now if the earliest time has passed, and removes that time. The caller,
+    /// and only the caller, then looks at all objects that wait, and notes the times that are
+    /// left.
     pub fn due(&self, now: impl FnOnce() -> u64) -> Option<u64> {
         let earliest = self.get();
         if earliest == Self::NEVER {
             self.chores.set(self.chore, false);
-            // A time may have been noted in between.
+            // Another thread may have noted a time in between.
             if self.get() != Self::NEVER {
                 self.chores.set(self.chore, true);
             }
@@ -73,7 +74,7 @@ mod models {
     struct Times {
         chores: Chores,
         earliest: Earliest,
-        /// What waits, for which a time is noted.
+        /// The object for which a time is noted.
         waits: AtomicBool,
     }
 
@@ -84,13 +85,13 @@ mod models {
             Arc::new(Self { chores, earliest, waits: AtomicBool::new(false) })
         }
 
-        /// Something begins to wait.
+        /// Begins to wait.
         fn begin(&self, time: u64) {
             self.waits.store(true, Ordering::Relaxed);
             self.earliest.note(time);
         }
 
-        /// As progress does, at time 10. Whether it has ended what waits.
+        /// Does as progress does, at time 10. Returns `true` if it has ended the wait.
         fn expire(&self) -> bool {
             self.chores.there().has(CHORE)
                 && self.earliest.due(|| 10).is_some()
@@ -161,7 +162,7 @@ mod tests {
         assert!(chores.there().has(Bit(4)));
         assert_eq!((earliest.get(), earliest.due(|| 6)), (7, None));
         assert_eq!(earliest.due(|| 7), Some(7));
-        assert!(chores.there().has(Bit(4)), "whoever was told may note what is left");
+        assert!(chores.there().has(Bit(4)), "the caller may note the times that are left");
         assert_eq!(earliest.due(|| 100), None);
         assert!(!chores.there().any());
     }

@@ -8,11 +8,11 @@
 use super::primitives::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 
-/// A lock-free stack of the indices `0..capacity` (Treiber's, with a tag against reuse): last in,
+/// A lock-free stack of the indices `0..capacity` (Treiber's, with a tag against reuse). Last in,
 /// first out, so that the index whose memory is still warm comes first.
 #[derive(Debug)]
 pub struct FreeList {
-    /// Upper half: a tag that grows with every pop; lower half: the top index + 1, or 0 when empty.
+    /// Upper half: a tag that grows with every pop; lower half: top index + 1, or 0 when empty.
     top: CachePadded<AtomicU64>,
     /// For each index, what lies below it: that index + 1, or 0.
     below: Box<[AtomicU32]>,
@@ -44,7 +44,7 @@ impl FreeList {
         loop {
             below.store(top as u32, Ordering::Relaxed);
             let new = (top & !0xffff_ffff) | u64::from(index + 1);
-            // Release: whoever pops this index sees what its last owner did with it.
+            // Release: the thread that pops this index sees its last owner's writes.
             match self.top.compare_exchange_weak(top, new, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => top = now,

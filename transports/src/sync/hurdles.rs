@@ -2,8 +2,8 @@
 
 use super::primitives::{AtomicU32, Ordering};
 
-/// What may stand in the way: how many wait, which the holder of a lock says, and two flags that
-/// anybody raises. All of it is found absent by one load, without a lock.
+/// Obstacles: the number of waiting operations, which the holder of their lock sets, and two flags
+/// that any thread raises. One load, without a lock, finds that there are none.
 #[derive(Default, Debug)]
 pub struct Hurdles(AtomicU32);
 
@@ -21,19 +21,19 @@ impl Flag {
 const FLAGS: u32 = Flag::FIRST.0 | Flag::SECOND.0;
 
 impl Hurdles {
-    /// Whether there are none.
+    /// Returns `true` if there are no obstacles.
     #[inline(always)]
     pub fn none(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
 
-    /// Whether there are none, but for a flag.
+    /// Returns `true` if there are no obstacles except possibly one flag.
     #[inline]
     pub fn none_but(&self, flag: Flag) -> bool {
         self.0.load(Ordering::Acquire) & !flag.0 == 0
     }
 
-    /// Whether a flag is raised.
+    /// Returns `true` if a flag is raised.
     #[inline]
     pub fn has(&self, flag: Flag) -> bool {
         self.0.load(Ordering::Acquire) & flag.0 != 0
@@ -47,15 +47,15 @@ impl Hurdles {
         };
     }
 
-    /// How many wait.
+    /// Returns the number of waiting operations.
     pub fn count(&self) -> usize {
         (self.0.load(Ordering::Acquire) & !FLAGS) as usize
     }
 
-    /// Says how many wait. Only whoever holds the lock on them does.
+    /// Sets the number of waiting operations. Only the holder of their lock calls it.
     pub fn set_count(&self, count: usize) {
         let count = u32::try_from(count).unwrap_or(u32::MAX).min(!FLAGS);
-        // Nothing but the flags can change in between, and a difference leaves them alone.
+        // Only the flags can change in between, and adding a difference does not affect them.
         let before = self.0.load(Ordering::Acquire) & !FLAGS;
         self.0.fetch_add(count.wrapping_sub(before), Ordering::AcqRel);
     }

@@ -2,28 +2,28 @@
 //!
 //! | module | one idea | where it is used |
 //! |---|---|---|
-//! | [`ring`] | one producer, one consumer, 64-byte slots that carry their own sequence number | shm, in shared memory |
-//! | [`attention`] | how a producer learns that its consumer has stopped looking, without a fence of its own | shm |
-//! | [`bells`] | which of many rings have something: a two-level bit set | shm, in shared memory |
-//! | [`split`] | which pieces of a message are copied by its receiver, and which by its sender | shm, in shared memory |
-//! | [`revocable`] | the right to use something of another process, which its owner can take back | shm, in shared memory |
+//! | [`ring`] | one producer, one consumer, slots with sequence numbers | shm, in shared memory |
+//! | [`attention`] | a consumer's notice that it has stopped looking | shm |
+//! | [`bells`] | bells of many rings: a two-level bit set | shm, in shared memory |
+//! | [`split`] | copying of one message by its receiver and its sender | shm, in shared memory |
+//! | [`revocable`] | a revocable right to use another process's object | shm, in shared memory |
 //! | [`free_list`] | a stack of indices | packet pools, slabs |
 //! | [`queue`] | a bounded queue for any number of producers and consumers | completion queues |
 //! | [`slab`] | values under a token that carries a generation | operations in flight |
 //! | [`try_lock`] | a lock that is tried, not waited for | matching, slabs |
 //! | [`biased_lock`] | the same, free of charge for its usual thread | devices, links |
-//! | `alone` | a step that one thread takes without an atomic exchange, until another one comes | [`queue`] |
-//! | [`barrier`] | a memory barrier of which one side is free | [`attention`], [`biased_lock`], [`sleepers`] |
-//! | [`sleepers`] | threads that sleep until somebody rings | waiting |
+//! | `alone` | a step that one thread takes without an atomic exchange | [`queue`] |
+//! | [`barrier`] | a barrier, free on one side | [`attention`], [`biased_lock`], [`sleepers`] |
+//! | [`sleepers`] | threads that sleep until a bell rings | waiting |
 //! | [`chores`] | what progress has to do, in one word | progress |
 //! | [`earliest`] | the earliest of many points in time | deadlines |
 //! | [`hurdles`] | a count and two flags that one load finds absent | routes to peers |
-//! | [`aside`] | what many threads put aside, to be taken up by whoever polls next | verbs |
-//! | [`ticks`] | numbers that only grow, and who listens for them | barriers of groups |
+//! | [`aside`] | places that many threads put aside for the next poller | verbs |
+//! | [`ticks`] | numbers that only grow, with listeners | barriers of groups |
 //!
-//! Atomics and cells come from `primitives` and nowhere else (`cargo xtask test` checks), so that
-//! under `--cfg loom` every structure here is model-checked; those on the heap also run under Miri.
-//! The ones that live in shared memory are `repr(C)` and generic over where their bytes lie.
+//! Atomics and cells come from `primitives` only (`cargo xtask test` checks). So under `--cfg
+//! loom` every structure here is model-checked; those on the heap also run under Miri. Structures
+//! in shared memory are `repr(C)` and generic over the location of their bytes.
 
 mod alone;
 pub mod aside;

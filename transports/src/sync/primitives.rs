@@ -45,8 +45,9 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A word of which every access is sequentially consistent: a write, and then a read of another
-/// such word, are not exchanged. loom knows that of fences only: one stands before each read there.
+/// A word whose accesses are all sequentially consistent. A write, and a later read of another
+/// such word, are not reordered. loom models that of fences only, so there one stands before each
+/// read.
 #[derive(Debug)]
 pub(crate) struct Sequential(AtomicU64);
 
@@ -66,7 +67,7 @@ impl Sequential {
         self.0.store(value, Ordering::SeqCst);
     }
 
-    /// Adds, around the circle.
+    /// Adds, modulo 2^64.
     pub(crate) fn add(&self, value: u64) {
         self.0.fetch_add(value, Ordering::SeqCst);
     }

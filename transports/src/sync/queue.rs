@@ -6,9 +6,9 @@ use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::mem::MaybeUninit;
 
-/// Vyukov's bounded queue: values in place, nothing allocated after the start, one atomic exchange
-/// an operation; and none at an end that one thread has for itself. When it is full a push gives
-/// the value back: nothing is overwritten (LCI's array queue overwrites) and nothing is lost.
+/// Vyukov's bounded queue: values in place, nothing allocated after the start. An operation takes
+/// one atomic exchange, or none at an end that a single thread uses. A push into a full queue
+/// returns the value: nothing is overwritten (LCI's array queue overwrites) and nothing is lost.
 pub struct Queue<T> {
     cells: Cells<T>,
     tail: CachePadded<End>,
@@ -17,25 +17,25 @@ pub struct Queue<T> {
     filled: CachePadded<AtomicUsize>,
 }
 
-/// Where values come in, or go out.
+/// One end of the queue, where values come in or go out.
 struct End {
-    /// The position of the next one.
+    /// The position of the next value.
     at: AtomicUsize,
     alone: Alone,
 }
 
-/// How a cell stands to what is to be done with it.
+/// Readiness of a cell for an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// It is waiting for that.
+    /// The cell is ready for it.
     Now,
-    /// Something else has to be done with it first.
+    /// Another operation on the cell has to come first.
     Later,
-    /// That has been done.
+    /// The operation was done.
     Past,
 }
 
-/// A power of two of them.
+/// Cells; their number is a power of two.
 struct Cells<T>(Box<[Cell<T>]>);
 
 struct Cell<T> {
@@ -45,7 +45,7 @@ struct Cell<T> {
 }
 
 impl<T> Cells<T> {
-    /// The cell of a position.
+    /// Returns the cell of a position.
     #[inline(always)]
     fn at(&self, position: usize) -> &Cell<T> {
         &self.0[position & (self.0.len() - 1)]
@@ -53,10 +53,10 @@ impl<T> Cells<T> {
 }
 
 impl<T> Cell<T> {
-    /// How it stands to what is done in this turn.
+    /// Returns its readiness for the operation of this turn.
     #[inline(always)]
     fn stands_at(&self, turn: usize) -> Turn {
-        // Acquire: what was done with it before is over, and seen.
+        // Acquire: the operation before has ended, and is seen.
         match self.turn.load(Ordering::Acquire).wrapping_sub(turn) as isize {
             0 => Turn::Now,
             ..0 => Turn::Later,
@@ -64,11 +64,11 @@ impl<T> Cell<T> {
         }
     }
 
-    /// Fills it, says whoever was given its position.
+    /// Fills the cell. Only the thread that was given its position calls it.
     #[inline(always)]
     fn fill(&self, at: usize, make: impl FnOnce() -> T) {
         // SAFETY: the position was given to this thread alone, and the turn said that the pop of
-        // the lap before is over.
+        // the lap before has ended.
         self.value.with_mut(|slot| unsafe { (*slot).write(make()) });
         self.turn.store(at.wrapping_add(1), Ordering::Release);
     }
@@ -80,7 +80,7 @@ unsafe impl<T: Send> Send for Queue<T> {}
 unsafe impl<T: Send> Sync for Queue<T> {}
 
 impl<T> Queue<T> {
-    /// A queue for at least `capacity` values (rounded up to a power of two, two at least).
+    /// Makes a queue for at least `capacity` values (rounded up to a power of two, at least two).
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(2).next_power_of_two();
         let cell =
@@ -94,21 +94,21 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Values that it can hold.
+    /// Returns the number of values that it can hold.
     pub fn capacity(&self) -> usize {
         self.cells.0.len()
     }
 
-    /// Returns how many values can be taken now. While one thread alone takes values, at least as
-    /// many calls of [`pop`](Self::pop) as this says succeed. Other consumers may take them first.
+    /// Returns the number of values that can be taken now. While a single thread takes values, at
+    /// least that many calls of [`pop`](Self::pop) succeed. Other consumers may take them first.
     ///
-    /// Counts a value when its push has ended, and each value once: a further call begins where the
-    /// last one stopped.
+    /// Counts a value when its push has ended, and each value once: a further call begins where
+    /// the last one stopped.
     pub fn len(&self) -> usize {
         let head = self.head.at.load(Ordering::Relaxed);
-        // Acquire: a pop on this thread sees the pushes that the thread which stored this has seen.
+        // Acquire: a pop on this thread sees the pushes seen by the thread that stored this.
         let known = self.filled.load(Ordering::Acquire).wrapping_sub(head);
-        // Consumers may have gone past it.
+        // Consumers may have gone past the position.
         let known = if known <= self.capacity() { known } else { 0 };
         let is_filled = |&count: &usize| {
             let at = head.wrapping_add(count);
@@ -123,8 +123,8 @@ impl<T> Queue<T> {
         count
     }
 
-    /// Returns `true` if there is nothing to be taken. While one thread alone takes values, a
-    /// `false` means that its next [`pop`](Self::pop) succeeds.
+    /// Returns `true` if there is no value. While a single thread takes values, a `false` means
+    /// that its next [`pop`](Self::pop) succeeds.
     pub fn is_empty(&self) -> bool {
         loop {
             let at = self.head.at.load(Ordering::Relaxed);
@@ -137,7 +137,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Adds a value at the end, or gives it back when the queue is full.
+    /// Adds a value at the end, or returns it when the queue is full.
     #[inline]
     #[allow(clippy::result_large_err, reason = "the error is the value that did not fit")]
     pub fn push(&self, value: T) -> Result<(), T> {
@@ -150,9 +150,9 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Adds what `make` makes, in the place where it will stand: a large value is moved once less.
-    /// `false`: the queue is full, and nothing was made. `make` must not panic: the queue would end
-    /// there.
+    /// Adds the value of `make`, built in its cell: a large value is moved once less. Returns
+    /// `false` if the queue is full; `make` was then not called. `make` must not panic: the queue
+    /// would stop there.
     #[inline(always)]
     pub fn push_made(&self, make: impl FnOnce() -> T) -> bool {
         let claimed = self.tail.claim(&self.cells, 0);
@@ -166,8 +166,8 @@ impl<T> Queue<T> {
     #[inline(always)]
     pub fn pop(&self) -> Option<T> {
         let (at, cell) = self.head.claim(&self.cells, 1)?;
-        // SAFETY: the position was given to this thread alone, and the turn said that its push is
-        // over.
+        // SAFETY: the position was given to this thread alone, and the turn said that its push has
+        // ended.
         let value = cell.value.with(|slot| unsafe { (*slot).assume_init_read() });
         cell.turn.store(at.wrapping_add(self.capacity()), Ordering::Release);
         Some(value)
@@ -179,8 +179,8 @@ impl End {
         CachePadded::new(Self { at: AtomicUsize::new(0), alone: Alone::new() })
     }
 
-    /// The next position with its cell, for this thread alone. `None` when it is not that cell's
-    /// turn, `ahead` of the position.
+    /// Claims the next position, with its cell, for this thread alone. `None` when the cell is not
+    /// ready for the turn `ahead` of the position.
     #[inline(always)]
     fn claim<'a, T>(&self, cells: &'a Cells<T>, ahead: usize) -> Option<(usize, &'a Cell<T>)> {
         if let Some(_alone) = self.alone.enter() {
@@ -261,9 +261,9 @@ mod models {
 
     type Doing = fn(&Queue<u32>);
 
-    /// A push, and what other threads do meanwhile. The push comes first in the order from which
-    /// loom departs: a load that came before another thread's load and store of the same word would
-    /// not be tried between these.
+    /// Runs a push next to operations of other threads. The push comes first in the order from
+    /// which loom departs. Otherwise loom would not try the interleaving in which a load falls
+    /// between another thread's load and store of the same word.
     fn beside_a_push<const N: usize>(others: [Doing; N]) {
         loom::model(move || {
             let queue = Arc::new(Queue::new(2));

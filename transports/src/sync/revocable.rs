@@ -1,14 +1,14 @@
-//! The right to use something of another process, which its owner can take back.
+//! The right to use an object of another process, which its owner can revoke.
 //!
-//! A *user* enters before each use and leaves after it. The owner revokes, and may do with the
-//! thing what it likes once no user is inside: [`revoke`](Revocable::revoke) says so. Both change
-//! one word, so of a user that enters and an owner that revokes one sees the other. A user that is
-//! stopped inside keeps the owner from nothing but this knowledge.
+//! A *user* enters before each use and leaves after it. The owner revokes, and owns the object
+//! alone once no user is inside, which [`revoke`](Revocable::revoke) tells. Both change one word:
+//! if a user enters while the owner revokes, one sees the other. A user that is stopped inside
+//! keeps the owner only from knowing that the object is free.
 
 use super::primitives::{AtomicU32, Ordering};
 
-/// A word in memory that both sides see. Zero, as fresh memory is, is a right that stands and is
-/// not used.
+/// A word in memory that both sides see. Zero, as in fresh memory, means that the right stands and
+/// is not used.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Revocable(AtomicU32);
@@ -16,7 +16,7 @@ pub struct Revocable(AtomicU32);
 const REVOKED: u32 = 1 << 31;
 
 impl Revocable {
-    /// A right that stands.
+    /// Makes a right that stands.
     #[allow(
         clippy::new_without_default,
         reason = "words are found in zeroed memory; only tests make one"
@@ -25,23 +25,23 @@ impl Revocable {
         Self(AtomicU32::new(0))
     }
 
-    /// For a user: enters until the value is dropped. `None`: the right was revoked.
+    /// Enters, for a user, until the value is dropped. `None`: the right was revoked.
     pub fn enter(&self) -> Option<Inside<'_>> {
-        // Acquire and release: the use comes after this, in whatever order its accesses are.
+        // Acquire and release: the use comes after this, whatever the order of its accesses.
         let inside = Inside(self);
-        // On failure the drop of the value leaves again.
+        // On failure, dropping the value leaves again.
         (self.0.fetch_add(1, Ordering::AcqRel) & REVOKED == 0).then_some(inside)
     }
 
-    /// For the owner: lets no user enter any more. Returns `true` if none is inside; else ask
-    /// again.
+    /// Revokes the right, for the owner: no user enters any more. Returns `true` if none is
+    /// inside; on `false`, ask again.
     pub fn revoke(&self) -> bool {
-        // Acquire: what users did inside is over.
+        // Acquire: the users' accesses inside have ended.
         self.0.fetch_or(REVOKED, Ordering::AcqRel) & !REVOKED == 0
     }
 }
 
-/// A user is inside until this is dropped.
+/// Presence of a user, until this is dropped.
 #[derive(Debug)]
 pub struct Inside<'a>(&'a Revocable);
 

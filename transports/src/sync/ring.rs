@@ -6,14 +6,14 @@
 //! control   = sequence 32 | slots 8 | kind 8 | payload bytes 16
 //! ```
 //!
-//! A record that fits into one slot travels as one cache line: the consumer waits for the sequence
-//! number of the very line that holds the message, so a small message costs a single transfer
-//! between cores and no shared index is touched (UCX's shared-memory FIFO takes an atomic exchange
-//! on a shared head for each message). The producer learns of free slots from `freed`, which the
-//! consumer writes now and then, and looks at it only when its own count runs out.
+//! A record that fits into one slot travels as one cache line. The consumer waits for the sequence
+//! number of the very line that holds the message. So a small message costs a single transfer
+//! between cores, and no shared index is touched. UCX's shared-memory FIFO takes an atomic
+//! exchange on a shared head for each message. The producer learns of free slots from `freed`,
+//! which the consumer writes now and then, and looks at it only when its own count runs out.
 //!
 //! The continuation slots keep a control word of their own, so that no byte of a payload ever lies
-//! where a later lap looks for a sequence number: a payload cannot forge a record.
+//! where a later lap looks for a sequence number. A payload cannot forge a record.
 //!
 //! Each side trusts nothing that the other wrote: see [`Corrupt`].
 
@@ -33,26 +33,25 @@ pub const NEXT: usize = 56;
 pub const MAX_SLOTS: usize = 4;
 /// Payload bytes that a record can carry: 208.
 pub const MAX_PAYLOAD: usize = FIRST + (MAX_SLOTS - 1) * NEXT;
-/// How far ahead of its next slot a side asks for the cache line of one: far enough that the line
-/// has come from the other core by then, and beyond the slot that a consumer which keeps up is
-/// looking at.
+/// Distance from a side's next slot to the slot whose cache line it prefetches. The line has come
+/// from the other core by then, and lies beyond the slot that a consumer without backlog looks at.
 const AHEAD: u64 = 6;
 /// Bytes of a slot behind its control word.
 pub const BODY: usize = 56;
-/// Bytes of the header that each record carries beside its payload.
+/// Bytes of the header that each record carries in addition to its payload.
 pub const HEADER: usize = 16;
 
-/// Where a ring's slots lie: on the heap, or in memory shared by two processes.
+/// Storage of a ring's slots: on the heap, or in memory shared by two processes.
 ///
 /// # Safety
-/// All methods name the same memory each time; `control(at)` and the body of `at` are slot `at` for
-/// `at < capacity()`, a power of two; the bodies are [`BODY`] bytes of host memory.
+/// All methods name the same memory each time. `control(at)` and the body of `at` are slot `at`
+/// for `at < capacity()`, a power of two. The bodies are [`BODY`] bytes of host memory.
 pub unsafe trait Slots {
-    /// How many slots there are: a power of two.
+    /// Returns the number of slots: a power of two.
     fn capacity(&self) -> usize;
-    /// The control word of a slot.
+    /// Returns the control word of a slot.
     fn control(&self, at: usize) -> &AtomicU64;
-    /// How many slots the consumer has freed since the beginning.
+    /// Returns the number of slots that the consumer has freed since the beginning.
     fn freed(&self) -> &AtomicU64;
     /// Hands out a slot's body for writing.
     ///
@@ -76,7 +75,7 @@ pub unsafe trait Slots {
     unsafe fn read(&self, at: usize, f: impl FnOnce(*const u8));
 }
 
-/// What the other side wrote cannot be: it is broken or hostile, and the ring is given up.
+/// Impossible value from the other side, which is broken or hostile; the ring is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Corrupt {
     /// A record claims a number of slots that no record has.
@@ -94,15 +93,15 @@ pub enum Corrupt {
         freed: u64,
         /// Slots sent.
         sent: u64,
-        /// What it claimed before.
+        /// Its claim before.
         before: u64,
     },
 }
 
-/// Why a push did not happen.
+/// Reason why a record was not pushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PushError {
-    /// No room; the consumer has to go on first.
+    /// The ring is full until the consumer frees slots.
     Full,
     /// The payload is longer than a record carries, or is not host memory.
     Unfit,
@@ -110,7 +109,7 @@ pub enum PushError {
     Corrupt(Corrupt),
 }
 
-/// How many slots a payload takes.
+/// Returns the number of slots of a payload.
 #[inline(always)]
 fn slots_for(len: usize) -> usize {
     if len <= FIRST { 1 } else { 1 + (len - FIRST).div_ceil(NEXT) }
@@ -119,7 +118,7 @@ fn slots_for(len: usize) -> usize {
 #[inline(always)]
 fn control_word(position: u64, slots: usize, kind: u8, len: usize) -> u64 {
     // Position + 1, so that fresh memory, all zero, is no record. Sequence numbers of one slot
-    // differ by the capacity from lap to lap, and come round only after 2^32 slots.
+    // differ by the capacity from lap to lap, and repeat only after 2^32 slots.
     let sequence = position.wrapping_add(1) & 0xffff_ffff;
     sequence | (slots as u64) << 32 | u64::from(kind) << 40 | (len as u64) << 48
 }
@@ -134,7 +133,7 @@ pub struct Producer<S> {
 }
 
 impl<S: Slots> Producer<S> {
-    /// The writing end of a fresh ring.
+    /// Makes the writing end of a fresh ring.
     ///
     /// # Safety
     /// It is the only writing end that these slots ever have.
@@ -143,12 +142,12 @@ impl<S: Slots> Producer<S> {
         Self { slots, mask, sent: 0, freed: 0 }
     }
 
-    /// The storage.
+    /// Returns the storage.
     pub fn slots(&self) -> &S {
         &self.slots
     }
 
-    /// Whether the consumer has taken everything, as far as it has said.
+    /// Returns `true` if the consumer has taken everything, as far as it has told.
     pub fn is_drained(&self) -> bool {
         self.slots.freed().load(Ordering::Acquire) == self.sent
     }
@@ -168,7 +167,7 @@ impl<S: Slots> Producer<S> {
         self.push_several(kind, header, payload)
     }
 
-    /// A record of one slot: the path of small messages.
+    /// Writes a record of one slot: the path of small messages.
     ///
     /// # Safety
     /// `payload` is host memory of at most [`FIRST`] bytes.
@@ -186,14 +185,14 @@ impl<S: Slots> Producer<S> {
             }
         }
         let at = (self.sent & self.mask) as usize;
-        // SAFETY: the credit check says that the consumer is done with this slot.
+        // SAFETY: by the credit check the consumer no longer reads this slot.
         unsafe {
             self.slots.write(at, |body| {
                 body.cast::<[u64; 2]>().write_unaligned(header);
                 fill(body, HEADER, payload);
             });
         }
-        // Release: whoever sees the sequence number sees the record.
+        // Release: a consumer that sees the sequence number sees the record.
         self.slots
             .control(at)
             .store(control_word(self.sent, 1, kind, payload.len()), Ordering::Release);
@@ -224,9 +223,10 @@ impl<S: Slots> Producer<S> {
             let position = self.sent + extra as u64;
             let at = (position & self.mask) as usize;
             let part = payload.part(FIRST + (extra - 1) * NEXT, NEXT);
-            // SAFETY: the credit check says that the consumer is done with this slot.
+            // SAFETY: by the credit check the consumer no longer reads this slot.
             unsafe { self.slots.write(at, |body| fill(body, 0, part)) };
-            // Not a record, but a sequence number of this lap: later laps will not mistake it.
+            // Not a record, but a sequence number of this lap, which later laps do not mistake for
+            // theirs.
             self.slots.control(at).store(control_word(position, 0, 0, 0), Ordering::Relaxed);
         }
         let at = (self.sent & self.mask) as usize;
@@ -237,7 +237,7 @@ impl<S: Slots> Producer<S> {
                 fill(body, HEADER, payload.part(0, FIRST));
             });
         }
-        // Release: whoever sees the sequence number sees the record.
+        // Release: a consumer that sees the sequence number sees the record.
         self.slots.control(at).store(control_word(self.sent, count, kind, len), Ordering::Release);
         self.sent += count as u64;
         Ok(())
@@ -245,7 +245,8 @@ impl<S: Slots> Producer<S> {
 
     #[cold]
     fn refresh(&mut self) -> Result<(), PushError> {
-        // Acquire: the consumer's reads of the slots it freed are over before we write them again.
+        // Acquire: the consumer's reads of the freed slots have ended before this side writes them
+        // again.
         let freed = self.slots.freed().load(Ordering::Acquire);
         if freed > self.sent || freed < self.freed {
             let (sent, before) = (self.sent, self.freed);
@@ -262,7 +263,7 @@ impl<S: Slots> Producer<S> {
 unsafe fn fill(body: *mut u8, at: usize, part: MemRef<'_>) {
     // SAFETY: within the body, by the caller's promise.
     let target = unsafe { MemMut::from_raw(body.add(at), BODY - at, crate::mem::Place::Host) };
-    // Both are host memory and the part is no longer than the target: it cannot be refused.
+    // Both are host memory, and the part fits into the target, so the copy is not refused.
     let _ = copy_now(target, part);
 }
 
@@ -282,15 +283,15 @@ pub struct Record<'a, S> {
     slots: &'a S,
     mask: u64,
     position: u64,
-    /// What the producer called it.
+    /// The producer's word for the kind of record.
     pub kind: u8,
-    /// Slots that it takes.
+    /// Number of its slots.
     pub count: u8,
     len: usize,
 }
 
 impl<S: Slots> Consumer<S> {
-    /// The reading end of a fresh ring.
+    /// Makes the reading end of a fresh ring.
     ///
     /// # Safety
     /// It is the only reading end that these slots ever have.
@@ -299,19 +300,20 @@ impl<S: Slots> Consumer<S> {
         Self { slots, mask: capacity - 1, taken: 0, told: 0, tell_every: (capacity / 8).max(1) }
     }
 
-    /// The storage.
+    /// Returns the storage.
     pub fn slots(&self) -> &S {
         &self.slots
     }
 
-    /// Whether a record is there. Costs one load of the line that the record will be in.
+    /// Returns `true` if a record is there. Costs one load of the record's own cache line.
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
         let control = self.slots.control((self.taken & self.mask) as usize).load(Ordering::Relaxed);
         control as u32 == self.taken.wrapping_add(1) as u32
     }
 
-    /// The next record, if there is one. It stays in its slots until [`advance`](Self::advance).
+    /// Returns the next record, if there is one. It stays in its slots until
+    /// [`advance`](Self::advance).
     #[inline(always)]
     pub fn peek(&self) -> Result<Option<Record<'_, S>>, Corrupt> {
         let at = (self.taken & self.mask) as usize;
@@ -342,20 +344,19 @@ impl<S: Slots> Consumer<S> {
             && u64::from(slots) <= self.mask + 1
     }
 
-    /// Asks for the cache line of a slot further on. For a consumer that knows itself to be behind:
-    /// fetching a line that the producer has yet to write takes it out of the producer's hands.
+    /// Prefetches the cache line of a slot further on. For a consumer with a backlog: fetching a
+    /// line that the producer has yet to write takes it away from the producer.
     #[inline(always)]
     pub fn fetch_ahead(&self) {
         self.slots.will_read(((self.taken + AHEAD) & self.mask) as usize);
     }
 
-    /// Frees the slots of the record that [`peek`](Self::peek) gave last: as many as its `count`
-    /// says.
+    /// Frees the slots of the last record of [`peek`](Self::peek): its `count`.
     #[inline(always)]
     pub fn advance(&mut self, count: u8) {
         self.taken += u64::from(count);
         if self.taken - self.told >= self.tell_every {
-            // Release: our reads are over before the producer may write again.
+            // Release: this side's reads have ended before the producer may write again.
             self.slots.freed().store(self.taken, Ordering::Release);
             self.told = self.taken;
         }
@@ -376,19 +377,19 @@ impl<S: Slots> Consumer<S> {
 }
 
 impl<S: Slots> Record<'_, S> {
-    /// Payload bytes.
+    /// Returns the number of payload bytes.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no payload.
+    /// Returns `true` if there is no payload.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The header.
+    /// Returns the header.
     #[inline(always)]
     pub fn header(&self) -> [u64; 2] {
         let mut header = [0; 2];
@@ -398,8 +399,9 @@ impl<S: Slots> Record<'_, S> {
         header
     }
 
-    /// What the first slot holds of the payload, and whatever lies behind it there: a copy of fixed
-    /// size is quicker than one of the right size. For records of one slot that is all of it.
+    /// Returns the part of the payload in the first slot, with the bytes behind it in that slot. A
+    /// copy of fixed size is quicker than one of the right size. For records of one slot that is
+    /// all of it.
     #[inline(always)]
     pub fn first(&self) -> [u8; FIRST] {
         let mut bytes = [0; FIRST];

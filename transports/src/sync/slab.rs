@@ -10,7 +10,7 @@ use super::{FreeList, TryLock};
 use std::fmt;
 
 /// A bounded table of values in flight. A token names a slot and the slot's generation, so that a
-/// token that is late, repeated or forged finds nothing.
+/// late, repeated or forged token finds no value.
 pub struct Slab<T> {
     entries: Box<[Entry<T>]>,
     free: FreeList,
@@ -22,13 +22,13 @@ struct Entry<T> {
 }
 
 impl<T> Slab<T> {
-    /// A table for `capacity` values.
+    /// Makes a table for `capacity` values.
     pub fn new(capacity: usize) -> Self {
         let entry = || Entry { generation: AtomicU32::new(0), value: TryLock::new(None) };
         Self { entries: (0..capacity).map(|_| entry()).collect(), free: FreeList::full(capacity) }
     }
 
-    /// Puts a value in and tells its token. Gives it back when the table is full.
+    /// Stores a value and returns its token, or returns the value when the table is full.
     #[allow(clippy::result_large_err, reason = "the error is the value that did not fit")]
     pub fn insert(&self, value: T) -> Result<u64, T> {
         let Some(index) = self.free.pop() else { return Err(value) };
@@ -37,7 +37,7 @@ impl<T> Slab<T> {
         Ok(u64::from(entry.generation.load(Ordering::Acquire)) << 32 | u64::from(index))
     }
 
-    /// Takes the value of a token out: once. `None` for any other token.
+    /// Removes and returns the value of a token, once. `None` for any other token.
     pub fn take(&self, token: u64) -> Option<T> {
         let index = token as u32;
         let entry = self.entries.get(index as usize)?;
@@ -53,12 +53,12 @@ impl<T> Slab<T> {
         Some(taken)
     }
 
-    /// Values in it now: looks at every slot.
+    /// Returns the number of values now; visits every slot.
     pub fn len(&self) -> usize {
         self.entries.iter().filter(|entry| entry.value.lock().is_some()).count()
     }
 
-    /// Whether there are none now: looks at every slot.
+    /// Returns `true` if there are no values now; visits every slot.
     pub fn is_empty(&self) -> bool {
         self.entries.iter().all(|entry| entry.value.lock().is_none())
     }

@@ -1,9 +1,9 @@
-//! Threads that sleep until somebody wakes them.
+//! Threads that sleep until another thread wakes them.
 //!
-//! Whoever changes something asks whether anybody sleeps, and rings if so; whoever is about to
-//! sleep says so, and looks once more at what it waits for. Between the two steps each side has a
-//! barrier, the one of whoever changes something being the free half of [`super::barrier`]: so a
-//! change made while a thread goes to sleep is seen, or rung for.
+//! A thread that changes a state looks for sleepers, and rings if there are any. A thread that is
+//! about to sleep announces it, and looks once more at the state it waits for. Between the two
+//! steps each side has a barrier; the changing thread's is the free half of [`super::barrier`]. So
+//! a change made while a thread goes to sleep is seen, or rung for.
 
 use super::barrier::{Barrier, heavy, light};
 use super::primitives::{AtomicU32, Ordering};
@@ -17,7 +17,7 @@ pub struct Sleepers {
 }
 
 impl Sleepers {
-    /// Nobody sleeps yet.
+    /// Makes a bell without sleepers.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -30,7 +30,7 @@ impl Sleepers {
         Self { count: AtomicU32::new(0), bell, barrier: Barrier::of_this_process() }
     }
 
-    /// After a change: whoever waits for it may have gone to sleep.
+    /// Wakes sleepers after a change, since those that wait for it may have gone to sleep.
     #[inline]
     pub fn wake(&self) {
         light(!(self.barrier.heavy && self.barrier.reachable));
@@ -39,8 +39,8 @@ impl Sleepers {
         }
     }
 
-    /// Announces a sleeper, until the value is dropped. What it looks at after this, nobody can
-    /// change without ringing.
+    /// Announces a sleeper, until the value is dropped. State that it looks at after this is
+    /// changed only with a ring.
     pub fn enter(&self) -> Asleep<'_> {
         self.begin();
         Asleep(self)
@@ -52,12 +52,12 @@ impl Sleepers {
         heavy(self.barrier);
     }
 
-    /// A sleeper is up.
+    /// Ends the sleep of one.
     pub fn end(&self) {
-        // The bell rings for all, so it is the last one out who silences it.
+        // The bell rings for all sleepers, so the last one silences it.
         if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.bell.silence();
-            // One that came in meanwhile may have been rung for just now.
+            // The bell may have rung just now for a sleeper that came meanwhile.
             if self.count.load(Ordering::Acquire) != 0 {
                 self.bell.ring();
             }
@@ -65,7 +65,7 @@ impl Sleepers {
     }
 }
 
-/// What a sleeper waits on, beside whatever else: readable while the bell rings.
+/// Descriptor on which a sleeper waits, with others if it likes: readable while the bell rings.
 #[cfg(not(loom))]
 impl std::os::fd::AsFd for Sleepers {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
@@ -105,7 +105,7 @@ impl Bell {
     }
 }
 
-/// What the kernel makes of an eventfd: each call has the count to itself.
+/// A model of the kernel's eventfd: each call has the count to itself.
 #[cfg(loom)]
 #[derive(Debug)]
 struct Bell(AtomicU32);
@@ -206,7 +206,7 @@ mod tests {
             poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
         };
         sleepers.wake();
-        assert!(!rings(), "nobody sleeps");
+        assert!(!rings(), "no thread sleeps");
         let (one, other) = (sleepers.enter(), sleepers.enter());
         sleepers.wake();
         assert!(rings());

@@ -1,17 +1,17 @@
-//! How two processes share the copying of one message: one takes pieces from the front, the other
-//! from the back.
+//! Split copying of one message by two processes: one takes pieces from the front, the other from
+//! the back.
 //!
-//! The *reader* wants the message and owns the word; the *writer* has it, and may help or not: a
+//! The *reader* wants the message and owns the word; the *writer* has the message, and may help. A
 //! writer that never looks here costs the reader nothing. Each piece is taken by one of them. The
-//! reader may let go of the memory only when all pieces that the writer took are written:
-//! [`state`](Split::state) says so.
+//! reader may release the memory only when all pieces that the writer took are written, which
+//! [`state`](Split::state) tells.
 //!
-//! Each use of the word has a turn of its own, so a writer that comes late finds that it is not
-//! meant.
+//! Each use of the word has a turn of its own, so a late writer finds that the word is not meant
+//! for it.
 
 use super::primitives::{AtomicU32, AtomicU64, Ordering};
 
-/// A cache line in memory that both sides see. Zero, as fresh memory is, is closed.
+/// A cache line in memory that both sides see. Zero, as in fresh memory, means closed.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Split {
@@ -21,29 +21,29 @@ pub struct Split {
     written: AtomicU32,
 }
 
-/// Units that a message can have. Both sides must agree on how many it has.
+/// Largest number of units of a message. Both sides must agree on a message's number.
 pub const MAX_UNITS: u32 = u16::MAX as u32;
 
-/// Some units of a message, one behind the other.
+/// Some consecutive units of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// The number of the first.
+    /// Number of the first unit.
     pub first: u32,
-    /// How many.
+    /// Number of units.
     pub count: u32,
 }
 
 const FAILED: u32 = 1 << 31;
 
-/// What the reader knows of the units that the writer took.
+/// The reader's knowledge of the units that the writer took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// Some are still being written.
     Waiting,
     /// All are written.
     Settled,
-    /// One could not be written, and none is being written any more. So many are to be copied by
-    /// the reader.
+    /// A unit could not be written, and the writer writes no more. The reader has to copy this
+    /// number of units.
     Failed(u32),
 }
 
@@ -71,7 +71,7 @@ impl Claims {
 }
 
 impl Split {
-    /// A closed word.
+    /// Makes a closed word.
     #[allow(
         clippy::new_without_default,
         reason = "words are found in zeroed memory; only tests make one"
@@ -80,8 +80,8 @@ impl Split {
         Self { claims: AtomicU64::new(0), written: AtomicU32::new(0) }
     }
 
-    /// For the reader, of a word that is settled: the turn of its next use. Nothing can be taken
-    /// before the writer has been told of it.
+    /// Opens a settled word, for the reader, and returns the turn of this use. The writer takes no
+    /// piece before the reader has told it the turn.
     pub fn open(&self) -> u32 {
         let turn = Claims::of(self.claims.load(Ordering::Relaxed)).turn.wrapping_add(1);
         self.written.store(0, Ordering::Relaxed);
@@ -89,7 +89,8 @@ impl Split {
         turn
     }
 
-    /// For the reader: the next piece from the front of `total` units. `None`: all are taken.
+    /// Takes the next piece from the front of `total` units, for the reader. `None`: all are
+    /// taken.
     pub fn take_front(&self, turn: u32, total: u32, most: u32) -> Option<Piece> {
         let (claims, count) = self.claim(
             turn,
@@ -100,8 +101,8 @@ impl Split {
         Some(Piece { first: claims.front, count })
     }
 
-    /// For the writer: the last piece of `total` units that is not taken. `None`: all are, or the
-    /// word is in other use by now.
+    /// Takes the last free piece of `total` units, for the writer. `None`: all are taken, or the
+    /// word is in another use by now.
     pub fn take_back(&self, turn: u32, total: u32, most: u32) -> Option<Piece> {
         let (claims, count) = self.claim(
             turn,
@@ -112,7 +113,7 @@ impl Split {
         Some(Piece { first: total - claims.back - count, count })
     }
 
-    /// For the reader: all that is not taken yet, so that the writer takes no more.
+    /// Takes all units that are left, for the reader, so that the writer takes no more.
     pub fn close(&self, turn: u32, total: u32) {
         self.claim(
             turn,
@@ -122,7 +123,7 @@ impl Split {
         );
     }
 
-    /// Takes some of what is left. What was taken before, and how many.
+    /// Takes some of the units that are left. Returns the claims before, and the number taken.
     fn claim(
         &self,
         turn: u32,
@@ -139,7 +140,7 @@ impl Split {
                 return None;
             }
             let count = many(left);
-            // Acquire for the writer: the memory is what the reader said, in this turn.
+            // Acquire for the writer: the memory is the one that the reader named in this turn.
             match self.claims.compare_exchange_weak(
                 word,
                 next(claims, count).word(),
@@ -152,18 +153,18 @@ impl Split {
         }
     }
 
-    /// For the writer: a piece that it took is written.
+    /// Notes, for the writer, that a piece that it took is written.
     pub fn note_written(&self, piece: Piece) {
         // Release: its bytes are there.
         self.written.fetch_add(piece.count, Ordering::Release);
     }
 
-    /// For the writer: a piece that it took could not be written. It takes no more.
+    /// Notes, for the writer, that a piece that it took could not be written. It takes no more.
     pub fn note_failed(&self) {
         self.written.fetch_or(FAILED, Ordering::Release);
     }
 
-    /// For the reader, once nothing is left to be taken.
+    /// Returns the state for the reader, once no units are left.
     pub fn state(&self) -> State {
         let back = Claims::of(self.claims.load(Ordering::Acquire)).back;
         match self.written.load(Ordering::Acquire) {
@@ -174,8 +175,8 @@ impl Split {
     }
 }
 
-/// Half of what is left, so that both sides come to an end at about the same time, whenever the
-/// second one has begun, with few pieces (guided self-scheduling, as OpenMP calls it).
+/// Returns half of the units that are left. So both sides end at about the same time, whenever the
+/// second one begins, with few pieces (guided self-scheduling, as OpenMP calls it).
 fn half(left: u32, most: u32) -> u32 {
     left.div_ceil(2).min(most).max(1)
 }
@@ -194,7 +195,8 @@ mod models {
         units: [UnsafeCell<u32>; TOTAL as usize],
     }
 
-    // SAFETY: a piece is touched by whoever took it, and by the reader once the writer is done.
+    // SAFETY: a piece is touched by the thread that took it, and by the reader once the writer is
+    // done.
     unsafe impl Sync for Message {}
     // SAFETY: as above.
     unsafe impl Send for Message {}
@@ -202,13 +204,14 @@ mod models {
     impl Message {
         fn add(&self, piece: Piece) {
             for at in piece.first..piece.first + piece.count {
-                // SAFETY: loom finds out if another thread is at it.
+                // SAFETY: loom finds out if another thread accesses it.
                 self.units[at as usize].with_mut(|cell| unsafe { *cell += 1 });
             }
         }
     }
 
-    /// Each piece is copied once, by one side; and when the reader takes it for over, it is.
+    /// Each piece is copied once, by one side; when the reader finds the state settled, all are
+    /// copied.
     #[test]
     fn loom_every_piece_is_copied_once_and_over_when_it_is_said_to_be() {
         loom::model(|| {
@@ -233,10 +236,10 @@ mod models {
                 thread::yield_now();
             }
             for cell in &message.units {
-                // SAFETY: loom finds out if the writer is still at it.
+                // SAFETY: loom finds out if the writer still accesses it.
                 cell.with_mut(|cell| unsafe { assert_eq!(std::mem::take(&mut *cell), 1) });
             }
-            // What comes late finds another turn.
+            // A late writer finds another turn.
             let next = message.split.open();
             assert_ne!(turn, next);
             message.split.close(next, TOTAL);

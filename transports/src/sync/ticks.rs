@@ -1,10 +1,10 @@
-//! Numbers that only grow, one for each step of something, and who listens for them.
+//! Numbers that only grow, one for each step of an algorithm, with listeners.
 
 use super::primitives::Sequential;
 
-/// How far each of some steps has come. Whoever raises a step's number learns whether somebody has
-/// to be told; whoever goes to wait says so, and looks once more: so at least one of them sees the
-/// other.
+/// Progress of several steps. A thread that raises a step's number learns if there are listeners
+/// to tell. A thread that begins to wait announces it, and looks once more. So at least one of
+/// them sees the other.
 #[derive(Debug)]
 pub struct Ticks<const STEPS: usize> {
     /// For each step, one more than the highest number that it has had.
@@ -19,28 +19,28 @@ impl<const STEPS: usize> Default for Ticks<STEPS> {
 }
 
 impl<const STEPS: usize> Ticks<STEPS> {
-    /// Raises the number of a step, whatever order they come in. Whether there are listeners, who
-    /// have to be told; `None`: there is no such step, or no number beyond this one.
+    /// Raises the number of a step; numbers may come in any order. Returns `true` if there are
+    /// listeners to tell. `None`: there is no such step, or no number beyond this one.
     #[inline]
     pub fn raise(&self, step: u32, number: u64) -> Option<bool> {
         self.steps.get(step as usize)?.fetch_max(number.checked_add(1)?);
         Some(self.listeners.load() != 0)
     }
 
-    /// Whether a step has had this number, or a higher one.
+    /// Returns `true` if a step has had this number, or a higher one.
     #[inline]
     pub fn has(&self, step: u32, number: u64) -> bool {
         self.steps.get(step as usize).is_some_and(|next| next.load() > number)
     }
 
-    /// A step at which this number was the last.
+    /// Returns a step at which this number was the last.
     pub fn last_was(&self, number: u64) -> Option<u32> {
         let at = self.steps.iter().position(|next| next.load().checked_sub(1) == Some(number))?;
         u32::try_from(at).ok()
     }
 
-    /// How many listen, says whoever holds the lock of their list. Those who have come look at the
-    /// steps once more.
+    /// Sets the number of listeners. The holder of their list's lock calls it. New listeners look
+    /// at the steps once more afterwards.
     pub fn set_listeners(&self, count: usize) {
         self.listeners.store(count as u64);
     }
@@ -52,7 +52,7 @@ mod models {
     use loom::sync::{Arc, Mutex};
     use loom::thread;
 
-    /// A board: steps, and the list of those who listen.
+    /// A board: steps, and the list of listeners.
     #[derive(Default)]
     struct Board {
         ticks: Ticks<2>,
@@ -60,7 +60,7 @@ mod models {
     }
 
     impl Board {
-        /// Whether somebody was told.
+        /// Returns `true` if a listener was told.
         fn tick(&self, step: u32) -> bool {
             if !self.ticks.raise(step, 0).unwrap() {
                 return false;

@@ -5,8 +5,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-/// A lock for short sections that a thread which loses goes past, to do something else: what LCI
-/// found to scale where a mutex does not.
+/// A lock for short sections, on which a losing thread does something else instead of waiting. LCI
+/// found that this scales where a mutex does not.
 pub struct TryLock<T> {
     held: AtomicBool,
     value: UnsafeCell<T>,
@@ -18,12 +18,12 @@ unsafe impl<T: Send> Send for TryLock<T> {}
 unsafe impl<T: Send> Sync for TryLock<T> {}
 
 impl<T> TryLock<T> {
-    /// An open lock around `value`.
+    /// Makes an open lock around `value`.
     pub fn new(value: T) -> Self {
         Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
-    /// The value, if nobody has it at the moment.
+    /// Returns the value, if no thread holds it at the moment.
     #[inline]
     pub fn try_lock(&self) -> Option<TryLockGuard<'_, T>> {
         // The plain load keeps losers from taking the cache line away from the holder.
@@ -36,8 +36,8 @@ impl<T> TryLock<T> {
         Some(TryLockGuard { lock: self, _value: PhantomData })
     }
 
-    /// The value, once nobody else has it. Only for sections of a few instructions, and for
-    /// shutting down.
+    /// Returns the value, once no other thread holds it. Only for sections of a few instructions,
+    /// and for shutting down.
     pub fn lock(&self) -> TryLockGuard<'_, T> {
         #[cfg(not(loom))]
         let mut tries = 0_u32;
@@ -53,7 +53,7 @@ impl<T> TryLock<T> {
                 tries += 1;
                 if tries.is_multiple_of(64) {
                     // The holder may have been descheduled; on a machine with few cores it needs
-                    // ours.
+                    // this thread's.
                     std::thread::yield_now();
                 }
             }
@@ -61,7 +61,7 @@ impl<T> TryLock<T> {
         }
     }
 
-    /// The value itself, for its only owner.
+    /// Returns the value, for its only owner.
     pub fn get_mut(&mut self) -> &mut T {
         // SAFETY: `&mut self` says that there is no guard.
         self.value.with_mut(|value| unsafe { &mut *value })
@@ -143,7 +143,7 @@ mod models {
                 .collect();
             let won =
                 threads.into_iter().map(|thread| u32::from(thread.join().unwrap())).sum::<u32>();
-            assert!(won >= 1, "somebody always wins");
+            assert!(won >= 1, "one thread always wins");
             assert_eq!(*lock.lock(), won);
         });
     }

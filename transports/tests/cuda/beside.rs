@@ -1,4 +1,4 @@
-//! What a program does with its devices at any time, beside our copies.
+//! Work that a program does with its devices at any time, next to the library's copies.
 
 use crate::kernels::{self, Module};
 use crate::roles::Other;
@@ -8,9 +8,9 @@ use carrack_transports::gpu::Gpu;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// gpu.md, streams rule 1: nothing of ours stays on a device, so that the program may free,
-/// synchronise, load modules and take all of it for a kernel whenever it likes; and none of that
-/// holds our copies up for good. In a process of its own, because it does all of it at once.
+/// gpu.md, streams rule 1: no work of the library stays on a device. So the program may free,
+/// synchronise, load modules and take the whole device for a kernel at any time, and the library's
+/// copies go on. In a process of its own, because it does all of this at once.
 #[test]
 fn a_program_that_frees_synchronises_loads_modules_and_takes_whole_devices_goes_on_beside_our_copies()
  {
@@ -18,10 +18,10 @@ fn a_program_that_frees_synchronises_loads_modules_and_takes_whole_devices_goes_
     Other::alone("busy program");
 }
 
-/// What a program does once more, on a device.
+/// Action that a program repeats on a device.
 pub type Act = fn(&Arc<dyn Gpu>);
 
-/// Each of these, by a thread of its own.
+/// Actions, each done by a thread of its own.
 pub const SORTS: [(&str, Act); 4] = [
     ("allocates and frees", |_| {
         let ptr = user::alloc(3 * MIB);
@@ -38,14 +38,14 @@ pub const SORTS: [(&str, Act); 4] = [
     }),
 ];
 
-/// Rounds of each sort.
+/// Rounds of each action.
 const ROUNDS: u64 = 100;
 
 fn device(gpu: &Arc<dyn Gpu>) -> i32 {
     i32::try_from(gpu.info().ordinal).unwrap()
 }
 
-/// What the process above does.
+/// Role of the process that the test above starts.
 pub fn busy_program() {
     let (_, gpus) = need(1).unwrap();
     let mut other = Other::start("export: plain", &[]);
@@ -61,7 +61,7 @@ pub fn busy_program() {
                 for _ in 0..ROUNDS {
                     act(gpu);
                 }
-                // However quick it was, copies are made beside it.
+                // Even if the actions were quick, some copies run next to them.
                 let seen = copies.load(Ordering::Relaxed);
                 while copies.load(Ordering::Relaxed) < seen + 3 {
                     act(gpu);
@@ -95,7 +95,7 @@ pub fn busy_program() {
     other.kill();
 }
 
-/// One less, also when its thread fails: else the copies would never end.
+/// Counts down, even when its thread fails: otherwise the copies would never end.
 struct Leaves<'a>(&'a AtomicUsize);
 
 impl Drop for Leaves<'_> {
@@ -104,7 +104,8 @@ impl Drop for Leaves<'_> {
     }
 }
 
-/// As many copies as anybody waits for, also when one has failed: else the threads would go on.
+/// Adds more copies than any thread waits for, even when one has failed: otherwise the threads
+/// would go on.
 struct Ends<'a>(&'a AtomicU64);
 
 impl Drop for Ends<'_> {

@@ -1,4 +1,4 @@
-//! Whose context is current, before and after.
+//! A thread's current context, before and after calls of the library.
 
 use crate::roles::Other;
 use crate::support::{MIB, copy_and_check, make, need, payload, start};
@@ -8,7 +8,7 @@ use carrack_transports::mem::{AllocId, MemKind, Region};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// All that may change a thread's context.
+/// Makes every call that may change a thread's context.
 fn busy(gpu: &Arc<dyn Gpu>) {
     for kind in ["plain", "shareable", "pooled", "pinned", "managed"] {
         drop(make(gpu, kind, 100));
@@ -94,15 +94,14 @@ fn memory_of_a_context_of_the_users_is_worked_on_in_that_context() {
     });
 }
 
-/// Life and death rule 2, for a context: what is left in one that is destroyed is an error for who
-/// asks, and no crash.
+/// Life and death rule 2, for a context: objects of a destroyed context give errors, and no crash.
 #[test]
 fn a_destroyed_context_is_an_error_and_its_handle_may_come_back() {
     let Some(_) = need(1) else { return };
     Other::alone("destroyed context");
 }
 
-/// What the process above does: should the driver crash, it is alone.
+/// Role of the process that the test above starts, alone in case the driver crashes.
 pub fn in_a_destroyed_context() {
     let (driver, gpus) = need(1).unwrap();
     let context = user::new_context(0);
@@ -150,7 +149,8 @@ fn the_contexts_that_we_work_in_have_sync_memops_set() {
     });
 }
 
-/// Legacy IPC rule 6. A region whose memory the user frees is a stale name, told by the buffer id.
+/// Legacy IPC rule 6. A region whose memory the user frees is a stale name, as the buffer id
+/// tells.
 #[test]
 fn a_stale_region_is_not_exported() {
     let Some((driver, gpus)) = need(1) else { return };

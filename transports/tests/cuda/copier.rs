@@ -1,6 +1,6 @@
-//! Small copies by a resident kernel: that the program is held up by no more than its lease, and
-//! that it goes nowhere where it may not. In processes of their own, because a copier stays on for
-//! a process.
+//! Small copies by a resident kernel: it delays the program by no more than its lease, and
+//! accesses only permitted memory. In processes of their own, because a copier stays for a
+//! process's life.
 
 use crate::beside::{Act, SORTS};
 use crate::roles::Other;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Of two processes that want a copier on one GPU neither has one.
+/// If two processes want a copier on one GPU, neither has one.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -39,7 +39,8 @@ fn with_copiers() -> Vec<Arc<dyn Gpu>> {
     gpus
 }
 
-/// Copies given to kernels; `None` where there is no copier, with the reason printed.
+/// Returns the number of copies given to kernels; `None` where there is no copier, with the reason
+/// printed.
 fn copies(gpu: &Arc<dyn Gpu>) -> Option<u64> {
     match gpu.copier() {
         CopierState::On { copies, .. } => Some(copies),
@@ -50,14 +51,14 @@ fn copies(gpu: &Arc<dyn Gpu>) -> Option<u64> {
     }
 }
 
-/// Seconds for each sort of thing that a program does, a minute in all: or `TEST_COPIER_SECONDS`.
+/// Seconds for each action of a program, a minute in all: or `TEST_COPIER_SECONDS`.
 fn time() -> Duration {
     let given =
         std::env::var("TEST_COPIER_SECONDS").ok().map(|text| text.parse().expect("seconds"));
     Duration::from_secs(given.unwrap_or(15))
 }
 
-/// How often the program acts with nothing beside it, to compare with.
+/// Actions of the program with no copies next to them, for comparison.
 const ALONE: usize = 100;
 
 pub fn beside() {
@@ -82,7 +83,8 @@ pub fn beside() {
                 let _ends = Ends(&is_over);
                 user::set_current(user::primary(0));
                 let (began, mut all) = (Instant::now(), Vec::new());
-                // However slow it is, some copies are made beside it, unless one has failed.
+                // Even if the actions are slow, some copies run next to them, unless one has
+                // failed.
                 let is_busy = || began.elapsed() < time() || made.load(Ordering::Relaxed) < 20;
                 while !is_over.load(Ordering::Relaxed) && is_busy() {
                     all.push(duration(gpu, act));
@@ -101,7 +103,7 @@ pub fn beside() {
         });
         let by_kernel = copies(gpu).expect("a copier") - before;
         println!(
-            "a program that {what}: {} beside {made:?} copies, {by_kernel} of them the kernel's; \
+            "a program that {what}: {} next to {made:?} copies, {by_kernel} of them the kernel's; \
             {} alone",
             in_words(beside),
             in_words(alone)
@@ -116,14 +118,14 @@ fn duration(gpu: &Arc<dyn Gpu>, act: Act) -> Duration {
     began.elapsed()
 }
 
-/// How many there are, the median and the longest.
+/// Formats the number of times, the median and the longest.
 fn in_words(mut all: Vec<Duration>) -> String {
     all.sort_unstable();
     let (median, longest) = (all[all.len() / 2], all[all.len() - 1]);
     format!("{} times, median {median:.1?}, longest {longest:.1?},", all.len())
 }
 
-/// Also when the thread fails.
+/// Sets a flag when dropped, even when the thread fails.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -151,7 +153,7 @@ pub fn kinds() {
             }
         }
     }
-    // Over a border of two allocations, which may be two devices': an engine goes there.
+    // Across the border of two allocations, which may be two devices': an engine copies.
     let unit = gpu.granularity().unwrap().max(far.granularity().unwrap());
     let reservation = gpu.reserve(2 * unit).unwrap();
     let both = [gpu, far].map(|gpu| Access::read_write(gpu.info().uuid));
@@ -166,8 +168,8 @@ pub fn kinds() {
             copy_and_check(&**gpu, (&regions[0], 16), (&joined, at), len, seed + 1000);
         }
     }
-    // To memory of another device that this one was given no access to; a kernel that goes there
-    // takes the context along.
+    // To memory of another device to which this one has no access; a kernel that accesses it would
+    // lose the context.
     if gpus.len() > 1 {
         user::set_current(user::primary(1));
         let mapping = user::Mapping::new(1, 1, &[1]);
@@ -184,7 +186,7 @@ pub fn kinds() {
             copy_and_check(&**gpu, (&closed, 16), (&regions[0], 32), len, 80);
         }
     }
-    // In a context of the program's own engines copy, and the copier of the primary one stays.
+    // In a context of the program's own, engines copy, and the copier of the primary one stays.
     let context = user::new_context(0);
     let ptrs = [user::alloc(MIB), user::alloc(MIB)];
     user::set_current(user::primary(0));

@@ -54,7 +54,7 @@ fn managed_memory_is_refused_by_name() {
     }
 }
 
-/// Life and death rule 3. A region's memory that is gone under its address is the driver's error:
+/// Life and death rule 3. Access to a region whose memory was freed is the driver's error. It is
 /// no crash, and no fault on the device, after which the context would be lost.
 #[test]
 fn a_copy_of_freed_memory_is_an_error_and_the_device_goes_on() {
@@ -62,12 +62,12 @@ fn a_copy_of_freed_memory_is_an_error_and_the_device_goes_on() {
     Other::alone("freed memory");
 }
 
-/// What the process above does: should the driver take such a copy, it is alone.
+/// Role of the process that the test above starts, alone in case the driver takes such a copy.
 pub fn of_freed_memory() {
     let (_, gpus) = need(1).unwrap();
     user::set_current(user::primary(0));
     let (plain, host) = (make(&gpus[0], "plain", 100), Region::host(100));
-    // The last to be allocated: an address that is free is given out again at once.
+    // The last allocation: a free address is given out again at once.
     let (mapping, large) = (user::Mapping::new(0, 1, &[0]), make(&gpus[0], "plain", 64 * MIB));
     let (unmapped, freed, kind) = (mapping.ptr, large.addr(), MemKind::Device(gpus[0].info().uuid));
     drop((mapping, large));
@@ -158,7 +158,7 @@ fn events_can_be_asked_by_any_thread_and_dropped_before_they_fire() {
     assert!(dst.whole().to_vec().unwrap() == payload(64 * MIB, 9));
 }
 
-/// One event of the driver's stands for many copies: none may be told over before it is.
+/// One event of the driver stands for many copies: none may be reported complete before it is.
 #[test]
 fn a_copy_among_many_is_over_only_when_its_bytes_are_there() {
     const BLOCK: usize = 64 << 10;
@@ -176,7 +176,7 @@ fn a_copy_among_many_is_over_only_when_its_bytes_are_there() {
                     let begun =
                         |at: usize| start(&**gpu, (&dst, at * BLOCK), (&src, at * BLOCK), BLOCK);
                     let copies: Vec<_> = (0..BLOCKS).map(|at| begun(at).unwrap()).collect();
-                    // Asked for out of order: the last, the middle, and then by strides.
+                    // Queried out of order: the last, the middle, and then by strides.
                     for at in (0..BLOCKS).map(|turn| (BLOCKS - 1 + turn * 77) % BLOCKS) {
                         while !copies[at].query().unwrap() {
                             std::hint::spin_loop();

@@ -1,5 +1,5 @@
-//! What this layer costs, beside raw calls in the same process. Not a test:
-//! `-- --ignored --nocapture figures`.
+//! Costs of this layer, compared with raw calls in the same process. Not a test: `-- --ignored
+//! --nocapture figures`.
 
 use crate::support::{MIB, make, need, start};
 use crate::user;
@@ -57,7 +57,8 @@ fn queries(driver: &dyn Driver, gpus: &[Arc<dyn Gpu>]) {
     }
 }
 
-/// Raw memory as a region, which is what a post of it costs beside one of a region that is there.
+/// Measures raw memory as a region: the extra cost of a post of it over a post of an existing
+/// region.
 fn known(driver: CudaDriver, gpus: &[Arc<dyn Gpu>]) {
     let drivers: [Arc<dyn Driver>; 1] = [Arc::new(driver)];
     println!(
@@ -96,7 +97,7 @@ fn known(driver: CudaDriver, gpus: &[Arc<dyn Gpu>]) {
     }
 }
 
-/// What it takes the thread to have a stream wait for a word, as often as a ring is ahead.
+/// Measures the thread's time to make a stream wait for a word, as often as a ring is ahead.
 fn waits(gpu: &Arc<dyn Gpu>) {
     let (stream, word) = (gpu.stream().unwrap(), Words::of(gpu).word().unwrap());
     let mut waited = 0;
@@ -171,7 +172,8 @@ fn copies(name: &str, src: &Arc<dyn Gpu>, dst: &Arc<dyn Gpu>) {
     user::set_current(user::primary(0));
 }
 
-/// As a stream of puts does it: so many are under way, and each is asked for until it is over.
+/// Measures copies as a stream of puts makes them: `ahead` are in flight, and each is queried
+/// until it has ended.
 fn kept(gpu: &dyn Gpu, (from, to): (&Region, &Region)) {
     for ahead in [16, 256, 2048] {
         let time = best(20_000, |count| {
@@ -186,7 +188,7 @@ fn kept(gpu: &dyn Gpu, (from, to): (&Region, &Region)) {
             under_way.into_iter().for_each(finish);
         });
         println!(
-            "  {:>12} bytes   {:>9} {:>9.2}   {ahead} under way, each asked for",
+            "  {:>12} bytes   {:>9} {:>9.2}   {ahead} in flight, each queried",
             8,
             "",
             time / 1e3
@@ -194,7 +196,7 @@ fn kept(gpu: &dyn Gpu, (from, to): (&Region, &Region)) {
     }
 }
 
-/// What a call costs the thread, where the device is kept waiting for nothing.
+/// Measures the thread's time for a call, where the device never has to wait.
 fn host_costs(gpu: &Arc<dyn Gpu>, (from, to): (&Region, &Region)) {
     let own = best(500, |count| {
         let events: Vec<_> =

@@ -1,14 +1,14 @@
-//! A program's kernels, as PTX, which the driver compiles for whatever device there is.
+//! A program's kernels, as PTX, which the driver compiles for the device.
 
 use crate::user::{ok, stream, synchronize};
 use cudarc::driver::sys as cu;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-/// A kernel whose blocks wait for each other: each adds one to a word and goes on when the word has
-/// reached the number of blocks. It ends only if all of them are on the device at one time, which a
-/// cooperative launch promises; or after five seconds, and then counts in the second word. Written
-/// by hand for this test, after the PTX manual (atom, ld.volatile, %globaltimer).
+/// A kernel whose blocks wait for each other: each adds one to a word and goes on when the word
+/// has reached the number of blocks. It ends only if all of them are on the device at one time,
+/// which a cooperative launch promises. After five seconds it gives up, and counts in the second
+/// word. Written by hand for this test, after the PTX manual (atom, ld.volatile, %globaltimer).
 const GATHER: &str = "\
 .version 7.0
 .target sm_70
@@ -53,7 +53,7 @@ impl Module {
     pub fn load() -> Self {
         let (mut module, mut function) = (null_mut(), null_mut());
         // SAFETY: the text ends with a zero, and has a kernel of that name; the places for the
-        // answers are ours.
+        // answers are local.
         unsafe {
             ok(cu::cuModuleLoadData(&raw mut module, GATHER.as_ptr().cast()));
             ok(cu::cuModuleGetFunction(&raw mut function, module, c"gather".as_ptr()));
@@ -61,14 +61,14 @@ impl Module {
         Self { module, function }
     }
 
-    /// Launches it on all of a device, and waits for it. How many blocks that took.
+    /// Launches it on all of a device, waits for it, and returns its number of blocks.
     pub fn gather(&self, device: i32, words: usize) -> u32 {
         let (mut blocks, mut processors): (c_int, c_int) = (0, 0);
         let count = cu::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let threads = c_int::try_from(THREADS).unwrap();
         let stream = stream(1);
-        // SAFETY: the places for the answers are ours; the kernel has these two arguments, which
-        // are read before the call returns, and its words stay until it is over.
+        // SAFETY: the places for the answers are local. The kernel has these two arguments, which
+        // are read before the call returns, and its words stay until it has ended.
         let grid = unsafe {
             ok(cu::cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &raw mut blocks,

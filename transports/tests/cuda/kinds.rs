@@ -1,4 +1,4 @@
-//! What an address is.
+//! Kinds of memory, looked up by address.
 
 use crate::support::{MIB, copy_and_check, flavour, make, need, payload};
 use crate::user;
@@ -140,12 +140,12 @@ fn a_mapping_made_of_several_handles_is_walked() {
         let why = gpus[0].export(&whole, form).unwrap_err();
         assert!(why.hint.contains("made of several handles"), "{form:?}: {why}");
     }
-    // The engine goes across their borders.
+    // The engine copies across their borders.
     let near = make(&gpus[0], "plain", mapping.len);
     copy_and_check(&*gpus[0], (&whole, 3), (&near, 5), 2 * granule + 77, 60);
     copy_and_check(&*gpus[0], (&near, 3), (&whole, 5), 2 * granule + 77, 62);
-    // As raw memory: a part of one handle has the root of that, a range over several is one of its
-    // own.
+    // As raw memory: a part of one handle has that handle's root. A range over several handles has
+    // a root of its own.
     let (known, drivers): (_, [Arc<dyn Driver>; 1]) = (KnownMemory::of(8), [Arc::new(driver)]);
     // SAFETY: the mapping outlives the regions.
     let raw =
@@ -186,7 +186,7 @@ fn registered_host_memory_is_pinned_while_it_is_registered() {
     assert!(driver.classify(start + 77).unwrap().is_none());
 }
 
-/// Streams rule 6: the context of the pointer is adopted, and asking needs none.
+/// Streams rule 6: the context of the pointer is adopted, and a look-up needs none.
 #[test]
 fn asking_needs_no_context_and_leaves_the_thread_without_one() {
     let Some((driver, gpus)) = need(1) else { return };
@@ -247,7 +247,7 @@ fn devices_have_names_of_their_own_and_say_what_lies_between() {
     assert_eq!(gpus[0].reaches(stranger).unwrap_err().name, "INVALID_DEVICE");
 }
 
-/// The names that we give to codes are the driver's.
+/// The names that this crate gives to codes are the driver's.
 #[test]
 fn codes_have_the_names_that_the_driver_gives_them() {
     let Some((_, gpus)) = need(1) else { return };

@@ -1,5 +1,4 @@
-//! The CUDA driver on real GPUs: every rule of gpu.md that this layer can show, named where it is
-//! shown.
+//! The CUDA driver on real GPUs: every rule of gpu.md that this layer can show, named at its test.
 //!
 //! Without a device each test says so and passes; with `CARRACK_REQUIRE_GPU=1` it fails. Tests of
 //! two devices need two. Tests between processes start this program again, for the one test
@@ -27,7 +26,7 @@ mod support;
 mod user;
 mod waits;
 
-/// Not a test by itself: what a process started by another test does.
+/// Not a test by itself: the role of a process that another test started.
 #[test]
 fn child() {
     roles::play();

@@ -13,7 +13,7 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What a program has of CUDA when it comes to us: a context, a stream of its own.
+/// CUDA objects that a program already has: a context, and a stream of its own.
 #[derive(Debug, Clone, Copy)]
 struct Own {
     context: usize,
@@ -67,7 +67,7 @@ fn own(gpu: &Arc<dyn Gpu>) -> Arc<FromPool> {
     Arc::new(FromPool { gpu: gpu.clone(), own: Own { context, stream: user::stream(1) } })
 }
 
-/// Packets lie in the program's memory, and hold what is copied there by our engines.
+/// Packets lie in the program's memory, and hold the bytes that the library's engines copy there.
 #[test]
 fn packets_of_a_programs_own_memory_pool() {
     let Some((driver, gpus)) = need(1) else { return };
@@ -90,7 +90,7 @@ fn packets_of_a_programs_own_memory_pool() {
     assert_eq!((large.kind(), large.id()), (known.kind, known.id));
 }
 
-/// More than the device has is an error, of the program's pool as of ours.
+/// More memory than the device has is an error, for the program's pool and for the library's.
 #[test]
 fn more_packets_than_there_is_memory_are_an_error() {
     let Some((_, gpus)) = need(1) else { return };
@@ -98,7 +98,7 @@ fn more_packets_than_there_is_memory_are_an_error() {
     let memory = usize::try_from(gpu.info().memory).unwrap();
     for allocator in [own(gpu) as Arc<dyn PacketAllocator>, Arc::new(GpuAllocator::on(gpu.clone()))]
     {
-        // Asked for at once, so that other tests go on having memory.
+        // Allocated at once, so that other tests keep having memory.
         let pool = PacketPool::new(allocator, memory / 8, 16);
         assert!(pool.take().is_none());
         let why = pool.last_failure().unwrap();
@@ -107,7 +107,7 @@ fn more_packets_than_there_is_memory_are_an_error() {
     }
 }
 
-/// What the driver says is another kind of memory is not used.
+/// Memory that the driver reports as another kind is not used.
 #[test]
 fn memory_that_is_not_what_its_allocator_says_is_refused() {
     let Some((driver, gpus)) = need(1) else { return };
@@ -127,7 +127,7 @@ fn memory_that_is_not_what_its_allocator_says_is_refused() {
         }
         fn allocate(&self, layout: Layout) -> Result<Chunk, AllocError> {
             let base = NonNull::new(self.2 as *mut u8).unwrap();
-            // SAFETY: it is not, which is the lie.
+            // SAFETY: false on purpose: the memory is not of that kind.
             Ok(unsafe { Chunk::from_parts(base, layout.size(), Box::new(())) })
         }
     }

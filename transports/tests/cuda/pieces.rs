@@ -18,8 +18,8 @@ fn ended(transfer: Transfer) {
     assert!(transfer.failure().is_none(), "{:?}", transfer.failure());
 }
 
-/// Every pair of kinds that an engine reaches by itself, of one device and of two, on the library's
-/// stream and on one of the program's.
+/// Every pair of kinds that an engine reaches by itself, of one device and of two, on the
+/// library's stream and on one of the program's.
 #[test]
 fn pieces_and_faces_arrive_whole_between_all_kinds_and_leave_the_guards_alone() {
     let Some((_, gpus)) = need(1) else { return };
@@ -88,30 +88,30 @@ fn pieces_and_faces_arrive_whole_between_all_kinds_and_leave_the_guards_alone() 
     }
 }
 
-/// What the program has put in front of a batch on its stream is read, and what it puts behind it
-/// reads what the batch wrote; on default streams, too, of which the legacy one takes no batch:
-/// that goes beside it.
+/// A batch reads the results of earlier work on the program's stream, and later work reads the
+/// batch's results. The same holds for default streams. The legacy one takes no batch, so a stream
+/// next to it takes the batch.
 #[test]
 fn a_batch_on_a_default_stream_is_behind_what_came_before_it_and_in_front_of_what_comes_after() {
     let Some(_) = need(1) else { return };
-    // Alone: what is held up there holds up others.
+    // Alone: waiting streams there delay other tests.
     Other::alone("default streams");
 }
 
-/// What the process above does.
+/// Role of the process that the test above starts.
 pub fn on_default_streams() {
     const COUNT: usize = 1000;
     let (driver, gpus) = need(1).unwrap();
     let gpu = &gpus[0];
     let [first, second, third, last] = [0; 4].map(|_| make(gpu, "plain", ROOM));
     let flag = make(gpu, "pinned", 8);
-    // SAFETY: an aligned word of pinned memory, which the kernel reads and this function writes, as
-    // an atomic only.
+    // SAFETY: an aligned word of pinned memory, which the kernel reads and this function writes,
+    // as an atomic only.
     let word = unsafe { AtomicU32::from_ptr(flag.addr() as *mut u32) };
     user::set_current(user::primary(0));
     let theirs = user::stream(0);
-    // Legacy by either name, that of the thread, one that goes with the legacy one, and one that
-    // does not.
+    // The legacy stream by either name, the thread's default stream, a stream that waits for the
+    // legacy one, and one that does not.
     for (turn, raw) in [0, 1, 2, theirs, user::stream(1)].into_iter().enumerate() {
         for as_face in [false, true] {
             let what = format!("stream {raw:#x}, a face: {as_face}");

@@ -13,12 +13,12 @@ const LEN: usize = 5 * MIB + 3;
 const KINDS: [(&str, HandleForm); 3] =
     [("plain", HandleForm::Bytes), ("shareable", HandleForm::Fd), ("pooled", HandleForm::Pool)];
 
-/// The device that the other process takes: another one, where there is one.
+/// Returns the device of the other process: another device, where there is one.
 fn far(gpus: &[Arc<dyn Gpu>]) -> &Arc<dyn Gpu> {
     gpus.last().unwrap()
 }
 
-/// Opens what it is told of, finds what is expected there, and changes it. Ends with the wire.
+/// Opens each handle that it is sent, checks the memory, and changes it. Ends with the wire.
 pub fn import(wire: &Wire) {
     let (driver, gpus) = need(1).unwrap();
     let (gpu, mut opened) = (far(&gpus), 0);
@@ -50,8 +50,8 @@ pub fn import(wire: &Wire) {
             let extent = driver.classify(region.addr() + handle.offset).unwrap().unwrap();
             assert_eq!(extent.kind, region.kind(), "{extent:?}");
         }
-        // Legacy IPC rule 4: the same handle again is the same mapping, and stays when one of them
-        // is closed.
+        // Legacy IPC rule 4: opening the same handle again gives the same mapping, which stays
+        // when one of the two is closed.
         let again = gpu.open(&handle).unwrap();
         if handle.form() == HandleForm::Bytes {
             assert_eq!(again.addr(), region.addr());
@@ -121,8 +121,8 @@ fn masks_that_show_each_process_another_device_do_not_matter() {
             println!("device {mine} {kind}, opened under CUDA_VISIBLE_DEVICES={mask}");
             other.wire.say(&21_u64.to_le_bytes());
             other.wire.say_handle(&gpus[mine].export(&region, form).unwrap());
-            // Legacy IPC is known to work under masks (gpu.md, "Measured"); what the others do is
-            // told.
+            // Legacy IPC is known to work under masks (gpu.md, "Measured"); the results of the
+            // other forms are printed.
             let answer = String::from_utf8(other.wire.hear()).unwrap();
             if answer == "closed" {
                 assert!(region.whole().to_vec().unwrap() == payload(LEN, 22), "{kind}");
@@ -154,7 +154,7 @@ fn the_exporting_process_cannot_open_its_own_legacy_handle_and_is_told_what_to_d
     }
 }
 
-/// Legacy IPC rule 8: asked, and never tried and hoped for.
+/// Legacy IPC rule 8: the driver is asked about exportability; an export is not tried instead.
 #[test]
 fn memory_is_exported_in_its_own_form_and_refused_in_others_with_a_reason() {
     let Some((_, gpus)) = need(1) else { return };
@@ -185,7 +185,7 @@ fn a_device_exports_its_own_memory_only() {
     assert!(why.hint.contains("owns"), "{why}");
 }
 
-/// What comes from another process is checked.
+/// Handles from another process are checked.
 #[test]
 fn handles_that_lie_or_are_none_are_errors() {
     let Some((_, gpus)) = need(1) else { return };
@@ -222,16 +222,16 @@ fn handles_that_lie_or_are_none_are_errors() {
     assert_eq!(why.name, "INVALID_HANDLE", "{why}");
 }
 
-/// gpu.md, "Measured": a survivor goes on, and what it had mapped stays until it closes it. Pool
-/// memory does not: it goes with its owner, and an access to it costs the survivor its context
-/// (226), so nobody may be let go on (life and death rule 1).
+/// gpu.md, "Measured": a survivor goes on, and its mappings stay until it closes them. Pool memory
+/// goes with its owner instead, and an access to it costs the survivor its context (226). So a
+/// rank must not go on with it (life and death rule 1).
 #[test]
 fn an_importer_survives_the_death_of_the_exporter() {
     let Some(_) = need(1) else { return };
     KINDS.iter().for_each(|(kind, _)| Other::alone(&format!("survivor: {kind}")));
 }
 
-/// What the process above does: should its context be lost, it is alone.
+/// Role of the process that the test above starts, alone in case its context is lost.
 pub fn survive(kind: &str) {
     let (_, gpus) = need(1).unwrap();
     let mut other = Other::start(&format!("export: {kind}"), &[]);
@@ -289,7 +289,7 @@ fn a_stream_waits_for_an_event_of_another_process() {
     Other::alone("event of another");
 }
 
-/// What the process above does.
+/// Role of the process that the test above starts.
 pub fn event_of_another() {
     let (_, gpus) = need(1).unwrap();
     let other = Other::start("wait", &[]);
@@ -318,8 +318,8 @@ pub fn event_of_another() {
     other.expect_success();
 }
 
-/// Mappings, descriptors and device memory are what they were after many rounds. In a process of
-/// its own, because other tests allocate as they like.
+/// Mappings, descriptors and device memory return to their first numbers after many rounds. In a
+/// process of its own, because other tests allocate, too.
 pub fn rounds(wire: &Wire) {
     let (_, gpus) = need(1).unwrap();
     let gpu = &gpus[0];
@@ -344,7 +344,7 @@ pub fn rounds(wire: &Wire) {
         let mappings = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
         let (mut free, mut total) = (0, 0);
         user::set_current(user::primary(0));
-        // SAFETY: the places for the answers are ours.
+        // SAFETY: the places for the answers are local.
         unsafe { user::ok(cudarc::driver::sys::cuMemGetInfo_v2(&raw mut free, &raw mut total)) };
         user::set_current(0);
         (descriptors, mappings, free)

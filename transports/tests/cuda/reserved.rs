@@ -40,10 +40,10 @@ fn pieces_of_a_reservation_come_and_go_and_their_neighbours_stay_as_they_are() {
         "numbers of three pieces of one reservation: {:?}",
         pieces.iter().map(Region::id).collect::<Vec<_>>()
     );
-    // Where something lies nothing else is put.
+    // An occupied place is refused.
     let why = gpu.allocate_at(&reservation, 2 * unit, unit, &[]).unwrap_err();
     assert!(why.hint.contains("other memory lies there"), "{why}");
-    // The one in the middle is replaced, again and again.
+    // The piece in the middle is replaced repeatedly.
     let mut last = pieces.remove(1).id();
     for round in 0..100 {
         assert!(!has_memory(1) && has_memory(0));
@@ -65,7 +65,7 @@ fn pieces_of_a_reservation_come_and_go_and_their_neighbours_stay_as_they_are() {
     let near = make(gpu, "plain", 2 * unit);
     copy_and_check(&**gpu, (&joined, 3), (&near, 5), unit + 77, 7);
     copy_and_check(&**gpu, (&near, 3), (&joined, 5), unit + 77, 8);
-    // Each has the addresses.
+    // Each piece keeps the addresses reserved.
     drop(joined);
     drop(reservation);
     assert!(pieces[1].whole().to_vec().unwrap() == bytes[2]);
@@ -93,9 +93,9 @@ fn pieces_of_two_devices_are_read_and_written_by_both() {
     }
 }
 
-/// No rule, but what was found (driver 580): a copy goes across the border, by whichever engine,
-/// alone, with others or as rows, and on a stream. `GrowableBuffer::region` tries it where it is
-/// used.
+/// Not a rule of gpu.md but an observation (driver 580). A copy may cross the border, by either
+/// engine, alone, with others or as rows, and on a stream. `GrowableBuffer::region` tries it
+/// before use.
 #[test]
 fn copies_of_every_sort_go_over_memory_of_two_devices() {
     let Some((_, gpus)) = need(2) else { return };
@@ -139,7 +139,7 @@ fn copies_of_every_sort_go_over_memory_of_two_devices() {
     }
 }
 
-/// 1000 bytes around each border of four units, by one call: as pieces, or as rows.
+/// Copies 1000 bytes around each border of four units, by one call: as pieces, or as rows.
 fn over_borders(
     gpu: &Arc<dyn Gpu>,
     stream: Option<&dyn Stream>,
@@ -167,7 +167,7 @@ fn over_borders(
     unsafe { stream.map_or_else(|| gpu.copy_pieces(&pieces), |on| on.copy_pieces(&pieces)) }
 }
 
-/// Not a test by itself: what a process does that was started for a trial.
+/// Not a test by itself: the role of a process that was started for a trial.
 #[test]
 fn answers_in_its_own_process() {
     if std::env::var_os("CARRACK_TRIAL").is_some() {
@@ -175,7 +175,7 @@ fn answers_in_its_own_process() {
     }
 }
 
-/// gpu.md, "Measured": that the driver takes the flags says nothing of what it does.
+/// gpu.md, "Measured": a driver that accepts the flags does not always enforce them.
 #[test]
 fn a_device_that_may_only_read_is_kept_from_writing_and_the_owner_writes_for_it() {
     let Some((_, gpus)) = need(2) else { return };
@@ -201,7 +201,7 @@ fn a_device_that_may_only_read_is_kept_from_writing_and_the_owner_writes_for_it(
     near.whole().write(&payload(unit, 2)).unwrap();
     assert!(user::copy_is_refused(memory.addr(), near.addr(), unit));
     assert!(memory.whole().to_vec().unwrap() == payload(unit, 1), "it was written");
-    // As the library does: with the owner's context, by whosever engine.
+    // As the library copies: in the owner's context, by either engine.
     for (seed, gpu) in [(3, owner), (4, reader)] {
         near.whole().write(&payload(unit, seed)).unwrap();
         start(&**gpu, (&memory, 0), (&near, 0), unit).unwrap().wait().unwrap();

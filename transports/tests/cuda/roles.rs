@@ -44,7 +44,7 @@ impl Other {
         Self { process, wire: Wire(wire) }
     }
 
-    /// Has a role played that could cost the process its context, or its life; it must end well.
+    /// Plays a role that could cost the process its context or its life; it must end well.
     pub fn alone(role: &str) {
         Self::start(role, &[]).expect_success();
     }
@@ -68,7 +68,7 @@ impl Drop for Other {
     }
 }
 
-/// What the child plays; nothing, when it is no child.
+/// Plays the child's role; does nothing in a process that is no child.
 pub fn play() {
     let Ok(role) = std::env::var(ROLE) else { return };
     // SAFETY: standard input is the socket that `Other::start` gave, and nothing else uses it.

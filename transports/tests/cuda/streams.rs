@@ -67,15 +67,15 @@ fn word(at: usize) -> &'static AtomicU64 {
     unsafe { AtomicU64::from_ptr(at as *mut u64) }
 }
 
-/// Streams rule 7, the way it works: a value releases the stream, and the stream writes its own.
+/// Streams rule 7, as it should work: a value releases the stream, and the stream writes its own.
 #[test]
 fn a_stream_waits_for_a_word_and_writes_one_in_pinned_and_in_registered_memory() {
     let Some(_) = need(1) else { return };
-    // Alone, as all that waits: it has other tests put off what they free.
+    // Alone, like all tests that wait: other tests would defer their frees.
     Other::alone("words");
 }
 
-/// What the process above does.
+/// Role of the process that the test above starts.
 pub fn words() {
     let (_, gpus) = need(1).unwrap();
     let pinned = make(&gpus[0], "pinned", 4096);
@@ -112,7 +112,7 @@ pub fn words() {
                 "{what}: it waits"
             );
             assert_eq!(are_past(), [false; 2], "{what}");
-            // Streams rule 1: ours are held up by nobody's.
+            // Streams rule 1: no work of the program holds up the library's copies.
             start(&**gpu, (&dst, 0), (&src, 0), MIB).unwrap().wait().unwrap();
             gate.store(6, Ordering::Release);
             over.wait().unwrap();
@@ -135,7 +135,7 @@ pub fn words() {
     drop(registered);
 }
 
-/// Streams rule 1, with a kernel: in a process of its own, because a kernel that runs holds up much
+/// Streams rule 1, with a kernel: in a process of its own, because a running kernel holds up much
 /// of the driver.
 #[test]
 fn a_kernel_on_the_default_stream_does_not_hold_up_our_copies() {
@@ -143,7 +143,7 @@ fn a_kernel_on_the_default_stream_does_not_hold_up_our_copies() {
     Other::alone("beside a kernel");
 }
 
-/// What the process above does.
+/// Role of the process that the test above starts.
 pub fn beside_a_kernel() {
     let (_, gpus) = need(1).unwrap();
     user::set_current(user::primary(0));
@@ -164,7 +164,7 @@ pub fn beside_a_kernel() {
     let stream = gpus[0].stream().unwrap();
     let (after, query) = (began.elapsed(), stream.record().unwrap().query());
     println!(
-        "three copies beside a kernel took {took:?}, a new stream {:?}, {query:?}",
+        "three copies next to a kernel took {took:?}, a new stream {:?}, {query:?}",
         after - took
     );
     assert!(took < Duration::from_secs(2), "the copies waited for the kernel: {took:?}");
@@ -174,7 +174,7 @@ pub fn beside_a_kernel() {
     assert!(released.elapsed() < Duration::from_secs(2), "nothing of ours holds the program up");
 }
 
-/// No work of ours is left on the device when our events have fired: the program's own
+/// No work of the library is left on the device when its events have fired: the program's own
 /// synchronisation returns.
 #[test]
 fn the_programs_synchronisation_is_not_held_up_by_what_waits_in_our_streams() {
@@ -182,7 +182,7 @@ fn the_programs_synchronisation_is_not_held_up_by_what_waits_in_our_streams() {
     Other::alone("synchronisation");
 }
 
-/// What the process above does.
+/// Role of the process that the test above starts.
 pub fn synchronisation() {
     let (_, gpus) = need(1).unwrap();
     let stream = gpus[0].stream().unwrap();
@@ -199,8 +199,8 @@ pub fn synchronisation() {
     stream.synchronize().unwrap();
 }
 
-/// As long as a thread captures a stream in the global mode, the driver refuses other threads much,
-/// and spoils the capture.
+/// While a thread captures a stream in the global mode, the driver refuses many calls of other
+/// threads, and spoils the capture.
 #[test]
 fn work_beside_a_thread_that_captures_a_graph_goes_on_and_does_not_spoil_it() {
     let Some(_) = need(1) else { return };
@@ -213,7 +213,7 @@ pub fn beside_a_capture() {
     user::set_current(user::primary(0));
     let (theirs, recorded) = (user::stream(1), user::event());
     user::record(recorded, theirs);
-    // SAFETY: an event that nobody destroys.
+    // SAFETY: an event that is never destroyed.
     let recorded = unsafe { driver.event_from_raw(recorded) }.unwrap();
     let (dst, src) = (make(gpu, "plain", MIB), make(gpu, "plain", MIB));
     src.whole().write(&payload(MIB, 3)).unwrap();

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 pub const MIB: usize = 1 << 20;
 
-/// The driver and at least `count` devices; `None`, with the reason printed, where there are fewer.
+/// Returns the driver and at least `count` devices; `None`, with the reason printed, where there
+/// are fewer.
 pub fn need(count: usize) -> Option<(CudaDriver, Vec<Arc<dyn Gpu>>)> {
     let found = CudaDriver::initialise().and_then(|driver| Ok((driver, driver.devices()?)));
     let reason = match found {
@@ -22,7 +23,7 @@ pub fn need(count: usize) -> Option<(CudaDriver, Vec<Arc<dyn Gpu>>)> {
     None
 }
 
-/// Bytes that follow from a seed, none like its neighbours.
+/// Returns bytes that follow from a seed, each different from its neighbours.
 pub fn payload(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

@@ -1,4 +1,4 @@
-//! What a program does that uses CUDA itself: raw calls, through cudarc.
+//! A program's own use of CUDA: raw calls, through cudarc.
 
 use cudarc::driver::sys as cu;
 use std::ffi::c_void;
@@ -13,7 +13,7 @@ pub fn ok(result: cu::CUresult) {
 /// The calling thread's context.
 pub fn current() -> usize {
     let mut context = null_mut();
-    // SAFETY: the place for the answer is ours.
+    // SAFETY: the place for the answer is local.
     unsafe { ok(cu::cuCtxGetCurrent(&raw mut context)) };
     context as usize
 }
@@ -27,7 +27,7 @@ pub fn set_current(context: usize) {
 /// A device's primary context, retained to the end of the program.
 pub fn primary(device: i32) -> usize {
     let mut context = null_mut();
-    // SAFETY: the place for the answer is ours.
+    // SAFETY: the place for the answer is local.
     unsafe { ok(cu::cuDevicePrimaryCtxRetain(&raw mut context, device)) };
     context as usize
 }
@@ -35,7 +35,7 @@ pub fn primary(device: i32) -> usize {
 /// A context of the user's own, current when this returns.
 pub fn new_context(device: i32) -> usize {
     let mut context = null_mut();
-    // SAFETY: the place for the answer is ours; no parameters means the defaults.
+    // SAFETY: the place for the answer is local; no parameters means the defaults.
     unsafe { ok(cu::cuCtxCreate_v4(&raw mut context, null_mut(), 0, device)) };
     context as usize
 }
@@ -48,7 +48,7 @@ pub fn destroy_context(context: usize) {
 /// `cudaMalloc`, in the current context.
 pub fn alloc(len: usize) -> usize {
     let mut ptr = 0;
-    // SAFETY: the place for the answer is ours.
+    // SAFETY: the place for the answer is local.
     unsafe { ok(cu::cuMemAlloc_v2(&raw mut ptr, len)) };
     usize::try_from(ptr).unwrap()
 }
@@ -62,7 +62,7 @@ pub fn free(ptr: usize) {
 /// context.
 pub fn stream(flags: u32) -> usize {
     let mut stream = null_mut();
-    // SAFETY: the place for the answer is ours.
+    // SAFETY: the place for the answer is local.
     unsafe { ok(cu::cuStreamCreate(&raw mut stream, flags)) };
     stream as usize
 }
@@ -75,17 +75,18 @@ pub fn begin_capture(stream: usize) {
     unsafe { ok(cu::cuStreamBeginCapture_v2(stream as cu::CUstream, mode)) };
 }
 
-/// Ends it. What the driver says of it: a call of another thread's may have spoilt the graph.
+/// Ends the capture and returns the driver's code: a call of another thread may have spoilt the
+/// graph.
 pub fn end_capture(stream: usize) -> u32 {
     let mut graph = null_mut();
-    // SAFETY: as above; the place for the answer is ours.
+    // SAFETY: as above; the place for the answer is local.
     unsafe { cu::cuStreamEndCapture(stream as cu::CUstream, &raw mut graph) as u32 }
 }
 
 /// An event without a time, in the current context.
 pub fn event() -> usize {
     let mut event = null_mut();
-    // SAFETY: the place for the answer is ours.
+    // SAFETY: the place for the answer is local.
     unsafe { ok(cu::cuEventCreate(&raw mut event, 2)) };
     event as usize
 }
@@ -120,7 +121,7 @@ impl Mapping {
         let mut granule = 0;
         let prop = Self::prop(owner);
         let which = cu::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-        // SAFETY: the places for question and answer are ours.
+        // SAFETY: the places for question and answer are local.
         unsafe { ok(cu::cuMemGetAllocationGranularity(&raw mut granule, &raw const prop, which)) };
         granule
     }
@@ -128,7 +129,8 @@ impl Mapping {
     pub fn new(owner: i32, handles: usize, devices: &[i32]) -> Self {
         let (granule, prop) = (Self::granule(owner), Self::prop(owner));
         let (len, mut ptr) = (granule * handles, 0);
-        // SAFETY: addresses that were just reserved are mapped piece by piece, and given access to.
+        // SAFETY: addresses that were just reserved are mapped piece by piece, and given access
+        // to.
         unsafe {
             // Nothing is mapped behind it.
             ok(cu::cuMemAddressReserve(&raw mut ptr, len + granule, 0, 0, 0));
@@ -157,7 +159,7 @@ impl Mapping {
             location: Self::location(owner),
             flags: cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: a piece of our own range, which nobody uses.
+        // SAFETY: a piece of this value's own range, which is not in use.
         unsafe {
             ok(cu::cuMemUnmap(ptr, granule));
             ok(cu::cuMemCreate(&raw mut handle, granule, &raw const prop, 0));
@@ -220,8 +222,8 @@ DONE:
 pub fn spin(stream: usize, flag: usize) {
     let (mut module, mut function, mut flag) = (null_mut(), null_mut(), flag as u64);
     let mut arguments: [*mut c_void; 1] = [(&raw mut flag).cast()];
-    // SAFETY: the text is a kernel with one argument, which is read before the call returns; the
-    // word that it names stays until the kernel is over.
+    // SAFETY: the text is a kernel with one argument, which is read before the call returns. The
+    // word that it names stays until the kernel has ended.
     unsafe {
         ok(cu::cuModuleLoadData(&raw mut module, SPIN.as_ptr().cast()));
         ok(cu::cuModuleGetFunction(&raw mut function, module, c"spin".as_ptr()));
@@ -245,7 +247,7 @@ pub fn spin(stream: usize, flag: usize) {
 /// The flags of the current context.
 pub fn context_flags() -> u32 {
     let mut flags = 0;
-    // SAFETY: the place for the answer is ours.
+    // SAFETY: the place for the answer is local.
     unsafe { ok(cu::cuCtxGetFlags(&raw mut flags)) };
     flags
 }
@@ -256,13 +258,13 @@ pub fn copy_async(dst: usize, src: usize, len: usize, stream: usize) {
     unsafe { ok(cu::cuMemcpyDtoDAsync_v2(dst as u64, src as u64, len, stream as cu::CUstream)) };
 }
 
-/// Whether a plain copy between device addresses is refused.
+/// Returns `true` if the driver refuses a plain copy between device addresses.
 pub fn copy_is_refused(dst: usize, src: usize, len: usize) -> bool {
     // SAFETY: the callers give allocated ranges; what is not accessible is refused.
     unsafe { cu::cuMemcpyDtoD_v2(dst as u64, src as u64, len) != cu::CUresult::CUDA_SUCCESS }
 }
 
-/// Turns on peer access of the current context to another, as a program may have done before us.
+/// Turns on peer access of the current context to another, as a program may have done earlier.
 pub fn enable_peer(context: usize) {
     // SAFETY: a context that is alive.
     let result = unsafe { cu::cuCtxEnablePeerAccess(context as cu::CUcontext, 0) };
@@ -273,7 +275,7 @@ pub fn enable_peer(context: usize) {
 /// The driver's own word on the version of the library.
 pub fn name_of(code: i32) -> String {
     let mut name = null();
-    // SAFETY: the place for the answer is ours, and the codes asked for are ones of the headers.
+    // SAFETY: the place for the answer is local, and the codes asked for are ones of the headers.
     unsafe {
         let code: cu::CUresult = std::mem::transmute(code);
         ok(cu::cuGetErrorName(code, &raw mut name));
@@ -285,7 +287,7 @@ pub fn name_of(code: i32) -> String {
 /// current context. `None`: the pool has no more.
 pub fn alloc_from_pool(device: i32, len: usize, stream: usize) -> Option<usize> {
     let (mut pool, mut ptr) = (null_mut(), 0);
-    // SAFETY: the places for the answers are ours, and the stream is alive.
+    // SAFETY: the places for the answers are local, and the stream is alive.
     let result = unsafe {
         ok(cu::cuDeviceGetDefaultMemPool(&raw mut pool, device));
         cu::cuMemAllocFromPoolAsync(&raw mut ptr, len, pool, stream as cu::CUstream)

@@ -1,5 +1,5 @@
-//! Streams that wait for words: the deadlock rules of docs/gpu.md on real GPUs. Each test runs in a
-//! process of its own, because a waiting stream of a context blocks every thread that frees its
+//! Streams that wait for words: the deadlock rules of docs/gpu.md on real GPUs. Each test runs in
+//! a process of its own, because a waiting stream of a context blocks every thread that frees its
 //! memory.
 
 use crate::roles::Other;

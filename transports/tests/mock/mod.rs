@@ -4,7 +4,7 @@ use carrack_transports::gpu::cuda::CudaDriver;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles it, in a folder of its own so that two tests never write one file.
+/// Compiles the mock, in a folder of its own so that two tests never write one file.
 pub(crate) fn library(test: &str, define: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test).join("stubs");
     std::fs::create_dir_all(&folder).unwrap();
@@ -24,13 +24,13 @@ pub(crate) fn library(test: &str, define: &str) -> PathBuf {
     library
 }
 
-/// The driver of a mock's library, or of a file that is no driver.
+/// Opens the driver of a mock's library, or of a file that is no driver.
 pub(crate) fn open(library: &Path) -> CudaDriver {
     // SAFETY: the mock's calls are such as the driver's; other libraries lack the first of them.
     unsafe { CudaDriver::at(library) }
 }
 
-/// One of the mock's own words.
+/// Returns one of the mock's own words.
 pub(crate) fn word(library: &Path, name: &str) -> i32 {
     // SAFETY: the mock's functions take nothing and return an int; opening it a second time is
     // opening it again.

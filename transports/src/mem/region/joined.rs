@@ -1,21 +1,21 @@
-//! Regions one behind the other, as one; and whether a region is anybody else's.
+//! Regions one behind the other, as one region; regions with a single handle.
 
 use super::{Allocation, Region};
 use crate::mem::MemKind;
 use std::any::Any;
 use std::sync::Arc;
 
-/// The regions that one is made of.
+/// The regions that a joined one is made of.
 struct Joined {
     parts: Vec<Region>,
 }
 
-/// A region of which there is no other handle, no part and no slice: nobody can use it but by way
-/// of this, and dropping it gives the memory back, or to its keeper.
+/// A region without another handle, part or slice, so that all use goes through this one. Dropping
+/// it returns the memory, or gives it to its keeper.
 pub struct SoleRegion(Allocation);
 
 impl SoleRegion {
-    /// The region again.
+    /// Returns the region as a shared handle.
     pub fn into_region(self) -> Region {
         Region(Arc::new(self.0))
     }
@@ -28,12 +28,12 @@ impl std::fmt::Debug for SoleRegion {
 }
 
 impl Region {
-    /// Regions of GPUs' memory that lie one behind the other, as a region that keeps all of them.
-    /// `None` if they do not lie so, or are memory that the program answers for.
+    /// Joins regions of GPU memory that lie one behind the other into a region that keeps all of
+    /// them. `None` if they do not lie so, or are memory of the program.
     ///
-    /// Where they are of several GPUs, it is said to be of the first's, with all of its parts: that
-    /// one has to reach all of them, since its engines are asked. Engines go across the borders. No
-    /// handle stands for all of it (gpu.md, VMM rule 2): it is exported part by part.
+    /// If they are of several GPUs, the joined region and its parts count as the first GPU's. That
+    /// GPU has to reach all of them, since its engines copy, across the borders. No handle stands
+    /// for the whole (gpu.md, VMM rule 2), so it is exported part by part.
     pub fn joined(parts: Vec<Self>) -> Option<Self> {
         let first = parts.first()?;
         let (base, kind, id, gpu) = (first.0.base, first.kind(), first.id(), first.gpu().cloned());
@@ -47,18 +47,18 @@ impl Region {
             return None;
         }
         let len = parts.iter().map(Self::len).sum();
-        // SAFETY: the range is that of the parts, without a gap, and they keep it; it is memory of
-        // a device, so that nobody follows the pointer but engines.
+        // SAFETY: the range is that of the parts, without a gap, and they keep it. It is memory of
+        // a device, so that only engines follow the pointer.
         Some(unsafe { Self::from_parts(base, len, kind, id, gpu, Box::new(Joined { parts })) })
     }
 
-    /// Whether it is, or is a part of, a region that was [joined](Self::joined).
+    /// Returns `true` if it is, or is a part of, a region that was [joined](Self::joined).
     pub fn is_joined(&self) -> bool {
         self.joint().is_some()
     }
 
-    /// The regions that a [joined](Self::joined) one, or a part of one, reaches into, in their
-    /// order. None of any other.
+    /// Returns the regions that a [joined](Self::joined) one, or a part of one, reaches into, in
+    /// their order. Empty for any other region.
     pub fn joined_parts(&self) -> Vec<Self> {
         let Some(Joined { parts }) = self.joint() else { return Vec::new() };
         let end = self.addr().saturating_add(self.len());
@@ -73,16 +73,16 @@ impl Region {
         owner.downcast_ref()
     }
 
-    /// Whether there are other handles to it, parts of it, or slices: in an operation, a
-    /// registration, or anybody's hands.
+    /// Returns `true` if there are other handles to it, parts of it, or slices: in an operation,
+    /// in a registration, or with the program.
     pub fn is_held_elsewhere(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// The region as its only handle.
+    /// Turns the region into its only handle.
     ///
     /// # Errors
-    /// There are others: it comes back.
+    /// The region itself, if there are others.
     pub fn into_sole(self) -> Result<SoleRegion, Self> {
         Arc::try_unwrap(self.0).map(SoleRegion).map_err(Self)
     }

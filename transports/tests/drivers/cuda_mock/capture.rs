@@ -1,6 +1,6 @@
-//! A thread of the program's captures a stream into a graph, on a driver that is mocked: as long as
-//! it does, the driver refuses what other threads do that mind it, and spoils the capture. Nothing
-//! of the library's does.
+//! A thread of the program captures a stream into a graph, on a mocked driver. Meanwhile the
+//! driver refuses certain calls of other threads, which also spoil the capture. The library makes
+//! no such call.
 
 use crate::mock::{library, open, word};
 use carrack_transports::gpu::cuda::CudaStream;

@@ -1,5 +1,5 @@
-//! Small copies by a resident kernel, on a driver that is mocked: what is asked of the driver, and
-//! what becomes of its refusals.
+//! Small copies by a resident kernel, on a mocked driver: the calls to the driver, and the results
+//! of its refusals.
 
 use super::unknown_to_the_driver;
 use crate::mock::{library, open, word};
@@ -64,14 +64,14 @@ impl Ground {
         }
     }
 
-    /// Gives a stream a copy small enough for one.
+    /// Gives a stream a copy small enough for a copier.
     fn copy_on_stream(&self) {
         let stream = self.gpu.stream().unwrap();
         let part = |region: &Region| region.slice(0, 8).unwrap().into();
         ended(Transfer::start_on(&*stream, part(&self.dst), part(&self.src)).unwrap()).unwrap();
     }
 
-    /// Another driver over the library, of which no copier was asked.
+    /// Makes another driver over the library, without a copier.
     fn without_copier(&self) -> (Arc<dyn Gpu>, Region, Region) {
         let gpu = open(&self.library).devices().unwrap().remove(0);
         let [dst, src] = [0, 1].map(|_| gpu.allocate(100, Flavour::Plain).unwrap());
@@ -113,7 +113,7 @@ fn small_copies_ask_nothing_of_the_driver_and_come_whole() {
     assert!(places.clone().all(|(at, len)| got[at..][..len] == bytes[at..][..len]));
 }
 
-/// The mocked kernel looks whether each list lies where the page's layout has it.
+/// The mocked kernel checks that each list lies where the page's layout has it.
 #[test]
 fn a_batch_of_small_pieces_is_one_command_and_asks_nothing_of_the_driver() {
     let ground = Ground::new("copier-batch", None);
@@ -135,12 +135,12 @@ fn a_batch_of_small_pieces_is_one_command_and_asks_nothing_of_the_driver() {
         }
     }
     assert_eq!((ground.copies(), ground.count("mock_lists")), (copies + 50, 50));
-    // What was read back to be looked at, and nothing else.
+    // Only the copies that read the result back.
     assert_eq!(ground.count("mock_copies"), before + 50);
 }
 
-/// What can be said of all pieces at once says neither where they lie nor that they fit: each is
-/// looked at.
+/// The summary of all pieces tells neither their addresses nor that they fit: each piece is
+/// checked.
 #[test]
 fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well() {
     let ground = Ground::new("copier-mixed", None);
@@ -180,7 +180,7 @@ fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well
     let before = ground.count("mock_lists");
     begin(&good);
     assert_eq!(ground.count("mock_lists"), before + 1);
-    // What has read it back is an engine's, and the kernel may have left meanwhile.
+    // An engine reads the result back, and the kernel may have left meanwhile.
     for longer in [(1024, 4096, 1040), (4100, 8, 260), (8001, 7003, 65)] {
         ground.until_by_copier();
         let before = ground.count("mock_lists");
@@ -193,7 +193,7 @@ fn a_batch_over_several_allocations_and_of_unequal_pieces_is_one_command_as_well
     }
 }
 
-/// More than are remembered.
+/// More allocations than the copier remembers.
 #[test]
 fn a_batch_of_twenty_allocations_in_turns_is_one_command_as_well() {
     let ground = Ground::new("copier-turns", None);
@@ -222,7 +222,7 @@ fn a_batch_of_twenty_allocations_in_turns_is_one_command_as_well() {
     }
 }
 
-/// It would take the context along.
+/// Such a copy would cost the process its context.
 #[test]
 fn one_piece_where_the_kernel_does_not_reach_keeps_the_batch_from_it() {
     let ground = Ground::new("copier-beyond", None);
@@ -253,7 +253,7 @@ fn a_kernel_that_has_gone_is_launched_anew_and_no_copy_waits_for_it() {
         ground.until_by_copier();
         assert_eq!(ground.count("mock_launches"), turn);
         ground.count("mock_times_out");
-        // It leaves while copies come: each is done by one of the two.
+        // It leaves while copies come: either it or an engine does each.
         while ground.count("mock_launches") == turn {
             ground.copy(0, 8).unwrap();
         }
@@ -331,15 +331,15 @@ fn a_kernel_that_dies_fails_what_it_was_given() {
     ground.copy(0, 8).expect("the engine is still there");
 }
 
-/// Two libraries that have one GPU, as two processes would, but that each is told of the other that
-/// it is this one.
+/// Two libraries with one GPU, as two processes would have it. Each is told that the other is this
+/// process.
 struct Both {
     first: Ground,
     second: Ground,
 }
 
 impl Both {
-    /// On a GPU of this number, which no other test has. The first has a copier.
+    /// Opens both on a GPU of this number, which no other test has. The first has a copier.
     fn on(gpu: u32) -> Self {
         let define = format!("-DCOPIER=-{gpu}");
         let [first, second] = ["first", "second"]
@@ -348,7 +348,8 @@ impl Both {
         Self { first, second }
     }
 
-    /// Neither has a copier, and each says who else wanted one; no call of the driver is named.
+    /// Checks that neither has a copier, and that each reports the other's request; no driver call
+    /// is named.
     fn have_none(&self) {
         let own = format!("process {} wants a copier on this GPU, too", std::process::id());
         assert!(self.second.refused().starts_with(&own), "{}", self.second.refused());
@@ -371,7 +372,7 @@ fn two_that_want_a_copier_on_one_gpu_have_none() {
     both.have_none();
 }
 
-/// What it copies is not the copier's, and waits for the other's kernel all the same.
+/// Its copies are not the copier's, but they wait for the other's kernel all the same.
 #[test]
 fn who_makes_large_copies_alone_shares_the_gpu_as_well() {
     let both = Both::on(2);
@@ -395,7 +396,7 @@ fn who_has_a_stream_wait_alone_shares_the_gpu_as_well() {
     both.have_none();
 }
 
-/// As a report that allocates on every GPU which it sees, or who maps a peer's memory.
+/// Such as a report that allocates on every visible GPU, or a process that maps a peer's memory.
 #[test]
 fn who_only_has_memory_and_streams_on_a_gpu_leaves_it_to_who_has_a_copier() {
     let both = Both::on(5);
@@ -435,7 +436,7 @@ fn without_having_been_asked_for_a_copier_a_stream_shares_nothing() {
     both.first.until_by_copier();
 }
 
-/// It would be the second on its GPU, and the first would be given up for it.
+/// It would be the second on its GPU, and would end the first one.
 #[test]
 fn in_a_context_of_the_programs_own_there_is_none_and_the_one_in_the_primary_context_stays() {
     let ground = Ground::new("copier-contexts", None);
@@ -460,13 +461,13 @@ fn memory_of_the_programs_that_is_no_longer_reached_is_an_engines_once_that_was_
     ground.until_by_copier();
     let by_kernel = |at| {
         let before = ground.copies();
-        // Its lease may be over just now.
+        // Its lease may be ending just now.
         (0..1000).any(|_| ground.copy(at, 8).is_ok() && ground.copies() > before)
     };
     assert!(by_kernel(8));
     driver.forget(addr + 99_999, 1);
     assert!(by_kernel(16), "looked at anew, it is reached");
-    // Told, and then done: nothing is begun there in between.
+    // First told, and then done: no copy begins there in between.
     driver.forget(addr, 1);
     ground.count("mock_revoke");
     assert!(!by_kernel(24));
@@ -488,7 +489,7 @@ fn what_is_told_of_other_memory_is_not_heard_of_for_this() {
     ground.copy(0, 8).unwrap();
 }
 
-/// What is copied to is the program's own: another driver over the same library has allocated it.
+/// The target is the program's own memory: another driver over the same library has allocated it.
 fn foreign(ground: Ground) -> Ground {
     let others = open(&ground.library).devices().unwrap().remove(0);
     let theirs = others.allocate(100_000, Flavour::Plain).unwrap();

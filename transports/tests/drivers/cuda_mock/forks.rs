@@ -7,7 +7,7 @@ use carrack_transports::mem::{Buffer, Transfer};
 use std::any::Any;
 use std::path::Path;
 
-/// Where the instructions of a library lie.
+/// Returns the ranges of a library's instructions.
 fn instructions(library: &Path) -> Vec<(usize, usize)> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let lines = maps.lines().filter(|line| line.ends_with(&*library.to_string_lossy()));
@@ -19,21 +19,21 @@ fn instructions(library: &Path) -> Vec<(usize, usize)> {
     ranges.collect()
 }
 
-/// Drops `all` in a child in which every call of the library's ends the process.
+/// Drops `all` in a child in which every call of the library ends the process.
 #[track_caller]
 fn dropped_in_a_child(library: &Path, all: Vec<Box<dyn Any>>) -> Vec<Box<dyn Any>> {
     let code = instructions(library);
     assert!(!code.is_empty(), "{} is not loaded", library.display());
     let mut all = Some(all);
-    // SAFETY: the child has this thread alone; what it calls is what the test is about, and the C
-    // library's allocator is made to work in a fork.
+    // SAFETY: the child has this thread alone. It makes the calls under test, and the C library's
+    // allocator is made to work in a fork.
     match unsafe { libc::fork() } {
         0 => {
             // SAFETY: takes an integer: a child that hangs ends.
             unsafe { libc::alarm(20) };
             for (start, end) in code {
-                // SAFETY: whole pages of the library's, of which nothing is run in this process
-                // from here on.
+                // SAFETY: whole pages of the library, whose code does not run in this process from
+                // here on.
                 let refused =
                     unsafe { libc::mprotect(start as *mut _, end - start, libc::PROT_NONE) };
                 assert_eq!(refused, 0);
@@ -71,20 +71,21 @@ fn a_forked_child_that_drops_its_parents_objects_calls_no_driver() {
     // SAFETY: the bytes stay to the end of the process.
     let registration = unsafe { gpu.register_host(locked.as_mut_ptr(), locked.len()) };
     all.extend(registration.ok().map(|locked| -> Box<dyn Any> { Box::new(locked) }));
-    // A stream that waits for a word, a gate that holds another up, and what tells of either.
+    // A stream that waits for a word, a gate that holds another up, and the objects that tell of
+    // both.
     let (stream, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let words = Words::of(&gpu);
     let (held, mut gate) = (words.word().unwrap(), words.gate().unwrap());
     held.hold(&*stream, 1).unwrap();
     gate.shut(&*other).unwrap();
     all.push(Box::new((stream.record().unwrap(), other.record().unwrap())));
-    // A copy that is not over: in the parent its end is waited for.
+    // A copy in flight: the parent waits for its end.
     let from = gpu.allocate(1000, Flavour::Plain).unwrap();
     let to = gpu.allocate(1000, Flavour::Plain).unwrap();
     let copy = Transfer::start(Buffer::from(to.whole()), Buffer::from(from.whole())).unwrap();
     all.push(Box::new((copy, held, gate, words, stream, other, gpu, driver)));
     let all = dropped_in_a_child(&library, all);
-    // They are all there, and are given back by their owner.
+    // They are all there, and their owner gives them back.
     drop(all);
     assert_eq!(word(&library, "mock_depth"), 0);
 }

@@ -1,6 +1,6 @@
-//! What becomes of a driver that is not there, is a stub, is too old, lacks calls, answers with
-//! what no header has, or goes away. The libraries are mocks, made from `mock/libcuda.c` by the
-//! machine's C compiler.
+//! A driver that is missing, is a stub, is too old, lacks calls, answers with values that no
+//! header has, or goes away. The libraries are mocks, made from `mock/libcuda.c` by the machine's
+//! C compiler.
 
 mod capture;
 mod copier;
@@ -21,12 +21,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory that is said to be a GPU's, and of which its driver knows nothing.
+/// Makes memory that claims to be a GPU's and that its driver does not know.
 fn unknown_to_the_driver(gpu: &Arc<dyn Gpu>, len: usize) -> Region {
     let mut bytes = Box::new(vec![0_u8; len]);
     let base = NonNull::new(bytes.as_mut_ptr()).unwrap();
     let kind = MemKind::Device(gpu.info().uuid);
-    // SAFETY: the owner keeps the bytes, and nobody uses them through it.
+    // SAFETY: the owner keeps the bytes, and they are not used through the owner.
     unsafe { Region::from_parts(base, len, kind, AllocId(1), Some(Arc::clone(gpu)), bytes) }
 }
 
@@ -91,7 +91,7 @@ fn cuda_is_initialised_by_asking_for_devices_and_by_nothing_else() {
     let info = gpus[0].info();
     assert_eq!((gpus.len(), &*info.name, info.uuid), (1, "Mock", GpuUuid([7; 16])));
     assert_eq!(info.pci.len(), 32, "text without an end ends with its place");
-    // Whoever comes later sees it initialised.
+    // A later call finds it initialised.
     let region = gpus[0].allocate(100, Flavour::Plain).unwrap();
     let extent = driver.classify(region.addr() + 7).unwrap().unwrap();
     assert_eq!((extent.base, extent.len, extent.id), (region.addr(), 2 << 20, region.id()));
@@ -114,13 +114,13 @@ fn copies_use_a_few_streams_and_events_again_and_again() {
         let (to, from) = (other.addr() as *mut u8, one.addr() as *const u8);
         // SAFETY: both regions outlive the copy.
         let event = unsafe { gpu.copy((to, other.kind()), (from, one.kind()), 100) }.unwrap();
-        // This thread has no context, which this driver wants for the question.
+        // This thread has no context, which this driver needs for the query.
         assert_eq!([(); 3].map(|()| event.query().unwrap()), [false, false, true]);
         event.wait().unwrap();
         assert_eq!(other.whole().to_vec().unwrap(), bytes);
     }
     assert_eq!((word(&library, "mock_streams"), word(&library, "mock_events")), (3, 1));
-    // Of many that are under way one event tells.
+    // One event tells of many copies in flight.
     let (to, from) = (other.addr() as *mut u8, one.addr() as *const u8);
     // SAFETY: both regions outlive the copies.
     let copy = || unsafe { gpu.copy((to, other.kind()), (from, one.kind()), 100) }.unwrap();
@@ -129,7 +129,7 @@ fn copies_use_a_few_streams_and_events_again_and_again() {
         copies[1].is_behind(&copies[0]) && !copies[0].is_behind(&copies[1]),
         "in the order of their stream"
     );
-    // The first is asked for: an event is recorded behind all of them, and twice it has not fired.
+    // The first is queried: an event is recorded behind all of them, and has not fired twice.
     assert_eq!([(); 4].map(|()| copies[0].query().unwrap()), [false, false, false, true]);
     assert!(copies.iter().all(|copy| copy.query().unwrap()));
     assert_eq!(word(&library, "mock_events"), 1);
@@ -173,8 +173,8 @@ fn a_legacy_handle_is_opened_once_and_closed_once_however_often_it_is_asked_for(
     assert_eq!(word(&library, "mock_depth"), 0, "the caller's context is restored");
 }
 
-/// gpu.md, legacy IPC rules 3, 9 and 10: what the driver's code may mean is said, because the code
-/// alone does not tell.
+/// gpu.md, legacy IPC rules 3, 9 and 10: the error names the causes that the driver's code may
+/// have, because the code alone does not tell.
 #[test]
 fn a_legacy_handle_that_is_refused_is_refused_with_all_that_may_be_behind_it() {
     let library = mock("refusals", "-DMOCK");
@@ -235,7 +235,7 @@ fn codes_and_types_that_no_header_has_are_errors() {
     assert!(why.name == "NOT_SUPPORTED" && why.hint.contains("77"), "{why}");
     let why = driver.classify(0xa0_0000).unwrap_err();
     assert!(why.name == "INVALID_DEVICE" && why.hint.contains("device 5"), "{why}");
-    // As raw memory of the program's, too.
+    // As raw memory of the program, too.
     let (known, drivers): (_, [Arc<dyn Driver>; 1]) = (KnownMemory::of(4), [Arc::new(driver)]);
     for hint in [MR_UNKNOWN, MR_DEVICE] {
         // SAFETY: it is refused.
@@ -251,7 +251,7 @@ fn what_is_allocated_where_something_was_freed_is_found_to_be_something_else() {
     let driver = open(&mock("known", "-DMOCK"));
     let gpu = driver.devices().unwrap().remove(0);
     let (known, drivers): (_, [Arc<dyn Driver>; 1]) = (KnownMemory::of(4), [Arc::new(driver)]);
-    // SAFETY: what is there stays as long as the region is used.
+    // SAFETY: the memory stays as long as the region is used.
     let raw = |addr: usize, hint| unsafe { known.region(addr as *mut u8, 10, hint, &drivers) };
     let owner = gpu.allocate(100, Flavour::Plain).unwrap();
     let (addr, first) = (owner.addr(), raw(owner.addr() + 3, MR_UNKNOWN).unwrap());
@@ -262,7 +262,7 @@ fn what_is_allocated_where_something_was_freed_is_found_to_be_something_else() {
     assert_eq!(first.recheck().unwrap_err().addr, addr + 3);
     let why = raw(addr, MR_UNKNOWN).unwrap_err();
     assert!(matches!(why, RawError::Freed(Freed { again: false, .. })), "{why}");
-    // The mock's memory is the host's, and comes back sooner or later.
+    // The mock's memory is host memory, and is reused sooner or later.
     let mut others = Vec::new();
     let again = loop {
         let other = gpu.allocate(100, Flavour::Plain).unwrap();
@@ -314,7 +314,7 @@ fn a_call_that_the_driver_lacks_is_an_error_that_names_it() {
 }
 
 /// Deadlock rule b of docs/gpu.md: freeing memory blocks in the driver while a stream of the
-/// context waits, and the thread that frees may be the one that has to release the stream.
+/// context waits. The thread that frees may be the one that has to release the stream.
 #[test]
 fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
     // With pinned memory the stream tells by a word that it is past its wait, without it by an
@@ -338,14 +338,14 @@ fn memory_is_freed_only_when_no_stream_of_the_context_waits() {
         assert!(is_there(addresses[1]), "it is put off");
         word.store(1, Ordering::Release);
         self::word(&library, "mock_tell");
-        // The mock's events fire when they are asked for the third time.
+        // The mock's events fire when they are queried for the third time.
         (0..3).for_each(|_| driver.look_after());
         assert!(!is_there(addresses[1]), "{define}");
         assert_eq!(self::word(&library, "mock_blocked"), 0);
     }
 }
 
-/// A wait is told of by a number that its stream writes behind it.
+/// A stream announces the end of a wait by a number that it writes behind the wait.
 #[test]
 fn a_stream_tells_of_each_of_its_waits_and_another_can_wait_for_that() {
     let library = mock("numbers", "-DPINNED");
@@ -375,8 +375,8 @@ fn a_stream_tells_of_each_of_its_waits_and_another_can_wait_for_that() {
     second.wait().unwrap();
     self::word(&library, "mock_tell");
     assert_eq!([(); 3].map(|()| behind.query().unwrap()), [false, false, true]);
-    // What is dropped with a wait to come keeps its word; what is not gives it to the next stream,
-    // which goes on counting.
+    // A stream that is dropped before its wait has ended keeps its word. Otherwise the next stream
+    // gets the word, and goes on counting.
     wait(&*stream, 4);
     drop((stream, other, first, second, apart));
     let (third, fourth) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -410,7 +410,7 @@ fn no_more_streams_wait_than_leave_connections_to_others() {
     wait(&*streams[0]).expect("a stream counts once, however often it waits");
 }
 
-/// Their memory would be used again while the engine is at it.
+/// Otherwise their memory would be reused while the engine still copies.
 #[test]
 fn copies_under_way_have_not_failed_because_no_event_can_tell_of_them() {
     let library = mock("unmarked", "-DMOCK");
@@ -428,7 +428,7 @@ fn copies_under_way_have_not_failed_because_no_event_can_tell_of_them() {
     assert_eq!((word(&library, "mock_copies"), word(&library, "mock_events")), (5, 0));
 }
 
-/// A stream that waits, and is not known to wait, would have its word used for something else.
+/// A stream that waits without the library's knowledge would have its word reused.
 #[test]
 fn a_stream_is_given_no_wait_and_no_copy_that_no_event_could_tell_of() {
     let library = mock("untold", "-DMOCK");

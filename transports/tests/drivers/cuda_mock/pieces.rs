@@ -34,7 +34,8 @@ impl Ground {
         ["mock_batches", "mock_grids", "mock_copies"].map(|name| word(&self.library, name))
     }
 
-    /// Copies pieces, as (to, from, bytes), over a target of 0xee; what calls that took.
+    /// Copies pieces, as (to, from, bytes), into a target of 0xee, and returns the calls that it
+    /// took.
     fn copy(
         &self,
         pieces: &[(usize, usize, usize)],
@@ -57,7 +58,7 @@ impl Ground {
         Ok([0, 1, 2].map(|at| after[at] - before[at]))
     }
 
-    /// The same of a face.
+    /// Does the same for a face.
     fn face(&self, to: Face, from: Face) -> [i32; 3] {
         let mut wanted = vec![0xee; ROOM];
         self.to.whole().write(&wanted).unwrap();
@@ -74,7 +75,7 @@ impl Ground {
     }
 
     fn ended(&self, mut transfer: Transfer) {
-        // The mock's streams are asked several times before they say that they are done.
+        // The mock's streams are queried several times before they report that they are done.
         let mut asked = 0;
         while transfer.poll().is_none() {
             asked += 1;
@@ -107,7 +108,7 @@ fn a_thousand_pieces_are_one_call_of_either_form() {
             ground.gpu.how_pieces_go(),
             format!("by one call of {call}, however many they are")
         );
-        // One alone needs no list, and pieces of no bytes are left out.
+        // A single piece needs no list, and pieces of no bytes are left out.
         assert_eq!(ground.copy(&[(5, 7, 9), (100, 100, 0)], None).unwrap(), [0, 0, 1]);
     }
 }
@@ -124,15 +125,15 @@ fn the_legacy_default_stream_takes_no_batch_and_waits_for_one_beside_it() {
         word(&ground.library, "mock_leave");
         for _ in 0..2 {
             assert_eq!(ground.copy(&scattered(1000), Some(&stream)).unwrap(), [1, 0, 0]);
-            // Behind what that stream had, in front of what it is given now, the event of the end
-            // too.
+            // Behind the stream's earlier work and in front of its later work, with the event of
+            // the end.
             assert_eq!(word(&ground.library, "mock_course"), 12_341);
             let made = word(&ground.library, "mock_streams");
-            assert_eq!(*streams.get_or_insert(made), made, "one beside it, for all of them");
+            assert_eq!(*streams.get_or_insert(made), made, "one next to it for all of them");
         }
         assert!(ground.gpu.how_pieces_go().contains("however many"));
     }
-    // What is refused goes behind that one by one, which may have begun some.
+    // The pieces of a refused batch are copied one by one behind it, as it may have begun some.
     word(&ground.library, "mock_refuse_batches");
     word(&ground.library, "mock_enter");
     // SAFETY: as above.
@@ -185,7 +186,7 @@ fn faces_of_all_dimensions_are_one_call() {
     let ground = Ground::new("faces", "-DNEW");
     let face = |offset, count, pitch| Face { offset, count, pitch };
     for (to, from, calls) in [
-        // Of one row, of two dimensions either way, of three.
+        // One row, two dimensions either way, three dimensions.
         (face(3, [100, 1, 1], [0, 0]), face(9, [100, 1, 1], [5, 5]), [0, 0, 1]),
         (face(3, [8, 100, 1], [64, 0]), face(9, [8, 100, 1], [32, 0]), [0, 1, 0]),
         (face(3, [8, 1, 50], [0, 64]), face(9, [8, 1, 50], [9, 32]), [0, 1, 0]),

@@ -1,5 +1,5 @@
-//! Whether a device that may only read is kept from writing, found out in processes of their own,
-//! on drivers that are mocked: those that keep it, and those that do not.
+//! Trials that show if a read-only device is kept from writing, in processes of their own. On
+//! mocked drivers: some that keep it, and some that do not.
 
 use crate::mock::{library as mock, open};
 use carrack_transports::gpu::{Driver, Gpu, GpuError};
@@ -7,7 +7,7 @@ use carrack_transports::trial;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Not a test by itself: what a process does that was started for a trial.
+/// Not a test by itself: the role of a process that was started for a trial.
 #[test]
 fn answers_in_its_own_process() {
     if std::env::var_os("CARRACK_TRIAL").is_some() {
@@ -25,7 +25,7 @@ fn gpu(kind: u32) -> Arc<dyn Gpu> {
     open(&library).devices().unwrap().remove(0)
 }
 
-/// Who reads is who has the memory here: a mock has one device.
+/// The reader is the memory's own device, since a mock has only one.
 fn verdict(gpu: &Arc<dyn Gpu>) -> Result<(), GpuError> {
     gpu.keeps_from_writing(gpu.info().uuid)
 }
@@ -34,7 +34,7 @@ fn verdict(gpu: &Arc<dyn Gpu>) -> Result<(), GpuError> {
 fn a_driver_that_keeps_copies_and_kernels_out_is_believed_for_good() {
     let gpu = gpu(1);
     assert_eq!(verdict(&gpu), Ok(()));
-    // It is remembered: nothing more is built or started.
+    // The answer is remembered: no further library is built and no process started.
     let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readers-1/stubs/libcuda.so");
     std::fs::remove_file(library).unwrap();
     assert_eq!(verdict(&gpu), Ok(()));

@@ -1,5 +1,5 @@
-//! Memory at addresses that were reserved for it, by the VMM calls: in which order they are made,
-//! and what becomes of what was made when one of them refuses.
+//! Memory at addresses reserved for it, by the VMM calls: their order, and the clean-up after a
+//! refusal.
 
 use crate::mock::{library as mock, open, word};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
@@ -9,7 +9,7 @@ use std::path::Path;
 
 const UNIT: usize = 2 << 20;
 
-/// Addresses, memory, and mappings of it.
+/// Returns the numbers of live reservations, allocations, and mappings.
 fn live(library: &Path) -> [i32; 3] {
     assert_eq!((word(library, "mock_rules_broken"), word(library, "mock_depth")), (0, 0));
     ["mock_reservations", "mock_memories", "mock_mappings"].map(|name| word(library, name))
@@ -50,19 +50,19 @@ fn pieces_of_a_reservation_are_made_mapped_and_given_back_one_by_one_and_the_add
         two.slice(0, 1500).unwrap().to_vec().unwrap() == bytes[UNIT - 500..],
         "the others stay as they are"
     );
-    // Whoever has memory there has the addresses.
+    // Memory that is mapped there keeps the addresses alive.
     drop((reservation, again));
     assert_eq!(live(&library), [1, 1, 1]);
     drop(two);
     assert_eq!(live(&library), [0; 3]);
-    // Memory with addresses of its own is as it was.
+    // Memory with addresses of its own still works.
     let shareable = gpu.allocate(UNIT + 1, carrack_transports::gpu::Flavour::Shareable).unwrap();
     assert_eq!(live(&library), [1, 1, 1]);
     drop(shareable);
     assert_eq!(live(&library), [0; 3]);
 }
 
-/// All that is wrong, and the code of each.
+/// Invalid arguments, and the code of each.
 fn refusals(gpu: &dyn Gpu, reservation: &Reservation, other: &Reservation) -> Vec<(i32, GpuError)> {
     let me = gpu.info().uuid;
     let at = |offset, len| {
@@ -136,7 +136,7 @@ fn a_driver_without_room_or_that_refuses_access_keeps_nothing_of_the_attempt() {
     assert_eq!(live(&library), [0; 3]);
 }
 
-/// A handle of another process's memory, for which a file stands.
+/// Makes a handle of another process's memory, in whose place a file stands.
 fn foreign(gpu: &dyn Gpu, name: &str, bytes: &[u8], len: usize) -> Handle {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::write(&path, bytes).unwrap();
@@ -161,7 +161,7 @@ fn memory_of_other_processes_is_opened_one_behind_the_other_and_copied_across_th
     assert_eq!((parts[0].addr(), live(&library)), (reservation.addr() + UNIT, [1, 2, 2]));
     let whole = Region::joined(parts).unwrap();
     assert!(whole.whole().to_vec().unwrap() == bytes);
-    // What is no place, and what is no such memory.
+    // Invalid places, and a handle that is not such memory.
     let refused = |at, handle: &Handle| gpu.open_at(&reservation, at, handle).unwrap_err().code;
     assert_eq!(
         [

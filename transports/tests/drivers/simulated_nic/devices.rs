@@ -183,14 +183,14 @@ fn packets_of_any_size_carry_messages_of_any_length() {
     assert!(SimulatedNic::new(Config { packet: 100, ..Config::default() }).is_err());
 }
 
-/// What the raw table answers when something is destroyed that is still in use.
+/// The raw table refuses to destroy objects that are still in use.
 #[test]
 fn what_others_stand_on_is_not_destroyed() {
     let bench = Bench::simulated(Config::devices(2));
     let (qa, _qb) = bench.connect(&Options::default());
     let verbs: Arc<Verbs> = bench.nic().verbs();
     let node = &bench.a;
-    // SAFETY: these calls are refused, so nothing is gone that somebody has.
+    // SAFETY: these calls are refused, so no object that is in use is destroyed.
     let refused = unsafe {
         [
             verbs.close_device(node.context.as_raw()),
@@ -300,7 +300,7 @@ fn a_connection_whose_first_packets_numbers_differ_never_comes_about() {
     let (qa, qb) = bench.connect(&options);
     let other = bench.b.queue_pair(&options, None);
     drop(qb);
-    // The right device, but not the queue pair that `qa` was told of.
+    // The right device, but not the queue pair that `qa` knows.
     bring_up(&other, &bench.b.route_to(&bench.a), qa.number(), 5, &options);
     let (a, b) = (bench.a.buffer(8), bench.b.buffer(8));
     Request::write(&[a.whole()], b.remote(0)).post(&qa);
@@ -337,8 +337,8 @@ fn a_thousand_ranks_in_one_process_write_to_each_other() {
     }
 }
 
-/// Each rank has two descriptors of its own, for its events: as many as the system lets a process
-/// have.
+/// Raises the limit of descriptors to the system's maximum: each rank has two of its own, for its
+/// events.
 fn raise_descriptors() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -388,6 +388,6 @@ fn when_a_nic_has_gone_round_all_that_was_posted_before_is_over() {
         }
     }
     drop((qa, qb, a, b, bench));
-    // Of engines that have stopped, or will now, nobody waits for ever.
+    // Calls to engines that have stopped, or stop now, do not wait forever.
     go_round();
 }

@@ -17,7 +17,7 @@ fn faults(bench: &Bench) -> &Arc<Faults> {
     bench.nic().faults()
 }
 
-/// The number of the error that a call fails with.
+/// Returns the error number with which a call fails.
 fn errno<T>(answer: Result<T, carrack_transports::verbs::sys::VerbsError>) -> Option<i32> {
     answer.err().map(|why| why.errno)
 }
@@ -131,8 +131,8 @@ fn a_receive_ends_with_each_status_there_is_and_the_sender_hears_of_it() {
     }
 }
 
-/// What is left when a queue has overrun: an event for it, one for each queue pair, and nothing to
-/// poll any more.
+/// Checks a queue that has overrun: an event for it, one for each queue pair, and `left`
+/// completions to poll.
 fn has_broken(
     bench: &Bench,
     cq: &CompletionQueue,
@@ -217,8 +217,7 @@ fn a_queue_pair_that_is_held_is_overtaken_by_another() {
     assert_eq!(b.read(0..2), [0, 7]);
     drop(held);
     assert_eq!(bench.a.success().wr_id, 1);
-    // What was posted is read when it is sent: a real NIC makes no promise of an earlier time,
-    // either.
+    // Posted bytes are read when they are sent: a real NIC promises no earlier time, either.
     assert_eq!(b.read(0..2), [6, 7]);
 }
 

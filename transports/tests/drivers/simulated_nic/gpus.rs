@@ -1,4 +1,4 @@
-//! Memory of simulated GPUs, which no CPU can touch, as both ends of everything.
+//! Memory of simulated GPUs, which no CPU can touch, at both ends of every operation.
 
 use crate::verbs::*;
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
@@ -54,7 +54,7 @@ fn memory_of_gpus_is_sent_received_written_and_read() {
     Request::read(&[piece(&a, 0, LEN)], (b.addr() as u64, b.rkey())).post(&qa);
     bench.a.success();
     assert!(near.whole().to_vec().unwrap() == there);
-    // One to 64 bytes: what real devices may put into the completion.
+    // One to 64 bytes, which real devices may put into the completion.
     for len in 1..=64 {
         Request::read(&[piece(&a, 64, len)], (b.addr() as u64, b.rkey())).post(&qa);
         bench.a.success();

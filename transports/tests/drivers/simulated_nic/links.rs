@@ -1,4 +1,4 @@
-//! Ports that go down and up, devices that go, and the events that tell of it.
+//! Ports that go down and up, devices that disappear, and the events that report it.
 
 use crate::verbs::*;
 use carrack_simulators::nic::Config;

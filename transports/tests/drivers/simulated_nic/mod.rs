@@ -1,5 +1,5 @@
-//! The simulated NIC: what can be planted in it, what it does between processes, with memory of
-//! GPUs, and with very many ranks. What it has in common with real devices is in `verbs_calls`.
+//! The simulated NIC: faults that tests plant, traffic between processes, GPU memory, and very
+//! many ranks. Its common behaviour with real devices is tested in `verbs_calls`.
 
 mod devices;
 mod faults;

@@ -1,5 +1,5 @@
-//! Two processes of one machine. The other one is this very program, which runs one test in which
-//! it does as it is told.
+//! Two processes of one machine. The other one is this very program, which runs one test and
+//! carries out commands in it.
 
 use crate::verbs::*;
 use carrack_simulators::nic::{Config, FABRIC_VARIABLE, SimulatedNic};
@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What the other process is told by.
+/// Environment variable that gives the other process its task.
 const VARIABLE: &str = "TEST_SIMULATED_NIC_PEER";
 /// Bytes of the other process's buffer.
 const LEN: usize = 300_000;
@@ -44,7 +44,7 @@ impl Peer {
         loop {
             let mut line = String::new();
             assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "the other process has ended");
-            // What libtest prints stands on the same lines.
+            // Output of libtest stands on the same lines.
             if let Some((_, numbers)) = line.split_once('@') {
                 return numbers.split_whitespace().map(|word| word.parse().unwrap()).collect();
             }
@@ -63,7 +63,7 @@ fn words(numbers: &[u64]) -> String {
     numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// A network of the test's own.
+/// Returns a network name of the test's own.
 fn fabric(test: &str) -> String {
     format!("{test} of {}", std::process::id())
 }
@@ -85,7 +85,7 @@ fn options() -> Options {
     Options { timeout: 10, retries: 3, ..Options::default() }
 }
 
-/// Does nothing when the tests are run; does as it is told when another process has started it.
+/// Does nothing in a normal test run; carries out commands in a process that another test started.
 #[test]
 fn the_other_process() {
     let Ok(kind) = std::env::var(VARIABLE) else { return };
@@ -109,7 +109,7 @@ fn the_other_process() {
     post_receive(&qp, 1, &[buffer.whole()]);
     post_receive(&qp, 2, &[buffer.whole()]);
     println!("@ 1");
-    // From here on the program does nothing but answer what its memory is; the NIC works by itself.
+    // From here on the program only answers questions on its memory; the NIC works by itself.
     while let Some(wanted) = hear() {
         if wanted == [0] {
             println!("@ {}", checksum(&buffer.read(0..LEN)));
@@ -128,7 +128,7 @@ struct Connected {
     peer: Peer,
     qp: std::sync::Arc<carrack_transports::verbs::sys::QueuePair>,
     node: Node,
-    /// The other process's memory.
+    /// Returns the other process's memory.
     remote: (u64, u32),
     nic: SimulatedNic,
 }
@@ -215,11 +215,11 @@ fn a_process_that_is_stopped_fails_nobody() {
     let mine = node.buffer(1000);
     let pid = rustix::process::Pid::from_raw(peer.child.id() as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
-    // It has stopped when its parent is told so.
+    // It has stopped when its parent is told.
     rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).unwrap();
     Request::write(&[mine.whole()], remote).post(&qp);
-    // Longer than all timeouts together: a real NIC would answer; this one cannot, but does not
-    // lose either.
+    // Longer than all timeouts together: a real NIC would answer. This one cannot answer, but
+    // loses nothing either.
     assert!(completion_within(&node.cq, Duration::from_millis(40)).is_none());
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
     node.success();
@@ -271,7 +271,7 @@ fn two_nics_of_one_process_meet_on_a_network_that_both_name() {
     assert_eq!(to.read(0..100), sent);
 }
 
-/// How many engines this process has.
+/// Returns the number of engines of this process.
 fn engines() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let name = |task: &std::fs::DirEntry| {
@@ -286,7 +286,7 @@ fn count_engines() {
             .unwrap()
     };
     let deadline = Instant::now() + PATIENCE;
-    // Threads come, get their name, and go in their own time.
+    // Threads start, get their names, and end at times of their own.
     let becomes = |wanted| {
         let mut count = engines();
         while count != wanted && Instant::now() < deadline {
@@ -300,7 +300,7 @@ fn count_engines() {
     let node = Node::open(&nics[0].verbs(), "sim299");
     let all = becomes(2);
     drop(nics);
-    // A context that is open keeps its device, and that the engine.
+    // A context that is open keeps its device, and the device keeps the engine.
     let with_a_context = becomes(1);
     let _without_devices = on(None, 0);
     drop(node);

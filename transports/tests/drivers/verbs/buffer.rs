@@ -7,14 +7,14 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes in front of a buffer and behind it, which nobody may write.
+/// Bytes in front of a buffer and behind it, which must not be written.
 const GUARD: usize = 64;
 const GUARDED: u8 = 0xa7;
 
-/// Registered memory. What a device may write is never seen through a reference.
+/// Registered memory. References never lead to bytes that a device may write.
 pub struct Buffer {
     region: MemoryRegion,
-    /// Behind the region: it goes after it.
+    /// Declared behind the region, so that it is dropped after it.
     memory: Memory,
     len: usize,
 }
@@ -89,7 +89,7 @@ impl Buffer {
         u64::from_ne_bytes(self.read(at..at + 8).try_into().expect("eight bytes"))
     }
 
-    /// Fills it with bytes that depend on the seed and on the place.
+    /// Fills it with bytes that depend on the seed and on the offset.
     pub fn fill(&self, seed: u8) -> Vec<u8> {
         let bytes = pattern(self.len, seed);
         self.write(0, &bytes);
@@ -110,14 +110,14 @@ impl Drop for Buffer {
     }
 }
 
-/// Bytes that depend on the seed and on the place.
+/// Returns bytes that depend on the seed and on the offset.
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
         .map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed).wrapping_add((at >> 9) as u8))
         .collect()
 }
 
-/// Tries to register an address at which nothing is.
+/// Tries to register an address without memory.
 pub fn nowhere(domain: &Arc<ProtectionDomain>) -> Result<MemoryRegion, VerbsError> {
     // SAFETY: nothing is posted that would use it.
     unsafe { domain.register(std::ptr::without_provenance_mut(4096), 4096, all_access()) }

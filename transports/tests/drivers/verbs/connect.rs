@@ -21,7 +21,7 @@ pub struct Options {
     pub timeout: u8,
     pub retries: u8,
     pub rnr_retries: u8,
-    /// What peers may do to it.
+    /// Permissions of peers.
     pub access: Access,
 }
 

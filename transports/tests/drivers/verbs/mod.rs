@@ -1,9 +1,9 @@
-//! What tests of verbs have in common: two devices, buffers with guards around them, connected
+//! Common parts of the tests of verbs: two devices, buffers with guards around them, connected
 //! queue pairs, work requests.
 //!
 //! Everything goes through the table of functions, so the same tests run on the simulated NIC and
-//! on a real libibverbs: which one is chosen by `TEST_VERBS`. `simulated` is the default;
-//! `NAME,NAME` are two devices of the machine's libibverbs, which may be the same one.
+//! on a real libibverbs. `TEST_VERBS` chooses: `simulated` is the default; `NAME,NAME` are two
+//! devices of the machine's libibverbs, which may be the same one.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
@@ -26,10 +26,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long something may take that has to happen.
+/// Limit for anything that has to happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Everything that memory can be registered for.
+/// Returns all permissions that memory can be registered with.
 pub fn all_access() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }
@@ -38,12 +38,12 @@ pub fn all_access() -> Access {
 pub struct Bench {
     pub a: Node,
     pub b: Node,
-    /// Declared after the nodes, which are of it.
+    /// Declared after the nodes, which use it.
     pub nic: Option<SimulatedNic>,
 }
 
 impl Bench {
-    /// What `TEST_VERBS` says.
+    /// Opens the devices that `TEST_VERBS` names.
     pub fn chosen() -> Self {
         match std::env::var("TEST_VERBS").as_deref() {
             Err(_) | Ok("simulated") => Self::simulated(Config::devices(2)),
@@ -81,7 +81,7 @@ impl Bench {
     }
 }
 
-/// A device that is open, with one of each.
+/// An open device, with one object of each kind.
 pub struct Node {
     pub context: Arc<Context>,
     pub domain: Arc<ProtectionDomain>,
@@ -132,7 +132,7 @@ impl Node {
         QueuePair::create(&self.domain, &spec)
     }
 
-    /// Memory that all may be done with.
+    /// Registers memory with all permissions.
     pub fn buffer(&self, len: usize) -> Buffer {
         Buffer::new(&self.domain, len, all_access())
     }
@@ -166,7 +166,7 @@ impl Node {
         }
     }
 
-    /// The next asynchronous event's kind; `None` when none comes in the time.
+    /// Returns the next asynchronous event's kind; `None` when none comes in time.
     pub fn event(&self, within: Duration) -> Option<ibv_event_type> {
         if !readable(self.context.async_fd(), within) {
             return None;
@@ -194,7 +194,7 @@ pub fn completion_within(cq: &CompletionQueue, patience: Duration) -> Option<ibv
     }
 }
 
-/// Whether a descriptor becomes readable.
+/// Returns `true` if a descriptor becomes readable in time.
 pub fn readable(fd: BorrowedFd<'_>, within: Duration) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     poll(&mut fds, Some(&Timespec::try_from(within).expect("a time"))).expect("poll") == 1
@@ -207,7 +207,7 @@ pub fn immediate(found: &ibv_wc) -> u32 {
     u32::from_be(unsafe { found.anon_1.imm_data })
 }
 
-/// Asks to be told of the next solicited completion only.
+/// Arms the queue for the next solicited completion only.
 pub fn request_solicited(cq: &CompletionQueue) {
     let raw = cq.as_raw();
     // SAFETY: the queue and its context are there.
@@ -215,7 +215,7 @@ pub fn request_solicited(cq: &CompletionQueue) {
     assert_eq!(answer, 0);
 }
 
-/// The status of a completion that is expected to be a failure, whose other fields mean nothing.
+/// Returns the status of a completion that has to be a failure; its other fields mean nothing.
 pub fn failure(found: &ibv_wc) -> ibv_wc_status {
     assert_ne!(found.status, IBV_WC_SUCCESS);
     found.status

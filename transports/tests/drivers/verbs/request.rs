@@ -61,7 +61,7 @@ impl Request {
         self
     }
 
-    /// With an immediate value, which is turned into network order.
+    /// Adds an immediate value, which is turned into network order.
     pub fn immediate(mut self, value: u32) -> Self {
         self.wr.anon_1.imm_data = value.to_be();
         self.wr.opcode = match self.wr.opcode {
@@ -92,7 +92,7 @@ impl Request {
     }
 }
 
-/// Posts a list. How many were taken when not all were, and why.
+/// Posts a list. On failure, returns the number of requests that were taken, and the reason.
 pub fn post_all(qp: &QueuePair, requests: &[Request]) -> Result<(), (usize, i32)> {
     let mut own = requests.to_vec();
     let first = own.as_mut_ptr();
@@ -110,8 +110,8 @@ pub fn post_all(qp: &QueuePair, requests: &[Request]) -> Result<(), (usize, i32)
     }
     // SAFETY: tests keep their buffers until the queue pairs are gone, or the work has ended.
     unsafe { qp.post_send(&raw mut (*first).wr) }.map_err(|PostFailure { errno, bad_wr }| {
-        // A device that refuses all because of the queue pair's state may name none: the kernel's
-        // soft one does not.
+        // A device that refuses all requests because of the queue pair's state may name none; the
+        // kernel's soft one does not.
         let taken =
             bad_wr.addr().checked_sub(first.addr()).map_or(0, |ahead| ahead / size_of::<Request>());
         (taken, errno)

@@ -1,13 +1,12 @@
-//! What is wrong ends with the status that the specification has for it, and takes along what was
-//! posted behind it.
+//! Wrong requests end with the status of the specification, and flush the requests behind them.
 
 use crate::verbs::*;
 use carrack_transports::verbs::sys::bindings as ibv;
 use carrack_transports::verbs::sys::{Access, ProtectionDomain, QueuePair};
 use std::time::{Duration, Instant};
 
-/// Two requests of which the first is wrong: how it ends, and that the second one is flushed, which
-/// completes though nobody asked for it.
+/// Posts two requests of which the first is wrong, and returns its status. The second one is
+/// flushed, which gives a completion although it is unsignalled.
 fn ends_with(bench: &Bench, qa: &QueuePair, wrong: Request, right: Request) -> u32 {
     let _ = post_all(qa, &[wrong.id(1), right.id(2).unsignalled()]);
     let first = bench.a.completion();

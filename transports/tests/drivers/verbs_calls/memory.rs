@@ -1,4 +1,4 @@
-//! What devices tell of themselves, and memory that is registered with them.
+//! Attributes of devices, and memory that is registered with them.
 
 use crate::verbs::*;
 use carrack_transports::verbs::sys::Access;

@@ -1,4 +1,4 @@
-//! What is sent, written, read and changed arrives, whole and in order.
+//! Sends, writes, reads and atomic operations arrive, whole and in order.
 
 use crate::verbs::*;
 use carrack_transports::verbs::sys::bindings as ibv;
@@ -41,7 +41,7 @@ fn inline_data_is_copied_when_it_is_posted() {
     let (a, b) = (bench.a.buffer(200), bench.b.buffer(200));
     let sent = a.fill(5);
     post_receive(&qb, 1, &[b.whole()]);
-    // The key counts for nothing, and the bytes may change at once.
+    // The key is ignored, and the bytes may change at once.
     let mut piece = a.whole();
     piece.lkey = 0;
     Request::send(&[piece]).flag(ibv::IBV_SEND_INLINE).post(&qa);

@@ -1,4 +1,4 @@
-//! Queues: shared ones, full ones, those that wake somebody; and the states of queue pairs.
+//! Queues: shared ones, full ones, and ones that wake a thread; and the states of queue pairs.
 
 use crate::verbs::*;
 use carrack_transports::verbs::sys::bindings as ibv;
@@ -76,7 +76,7 @@ fn a_completion_wakes_whoever_waits_for_it() {
     assert_eq!(bench.b.channel.take_events(), 1);
     bench.b.success();
     bench.a.success();
-    // Asked once, told once.
+    // One request, one notification.
     post_receive(&qb, 2, &[b.whole()]);
     Request::send(&[a.whole()]).post(&qa);
     bench.b.success();
