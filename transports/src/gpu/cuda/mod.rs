@@ -1,5 +1,5 @@
-//! NVIDIA's driver, opened at run time: a program that has it built in runs on a machine that has
-//! no GPU.
+//! NVIDIA's driver, opened at run time: a program that contains this module also runs on machines
+//! without a GPU.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -28,21 +28,22 @@
 //!
 //! # Why a table of our own, and not cudarc's
 //!
-//! cudarc's `driver::sys` has all of these calls, and is the oracle of the test in `sys`. It is not
-//! the base, because a symbol that the driver lacks is a panic there; because its results are Rust
-//! enums, so that a code which only a newer driver knows would be undefined behaviour; because it
-//! tries `libcuda.so`, a toolkit's stub, before the driver's `libcuda.so.1`; and because its CUDA
-//! version is a feature that two users of one program would have to agree on. Here each call is
-//! looked up by itself, a missing one is an error that names it, and every answer is an integer. So
-//! there is no CUDA version to choose when Carrack is built.
+//! cudarc's `driver::sys` has all of these calls, and is the oracle of the test in `sys`. It is
+//! not the base, for four reasons. A symbol that the driver lacks is a panic there. Its results
+//! are Rust enums, so that a code which only a newer driver knows would be undefined behaviour. It
+//! tries `libcuda.so`, a toolkit's stub, before the driver's `libcuda.so.1`. Its CUDA version is a
+//! feature that two users of one program would have to agree on.
+//!
+//! Here each call is looked up by itself, a missing one is an error that names it, and every
+//! answer is an integer. So Carrack is built for no particular CUDA version.
 //!
 //! # Contexts
 //!
 //! [`CudaDriver::adopt`] initialises nothing: until the program has called `cuInit`, every address
-//! is host memory. What is found in a context is worked on in that context; what the library needs
-//! for itself is done in the device's primary context, which the CUDA runtime shares. A thread that
-//! calls in has its own context back afterwards. What the library has made stays until the process
-//! ends, streams and contexts included, because the driver is the process's.
+//! is host memory. Memory found in a context is worked on in that context. The library's own work
+//! is done in the device's primary context, which the CUDA runtime shares. A thread that calls in
+//! has its own context back afterwards. The library's streams and contexts stay until the process
+//! ends, because the driver belongs to the process.
 
 mod attempt;
 mod calls;

@@ -274,7 +274,7 @@ pub(super) const FLUSHED_BY_HOST: c_int = 1;
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`; more is more.
 pub(super) const ORDERED_FOR_OWNER: c_int = 100;
 
-/// Whether one of our structures lies as one of cudarc's does.
+/// Asserts that one of our structures has the layout of cudarc's.
 #[cfg(test)]
 macro_rules! same {
     ($ours:ty, $theirs:ty $(, $field:ident = $their_field:ident)*) => {
