@@ -91,29 +91,29 @@ pub struct Rdma {
     options: Options,
 }
 
-/// Whose functions.
+/// Origin of the library's functions.
 #[derive(Clone, Debug)]
 enum Source {
-    /// This machine's libibverbs, opened when it is first asked for something.
+    /// This machine's libibverbs, opened when it is first used.
     Library(OnceLock<Result<Arc<Verbs>, VerbsError>>),
     /// The process's simulated NIC.
     Simulated,
-    /// One of the program's own.
+    /// A simulated NIC of the program's own.
     Given(Arc<SimulatedNic>),
 }
 
 impl Rdma {
-    /// Over this machine's libibverbs.
+    /// Uses this machine's libibverbs.
     pub fn new(options: Options) -> Self {
         Self { source: Source::Library(OnceLock::new()), options }
     }
 
-    /// Over this process's simulated NIC, which is made when it is first needed.
+    /// Uses this process's simulated NIC, which is created when it is first needed.
     pub fn simulated(options: Options) -> Self {
         Self { source: Source::Simulated, options }
     }
 
-    /// Over a simulated NIC of the program's own.
+    /// Uses a simulated NIC of the program's own.
     pub fn over(nic: Arc<SimulatedNic>, options: Options) -> Self {
         Self { source: Source::Given(nic), options }
     }
@@ -138,7 +138,7 @@ impl Rdma {
 }
 
 impl Rdma {
-    /// The devices that answer, and those that do not.
+    /// Returns the devices that answer, and those that do not.
     fn survey(&self) -> Result<(Vec<Seen>, Vec<DeviceInfo>), Unavailable> {
         let verbs = self.verbs()?;
         let names = Context::list(&verbs)
@@ -155,7 +155,7 @@ impl Rdma {
         Ok((seen, silent))
     }
 
-    /// A device, and those beside it that large messages may be dealt out over.
+    /// Returns a device, and the further ones that large messages may be spread over.
     fn rails(&self, first: &str) -> Result<Vec<String>, Unavailable> {
         let mut rails = vec![first.to_owned()];
         if self.options.rails > 1 && self.options.device.is_none() {
