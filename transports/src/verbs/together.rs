@@ -28,7 +28,7 @@ const RECORD: usize = 24;
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) bounce: Bounce,
-    /// Bytes of the bounce buffer that are taken.
+    /// Bytes of the staging buffer that are in use.
     pub(super) len: usize,
 }
 
