@@ -320,14 +320,14 @@ impl Faults {
     }
 }
 
-/// Guard that stops a queue pair or device while it lives.
+/// Guard that holds completions, requests or last receives back while it lives.
 #[derive(Debug)]
 pub struct Held {
     faults: Arc<Faults>,
     what: Standing,
 }
 
-/// Stopped queue pairs.
+/// Part of the device that is held back.
 #[derive(Debug)]
 enum Standing {
     Completions,

@@ -137,7 +137,7 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     }
     context.device.completion_queues.remove();
     context.children.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     drop(unsafe { free::<ibv_cq, Arc<CompletionQueue>>(cq) });
     0
 }
@@ -173,7 +173,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, places: c_int, wc: *mut
     if queue.faults.check(Call::PollCq).is_err() {
         return -1;
     }
-    // SAFETY: of the contract: places for so many completions.
+    // SAFETY: of the contract: places for the stated number of completions.
     let put = |at, what| unsafe { wc.add(at).write(what) };
     let count = queue.poll(put, usize::try_from(places).unwrap_or(0));
     c_int::try_from(count).unwrap_or(c_int::MAX)

@@ -239,7 +239,7 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     if unsafe { known_context(context) }.children.load(Ordering::SeqCst) > 0 {
         return minus_one(Err(Errno::BUSY));
     }
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     drop(unsafe { free::<verbs_context, KnownContext>(whole(context)) });
     0
 }
@@ -450,7 +450,7 @@ pub(super) unsafe extern "C" fn query_gid_table(
     });
     let mut written = 0;
     for found in all.take(max) {
-        // SAFETY: of the contract: places for so many entries.
+        // SAFETY: of the contract: places for the stated number of entries.
         unsafe { places.add(written).write(found) };
         written += 1;
     }

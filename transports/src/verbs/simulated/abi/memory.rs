@@ -83,7 +83,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     }
     // SAFETY: of the contract; a context outlives the objects made of it.
     unsafe { known_context((*pd).context) }.children.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     let known = unsafe { free::<ibv_pd, KnownDomain>(pd) };
     if known.parent.is_null() {
         known.device.domains.remove();
@@ -215,7 +215,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
         return Errno::INVAL.raw_os_error();
     }
     domain.users.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     unsafe { free::<ibv_mr, ()>(mr) };
     0
 }

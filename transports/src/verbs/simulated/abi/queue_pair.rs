@@ -95,7 +95,7 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     queue.given.wait();
     domain.device.shared_receives.remove();
     domain.users.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     drop(unsafe { free::<ibv_srq, Arc<ReceiveQueue>>(srq) });
     0
 }
@@ -260,7 +260,7 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         .forget(|event| matches!(&event.source, Source::Queue(of) if Arc::ptr_eq(of, pair)));
     pair.given.wait();
     domain.users.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     drop(unsafe { free::<ibv_qp, KnownPair>(qp) });
     0
 }
