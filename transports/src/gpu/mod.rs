@@ -622,7 +622,7 @@ pub trait SharedEvent: Send + Sync + fmt::Debug {
     /// Returns the bytes by which another process opens it.
     fn handle(&self) -> Result<[u8; 64], GpuError>;
 
-    /// Records it: it fires when all work given to `stream` so far is over.
+    /// Records it: it fires when all work given to `stream` so far has ended.
     fn record(&self, stream: &dyn Stream) -> Result<(), GpuError>;
 
     /// Returns its last record, as an event for [`Stream::wait`] and for polling. Without a record

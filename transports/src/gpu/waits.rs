@@ -22,7 +22,7 @@ const DEFAULT_CONNECTIONS: usize = 8;
 /// A task that is put off.
 type Task = Box<dyn FnOnce() + Send>;
 
-/// Tasks that are put off while a stream of any context waits: memory may be mapped in several
+/// Tasks that are put off while a stream of any context waits. Memory may be mapped in several
 /// contexts, by peer access or because it is pinned for all.
 #[derive(Default)]
 pub(super) struct PutOff {

@@ -42,7 +42,7 @@ struct Place {
     /// streams belong to the parent.
     owner: Owner,
     /// Events behind the streams' waits. Not locked during driver calls: giving a wait to a full
-    /// stream blocks until the stream goes on, and the writer of the word must not wait for that.
+    /// stream blocks until the stream goes on. The writer of the word must not wait for that.
     waits: Mutex<Remembered>,
 }
 

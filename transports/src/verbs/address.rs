@@ -137,7 +137,8 @@ impl Address {
         Some(Self { key: DeviceKey(*key), fabric, boot: *boot, gid: *gid, tcp_port, hosts })
     }
 
-    /// Returns if a device of this address can reach one of that, with the reason if not.
+    /// Returns the cost of reaching a device of that address from this one, or the reason why it
+    /// is out of reach.
     pub fn reach(&self, to: &Self) -> Reach {
         let no = |why: String| Reach::No(why);
         if self.fabric != to.fabric {

@@ -26,8 +26,8 @@ pub(super) fn named(text: &str, place: u32) -> Result<Vec<Wish>, String> {
     Ok(wishes)
 }
 
-/// Returns the devices for a rank's large messages, as indices of `seen`: the one that it takes,
-/// and those that are equally fast and near, and of the same network.
+/// Returns the devices for a rank's large messages, as indices of `seen`. They are the one that it
+/// takes, and those of the same network that are equally fast and near.
 pub(super) fn rails(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
     let order = order(seen, near, place);
     let Some(&first) = order.first() else { return order };

@@ -24,8 +24,8 @@ pub struct Options {
     pub service_level: u8,
     /// Hop limit of global routes.
     pub hop_limit: u8,
-    /// Time after which a request is sent again: 4.096 µs × 2^this, 1 to 31. 18 is a second, and
-    /// the minimum for Soft-RoCE, which may carry out a repeated request twice.
+    /// Time after which a request is sent again: 4.096 µs × 2^this, 1 to 31. The value 18 is a
+    /// second, and the minimum for Soft-RoCE, which may carry out a repeated request twice.
     pub timeout: u8,
     /// Number of retries, 0 to 7. Soft-RoCE takes 7 for "for ever", and would never notice a peer
     /// that has gone.

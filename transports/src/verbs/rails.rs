@@ -2,8 +2,8 @@
 //! uses the first.
 //!
 //! Each further NIC is a device of its own. Its connections are made when a message is first
-//! spread over it. It carries writes, each with a read behind it: a completed chunk is in the
-//! peer's memory, so the peer need not poll its further NICs for it. They are polled while chunks
+//! spread over it. It carries writes, each with a read behind it. So a completed chunk is in the
+//! peer's memory, and the peer need not poll its further NICs for it. They are polled while chunks
 //! are in flight on them, and else now and then.
 
 use super::address::Address;
@@ -117,7 +117,7 @@ impl Rails {
         }
     }
 
-    /// Arms them to wake sleeping threads. Returns `false` if one of them cannot be armed now.
+    /// Arms them to wake sleeping threads. Returns `false` if one of them has work to do now.
     pub(super) fn arm(&self) -> bool {
         for (count, rail) in self.devices.iter().enumerate() {
             if matches!(rail.arm(), Armed::Ready) {

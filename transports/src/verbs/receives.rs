@@ -1,10 +1,10 @@
 //! The shared receive queue, and the packets that are posted to it.
 //!
-//! The NIC puts the front of a message into the slot's *line*, a cache line of a table of the
-//! device's: the header, and the bytes of a short message. Only a longer message continues in the
-//! slot's packet. So a short message is one write of the NIC's and one line for the CPU to read,
-//! and its packet is not touched. The front of a longer one is copied to the beginning of the
-//! packet.
+//! Each slot has a *line*, a cache line in a table of the device's. The NIC puts the front of a
+//! message there: the header, and the bytes of a short message. Only a longer message continues in
+//! the slot's packet. So a short message is one write of the NIC's and one line for the CPU to
+//! read, and its packet is not touched. The front of a longer one is copied to the beginning of
+//! the packet.
 
 use super::bounces::HEADER;
 use super::memory::{Area, Slabs};

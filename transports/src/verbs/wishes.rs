@@ -1,8 +1,8 @@
 //! Registration of users' host memory: with its pages locked, or on demand; with its writes in
 //! order, or not.
 //!
-//! Memory of the device's own (receives, bounce buffers, credits) is always locked and ordered: it
-//! is small, used all the time, and credit words are read without a completion.
+//! Memory of the device's own (receives, bounce buffers, credits) is always locked and ordered. It
+//! is small and used all the time, and credit words are read without a completion.
 
 use super::options::Options;
 use super::sys::Access;

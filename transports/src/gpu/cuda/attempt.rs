@@ -3,7 +3,7 @@
 //! Every driver takes the flags of `cuMemSetAccess`. The result of a write by a device that may
 //! only read is documented nowhere. On two H200s (driver 580) the copy's call refuses it, and a
 //! kernel faults, which ends its context. So each way of writing is tried in a throwaway process
-//! ([`trial`]). A pair of devices where one of them succeeds is not offered read-only access.
+//! ([`trial`]). If one of the ways succeeds, the pair of devices is not offered read-only access.
 
 use super::calls::Calls;
 use super::device::CudaGpu;

@@ -77,8 +77,8 @@ macro_rules! calls {
             )*
 
             $(
-                /// Returns `true` if it has ended. Most queries find it unfinished, which is no
-                /// error.
+                /// Returns `true` if the event has fired, or the stream is idle. `NOT_READY` is
+                /// the most frequent answer, and no error.
                 ///
                 /// # Safety
                 /// As the driver's documentation of the call of that name says.

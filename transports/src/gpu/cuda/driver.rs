@@ -241,7 +241,7 @@ impl Shared {
         self.wants_copiers.load(Ordering::SeqCst)
     }
 
-    /// Returns the count of waiting streams for one more context.
+    /// Creates the record of waiting streams for one more context.
     pub(super) fn waits(&self) -> Arc<Waits> {
         Waits::over(self.connections, &self.put_off)
     }

@@ -187,7 +187,8 @@ impl Known {
     }
 }
 
-/// Looks up the allocation at an address, and if kernels of this device's context reach it.
+/// Looks up the allocation at an address, with the flag if kernels of this device's context reach
+/// it.
 #[cold]
 fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
     let facts = gpu.shared.facts(addr).ok()??;

@@ -151,7 +151,7 @@ fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
         None => {
             for (dst, src, len) in &parts {
                 // SAFETY: device ends were checked when the copy was submitted, and their aliases
-                // are held; host ends are valid by the contract of `Gpu::copy` until the event has
+                // are held. Host ends are valid by the contract of `Gpu::copy` until the event has
                 // fired.
                 unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), *len) };
             }

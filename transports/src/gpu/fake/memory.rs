@@ -1,7 +1,7 @@
 //! Memory that the CPU cannot touch: a memfd mapped twice.
 //!
-//! The *device address* is a mapping without any access in a window of addresses that is reserved
-//! for the device: a load or a store there ends the process with SIGSEGV. The *alias* is a second
+//! The *device address* is a mapping without any access, in a window of addresses that is reserved
+//! for the device. A load or a store there ends the process with SIGSEGV. The *alias* is a second
 //! mapping of the same pages, readable and writable, whose address only the engine knows.
 
 use super::error::{INVALID_HANDLE, MAP_FAILED, OPERATING_SYSTEM, error};

@@ -40,9 +40,8 @@ impl FakeStream {
     /// device memory through its [`Kernel`].
     ///
     /// # Errors
-    /// The stream's thread has ended. An error of the kernel itself, or its panic (719), is
-    /// reported by every later event of the stream, which does no more work: kernel errors are
-    /// sticky.
+    /// The stream's thread has ended. Every later event of the stream reports an error of the
+    /// kernel itself, or its panic (719). The stream does no more work: kernel errors are sticky.
     pub fn launch(
         &self,
         kernel: impl FnOnce(&mut Kernel) -> Result<(), GpuError> + Send + 'static,

@@ -215,8 +215,8 @@ impl Faults {
     }
 
     /// Keeps one queue pair of a device from sending requests until the guard is dropped, while
-    /// others send: work that was posted to it first is carried out last. The device is named by
-    /// its number in the list of devices.
+    /// others send. So work that was posted to it first is carried out last. The device is named
+    /// by its number in the list of devices.
     #[must_use = "the queue pair goes on when the guard is dropped"]
     pub fn hold_queue_pair(self: &Arc<Self>, device: usize, number: u32) -> Held {
         let queue = (device as u64, QueueNumber(number));

@@ -25,9 +25,9 @@
 //! | `address` | addresses on the network |
 //! | `faults` | faults on request: [`Faults`] |
 //!
-//! Timeouts run only when a packet is known to be lost: because of a port that is down, or a queue
-//! pair or a process that is gone. A busy machine or a stopped process fails no request, as a real
-//! NIC goes on answering for its program.
+//! Timeouts run only when a packet is known to be lost: a port is down, or a queue pair or a
+//! process is gone. A busy machine or a stopped process fails no request, as a real NIC goes on
+//! answering for its program.
 //!
 //! Where drivers differ, the simulation takes the harsher way, so that it shows a program's
 //! mistakes. A queue's place is free only when its completion has been polled. Of a failed

@@ -217,7 +217,7 @@ impl Requester {
     }
 
     /// Notes that all requests up to and with this packet were carried out, except the data that
-    /// comes back. Returns if that was new, and if such data is missing.
+    /// comes back. The first flag is `true` if that was new, the second if such data is missing.
     fn carried_out(&mut self, last: Sequence) -> (bool, bool) {
         let mut news = false;
         while !last.is_before(self.answered) && self.answered.is_before(self.next) {

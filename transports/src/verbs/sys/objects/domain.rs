@@ -52,7 +52,7 @@ impl ProtectionDomain {
     }
 
     /// Makes a domain whose queue pairs and shared receive queues are used by one thread at a
-    /// time, so that the device's library takes no locks for them. Posting to one of them is
+    /// time. The device's library then takes no locks for them.
     /// [`unsafe`](super::QueuePair::post_send), and its caller makes that promise. Memory that is
     /// registered in either domain is valid in both.
     ///
