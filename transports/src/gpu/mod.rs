@@ -75,8 +75,8 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     fn forget(&self, _addr: usize, _len: usize) {}
 
     /// Sends small copies between memory of this driver's devices to resident kernels, if
-    /// possible, to the end of the process: see [`copier`]. [`Gpu::copier`] tells the state of
-    /// each device's.
+    /// possible, to the end of the process: see [`copier`]. [`Gpu::copier`] returns the state of a
+    /// device's copier.
     fn use_copiers(&self) {}
 
     /// Returns the memory at `addr`, or `None` for an address that this driver does not know,
@@ -84,8 +84,8 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// uninitialised driver knows no memory.
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
 
-    /// Returns the id of the allocation at `addr`. It is cheap, and tells if an older answer of
-    /// [`classify`](Self::classify) is still true or stale (gpu.md, legacy IPC rule 6).
+    /// Returns the id of the allocation at `addr`. The call is cheap. It tells whether an older
+    /// answer of [`classify`](Self::classify) is still true or stale (gpu.md, legacy IPC rule 6).
     fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
         Ok(self.classify(addr)?.map(|extent| extent.id))
     }

@@ -185,7 +185,7 @@ impl Polling {
             index,
             "a request failed"
         );
-        // Devices do not report the first failure first. A flush is the least informative.
+        // Not every device reports the first failure first. A flush is the least informative.
         let cause = match completion.status {
             IBV_WC_WR_FLUSH_ERR => {
                 DownCause::Gone("its queue pair went into the error state".into())

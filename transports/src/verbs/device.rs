@@ -371,8 +371,8 @@ impl Polling {
         self.tell(batch);
     }
 
-    /// Reposts receives and returns credits of messages taken in. Done by the next poll: the peer
-    /// does not wait for it, while it does wait for the messages and their answers.
+    /// Reposts receives and returns credits of messages taken in. It is left to the next poll: the
+    /// messages, and the answers to them, are more urgent.
     #[inline(always)]
     fn make_good(&mut self) {
         if self.receives.is_hungry() {

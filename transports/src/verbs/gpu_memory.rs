@@ -88,7 +88,7 @@ impl GpuMemory {
         (addr, len): (usize, usize),
         access: Access,
     ) -> Result<Registered, String> {
-        let gpu = region.gpu().ok_or("nobody has a driver for it")?;
+        let gpu = region.gpu().ok_or("no driver is known for it")?;
         check(&**gpu, region, (addr, len))?;
         let flush = if access.contains(Access::LOCAL_WRITE) { flush_of(gpu)? } else { None };
         let uuid = gpu.info().uuid;

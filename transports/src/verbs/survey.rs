@@ -176,7 +176,7 @@ mod tests {
         };
         assert_eq!(rate(&facts(2, 32)), 100_000);
         assert_eq!(rate(&facts(1, 1)), 2_500);
-        assert_eq!(rate(&facts(2, 3)), 0, "a code that nobody has given a meaning");
+        assert_eq!(rate(&facts(2, 3)), 0, "a code without a meaning");
         let newer = ibv_port_attr { active_speed_ex: 256, ..facts(2, 0) };
         assert_eq!(rate(&newer), 800_000);
     }

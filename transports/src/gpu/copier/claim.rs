@@ -1,4 +1,4 @@
-//! Claim of a GPU, which tells if another process of this machine has a copier on it.
+//! Claim of a GPU, which tells whether another process of this machine has a copier on it.
 //!
 //! A GPU gives the whole of itself to its processes in turn, and a resident kernel takes its
 //! process's turn to the end. So if two processes share a GPU, neither has a copier.

@@ -61,7 +61,7 @@ impl fmt::Display for NoKernel {
     }
 }
 
-/// Polls of an answer between two queries of the driver if the kernel still runs.
+/// Polls of an answer between two queries whether the kernel still runs.
 const LOOKS: u32 = 1024;
 
 /// A process's copier. The event of a copy is its number here.

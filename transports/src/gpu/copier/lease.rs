@@ -2,9 +2,9 @@
 //! fake's kernel is this code; NVIDIA's, `cuda/copier.ptx`, is the same in another language.
 //!
 //! A kernel that leaves says so, and then looks once more. A host that gives a command writes it,
-//! and then reads if the kernel is leaving. All agree on the order of both, so either the kernel
-//! finds the command, or the host finds the kernel leaving. If both do, the host waits for the
-//! kernel's last word, and then reads if the command was done.
+//! and then reads whether the kernel is leaving. All agree on the order of both, so either the
+//! kernel finds the command, or the host finds the kernel leaving. If both do, the host waits for
+//! the kernel's last word, and then reads whether the command was done.
 //!
 //! The watching warps, each on a sheet of its own, combine what they find. The last look is at one
 //! sheet: the host wrote to all of them before it read.

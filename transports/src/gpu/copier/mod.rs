@@ -45,9 +45,9 @@ pub const LIFE: Duration = Duration::from_millis(3);
 /// Bytes of the longest copy that goes to a copier.
 pub const MOST: usize = 8 << 10;
 
-/// Bytes of the longest copy if the distance of the two ends is a multiple of 4, but not of 16,
-/// and for any other distance. The warp moves that many bytes at a time, and beyond that the copy
-/// engine is as quick.
+/// Bytes of the longest copy if both ends have the same offset from a multiple of 4, but not of
+/// 16; and if they have different ones. The warp moves that many bytes at a time, and beyond that
+/// the copy engine is as quick.
 const MOST_BY_4: usize = 2 << 10;
 const MOST_BY_1: usize = 512;
 
@@ -80,7 +80,7 @@ pub enum CopierState {
     Off,
     /// It was asked for. The device's first copy shows if it is available.
     Wanted,
-    /// It takes copies. The counts are since the start of the process.
+    /// It takes copies. The counts began with its set-up.
     On {
         /// Kernels that were launched.
         launches: u64,

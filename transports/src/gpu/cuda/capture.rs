@@ -1,8 +1,8 @@
 //! Driver calls while other threads capture streams into graphs.
 //!
 //! In the default, global mode of a capture, the driver refuses potentially unsafe calls of other
-//! threads, such as an event query or an allocation. also spoils the capture of the first thread.
-//! No work of the library belongs to a graph: streams that are being captured are refused
+//! threads, such as an event query or an allocation. Such a call also spoils the capture. No work
+//! of the library belongs to a graph: streams that are being captured are refused
 //! (`CudaStream::check_not_captured`). So its calls declare themselves safe, as those of PyTorch's
 //! allocator do.
 

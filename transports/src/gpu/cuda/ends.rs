@@ -187,7 +187,7 @@ impl Known {
     }
 }
 
-/// Looks up the allocation at an address, with the flag if kernels of this device's context reach
+/// Looks up the allocation at an address, and whether kernels of this device's context reach it.
 /// it.
 #[cold]
 fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {

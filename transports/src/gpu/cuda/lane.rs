@@ -1,8 +1,8 @@
 //! The library's own streams, and their progress.
 //!
 //! A copy is a number, counted in the order in which its stream was given the copies. A query for
-//! the last copy asks if the stream is idle. For an earlier copy an event is recorded behind all
-//! copies so far, and the next event only when that has fired. A record and a query each take
+//! the last copy asks whether the stream is idle. For an earlier copy an event is recorded behind
+//! all copies so far, and the next event only when that has fired. A record and a query each take
 //! about as long as an 8-byte copy. With both for each copy, small copies back to back took a
 //! third longer (docs/adr/0011-thresholds.md).
 
