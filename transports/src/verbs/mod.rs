@@ -2,7 +2,7 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | [`sys`] | libibverbs: bindings, a table of functions that may be missing, objects whose drop order cannot be wrong |
+//! | [`sys`] | libibverbs: bindings, a table of functions, objects with a safe drop order |
 //! | [`simulated`] | a libibverbs in software, for tests and for machines without RDMA |
 //! | [`options`] | options of queue pairs and paths |
 //! | `survey`, `choice` | this machine's devices, and a rank's choice among them |
@@ -33,8 +33,8 @@
 //! | `device` | the completion queue, and upkeep |
 //! | `link` | the runtime's link to a peer |
 //!
-//! docs/transports.md describes the transport for users; docs/adr/0012-tcp-for-queue-pairs.md gives
-//! the reason for the TCP connections.
+//! docs/transports.md describes the transport for users; docs/adr/0012-tcp-for-queue-pairs.md
+//! gives the reason for the TCP connections.
 
 pub mod address;
 mod bounces;

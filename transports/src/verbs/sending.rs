@@ -83,8 +83,8 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    /// Creates the sending half for a queue of `asked` requests. The device may grant more, but the
-    /// completion queue has no room for them.
+    /// Creates the sending half for a queue of `asked` requests. The device may grant more, but
+    /// the completion queue has no room for them.
     pub(super) fn new(queue: Arc<QueuePair>, asked: u32, connection: u32) -> Self {
         Self {
             connection,

@@ -5,7 +5,7 @@
 //! caller   Hello { who, which device, proof, number, its end }
 //! called   Welcome { proof, its end }    or Crossed, or Refusal { why }
 //! caller   Ready
-//! either   Bye, before it closes in order;    or Refusal { why }, when it has given the connection up
+//! either   Bye, before it closes in order;  or Refusal { why }, when it gives the connection up
 //! ```
 //!
 //! Over TCP each message is preceded by its length, in two bytes. A proof is a keyed hash

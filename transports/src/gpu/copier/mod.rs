@@ -3,11 +3,11 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `page` | what host and kernel write for each other |
-//! | `lease` | when a kernel ends, and that no command is lost or done twice thereby: model-checked |
-//! | `list` | what a command names that is many copies |
+//! | `page` | the words that host and kernel write for each other |
+//! | `lease` | the end of a kernel, where no command is lost or done twice: model-checked |
+//! | `list` | the pieces of a command of many copies |
 //! | `host` | giving copies, and launching kernels: `Resident` |
-//! | `claim` | whether another process of this machine has a copier on the same GPU |
+//! | `claim` | detection of another process with a copier on the same GPU |
 //!
 //! A resident kernel holds up all that waits for the whole context (`cuCtxSynchronize`,
 //! `cuMemFree`, loading a module), and a launch that needs all of the GPU. So it ends by itself

@@ -213,7 +213,7 @@ calls! {
 }
 
 fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
-    // SAFETY: only the address is taken; what it is a pointer to is said where it is given a type.
+    // SAFETY: only the address is taken; its type is given where it is used.
     let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) }.ok()?;
     Some(found.as_raw_ptr()).filter(|found| !found.is_null())
 }

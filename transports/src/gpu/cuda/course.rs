@@ -82,8 +82,8 @@ impl Course {
     /// gives this stream a wait meanwhile.
     ///
     /// # Safety
-    /// As [`Stream::wait_value64`](crate::gpu::Stream::wait_value64); the stream is the one of this
-    /// course.
+    /// As [`Stream::wait_value64`](crate::gpu::Stream::wait_value64); the stream is the one of
+    /// this course.
     pub(super) unsafe fn wait(self: &Arc<Self>, stream: StreamHandle, wait: Wait) -> Option<Event> {
         let courses = &self.home.courses;
         if courses.refused.load(Ordering::Relaxed) {
@@ -135,7 +135,7 @@ fn more_words(home: &Home) -> Result<usize, GpuError> {
     let mut page = null_mut();
     // SAFETY: the place for the answer is ours.
     unsafe { home.calls().mem_host_alloc(&raw mut page, PAGE, sys::HOST_PORTABLE) }?;
-    // SAFETY: as many bytes as were just allocated.
+    // SAFETY: the bytes that were just allocated.
     unsafe { page.cast::<u8>().write_bytes(0, PAGE) };
     let first = page as usize;
     lock(&home.courses.free).extend((STRIDE..PAGE).step_by(STRIDE).map(|offset| first + offset));

@@ -60,8 +60,8 @@ fn close_on_exec(fd: &OwnedFd) {
     }
 }
 
-/// When the device's own work sees a NIC's writes. The attributes speak of the device that owns the
-/// memory, and of no other.
+/// Returns the visibility of a NIC's writes to the device's own work. The attributes hold only for
+/// the device that owns the memory.
 pub(super) fn remote_writes(gpu: &CudaGpu) -> RemoteWrites {
     let asked = || {
         let ordering = attribute(gpu, device::GPU_DIRECT_RDMA_WRITES_ORDERING)?;

@@ -145,7 +145,7 @@ impl EventState for UserEvent {
 }
 
 /// Has a stream wait for one of the library's events, by the driver's event behind it. Does
-/// nothing if the event has fired.
+/// nothing if there is nothing to wait for.
 pub(super) fn with_raw(
     event: &Event,
     wait_for: impl FnOnce(EventHandle) -> Result<(), GpuError>,

@@ -159,8 +159,8 @@ impl CudaGpu {
         let (to, from) = (dst.0 as usize, src.0 as usize);
         let calls = home.calls();
         // Each call says which side is the device's. The one that finds it out itself takes a
-        // pointer to freed device memory for a host pointer, and lets the CPU access it. SAFETY:
-        // the caller's promise; the driver refuses device addresses that are not allocated.
+        // pointer to freed device memory for a host pointer, and lets the CPU access it.
+        // SAFETY: the caller's promise; the driver refuses device addresses that are not allocated.
         let mut started = unsafe {
             match way {
                 Way::FromHost => calls.memcpy_htod_async(to, src.0.cast(), len, stream),

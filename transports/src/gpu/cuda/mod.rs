@@ -7,23 +7,23 @@
 //! | `calls` | the table of the driver's calls, each of which may be missing |
 //! | `sys`, `rows` | its types and numbers; those of many copies and of rows |
 //! | `error` | its codes, in words |
-//! | `driver` | what the process has: [`CudaDriver`] |
-//! | `pointer` | what an address is |
+//! | `driver` | the driver of the process: [`CudaDriver`] |
+//! | `pointer` | classification of an address |
 //! | `device` | one device, and its copies: [`CudaGpu`] |
 //! | `context` | making a context current for a moment |
 //! | `home` | streams, events and peers of one context |
-//! | `lane` | the library's own streams, and how far each has come |
+//! | `lane` | the library's own streams, and their progress |
 //! | `pieces` | many copies in one call, and rows at regular distances |
 //! | `copier` | small copies by a resident kernel |
-//! | `ends` | where that may go |
+//! | `ends` | memory that the copier may access |
 //! | `memory` | allocating and giving back |
-//! | `vmm` | memory that is made and mapped by itself, at addresses that are reserved by themselves |
+//! | `vmm` | memory that is allocated apart from its addresses, and mapped there |
 //! | `peer` | access to other devices |
-//! | `links` | what lies between devices, for reports |
+//! | `links` | links between devices, for reports |
 //! | `direct` | its memory, for NICs |
 //! | `ipc` | handles between processes |
 //! | `stream` | streams of the user's: [`CudaStream`] |
-//! | `course` | how far such a stream has come with its waits |
+//! | `course` | progress of such a stream through its waits |
 //! | `event` | events, our own and shared |
 //!
 //! # Why a table of our own, and not cudarc's

@@ -71,7 +71,7 @@ fn try_fabric(gpu: &CudaGpu, home: &Home) -> Option<GpuError> {
         Err(error) => return Some(error),
     };
     let mut handle: AllocationHandle = 0;
-    // SAFETY: the place for the answer is ours; what was created is released at once.
+    // SAFETY: the place for the answer is ours; the created handle is released at once.
     unsafe {
         match calls.mem_create(&raw mut handle, span, &raw const prop, 0) {
             Ok(()) => calls.mem_release(handle).err(),

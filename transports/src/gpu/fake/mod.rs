@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `config` | configuration of the driver: [`FakeConfig`] |
 //! | `device` | one device: [`FakeGpu`] |
-//! | `stream` | streams of the user's, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
+//! | `stream` | users' streams, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
 //! | `standstill` | behaviour of a device while streams wait for words |
 //! | `copier` | small copies by a resident kernel, which is a thread |
 //! | `direct`, `udmabuf` | its memory, for NICs |

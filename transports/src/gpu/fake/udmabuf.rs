@@ -1,5 +1,5 @@
-//! Real dma-bufs of a simulated device's memory, for real NICs' drivers: the kernel makes them of a
-//! memfd (`/dev/udmabuf`).
+//! Real dma-bufs of a simulated device's memory, for real NICs' drivers. The kernel makes them of
+//! a memfd (`/dev/udmabuf`).
 
 use super::error::{OPERATING_SYSTEM, error};
 use super::memory::inspect;

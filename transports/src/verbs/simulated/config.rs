@@ -6,8 +6,8 @@ use std::sync::Arc;
 /// Addressing of the ports of a simulated NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkLayer {
-    /// RoCE: no LID, and a table of four GIDs a port, as real drivers fill it: link-local and IPv4,
-    /// version 1 and 2 of each.
+    /// RoCE: no LID, and a table of four GIDs a port, as real drivers fill it: link-local and
+    /// IPv4, version 1 and 2 of each.
     Ethernet,
     /// InfiniBand: a LID, and one GID.
     InfiniBand,

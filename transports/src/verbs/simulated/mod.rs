@@ -15,7 +15,7 @@
 //! | `device` | ports, tables, limits |
 //! | `queue_pair` | queue pairs: states, requests, answers |
 //! | `receives` | receive queues, and lists of pieces |
-//! | `memory` | registered memory, of the host and of GPUs: the only part that touches a program's bytes |
+//! | `memory` | registered memory: the only part that touches a program's bytes |
 //! | `completion` | completion queues |
 //! | `events` | events behind descriptors |
 //! | `engine` | plugging ports in, and telling the engine of work |

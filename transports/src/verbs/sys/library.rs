@@ -86,7 +86,7 @@ mod tests {
         let verbs = std::mem::ManuallyDrop::new(library);
         let found = super::find(&verbs, "ibv_create_qp").expect("every libibverbs has it");
         let version = |version: &std::ffi::CStr| {
-            // SAFETY: opening again what is open gives the same handle; of the symbol only the
+            // SAFETY: opening an open library again gives the same handle; of the symbol only the
             // address is taken.
             unsafe {
                 let handle =

@@ -6,7 +6,7 @@
 //! | `library` | opening `libibverbs.so.1` and `libmlx5.so.1` |
 //! | `table` | the functions of libibverbs, each of which may be missing: [`Verbs`] |
 //! | `mlx5` | functions of NVIDIA's devices |
-//! | [`objects`] | contexts, domains, memory and queues as owned values, which cannot end in the wrong order |
+//! | [`objects`] | contexts, domains, memory and queues as owned values, with a safe drop order |
 //! | `interop` | objects that a program has from other crates: features `rdma-sys` and `ibverbs` |
 //! | `error` | failed calls, and the remedies: [`VerbsError`] |
 

@@ -31,7 +31,7 @@ impl CompletionChannel {
         }
         // SAFETY: the context is open.
         let raw = unsafe { context.verbs().create_comp_channel(context.as_raw()) };
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
         let channel = Arc::new(Self { raw, context: Arc::clone(context) });
         // SAFETY: the channel exists, and its descriptor is open.
@@ -147,7 +147,7 @@ impl CompletionQueue {
         let raw = unsafe {
             context.verbs().create_cq(context.as_raw(), cqe, ptr::null_mut(), raw_channel, 0)
         };
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
         // SAFETY: it exists, and has no other user yet.
         let depth = Mutex::new(unsafe { granted(raw) });

@@ -80,7 +80,7 @@ impl Context {
         verbs.survive_forks();
         // SAFETY: a device of the list, which is freed at the end of this function.
         let raw = unsafe { verbs.open_device(device) }.map_err(|error| error.of(name.as_str()))?;
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let raw = unsafe { Handle::new(raw) };
         let owner = Owner::this_process();
         let context = Arc::new(Self { verbs: Arc::clone(verbs), raw, name, adopted: false, owner });

@@ -34,7 +34,7 @@ impl ProtectionDomain {
     pub fn alloc(context: &Arc<Context>) -> Result<Arc<Self>, VerbsError> {
         // SAFETY: the context is open.
         let raw = unsafe { context.verbs().alloc_pd(context.as_raw()) };
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
         Ok(Arc::new(Self { raw, origin: Origin::Ours, context: Arc::clone(context) }))
     }
@@ -87,7 +87,7 @@ impl ProtectionDomain {
                 unsafe { dealloc_td(context, thread) };
                 context.name_in(VerbsError::new("ibv_alloc_parent_domain", errno))
             })?;
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let (raw, thread) = unsafe { (Handle::new(raw), Handle::new(thread)) };
         let origin = Origin::OneThread { thread, base: Arc::clone(self.base()) };
         Ok(Arc::new(Self { raw, origin, context: Arc::clone(context) }))

@@ -84,8 +84,8 @@ pub struct MemoryRegion {
 }
 
 impl ProtectionDomain {
-    /// Registers memory at `addr`: of the host, or of a GPU whose driver lets the kernel find it by
-    /// its address (nvidia-peermem).
+    /// Registers memory at `addr`: of the host, or of a GPU whose driver lets the kernel find it
+    /// by its address (nvidia-peermem).
     ///
     /// # Errors
     /// The memory cannot be locked, is not there, or the device has no room for it.

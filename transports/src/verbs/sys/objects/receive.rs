@@ -72,7 +72,7 @@ impl SharedReceiveQueue {
         }
         // SAFETY: the domain is there.
         let raw = unsafe { context.verbs().create_srq(domain.as_raw(), &raw mut init) };
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
         Ok(Arc::new(Self {
             raw,

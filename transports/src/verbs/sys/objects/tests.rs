@@ -155,7 +155,8 @@ fn a_machine_without_devices_is_said_to_have_none_however_libibverbs_says_it() {
     assert!(!Context::list(&verbs).expect_err("nothing to ask").is_no_device());
 }
 
-/// Of the machine's own library, which a machine of CI may or may not have, as it may have devices.
+/// Test of the machine's own library, which a CI machine may or may not have, with or without
+/// devices.
 #[test]
 fn the_machines_own_library_answers_or_says_in_words_what_is_missing() {
     let verbs = match Verbs::open() {
