@@ -1,4 +1,4 @@
-//! Allocating a device's memory, mapping another process's, and freeing both.
+//! Allocation of a device's memory, mapping of another process's, and freeing of both.
 
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY, error};
 use super::faults::count;
@@ -29,7 +29,8 @@ impl Shared {
         if flavour == Flavour::Pinned {
             return self.allocate_pinned(ordinal, len);
         }
-        // Asked before the memory is made; the lock is held from here on, so it stays true.
+        // Checked before the memory is created. The lock is held from here on, so the answer stays
+        // true.
         let mut table = lock(&self.table);
         let span = room("allocate", device, &table, ordinal, len)?;
         let fd = create("allocate", span)?;
@@ -38,7 +39,7 @@ impl Shared {
             Flavour::Plain => (own, Origin::Plain),
             Flavour::Shareable => ((own.0, None), Origin::Shareable),
             Flavour::Pooled => ((own.0, None), Origin::Pooled),
-            // Pinned memory is the host's, and was answered above.
+            // Pinned memory is the host's, and was handled above.
             Flavour::Managed | Flavour::Pinned => {
                 ((MemKind::Managed(device.info.uuid), own.1), |_| Origin::Managed)
             }
@@ -88,7 +89,7 @@ impl Shared {
         Ok(Placed::new(self, parts, true))
     }
 
-    /// A region over memory that is in the table for as long as `owner` lives, for the engines of
+    /// Makes a region of memory that is in the table as long as `owner` lives, for the engines of
     /// the device that owns it.
     pub(super) fn region(
         self: &Arc<Self>,
@@ -99,7 +100,7 @@ impl Shared {
         self.region_for(own, parts, owner)
     }
 
-    /// The same, for the engines of the device that has opened it.
+    /// As the above, for the engines of the device that has opened it.
     pub(super) fn region_for(
         self: &Arc<Self>,
         engine: usize,
@@ -109,9 +110,9 @@ impl Shared {
         let Parts { window, base, len, kind, id, .. } = parts;
         let device = self.device("region", window)?;
         let gpu: Arc<dyn Gpu> = self.gpu("region", engine)?;
-        // SAFETY: the range was placed in that device's window and entered in the table; both stay
-        // until `owner`, which is or holds the `Placed`, is dropped. Nobody can refer to it: it has
-        // no access.
+        // SAFETY: the range was placed in that device's window and entered in the table. Both stay
+        // until `owner`, which is or holds the `Placed`, is dropped. There are no references to
+        // it: it has no access.
         Ok(unsafe {
             Region::from_parts(device.window.pointer(base), len, kind, id, Some(gpu), owner)
         })
@@ -134,13 +135,13 @@ impl Shared {
         AllocId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Gives memory back, as the driver does: what `cuMemAlloc` gave, and what a handle of such
-    /// memory opened, only when no stream of the device waits for a word.
+    /// Frees memory as the driver does. Memory of `cuMemAlloc`, and memory opened by a handle of
+    /// such, is freed only when no stream of the device waits for a word.
     pub(super) fn free(&self, base: usize, opened: bool) {
         let waits = {
             let table = lock(&self.table);
             let Some((_, entry)) = table.find(base) else { return };
-            // What lies at reserved addresses is unmapped, which waits for nothing.
+            // Memory at reserved addresses is unmapped, which waits for no stream.
             let closes = opened && !table.is_reserved(base);
             let blocks = closes || matches!(entry.origin, Origin::Plain(_) | Origin::Managed);
             self.devices.get(entry.ordinal).filter(|_| blocks)
@@ -158,7 +159,7 @@ impl Shared {
     }
 }
 
-/// What `len` bytes of a device's memory take up, if there are so many.
+/// Returns the bytes that an allocation of `len` occupies on a device, if it has room.
 pub(super) fn room(
     call: &'static str,
     device: &Device,
@@ -190,7 +191,8 @@ pub(super) struct Parts {
     pub(super) id: AllocId,
 }
 
-/// Memory in the table; leaves it when dropped. Work under way keeps the bytes by their alias.
+/// Memory in the table, removed when this is dropped. Work in flight keeps the bytes by their
+/// alias.
 #[derive(Debug)]
 pub(super) struct Placed {
     shared: Arc<Shared>,

@@ -1,4 +1,4 @@
-//! What a simulated driver is told to be.
+//! Configuration of a simulated driver.
 
 use super::error::{INVALID_DEVICE, INVALID_VALUE, error};
 use super::memory::GRANULE;
@@ -6,7 +6,7 @@ use carrack_transports::gpu::{GpuError, GpuInfo, waits};
 use carrack_transports::mem::GpuUuid;
 use std::time::Duration;
 
-/// What a simulated driver is told to be. Processes with the same `seed` see the same devices.
+/// Configuration of a simulated driver. Processes with the same `seed` see the same devices.
 ///
 /// ```
 /// use carrack_simulators::gpu::FakeConfig;
@@ -19,26 +19,26 @@ pub struct FakeConfig {
     pub devices: usize,
     /// Memory of each device in bytes; used in blocks of 2 MiB.
     pub memory: usize,
-    /// What the UUIDs are made from.
+    /// Seed of the UUIDs.
     pub seed: u64,
     /// The machine's devices that this process can see, in its order, as `CUDA_VISIBLE_DEVICES`:
     /// ordinal 0 is the first one named. `None` for all, in the machine's order.
     pub visible: Option<Vec<usize>>,
-    /// NUMA nodes of the machine's devices, in their order; what is not named has none.
+    /// NUMA nodes of the machine's devices, in their order; devices beyond the list have none.
     pub numa: Vec<u32>,
     /// Pairs of the machine's devices without peer access, in either direction.
     pub no_peer: Vec<(usize, usize)>,
-    /// How long each copy takes at least.
+    /// Minimum duration of each copy.
     pub copy_delay: Duration,
-    /// How long each kernel waits before it starts.
+    /// Delay of each kernel's start.
     pub launch_delay: Duration,
-    /// Connections of a process to a device, as `CUDA_DEVICE_MAX_CONNECTIONS`: when so many streams
-    /// wait for words, nothing moves.
+    /// Connections of a process to a device, as `CUDA_DEVICE_MAX_CONNECTIONS`: when this number of
+    /// streams wait for words, nothing moves.
     pub connections: usize,
 }
 
 impl Default for FakeConfig {
-    /// One device of 256 MiB, without delays, with the connections that a real one would have.
+    /// One device of 256 MiB, without delays, with the connections of a real one.
     fn default() -> Self {
         Self {
             devices: 1,
@@ -55,12 +55,12 @@ impl Default for FakeConfig {
 }
 
 impl FakeConfig {
-    /// So many devices, and else the defaults.
+    /// Returns the defaults with that number of devices.
     pub fn devices(devices: usize) -> Self {
         Self { devices, ..Self::default() }
     }
 
-    /// The UUID of the machine's n-th device, whether this process can see it or not.
+    /// Returns the UUID of the machine's n-th device, visible to this process or not.
     pub fn uuid(&self, physical: usize) -> GpuUuid {
         let first = mix(self.seed ^ mix(physical as u64 + 1));
         let bytes = [first, mix(first)].map(u64::to_le_bytes);
@@ -71,7 +71,7 @@ impl FakeConfig {
         GpuUuid(uuid)
     }
 
-    /// The machine's devices that this process can see, checked.
+    /// Returns the machine's devices that this process can see, checked.
     pub(super) fn visible(&self) -> Result<Vec<usize>, GpuError> {
         if self.memory < GRANULE {
             let hint = format!("devices of {} bytes: the least is {GRANULE}", self.memory);

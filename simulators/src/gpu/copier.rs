@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// The copier of a device, if it was asked for, and what its engines are at.
+/// The copier of a device, if it was asked for, and the count of engine copies.
 pub(super) struct Copier {
     resident: OnceLock<Result<Arc<Resident<Launch>>, GpuError>>,
-    /// Copies that the library's own streams were given, and that are not over.
+    /// Copies in flight on the library's own streams.
     under_way: Arc<AtomicUsize>,
 }
 
@@ -30,7 +30,7 @@ impl Copier {
         Self { resident: OnceLock::new(), under_way: Arc::default() }
     }
 
-    /// Looked for at the first copy, as on a real device.
+    /// Sets the copier up at the first copy, as on a real device.
     pub(super) fn find(
         &self,
         faults: &Arc<Faults>,
@@ -55,8 +55,8 @@ impl Copier {
         self.resident.get_or_init(find).as_ref().ok()
     }
 
-    /// Gives copies between two devices' memory to the kernel, which takes all or none. They come
-    /// back where it has none, or is not to have these; with whether a kernel is what they lack.
+    /// Gives copies between two devices' memory to the kernel, which takes all or none. If it does
+    /// not, returns them, with `true` if only a kernel is missing.
     pub(super) fn offer(
         &self,
         resident: &Arc<Resident<Launch>>,
@@ -94,8 +94,7 @@ impl Copier {
             }
             None => match take(parts_given, &places) {
                 Some(parts) => Err((true, parts)),
-                // Carried out by a kernel that was then lost: to be copied again would need the
-                // ends.
+                // A kernel that is lost by now did them. Repeating them would need the ends.
                 None => {
                     Ok(failed(error("copier", LAUNCH_FAILED, "the kernel was lost under a copy")))
                 }
@@ -103,13 +102,13 @@ impl Copier {
         }
     }
 
-    /// One more copy for an engine, until the guard is dropped.
+    /// Counts one more copy for an engine, until the guard is dropped.
     pub(super) fn engine_begins(&self) -> UnderWay {
         self.under_way.fetch_add(1, Ordering::SeqCst);
         UnderWay(Arc::clone(&self.under_way))
     }
 
-    /// Has the kernel end, before something that would wait for it.
+    /// Ends the kernel, before a call that would wait for it.
     pub(super) fn end_early(&self) {
         if let Some(Ok(resident)) = self.resident.get() {
             resident.end_early();
@@ -130,7 +129,7 @@ impl fmt::Debug for Copier {
     }
 }
 
-/// An engine is at a copy.
+/// Guard of a copy in an engine.
 pub(super) struct UnderWay(Arc<AtomicUsize>);
 
 impl Drop for UnderWay {
@@ -139,8 +138,8 @@ impl Drop for UnderWay {
     }
 }
 
-/// The memory of copies that were given to the kernel, held until they are done; by what the kernel
-/// will find written.
+/// Memory of copies that were given to the kernel, held until they are done. The key is the list
+/// that the kernel will find.
 type Parts = Mutex<Vec<(Vec<Place>, Vec<Part>)>>;
 
 fn place((dst, src, len): &Part) -> Place {
@@ -154,7 +153,7 @@ fn take(parts: &Parts, places: &[Place]) -> Option<Vec<Part>> {
     Some(parts.remove(at).1)
 }
 
-/// How the thread is started that stands for a kernel.
+/// Start of the thread that stands for a kernel.
 pub(super) struct Launch {
     board: Arc<Board>,
     parts: Arc<Parts>,
@@ -179,7 +178,7 @@ impl Launcher for Launch {
             (Arc::clone(&self.board), Arc::clone(&self.parts), Arc::clone(&self.faults));
         let at = self.address_of_board();
         let standstill = Arc::clone(&self.standstill);
-        // Whoever waits for the device from here on waits for the kernel.
+        // Later waiters for the device also wait for the kernel.
         let resident = standstill.kernel_begins();
         let delay = self.faults.delay_of_launches();
         let body = move || {
@@ -202,17 +201,17 @@ impl Launcher for Launch {
         Ok(lock(&self.last).as_ref().is_none_or(JoinHandle::is_finished))
     }
 
-    /// There may be fewer processors than threads that wait for each other.
+    /// Yields: there may be fewer processors than threads that wait for each other.
     fn pause(&self) {
         std::thread::yield_now();
     }
 }
 
-/// The kernel.
+/// Runs the kernel.
 fn run((board, at): (&Board, u64), generation: u64, parts: &Parts, faults: &Faults) {
     let mut kernel = Kernel::begin(&board.page, generation);
     let copy = |command: Command| {
-        // The memory is let go before anybody hears that the copies are over.
+        // The memory is released before the end of the copies is visible.
         for part in take(parts, &board.places(at, command)).into_iter().flatten() {
             carry_out(part);
         }
@@ -221,7 +220,7 @@ fn run((board, at): (&Board, u64), generation: u64, parts: &Parts, faults: &Faul
     let mut last = begun;
     loop {
         if faults.loses_copiers() && !lock(parts).is_empty() {
-            // Without a word, and with what it was given.
+            // Ends without a word, and with the copy not done.
             return;
         }
         let now = Instant::now();

@@ -35,12 +35,12 @@ impl FakeGpu {
         Self { shared, ordinal, info }
     }
 
-    /// Misbehaviour to order; shared with the driver and its other devices.
+    /// Returns the switches for faults, shared with the driver and its other devices.
     pub fn faults(&self) -> &Arc<Faults> {
         &self.shared.faults
     }
 
-    /// A user's stream as the type that it is, for [`FakeStream::launch`].
+    /// Returns a user's stream in its own type, for [`FakeStream::launch`].
     ///
     /// # Errors
     /// The system gives no thread for it.
@@ -48,18 +48,18 @@ impl FakeGpu {
         FakeStream::new(Arc::clone(&self.shared), self.ordinal).map(Arc::new)
     }
 
-    /// As `cuCtxSynchronize`, and as a program's freeing of memory: blocks while a stream of the
-    /// device waits for a word.
+    /// Waits as `cuCtxSynchronize`, and a program's freeing of memory, do: blocks while a stream
+    /// of the device waits for a word.
     ///
     /// # Errors
-    /// Never, for a device that is there.
+    /// Never, for a device that exists.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         self.shared.device("synchronize", self.ordinal)?.standstill.until_none_waits();
         Ok(())
     }
 
-    /// A copy whose ends have been checked, and its event; only the event to be fired where there
-    /// is nothing to copy.
+    /// Checks the ends of a copy, and returns it with its event; without bytes only the event to
+    /// be fired.
     #[allow(clippy::type_complexity, reason = "a copy, or the event of none")]
     pub(super) fn checked(
         &self,
@@ -72,7 +72,7 @@ impl FakeGpu {
         self.together(parts)
     }
 
-    /// The same of many that are given together.
+    /// As the above, for grouped copies.
     #[allow(clippy::type_complexity, reason = "as above")]
     pub(super) fn checked_pieces(
         &self,
@@ -86,7 +86,7 @@ impl FakeGpu {
         self.together(parts)
     }
 
-    /// One that crosses from one allocation into the next goes in two.
+    /// Adds a copy in two parts if it crosses from one allocation into the next.
     fn add_parts(
         &self,
         parts: &mut Vec<Part>,
@@ -103,7 +103,7 @@ impl FakeGpu {
         Ok(())
     }
 
-    /// The same of the rows of a grid.
+    /// As the above, for the rows of a grid.
     #[allow(clippy::type_complexity, reason = "as above")]
     pub(super) fn checked_grid(
         &self,
@@ -133,7 +133,7 @@ impl FakeGpu {
         Ok((Ok(Copy { parts, delay, fail, done, under_way: None }), event))
     }
 
-    /// Both ends of a copy of some bytes.
+    /// Checks both ends of a copy.
     fn part(
         &self,
         dst: (*mut u8, MemKind),
@@ -145,7 +145,7 @@ impl FakeGpu {
         Ok((dst, src, len))
     }
 
-    /// Gives copies that go together to one of the library's own streams.
+    /// Gives grouped copies to one of the library's own streams.
     fn give_together(
         &self,
         checked: (Result<Copy, Promise>, Event),
@@ -166,7 +166,7 @@ impl FakeGpu {
         }
     }
 
-    /// Checks one end of a copy, and finds out where the engine reaches it.
+    /// Checks one end of a copy, and finds the engine's address of it.
     fn end(&self, which: &str, ptr: *mut u8, kind: MemKind, len: usize) -> Result<End, GpuError> {
         let wrong = |what: String| {
             error("copy", INVALID_VALUE, format!("the {which} {ptr:p}+{len} {what}"))
@@ -175,8 +175,8 @@ impl FakeGpu {
         match kind {
             MemKind::Host | MemKind::Pinned => {
                 let host = NonNull::new(ptr).ok_or_else(|| wrong("is null".into()))?;
-                // The ends of the range suffice: a window is one mapping, host memory does not span
-                // it.
+                // The ends of the range suffice: a window is one mapping, and host memory does not
+                // span it.
                 if [addr, addr.saturating_add(len - 1)]
                     .iter()
                     .any(|at| self.shared.window_of(*at).is_some())
@@ -195,9 +195,8 @@ impl FakeGpu {
                     )
                 })?;
                 let owner = &self.shared.device("copy", found.ordinal)?.info;
-                // What was opened is said to be of the device that it was opened for; and a range
-                // of reserved addresses may have memory of several, and is said to be of the
-                // first's.
+                // The caller names the device that opened the memory. A range of reserved
+                // addresses may have memory of several devices, and is named after the first's.
                 if owner.uuid != uuid && !found.is_for_others {
                     return Err(wrong(format!(
                         "belongs to {}, and was said to be {kind}",
@@ -221,7 +220,7 @@ impl FakeGpu {
         }
     }
 
-    /// What takes small copies, where that was asked for.
+    /// Returns the resident copier, if it was asked for.
     fn resident(&self) -> Result<Option<&Arc<Resident<Launch>>>, GpuError> {
         if !self.shared.wants_copiers.load(Ordering::SeqCst) {
             return Ok(None);
@@ -230,8 +229,8 @@ impl FakeGpu {
         Ok(device.copier.find(&self.shared.faults, &device.standstill))
     }
 
-    /// Gives copies to the resident kernel, whose event it is then, or to one of the library's own
-    /// streams, behind all that the kernel was given.
+    /// Gives copies to the resident kernel, which then provides the event, or to one of the
+    /// library's own streams, behind all copies of the kernel.
     fn give_to_copier_or_engine(
         &self,
         mut copy: Copy,
@@ -274,14 +273,14 @@ impl FakeGpu {
     }
 }
 
-/// Whether none of so many crosses from one allocation into the next: as with NVIDIA's, those that
-/// do are the engine's.
+/// Returns `true` if none of `count` copies crosses from one allocation into the next. As with
+/// NVIDIA's driver, the engine does those that cross.
 fn are_at_most<E>(checked: &Result<Copy, E>, count: usize) -> bool {
     checked.as_ref().is_ok_and(|copy| copy.parts.len() <= count)
 }
 
-// SAFETY: each region is a mapping of its own. An engine keeps its promise when it has dropped the
-// copy, ends and all; what is refused it never had.
+// SAFETY: each region is a mapping of its own. An engine keeps its promise by dropping the copy
+// with its ends; it never has a refused copy.
 unsafe impl Gpu for FakeGpu {
     fn info(&self) -> &GpuInfo {
         &self.info
@@ -358,7 +357,7 @@ unsafe impl Gpu for FakeGpu {
         let is_to_pageable = dst.1 == MemKind::Host && !src.1.is_host();
         match self.checked(dst, src, len)? {
             (Ok(copy), event) => {
-                // What crosses from one allocation into the next is the engine's.
+                // An engine does copies that cross from one allocation into the next.
                 let is_one = copy.parts.len() == 1;
                 if let Some(event) = self.give_to_copier_or_engine(copy, is_one)? {
                     return Ok(event);
@@ -388,7 +387,7 @@ unsafe impl Gpu for FakeGpu {
         src: (*const u8, MemKind),
         grid: &Grid,
     ) -> Result<Event, GpuError> {
-        // As with NVIDIA's: rows are the engine's, but for one.
+        // As with NVIDIA's driver: rows are the engine's, except a single one.
         let checked = self.checked_grid(dst, src, grid)?;
         let is_one = grid.count[1] == 1 && grid.count[2] == 1 && are_at_most(&checked.0, 1);
         self.give_together(checked, is_one)
@@ -414,7 +413,7 @@ unsafe impl Gpu for FakeGpu {
         self.shared.reaches("reaches", self.ordinal, peer)
     }
 
-    /// What was opened for one simulated device is open for all.
+    /// Memory opened for one simulated device is open for all.
     fn reaches_region(&self, region: &Region) -> bool {
         region.kind().gpu().is_none_or(|owner| self.reaches(owner).is_ok())
     }

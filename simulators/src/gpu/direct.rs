@@ -1,5 +1,5 @@
-//! A simulated device's memory, for NICs: to simulated ones its memfd stands for a dma-buf, and a
-//! flush is passed on to whoever holds writes back.
+//! A simulated device's memory, for NICs. To simulated NICs its memfd stands for a dma-buf, and a
+//! flush calls the functions that release writes held back.
 
 use super::error::{INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, error};
 use super::faults::count;
@@ -11,10 +11,10 @@ use carrack_transports::gpu::{DmaBuf, GpuError};
 use std::fmt;
 use std::sync::Mutex;
 
-/// What a flush does.
+/// Function that a flush calls.
 type Flushed = Box<dyn Fn() + Send + Sync>;
 
-/// Whom flushes of a driver's devices are passed on to.
+/// Functions that flushes of a driver's devices call.
 #[derive(Default)]
 pub(super) struct Flushes(Mutex<Vec<Flushed>>);
 
@@ -35,7 +35,7 @@ impl fmt::Debug for Flushes {
 }
 
 impl Shared {
-    /// Lends a range of a device's memory.
+    /// Exports a range of a device's memory.
     pub(super) fn export_dmabuf(
         &self,
         ordinal: usize,
@@ -74,7 +74,7 @@ impl Shared {
         Ok(DmaBuf { fd, offset: offset as u64 })
     }
 
-    /// Has everybody let through what they hold back.
+    /// Calls all functions, which release the writes that they hold back.
     pub(super) fn flush_remote_writes(&self) {
         count(&self.faults.counts.flushes);
         self.flushes.pass_on();

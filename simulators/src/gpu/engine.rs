@@ -22,12 +22,12 @@ use std::time::Duration;
 pub(super) enum End {
     /// Host memory; the caller of `Gpu::copy` promised that it stays.
     Host(NonNull<u8>),
-    /// An allocation, held until the copy is over, and an offset in it.
+    /// An allocation, held until the copy ends, and an offset in it.
     Device(Arc<Alias>, usize),
 }
 
-// SAFETY: the host address is used by one engine, under the promise of `Gpu::copy` that it is valid
-// until the event has fired, on whatever thread.
+// SAFETY: one engine uses the host address, on any thread. The promise of `Gpu::copy` keeps it
+// valid until the event has fired.
 unsafe impl Send for End {}
 
 impl End {
@@ -42,8 +42,8 @@ impl End {
 /// An aligned word of host memory that a stream and the host share.
 pub(super) struct Word(pub(super) NonNull<u64>);
 
-// SAFETY: the word is used by atomic loads and stores only, under the promise of
-// `Stream::write_value64` that it stays until the stream has come to it.
+// SAFETY: the word is used by atomic loads and stores only. By the promise of
+// `Stream::write_value64` it stays until the stream has used it.
 unsafe impl Send for Word {}
 
 impl Word {
@@ -61,21 +61,21 @@ impl Word {
     }
 }
 
-/// One of the copies that were given together: target, source, bytes.
+/// One of several grouped copies: target, source, bytes.
 pub(super) type Part = (End, End, usize);
 
-/// A copy whose ends have been checked, or several that were given together.
+/// A copy whose ends have been checked, or several grouped ones.
 pub(super) struct Copy {
     pub(super) parts: Vec<Part>,
     pub(super) delay: Duration,
     /// The fault that was ordered for it.
     pub(super) fail: Option<GpuError>,
     pub(super) done: Promise,
-    /// Of a copy by the library's own streams: over before it is told.
+    /// Count of the library's own copies, released before the event fires.
     pub(super) under_way: Option<UnderWay>,
 }
 
-/// What a kernel is made of.
+/// Body of a kernel.
 pub(super) type Body = Box<dyn FnOnce() -> Result<(), GpuError> + Send>;
 
 /// Work for a stream.
@@ -117,7 +117,8 @@ impl Queue {
 }
 
 fn run(jobs: &Receiver<Job>, faults: &Faults, device: &Standstill) {
-    // As a CUDA context after a fault of a kernel: nothing runs any more, everything reports it.
+    // As a CUDA context after a fault of a kernel: no work runs any more, and every event reports
+    // the fault.
     let mut sticky: Option<GpuError> = None;
     for job in jobs {
         device.pass();
@@ -150,23 +151,23 @@ fn perform(copy: Copy, sticky: Option<GpuError>, faults: &Faults) {
         None => {
             for (dst, src, len) in &parts {
                 // SAFETY: device ends were checked when the copy was submitted, and their aliases
-                // are held; host ends are valid by the contract of `Gpu::copy` until the event has
+                // are held. Host ends are valid by the contract of `Gpu::copy` until the event has
                 // fired.
                 unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), *len) };
             }
             Ok(())
         }
     };
-    // The memory is let go before anybody hears that the copy is over.
+    // The memory is released before the end of the copy is visible.
     drop(parts);
     drop(under_way);
     done.fire(outcome);
 }
 
-/// A copy between two devices' memory by a resident kernel.
+/// Makes a copy between two devices' memory in a resident kernel.
 pub(super) fn carry_out((dst, src, len): Part) {
-    // SAFETY: device ends were checked when the copy was begun, and their aliases are held until it
-    // is over.
+    // SAFETY: device ends were checked when the copy was begun, and their aliases are held until
+    // it ends.
     unsafe { move_bytes(dst.address().as_ptr(), src.address().as_ptr(), len) };
     drop((dst, src));
 }
@@ -181,8 +182,7 @@ fn pause(delay: Duration) {
 ///
 /// # Safety
 /// `len` bytes are readable at `src` and writable at `dst`, and no references to them are alive.
-/// Another engine or process may write them at the same time: the bytes are then whatever was
-/// found.
+/// Another engine or process may write them at the same time: the bytes are then arbitrary.
 unsafe fn move_bytes(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: passed on from the caller.
     unsafe { std::ptr::copy(src, dst, len) };

@@ -31,7 +31,7 @@ pub(super) const LAUNCH_FAILED: i32 = 719;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 pub(super) const NOT_SUPPORTED: i32 = 801;
 
-/// An error with the code's name filled in.
+/// Returns an error with the code's name filled in.
 pub(super) fn error(call: &'static str, code: i32, hint: impl Into<String>) -> GpuError {
     GpuError { call, code, name: name(code), hint: hint.into() }
 }

@@ -1,15 +1,16 @@
-//! What stands behind an event of the simulated driver: an outcome that is set once.
+//! State behind an event of the simulated driver: an outcome that is set once.
 
 use super::error::{DEINITIALIZED, error};
 use super::lock;
 use carrack_transports::gpu::{Event, EventState, GpuError};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-/// An outcome, and those who wait for it.
+/// An outcome, and the threads that wait for it.
 #[derive(Default)]
 struct FakeEvent {
     outcome: OnceLock<Result<(), GpuError>>,
-    /// Held while the outcome is set, so that nobody who looks under it misses the wake-up.
+    /// Held while the outcome is set, so that a thread that checks under it does not miss the
+    /// wake-up.
     gate: Mutex<()>,
     fired: Condvar,
 }
@@ -45,12 +46,12 @@ impl EventState for FakeEvent {
     }
 }
 
-/// The side of an event that fires it. Dropped without having fired, it fails the event, so that an
-/// operation ends also when its work is never done.
+/// The side of an event that fires it. Dropped without having fired, it fails the event, so that
+/// an operation ends also if its work is never done.
 pub(super) struct Promise(Option<Arc<FakeEvent>>);
 
 impl Promise {
-    /// An event, and the right to fire it.
+    /// Creates an event, and the right to fire it.
     pub(super) fn new() -> (Self, Event) {
         let state = Arc::new(FakeEvent::default());
         (Self(Some(Arc::clone(&state))), Event::new(state))
@@ -76,7 +77,7 @@ impl Drop for Promise {
     }
 }
 
-/// An event of work that has failed.
+/// Returns an event of work that has failed.
 pub(super) fn failed(why: GpuError) -> Event {
     let (promise, event) = Promise::new();
     promise.fire(Err(why));

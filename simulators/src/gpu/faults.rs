@@ -1,4 +1,4 @@
-//! Misbehaviour to order, and counts of what was asked of the driver.
+//! Faults on request, and counts of driver calls.
 //!
 //! One [`Faults`] belongs to a driver and all of its devices; it can be set at any time, from any
 //! thread.
@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// When an ordered failure of a copy shows.
+/// Point at which an ordered failure of a copy shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FailAt {
-    /// [`Gpu::copy`](carrack_transports::gpu::Gpu::copy) itself refuses.
+    /// [`Gpu::copy`](crate::gpu::Gpu::copy) itself fails.
     Submit,
     /// The copy is taken; its event reports the failure, and no byte is moved.
     Event,
 }
 
-/// Which copies fail.
+/// Selection of the copies that fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
     /// The n-th from now, counted from 1, and only that one. 0 is none.
@@ -30,7 +30,7 @@ pub enum Which {
     All,
 }
 
-/// What was asked of a driver so far.
+/// Counts of driver calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {
@@ -48,10 +48,9 @@ pub struct Counters {
     pub opens: u64,
     /// Opened regions dropped.
     pub closes: u64,
-    /// Mappings of other processes' memory made; smaller than `opens` where a handle was opened
-    /// twice.
+    /// Mappings of other processes' memory made; fewer than `opens` if a handle was opened twice.
     pub maps: u64,
-    /// Those mappings taken away again.
+    /// Mappings of other processes' memory removed.
     pub unmaps: u64,
     /// Calls of [`Driver::classify`](carrack_transports::gpu::Driver::classify).
     pub classifies: u64,
@@ -59,24 +58,24 @@ pub struct Counters {
     pub buffer_ids: u64,
     /// Kernels launched.
     pub launches: u64,
-    /// Copies taken from a device to host memory that was not said to be pinned: a real driver's
+    /// Copies taken from a device to host memory that is not known to be pinned: a real driver's
     /// call waits for these.
     pub to_pageable: u64,
     /// Allocations of pinned host memory made, which `allocs` does not count.
     pub pinned: u64,
-    /// Those freed again.
+    /// Allocations of pinned host memory freed.
     pub unpinned: u64,
-    /// Ranges lent to NICs as dma-bufs.
+    /// Ranges exported to NICs as dma-bufs.
     pub dmabufs: u64,
-    /// Flushes of what NICs have written.
+    /// Flushes of NICs' writes.
     pub flushes: u64,
-    /// Launches of the kernels that take small copies; `launches` are the program's.
+    /// Launches of resident copier kernels; `launches` are the program's.
     pub copier_launches: u64,
-    /// Copies that were given to these, which `copies` does not count.
+    /// Copies that were given to these kernels, which `copies` does not count.
     pub copier_copies: u64,
     /// Ranges of addresses reserved.
     pub reservations: u64,
-    /// Those given back.
+    /// Ranges of addresses released.
     pub releases: u64,
 }
 
@@ -117,7 +116,7 @@ counts!(
     releases
 );
 
-/// One more.
+/// Adds one.
 pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
@@ -129,7 +128,7 @@ struct CopyFault {
     code: i32,
 }
 
-/// Switches for everything that a driver may get wrong. All are off to begin with.
+/// Switches for all faults of a driver. All are off to begin with.
 #[derive(Debug, Default)]
 pub struct Faults {
     reuse_addresses: AtomicBool,
@@ -160,19 +159,19 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// The next allocation gets the address of the one freed last, where it fits, under a new
-    /// buffer id. Off, addresses are reused as late as possible.
+    /// Gives the next allocation the address of the one freed last, if it fits, under a new buffer
+    /// id. Off, addresses are reused as late as possible.
     pub fn reuse_addresses(&self, on: bool) {
         self.reuse_addresses.store(on, Ordering::SeqCst);
     }
 
-    /// `classify` tells no context for plain memory either, as for VMM and pool memory.
+    /// Makes `classify` report no context for plain memory either, as for VMM and pool memory.
     pub fn null_context(&self, on: bool) {
         self.null_context.store(on, Ordering::SeqCst);
     }
 
-    /// Streams may wait beyond the bound, as the driver lets them, and as the library never does:
-    /// for tests of what becomes of the device then.
+    /// Lets streams wait beyond the bound, as the driver does and the library never does: for
+    /// tests of the device's behaviour then.
     pub fn take_all_waits(&self, on: bool) {
         self.all_waits.store(on, Ordering::SeqCst);
     }
@@ -181,7 +180,7 @@ impl Faults {
         self.all_waits.load(Ordering::SeqCst)
     }
 
-    /// Nothing can be exported in this form.
+    /// Makes exports in this form fail.
     pub fn refuse_export(&self, form: HandleForm, on: bool) {
         let mut refused = lock(&self.refused);
         if on {
@@ -191,22 +190,22 @@ impl Faults {
         }
     }
 
-    /// Opening any handle fails with this code, until `None` is set.
+    /// Makes opening any handle fail with this code, until `None` is set.
     pub fn fail_open(&self, code: Option<i32>) {
         *lock(&self.open) = code;
     }
 
-    /// There is no pinned memory to be had, or there is again.
+    /// Makes allocations of pinned memory fail.
     pub fn refuse_pinned(&self, on: bool) {
         self.no_pinned.store(on, Ordering::SeqCst);
     }
 
-    /// There are no dma-bufs to be had, or there are again.
+    /// Makes exports of dma-bufs fail.
     pub fn refuse_dmabufs(&self, on: bool) {
         self.no_dmabufs.store(on, Ordering::SeqCst);
     }
 
-    /// No memory is allocated at chosen addresses, as by a driver that is too old; or it is again.
+    /// Makes allocations at chosen addresses fail, as with a driver that is too old.
     pub fn refuse_reservations(&self, on: bool) {
         self.no_reservations.store(on, Ordering::SeqCst);
     }
@@ -215,8 +214,8 @@ impl Faults {
         self.no_reservations.load(Ordering::SeqCst)
     }
 
-    /// No copy goes from one device's memory into another's behind it, as by a driver that knows no
-    /// such thing; or it does again.
+    /// Makes copies fail that cross from one device's memory into another's behind it, as with a
+    /// driver that does not support them.
     pub fn refuse_copies_across(&self, on: bool) {
         self.none_across.store(on, Ordering::SeqCst);
     }
@@ -225,22 +224,22 @@ impl Faults {
         self.none_across.load(Ordering::SeqCst)
     }
 
-    /// Devices turn out to write where they were given access for reading only, as an attempt would
-    /// show; or they are said to be kept from it again. Rights are noted here, and keep nobody from
-    /// anything: kernels are closures, and copies name the owner.
+    /// Makes devices write where they were given read-only access, as an attempt would show.
+    /// Rights are recorded here, but not enforced: kernels are closures, and copies name the
+    /// owner.
     pub fn let_readers_write(&self, on: bool) {
         self.readers_write.store(on, Ordering::SeqCst);
     }
 
-    /// Why there is no access for reading only, if there is none.
+    /// Returns the reason why there is no read-only access, if there is none.
     pub(super) fn lets_readers_write(&self) -> Option<&'static str> {
         self.readers_write
             .load(Ordering::SeqCst)
             .then_some("it writes there all the same, as was ordered")
     }
 
-    /// The kernel makes real dma-bufs of a device's memory (`/dev/udmabuf`), for NICs that are not
-    /// simulated here; or the memfd stands for one again, for those that are.
+    /// Exports a device's memory as real dma-bufs of the kernel's (`/dev/udmabuf`), for NICs that
+    /// are not simulated here. Off, the memfd stands for one, for those that are.
     pub fn lend_udmabufs(&self, on: bool) {
         self.udmabufs.store(on, Ordering::SeqCst);
     }
@@ -253,8 +252,8 @@ impl Faults {
         self.no_dmabufs.load(Ordering::SeqCst)
     }
 
-    /// What all devices say of when a NIC's writes are seen: in order, unless it is ordered
-    /// otherwise. For NICs that hold them back; the devices themselves hold nothing back.
+    /// Sets the devices' answer about the visibility of a NIC's writes, which is `InOrder` by
+    /// default. For NICs that hold writes back; the devices themselves hold none back.
     pub fn order_remote_writes(&self, when: RemoteWrites) {
         *lock(&self.remote_writes) = Some(when);
     }
@@ -263,49 +262,49 @@ impl Faults {
         lock(&self.remote_writes).clone().unwrap_or(RemoteWrites::InOrder)
     }
 
-    /// `check` says that the contexts of all devices are gone, or that they are there.
+    /// Makes `check` report that the contexts of all devices are gone.
     pub fn lose_contexts(&self, on: bool) {
         self.no_contexts.store(on, Ordering::SeqCst);
     }
 
-    /// Copies fail with `code` (700 is an illegal address, 719 a failed launch). Replaces what was
-    /// ordered before. Every copy of all of the driver's devices counts, those of `Region::read`
-    /// and `write` included. The failure belongs to the copy: later ones work, unless they are to
-    /// fail as well.
+    /// Makes copies fail with `code` (700 is an illegal address, 719 a failed launch). Replaces
+    /// earlier orders. Every copy of all of the driver's devices counts, those of `Region::read`
+    /// and `write` included. The failure belongs to the copy: later ones work, unless they are
+    /// selected, too.
     pub fn fail_copies(&self, at: FailAt, which: Which, code: i32) {
         *lock(&self.copies) = Some(CopyFault { at, which, code });
     }
 
-    /// No more copies fail.
+    /// Ends the failures of copies.
     pub fn heal_copies(&self) {
         *lock(&self.copies) = None;
     }
 
-    /// Every copy submitted from now on takes this much longer.
+    /// Makes every copy submitted from now on take this much longer.
     pub fn copy_delay(&self, delay: Duration) {
         self.copy_delay.store(nanos(delay), Ordering::SeqCst);
     }
 
-    /// Every kernel launched from now on starts this much later.
+    /// Makes every kernel launched from now on start this much later.
     pub fn launch_delay(&self, delay: Duration) {
         self.launch_delay.store(nanos(delay), Ordering::SeqCst);
     }
 
-    /// No copy ends before the guard is dropped: for tests that must see `Pending`, without a race
-    /// against a delay.
+    /// Keeps copies from ending until the guard is dropped: for tests that must see `Pending`,
+    /// without a race against a delay.
     #[must_use = "copies go on when the guard is dropped"]
     pub fn hold_copies(self: &Arc<Self>) -> Held {
         *lock(&self.held) += 1;
         Held(Arc::clone(self))
     }
 
-    /// No device has a resident copier, from its first copy on.
+    /// Refuses resident copiers on all devices, from their first copy on.
     pub fn refuse_copiers(&self, on: bool) {
         self.no_copiers.store(on, Ordering::SeqCst);
     }
 
-    /// A process of this number wants copiers on all devices, too, as is found when a kernel is
-    /// launched; or it is heard of no more. What was refused for it stays so.
+    /// Simulates a process of this number that wants copiers on all devices, too, which is found
+    /// when a kernel is launched. `None` ends it; copiers refused meanwhile stay refused.
     pub fn share_copiers(&self, with: Option<i32>) {
         *lock(&self.sharer) = with;
     }
@@ -314,14 +313,14 @@ impl Faults {
         *lock(&self.sharer)
     }
 
-    /// The kernels of resident copiers that are launched do not begin, as behind one of the
-    /// program's that fills the device; or they do again.
+    /// Keeps launched kernels of resident copiers from beginning, as behind one of the program's
+    /// that fills the device.
     pub fn stall_copiers(&self, on: bool) {
         self.stalled_copiers.store(on, Ordering::SeqCst);
     }
 
-    /// The kernels of resident copiers end without a word when they are given a copy, as when a
-    /// device is lost; or they do not any more.
+    /// Makes the kernels of resident copiers end without a word when they are given a copy, as
+    /// when a device is lost.
     pub fn lose_copiers(&self, on: bool) {
         self.lost_copiers.store(on, Ordering::SeqCst);
     }
@@ -338,7 +337,7 @@ impl Faults {
         self.lost_copiers.load(Ordering::SeqCst)
     }
 
-    /// Whether something was ordered of copies that only an engine does.
+    /// Returns `true` if a fault is ordered for copies that only an engine simulates.
     pub(super) fn orders_copies(&self) -> bool {
         lock(&self.copies).is_some() || *lock(&self.held) > 0 || !self.delay_of_copies().is_zero()
     }
@@ -353,8 +352,8 @@ impl Faults {
         }
     }
 
-    /// What lies on a device is not to be told apart any more, as that of a device which the
-    /// process cannot see: a library of the program's may have opened such memory.
+    /// Hides the owner of a device's memory, as for a device that the process cannot see: a
+    /// library of the program's may have opened such memory.
     pub fn hide(&self, gpu: GpuUuid, hidden: bool) {
         let mut all = lock(&self.hidden);
         if hidden {
@@ -364,7 +363,7 @@ impl Faults {
         }
     }
 
-    /// What was asked of the driver so far.
+    /// Returns the counts of driver calls.
     pub fn counters(&self) -> Counters {
         self.counts.read()
     }
@@ -409,7 +408,7 @@ impl Faults {
         lock(&self.hidden).contains(&gpu)
     }
 
-    /// Counts a copy down and says how it is to fail, if it is.
+    /// Counts a copy down, and returns its ordered failure, if there is one.
     pub(super) fn next_copy(&self) -> Option<(FailAt, GpuError)> {
         let mut ordered = lock(&self.copies);
         let CopyFault { at, which, code } = (*ordered)?;
@@ -436,7 +435,7 @@ impl Faults {
     }
 }
 
-/// Copies stand still while this lives.
+/// Guard that stops copies while it lives.
 #[derive(Debug)]
 pub struct Held(Arc<Faults>);
 

@@ -1,9 +1,9 @@
 //! Handles by which one process opens another's memory.
 //!
 //! The byte form names the exporter's descriptor and is opened through `/proc/<pid>/fd/<n>`, with
-//! the rules of legacy CUDA IPC (gpu.md): not in the exporting process, counted when opened again,
-//! an error once the exporter has freed the memory or is gone. It needs a common pid namespace and
-//! user, as legacy IPC does. The descriptor form is the memory itself.
+//! the rules of legacy CUDA IPC (gpu.md). It is invalid in the exporting process, and once the
+//! exporter has freed the memory or is gone. Repeated openings are counted. It needs a common pid
+//! namespace and user, as legacy IPC does. The descriptor form is the memory itself.
 
 use super::alloc::Placed;
 use super::error::{
@@ -24,14 +24,14 @@ use std::sync::{Arc, Mutex, Weak};
 
 const MAGIC: [u8; 4] = *b"CFG1";
 
-/// What the 64 bytes of a handle say.
+/// Content of the 64 bytes of a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Name {
     pid: u32,
-    /// When the process started, in ticks since boot: a pid is reused, the pair is not.
+    /// Start time of the process, in ticks since boot: a pid is reused, the pair is not.
     started: u64,
     fd: u32,
-    /// Which memory the descriptor stood for: a number is reused, an inode is not.
+    /// Inode of the descriptor's memory: a descriptor's number is reused, an inode is not.
     inode: u64,
     id: AllocId,
     /// The exporter's address in blocks of 2 MiB, for people.
@@ -60,7 +60,7 @@ impl Name {
         bytes
     }
 
-    /// Any bytes may come: what they say is checked when it is used.
+    /// Decodes a name. The bytes may be arbitrary, and are checked when they are used.
     fn decode(bytes: &[u8; 64]) -> Option<Self> {
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
         let (pid, rest) = rest.split_first_chunk()?;
@@ -84,11 +84,11 @@ impl Name {
     }
 }
 
-/// What has been opened by bytes and is still mapped.
+/// Memory that was opened by bytes and is still mapped.
 #[derive(Debug, Default)]
 pub(super) struct Opened(Mutex<HashMap<Name, Weak<Placed>>>);
 
-/// One opening of a handle; the mapping goes with the last one.
+/// One opening of a handle. The mapping is removed with the last one.
 struct Opening {
     shared: Arc<Shared>,
     _placed: Arc<Placed>,
@@ -100,7 +100,7 @@ impl Drop for Opening {
     }
 }
 
-/// The same, at reserved addresses.
+/// One opening at reserved addresses.
 struct OpeningAt {
     shared: Arc<Shared>,
     _piece: Piece,
@@ -256,7 +256,7 @@ fn open_bytes(shared: &Arc<Shared>, opener: usize, name: Name) -> Result<Arc<Pla
     }
     let ordinal = owner(shared, opener, name.gpu)?;
     let fd = descriptor(&name)?;
-    // Held while the memory is mapped: two threads that open one handle get one mapping.
+    // Held while the memory is mapped, so that two threads that open one handle get one mapping.
     let mut opened = lock(&shared.opened.0);
     if let Some(placed) = opened.get(&name).and_then(Weak::upgrade) {
         return Ok(placed);
@@ -268,7 +268,7 @@ fn open_bytes(shared: &Arc<Shared>, opener: usize, name: Name) -> Result<Arc<Pla
     Ok(placed)
 }
 
-/// Fetches the exporter's memory, and makes sure that it is what the handle meant.
+/// Opens the exporter's memory, and checks that the handle means it.
 fn descriptor(name: &Name) -> Result<OwnedFd, GpuError> {
     let gone = |what: String| {
         let hint = format!(
@@ -281,7 +281,8 @@ fn descriptor(name: &Name) -> Result<OwnedFd, GpuError> {
         error("open", INVALID_HANDLE, hint)
     };
     let path = format!("/proc/{}/fd/{}", name.pid, name.fd);
-    // Opening a descriptor that is something else by now could block, or have effects: look first.
+    // Opening a descriptor that means another file by now could block, or have effects: look
+    // first.
     let target = fs::read_link(&path).map_err(|why| gone(format!("{path}: {why}")))?;
     if !target.to_string_lossy().starts_with(&format!("/memfd:{MEMFD_NAME}")) {
         return Err(gone(format!("{path} is {}", target.display())));
@@ -289,7 +290,7 @@ fn descriptor(name: &Name) -> Result<OwnedFd, GpuError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::open(&path, flags, Mode::empty())
         .map_err(|why| gone(format!("{path}: {why}")))?;
-    // First of all: memory that has just been made under that number need not even be sealed yet.
+    // Checked first: memory that has just been created under that number may not be sealed yet.
     let found = rustix::fs::fstat(&fd).map_err(|why| gone(format!("{path}: {why}")))?;
     if found.st_ino != name.inode || start_time(name.pid) != Some(name.started) {
         return Err(gone(format!("{path} is other memory")));
@@ -307,8 +308,8 @@ fn check_length(len: u64, size: usize) -> Result<(), GpuError> {
     Ok(())
 }
 
-/// When a process started, in ticks since boot: field 22 of its stat line, counted from behind its
-/// name, which may contain anything.
+/// Returns the start time of a process, in ticks since boot. It is field 22 of the stat line,
+/// counted from behind the name, which may contain anything.
 pub(super) fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, behind) = stat.rsplit_once(')')?;

@@ -1,7 +1,7 @@
 //! Memory that the CPU cannot touch: a memfd mapped twice.
 //!
-//! The *device address* is a mapping without any access in a window of addresses that is reserved
-//! for the device: a load or a store there ends the process with SIGSEGV. The *alias* is a second
+//! The *device address* is a mapping without any access, in a window of addresses that is reserved
+//! for the device. A load or a store there ends the process with SIGSEGV. The *alias* is a second
 //! mapping of the same pages, readable and writable, whose address only the engine knows.
 
 use super::error::{INVALID_HANDLE, MAP_FAILED, OPERATING_SYSTEM, error};
@@ -14,15 +14,15 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
-/// Allocations start and end on multiples of this, as the driver's blocks do (gpu.md, legacy IPC
+/// Allocations start and end at multiples of this, as the driver's blocks do (gpu.md, legacy IPC
 /// rule 2).
 pub(super) const GRANULE: usize = 2 << 20;
 
-/// What `/proc/<pid>/fd/<n>` says of the memory's descriptor.
+/// Name of the memory's descriptor in `/proc/<pid>/fd/<n>`.
 pub(super) const MEMFD_NAME: &str = "carrack-fake-gpu";
 
-/// Makes `span` zeroed bytes that can neither shrink nor grow, so that no process that maps them
-/// can be killed by another that truncates them.
+/// Creates `span` zeroed bytes that can neither shrink nor grow, so that no process can kill
+/// another that maps them by a truncation.
 pub(super) fn create(call: &'static str, span: usize) -> Result<OwnedFd, GpuError> {
     let make = || {
         let fd = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -34,7 +34,7 @@ pub(super) fn create(call: &'static str, span: usize) -> Result<OwnedFd, GpuErro
         .map_err(|why: rustix::io::Errno| error(call, OPERATING_SYSTEM, format!("no memfd: {why}")))
 }
 
-/// The inode and size of memory that came from elsewhere, once it is known that it cannot shrink.
+/// Returns the inode and size of memory from elsewhere, after checking that it cannot shrink.
 pub(super) fn inspect(call: &'static str, fd: impl AsFd) -> Result<(u64, usize), GpuError> {
     let bad = |what: String| error(call, INVALID_HANDLE, what);
     let seals =
@@ -56,8 +56,8 @@ pub(super) struct Window {
     len: usize,
 }
 
-// SAFETY: the window is a range of addresses that nothing reads or writes through; what is mapped
-// into it is decided under the table's lock.
+// SAFETY: the window is a range of addresses that is not read or written through. Mappings into it
+// are made under the table's lock.
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
@@ -69,7 +69,7 @@ impl Window {
             |why: String| error("fake driver", MAP_FAILED, format!("no {len} addresses: {why}"));
         let mapped = len.checked_add(GRANULE).ok_or_else(|| failed("too many".into()))?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping where the kernel likes it overlaps nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps no other.
         let start = unsafe { mmap_anonymous(null_mut(), mapped, ProtFlags::empty(), flags) };
         let start = start.map_err(|why| failed(why.to_string()))?;
         let mapping =
@@ -78,12 +78,12 @@ impl Window {
         Ok(Self { mapping, mapped, base, len })
     }
 
-    /// The addresses.
+    /// Returns the range of addresses.
     pub(super) fn range(&self) -> Range<usize> {
         self.base..self.base + self.len
     }
 
-    /// The pointer to an address of the window.
+    /// Returns the pointer to an address of the window.
     pub(super) fn pointer(&self, addr: usize) -> NonNull<u8> {
         debug_assert!(self.range().contains(&addr));
         let ahead = addr.saturating_sub(self.mapping.as_ptr() as usize).min(self.mapped);
@@ -91,7 +91,7 @@ impl Window {
         unsafe { self.mapping.add(ahead) }
     }
 
-    /// Puts `span` bytes of `fd` at `addr`, out of the CPU's reach.
+    /// Maps `span` bytes of `fd` at `addr`, out of the CPU's reach.
     pub(super) fn map(
         &self,
         call: &'static str,
@@ -101,7 +101,7 @@ impl Window {
     ) -> Result<(), GpuError> {
         self.check(call, addr, span)?;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the range lies in the window, which is ours, and nothing in it is used through
+        // SAFETY: the range lies in the window, which belongs to this. It is never used through
         // Rust references or loads: it has no access rights before and after.
         unsafe { mmap(self.pointer(addr).as_ptr().cast(), span, ProtFlags::empty(), flags, fd, 0) }
             .map(|_| ())
@@ -110,8 +110,8 @@ impl Window {
             })
     }
 
-    /// Makes `span` addresses at `addr` empty again, without ever leaving a hole that another
-    /// `mmap` of the process could fall into.
+    /// Empties `span` addresses at `addr`, without ever leaving a hole for another `mmap` of the
+    /// process.
     pub(super) fn clear(&self, addr: usize, span: usize) {
         if self.check("free", addr, span).is_err() {
             return;
@@ -147,8 +147,8 @@ impl Drop for Window {
     }
 }
 
-/// The engine's own way to an allocation's bytes. Work that is under way holds it, so that memory
-/// freed meanwhile stays until the work is over.
+/// The engine's own mapping of an allocation's bytes. Work in flight holds it, so that memory
+/// freed meanwhile stays until the work ends.
 #[derive(Debug)]
 pub(super) struct Alias {
     ptr: NonNull<u8>,
@@ -161,11 +161,11 @@ unsafe impl Send for Alias {}
 unsafe impl Sync for Alias {}
 
 impl Alias {
-    /// Maps `span` bytes of `fd` for the engine. The caller knows that `fd` has them and cannot
-    /// shrink.
+    /// Maps `span` bytes of `fd` for the engine. The caller has checked that `fd` has them and
+    /// cannot shrink.
     pub(super) fn map(call: &'static str, span: usize, fd: impl AsFd) -> Result<Self, GpuError> {
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel likes it overlaps nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps no other.
         let start = unsafe { mmap(null_mut(), span, rights, MapFlags::SHARED, fd, 0) };
         let start = start
             .map_err(|why| error(call, MAP_FAILED, format!("no mapping for the engine: {why}")))?;
@@ -174,7 +174,7 @@ impl Alias {
         Ok(Self { ptr, span })
     }
 
-    /// Where `offset` of the allocation lies; its end at most.
+    /// Returns the pointer to `offset` of the allocation, or its end if that is less.
     pub(super) fn at(&self, offset: usize) -> NonNull<u8> {
         // SAFETY: the offset is cut off at the length of the mapping.
         unsafe { self.ptr.add(offset.min(self.span)) }
@@ -183,8 +183,8 @@ impl Alias {
 
 impl Drop for Alias {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours alone, and whoever works on it holds the alias. A failure
-        // leaks it.
+        // SAFETY: the mapping belongs to this, and the work that uses it holds the alias. A
+        // failure leaks it.
         let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.span) };
     }
 }

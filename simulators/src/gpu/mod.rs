@@ -2,33 +2,33 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `config` | what the driver is told to be: [`FakeConfig`] |
+//! | `config` | configuration of the driver: [`FakeConfig`] |
 //! | `device` | one device: [`FakeGpu`] |
-//! | `stream` | streams of the user's, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
-//! | `standstill` | what a device does while streams wait for words |
+//! | `stream` | users' streams, and closures that stand for kernels: [`FakeStream`], [`Kernel`] |
+//! | `standstill` | behaviour of a device while streams wait for words |
 //! | `copier` | small copies by a resident kernel, which is a thread |
 //! | `direct`, `udmabuf` | its memory, for NICs |
 //! | `engine` | the threads that move the bytes: the only file that touches memory |
 //! | `event` | an outcome that is set once |
 //! | `shared_event` | events between processes |
-//! | `several` | copies across VMM allocations that lie one behind the other |
+//! | `several` | copies across adjacent VMM allocations |
 //! | `memory` | memory that the CPU cannot touch: one memfd, mapped twice |
-//! | `table` | which addresses are allocated, and as what |
-//! | `shared` | what the devices of a driver have in common |
-//! | `alloc` | allocating, mapping and freeing |
-//! | `reserved` | the same at addresses that were reserved for it |
+//! | `table` | allocated addresses |
+//! | `shared` | state that the devices of a driver share |
+//! | `alloc` | allocation, mapping and freeing |
+//! | `reserved` | allocation at reserved addresses |
 //! | `pinned` | host memory that counts as locked |
 //! | `ipc` | handles between processes |
-//! | `faults` | misbehaviour to order, and counters: [`Faults`], [`Counters`] |
+//! | `faults` | faults on request, and counters: [`Faults`], [`Counters`] |
 //! | `error` | the CUDA driver's codes |
 //!
-//! A device's memory lies at addresses without any access: a load, a store or a `memcpy` of the CPU
-//! ends the process with SIGSEGV, so that a test which passes here has gone through an engine. The
-//! rules of the real driver hold: what memory can be exported how, who can open it, what an address
-//! means after it was freed (gpu.md). Timing is not simulated beyond the delays that are asked for.
+//! A device's memory lies at addresses without any access: a load, a store or a `memcpy` of the
+//! CPU ends the process with SIGSEGV. So a test that passes here has used an engine. The rules of
+//! the real driver hold: the forms of export, the processes that can open a handle, and the
+//! meaning of freed addresses (gpu.md). Timing is not simulated, except requested delays.
 //!
-//! As with the real driver, `classify` knows nothing of an address that was freed: a stale device
-//! pointer looks like host memory, and the CPU that believes it is stopped by the fault.
+//! As with the real driver, `classify` does not know an address that was freed. A stale device
+//! pointer looks like host memory, and a CPU access to it faults.
 
 mod alloc;
 mod config;
@@ -63,8 +63,8 @@ use shared::Shared;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A simulated driver. Clones are the same driver; a process may have several, which know nothing
-/// of each other's memory.
+/// A simulated driver. Clones are the same driver. A process may have several, which do not know
+/// each other's memory.
 ///
 /// ```
 /// use carrack_simulators::gpu::{FakeConfig, FakeDriver};
@@ -83,7 +83,7 @@ pub struct FakeDriver {
 }
 
 impl FakeDriver {
-    /// A driver as the configuration says.
+    /// Creates a driver as the configuration says.
     ///
     /// # Errors
     /// 101: the list of visible devices is wrong. 1: the memory is less than one block of 2 MiB.
@@ -96,12 +96,12 @@ impl FakeDriver {
         Ok(Self { shared, gpus })
     }
 
-    /// The devices that this process can see, as the type that they are.
+    /// Returns the devices that this process can see, in their own type.
     pub fn gpus(&self) -> &[Arc<FakeGpu>] {
         &self.gpus
     }
 
-    /// One device, by this process's number of it.
+    /// Returns one device, by this process's number of it.
     ///
     /// # Errors
     /// 101: there is none.
@@ -109,25 +109,25 @@ impl FakeDriver {
         self.shared.gpu("gpu", ordinal)
     }
 
-    /// Misbehaviour to order.
+    /// Returns the switches for faults.
     pub fn faults(&self) -> &Arc<Faults> {
         &self.shared.faults
     }
 
-    /// What a flush of any device's remote writes does besides being counted: a simulated NIC that
-    /// holds writes back lets them through.
+    /// Sets a function that a flush of any device's remote writes calls, after counting it. With
+    /// it a simulated NIC releases the writes that it holds back.
     pub fn when_flushed(&self, flushed: impl Fn() + Send + Sync + 'static) {
         self.shared.flushes.add(Box::new(flushed));
     }
 
-    /// What was asked of the driver so far.
+    /// Returns the counts of driver calls.
     pub fn counters(&self) -> Counters {
         self.shared.faults.counters()
     }
 }
 
-// SAFETY: all memory of its devices lies in its table, by which it answers, with a number that is
-// given once.
+// SAFETY: all memory of its devices is in its table, which it answers from, with ids that are
+// never reused.
 unsafe impl Driver for FakeDriver {
     fn name(&self) -> &'static str {
         "fake (simulated)"
@@ -187,7 +187,7 @@ impl Shared {
     }
 }
 
-/// Locks a mutex; a panic of somebody who held it is not passed on.
+/// Locks a mutex. A panic of an earlier holder is not passed on.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! Host memory that counts as locked for the engines. They reach all of it anyway; what is kept
-//! here is what `classify` says.
+//! Host memory that counts as locked for the engines. They reach all host memory anyway; this
+//! module keeps the answers of `classify`.
 
 use super::error::{ALREADY_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, error};
 use super::faults::count;
@@ -12,14 +12,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What pinned memory begins with.
+/// Alignment of pinned memory.
 const PAGE: usize = 4096;
 
 /// The locked ranges of a driver, by address.
 #[derive(Debug, Default)]
 pub(super) struct Pinned {
     ranges: Mutex<BTreeMap<usize, Range>>,
-    /// How many: a driver without any is asked about host memory all the time.
+    /// Number of ranges: a driver without any is asked about host memory all the time.
     count: AtomicUsize,
 }
 
@@ -30,12 +30,12 @@ struct Range {
     ordinal: usize,
 }
 
-/// One range; no longer locked when this is dropped.
+/// One locked range, unlocked when this is dropped.
 struct Locked {
     shared: Arc<Shared>,
     base: usize,
     ordinal: usize,
-    /// The memory, where it was allocated here.
+    /// The memory, if it was allocated here.
     memory: Option<Region>,
 }
 
@@ -59,7 +59,7 @@ impl Drop for Locked {
 }
 
 impl Shared {
-    /// Host memory, locked from the start.
+    /// Allocates host memory that is locked from the start.
     pub(super) fn allocate_pinned(
         self: &Arc<Self>,
         ordinal: usize,
@@ -71,7 +71,7 @@ impl Shared {
         let gpu: Arc<dyn Gpu> = self.gpu("allocate", ordinal)?;
         let none = || error("allocate", INVALID_VALUE, "no memory");
         let memory = Region::host(len.checked_add(PAGE).ok_or_else(none)?);
-        // As the driver's, it begins with a page.
+        // Aligned to a page, as the driver's.
         let before = memory.addr().next_multiple_of(PAGE) - memory.addr();
         let start = memory.part_mut(before, len).and_then(|all| NonNull::new(all.as_mut_ptr()));
         let start = start.ok_or_else(none)?;
@@ -121,7 +121,7 @@ impl Shared {
         Ok((Locked { shared: Arc::clone(self), base, ordinal, memory }, id))
     }
 
-    /// What is known of an address outside all windows.
+    /// Returns the locked range at an address outside all windows.
     pub(super) fn find_pinned(self: &Arc<Self>, addr: usize) -> Result<Option<Extent>, GpuError> {
         if self.pinned.count.load(Ordering::Acquire) == 0 {
             return Ok(None);

@@ -1,6 +1,6 @@
-//! Memory at addresses that were reserved for it, as by the VMM calls.
+//! Memory at reserved addresses, as by the VMM calls.
 //!
-//! The addresses are one device's window's, the memory there may be any device's.
+//! The addresses belong to one device's window; the memory there may be any device's.
 
 use super::alloc::{Parts, room};
 use super::error::{INVALID_VALUE, NOT_SUPPORTED, error};
@@ -14,7 +14,7 @@ use carrack_transports::mem::{MemKind, Region};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Reserved addresses; given back when this is dropped.
+/// Reserved addresses, released when this is dropped.
 struct Reserved {
     shared: Arc<Shared>,
     /// The device in whose window they are.
@@ -29,8 +29,8 @@ impl Drop for Reserved {
     }
 }
 
-/// A piece of memory there, allocated or opened: it goes before its addresses do. Unmapping waits
-/// for nothing, so it is never put off.
+/// A piece of memory there, allocated or opened. It is unmapped before the addresses are released.
+/// Unmapping waits for no stream, so it is never put off.
 pub(super) struct Piece {
     shared: Arc<Shared>,
     base: usize,
@@ -45,7 +45,7 @@ impl Drop for Piece {
 }
 
 impl Shared {
-    /// What lengths and places are multiples of.
+    /// Returns the unit of lengths and offsets.
     pub(super) fn granularity(&self) -> Result<usize, GpuError> {
         if self.faults.refuses_reservations() {
             let hint = "memory at chosen addresses was ordered to be refused";
@@ -147,7 +147,8 @@ impl Shared {
         Ok((Parts { ordinal, window, base, len, kind, id }, piece))
     }
 
-    /// Where a piece of a reservation lies: in which device's window, and its address.
+    /// Returns the place of a piece of a reservation: the device in whose window it lies, and its
+    /// address.
     fn place_at(
         self: &Arc<Self>,
         call: &'static str,

@@ -1,13 +1,12 @@
-//! Copies that cross from one VMM allocation into the next, as they may where a mapping is made of
-//! several handles.
+//! Copies that cross from one VMM allocation into the next, as in a mapping of several handles.
 
 use super::shared::Shared;
 
 impl Shared {
-    /// How far from `addr` on one allocation goes, where `len` bytes cross into others that follow
-    /// without a gap, all of VMM's sort: of the same device, or of several where that was not
-    /// ordered to fail. `None` where they do not: one allocation has them all, or it is no such
-    /// range.
+    /// Returns the bytes from `addr` to the end of its allocation, if `len` bytes cross into
+    /// others that follow without a gap. All must be VMM memory: of one device, or of several
+    /// unless a fault forbids that. `None`: one allocation has all bytes, or the range is not of
+    /// this kind.
     pub(super) fn border(&self, addr: usize, len: usize) -> Option<usize> {
         let end = addr.checked_add(len)?;
         let first = self.find(addr)?;

@@ -1,5 +1,4 @@
-//! What all devices of one simulated driver share: who they are, what is allocated, what was
-//! opened.
+//! State that all devices of one simulated driver share: the devices, allocations, and openings.
 
 use super::config::FakeConfig;
 use super::copier::Copier;
@@ -24,11 +23,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
-/// The library's own streams of each device.
+/// Number of the library's own streams of each device.
 pub(super) const INTERNAL_STREAMS: usize = 2;
 
-/// Addresses of a window for each byte of a device's memory: room for what is opened from other
-/// processes, and for not reusing an address at once. They cost nothing.
+/// Addresses of a window for each byte of a device's memory: room for memory opened from other
+/// processes, and for late reuse of addresses. They cost nothing.
 const WINDOW_FACTOR: usize = 64;
 
 /// One device.
@@ -38,30 +37,30 @@ pub(super) struct Device {
     pub(super) window: Window,
     /// Bytes that can be allocated.
     pub(super) memory: usize,
-    /// The NUMA node that it is told to sit at.
+    /// The configured NUMA node.
     pub(super) numa: Option<u32>,
-    /// What `classify` says for plain memory.
+    /// Context that `classify` reports for plain memory.
     pub(super) context: u64,
-    /// The handle given out last, so that all of them are one while one is alive.
+    /// The last handle, so that there is only one while it is alive.
     handle: Mutex<Weak<FakeGpu>>,
     /// The streams of `Gpu::copy`, started on first use.
     pub(super) streams: [Mutex<Option<Queue>>; INTERNAL_STREAMS],
     pub(super) turn: AtomicUsize,
-    /// Streams that wait for words, as the library counts them; and as the device feels them.
+    /// Streams that wait for words, as the library counts them; and as the device simulates them.
     pub(super) waits: Arc<Waits>,
     pub(super) standstill: Arc<Standstill>,
     pub(super) copier: Copier,
 }
 
 impl Device {
-    /// As a call of the driver that waits for the whole device, when the library makes it.
+    /// Waits as a call of the driver that waits for the whole device, when the library makes it.
     pub(super) fn wait_as_a_call_does(&self) {
         self.copier.end_early();
         self.standstill.until_none_waits();
     }
 }
 
-/// What all devices of a driver share.
+/// State that all devices of a driver share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) devices: Vec<Device>,
@@ -70,14 +69,14 @@ pub(super) struct Shared {
     pub(super) table: Mutex<Table>,
     pub(super) pinned: Pinned,
     pub(super) next_id: AtomicU64,
-    /// What would block while a stream waits.
+    /// Calls that would block while a stream waits.
     pub(super) put_off: Arc<PutOff>,
     pub(super) flushes: Flushes,
-    /// Whether small copies go to resident kernels.
+    /// Set if small copies go to resident kernels.
     pub(super) wants_copiers: AtomicBool,
 }
 
-/// What is known of an address.
+/// Facts about an address.
 pub(super) struct Found {
     pub(super) base: usize,
     pub(super) len: usize,
@@ -86,25 +85,25 @@ pub(super) struct Found {
     pub(super) id: AllocId,
     pub(super) context: Option<u64>,
     pub(super) forms: Forms,
-    /// Whether copies go on into a neighbour of the same sort: what the VMM calls have mapped.
+    /// Set if copies may cross into a neighbour of the same sort: memory mapped by VMM calls.
     pub(super) is_vmm: bool,
-    /// Whether engines of other devices than its owner have it, too: it was opened, or lies at
-    /// addresses that were reserved for it.
+    /// Set if engines of other devices than its owner have it, too: it was opened, or lies at
+    /// reserved addresses.
     pub(super) is_for_others: bool,
-    /// As of its entry.
+    /// The rights in its table entry.
     pub(super) access: Option<Vec<(usize, Rights)>>,
     pub(super) alias: Arc<Alias>,
 }
 
-/// How an allocation can be exported.
+/// Ways to export an allocation.
 pub(super) enum Exportable {
     /// By the number of its descriptor in this process, and the inode to check.
     Bytes { fd: u32, inode: u64 },
-    /// By a descriptor of its own.
+    /// By a file descriptor.
     Fd(OwnedFd),
     /// By the pool's descriptor.
     Pool(OwnedFd),
-    /// Not at all, and why.
+    /// Not exportable, for this reason.
     Not(&'static str),
 }
 
@@ -152,14 +151,14 @@ impl Shared {
         })
     }
 
-    /// The device of an ordinal.
+    /// Returns the device of an ordinal.
     pub(super) fn device(&self, call: &'static str, ordinal: usize) -> Result<&Device, GpuError> {
         self.devices.get(ordinal).ok_or_else(|| {
             error(call, INVALID_DEVICE, format!("there is no device {ordinal} in this process"))
         })
     }
 
-    /// This process's number of a device.
+    /// Returns this process's number of a device.
     pub(super) fn ordinal(&self, call: &'static str, uuid: GpuUuid) -> Result<usize, GpuError> {
         let unseen = || {
             let hint = format!(
@@ -170,7 +169,7 @@ impl Shared {
         self.devices.iter().position(|device| device.info.uuid == uuid).ok_or_else(unseen)
     }
 
-    /// The device as an object; the same one for as long as anybody holds it.
+    /// Returns the device as an object, the same one while it has a holder.
     pub(super) fn gpu(
         self: &Arc<Self>,
         call: &'static str,
@@ -186,7 +185,7 @@ impl Shared {
         Ok(gpu)
     }
 
-    /// Whether the engine of one device reaches another's memory.
+    /// Checks that the engine of one device reaches another's memory.
     pub(super) fn reaches(
         &self,
         call: &'static str,
@@ -205,7 +204,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What lies at an address. Addresses outside all windows are answered without a lock.
+    /// Returns the facts about an address. Addresses outside all windows need no lock.
     pub(super) fn find(&self, addr: usize) -> Option<Found> {
         self.window_of(addr)?;
         let table = lock(&self.table);
@@ -235,7 +234,7 @@ impl Shared {
         })
     }
 
-    /// The device in whose window an address lies, allocated or not.
+    /// Returns the device in whose window an address lies, allocated or not.
     pub(super) fn window_of(&self, addr: usize) -> Option<usize> {
         self.devices.iter().position(|device| device.window.range().contains(&addr))
     }
@@ -251,7 +250,7 @@ impl Shared {
         })
     }
 
-    /// How a region can be exported.
+    /// Returns the way to export a region.
     pub(super) fn exportable(
         &self,
         call: &'static str,

@@ -1,7 +1,7 @@
-//! Events that processes share: counts of records in memory that they both have mapped.
+//! Events that processes share: counts of records in memory that is mapped in both.
 //!
 //! An event's name leads to that memory as a byte handle leads to an allocation, with the same
-//! rules: not in the process that made it, and an error once its maker has dropped it or is gone.
+//! rules. It is invalid in the process that made it, and once its maker has dropped it or is gone.
 
 use super::error::{
     INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, OPERATING_SYSTEM, error,
@@ -18,14 +18,14 @@ use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"CFGEVT01");
 
-/// Where each word lies: the records that were ordered, the last that was reached, and whether one
-/// failed.
+/// Offsets of the words: the records that were ordered, the last that was reached, and the flag of
+/// a failure.
 const RECORDED: usize = 0;
 const REACHED: usize = 8;
 const FAILED: usize = 16;
 const BYTES: usize = 24;
 
-/// Which process made it: a number is used again, the pair is not.
+/// Identity of the process that made it: a pid is reused, the pair is not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Maker {
     pid: u32,
@@ -50,7 +50,7 @@ pub(super) struct FakeSharedEvent {
 }
 
 impl FakeSharedEvent {
-    /// A new one, which has fired until it is recorded.
+    /// Creates an event, which has fired until it is recorded.
     pub(super) fn new() -> Result<Self, GpuError> {
         let refused = |why: String| error("shared_event", OPERATING_SYSTEM, why);
         let maker = Maker::this_process()
@@ -59,7 +59,7 @@ impl FakeSharedEvent {
         Ok(Self { words, maker })
     }
 
-    /// Another process's. Any bytes may come.
+    /// Opens another process's event. The bytes may be arbitrary.
     pub(super) fn open(name: &[u8; 64]) -> Result<Self, GpuError> {
         let bad = |why: String| error("open_event", INVALID_HANDLE, why);
         let mut numbers = name
@@ -82,7 +82,7 @@ impl FakeSharedEvent {
                 namespace"
             ))
         };
-        // Opening a descriptor that is something else by now could block, or have effects: look
+        // Opening a descriptor that means another file by now could block, or have effects: look
         // first.
         let target = std::fs::read_link(&path).map_err(|why| gone(format!("{path}: {why}")))?;
         if !target.to_string_lossy().starts_with("/memfd:carrack-region") || !maker.is_alive() {
@@ -100,13 +100,13 @@ impl FakeSharedEvent {
     }
 }
 
-/// A word of the event's. It is there and aligned, so this does not fail.
+/// Loads a word of the event's. It exists and is aligned, so this does not fail.
 fn load(words: &Region, at: usize) -> u64 {
     words.fetch_add(at, 0).unwrap_or(0)
 }
 
-/// A record that a stream has not come to yet. Dropped before, since the stream failed, it fails
-/// the event: nobody waits for what nobody does.
+/// A record that a stream has not reached yet. If it is dropped before, since the stream failed,
+/// it fails the event, so that its waiters do not wait for ever.
 struct Ordered {
     words: Region,
     number: u64,
@@ -199,7 +199,7 @@ impl EventState for Record {
                 "the stream that was to record the event has failed",
             ));
         }
-        // A dead process's streams do nothing more; what they had done before counts.
+        // A dead process's streams do no more work; records that they reached before count.
         if !self.maker.is_alive() && !reached() {
             let hint = format!("process {}, which made the event, is gone", self.maker.pid);
             return Err(error("event", INVALID_HANDLE, hint));

@@ -1,15 +1,15 @@
-//! What a device does while streams wait for words, as it was measured on real ones.
+//! Behaviour of a device while streams wait for words, as measured on real ones.
 
 use super::lock;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a waiting stream looks at its word.
+/// Interval at which a waiting stream polls its word.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// The streams of a device that wait at this moment. Once they take up all connections to the
-/// device, no stream moves, the library's own included; and while any waits, calls that wait for
-/// the whole device block.
+/// The streams of a device that wait now. Once they take up all connections to the device, no
+/// stream moves, the library's own included. While any waits, calls that wait for the whole device
+/// block.
 #[derive(Debug)]
 pub(super) struct Standstill {
     connections: usize,
@@ -31,29 +31,29 @@ impl Standstill {
         }
     }
 
-    /// Before each job of a stream.
+    /// Called before each job of a stream.
     pub(super) fn pass(&self) {
         self.block_while(|waiting| waiting >= self.connections);
     }
 
-    /// As freeing memory does, and waiting for the device.
+    /// Blocks as freeing memory, and waiting for the device, do.
     pub(super) fn until_none_waits(&self) {
         self.block_while(|waiting| waiting > 0);
         let mut kernels = lock(&self.kernels);
-        // For those that are there, and not for those that come.
+        // Waits for the present kernels, not for later ones.
         let there = kernels.0;
         while kernels.1 < there {
             kernels = self.ended.wait(kernels).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// A resident kernel is launched; it has ended when the guard is dropped.
+    /// Counts the launch of a resident kernel, which ends when the guard is dropped.
     pub(super) fn kernel_begins(self: &Arc<Self>) -> Running {
         lock(&self.kernels).0 += 1;
         Running(Arc::clone(self))
     }
 
-    /// A stream waits.
+    /// Makes a stream wait.
     pub(super) fn hold(&self, is_released: impl Fn() -> bool) {
         if is_released() {
             return;
@@ -74,7 +74,7 @@ impl Standstill {
     }
 }
 
-/// A resident kernel runs.
+/// Guard of a running resident kernel.
 pub(super) struct Running(Arc<Standstill>);
 
 impl Drop for Running {

@@ -13,12 +13,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A stream of the simulated driver: a thread that does what it is given, in order. When the last
-/// handle is dropped, what was given is still done.
+/// A stream of the simulated driver: a thread that does its work in order. When the last handle is
+/// dropped, the remaining work is still done.
 pub struct FakeStream {
     shared: Arc<Shared>,
     ordinal: usize,
-    /// Among the streams of the device.
+    /// Number among the streams of the device.
     number: usize,
     queue: Queue,
 }
@@ -37,12 +37,11 @@ impl FakeStream {
     }
 
     /// Runs a closure on the stream, as a kernel: in order, asynchronously, and with access to
-    /// device memory through the [`Kernel`] that it is given.
+    /// device memory through its [`Kernel`].
     ///
     /// # Errors
-    /// The stream's thread has ended. What the kernel itself returns, and a panic of it (719), are
-    /// told by every later event of the stream, which does no more work: an error of a kernel is
-    /// sticky.
+    /// The stream's thread has ended. Every later event of the stream reports an error of the
+    /// kernel itself, or its panic (719). The stream does no more work: kernel errors are sticky.
     pub fn launch(
         &self,
         kernel: impl FnOnce(&mut Kernel) -> Result<(), GpuError> + Send + 'static,
@@ -55,7 +54,7 @@ impl FakeStream {
         };
         let body = Box::new(move || {
             let outcome = kernel(&mut access);
-            // An illegal access counts, also when the kernel took no notice of it.
+            // An illegal access counts, also if the kernel ignored it.
             access.fault.take().map_or(outcome, Err)
         });
         self.queue.give(Job::Launch { body, delay: self.shared.faults.delay_of_launches() })?;
@@ -64,8 +63,8 @@ impl FakeStream {
     }
 }
 
-// SAFETY: as of `FakeGpu`; a wait's promise is kept when the engine has read the word for the last
-// time.
+// SAFETY: as for `FakeGpu`. A wait's promise is kept once the engine has read the word for the
+// last time.
 unsafe impl Stream for FakeStream {
     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
         Ok(self.shared.gpu("stream", self.ordinal)?)
@@ -102,7 +101,7 @@ unsafe impl Stream for FakeStream {
         Ok(event)
     }
 
-    /// An event that fails fails the stream: later work would run on data that are not there.
+    /// An event that fails also fails the stream: later work would use data that have not arrived.
     fn wait(&self, event: &Event) -> Result<(), GpuError> {
         self.queue.give(Job::Wait(event.clone()))
     }
@@ -145,7 +144,8 @@ impl FakeStream {
         Ok(event)
     }
 
-    /// A word of host memory that the stream is to read or write; that of a device is refused here.
+    /// Returns a word of host memory for the stream to read or write. Device memory is refused
+    /// here.
     fn word(&self, call: &'static str, word: *mut u64) -> Result<Word, GpuError> {
         let bad =
             |what: &str| Err(error(call, INVALID_VALUE, format!("the word at {word:p} {what}")));
@@ -166,18 +166,18 @@ impl fmt::Debug for FakeStream {
     }
 }
 
-/// What a running kernel sees: the memory of its own device, of peers within its reach, and of the
+/// A running kernel's view: the memory of its own device, of peers within its reach, and of the
 /// host.
 pub struct Kernel {
     shared: Arc<Shared>,
     ordinal: usize,
-    /// What was given out as raw pointers, until the kernel is over.
+    /// Memory that was given out as raw pointers, held until the kernel ends.
     held: Vec<Arc<Alias>>,
     fault: Option<GpuError>,
 }
 
 impl Kernel {
-    /// The device that the kernel runs on.
+    /// Returns the device that the kernel runs on.
     ///
     /// # Errors
     /// Never, for a kernel that runs.
@@ -185,9 +185,9 @@ impl Kernel {
         self.shared.device("kernel", self.ordinal).map(|device| &device.info)
     }
 
-    /// Where the kernel may read and write `region`: `region.len()` bytes, valid until the kernel
-    /// returns. Peers, engines and other processes may write them at any time, so no references
-    /// should be made.
+    /// Returns a pointer to the `region.len()` bytes of `region`, valid until the kernel returns.
+    /// Peers, engines and other processes may write them at any time, so no references should be
+    /// made.
     ///
     /// # Errors
     /// 700, which also fails the kernel: the memory is not this driver's, or out of the device's
@@ -197,7 +197,7 @@ impl Kernel {
         self.or_fault(resolved)
     }
 
-    /// What went wrong is an illegal access, and fails the kernel.
+    /// Fails the kernel if the outcome is an error: it is an illegal access.
     fn or_fault<T>(&mut self, outcome: Result<T, GpuError>) -> Result<T, GpuError> {
         outcome.map_err(|why| {
             let fault = error("kernel", ILLEGAL_ADDRESS, why.to_string());
@@ -224,15 +224,15 @@ impl Kernel {
         Ok(start)
     }
 
-    /// Reads device memory by its address alone, which a kernel is given as an argument: a
-    /// packet's, for one.
+    /// Reads device memory by its address alone, as an argument of a kernel: for example a
+    /// packet's.
     ///
     /// # Errors
     /// As [`alias`](Self::alias).
     pub fn read_at(&mut self, addr: usize, len: usize) -> Result<Vec<u8>, GpuError> {
         let start = self.resolve_at(addr, len);
         let start = self.or_fault(start)?;
-        // SAFETY: so many bytes from there lie in the allocation, whose alias is held.
+        // SAFETY: `len` bytes from there lie in the allocation, whose alias is held.
         Ok(unsafe { load(start, len) })
     }
 
@@ -258,7 +258,7 @@ impl Kernel {
         Ok(unsafe { load(start.add(slice.offset()), slice.len()) })
     }
 
-    /// Writes `bytes` to the start of a slice; what does not fit is an illegal access.
+    /// Writes `bytes` to the start of a slice. Bytes that do not fit are an illegal access.
     ///
     /// # Errors
     /// As [`alias`](Self::alias).
@@ -276,8 +276,7 @@ impl Kernel {
     }
 
     /// Changes a slice in place. The closure works on a private copy, loaded before and stored
-    /// after it: others may write the memory at any time, so that a reference into it would be
-    /// unsound.
+    /// after it. A reference into the memory would be unsound: others may write it at any time.
     ///
     /// # Errors
     /// As [`alias`](Self::alias).

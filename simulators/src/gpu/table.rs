@@ -1,4 +1,4 @@
-//! Which addresses of the windows are allocated, and as what: pure bookkeeping.
+//! Table of allocated addresses in the windows, with their allocations.
 
 use super::error::{OUT_OF_MEMORY, error};
 use super::memory::Alias;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Where an allocation came from, which decides how it can be exported.
+/// Origin of an allocation, which decides the forms of its export.
 #[derive(Debug)]
 pub(super) enum Origin {
     /// Allocated here as `cuMemAlloc` does.
@@ -27,20 +27,20 @@ pub(super) enum Origin {
 /// One allocation.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Bytes that were asked for.
+    /// Requested bytes.
     pub(super) len: usize,
-    /// Bytes that it takes up.
+    /// Occupied bytes.
     pub(super) span: usize,
     /// The device that owns it.
     pub(super) ordinal: usize,
-    /// The device in whose window it lies: another one's at most where addresses were reserved.
+    /// The device in whose window it lies: another than the owner only at reserved addresses.
     pub(super) window: usize,
     pub(super) kind: MemKind,
     pub(super) id: AllocId,
     pub(super) context: Option<u64>,
     pub(super) alias: Arc<Alias>,
     pub(super) origin: Origin,
-    /// What devices may do, where that was said of each; else all that reach it read and write.
+    /// Rights of each device, if they were stated; else all that reach it read and write.
     pub(super) access: Option<Vec<(usize, Rights)>>,
 }
 
@@ -48,8 +48,8 @@ pub(super) struct Entry {
 #[derive(Debug)]
 struct Space {
     window: Range<usize>,
-    /// Where the search for room begins: reuse as late as possible, so that a stale address is
-    /// found out.
+    /// Start of the search for room: addresses are reused as late as possible, so that stale ones
+    /// are detected.
     cursor: usize,
     last_freed: Option<Range<usize>>,
 }
@@ -58,13 +58,13 @@ struct Space {
 #[derive(Debug)]
 pub(super) struct Table {
     entries: BTreeMap<usize, Entry>,
-    /// Reserved addresses: where each range of them begins and ends.
+    /// Reserved addresses: the end of each range, by its start.
     reserved: BTreeMap<usize, usize>,
     spaces: Vec<Space>,
 }
 
 impl Table {
-    /// A table of nothing, over each device's window.
+    /// Creates an empty table over the devices' windows.
     pub(super) fn new(windows: impl Iterator<Item = Range<usize>>) -> Self {
         let space = |window: Range<usize>| Space { cursor: window.start, window, last_freed: None };
         Self {
@@ -74,13 +74,13 @@ impl Table {
         }
     }
 
-    /// The allocation that `addr` lies in, with its base.
+    /// Returns the allocation that `addr` lies in, with its base.
     pub(super) fn find(&self, addr: usize) -> Option<(usize, &Entry)> {
         let (base, entry) = self.entries.range(..=addr).next_back()?;
         (addr - base < entry.len).then_some((*base, entry))
     }
 
-    /// Bytes of a device that allocations made here take up.
+    /// Returns the bytes of a device that allocations made here occupy.
     pub(super) fn used(&self, ordinal: usize) -> usize {
         let own =
             |entry: &&Entry| entry.ordinal == ordinal && !matches!(entry.origin, Origin::Opened);
@@ -114,7 +114,7 @@ impl Table {
         self.entries.insert(base, entry);
     }
 
-    /// Takes an allocation out.
+    /// Removes an allocation.
     pub(super) fn remove(&mut self, base: usize) -> Option<Entry> {
         let entry = self.entries.remove(&base)?;
         if !self.is_reserved(base)
@@ -125,30 +125,30 @@ impl Table {
         Some(entry)
     }
 
-    /// Reserves addresses at a place that `room` found in a device's window: `room` finds none
-    /// there any more.
+    /// Reserves addresses at a place that `room` found in a device's window: `room` does not
+    /// return them again.
     pub(super) fn reserve(&mut self, ordinal: usize, base: usize, span: usize) {
         self.advance(ordinal, base, span);
         self.reserved.insert(base, base + span);
     }
 
-    /// Gives reserved addresses back.
+    /// Releases reserved addresses.
     pub(super) fn release(&mut self, base: usize) {
         self.reserved.remove(&base);
     }
 
-    /// Whether no allocation lies in a range.
+    /// Returns `true` if no allocation lies in a range.
     pub(super) fn is_empty(&self, addr: usize, span: usize) -> bool {
         let before = self.entries.range(..addr + span).next_back();
         before.is_none_or(|(base, entry)| base + entry.span <= addr)
     }
 
-    /// Whether an address is a reserved one.
+    /// Returns `true` if an address is a reserved one.
     pub(super) fn is_reserved(&self, addr: usize) -> bool {
         self.reserved.range(..=addr).next_back().is_some_and(|(_, end)| addr < *end)
     }
 
-    /// The next search begins behind what was placed by one.
+    /// Moves the start of the next search behind a new place.
     fn advance(&mut self, window: usize, base: usize, span: usize) {
         if !self.is_reserved(base)
             && let Some(space) = self.spaces.get_mut(window)
@@ -161,7 +161,7 @@ impl Table {
         self.behind(addr, span).is_none()
     }
 
-    /// Where the last of what overlaps a range ends: an allocation, or reserved addresses.
+    /// Returns the end of the last allocation or reservation that overlaps a range.
     fn behind(&self, addr: usize, span: usize) -> Option<usize> {
         let entry =
             self.entries.range(..addr + span).next_back().map(|(base, entry)| base + entry.span);
@@ -172,7 +172,7 @@ impl Table {
     fn gap(&self, within: Range<usize>, span: usize) -> Option<usize> {
         let mut at = within.start;
         while within.end.saturating_sub(at) >= span {
-            // Whatever begins before that overlaps it, too.
+            // Every start before that end overlaps, too.
             let Some(end) = self.behind(at, span) else { return Some(at) };
             at = end;
         }
@@ -250,7 +250,7 @@ mod tests {
         table.reserve(0, 100, 200);
         assert_eq!(table.room("test", 0, 100, false).unwrap(), 300);
         assert_eq!(table.room("test", 0, 101, false).unwrap_err().code, OUT_OF_MEMORY);
-        // Memory of another device's within them.
+        // Memory of another device within them.
         table.insert(200, Entry { ordinal: 1, ..entry(50, 100, 2) });
         assert!(table.is_empty(100, 100) && !table.is_empty(100, 101) && !table.is_empty(299, 1));
         assert_eq!((table.used(0), table.used(1)), (100, 100));

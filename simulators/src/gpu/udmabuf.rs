@@ -1,5 +1,5 @@
-//! Real dma-bufs of a simulated device's memory, for real NICs' drivers: the kernel makes them of a
-//! memfd (`/dev/udmabuf`).
+//! Real dma-bufs of a simulated device's memory, for real NICs' drivers. The kernel makes them of
+//! a memfd (`/dev/udmabuf`).
 
 use super::error::{OPERATING_SYSTEM, error};
 use super::memory::inspect;
@@ -24,11 +24,10 @@ const CREATE: c_ulong =
 /// `UDMABUF_FLAGS_CLOEXEC`
 const CLOSED_ON_EXEC: u32 = 1;
 
-/// All of a memfd, which cannot shrink, as a dma-buf.
+/// Makes a dma-buf of all of a memfd, which cannot shrink.
 ///
 /// # Errors
-/// The kernel has no such device, or makes none of so much memory (64 MiB, unless it was told
-/// otherwise).
+/// The kernel has no such device, or makes no dma-buf of that size (64 MiB by default).
 pub(super) fn of(memfd: impl AsFd) -> Result<OwnedFd, GpuError> {
     const CALL: &str = "UDMABUF_CREATE";
     let failed =
@@ -38,12 +37,12 @@ pub(super) fn of(memfd: impl AsFd) -> Result<OwnedFd, GpuError> {
     let device = device.map_err(|errno| failed("/dev/udmabuf", errno.into()))?;
     let memfd = memfd.as_fd().as_raw_fd().cast_unsigned();
     let create = Create { memfd, flags: CLOSED_ON_EXEC, offset: 0, size: size as u64 };
-    // SAFETY: the request reads one `Create`, which is there, and gives a descriptor that is
-    // nobody's yet.
+    // SAFETY: the request reads one `Create`, which exists, and returns a descriptor that has no
+    // owner yet.
     let fd: c_int = unsafe { libc::ioctl(device.as_raw_fd(), CREATE, &raw const create) };
     if fd < 0 {
         return Err(failed(&format!("{size} bytes"), std::io::Error::last_os_error()));
     }
-    // SAFETY: the kernel has just made it for this process.
+    // SAFETY: the kernel has just created it for this process.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,8 +1,8 @@
-//! Who is who on the simulated network.
+//! Addresses on the simulated network.
 //!
 //! A process takes *blocks* of 255 port addresses, each by binding a socket's name, so that the
-//! kernel sees to it that nobody else has them. GIDs and LIDs are made from a port's address, and
-//! lead back to it: a port is found from its GID without anybody's being asked.
+//! kernel keeps them unique. GIDs and LIDs are made from a port's address, and lead back to it: a
+//! port is found from its GID without a query.
 
 use super::LinkLayer;
 use std::fmt;
@@ -11,8 +11,7 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Block(pub(super) u16);
 
-/// Blocks that there are. A LID has room for this many, with those left out that mean groups of
-/// ports.
+/// Number of blocks. A LID has room for this many, without those that name multicast groups.
 pub(super) const BLOCKS: u16 = 0xbf;
 
 /// Ports of a block: numbers 1 to this.
@@ -33,10 +32,10 @@ pub(super) enum GidKind {
     RoceV2,
 }
 
-/// How an InfiniBand GID of ours begins, and a link-local one of RoCE: the locally administered
-/// vendor 02:00:ca.
+/// Prefix of our InfiniBand GIDs, and of link-local ones of RoCE: the locally administered vendor
+/// 02:00:ca.
 const LINK_LOCAL: [u8; 13] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x02, 0x00, 0xca, 0xff, 0xfe];
-/// How an IPv4 address of ours begins, mapped to IPv6: 10.
+/// Prefix of our IPv4 addresses, mapped to IPv6: 10.
 const MAPPED: [u8; 13] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10];
 
 impl PortAddress {
@@ -44,12 +43,12 @@ impl PortAddress {
         Self { block, number }
     }
 
-    /// The address as a packet carries it.
+    /// Returns the address as a packet carries it.
     pub(super) fn raw(self) -> u32 {
         u32::from(self.block.0) << 8 | u32::from(self.number)
     }
 
-    /// What a packet says an address is.
+    /// Parses the address of a packet.
     pub(super) fn from_raw(raw: u32) -> Option<Self> {
         let number = u8::try_from(raw & 0xff).ok()?;
         let block = u16::try_from(raw >> 8).ok()?;
@@ -60,7 +59,7 @@ impl PortAddress {
         self.block
     }
 
-    /// Which port of its block it is.
+    /// Returns its number in its block.
     pub(super) fn number(self) -> u8 {
         self.number
     }
@@ -76,7 +75,7 @@ impl PortAddress {
         })
     }
 
-    /// The port's table of GIDs.
+    /// Returns the port's table of GIDs.
     pub(super) fn gids(self, layer: LinkLayer) -> Vec<([u8; 16], GidKind)> {
         let local = Self::with(LINK_LOCAL, self.tail());
         let mapped = Self::with(MAPPED, self.tail());
@@ -91,19 +90,19 @@ impl PortAddress {
         }
     }
 
-    /// The LID of a port on InfiniBand.
+    /// Returns the LID of a port on InfiniBand.
     pub(super) fn lid(self) -> u16 {
         self.block.0 << 8 | u16::from(self.number)
     }
 
-    /// Whose GID this is; `None` for one that cannot be on the network.
+    /// Returns the port with this GID; `None` if it cannot be on the network.
     pub(super) fn from_gid(gid: &[u8; 16]) -> Option<Self> {
         let ours = gid.starts_with(&LINK_LOCAL) || gid.starts_with(&MAPPED);
         let [high, low, number] = [gid[13], gid[14], gid[15]];
         ours.then(|| Self::from_raw(u32::from_be_bytes([0, high, low, number]))).flatten()
     }
 
-    /// Whose LID this is.
+    /// Returns the port with this LID.
     pub(super) fn from_lid(lid: u16) -> Option<Self> {
         Self::from_raw(u32::from(lid))
     }
@@ -116,10 +115,10 @@ impl fmt::Debug for PortAddress {
     }
 }
 
-/// The name of the socket at which a block of a network is reached. Names of the abstract namespace
-/// end with their sockets: nothing stays behind.
+/// Returns the name of the socket of a block of a network. Names of the abstract namespace end
+/// with their sockets, without a trace.
 pub(super) fn socket_name(fabric: &str, block: Block) -> Vec<u8> {
-    // FNV-1a: the name is no secret, it has to be short and the same in all processes.
+    // FNV-1a: the name is not secret. It has to be short, and the same in all processes.
     let hash = fabric.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });

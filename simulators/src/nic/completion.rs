@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// How much of a work queue is taken. A place is free again when its completion has been polled, or
-/// a later one of the same queue, as with real providers: an unsignalled request keeps its place
+/// Occupied places of a work queue. A place is free again when its completion has been polled, or
+/// a later one of the same queue, as with real providers. An unsignalled request keeps its place
 /// until then.
 #[derive(Debug)]
 pub(super) struct Depth {
@@ -31,20 +31,20 @@ impl Depth {
         })
     }
 
-    /// Takes a place and returns its number; `None` when there is none.
+    /// Takes a place and returns its number; `None` if all are taken.
     pub(super) fn take(&self) -> Option<u64> {
         let posted = self.posted.load(Ordering::Relaxed);
         let free = posted.saturating_sub(self.freed.load(Ordering::Acquire)) < self.limit;
         free.then(|| self.posted.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Everything is free.
+    /// Frees all places.
     pub(super) fn clear(&self) {
         self.freed.store(self.posted.load(Ordering::Relaxed), Ordering::Release);
     }
 }
 
-/// What polling a completion frees.
+/// Places that polling a completion frees.
 #[derive(Clone, Debug)]
 pub(super) enum Frees {
     /// A send queue up to and with this number: it completes in order.
@@ -71,7 +71,7 @@ impl Frees {
 pub(super) struct Entry {
     pub(super) what: ibv_wc,
     pub(super) frees: Frees,
-    /// Whether it wakes somebody who waits for solicited completions only.
+    /// Set if it wakes threads that wait only for solicited completions.
     pub(super) solicited: bool,
 }
 
@@ -85,22 +85,22 @@ enum Armed {
 #[derive(Debug)]
 struct Inner {
     entries: VecDeque<Entry>,
-    /// Those that do not show yet, and when they will.
+    /// Completions that are not visible yet, with their times.
     late: VecDeque<(Instant, Entry)>,
     capacity: usize,
     armed: Armed,
-    /// An entry has found no room: nothing comes any more.
+    /// Set once an entry has found no room: no more completions come.
     broken: bool,
-    /// The program has destroyed it, and is told nothing any more.
+    /// Set once the program has destroyed it: no more events are sent.
     closed: bool,
 }
 
-/// How a completion went.
+/// Outcome of adding a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pushed {
-    /// It is there.
+    /// It is visible.
     Visible,
-    /// It will be, when the engine releases it.
+    /// It becomes visible when the engine releases it.
     Late,
     /// There was no room, and the queue is broken from now on.
     Overrun,
@@ -112,13 +112,13 @@ pub(super) enum Pushed {
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
     inner: Mutex<Inner>,
-    /// How many entries show: a poll that finds none takes no lock.
+    /// Number of visible entries: a poll that finds none takes no lock.
     visible: AtomicUsize,
-    /// What the program calls it: the address of its `ibv_cq`.
+    /// The program's name of it: the address of its `ibv_cq`.
     pub(super) handle: AtomicUsize,
     pub(super) channel: Option<Arc<EventQueue<Arc<Self>>>>,
     pub(super) given: Unacknowledged,
-    /// Where the program is told that the queue has broken.
+    /// Queue for the event of its failure.
     pub(super) events: AsyncEvents,
     pub(super) asynchronous: Unacknowledged,
     pub(super) faults: Arc<Faults>,
@@ -149,7 +149,7 @@ impl CompletionQueue {
         })
     }
 
-    /// Puts a completion in; the engine is told what there is to do about it.
+    /// Adds a completion, and tells the engine of further work.
     pub(super) fn push(self: &Arc<Self>, entry: Entry, engine: &Engine) {
         match self.try_push(entry) {
             Pushed::Visible | Pushed::Nowhere => {}
@@ -192,8 +192,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Shows what is due. When there is more: when that is to be looked at again, or `None` while
-    /// completions are held.
+    /// Makes due completions visible. If more are left, returns the time of the next look, or
+    /// `None` while completions are held.
     pub(super) fn release(self: &Arc<Self>, now: Instant) -> Option<Option<Instant>> {
         let mut inner = lock(&self.inner);
         if self.faults.holds_completions() {
@@ -210,7 +210,7 @@ impl CompletionQueue {
         None
     }
 
-    /// Hands out up to as many completions as there are places, and returns how many.
+    /// Hands out completions, up to the number of places, and returns their number.
     pub(super) fn poll(&self, mut put: impl FnMut(usize, ibv_wc), places: usize) -> usize {
         if self.visible.load(Ordering::Acquire) == 0 {
             return 0;
@@ -225,18 +225,17 @@ impl CompletionQueue {
         count
     }
 
-    /// Tells of the next completion through the channel, or the next solicited one.
+    /// Requests an event on the channel for the next completion, or the next solicited one.
     pub(super) fn arm(&self, solicited_only: bool) {
         let mut inner = lock(&self.inner);
-        // Asking for all while asking for solicited ones widens, the other way round does not
-        // narrow.
+        // A request for all widens one for solicited completions; the opposite does not narrow.
         inner.armed = match (solicited_only, inner.armed) {
             (true, Armed::ForAll) | (false, _) => Armed::ForAll,
             (true, _) => Armed::ForSolicited,
         };
     }
 
-    /// Gives the queue another size. Whether what is in it fits.
+    /// Resizes the queue. Returns `true` if its content fits.
     pub(super) fn resize(&self, capacity: usize) -> bool {
         let mut inner = lock(&self.inner);
         let fits = inner.entries.len() + inner.late.len() <= capacity;
@@ -254,8 +253,8 @@ impl CompletionQueue {
         }
     }
 
-    /// The program destroys it: from here on no event is about it. Waits until those that were
-    /// given are acknowledged.
+    /// Closes the queue as the program destroys it: no later event is about it. Waits until
+    /// earlier events are acknowledged.
     pub(super) fn close(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
         (inner.broken, inner.closed) = (true, true);
@@ -272,7 +271,7 @@ impl CompletionQueue {
         self.asynchronous.wait();
     }
 
-    /// Takes out the completions of a queue pair that is gone or reset, as drivers do.
+    /// Removes the completions of a queue pair that is destroyed or reset, as drivers do.
     pub(super) fn forget(&self, number: QueueNumber) {
         let mut inner = lock(&self.inner);
         let others = |entry: &Entry| {

@@ -1,20 +1,19 @@
-//! What a simulated NIC is told to be.
+//! Configuration of a simulated NIC.
 
 use carrack_transports::gpu::Driver;
 use std::sync::Arc;
 
-/// How the ports of a simulated NIC are addressed.
+/// Addressing of the ports of a simulated NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkLayer {
-    /// RoCE: no LID, and a table of four GIDs a port, as real drivers fill it: link-local and IPv4,
-    /// version 1 and 2 of each.
+    /// RoCE: no LID, and a table of four GIDs a port, as real drivers fill it: link-local and
+    /// IPv4, version 1 and 2 of each.
     Ethernet,
     /// InfiniBand: a LID, and one GID.
     InfiniBand,
 }
 
-/// What a simulated device can do at most. What is asked of it beyond that is refused, as a real
-/// driver refuses it.
+/// Limits of a simulated device. Requests beyond them are refused, as by a real driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Queue pairs.
@@ -37,14 +36,13 @@ pub struct Limits {
     pub memory_regions: u32,
     /// Protection domains.
     pub protection_domains: u32,
-    /// Reads and atomic operations of a queue pair that may be under way, in each direction.
+    /// Reads and atomic operations of a queue pair in flight, in each direction.
     pub reads: u8,
-    /// Whether it does atomic operations: where it does, among those of one device alone
-    /// (`IBV_ATOMIC_HCA`).
+    /// Set if it does atomic operations: atomic among those of one device (`IBV_ATOMIC_HCA`).
     pub atomics: bool,
-    /// Whether it pages on demand, what reliable connections read and write and words included.
+    /// Set if it pages on demand, for reads, writes and words of reliable connections.
     pub on_demand: bool,
-    /// Bytes that may be registered without that, and so are locked: what a real kernel takes from
+    /// Bytes that may be registered with locking. A real kernel takes the limit from
     /// `RLIMIT_MEMLOCK`.
     pub locked: u64,
     /// Thread domains; 0 is a device that has none.
@@ -54,7 +52,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// What a modern adapter has, as far as anybody notices.
+    /// Returns the limits of a modern adapter, as far as programs notice them.
     fn default() -> Self {
         Self {
             queue_pairs: 1 << 18,
@@ -77,7 +75,7 @@ impl Default for Limits {
     }
 }
 
-/// What a simulated NIC is told to be.
+/// Configuration of a simulated NIC.
 ///
 /// ```
 /// use carrack_simulators::nic::{Config, Limits};
@@ -91,19 +89,18 @@ pub struct Config {
     pub devices: usize,
     /// Ports of each device.
     pub ports: u8,
-    /// How they are addressed.
+    /// Their addressing.
     pub link_layer: LinkLayer,
-    /// What each device can do.
+    /// Limits of each device.
     pub limits: Limits,
-    /// The network that the ports are plugged into, by name: devices of all processes of one user
-    /// and machine meet there. `None` is a network of its own, to which these devices alone are
-    /// plugged, and which needs no socket.
+    /// Name of the network that the ports are plugged into. Devices of all processes of one user
+    /// and machine meet there. `None` is a private network of these devices, which needs no
+    /// socket.
     pub fabric: Option<String>,
-    /// Bytes of a message that travel in one packet, 1 to 60 KiB; not what the port says of its
-    /// MTU.
+    /// Bytes of a message that travel in one packet, 1 to 60 KiB. Independent of the port's MTU.
     pub packet: usize,
-    /// Whether contexts offer libibverbs' extended calls (`verbs_context`), or are those of an old
-    /// library.
+    /// Set if contexts offer libibverbs' extended calls (`verbs_context`); else they are those of
+    /// an old library.
     pub extended: bool,
     /// Drivers whose memory can be registered by its address, as with a peer-memory module in the
     /// kernel.
@@ -127,13 +124,14 @@ impl Default for Config {
 }
 
 impl Config {
-    /// So many devices, and else the defaults.
+    /// Returns the defaults with that number of devices.
     pub fn devices(devices: usize) -> Self {
         Self { devices, ..Self::default() }
     }
 
-    /// For a process of a job: one device, on the network that [`FABRIC_VARIABLE`] names, and where
-    /// it is not set on one for all processes of this user.
+    /// Returns the configuration for a process of a job: one device, on the network that
+    /// [`FABRIC_VARIABLE`] names. Without the variable, the network is one for all processes of
+    /// this user.
     pub fn from_env() -> Self {
         let of_the_user = || format!("user {}", rustix::process::geteuid().as_raw());
         let fabric = std::env::var(FABRIC_VARIABLE).unwrap_or_else(|_| of_the_user());
@@ -141,5 +139,5 @@ impl Config {
     }
 }
 
-/// Names the network of [`Config::from_env`].
+/// Variable with the name of the network, for [`Config::from_env`].
 pub const FABRIC_VARIABLE: &str = "CARRACK_SIMULATED_FABRIC";

@@ -1,5 +1,4 @@
-//! A simulated device: ports, tables, limits. It is the hardware; programs that open it have
-//! contexts of it.
+//! A simulated device: ports, tables, limits. It is the hardware; programs open contexts of it.
 
 use super::address::PortAddress;
 use super::completion::CompletionQueue;
@@ -19,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-/// What an asynchronous event is about.
+/// Subject of an asynchronous event.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     Queue(Arc<QueuePair>),
@@ -52,7 +51,7 @@ impl Port {
     }
 }
 
-/// How many of something there are, and may be.
+/// Count of a kind of objects, with its limit.
 #[derive(Debug)]
 pub(super) struct Count {
     now: AtomicU32,
@@ -65,7 +64,7 @@ impl Count {
     }
 
     /// # Errors
-    /// ENOMEM: there are as many as may be.
+    /// ENOMEM: the limit is reached.
     pub(super) fn add(&self) -> Result<(), Errno> {
         let more = |now| (now < self.limit).then_some(now + 1);
         self.now
@@ -83,12 +82,12 @@ impl Count {
     }
 }
 
-/// Bytes that a peer wrote, and that nobody sees yet.
+/// Bytes that a peer wrote, and that are not visible yet.
 #[derive(Debug)]
 struct LateWrite {
     domain: Domain,
     at: Remote,
-    /// With which right: a peer's, or this side's own for what it has read.
+    /// Required right: a peer's, or this side's own for bytes that it has read.
     right: Access,
     bytes: Vec<u8>,
     until: Visibility,
@@ -98,7 +97,7 @@ struct LateWrite {
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) name: String,
-    /// Its number in the list of devices.
+    /// Number in the list of devices.
     pub(super) index: usize,
     pub(super) layer: LinkLayer,
     pub(super) limits: Limits,
@@ -119,13 +118,13 @@ pub(super) struct Device {
     next_domain: AtomicU32,
     contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
     late_writes: Mutex<Vec<LateWrite>>,
-    /// A fork has the bell of the NIC's thread.
+    /// A forked child holds a copy of the thread's bell, and must not use it.
     owner: Owner,
     removed: AtomicBool,
 }
 
 impl Device {
-    /// A device whose ports have these addresses.
+    /// Creates a device whose ports have these addresses.
     pub(super) fn new(
         index: usize,
         config: &Config,
@@ -135,7 +134,8 @@ impl Device {
     ) -> Arc<Self> {
         let limits = config.limits.clone();
         let port = |address| Port { address, up: AtomicBool::new(true) };
-        // Numbers begin somewhere else on each device, so that one taken for another's is noticed.
+        // Numbers begin differently on each device, so that mistaking one device's for another's
+        // is noticed.
         let first = 0x100
             + addresses.first().map_or(0, |address| address.raw().wrapping_mul(977) & 0x3f_ffff);
         Arc::new(Self {
@@ -164,17 +164,17 @@ impl Device {
         })
     }
 
-    /// A port by its number, which starts at 1.
+    /// Returns a port by its number, which starts at 1.
     pub(super) fn port(&self, number: u8) -> Option<&Port> {
         self.ports.get(usize::from(number).checked_sub(1)?)
     }
 
-    /// Which of its ports has this address.
+    /// Returns the port with this address.
     pub(super) fn port_at(&self, address: PortAddress) -> Option<&Port> {
         self.ports.iter().find(|port| port.address == address)
     }
 
-    /// The context that a program has opened: where it is told what happens.
+    /// Opens a context. Returns its queue of events.
     pub(super) fn open(&self) -> Result<AsyncEvents, Errno> {
         self.check()?;
         let events = Arc::new(EventQueue::new()?);
@@ -196,7 +196,7 @@ impl Device {
         }
     }
 
-    /// Takes a port's link down, or up again. Whether there is such a port.
+    /// Takes a port's link down, or up again. Returns `true` if there is such a port.
     pub(super) fn set_port(&self, number: u8, up: bool) -> bool {
         let Some(port) = self.port(number) else { return false };
         if port.up.swap(up, Ordering::SeqCst) != up {
@@ -206,7 +206,7 @@ impl Device {
         true
     }
 
-    /// Takes the device out of the machine: nothing that it had to do ends any more.
+    /// Takes the device out of the machine: none of its work ends any more.
     pub(super) fn remove(&self) {
         if !self.removed.swap(true, Ordering::SeqCst) {
             self.ports.iter().for_each(|port| port.up.store(false, Ordering::SeqCst));
@@ -218,13 +218,13 @@ impl Device {
         self.removed.load(Ordering::SeqCst)
     }
 
-    /// A new protection domain.
+    /// Creates a protection domain.
     pub(super) fn new_domain(&self) -> Result<Domain, Errno> {
         self.domains.add()?;
         Ok(Domain(self.next_domain.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// A number for a queue pair that none has, nor had for a long time.
+    /// Returns a number for a queue pair that is unused, and was for a long time.
     pub(super) fn new_queue_number(&self) -> QueueNumber {
         let queues = self.queues.read().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -249,12 +249,12 @@ impl Device {
         self.queues.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
-    /// All queue pairs there are now.
+    /// Returns all present queue pairs.
     pub(super) fn queues(&self) -> Vec<Arc<QueuePair>> {
         self.queues.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// A packet has come for one of the ports.
+    /// Handles a packet for one of the ports.
     pub(super) fn deliver(&self, mut packet: Packet, out: &mut Outbox) {
         let is_up = self.port_at(packet.target.0).is_some_and(Port::is_up);
         if packet.body != Body::Lost && (!is_up || self.faults.loses_packet()) {
@@ -270,7 +270,7 @@ impl Device {
         }
     }
 
-    /// Writes what a peer has sent, now or later, as the faults say.
+    /// Writes a peer's bytes, now or later, as the faults say.
     pub(super) fn write_for_peer(
         &self,
         domain: Domain,
@@ -279,8 +279,8 @@ impl Device {
     ) -> Result<(), Unreachable> {
         let of_a_gpu = || self.regions.is_of_a_gpu(domain, at);
         let until = match self.faults.visibility(true) {
-            // The harshest that may be relaxed: nothing is seen before something is that is in
-            // order.
+            // The harshest order that relaxed memory permits: no byte is visible before an ordered
+            // completion.
             Visibility::AtOnce if self.regions.is_relaxed(domain, at) => Visibility::WithCompletion,
             Visibility::AtOnce => Visibility::AtOnce,
             _ => self.faults.visibility(of_a_gpu()),
@@ -295,8 +295,9 @@ impl Device {
         Ok(())
     }
 
-    /// Puts what was read from a peer into memory of this side: where that is a GPU's, it may be
-    /// seen later, too. For a device that delays writes until it completes something, this is that.
+    /// Writes bytes that were read from a peer into memory of this side. In a GPU's memory they
+    /// may become visible later, too. With delay until a completion, this counts as the
+    /// completion.
     pub(super) fn take_in(
         &self,
         domain: Domain,
@@ -323,8 +324,8 @@ impl Device {
         Ok(())
     }
 
-    /// Lets late writes be seen: those that a completion lets through, or, before a read, all. Also
-    /// those that nothing holds back any more.
+    /// Makes delayed writes visible: those that a completion releases, or, before a read, all.
+    /// Also those that are not delayed by the present faults.
     pub(super) fn settle_writes(&self, by: Visibility) {
         let mut late = lock(&self.late_writes);
         if late.is_empty() {
@@ -333,7 +334,7 @@ impl Device {
         let healed = self.faults.visibility(true) == Visibility::AtOnce;
         let due = |write: &mut LateWrite| healed || by == Visibility::WithRead || write.until == by;
         for write in late.extract_if(.., due) {
-            // What was deregistered meanwhile is nobody's to write.
+            // Memory deregistered meanwhile is not written.
             let _ = self.regions.write(write.domain, write.at, write.right, &write.bytes);
         }
     }

@@ -1,9 +1,8 @@
-//! The processor of the simulated NICs of one process and network: where they are plugged in, and
-//! how its thread is told of work.
+//! The engine: the processor of the simulated NICs of one process and network. Ports are plugged
+//! into it, and its thread is told of work.
 //!
-//! It is a thread because a NIC works by itself: what a peer reads or writes is served while the
-//! program does nothing. The thread sleeps when there is nothing to do, and ends with the last
-//! port.
+//! It is a thread because a NIC works by itself: a peer's reads and writes are served while the
+//! program is idle. The thread sleeps without work, and ends with the last port.
 
 use super::address::{BLOCKS, Block, PORTS_OF_A_BLOCK, PortAddress};
 use super::completion::CompletionQueue;
@@ -38,16 +37,16 @@ impl Bell {
         Ok(Self { fd, sleeping: off(), rung: off(), for_all: off() })
     }
 
-    /// There is something to look at.
+    /// Signals new work.
     pub(super) fn ring(&self) {
         self.rung.store(true, Ordering::SeqCst);
         if self.sleeping.swap(false, Ordering::SeqCst) {
-            // A counter that is full wakes as well as another.
+            // A counter that is full wakes, too.
             let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
         }
     }
 
-    /// There is something to look at with every device.
+    /// Signals work for every device.
     pub(super) fn ring_for_all(&self) {
         self.for_all.store(true, Ordering::SeqCst);
         self.ring();
@@ -57,7 +56,7 @@ impl Bell {
         self.fd.as_fd()
     }
 
-    /// To be called before sleeping: whether nobody has rung meanwhile.
+    /// Returns `true` if there was no ring since the last look. Called before sleeping.
     pub(super) fn may_sleep(&self) -> bool {
         self.sleeping.store(true, Ordering::SeqCst);
         let quiet = !self.rung.load(Ordering::SeqCst);
@@ -67,7 +66,7 @@ impl Bell {
         quiet
     }
 
-    /// To be called before looking at what there is. Whether it is for all devices.
+    /// Clears the signal, before a look at the work. Returns `true` if it is for all devices.
     pub(super) fn heard(&self) -> bool {
         self.sleeping.store(false, Ordering::SeqCst);
         self.rung.store(false, Ordering::SeqCst);
@@ -76,29 +75,29 @@ impl Bell {
     }
 }
 
-/// What the engine's thread is told.
+/// Messages to the engine's thread.
 #[derive(Debug)]
 pub(super) enum Job {
     /// A queue pair has work.
     Work(Arc<QueuePair>),
-    /// A completion queue has completions that do not show yet.
+    /// A completion queue has completions that are not visible yet.
     Late(Arc<CompletionQueue>),
     /// A completion queue has broken.
     Overrun(Arc<CompletionQueue>),
     /// Other processes connect here.
     Listen(OwnedFd),
-    /// Somebody wants to be told when what there is to be done now has been done.
+    /// A thread waits for the end of the present work.
     Round(Sender<()>),
 }
 
-/// The addresses that a process has.
+/// The addresses of a process.
 #[derive(Debug, Default)]
 struct Addresses {
     /// Numbers that are free, by block.
     free: HashMap<Block, BTreeSet<u8>>,
     /// Ports that are plugged in.
     used: usize,
-    /// The last port has gone: this engine is at its end.
+    /// Set once the last port has gone: this engine is at its end.
     stopped: bool,
 }
 
@@ -115,7 +114,8 @@ pub(super) struct Engine {
 static FABRICS: Mutex<Option<HashMap<String, Weak<Engine>>>> = Mutex::new(None);
 
 impl Engine {
-    /// The engine of a network: one for all of the process that name it, or one of its own.
+    /// Returns the engine of a network: one shared by all users of a name in the process, or a
+    /// private one.
     pub(super) fn of(fabric: Option<&str>) -> Result<Arc<Self>, Errno> {
         let Some(name) = fabric else { return Self::start(None) };
         let mut fabrics = lock(&FABRICS);
@@ -146,16 +146,16 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The network's name, if other processes can be on it.
+    /// Returns the network's name, if other processes can be on it.
     pub(super) fn fabric(&self) -> Option<&str> {
         self.fabric.as_deref()
     }
 
-    /// Addresses for so many ports.
+    /// Takes addresses for `ports` ports.
     ///
     /// # Errors
     /// ESHUTDOWN: the last port has gone meanwhile, and the engine with it. EADDRNOTAVAIL: the
-    /// network is full. What the socket of a block gives.
+    /// network is full. The error of the socket of a block.
     pub(super) fn take_addresses(&self, ports: usize) -> Result<Vec<PortAddress>, Errno> {
         let mut addresses = lock(&self.addresses);
         if addresses.stopped {
@@ -194,7 +194,7 @@ impl Engine {
         Err(Errno::ADDRNOTAVAIL)
     }
 
-    /// The ports of a device are on the network from now on.
+    /// Puts the ports of a device on the network.
     pub(super) fn plug(&self, device: &Arc<Device>) {
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
         for port in &device.ports {
@@ -202,7 +202,7 @@ impl Engine {
         }
     }
 
-    /// A port is gone, and its address free.
+    /// Removes a port, and frees its address.
     pub(super) fn unplug(&self, address: PortAddress) {
         self.ports.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
         let mut addresses = lock(&self.addresses);
@@ -225,17 +225,17 @@ impl Engine {
         lock(&self.addresses).stopped
     }
 
-    /// Whether a block's ports are those of this process.
+    /// Returns `true` if a block's ports are those of this process.
     pub(super) fn has_block(&self, block: Block) -> bool {
         lock(&self.addresses).free.contains_key(&block)
     }
 
-    /// The device that a port is of.
+    /// Returns the device of a port.
     pub(super) fn device(&self, address: PortAddress) -> Option<Arc<Device>> {
         self.ports.read().unwrap_or_else(PoisonError::into_inner).get(&address)?.upgrade()
     }
 
-    /// All devices that are plugged in.
+    /// Returns all devices that are plugged in.
     pub(super) fn devices(&self) -> Vec<Arc<Device>> {
         let ports = self.ports.read().unwrap_or_else(PoisonError::into_inner);
         let mut devices: Vec<_> = ports.values().filter_map(Weak::upgrade).collect();
@@ -262,19 +262,19 @@ impl Engine {
         self.submit(Job::Late(Arc::clone(queue)));
     }
 
-    /// Waits until the engine has done what it was given, and has delivered what came of that.
+    /// Waits until the engine has done its present work, and has delivered the results.
     pub(super) fn go_round(&self) {
         let (told, round) = channel();
         self.submit(Job::Round(told));
-        // An engine at its end does nothing any more. Who waits for it keeps it, so others may find
-        // it for a while.
+        // An engine at its end does no more work. A waiting thread keeps it alive, so others may
+        // find it for a while.
         while !self.has_stopped()
             && round.recv_timeout(Duration::from_millis(10)) == Err(RecvTimeoutError::Timeout)
         {
         }
     }
 
-    /// The engines of all networks of this process that have a name.
+    /// Returns the engines of all named networks of this process.
     pub(super) fn all() -> Vec<Arc<Self>> {
         lock(&FABRICS).iter().flat_map(HashMap::values).filter_map(Weak::upgrade).collect()
     }
@@ -284,13 +284,13 @@ impl Engine {
     }
 }
 
-/// What a queue pair wants of the engine when it has had its turn.
+/// Requests of a queue pair to the engine, at the end of its turn.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     pub(super) packets: Vec<Packet>,
-    /// When it wants to be woken.
+    /// Times at which it has to be woken.
     pub(super) wakes: Vec<Instant>,
-    /// Whether a test holds it.
+    /// Set if a test holds it.
     pub(super) held: bool,
 }
 
@@ -307,8 +307,8 @@ impl Outbox {
         self.held = true;
     }
 
-    /// A packet goes nowhere: whoever waits for an answer to it, or for the answer that it is, is
-    /// told.
+    /// Loses a packet. The queue pair that waits for an answer to it, or for the answer that it
+    /// is, is told.
     pub(super) fn lost(&mut self, packet: Packet) {
         match packet.body {
             Body::Request(_) => self.send(packet.reply(Body::Lost, Vec::new())),
@@ -319,7 +319,7 @@ impl Outbox {
         }
     }
 
-    /// A packet has come for a queue pair that is not there.
+    /// Handles a packet for a queue pair that does not exist.
     pub(super) fn lost_for_nobody(&mut self, packet: &Packet) {
         if matches!(packet.body, Body::Request(_)) {
             self.send(packet.reply(Body::Lost, Vec::new()));

@@ -1,5 +1,5 @@
-//! Events that a program sleeps for: a queue of them behind a descriptor that is readable while
-//! there are some.
+//! Events that programs wait for: a queue of them behind a descriptor that is readable while there
+//! are some.
 
 use super::lock;
 use rustix::event::{EventfdFlags, eventfd};
@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Events in order. The descriptor counts them, so a reader that made it non-blocking is not
-/// blocked, and one that did not is.
+/// Events in order. The descriptor counts them, so `take` blocks unless the reader made it
+/// non-blocking.
 #[derive(Debug)]
 pub(super) struct EventQueue<T> {
-    /// `None` is an event whose object is gone: its count can no longer be taken back.
+    /// `None` is an event whose object is gone: its count cannot be taken back.
     events: Mutex<VecDeque<Option<T>>>,
     fd: OwnedFd,
 }
@@ -33,7 +33,7 @@ impl<T> EventQueue<T> {
         let _ = rustix::io::write(self.fd.as_fd(), &1_u64.to_ne_bytes());
     }
 
-    /// The next event.
+    /// Takes the next event.
     ///
     /// # Errors
     /// EAGAIN: there is none, and the descriptor does not block.
@@ -51,7 +51,7 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Takes out the events of an object that is going.
+    /// Removes the events of an object that is being destroyed.
     pub(super) fn forget(&self, gone: impl Fn(&T) -> bool) {
         for slot in lock(&self.events).iter_mut() {
             if slot.as_ref().is_some_and(&gone) {
@@ -61,8 +61,8 @@ impl<T> EventQueue<T> {
     }
 }
 
-/// Events of an object that the program has been given and has not yet acknowledged: until it has,
-/// the object may not go.
+/// Events of an object that the program has received and not yet acknowledged. Until it has, the
+/// object may not be destroyed.
 #[derive(Debug, Default)]
 pub(super) struct Unacknowledged {
     count: Mutex<u32>,
@@ -80,7 +80,7 @@ impl Unacknowledged {
         self.changed.notify_all();
     }
 
-    /// Waits, as libibverbs does, until the program has acknowledged all that it was given.
+    /// Waits, as libibverbs does, until the program has acknowledged all received events.
     pub(super) fn wait(&self) {
         let mut count = lock(&self.count);
         while *count > 0 {

@@ -1,8 +1,8 @@
-//! Misbehaviour to order.
+//! Faults on request.
 //!
-//! One [`Faults`] belongs to a simulated NIC and all of its devices; it can be set at any time,
-//! from any thread. Calls that fail do nothing else; work requests that fail end as a real one with
-//! that status does, with the queue pair in error.
+//! One [`Faults`] belongs to a simulated NIC and all of its devices. It can be set at any time,
+//! from any thread. Calls that fail have no other effect. Work requests that fail end as a real
+//! one with that status does, with the queue pair in error.
 
 use super::engine::Bell;
 use super::lock;
@@ -43,7 +43,7 @@ pub enum Call {
     ResizeCq,
     /// `ibv_req_notify_cq`
     ReqNotifyCq,
-    /// `ibv_poll_cq`, of which the count is that of calls; the answer is -1 whatever the code.
+    /// `ibv_poll_cq`, counted by calls; the answer is -1 for every code.
     PollCq,
     /// `ibv_create_srq`
     CreateSrq,
@@ -53,8 +53,8 @@ pub enum Call {
     ModifyQp,
     /// `ibv_query_qp`
     QueryQp,
-    /// `ibv_create_ah` `ibv_post_send`: the count is that of work requests, so that a list is taken
-    /// up to the one that fails.
+    /// `ibv_post_send`, counted by work requests, so that a list is taken up to the one that
+    /// fails.
     PostSend,
     /// `ibv_post_recv`, counted likewise.
     PostRecv,
@@ -62,23 +62,23 @@ pub enum Call {
     PostSrqRecv,
 }
 
-/// When bytes that a peer wrote can be seen.
+/// Time at which bytes that a peer wrote become visible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Visibility {
-    /// As soon as they come in.
+    /// As soon as they arrive.
     #[default]
     AtOnce,
-    /// When the writer's device next gives this one something to complete, or reads from it: a
-    /// program that watches memory waits in vain.
+    /// When the writer's device next gives this one a completion, or reads from it: a program that
+    /// polls memory waits in vain.
     WithCompletion,
     /// When this device next reads for a peer, or does an atomic operation: a completion does not
-    /// tell that the bytes are there. What a GPU's owner must expect, unless the GPU says
-    /// otherwise: also of what its own device has read into the GPU's memory. A flush of the GPU's
-    /// is [`SimulatedNic::flush`](super::SimulatedNic::flush).
+    /// tell that the bytes have arrived. The owner of a GPU must expect that, unless the GPU says
+    /// otherwise, also of bytes that its own device has read into the GPU's memory. A flush of the
+    /// GPU's is [`SimulatedNic::flush`](super::SimulatedNic::flush).
     WithRead,
 }
 
-/// Something ordered, and when.
+/// An ordered fault, and the calls before it.
 #[derive(Debug)]
 struct Ordered<T> {
     which: Which,
@@ -86,7 +86,7 @@ struct Ordered<T> {
 }
 
 impl<T: Copy> Ordered<T> {
-    /// Counts one down and says whether it is this one's turn.
+    /// Counts one down. Returns the fault if its turn has come.
     fn next(slot: &mut Option<Self>) -> Option<T> {
         let ordered = slot.as_mut()?;
         let what = ordered.what;
@@ -110,7 +110,7 @@ fn order<T>(slot: &Order<T>, which: Which, what: T) {
     *lock(slot) = Some(Ordered { which, what });
 }
 
-/// Switches for everything that a NIC may do to a program. All are off to begin with.
+/// Switches for all faults of a NIC. All are off to begin with.
 #[derive(Debug)]
 pub struct Faults {
     calls: Mutex<HashMap<Call, Option<Ordered<Errno>>>>,
@@ -151,41 +151,42 @@ impl Faults {
         }
     }
 
-    /// Calls fail with this `errno`. Replaces what was ordered of this call before.
+    /// Makes calls fail with this `errno`. Replaces an earlier order for this call.
     pub fn fail_call(&self, call: Call, which: Which, errno: i32) {
         let what = Errno::from_raw_os_error(errno);
         lock(&self.calls).insert(call, Some(Ordered { which, what }));
     }
 
-    /// Calls work again.
+    /// Makes calls work again.
     pub fn heal_call(&self, call: Call) {
         lock(&self.calls).remove(&call);
     }
 
-    /// Send work requests, reads, writes and atomic operations included, end with this status,
-    /// counted in the order in which the NIC comes to them. They are not carried out.
+    /// Makes send work requests end with this status, reads, writes and atomic operations
+    /// included. They are counted in the order in which the NIC processes them, and are not
+    /// carried out.
     pub fn fail_sends(&self, which: Which, status: ibv_wc_status) {
         order(&self.sends, which, status);
     }
 
-    /// Receives that a message has come for end with this status; the sender's request ends with
-    /// `IBV_WC_REM_OP_ERR`.
+    /// Makes receives that a message has come for end with this status. The sender's request ends
+    /// with `IBV_WC_REM_OP_ERR`.
     pub fn fail_receives(&self, which: Which, status: ibv_wc_status) {
         order(&self.receives, which, status);
     }
 
-    /// The completion finds its queue full, however much room there is.
+    /// Makes the completion find its queue full, whatever room there is.
     pub fn overrun(&self, which: Which) {
         order(&self.overruns, which, ());
     }
 
-    /// One in so many packets of connections is lost on its way in, as the dice fall, answers
-    /// included. 0 ends it.
+    /// Loses one in `one_in` packets of connections on its way in, at random, answers included. 0
+    /// ends it.
     pub fn lose_packets(&self, one_in: u32) {
         self.losses.store(u64::from(one_in), Ordering::SeqCst);
     }
 
-    /// Work requests fail no more.
+    /// Ends the failures of work requests.
     pub fn heal_work(&self) {
         for slot in [&self.sends, &self.receives] {
             *lock(slot) = None;
@@ -193,29 +194,29 @@ impl Faults {
         *lock(&self.overruns) = None;
     }
 
-    /// No completion shows before the guard is dropped. The work itself is done.
+    /// Hides completions until the guard is dropped. The work itself is done.
     #[must_use = "completions show when the guard is dropped"]
     pub fn hold_completions(self: &Arc<Self>) -> Held {
         self.held_completions.fetch_add(1, Ordering::SeqCst);
         Held { faults: Arc::clone(self), what: Standing::Completions }
     }
 
-    /// No queue pair of a device sends a request before the guard is dropped. What peers send comes
-    /// in. The device is named by its number in the list of devices.
+    /// Keeps all queue pairs of a device from sending requests until the guard is dropped. They
+    /// still receive from peers. The device is named by its number in the list of devices.
     #[must_use = "queue pairs go on when the guard is dropped"]
     pub fn hold_device(self: &Arc<Self>, device: usize) -> Held {
         lock(&self.held_devices).push(device as u64);
         Held { faults: Arc::clone(self), what: Standing::Device(device as u64) }
     }
 
-    /// Completions show so much later than they would.
+    /// Delays the visibility of completions by this time.
     pub fn delay_completions(&self, delay: Duration) {
         self.completion_delay.store(nanos(delay), Ordering::SeqCst);
     }
 
-    /// A device's queue pair sends no request before the guard is dropped, while others do: what
-    /// was posted to it first is carried out last. The device is named by its number in the list of
-    /// devices.
+    /// Keeps one queue pair of a device from sending requests until the guard is dropped, while
+    /// others send. So work that was posted to it first is carried out last. The device is named
+    /// by its number in the list of devices.
     #[must_use = "the queue pair goes on when the guard is dropped"]
     pub fn hold_queue_pair(self: &Arc<Self>, device: usize, number: u32) -> Held {
         let queue = (device as u64, QueueNumber(number));
@@ -223,29 +224,29 @@ impl Faults {
         Held { faults: Arc::clone(self), what: Standing::QueuePair(queue) }
     }
 
-    /// A queue pair that fails was just taking a message in: it has a receive of its shared queue,
-    /// which comes back when the guard is dropped, and only then does it tell of its last one
-    /// (`IBV_EVENT_QP_LAST_WQE_REACHED`). One that is destroyed before that takes the receive with
-    /// it.
+    /// Simulates failing queue pairs that were taking a message in. Each has a receive of its
+    /// shared queue, which comes back when the guard is dropped. Only then the event of its last
+    /// receive follows (`IBV_EVENT_QP_LAST_WQE_REACHED`). A queue pair that is destroyed before
+    /// loses the receive.
     #[must_use = "receives come back when the guard is dropped"]
     pub fn hold_last_receives(self: &Arc<Self>) -> Held {
         self.held_receives.fetch_add(1, Ordering::SeqCst);
         Held { faults: Arc::clone(self), what: Standing::LastReceives }
     }
 
-    /// Whether queue pairs fail without telling of their last receive, as some drivers have them.
+    /// Makes queue pairs fail without the event of their last receive, as with some drivers.
     pub fn leave_out_last_receives(&self, on: bool) {
         self.silent_ends.store(on, Ordering::SeqCst);
     }
 
-    /// Each queue pair comes to new work up to so much later, as the dice fall, so that queue pairs
+    /// Delays each queue pair's new work by up to this time, at random, so that queue pairs
     /// overtake each other. Zero ends it.
     pub fn scatter_queue_pairs(&self, longest: Duration) {
         self.scatter.store(nanos(longest), Ordering::SeqCst);
         self.bell.ring();
     }
 
-    /// When what peers write becomes visible: in memory of GPUs only, or in all.
+    /// Sets the visibility of peers' writes: in memory of GPUs only, or in all.
     pub fn write_visibility(&self, visibility: Visibility, gpus_only: bool) {
         *lock(&self.visibility) = (visibility, gpus_only);
         self.bell.ring_for_all();
@@ -292,7 +293,7 @@ impl Faults {
         !self.silent_ends.load(Ordering::SeqCst)
     }
 
-    /// How long a queue pair waits before it comes to its work.
+    /// Returns the time for which a queue pair waits before its work.
     pub(super) fn next_scatter(&self) -> Duration {
         let longest = self.scatter.load(Ordering::SeqCst);
         Duration::from_nanos(self.throw().checked_rem(longest).unwrap_or(0))
@@ -303,7 +304,7 @@ impl Faults {
         one_in != 0 && self.throw().is_multiple_of(one_in)
     }
 
-    /// Throws the dice: xorshift, the same in every run as far as threads let them be.
+    /// Returns a random number: xorshift, the same in every run as far as threads permit.
     fn throw(&self) -> u64 {
         let mut dice = self.dice.load(Ordering::Relaxed);
         dice ^= dice << 13;
@@ -319,20 +320,20 @@ impl Faults {
     }
 }
 
-/// Something stands still while this lives.
+/// Guard that holds completions, requests or last receives back while it lives.
 #[derive(Debug)]
 pub struct Held {
     faults: Arc<Faults>,
     what: Standing,
 }
 
-/// What stands still.
+/// Part of the device that is held back.
 #[derive(Debug)]
 enum Standing {
     Completions,
-    /// One, of a device.
+    /// One queue pair of a device.
     QueuePair((u64, QueueNumber)),
-    /// All of a device.
+    /// All queue pairs of a device.
     Device(u64),
     LastReceives,
 }

@@ -1,8 +1,8 @@
-//! Registered memory: what the simulated NIC can reach, under which keys.
+//! Registered memory: ranges that the simulated NIC can access, by their keys.
 //!
 //! Bytes are moved by the project's one copy function, so memory of a GPU goes through its engine
-//! and is never touched by the CPU. A region is reached under the table's lock: when `deregister`
-//! has returned, nobody is at its memory any more.
+//! and is never touched by the CPU. A region is accessed under the table's lock: after
+//! `deregister` has returned, its memory is not accessed any more.
 
 use super::config::Limits;
 use super::lock;
@@ -25,7 +25,7 @@ const PAGE: usize = 4096;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Domain(pub(super) u32);
 
-/// What memory may be used for: bits of `ibv_access_flags`.
+/// Permitted uses of memory: bits of `ibv_access_flags`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Access(pub(super) u32);
 
@@ -42,7 +42,7 @@ impl Access {
         self.0 & wanted.0 == wanted.0
     }
 
-    /// What the kernel would say of these flags.
+    /// Checks these flags as the kernel does.
     fn check(self, pages_on_demand: bool) -> Result<(), Errno> {
         let paging = if pages_on_demand { Self::ON_DEMAND.0 } else { 0 };
         let moves = Self::REMOTE_WRITE.0 | Self::REMOTE_READ.0 | Self::REMOTE_ATOMIC.0;
@@ -58,10 +58,10 @@ impl Access {
     }
 }
 
-/// Why memory was not reached.
+/// Reason why memory was not accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Unreachable {
-    /// The key is none, or not for this domain, range or purpose.
+    /// The key is unknown, or not valid for this domain, range or purpose.
     Key,
     /// An atomic operation's word is not aligned.
     Alignment,
@@ -71,13 +71,13 @@ pub(super) enum Unreachable {
 
 #[derive(Debug)]
 enum Memory {
-    /// Memory of this process, or of a GPU, at the address that the program has for it.
+    /// Memory of this process, or of a GPU, at the program's address.
     Address { addr: usize, kind: MemKind, gpu: Option<Arc<dyn Gpu>> },
     /// Memory behind a descriptor, mapped for the NIC.
     Mapped(Mapping),
 }
 
-/// A descriptor's memory, mapped for the NIC alone.
+/// A descriptor's memory, mapped only for the NIC.
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
@@ -105,7 +105,7 @@ impl Mapping {
         let ahead = usize::try_from(offset % PAGE as u64).map_err(|_| Errno::INVAL)?;
         let span = (ahead + len).next_multiple_of(PAGE);
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel likes it overlaps nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps no other.
         let start =
             unsafe { mmap(null_mut(), span, rights, MapFlags::SHARED, fd, offset - ahead as u64) };
         let start = NonNull::new(start?.cast::<u8>()).ok_or(Errno::FAULT)?;
@@ -115,7 +115,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and whoever uses it holds the region. A failure leaks
+        // SAFETY: the mapping belongs to this, and its users hold the region. A failure leaks
         // addresses.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.span) };
     }
@@ -126,21 +126,20 @@ impl Drop for Mapping {
 struct Registration {
     domain: Domain,
     access: Access,
-    /// What its first byte is called by whoever uses the key.
+    /// Address of its first byte for the users of the key.
     iova: u64,
     len: u64,
     memory: Memory,
 }
 
 impl Registration {
-    /// How many of its bytes are locked: none of memory of GPUs, or of what is brought in on
-    /// demand.
+    /// Returns the number of its locked bytes: 0 for memory of GPUs, and for on-demand memory.
     fn locked(&self) -> u64 {
         let is_host = matches!(&self.memory, Memory::Address { kind, .. } if kind.is_host());
         if is_host && !self.access.allows(Access::ON_DEMAND) { self.len } else { 0 }
     }
 
-    /// Where `len` bytes at `addr` lie, as a pointer and a place.
+    /// Returns a pointer to `len` bytes at `addr`, and their place.
     fn find(&self, addr: u64, len: u64) -> Result<(*mut u8, Place<'_>), Unreachable> {
         let ahead = addr.checked_sub(self.iova).ok_or(Unreachable::Key)?;
         ahead.checked_add(len).filter(|end| *end <= self.len).ok_or(Unreachable::Key)?;
@@ -163,36 +162,36 @@ pub(super) struct Regions {
     by_key: RwLock<HashMap<u32, Registration>>,
     next: std::sync::Mutex<u32>,
     limit: usize,
-    /// Whether memory can be registered without being locked, and how much with.
+    /// Set if memory can be registered on demand, without locking.
     pages_on_demand: bool,
     most_locked: u64,
-    /// Bytes that are locked. Written with the table's lock.
+    /// Number of locked bytes. Written under the table's lock.
     locked: AtomicU64,
     gpus: Vec<Arc<dyn Driver>>,
     counted: std::sync::Mutex<MemoryCounters>,
 }
 
-/// What a simulated device's memory has come to: see
+/// Counters of a simulated device's memory: see
 /// [`SimulatedNic::memory_counters`](super::SimulatedNic::memory_counters).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct MemoryCounters {
     /// Registrations so far.
     pub registrations: u64,
-    /// Bytes that are registered to be read by its own rank's requests, and for nothing else.
+    /// Bytes that are registered only for reading by their own rank's requests.
     pub to_be_read: Registered,
-    /// Bytes that are registered to be written by peers.
+    /// Bytes that are registered for writing by peers.
     pub to_be_written: Registered,
     /// Bytes that peers have written.
     pub written: u64,
 }
 
-/// Bytes that are registered, each as often as it is.
+/// Registered bytes. A byte counts once for each registration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Registered {
-    /// At the moment.
+    /// Present value.
     pub now: u64,
-    /// At most, at a time.
+    /// Maximum so far.
     pub most: u64,
 }
 
@@ -204,7 +203,7 @@ impl Registered {
 }
 
 impl MemoryCounters {
-    /// What counts a registration for such a purpose, if anything does.
+    /// Returns the counter for registrations of that purpose, if there is one.
     fn of(&mut self, access: Access) -> Option<&mut Registered> {
         match access {
             access if access.allows(Access::REMOTE_WRITE) => Some(&mut self.to_be_written),
@@ -225,7 +224,7 @@ impl Regions {
         Self { by_key, next, limit, pages_on_demand, most_locked, locked, gpus, counted }
     }
 
-    /// A peer has written so many bytes.
+    /// Counts bytes that a peer has written.
     pub(super) fn note_written(&self, bytes: usize) {
         lock(&self.counted).written += bytes as u64;
     }
@@ -234,11 +233,11 @@ impl Regions {
         *lock(&self.counted)
     }
 
-    /// Registers `len` bytes at `addr`, which those who use the key call `iova`.
+    /// Registers `len` bytes at `addr`, which users of the key address by `iova`.
     ///
     /// # Errors
-    /// EFAULT: nothing that a NIC could reach is there. EINVAL, EOPNOTSUPP: wrong flags. ENOMEM:
-    /// there are too many.
+    /// EFAULT: there is no memory that a NIC could access. EINVAL, EOPNOTSUPP: wrong flags.
+    /// ENOMEM: there are too many.
     pub(super) fn register(
         &self,
         domain: Domain,
@@ -263,8 +262,8 @@ impl Regions {
     /// Registers memory behind a descriptor.
     ///
     /// # Errors
-    /// As [`register`](Self::register); and whatever mapping the descriptor gives: a descriptor
-    /// that the CPU cannot map is none that a simulated NIC can reach.
+    /// As [`register`](Self::register), and those of mapping the descriptor. A descriptor that the
+    /// CPU cannot map is out of a simulated NIC's reach.
     pub(super) fn register_descriptor(
         &self,
         domain: Domain,
@@ -281,7 +280,7 @@ impl Regions {
         self.add(Registration { domain, access, iova, len: len as u64, memory })
     }
 
-    /// Ends a registration; nobody is at its memory afterwards. Whether there was one.
+    /// Ends a registration. Its memory is not accessed afterwards. Returns `true` if it existed.
     pub(super) fn deregister(&self, key: u32) -> bool {
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
         let Some(gone) = by_key.remove(&key) else { return false };
@@ -299,8 +298,8 @@ impl Regions {
                 if extents.is_empty() {
                     continue;
                 }
-                // One engine's copy would have to go across allocations: a peer-memory module
-                // refuses that, too.
+                // An engine's copy would cross allocations. A peer-memory module refuses that,
+                // too.
                 return Err(Errno::FAULT);
             };
             if matches!(extent.kind, MemKind::Managed(_) | MemKind::Unknown) {
@@ -319,7 +318,7 @@ impl Regions {
         }
         self.locked.store(locked, Ordering::Relaxed);
         let mut next = lock(&self.next);
-        // Neither small nor in order: a key that was guessed, or is one off, is none.
+        // Neither small nor in order, so that guessed keys and neighbours of keys are invalid.
         let key = loop {
             *next = next.wrapping_add(1);
             let key = next.wrapping_mul(0x9e37_79b1) & !0xff | 0x80 | *next & 0x7f;
@@ -336,7 +335,7 @@ impl Regions {
         Ok(key)
     }
 
-    /// Does something with `len` bytes at a place, if the key is for that.
+    /// Runs `act` on `len` bytes at a place, if the key permits that.
     fn reach<T>(
         &self,
         domain: Domain,
@@ -353,7 +352,7 @@ impl Regions {
         act(pointer, place)
     }
 
-    /// Whether `len` bytes at a place may be used like that.
+    /// Checks that `len` bytes at a place may be used like that.
     pub(super) fn check(
         &self,
         domain: Domain,
@@ -364,26 +363,26 @@ impl Regions {
         self.reach(domain, at, len, wanted, |_, _| Ok(()))
     }
 
-    /// Whether memory of a GPU is there.
+    /// Returns `true` if the place is memory of a GPU.
     pub(super) fn is_of_a_gpu(&self, domain: Domain, at: Remote) -> bool {
         let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
         by_key.get(&at.key).filter(|found| found.domain == domain).is_some_and(|found| match &found
             .memory
         {
             Memory::Address { kind, .. } => !kind.is_host(),
-            // That is what dma-bufs are for.
+            // Dma-bufs are used for memory of GPUs.
             Memory::Mapped(_) => true,
         })
     }
 
-    /// Whether writes to a place need not be seen in their order.
+    /// Returns `true` if writes to a place may become visible out of order.
     pub(super) fn is_relaxed(&self, domain: Domain, at: Remote) -> bool {
         let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
         let found = by_key.get(&at.key).filter(|found| found.domain == domain);
         found.is_some_and(|found| found.access.allows(Access::RELAXED_ORDERING))
     }
 
-    /// Reads as many bytes as there is room for.
+    /// Reads bytes to fill `into`.
     pub(super) fn read(
         &self,
         domain: Domain,
@@ -393,8 +392,8 @@ impl Regions {
     ) -> Result<(), Unreachable> {
         self.reach(domain, at, into.len() as u64, wanted, |pointer, place| {
             // SAFETY: the range lies in a registration, whose memory stays until `deregister` has
-            // taken the lock that is held here: that is what registering promises. Others may write
-            // it meanwhile.
+            // taken the lock that is held here: registering promises that. Others may write it
+            // meanwhile.
             let from = unsafe { MemRef::from_raw(pointer, into.len(), place) };
             copy_and_wait(MemMut::host(into), from).map_err(|_| Unreachable::Engine)
         })
@@ -409,14 +408,13 @@ impl Regions {
         bytes: &[u8],
     ) -> Result<(), Unreachable> {
         self.reach(domain, at, bytes.len() as u64, wanted, |pointer, place| {
-            // SAFETY: as in `read`; whoever registers memory to be written gives the right to write
-            // it at any time.
+            // SAFETY: as in `read`; registering memory for writes permits writes at any time.
             let to = unsafe { MemMut::from_raw(pointer, bytes.len(), place) };
             copy_and_wait(to, MemRef::host(bytes)).map_err(|_| Unreachable::Engine)
         })
     }
 
-    /// Changes a word and returns what it was.
+    /// Changes a word, and returns its old value.
     pub(super) fn change(
         &self,
         domain: Domain,
@@ -428,12 +426,12 @@ impl Regions {
                 return Err(Unreachable::Alignment);
             }
             if place.is_host() {
-                // SAFETY: eight aligned bytes of a registration, as in `write`; those who use them
-                // while a NIC does atomic operations on them use atomic loads and stores, too.
+                // SAFETY: eight aligned bytes of a registration, as in `write`. Users of words
+                // under a NIC's atomic operations use atomic loads and stores, too.
                 let word = unsafe { AtomicU64::from_ptr(pointer.cast()) };
-                // A load and a store, as over PCIe: operations of one NIC's are atomic among each
-                // other, since one thread does them, and not with a CPU's, which is given its
-                // chance to come between them, now and then.
+                // A load and a store, as over PCIe. Operations of one NIC are atomic among each
+                // other, since one thread does them. They are not atomic with a CPU's, which now
+                // and then is given its chance to come between them.
                 let old = word.load(Ordering::SeqCst);
                 if old.is_multiple_of(16) {
                     std::thread::yield_now();
@@ -442,8 +440,8 @@ impl Regions {
                 return Ok(old);
             }
             let mut bytes = [0; 8];
-            // SAFETY: as in `read`. One thread does all operations of this process's NICs, one at a
-            // time.
+            // SAFETY: as in `read`. One thread does all operations of this process's NICs, one at
+            // a time.
             let from = unsafe { MemRef::from_raw(pointer, 8, place) };
             copy_and_wait(MemMut::host(&mut bytes), from).map_err(|_| Unreachable::Engine)?;
             let old = u64::from_ne_bytes(bytes);
@@ -456,8 +454,8 @@ impl Regions {
     }
 }
 
-/// Whether the kernel would find readable pages there, as it does when it locks memory for a NIC.
-/// It is asked to copy a byte of each; where it refuses to copy at all, nothing is found out.
+/// Checks that the kernel finds readable pages there, as it does when it locks memory for a NIC.
+/// It copies a byte of each page; if it refuses to copy at all, the check passes.
 fn check_mapped(addr: usize, len: usize) -> Result<(), Errno> {
     const AT_ONCE: usize = 512;
     let last = addr + len - 1;

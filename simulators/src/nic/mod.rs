@@ -1,41 +1,40 @@
 //! Simulated NICs: a libibverbs in software, for machines without RDMA.
 //!
-//! What is written for libibverbs runs on it unchanged: [`SimulatedNic::verbs`] is a table of
-//! functions like the real library's. Devices of processes of one user and machine reach each other
-//! when they name the same network ([`Config::fabric`]). Timing and speed are not simulated, nor is
-//! anything a proof of what hardware does; but what the specification says of queue pairs, keys,
-//! orders and errors holds here, and what real drivers make a program suffer from can be had to
-//! order ([`Faults`]).
+//! Code for libibverbs runs on it unchanged: [`SimulatedNic::verbs`] is a table of functions like
+//! the real library's. Devices of processes of one user and machine reach each other when they
+//! name the same network ([`Config::fabric`]). Timing and speed are not simulated, and results
+//! prove nothing about hardware. The specification's rules for queue pairs, keys, orders and
+//! errors hold here. Failures of real drivers are available on request ([`Faults`]).
 //!
-//! In the order in which a work request passes through:
+//! In the order of a work request's way:
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `config` | what a NIC is told to be: [`Config`], [`Limits`], [`LinkLayer`] |
+//! | `config` | configuration of a NIC: [`Config`], [`Limits`], [`LinkLayer`] |
 //! | `abi` | libibverbs' functions and structures: the only part that programs see |
 //! | `device` | ports, tables, limits |
 //! | `queue_pair` | queue pairs: states, requests, answers |
 //! | `receives` | receive queues, and lists of pieces |
-//! | `memory` | registered memory, of the host and of GPUs: the only part that touches a program's bytes |
+//! | `memory` | registered memory: the only part that touches a program's bytes |
 //! | `completion` | completion queues |
-//! | `events` | what a program sleeps for |
-//! | `engine` | where ports are plugged in, and how the engine is told of work |
+//! | `events` | events behind descriptors |
+//! | `engine` | plugging ports in, and telling the engine of work |
 //! | `processor` | the engine's thread: the NIC's own processor |
 //! | `wire` | packets |
 //! | `network` | sockets between processes |
-//! | `address` | who is who on the network |
-//! | `faults` | misbehaviour to order: [`Faults`] |
+//! | `address` | addresses on the network |
+//! | `faults` | faults on request: [`Faults`] |
 //!
-//! Timeouts run only when something is known to be lost: a port that is down, a queue pair or a
-//! process that is gone. A machine that is busy, or a process that is stopped, fails nobody, as a
-//! real NIC goes on answering for its program.
+//! Timeouts run only when a packet is known to be lost: a port is down, or a queue pair or a
+//! process is gone. A busy machine or a stopped process fails no request, as a real NIC goes on
+//! answering for its program.
 //!
-//! Where drivers differ the harsher way was taken, so that what is wrong in a program shows here: a
-//! queue's place is free only when its completion has been polled; of a completion that failed only
-//! the fields that the specification names are right; completions of a queue pair that is destroyed
-//! or reset are gone; completion queues have exactly the size that was asked for. Not simulated:
-//! unreliable connections, XRC, memory windows, multicast, partitions, the drained states, extended
-//! posting and polling (`ibv_qp_ex`, `ibv_cq_ex`).
+//! Where drivers differ, the simulation takes the harsher way, so that it shows a program's
+//! mistakes. A queue's place is free only when its completion has been polled. Of a failed
+//! completion only the fields that the specification names are right. Completions of a queue pair
+//! that is destroyed or reset are gone. Completion queues have exactly the requested size. Not
+//! simulated: unreliable connections, XRC, memory windows, multicast, partitions, the drained
+//! states, extended posting and polling (`ibv_qp_ex`, `ibv_cq_ex`).
 
 mod abi;
 mod address;
@@ -77,8 +76,8 @@ pub fn transport(options: Options) -> Rdma {
 
 /// A simulated NIC: devices, and the libibverbs that has them.
 ///
-/// To be kept for as long as devices are to be listed and opened; contexts that are open stay good
-/// without it. A process can have 64 at a time, each with as many devices as it likes.
+/// It has to live while devices are listed and opened; open contexts stay valid without it. A
+/// process can have 256 at a time, each with any number of devices.
 ///
 /// ```
 /// use carrack_simulators::nic::{Config, SimulatedNic};
@@ -100,12 +99,12 @@ pub struct SimulatedNic {
 }
 
 impl SimulatedNic {
-    /// A NIC as the configuration says, plugged into its network.
+    /// Creates a NIC as the configuration says, plugged into its network.
     ///
     /// # Errors
     /// EINVAL: more than 255 ports a device, none, or a packet size that is out of range. EMFILE:
-    /// the process has 256 simulated NICs, or no descriptor left. EADDRNOTAVAIL: the network has no
-    /// more addresses. What the system says when it gives no thread or socket.
+    /// the process has 256 simulated NICs, or no descriptor left. EADDRNOTAVAIL: the network has
+    /// no more addresses. The system's error if it gives no thread or socket.
     pub fn new(config: Config) -> Result<Self, VerbsError> {
         Self::build(&config)
             .map_err(|errno| VerbsError::new("SimulatedNic::new", errno.raw_os_error()))
@@ -118,10 +117,10 @@ impl SimulatedNic {
         loop {
             let engine = Engine::of(config.fabric.as_deref())?;
             let nic = Self::plug_in(config, &engine);
-            // Without a device, by wish or by failure, nobody else would end the engine.
+            // Without a device, on purpose or by failure, only this call ends the engine.
             engine.stop_if_unused();
             match nic {
-                // It was at its end: the next one is another.
+                // The engine was at its end: the next attempt finds another.
                 Err(Errno::SHUTDOWN) => {}
                 nic => return nic,
             }
@@ -143,7 +142,7 @@ impl SimulatedNic {
         Ok(Self { verbs, devices, faults, _list: list })
     }
 
-    /// A NIC for a process of a job: [`Config::from_env`].
+    /// Creates a NIC for a process of a job: [`Config::from_env`].
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -151,7 +150,7 @@ impl SimulatedNic {
         Self::new(Config::from_env())
     }
 
-    /// The libibverbs that has these devices, and no others.
+    /// Returns the libibverbs with only these devices.
     pub fn verbs(&self) -> Arc<Verbs> {
         Arc::clone(&self.verbs)
     }
@@ -167,48 +166,47 @@ impl SimulatedNic {
         &self.faults
     }
 
-    /// Takes a port's link down, or up again: packets are lost, and all contexts of the device are
-    /// told. Devices count from 0, ports from 1. Whether there is such a port.
+    /// Takes a port's link down, or up again. While it is down packets are lost, and all contexts
+    /// of the device get the event. Devices count from 0, ports from 1. Returns `true` if there is
+    /// such a port.
     pub fn set_port(&self, device: usize, port: u8, up: bool) -> bool {
         self.devices.get(device).is_some_and(|device| device.set_port(port, up))
     }
 
-    /// How many thread domains of a device there are at the moment.
+    /// Returns the present number of thread domains of a device.
     pub fn thread_domains(&self, device: usize) -> u32 {
         self.devices.get(device).map_or(0, |device| device.thread_domains.now())
     }
 
-    /// Lets all that was written be seen: what the flush of a GPU whose memory it lies in does to a
-    /// NIC's writes.
+    /// Makes all writes visible, as the flush of a GPU does for a NIC's writes to its memory.
     pub fn flush(&self) {
         self.devices.iter().for_each(|device| device.settle_writes(Visibility::WithRead));
     }
 
-    /// What a device's memory has come to so far, of all that have it open. Devices count from 0.
+    /// Returns the memory counters of a device, for all that have it open. Devices count from 0.
     pub fn memory_counters(&self, device: usize) -> Option<MemoryCounters> {
         self.devices.get(device).map(|device| device.regions.counters())
     }
 
-    /// Takes a device out of the machine: all contexts are told, calls fail with EIO, and nothing
-    /// that was under way ends. Whether there is such a device.
+    /// Takes a device out of the machine: all contexts get the event, calls fail with EIO, and no
+    /// work in flight ends. Returns `true` if there is such a device.
     pub fn remove(&self, device: usize) -> bool {
         let device = self.devices.get(device);
         device.inspect(|device| device.remove()).is_some()
     }
 }
 
-/// Returns when every simulated NIC of this process has done what it was given before, and has
-/// delivered what came of that.
+/// Returns when every simulated NIC of this process has done its present work, and has delivered
+/// the results.
 ///
-/// For tests that wait for stillness: between two polls that find nothing a NIC may have something
-/// on its way, and however long they are apart, its thread may have got no time to run. What waits
-/// for a timer, is held, or comes from another process is not waited for, nor is a NIC on a network
-/// without a name.
+/// For tests that wait until all is quiet. Between two polls that find nothing a NIC may have a
+/// packet in flight: at any distance of the polls, its thread may not have run. Not waited for are
+/// timers, held work, other processes, and NICs on a network without a name.
 pub fn go_round() {
     Engine::all().iter().for_each(|engine| engine.go_round());
 }
 
-/// Locks a mutex; a panic of somebody who held it is not passed on.
+/// Locks a mutex. A panic of an earlier holder is not passed on.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,9 @@
-//! The simulated network between processes: sockets in the abstract namespace, of which nothing
-//! stays behind.
+//! The simulated network between processes: sockets in the abstract namespace, which leave no
+//! trace.
 //!
-//! Each process connects to each whose ports it sends to, and sends there; answers come back over
-//! the other's own connection. Sockets of sequenced packets neither lose nor reorder. A process
-//! that has died is a socket that has hung up.
+//! A process connects to each process whose ports it sends to, and sends there. Answers come back
+//! over the other's own connection. Sockets of sequenced packets neither lose nor reorder. The
+//! socket of a dead process hangs up.
 
 use super::address::{Block, socket_name};
 use super::wire::{self, LONGEST, Packet};
@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
 
-/// Bytes that may wait for a process that takes nothing in.
+/// Bytes that may wait for a process that does not read.
 const MOST_WAITING: usize = 256 << 20;
 
 /// Packets that are read from a connection at a time.
@@ -30,7 +30,7 @@ const AT_ONCE: usize = 64;
 
 const BELL: u64 = 0;
 
-/// The socket at which a block is reached; bound, so the block is this process's.
+/// Binds the socket of a block, which makes the block this process's.
 ///
 /// # Errors
 /// EADDRINUSE: another process has the block.
@@ -80,7 +80,7 @@ impl Network {
         })
     }
 
-    /// Whether there is nobody else.
+    /// Returns `true` if there is no other process.
     pub(super) fn is_alone(&self) -> bool {
         self.listeners.is_empty()
     }
@@ -91,7 +91,7 @@ impl Network {
         Ok(self.next_token)
     }
 
-    /// Takes connections in from now on.
+    /// Accepts connections from now on.
     pub(super) fn listen(&mut self, listener: OwnedFd) {
         match self.watch(listener.as_fd(), EventFlags::IN) {
             Ok(token) => {
@@ -103,7 +103,7 @@ impl Network {
         }
     }
 
-    /// Sends a packet to another process; gives it back when there is none that it could go to.
+    /// Sends a packet to another process. Returns it if its target does not exist.
     pub(super) fn send(&mut self, packet: Packet) -> Result<(), Packet> {
         let block = packet.target.0.block();
         if !self.outgoing.contains_key(&block) && self.connect(block).is_err() {
@@ -138,7 +138,7 @@ impl Network {
         let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         connect(&fd, &SocketAddrUnix::new_abstract_name(&socket_name(fabric, block))?)?;
         check_user(&fd)?;
-        // Nothing comes in here, but its end.
+        // Only its end is received here.
         let token = self.watch(fd.as_fd(), EventFlags::empty())?;
         self.blocks.insert(token, block);
         self.outgoing.insert(block, Outgoing { fd, token, waiting: VecDeque::new(), bytes: 0 });
@@ -152,8 +152,8 @@ impl Network {
         }
     }
 
-    /// Waits for something to happen, sends what waits, and takes in what came. The blocks whose
-    /// processes are gone.
+    /// Waits for events, sends pending packets, and takes in received ones. Returns the blocks
+    /// whose processes are gone.
     pub(super) fn poll(
         &mut self,
         timeout: Option<Duration>,
@@ -213,7 +213,7 @@ impl Network {
         }
     }
 
-    /// Takes in what came over a connection. Whether it still stands.
+    /// Reads packets from a connection. Returns `true` if it is still open.
     fn read(
         &self,
         token: u64,
@@ -229,7 +229,7 @@ impl Network {
                 Err(Errno::AGAIN | Errno::INTR) => return true,
                 Err(_) => return false,
             };
-            // Nobody else can send from here, nor to anywhere else.
+            // Only that process can send on the connection, and only to this one.
             let packet = buffer.get(..len).and_then(wire::decode);
             let packet =
                 packet.filter(|it| is_ours(it.target.0.block()) && !is_ours(it.source.0.block()));
@@ -246,7 +246,7 @@ impl Network {
 }
 
 /// # Errors
-/// EPERM: at the other end is somebody else's process.
+/// EPERM: the other end is a process of another user.
 fn check_user(fd: &OwnedFd) -> Result<(), Errno> {
     let theirs = socket_peercred(fd)?.uid;
     if theirs == rustix::process::geteuid() { Ok(()) } else { Err(Errno::PERM) }

@@ -13,7 +13,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Packets that are delivered between two looks at what else there is.
+/// Packets that are delivered between two looks at other work.
 const AT_ONCE: usize = 256;
 
 #[derive(Debug)]
@@ -21,13 +21,13 @@ pub(super) struct Processor {
     engine: Arc<Engine>,
     network: Network,
     packets: VecDeque<Packet>,
-    /// Queue pairs that want to be woken. The number tells apart those that want it at the same
-    /// time. They are not kept for it, nor is their device.
+    /// Queue pairs that have to be woken. The number tells those of the same time apart. Neither
+    /// they nor their devices are kept alive by this.
     timers: BTreeMap<(Instant, u64), Weak<QueuePair>>,
     ticks: u64,
     held: Vec<Weak<QueuePair>>,
     late: Vec<Arc<CompletionQueue>>,
-    /// Who wants to be told of the end of this round.
+    /// Threads that wait for the end of this round.
     rounds: Vec<Sender<()>>,
 }
 
@@ -67,7 +67,7 @@ impl Processor {
             }
             let next = self.look_at_the_clock();
             for told in self.rounds.drain(..) {
-                // Somebody who has given up waiting need not be told.
+                // The thread may have stopped waiting.
                 let _ = told.send(());
             }
             self.look_at_the_network(next);
@@ -98,7 +98,7 @@ impl Processor {
         }
     }
 
-    /// Everything that completes in a broken queue is in error.
+    /// Moves all queue pairs that complete in a broken queue to the error state.
     fn break_queue(&mut self, queue: &Arc<CompletionQueue>) {
         queue.tell_that_it_broke();
         for pair in self.engine.devices().iter().flat_map(|device| device.queues()) {
@@ -108,7 +108,7 @@ impl Processor {
         }
     }
 
-    /// Lets a queue pair do something, and does what it wants.
+    /// Runs `act` on a queue pair, and fulfils its requests.
     fn with(&mut self, pair: &Arc<QueuePair>, act: impl FnOnce(&Arc<QueuePair>, &mut Outbox)) {
         let mut out = Outbox::default();
         act(pair, &mut out);
@@ -146,7 +146,7 @@ impl Processor {
         }
     }
 
-    /// A packet cannot be delivered. If it is one of this process's own, its sender is told.
+    /// Drops a packet that cannot be delivered. A sender of this process is told.
     fn lose(&mut self, packet: Packet) {
         let mut out = Outbox::default();
         if self.engine.device(packet.source.0).is_some() {
@@ -155,7 +155,7 @@ impl Processor {
         self.packets.extend(out.packets);
     }
 
-    /// Does what is due, and says when something is to be done next.
+    /// Does the work that is due, and returns the time of the next.
     fn look_at_the_clock(&mut self) -> Option<Instant> {
         if self.timers.is_empty() && self.late.is_empty() {
             return None;
@@ -180,7 +180,7 @@ impl Processor {
         next
     }
 
-    /// Takes in what other processes send; sleeps when there is nothing else to do.
+    /// Takes in packets of other processes. Sleeps if there is no other work.
     fn look_at_the_network(&mut self, next: Option<Instant>) {
         let busy = !self.packets.is_empty() || !self.engine.bell.may_sleep();
         if busy && self.network.is_alone() {
@@ -197,7 +197,7 @@ impl Processor {
         gone.into_iter().for_each(|block| self.peers_are_gone(block));
     }
 
-    /// A process is gone, and with it all that was on its way there.
+    /// Handles the end of a process: all packets to it are lost.
     fn peers_are_gone(&mut self, block: Block) {
         for pair in self.engine.devices().iter().flat_map(|device| device.queues()) {
             self.with(&pair, |pair, out| pair.peer_is_gone(block, out));

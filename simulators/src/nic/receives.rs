@@ -1,5 +1,4 @@
-//! Receive queues, a queue pair's own and shared ones; and the lists of pieces that work requests
-//! are made of.
+//! Receive queues, a queue pair's own and shared ones; and the lists of pieces of work requests.
 
 use super::completion::Depth;
 use super::device::{AsyncEvent, AsyncEvents, Source};
@@ -13,19 +12,19 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
-/// A piece of registered memory: what an `ibv_sge` says.
+/// A piece of registered memory, as in an `ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Piece {
     pub(super) at: Remote,
     pub(super) len: u32,
 }
 
-/// Bytes of all pieces.
+/// Returns the bytes of all pieces.
 pub(super) fn length(pieces: &[Piece]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.len)).sum()
 }
 
-/// The parts of pieces that lie from `offset` on, `len` bytes in all.
+/// Returns the parts of pieces from `offset` on, `len` bytes in all.
 pub(super) fn parts(pieces: &[Piece], offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     let mut skip = offset;
     let mut left = len;
@@ -84,7 +83,7 @@ pub(super) struct Receive {
 #[derive(Debug, Default)]
 struct Inner {
     queue: VecDeque<Receive>,
-    /// With fewer receives than this the program is told, once.
+    /// The program gets an event, once, when fewer receives than this are left.
     limit: u32,
 }
 
@@ -96,7 +95,7 @@ pub(super) struct ReceiveQueue {
     pub(super) domain: Domain,
     pub(super) max_work: u32,
     pub(super) max_pieces: u32,
-    /// What the program calls a shared one: the address of its `ibv_srq`.
+    /// The program's name of a shared one: the address of its `ibv_srq`.
     pub(super) handle: AtomicUsize,
     pub(super) given: Unacknowledged,
     /// Queue pairs that receive from a shared one.
@@ -124,7 +123,7 @@ impl ReceiveQueue {
         })
     }
 
-    /// Takes a receive in.
+    /// Adds a receive.
     ///
     /// # Errors
     /// EINVAL: too many pieces. ENOMEM: there is no place.
@@ -138,7 +137,7 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// The next receive.
+    /// Takes the next receive.
     pub(super) fn take(self: &Arc<Self>) -> Option<Receive> {
         let mut inner = lock(&self.inner);
         let receive = inner.queue.pop_front()?;
@@ -150,7 +149,7 @@ impl ReceiveQueue {
         Some(receive)
     }
 
-    /// How few receives the program is told of. 0 is never.
+    /// Returns the limit for the event of few receives. 0: no event.
     pub(super) fn limit(&self) -> u32 {
         lock(&self.inner).limit
     }
@@ -159,7 +158,7 @@ impl ReceiveQueue {
         lock(&self.inner).limit = limit;
     }
 
-    /// Takes out everything, without a word.
+    /// Removes all receives, without completions.
     pub(super) fn clear(&self) {
         lock(&self.inner).queue.clear();
         self.depth.clear();

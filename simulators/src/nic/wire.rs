@@ -1,17 +1,17 @@
-//! What travels between simulated NICs: packets, and how they look on a socket.
+//! Packets between simulated NICs, and their format on a socket.
 //!
-//! Packets within a process are never encoded. What comes from another process is checked here for
-//! its form, and by whoever it is for as a NIC checks what comes from the network.
+//! Packets within a process are never encoded. The form of packets from other processes is checked
+//! here, and their content by the receiver, as a NIC checks input from the network.
 
 use super::address::PortAddress;
 use std::ops::RangeInclusive;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a message that a packet can carry at most.
+/// Maximum payload of a packet in bytes.
 pub(super) const PAYLOADS: RangeInclusive<usize> = 1 << 10..=60 << 10;
 
-/// The largest packet on a socket.
+/// Bytes of the largest packet on a socket.
 pub(super) const LONGEST: usize = size_of::<Header>() + *PAYLOADS.end();
 
 const MAGIC: u32 = 0x4e53_4303;
@@ -20,7 +20,7 @@ const MAGIC: u32 = 0x4e53_4303;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct QueueNumber(pub(super) u32);
 
-/// The number of a packet of a connection: 24 bits, that start anew behind the last.
+/// The number of a packet of a connection: 24 bits, which wrap around.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sequence(u32);
 
@@ -35,19 +35,19 @@ impl Sequence {
         Self::new(self.0.wrapping_add(packets))
     }
 
-    /// How many packets there are from `earlier` to this; more than half of all numbers means that
-    /// this is the earlier one.
+    /// Returns the number of packets from `earlier` to this. More than half of all numbers means
+    /// that this is the earlier one.
     pub(super) fn since(self, earlier: Self) -> u32 {
         self.0.wrapping_sub(earlier.0) & Self::MASK
     }
 
-    /// Whether this comes before `other`.
+    /// Returns `true` if this comes before `other`.
     pub(super) fn is_before(self, other: Self) -> bool {
         self != other && other.since(self) <= Self::MASK / 2
     }
 }
 
-/// Where in a message a packet's payload belongs.
+/// Position of a packet's payload in its message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Part {
     /// Bytes of the message before it.
@@ -57,41 +57,41 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Whether the message is complete with so many bytes.
+    /// Returns `true` if a payload of that many bytes completes the message.
     pub(super) fn ends_with(self, payload: usize) -> bool {
         u64::from(self.offset) + payload as u64 == u64::from(self.total)
     }
 }
 
-/// A place in the memory of whoever a packet goes to.
+/// A place in the memory of a packet's receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Remote {
     pub(super) addr: u64,
     pub(super) key: u32,
 }
 
-/// What is told to the receiver beside the bytes.
+/// Data for the receiver's completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Notice {
-    /// As it stands in the work request: in network order, as nobody here looks at it.
+    /// Immediate as in the work request: in network order, since it is not interpreted here.
     pub(super) immediate: Option<u32>,
     pub(super) solicited: bool,
 }
 
-/// What a requester wants done.
+/// Operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Request {
     Send {
         part: Part,
         notice: Notice,
     },
-    /// `to` is where the message goes, not the part.
+    /// `to` is the target of the message, not of this part.
     Write {
         to: Remote,
         part: Part,
         notice: Notice,
     },
-    /// So many bytes, no more than fit into a packet.
+    /// `len` bytes, no more than fit into a packet.
     Read {
         from: Remote,
         len: u32,
@@ -107,12 +107,12 @@ pub(super) enum Request {
     },
 }
 
-/// Why a request was not carried out.
+/// Reason why a request was not carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Refusal {
-    /// A packet before it is missing; it and all behind it are to be sent again.
+    /// A packet before it is missing. It and all behind it have to be sent again.
     OutOfSequence,
-    /// Nobody has posted a receive; to be tried again after this `min_rnr_timer`.
+    /// No receive is posted. The request is repeated after this `min_rnr_timer`.
     NotReady(u8),
     InvalidRequest,
     Access,
@@ -128,11 +128,11 @@ pub(super) enum Body {
     Acknowledge,
     /// The bytes that were read are the payload.
     Answer,
-    /// What an atomic operation found.
+    /// The old value of an atomic operation's word.
     Original(u64),
     Refused(Refusal),
-    /// The simulation's own word that a request has come to nothing: nobody would have answered.
-    /// Without it, a timeout could not be told from a machine that has other things to do.
+    /// The simulation's own answer to a request that would get none. Without it, a timeout could
+    /// not be told from a busy machine.
     Lost,
 }
 
@@ -147,7 +147,7 @@ pub(super) struct Packet {
 }
 
 impl Packet {
-    /// A packet back to where this one came from.
+    /// Returns a packet to the sender of this one.
     pub(super) fn reply(&self, body: Body, payload: Vec<u8>) -> Self {
         Self { source: self.target, target: self.source, sequence: self.sequence, body, payload }
     }
@@ -179,7 +179,7 @@ struct Header {
 const IMMEDIATE: u8 = 1;
 const SOLICITED: u8 = 2;
 
-/// The numbers of [`Body`] on the wire.
+/// Wire numbers of [`Body`].
 mod kind {
     pub(super) const SEND: u8 = 1;
     pub(super) const WRITE: u8 = 2;
@@ -265,7 +265,7 @@ impl Header {
         };
     }
 
-    /// What the header stands for, if the payload can belong to it.
+    /// Returns the content of the header, if the payload can belong to it.
     fn body(&self, payload: usize) -> Option<Body> {
         let remote = Remote { addr: self.addr.get(), key: self.key.get() };
         let part = Part { offset: self.offset.get(), total: self.total.get() };
@@ -306,7 +306,7 @@ impl Header {
     }
 }
 
-/// The packet as it travels to another process.
+/// Encodes the packet for another process.
 pub(super) fn encode(packet: &Packet) -> Vec<u8> {
     let mut header = Header::new_zeroed();
     header.magic = MAGIC.into();
@@ -323,7 +323,7 @@ pub(super) fn encode(packet: &Packet) -> Vec<u8> {
     bytes
 }
 
-/// The packet that `bytes` are; `None` if they are none.
+/// Decodes a packet; `None` if the bytes are malformed.
 pub(super) fn decode(bytes: &[u8]) -> Option<Packet> {
     let (header, payload) = Header::ref_from_prefix(bytes).ok()?;
     let right = header.magic.get() == MAGIC

@@ -1,5 +1,5 @@
-//! A block of threads that carries out a program. Each thread goes on by itself as far as it can:
-//! to where its warp does something together, or the block waits for all.
+//! A block of threads that carries out a program. Each thread advances alone as far as it can: to
+//! a common instruction of its warp, or to a barrier of the block.
 
 use super::text::{Instruction, Operand, Program};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -7,7 +7,7 @@ use std::time::Instant;
 
 const WARP: usize = 32;
 
-/// Bytes of shared memory begin here, for addresses in registers: no host memory lies so low.
+/// Address in registers at which shared memory begins: no host memory lies so low.
 const SHARED: u64 = 0x100;
 
 /// A block of threads that runs a kernel.
@@ -18,7 +18,7 @@ pub struct Block<'p> {
     threads: Vec<Thread>,
     shared: Vec<u8>,
     begun: Instant,
-    /// From which it follows how far each warp comes next, before another has its turn.
+    /// Seed of the number of steps that a warp takes in its turn.
     turns: u64,
 }
 
@@ -31,12 +31,12 @@ struct Thread {
     is_over: bool,
 }
 
-/// Why a thread goes no further by itself.
+/// Reason why a thread cannot advance alone.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Stop {
-    /// At what its warp does together: `vote`, `shfl`, `bar.warp.sync`.
+    /// At a common instruction of its warp: `vote`, `shfl`, `bar.warp.sync`.
     Warp,
-    /// At this barrier of the block, which opens for so many threads.
+    /// At this barrier of the block, which opens for that number of threads.
     Block(u64, usize),
     Over,
 }
@@ -44,7 +44,7 @@ enum Stop {
 impl<'p> Block<'p> {
     /// A block of `threads`, a multiple of 32, whose kernel has these parameters.
     pub fn new(program: &'p Program, threads: u64, parameters: &[u64]) -> Self {
-        // What stands in registers and in shared memory when a kernel begins is anything.
+        // Registers and shared memory hold arbitrary values when a kernel begins.
         let registers = |thread: u64| {
             (0..program.registers as u64).map(|at| garbage(at ^ thread << 20)).collect()
         };
@@ -60,14 +60,7 @@ impl<'p> Block<'p> {
         }
     }
 
-    /// Runs all threads to their end.
-    ///
-    /// # Panics
-    /// The lanes of a warp part where they do something together, or a barrier never opens.
-    ///
-    /// # Safety
-    /// What the kernel reads and writes at addresses is valid while it runs. Memory that others
-    /// reach meanwhile consists of atomic words.
+    /// Runs to the end of all threads.
     pub unsafe fn run(&mut self) {
         let warps = self.threads.len() / WARP;
         let mut stops = vec![None; warps];
@@ -96,7 +89,8 @@ impl<'p> Block<'p> {
         }
     }
 
-    /// Until the warp has done so many things together, or waits at a barrier of the block.
+    /// Runs until the warp has done `steps` common instructions, or waits at a barrier of the
+    /// block.
     fn run_warp(&mut self, warp: usize, steps: u64) -> Option<Stop> {
         for _ in 0..steps {
             let lanes = lanes_of(warp);
@@ -156,7 +150,7 @@ impl<'p> Block<'p> {
         Stop::Over
     }
 
-    /// What a warp does together.
+    /// Carries out a common instruction of a warp.
     fn together(&mut self, warp: usize, instruction: &Instruction) {
         let lanes = lanes_of(warp);
         let Instruction { words, operands, .. } = instruction;
@@ -310,7 +304,8 @@ impl<'p> Block<'p> {
             let bytes = &self.shared[range];
             return bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
         }
-        // SAFETY: valid, as the caller of `run` promises; aligned, as was just looked.
+        // SAFETY: the kernel reads the board, which is all atomics, or memory that a command
+        // names, which stays until it is answered. The address is aligned, as checked above.
         unsafe {
             match sort {
                 "u64" => (*(address as *const AtomicU64)).load(Ordering::Relaxed),
@@ -328,7 +323,7 @@ impl<'p> Block<'p> {
             return;
         }
         #[allow(clippy::cast_possible_truncation, reason = "a store has the lower bits")]
-        // SAFETY: as for reading.
+        // SAFETY: as for reading; and a command's target has no other user.
         unsafe {
             match sort {
                 "u64" => (*(address as *const AtomicU64)).store(value, Ordering::Relaxed),
@@ -343,13 +338,13 @@ fn lanes_of(warp: usize) -> std::ops::Range<usize> {
     WARP * warp..WARP * (warp + 1)
 }
 
-/// Returns a number without meaning, the same for the same argument.
+/// Returns a meaningless number, always the same.
 pub fn garbage(of: u64) -> u64 {
     let mixed = (of ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed ^ mixed >> 29).wrapping_mul(0x94d0_49bb_1331_11eb).rotate_right(31)
 }
 
-/// Of 16 bytes, which lie at a multiple of that.
+/// Checks an access of 16 bytes, which has to be aligned to 16.
 fn check_vector(address: u64, words: &[&str], count: usize) {
     let is_one = match words {
         [.., "v4", "u32"] => count == 4,

@@ -1,8 +1,8 @@
-//! PTX as instructions, of those that the kernel has.
+//! PTX as instructions, limited to those of the kernel.
 
 use std::collections::HashMap;
 
-/// Where something is, or what it is.
+/// Operand of an instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Operand {
     Register(usize),
@@ -15,16 +15,16 @@ pub(super) enum Operand {
     Memory(usize, u64),
     /// `[job+8]`, of shared memory, or a name of it without brackets.
     Shared(u64),
-    /// `[generation]`: which parameter.
+    /// `[generation]`: index of the parameter.
     Parameter(usize),
-    /// Which instruction.
+    /// Index of the instruction.
     Label(usize),
 }
 
 /// One instruction.
 #[derive(Debug)]
 pub(super) struct Instruction {
-    /// The predicate without which it is passed over, and what that has to be.
+    /// The predicate that guards it, and the value that it has to have.
     pub(super) guard: Option<(usize, bool)>,
     /// `ld`, `relaxed`, `sys`, `global`, `u64`.
     pub(super) words: Vec<String>,
@@ -36,11 +36,11 @@ pub(super) struct Instruction {
 pub struct Program {
     pub(super) instructions: Vec<Instruction>,
     pub(super) registers: usize,
-    /// Bytes.
+    /// Bytes of shared memory.
     pub(super) shared: usize,
 }
 
-/// What names mean.
+/// Names and their meanings.
 #[derive(Default)]
 struct Names {
     registers: HashMap<String, usize>,
@@ -50,10 +50,7 @@ struct Names {
 }
 
 impl Program {
-    /// Reads the only kernel of a text.
-    ///
-    /// # Panics
-    /// The text has an instruction that is not simulated.
+    /// Parses a text with one kernel.
     pub fn of(text: &str) -> Self {
         let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
         let text = lines.collect::<Vec<_>>().join("\n");
@@ -66,7 +63,7 @@ impl Program {
                 .map(|name| name.trim_end_matches(',').trim().to_owned())
         };
         names.parameters = head.lines().filter_map(parameter).collect();
-        // Statements, with their labels noted first, since branches go forward, too.
+        // Statements. Their labels are collected first, since branches go forward, too.
         let (mut statements, mut shared) = (Vec::new(), 0);
         for statement in body.split(';') {
             let mut statement = statement.trim();
@@ -111,7 +108,7 @@ impl Names {
         };
         let (words, operands) = statement.split_once(' ').unwrap_or((statement, ""));
         let words = words.split('.').map(str::to_owned).collect();
-        // Commas in braces part registers, not operands.
+        // Commas in braces separate registers, not operands.
         let (mut parts, mut depth, mut part) = (Vec::new(), 0, String::new());
         for letter in operands.chars() {
             match letter {

@@ -1,5 +1,11 @@
-//! The resident copier's own PTX, run by software. It shows that the text says what it is to say,
-//! lane by lane, and nothing of a real device: neither its time nor its memory's order.
+//! The resident copier's own PTX, run by software: a test bed for machines without a GPU. It
+//! checks the meaning of the text, lane by lane. It does not model a real device: neither its
+//! timing nor its memory order.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `text` | PTX as instructions, of those that the kernel has |
+//! | `block` | a block of threads that carries them out |
 
 use carrack_simulators::ptx::{Block, Program, garbage};
 use carrack_transports::gpu::copier::{
@@ -33,7 +39,7 @@ impl Launcher for Launch {
         let mut last = self.last.lock().unwrap();
         let before = last.take();
         *last = Some(std::thread::spawn(move || {
-            // As on one stream.
+            // In order, as on one stream.
             before.into_iter().for_each(|kernel| kernel.join().unwrap());
             let _board = board;
             // SAFETY: the board lives as long as this thread; what a command names, until it is
@@ -52,7 +58,7 @@ impl Launcher for Launch {
     }
 }
 
-/// A copier whose kernels leave when there has been nothing to do for so long.
+/// Returns a copier whose kernels leave after that time without work.
 fn resident(lease: Duration) -> Arc<Resident<Launch>> {
     let board = Arc::new(Board::new());
     let program = Arc::new(Program::of(KERNEL.trim_end_matches('\0')));
@@ -84,7 +90,7 @@ fn done(resident: &Arc<Resident<Launch>>, places: &[Place]) {
     }
 }
 
-/// Waits, and not for ever.
+/// Waits for a condition, with a limit.
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -93,7 +99,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Bytes that no other ones look like.
+/// Returns bytes that differ from those of other seeds.
 fn bytes(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at.wrapping_mul(31).wrapping_add(seed * 97) >> 2) as u8).collect()
 }
@@ -132,8 +138,8 @@ fn the_kernels_text_copies_lists_of_any_number_of_pieces_and_nothing_beside_them
             let room = (count + 1) * 2 * most;
             let (mut dst, src) = (bytes(room, count), bytes(room, count + 1));
             let mut wanted = dst.clone();
-            // A vector's memory is aligned as its allocator pleases, so the first multiple of 16 in
-            // it is looked for.
+            // A vector's memory has its allocator's alignment, so the first multiple of 16 in it
+            // is used.
             let (to, from) = (dst.as_mut_ptr() as usize, src.as_ptr() as usize);
             let (to_first, from_first) =
                 (to.next_multiple_of(16) - to, from.next_multiple_of(16) - from);
@@ -152,8 +158,8 @@ fn the_kernels_text_copies_lists_of_any_number_of_pieces_and_nothing_beside_them
     }
 }
 
-/// Each pauses while a list is done, which takes the block some rounds; what is on one sheet only
-/// then, nobody else finds.
+/// Each warp pauses while a list is done, which takes the block some rounds. A command on one
+/// sheet only is found by no other warp then.
 #[test]
 fn each_of_those_who_watch_has_a_sheet_and_looks_on_when_it_has_paused() {
     let resident = resident(Duration::from_secs(3600));
@@ -179,7 +185,7 @@ fn each_of_those_who_watch_has_a_sheet_and_looks_on_when_it_has_paused() {
     assert_eq!(dst, src);
 }
 
-/// Each copies what the one before has written, across the number that is 0 in the words.
+/// Each command copies what the one before has written, across the number that is 0 in the words.
 #[test]
 #[ignore = "full: a quarter of a minute; every order of words"]
 fn commands_are_done_once_and_in_order_in_whatever_order_their_words_come_to_the_sheets() {
@@ -213,7 +219,7 @@ fn commands_are_done_once_and_in_order_in_whatever_order_their_words_come_to_the
                 page.write_word(word, number, command);
             }
         };
-        // Four are there when it begins, so that one look finds them all.
+        // Four are present when it begins, so that one look finds them all.
         (0..4).for_each(&mut give);
         let parameters = [address, 1, 3_600_000_000_000, 3_600_000_000_000];
         let kernel = {
@@ -228,7 +234,7 @@ fn commands_are_done_once_and_in_order_in_whatever_order_their_words_come_to_the
             until("a line is free", || page.answered() + 4 >= before + 1 + step);
             give(step);
         }
-        // What is there when it is asked to leave it does.
+        // It does the commands that are present when it is asked to leave.
         page.stop(1);
         until("the kernel ends", || page.gone() == 1);
         kernel.join().unwrap();
@@ -238,7 +244,7 @@ fn commands_are_done_once_and_in_order_in_whatever_order_their_words_come_to_the
     }
 }
 
-/// Singles and lists in turn, while kernels leave and come again all the time.
+/// Single copies and lists in turn, while kernels leave and are launched again all the time.
 #[test]
 #[ignore = "full: half a minute; kernels come and go a thousand times"]
 fn the_kernels_text_loses_nothing_when_it_leaves_and_begins_anew() {

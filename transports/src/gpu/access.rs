@@ -1,35 +1,35 @@
-//! Who may do what with memory at chosen addresses.
+//! Rights of devices on memory at chosen addresses.
 
 use crate::mem::GpuUuid;
 
-/// What a device may do with memory.
+/// Rights of a device on memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Rights {
-    /// Its kernels, and the program's copies in its context, read. What they write is refused, or
-    /// costs the context: see [`Gpu::keeps_from_writing`](super::Gpu::keeps_from_writing). Copies
-    /// of the library's between memory of devices name the owner's context where their own may not
-    /// write, and are carried out; from host memory the owner's engine writes.
+    /// Its kernels, and the program's copies in its context, may read. Their writes are refused,
+    /// or cost the context: see [`Gpu::keeps_from_writing`](super::Gpu::keeps_from_writing). The
+    /// library's copies between memory of devices name the owner's context where the device itself
+    /// may not write, and succeed. From host memory the owner's engine writes.
     Read,
-    /// They read and write.
+    /// Kernels and copies read and write.
     ReadWrite,
 }
 
-/// A device, and what it may do.
+/// A device, and its rights.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Access {
-    /// Which device.
+    /// Id of the device.
     pub gpu: GpuUuid,
-    /// What it may do.
+    /// Rights of the device.
     pub rights: Rights,
 }
 
 impl Access {
-    /// A device that reads and writes.
+    /// Returns read and write access for a device.
     pub fn read_write(gpu: GpuUuid) -> Self {
         Self { gpu, rights: Rights::ReadWrite }
     }
 
-    /// A device that reads.
+    /// Returns read-only access for a device.
     pub fn read(gpu: GpuUuid) -> Self {
         Self { gpu, rights: Rights::Read }
     }

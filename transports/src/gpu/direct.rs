@@ -1,35 +1,35 @@
-//! What a NIC that reaches a device's memory by itself (GPUDirect) has to know of the device.
+//! Access of a NIC to a device's memory (GPUDirect).
 
 use std::os::fd::OwnedFd;
 
-/// A range of a device's memory as a descriptor, which a NIC's driver takes in the place of its
-/// addresses. To be closed as soon as the NIC has it (gpu.md, dma-buf rule 2).
+/// A range of a device's memory as a descriptor, which a NIC's driver takes in place of addresses.
+/// It is closed as soon as the NIC has it (gpu.md, dma-buf rule 2).
 #[derive(Debug)]
 pub struct DmaBuf {
     /// The descriptor.
     pub fd: OwnedFd,
-    /// Where the range begins in what it stands for, in bytes: that begins and ends with a page of
-    /// the host's.
+    /// Offset of the range in the descriptor's memory, in bytes. That memory consists of whole
+    /// pages of the host's.
     pub offset: u64,
 }
 
-/// When a device's own work sees what a NIC has written to its memory (gpu.md, streams rule 8).
+/// Visibility of a NIC's writes to a device's own work (gpu.md, streams rule 8).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RemoteWrites {
-    /// As soon as the NIC has told of it.
+    /// Visible as soon as the NIC has completed them.
     InOrder,
-    /// After the next [`Gpu::flush_remote_writes`](super::Gpu::flush_remote_writes).
+    /// Visible after the next [`Gpu::flush_remote_writes`](super::Gpu::flush_remote_writes).
     AfterFlush,
-    /// Nobody can tell, for the reason given: nothing may be written there by a NIC.
+    /// Unknown, for the reason given: no NIC may write there.
     Unordered(String),
 }
 
-/// Bytes of a page of the host's: what dma-bufs begin and end with.
+/// Returns the bytes of a host page, the unit of dma-bufs.
 pub(super) fn page() -> usize {
     rustix::param::page_size()
 }
 
-/// The pages of the host's that a range lies in: where they begin, and how many bytes they are.
+/// Returns the host pages in which a range lies: their address, and their length in bytes.
 pub(super) fn pages(addr: usize, len: usize) -> Option<(usize, usize)> {
     let base = addr - addr % page();
     let end = addr.checked_add(len)?.checked_next_multiple_of(page())?;

@@ -1,25 +1,25 @@
-//! What tells that work of a GPU is over.
+//! Events, which tell that work of a GPU has ended.
 
 use super::GpuError;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// Something that will have happened: an engine's copy, or all work of a stream up to a point.
+/// A future point: the end of an engine's copy, or of all work of a stream so far.
 #[derive(Clone)]
 pub struct Event(Stands);
 
-/// By what an event is told apart.
+/// Identity of an event.
 #[derive(Clone)]
 enum Stands {
     Alone(Arc<dyn EventState>),
-    /// One of many, of which none needs memory of its own.
+    /// One of a sequence, without memory of its own.
     In(Arc<dyn Sequence>, u64),
 }
 
-/// What stands behind an [`Event`]. Any thread may ask.
+/// State behind an [`Event`]. Any thread may query it.
 pub trait EventState: Any + Send + Sync {
-    /// Whether it has fired. Never blocks.
+    /// Returns `true` if it has fired. Never blocks.
     ///
     /// # Errors
     /// The work failed: it will never fire otherwise.
@@ -31,24 +31,24 @@ pub trait EventState: Any + Send + Sync {
     /// As [`query`](Self::query).
     fn wait(&self) -> Result<(), GpuError>;
 
-    /// Whether it cannot fire before another one of the same driver: who waits for both need not
-    /// ask for that. Never asks the driver; `false` where nothing is known.
+    /// Returns `true` if it cannot fire before another event of the same driver, so that a waiter
+    /// for both need not query that one. Never asks the driver; `false` if unknown.
     fn is_behind(&self, earlier: &dyn EventState) -> bool {
         let _ = earlier;
         false
     }
 }
 
-/// Work that ends in the order in which it was begun: each piece of it is a number, counted up. Any
-/// thread may ask.
+/// Work that ends in the order in which it was begun: each piece of it has the next number. Any
+/// thread may query it.
 pub trait Sequence: Any + Send + Sync {
-    /// Whether that piece is over. Never blocks.
+    /// Returns `true` if that piece has ended. Never blocks.
     ///
     /// # Errors
-    /// The work failed: it will never be over otherwise.
+    /// The work failed: it will never end otherwise.
     fn query(&self, number: u64) -> Result<bool, GpuError>;
 
-    /// Blocks until that piece is over.
+    /// Blocks until that piece has ended.
     ///
     /// # Errors
     /// As [`query`](Self::query).
@@ -56,17 +56,18 @@ pub trait Sequence: Any + Send + Sync {
 }
 
 impl Event {
-    /// An event over a driver's own.
+    /// Wraps a driver's own event.
     pub fn new(state: Arc<dyn EventState>) -> Self {
         Self(Stands::Alone(state))
     }
 
-    /// The end of a piece of work.
+    /// Returns the event of the end of a piece of work.
     pub fn numbered(sequence: Arc<dyn Sequence>, number: u64) -> Self {
         Self(Stands::In(sequence, number))
     }
 
-    /// What stands behind it, for the driver that made it, unless it is a piece of a sequence.
+    /// Returns the state behind it, for the driver that made it, unless it is a piece of a
+    /// sequence.
     pub fn state(&self) -> Option<&dyn EventState> {
         match &self.0 {
             Stands::Alone(state) => Some(&**state),
@@ -74,7 +75,7 @@ impl Event {
         }
     }
 
-    /// The sequence that it is a piece of, and which one, for the driver that made it.
+    /// Returns its sequence and number, for the driver that made it.
     pub fn piece(&self) -> Option<(&dyn Sequence, u64)> {
         match &self.0 {
             Stands::Alone(_) => None,
@@ -82,7 +83,7 @@ impl Event {
         }
     }
 
-    /// Whether it has fired. Never blocks. An error means that the work failed.
+    /// Returns `true` if it has fired. Never blocks. An error means that the work failed.
     #[inline]
     pub fn query(&self) -> Result<bool, GpuError> {
         match &self.0 {
@@ -91,7 +92,7 @@ impl Event {
         }
     }
 
-    /// Whether it cannot fire before `earlier`, as far as is known without asking.
+    /// Returns `true` if it is known without a query that it cannot fire before `earlier`.
     #[inline]
     pub fn is_behind(&self, earlier: &Self) -> bool {
         match (&self.0, &earlier.0) {

@@ -1,26 +1,25 @@
-//! How one process names an allocation to another.
+//! Handles, which name an allocation to another process.
 
 use crate::mem::{AllocId, GpuUuid};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// The forms that a handle has.
+/// Form of a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum HandleForm {
-    /// Plain bytes, as legacy CUDA IPC has them.
+    /// Plain bytes, as in legacy CUDA IPC.
     Bytes,
-    /// A file descriptor, as VMM has it; travels by `SCM_RIGHTS` (gpu.md, VMM rule 4).
+    /// A file descriptor, as in VMM. It travels by `SCM_RIGHTS` (gpu.md, VMM rule 4).
     Fd,
-    /// A memory pool's file descriptor, and bytes that name a pointer of the pool. The memory goes
-    /// with its owner: an access after the owner's death costs the survivor its context (error 226,
-    /// seen on driver 580 over NVLink), where memory of the two forms above stays as long as it is
-    /// open.
+    /// A memory pool's file descriptor, and bytes that name a pointer of the pool. The memory ends
+    /// with its owner: an access after the owner's death costs the survivor its context (error
+    /// 226, seen on driver 580 over NVLink). Memory of the two forms above stays while it is open.
     Pool,
-    /// Plain bytes that another node can open, where the machines share an NVLink fabric.
+    /// Plain bytes that another node can open, if the machines share an NVLink fabric.
     Fabric,
 }
 
 impl HandleForm {
-    /// All of them, in the order in which they are worth trying within a node.
+    /// All forms, in the order in which they are tried within a node.
     pub const ALL: [Self; 4] = [Self::Bytes, Self::Fd, Self::Pool, Self::Fabric];
 
     const fn bit(self) -> u8 {
@@ -38,42 +37,42 @@ impl HandleForm {
 pub struct Forms(u8);
 
 impl Forms {
-    /// None.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// This set, with one more form if `there` says so.
+    /// Returns this set, with `form` added if `there` is set.
     #[must_use]
     pub const fn with(self, form: HandleForm, there: bool) -> Self {
         if there { Self(self.0 | form.bit()) } else { self }
     }
 
-    /// Whether a form is in the set.
+    /// Returns `true` if a form is in the set.
     pub const fn contains(self, form: HandleForm) -> bool {
         self.0 & form.bit() != 0
     }
 
-    /// The form to try first, if there is one.
+    /// Returns the form to try first, if there is one.
     pub fn first(self) -> Option<HandleForm> {
         HandleForm::ALL.into_iter().find(|form| self.contains(*form))
     }
 }
 
-/// How another process names an allocation, with all that it needs to know before it opens it.
+/// Name of an allocation for another process, with all that it needs before it opens it.
 #[derive(Debug)]
 pub struct Handle {
     /// The device that owns the memory.
     pub gpu: GpuUuid,
     /// The allocation's identity at the exporter.
     pub id: AllocId,
-    /// Length of the whole allocation in bytes, which is what is opened.
+    /// Length of the whole allocation in bytes: the opening covers all of it.
     pub len: usize,
-    /// Where the exported region begins in it.
+    /// Offset of the exported region in it.
     pub offset: usize,
-    /// What the driver opens it by.
+    /// Key for the driver's opening call.
     pub key: HandleKey,
 }
 
-/// What a driver opens an allocation by.
+/// Key by which a driver opens an allocation.
 #[derive(Debug)]
 pub enum HandleKey {
     /// See [`HandleForm::Bytes`].
@@ -87,12 +86,12 @@ pub enum HandleKey {
 }
 
 impl Handle {
-    /// Bytes of a handle on the wire, beside its descriptor.
+    /// Bytes of a handle on the wire, without its descriptor.
     pub const WIRE: usize = 112;
-    /// Where the offset stands among them.
+    /// Position of the offset among them.
     const OFFSET: usize = 24;
 
-    /// Its form.
+    /// Returns its form.
     pub fn form(&self) -> HandleForm {
         match self.key {
             HandleKey::Bytes(_) => HandleForm::Bytes,
@@ -102,7 +101,7 @@ impl Handle {
         }
     }
 
-    /// The descriptor that has to travel with the bytes.
+    /// Returns the descriptor that has to travel with the bytes.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.key {
             HandleKey::Fd(fd) | HandleKey::Pool(fd, _) => Some(fd.as_fd()),
@@ -110,7 +109,7 @@ impl Handle {
         }
     }
 
-    /// The handle as bytes: little-endian form, device, identity, length, offset, key.
+    /// Encodes the handle as bytes: little-endian form, device, identity, length, offset, key.
     pub fn encode(&self) -> [u8; Self::WIRE] {
         let key = match &self.key {
             HandleKey::Bytes(key) | HandleKey::Pool(_, key) | HandleKey::Fabric(key) => *key,
@@ -127,7 +126,7 @@ impl Handle {
         bytes
     }
 
-    /// The same, of a region of the allocation that begins elsewhere in it.
+    /// Encodes the handle for a region at another offset of the allocation.
     pub fn encode_at(&self, offset: usize) -> [u8; Self::WIRE] {
         let mut bytes = self.encode();
         let places = bytes.iter_mut().skip(Self::OFFSET);
@@ -137,21 +136,21 @@ impl Handle {
         bytes
     }
 
-    /// Such bytes, of all of the allocation.
+    /// Returns such bytes for the whole allocation.
     pub fn whole(mut bytes: [u8; Self::WIRE]) -> [u8; Self::WIRE] {
         bytes.iter_mut().skip(Self::OFFSET).take(8).for_each(|byte| *byte = 0);
         bytes
     }
 
-    /// Where the exported region begins, according to such bytes.
+    /// Returns the offset of the exported region in such bytes.
     pub fn offset_of(bytes: &[u8; Self::WIRE]) -> usize {
         let word = bytes.get(Self::OFFSET..).and_then(|rest| rest.first_chunk::<8>());
         word.and_then(|word| usize::try_from(u64::from_le_bytes(*word)).ok()).unwrap_or(usize::MAX)
     }
 
-    /// The handle that such bytes and the descriptor that came with them are; `None` when they are
-    /// none. Any bytes may come: what they say of lengths is for the driver to check against the
-    /// memory itself.
+    /// Decodes a handle from such bytes and the descriptor that came with them. Returns `None` if
+    /// they are no handle. Bytes come from another process: the driver checks their lengths
+    /// against the memory itself.
     pub fn decode(bytes: &[u8; Self::WIRE], fd: Option<OwnedFd>) -> Option<Self> {
         let (numbers, rest) = bytes.split_first_chunk::<32>()?;
         let (gpu, rest) = rest.split_first_chunk::<16>()?;

@@ -2,15 +2,15 @@
 //!
 //! | module | which |
 //! |---|---|
-//! | [`none`] | no GPU: every answer says so; what a machine without a driver gets |
+//! | [`none`] | no GPU, for machines without a driver: every answer says so |
+//! | [`fake`] | simulated GPUs, whose memory really faults when the CPU touches it |
 //! | [`cuda`] | NVIDIA's, through the driver's library, opened at run time |
 //! | [`copier`] | small copies by a kernel that waits for them |
 //!
 //! Copies that are given to an engine together are in [`pieces`].
 //!
-//! A [`Driver`] lists [`Gpu`]s and tells what an address is; a [`Gpu`] allocates, copies, and
-//! exports its memory as a [`Handle`]; a [`Stream`] orders work; an [`Event`] says that work is
-//! over.
+//! A [`Driver`] lists [`Gpu`]s and classifies addresses. A [`Gpu`] allocates, copies, and exports
+//! its memory as a [`Handle`]. A [`Stream`] orders work. An [`Event`] tells that work has ended.
 
 mod access;
 pub mod copier;
@@ -38,64 +38,63 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// A driver: the devices that this process can see, and what an address is.
+/// A driver: the devices that this process can see, and the classification of addresses.
 ///
 /// Any thread may call any method.
 ///
 /// # Safety
-/// What it says of an address is true: the kind of memory there, its extent and its owner. What it
-/// calls host memory, or nothing of its own, the CPU can touch. The kind, the extent and the number
-/// of an allocation are the same as long as there is that allocation.
+/// Its answers about an address are true: the kind of memory there, its extent and its owner. The
+/// CPU can access memory that the driver calls host memory, or does not know. The kind, the extent
+/// and the id of an allocation stay the same while the allocation exists.
 ///
 /// Its devices keep the promise of [`Gpu`].
 pub unsafe trait Driver: Send + Sync + fmt::Debug {
-    /// A word for reports: `none`, `fake (simulated)`, `cuda`.
+    /// Returns a word for reports: `none`, `fake (simulated)`, `cuda`.
     fn name(&self) -> &'static str;
 
-    /// The driver's version, where it has one.
+    /// Returns the driver's version, if it has one.
     fn version(&self) -> Option<String> {
         None
     }
 
-    /// The devices that this process can see, in this process's order. Asking for them is asking
-    /// for GPUs: a driver that the program has not initialised yet is initialised by it.
+    /// Returns the devices that this process can see, in this process's order. The call is a
+    /// request for GPUs: it initialises a driver that the program has not initialised.
     ///
     /// # Errors
-    /// Why there are none, in words for a person.
+    /// The reason why there are none, in words for a person.
     fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError>;
 
-    /// Does what had to be put off, because it would have blocked while a stream waited for a word
-    /// (see [`Stream::wait_value64`]): to be called now and then.
+    /// Runs work that was put off, because it would have blocked while a stream waited for a word
+    /// (see [`Stream::wait_value64`]). The caller calls it now and then.
     fn look_after(&self) {}
 
-    /// Forgets what was found out about memory of the program's at these addresses, which is about
-    /// to be freed, unmapped, or to be reached by others than before. In the last case nothing is
-    /// begun there until that is done, or this is called again then.
+    /// Forgets what is known of the program's memory in this range, which is about to be freed,
+    /// unmapped, or given other access rights. For a change of rights, either no operation starts
+    /// there until the change is made, or the caller calls this again afterwards.
     fn forget(&self, _addr: usize, _len: usize) {}
 
-    /// Has small copies between memory of this driver's devices go to resident kernels, where there
-    /// can be some, to the end of the process: see [`copier`]. What each device says of it:
-    /// [`Gpu::copier`].
+    /// Sends small copies between memory of this driver's devices to resident kernels, if
+    /// possible, to the end of the process: see [`copier`]. [`Gpu::copier`] returns the state of a
+    /// device's copier.
     fn use_copiers(&self) {}
 
-    /// What the memory at `addr` is. `None` for an address that this driver knows nothing of, which
-    /// is host memory. Never initialises the driver (gpu.md, streams rule 6): before somebody has,
-    /// there is nothing that it could know.
+    /// Returns the memory at `addr`, or `None` for an address that this driver does not know,
+    /// which is host memory. Never initialises the driver (gpu.md, streams rule 6): an
+    /// uninitialised driver knows no memory.
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
 
-    /// Which allocation `addr` lies in: the cheap question, by which an older answer of
-    /// [`classify`](Self::classify) is found to be still true, or stale (gpu.md, legacy IPC rule
-    /// 6).
+    /// Returns the id of the allocation at `addr`. The call is cheap. It tells whether an older
+    /// answer of [`classify`](Self::classify) is still true or stale (gpu.md, legacy IPC rule 6).
     fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
         Ok(self.classify(addr)?.map(|extent| extent.id))
     }
 
-    /// All that `len` bytes at `addr` are made of, in order: one extent as a rule, several where a
-    /// VMM mapping was made of several handles (gpu.md, VMM rule 2), none for host memory.
+    /// Returns the extents of `len` bytes at `addr`, in order. As a rule that is one extent. A VMM
+    /// mapping of several handles has several (gpu.md, VMM rule 2), and host memory has none.
     ///
     /// # Errors
-    /// The driver's own; and `INVALID_VALUE` where the range begins or ends in memory of the
-    /// driver's, and does not lie in it altogether.
+    /// The driver's own; and `INVALID_VALUE` if the range begins or ends in the driver's memory,
+    /// but does not lie in it altogether.
     fn extents(&self, addr: usize, len: usize) -> Result<Vec<Extent>, GpuError> {
         let outside = |at: usize| GpuError {
             call: "extents",
@@ -122,65 +121,65 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     }
 }
 
-/// What a driver knows of an address.
+/// A driver's knowledge of an address.
 #[derive(Clone, Debug)]
 pub struct Extent {
-    /// Where the allocation starts.
+    /// First address of the allocation.
     pub base: usize,
     /// Its length in bytes.
     pub len: usize,
-    /// What it is.
+    /// Kind of the memory.
     pub kind: MemKind,
-    /// Which allocation it is; the same address allocated again has another.
+    /// Id of the allocation. The same address has another id when it is allocated again.
     pub id: AllocId,
-    /// The device that owns it, or whose engine is at home in it. `None` for pinned memory of no
-    /// one device.
+    /// The device that owns the memory, or whose engine works in its context. `None` for pinned
+    /// memory of no single device.
     pub gpu: Option<Arc<dyn Gpu>>,
-    /// The context it was allocated in; `None` for VMM and pool memory (gpu.md, VMM rule 1), which
+    /// The context of the allocation. `None` for VMM and pool memory (gpu.md, VMM rule 1), which
     /// is no error.
     pub context: Option<u64>,
-    /// In which forms it can be exported.
+    /// Forms in which it can be exported.
     pub forms: Forms,
 }
 
 impl Extent {
-    /// The first address behind it.
+    /// Returns the first address behind it.
     pub fn end(&self) -> usize {
         self.base.saturating_add(self.len)
     }
 }
 
-/// What a device is.
+/// Description of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// Its own name, everywhere the same.
+    /// Unique id, the same in every process.
     pub uuid: GpuUuid,
-    /// Its number in this process; another process may count otherwise.
+    /// Number in this process. Another process may count otherwise.
     pub ordinal: u32,
-    /// A product name.
+    /// Product name.
     pub name: String,
-    /// Where it sits: `domain:bus:device.function`.
+    /// PCI address: `domain:bus:device.function`.
     pub pci: String,
     /// Memory in bytes.
     pub memory: u64,
-    /// Whether it is simulated. Said wherever the device is named.
+    /// Set if the device is simulated. Every report of the device says so.
     pub simulated: bool,
 }
 
-/// What one device can do with the memory of another.
+/// Abilities of one device with the memory of another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// Whether its engines and kernels reach that memory directly.
+    /// Set if its engines and kernels access that memory directly.
     pub access: bool,
-    /// How fast the way is among those of this machine, as the driver ranks it; 0 is the fastest.
+    /// The driver's rank of the link's speed among those of this machine; 0 is the fastest.
     pub performance_rank: i32,
-    /// Whether atomic operations over the link are done as such.
+    /// Set if the link supports atomic operations natively.
     pub native_atomics: bool,
-    /// What lies between them, in words: `NVLink`, `PCIe, one switch`; empty when nothing tells.
+    /// The link in words: `NVLink`, `PCIe, one switch`. Empty if unknown.
     pub link: String,
 }
 
-/// How memory is to be allocated, which decides how it can be exported.
+/// Way to allocate memory, which decides the forms of its export.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Flavour {
     /// As `cuMemAlloc` does: exported as plain bytes. Takes up whole blocks of 2 MiB, because a
@@ -192,8 +191,8 @@ pub enum Flavour {
     Pooled,
     /// Host memory, locked for the engines of all devices. Not exported.
     Pinned,
-    /// Memory that the driver moves between host and device. For programs that have it anyway, and
-    /// for tests: nothing in Carrack copies it.
+    /// Memory that the driver moves between host and device. For programs that use it, and for
+    /// tests: Carrack never copies it.
     Managed,
 }
 
@@ -201,27 +200,26 @@ pub enum Flavour {
 ///
 /// # Safety
 /// Memory that it gives out ([`allocate`](Self::allocate), [`open`](Self::open) and their like) is
-/// of the kind that the region says, and that of a new allocation belongs to its region alone.
+/// of the region's kind. That of a new allocation belongs to its region alone.
 ///
-/// An [`Event`] that a copy returns fires, or fails, only when nothing reads or writes either end
-/// any more. A copy that is refused is not in flight. What it says of an address is true, as of
+/// An [`Event`] that a copy returns fires, or fails, only when neither end is read or written any
+/// more. A copy that is refused is not in flight. Its answers about an address are true, as for
 /// [`Driver`].
 ///
 /// Its streams keep the promise of [`Stream`].
 pub unsafe trait Gpu: Send + Sync + fmt::Debug {
-    /// What it is.
+    /// Returns the device's description.
     fn info(&self) -> &GpuInfo;
 
-    /// What this device's driver knows of an address: [`Driver::classify`].
+    /// Classifies an address with this device's driver: [`Driver::classify`].
     fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
 
-    /// Makes the context in which this device's work is begun the calling thread's, and leaves it
-    /// so, as `cudaSetDevice` does.
+    /// Makes the context of this device's work current in the calling thread, and leaves it so, as
+    /// `cudaSetDevice` does.
     ///
-    /// No thread has to have one: without it the context is the thread's during each call of the
-    /// driver, and the caller's again afterwards. That takes two calls more for each copy, so a
-    /// thread that calls no CUDA itself does well to say this once, for the device that its
-    /// messages and puts are read from.
+    /// It is optional: without it each call of the driver makes the context current and restores
+    /// the caller's. That is two more calls for each copy. A thread that calls no CUDA itself
+    /// saves them by one call of this, for the device that its messages and puts are read from.
     ///
     /// # Errors
     /// The driver's.
@@ -229,11 +227,11 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Whether what was allocated through this handle is still there.
+    /// Checks that the memory allocated through this device still exists.
     ///
     /// # Errors
-    /// The program has destroyed the context that it worked in, and all that was allocated there
-    /// has gone with it, pinned host memory included.
+    /// The program has destroyed the device's context. All that was allocated there is gone,
+    /// pinned host memory included.
     fn check(&self) -> Result<(), GpuError> {
         Ok(())
     }
@@ -241,15 +239,15 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// Allocates `len` bytes. The region is freed when its last clone is dropped.
     fn allocate(&self, len: usize, flavour: Flavour) -> Result<Region, GpuError>;
 
-    /// In bytes, what lengths and places of memory are multiples of that is allocated at chosen
-    /// addresses ([`allocate_at`](Self::allocate_at)).
+    /// Returns the unit in bytes for lengths and offsets of memory at chosen addresses
+    /// ([`allocate_at`](Self::allocate_at)).
     ///
     /// # Errors
-    /// The driver has no such memory, and why.
+    /// The reason why the driver has no such memory.
     fn granularity(&self) -> Result<usize, GpuError> {
         Err(GpuError::unsupported(
             "granularity",
-            "this driver lets nobody choose where memory lies",
+            "this driver does not allocate memory at chosen addresses",
         ))
     }
 
@@ -258,22 +256,22 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// [`granularity`](Self::granularity).
     ///
     /// # Errors
-    /// The driver's: there are not so many, or it has no such thing.
+    /// The driver's: there are fewer addresses, or it does not reserve any.
     fn reserve(&self, len: usize) -> Result<Reservation, GpuError> {
         Err(GpuError::unsupported("reserve", format!("this driver reserves no {len} addresses")))
     }
 
-    /// Allocates `len` bytes as [`Flavour::Shareable`], `offset` bytes behind the beginning of a
-    /// reservation; this device reads and writes them, and those of `access` do what they may. The
-    /// region keeps the reservation; the memory goes with its last clone, and others may come to
-    /// lie there.
+    /// Allocates `len` bytes as [`Flavour::Shareable`], at `offset` of a reservation. This device
+    /// reads and writes them; the devices of `access` have the rights named there. The region
+    /// keeps the reservation. Its last clone frees the memory, and the addresses may be used
+    /// again.
     ///
     /// # Errors
     /// `INVALID_VALUE`: `offset` or `len` is no multiple of the granularity, the piece is not
-    /// inside, something lies there, or the addresses are another driver's; `access` names this
-    /// device for reading, or one with different rights. `PEER_ACCESS_UNSUPPORTED`: a device of
-    /// `access` does not reach this one. Else the driver's: it has no such memory, or no more of
-    /// it.
+    /// inside, memory lies there, or the addresses are another driver's; `access` names this
+    /// device for reading, or a device with different rights. `PEER_ACCESS_UNSUPPORTED`: a device
+    /// of `access` does not reach this one. Else the driver's: it has no such memory, or no more
+    /// of it.
     fn allocate_at(
         &self,
         reservation: &Reservation,
@@ -288,11 +286,11 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         Err(GpuError::unsupported("allocate_at", hint))
     }
 
-    /// What this device may do with shareable memory at an address, of this process's or opened;
-    /// `None`: nothing. Of other memory drivers may say what they like.
+    /// Returns this device's rights on shareable memory at an address, of this process's or
+    /// opened. `None`: it has none. For other memory the answer is up to the driver.
     ///
     /// # Errors
-    /// The driver's: it knows of no such memory there.
+    /// The driver's: it knows no such memory there.
     fn rights_at(&self, addr: usize) -> Result<Option<Rights>, GpuError> {
         Err(GpuError::unsupported(
             "rights_at",
@@ -300,13 +298,13 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         ))
     }
 
-    /// Whether this device is kept from writing to memory of `owner` that it was given for
-    /// [reading](Rights::Read) only. Drivers promise it nowhere, so it is found out by an attempt,
-    /// in a process of its own ([`trial`](crate::trial)), the first time that it is asked; that
-    /// takes seconds.
+    /// Checks that this device cannot write to memory of `owner` that it may only
+    /// [read](Rights::Read). Drivers do not promise it, so the first call makes an attempt, in a
+    /// process of its own ([`trial`](crate::trial)), which takes seconds.
     ///
     /// # Errors
-    /// It is not kept from it, does not reach that memory, or no attempt could be made; and why.
+    /// The device can write, or does not reach that memory, or no attempt could be made; with the
+    /// reason.
     fn keeps_from_writing(&self, owner: GpuUuid) -> Result<(), GpuError> {
         let hint =
             format!("this driver gives no device access to memory of {owner} for reading only");
@@ -314,7 +312,7 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     }
 
     /// Starts a copy on a stream of the library's own (never one of the user's, never the default
-    /// stream: gpu.md, streams rule 1). The event fires when the bytes are there.
+    /// stream: gpu.md, streams rule 1). The event fires when the bytes have arrived.
     ///
     /// # Safety
     /// `len` bytes are valid at both addresses, of the kinds given, until the event has fired.
@@ -325,12 +323,12 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         len: usize,
     ) -> Result<Event, GpuError>;
 
-    /// Starts many copies, as [`copy`](Self::copy) does one: by one call of the driver where it has
-    /// one for that ([`how_pieces_go`](Self::how_pieces_go)). The event fires when the bytes of all
-    /// of them are there. A byte that two of them write is either's.
+    /// Starts many copies, as [`copy`](Self::copy) does one, by one call if the driver has one for
+    /// that ([`how_pieces_go`](Self::how_pieces_go)). The event fires when all bytes have arrived.
+    /// A byte that two copies write may come from either.
     ///
     /// # Errors
-    /// The driver's. Nothing is under way then, but some of the copies may have been made.
+    /// The driver's. No copy is in flight then, but some of them may have been made.
     ///
     /// # Safety
     /// As [`copy`](Self::copy), of each of them.
@@ -339,13 +337,14 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     }
 
     /// Starts the copy of rows, and planes of rows, at regular distances, as
-    /// [`copy_pieces`](Self::copy_pieces) would; by one call of the driver.
+    /// [`copy_pieces`](Self::copy_pieces) would, by one call of the driver.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`copy_pieces`](Self::copy_pieces).
     ///
     /// # Safety
-    /// As there, of each row of the grid: the first begins at the two addresses.
+    /// As for [`copy_pieces`](Self::copy_pieces), for each row of the grid. The first row begins
+    /// at the two addresses.
     unsafe fn copy_grid(
         &self,
         dst: (*mut u8, MemKind),
@@ -355,41 +354,40 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         Err(pieces::none_of("copy_grid", format_args!("{grid:?} from {} to {}", src.1, dst.1)))
     }
 
-    /// How copies that are given together are done, in words: by which call; and why not by one, if
-    /// not.
+    /// Describes in words the call for grouped copies, with the reason if there is none.
     fn how_pieces_go(&self) -> String {
         "they are refused: this driver is given no copies together".into()
     }
 
-    /// What there is of the kernel that small copies go to.
+    /// Returns the state of the kernel for small copies.
     fn copier(&self) -> CopierState {
         CopierState::Off
     }
 
-    /// A stream of the user's own.
+    /// Creates a stream for the user.
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError>;
 
-    /// Whether this device's engine reaches the memory of `peer` directly.
+    /// Checks that this device's engine reaches the memory of `peer` directly.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it does not.
     fn reaches(&self, peer: GpuUuid) -> Result<(), GpuError>;
 
-    /// Whether this device's engine reaches a region as it was allocated or opened in this process:
-    /// memory of another process is opened for one device.
+    /// Returns `true` if this device's engine reaches a region as it was allocated or opened in
+    /// this process. Memory of another process is opened for one device.
     fn reaches_region(&self, region: &Region) -> bool {
         region.gpu().is_some_and(|gpu| gpu.info().uuid == self.info().uuid)
     }
 
-    /// What this device can do with the memory of `peer`, for reports.
+    /// Describes this device's access to the memory of `peer`, for reports.
     fn peer(&self, peer: GpuUuid) -> Result<PeerInfo, GpuError> {
         Err(GpuError::unsupported("peer", format!("nothing is known of a link to {peer}")))
     }
 
-    /// The NUMA node that it sits at.
+    /// Returns the NUMA node of the device.
     ///
     /// # Errors
-    /// Why that is not known, in words: the machine has no nodes, or does not tell.
+    /// The reason why it is not known, in words: the machine has no nodes, or does not tell.
     fn numa_node(&self) -> Result<u32, String> {
         numa::of(&self.info().pci)
     }
@@ -402,11 +400,12 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// [`Handle::offset`], and is closed when its last clone is dropped.
     fn open(&self, handle: &Handle) -> Result<Region, GpuError>;
 
-    /// As [`open`](Self::open) of a descriptor ([`HandleForm::Fd`]), at chosen addresses: what
-    /// others have opened before and behind it lies there without a gap.
+    /// As [`open`](Self::open) of a descriptor ([`HandleForm::Fd`]), at chosen addresses, so that
+    /// several openings lie there without a gap.
     ///
     /// # Errors
-    /// As of [`open`](Self::open), and of [`allocate_at`](Self::allocate_at) for the place.
+    /// Those of [`open`](Self::open), and those of [`allocate_at`](Self::allocate_at) for the
+    /// place.
     fn open_at(
         &self,
         reservation: &Reservation,
@@ -423,21 +422,21 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// Lends `len` bytes of this device's memory at `addr` to a NIC's driver, as a dma-buf.
     ///
     /// # Errors
-    /// The driver has none, or none of such memory.
+    /// The driver has no dma-bufs, or none of such memory.
     fn export_dmabuf(&self, addr: usize, len: usize) -> Result<DmaBuf, GpuError> {
         Err(GpuError::unsupported("export_dmabuf", format!("{addr:#x}+{len} is lent to no NIC")))
     }
 
-    /// When this device's work sees what a NIC has written to its memory.
+    /// Returns the rule for the visibility of a NIC's writes to this device's memory.
     fn remote_writes(&self) -> RemoteWrites {
         RemoteWrites::Unordered("its driver does not say when a NIC's writes are seen".into())
     }
 
-    /// Lets this device's work see what NICs have told to have written to its memory. May take some
-    /// microseconds.
+    /// Makes writes that NICs have completed to this device's memory visible to its work. May take
+    /// some microseconds.
     ///
     /// # Errors
-    /// The driver's: what was written may not be seen.
+    /// The driver's: the writes may not be visible.
     fn flush_remote_writes(&self) -> Result<(), GpuError> {
         Err(GpuError::unsupported("flush_remote_writes", "this driver flushes nothing"))
     }
@@ -454,13 +453,13 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
         Err(GpuError::unsupported("register_host", format!("{addr:p}+{len} cannot be locked")))
     }
 
-    /// Does something behind all that was put off while streams waited for words: see
-    /// [`Driver::look_after`]. At once, if none waits.
+    /// Runs a task behind all that was put off while streams waited for words: see
+    /// [`Driver::look_after`]. Runs it at once if no stream waits.
     fn when_no_stream_waits(&self, task: Box<dyn FnOnce() + Send>) {
         task();
     }
 
-    /// An event that other processes can wait for.
+    /// Creates an event that other processes can wait for.
     fn shared_event(&self) -> Result<Arc<dyn SharedEvent>, GpuError> {
         Err(GpuError::unsupported("shared_event", "this driver shares no events"))
     }
@@ -472,13 +471,13 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     }
 }
 
-/// Host memory that is locked for a driver's engines; unlocked when this is dropped.
+/// Host memory that is locked for a driver's engines. Dropping this unlocks it.
 pub struct HostRegistration {
     _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl HostRegistration {
-    /// A registration that ends when `owner` is dropped.
+    /// Creates a registration that ends when `owner` is dropped.
     pub fn new(owner: Box<dyn Any + Send + Sync>) -> Self {
         Self { _owner: owner }
     }
@@ -493,9 +492,9 @@ impl fmt::Debug for HostRegistration {
 /// Work in order.
 ///
 /// # Safety
-/// Events of copies keep the promise that [`Gpu`] makes of them. The event of
-/// [`wait_value64`](Self::wait_value64) fires, or fails, only when the stream will not read the
-/// word for that wait any more; a wait or a write that is refused was not given to the stream.
+/// Events of copies keep the promise of [`Gpu`]. The event of [`wait_value64`](Self::wait_value64)
+/// fires, or fails, only when the stream will not read the word for that wait any more. A wait or
+/// a write that is refused was not given to the stream.
 ///
 /// ```compile_fail,E0200
 /// # use carrack_transports::gpu::{Event, Gpu, GpuError, Stream};
@@ -518,15 +517,15 @@ impl fmt::Debug for HostRegistration {
 /// }
 /// ```
 pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
-    /// The device that works on it.
+    /// Returns the device that works on the stream.
     ///
     /// # Errors
-    /// It is being dropped.
+    /// The device is being dropped.
     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError>;
 
-    /// As [`Gpu::copy`], on this stream: begins when all work given to the stream before is over,
-    /// and later work begins when it is over. Host memory has to be pinned or registered: else the
-    /// call itself may wait for the stream.
+    /// As [`Gpu::copy`], on this stream: the copy begins when all earlier work of the stream has
+    /// ended, and later work begins after the copy. Host memory has to be pinned or registered,
+    /// else the call itself may wait for the stream.
     ///
     /// # Safety
     /// As [`Gpu::copy`].
@@ -543,10 +542,10 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     /// As [`Gpu::copy_pieces`], on this stream.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Gpu::copy_pieces`].
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Gpu::copy_pieces`].
     unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
         Err(pieces::none_of("copy_pieces", format_args!("{pieces:?}, by a stream")))
     }
@@ -554,10 +553,10 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     /// As [`Gpu::copy_grid`], on this stream.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Gpu::copy_grid`].
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Gpu::copy_grid`].
     unsafe fn copy_grid(
         &self,
         dst: (*mut u8, MemKind),
@@ -570,20 +569,20 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
         ))
     }
 
-    /// An event that fires when all work given to the stream so far is over.
+    /// Returns an event that fires when all work given to the stream so far has ended.
     fn record(&self) -> Result<Event, GpuError>;
 
     /// Lets later work on this stream begin only after `event` has fired.
     fn wait(&self, event: &Event) -> Result<(), GpuError>;
 
-    /// Blocks until all work given so far is over.
+    /// Blocks until all work given so far has ended.
     fn synchronize(&self) -> Result<(), GpuError>;
 
-    /// Writes `value` to a word, when all work given so far is over and to be seen.
+    /// Writes `value` to a word, when all work given so far has ended and is visible.
     ///
     /// # Safety
     /// `word` is 8 bytes, aligned, of registered or pinned host memory, or of the stream's device,
-    /// and stays so until the stream has come to it. The host uses it by atomic loads and stores
+    /// and stays so until the stream has written it. The host uses it by atomic loads and stores
     /// only.
     unsafe fn write_value64(&self, word: *mut u64, value: u64) -> Result<(), GpuError> {
         Err(GpuError::unsupported(
@@ -592,17 +591,17 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
         ))
     }
 
-    /// Lets later work on this stream begin only when a word holds what it is to hold; the event
-    /// fires when the stream is past it. Whoever is to write the word may die: the library must
-    /// then release the stream, with a value that says so (gpu.md, streams rule 7).
+    /// Lets later work on this stream begin only when a word holds the value. The event fires when
+    /// the stream is past the wait. The writer of the word may die: the library must then release
+    /// the stream, with a value that says so (gpu.md, streams rule 7).
     ///
-    /// While a stream waits, calls of the driver that wait for the whole context block. The library
-    /// puts its own off ([`Driver::look_after`]); whoever is to release the stream must make none
-    /// (`cudaFree`, `cudaDeviceSynchronize`, loading a module).
+    /// While a stream waits, calls of the driver that wait for the whole context block. The
+    /// library puts off its own ([`Driver::look_after`]). The thread that will release the stream
+    /// must make none (`cudaFree`, `cudaDeviceSynchronize`, loading a module).
     ///
     /// # Errors
-    /// The driver's; and `TOO_MANY_WAITING`, when so many streams of the context wait that nothing
-    /// would move any more.
+    /// The driver's; and `TOO_MANY_WAITING`, if one more waiting stream of the context would block
+    /// all others.
     ///
     /// # Safety
     /// As [`write_value64`](Self::write_value64).
@@ -617,30 +616,30 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     }
 }
 
-/// An event that several processes have: one records it, the others wait for the record.
+/// An event that several processes share: one records it, the others wait for the record.
 pub trait SharedEvent: Send + Sync + fmt::Debug {
-    /// The name by which another process opens it.
+    /// Returns the bytes by which another process opens it.
     fn handle(&self) -> Result<[u8; 64], GpuError>;
 
-    /// Records it: it fires when all work given to `stream` so far is over.
+    /// Records it: it fires when all work given to `stream` so far has ended.
     fn record(&self, stream: &dyn Stream) -> Result<(), GpuError>;
 
-    /// Its last record, as an event for [`Stream::wait`] and for polling. It has fired as long as
-    /// there is none.
+    /// Returns its last record, as an event for [`Stream::wait`] and for polling. Without a record
+    /// it has fired.
     fn event(&self) -> Event;
 }
 
-/// When a stream that waits for a word goes on.
+/// Condition on which a stream that waits for a word goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Until {
     /// The word holds the value.
     Equal,
     /// The word has reached the value: the difference, taken as a signed number, is not negative,
-    /// so that a counter may run over.
+    /// so that a counter may wrap around.
     Reached,
 }
 
-/// What a driver refused or failed at, with its own code.
+/// Error of a driver, with the driver's own code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{call} said {code} ({name}){}{hint}", if hint.is_empty() { "" } else { ": " })]
 pub struct GpuError {
@@ -650,12 +649,12 @@ pub struct GpuError {
     pub code: i32,
     /// The code's name.
     pub name: &'static str,
-    /// What it means here and what to do, or nothing.
+    /// Its meaning here and what to do, or empty.
     pub hint: String,
 }
 
 impl GpuError {
-    /// The driver has no such thing.
+    /// Returns an error of a driver that lacks a feature.
     pub(crate) fn unsupported(call: &'static str, hint: impl Into<String>) -> Self {
         Self { call, code: 801, name: "NOT_SUPPORTED", hint: hint.into() }
     }

@@ -1,23 +1,23 @@
-//! No GPU.
+//! The driver of a machine without a GPU.
 
 use super::{Driver, Extent, Gpu, GpuError};
 use std::sync::Arc;
 
-/// The driver of a machine without one: no devices, and every address is host memory.
+/// Driver without devices. Every address is host memory.
 #[derive(Debug, Clone, Default)]
 pub struct NoGpu {
     reason: String,
 }
 
 impl NoGpu {
-    /// `reason`: why there is none, for reports.
+    /// Creates the driver. `reason`: why there is no GPU, for reports.
     pub fn because(reason: impl Into<String>) -> Self {
         Self { reason: reason.into() }
     }
 }
 
-// SAFETY: it has no devices and gives out no memory; where it is used, the program has no memory of
-// a GPU.
+// SAFETY: it has no devices and gives out no memory. A program that uses it has no memory of a
+// GPU.
 unsafe impl Driver for NoGpu {
     fn name(&self) -> &'static str {
         "none"

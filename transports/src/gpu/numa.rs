@@ -1,22 +1,23 @@
-//! Which socket a device sits at.
+//! The NUMA node of a device.
 
 use std::path::Path;
 
-/// Where Linux tells of PCI devices.
+/// Linux's directory of PCI devices.
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// The NUMA node of the device at a PCI address (`domain:bus:device.function`, in either case), as
-/// Linux knows it.
+/// Returns the NUMA node of the device at a PCI address (`domain:bus:device.function`, in either
+/// case), as Linux knows it.
 ///
 /// # Errors
-/// Why it is not known, in words: no such device in /sys, or a machine of one node, which says -1.
+/// The reason why it is not known, in words: no such device in /sys, or a machine of one node,
+/// which says -1.
 pub(super) fn of(pci: &str) -> Result<u32, String> {
     read(Path::new(DEVICES), pci)
 }
 
 fn read(devices: &Path, pci: &str) -> Result<u32, String> {
     let pci = pci.to_ascii_lowercase();
-    // The address becomes a part of a path.
+    // Checked, since the address becomes a part of a path.
     if pci.is_empty()
         || !pci.chars().all(|c| c.is_ascii_hexdigit() || c == ':' || c == '.')
         || pci.contains("..")

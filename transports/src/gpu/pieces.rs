@@ -1,4 +1,4 @@
-//! Many copies that an engine is given together, and rows at regular distances.
+//! Groups of copies for one call of an engine, and rows at regular distances.
 
 use super::GpuError;
 use crate::mem::MemKind;
@@ -8,10 +8,10 @@ use std::ops::Range;
 use std::ptr::{null, null_mut};
 
 /// Copies between memory of two kinds, given to an engine in one call
-/// ([`Gpu::copy_pieces`](super::Gpu::copy_pieces)). In what order they are done nobody says, so no
-/// two may write the same byte, and none may read what another writes.
+/// ([`Gpu::copy_pieces`](super::Gpu::copy_pieces)). Their order is undefined, so no two may write
+/// the same byte, and none may read what another writes.
 ///
-/// One list, as the resident copier takes it ([`copier`](super::copier)).
+/// One list, in the form that the resident copier takes ([`copier`](super::copier)).
 pub struct Pieces {
     dst: MemKind,
     src: MemKind,
@@ -19,16 +19,16 @@ pub struct Pieces {
     all: All,
 }
 
-/// What can be said of all the copies without a look at each.
+/// Properties of all the copies together.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct All {
-    /// A power of two that this is a multiple of, all targets, sources and lengths are multiples
-    /// of, too.
+    /// The or of all targets, sources and lengths: a power of two that divides it divides each of
+    /// them.
     pub(super) bits: usize,
-    /// Bytes of the longest.
+    /// Bytes of the longest copy.
     pub(super) longest: usize,
-    /// Addresses between which all targets lie, from the first byte to behind the last, and all
-    /// sources. Not all that lies between need be memory.
+    /// Addresses of all targets, from the first byte to behind the last; likewise all sources.
+    /// There may be gaps without memory.
     pub(super) to: Range<usize>,
     pub(super) from: Range<usize>,
 }
@@ -42,18 +42,18 @@ impl All {
     }
 }
 
-/// The shortest range that has both.
+/// Returns the shortest range that contains both.
 fn around(one: &Range<usize>, other: Range<usize>) -> Range<usize> {
     if one.is_empty() { other } else { one.start.min(other.start)..one.end.max(other.end) }
 }
 
 impl Pieces {
-    /// None so far, with room for `count`.
+    /// Creates an empty list, with room for `count`.
     pub fn new(dst: MemKind, src: MemKind, count: usize) -> Self {
         Self { dst, src, list: Vec::with_capacity(count), all: All::default() }
     }
 
-    /// One more copy, of `len` bytes. None of no bytes is kept: some drivers refuse them.
+    /// Adds a copy of `len` bytes. One of no bytes is dropped, since some drivers refuse it.
     #[inline]
     pub fn push(&mut self, to: *mut u8, from: *const u8, len: usize) {
         if len > 0 {
@@ -64,12 +64,12 @@ impl Pieces {
         }
     }
 
-    /// Many more, between two places of so many bytes: `place` says of each of `what` from where in
-    /// the one, to where in the other, and how many bytes. Whether all lie within; else none is
-    /// kept.
+    /// Adds many copies between two ranges of known lengths. For each of `what`, `place` returns
+    /// the offset in the target, the offset in the source, and the length. Returns `true` if all
+    /// lie within the ranges; else none is added.
     ///
-    /// Nothing is decided for one piece: what is wrong with any of them leaves its mark, and that
-    /// is looked at in the end.
+    /// The loop has no branches: an error in any piece leaves its mark, which is checked at the
+    /// end.
     #[inline(always)]
     pub(crate) fn extend<T>(
         &mut self,
@@ -78,7 +78,7 @@ impl Pieces {
         what: &[T],
         mut place: impl FnMut(&T) -> (usize, usize, usize),
     ) -> bool {
-        // Out of here: if the closure panics nothing is left that was not looked at.
+        // Taken out: if the closure panics, no unchecked copy is left in `self`.
         let mut list = std::mem::take(&mut self.list);
         let before = list.len();
         list.extend(repeat_n((null_mut(), null(), 0), what.len()));
@@ -88,13 +88,13 @@ impl Pieces {
             let (there, here, len) = place(one);
             *slot = (to.wrapping_add(there), from.wrapping_add(here), len);
             bits |= there | here | len;
-            // Of no bytes it is more than any.
+            // A length of 0 wraps to the maximum.
             most = most.max(len.wrapping_sub(1));
-            // As long as the highest bit of none is set these are the sums.
+            // While no highest bit is set, these are the true sums.
             to_end = to_end.max(there.wrapping_add(len));
             from_end = from_end.max(here.wrapping_add(len));
         }
-        // No place has half of all addresses.
+        // No range has half of all addresses.
         let are_within = bits.cast_signed() >= 0 && to_end <= to_room && from_end <= from_room;
         if !are_within {
             list.truncate(before);
@@ -111,38 +111,38 @@ impl Pieces {
         are_within
     }
 
-    /// What can be said of all of them.
+    /// Returns the properties of all copies.
     pub(super) fn all(&self) -> &All {
         &self.all
     }
 
-    /// How many there are.
+    /// Returns the number of copies.
     pub fn count(&self) -> usize {
         self.list.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// The kinds of memory of targets and sources.
+    /// Returns the kinds of memory of targets and sources.
     pub fn kinds(&self) -> (MemKind, MemKind) {
         (self.dst, self.src)
     }
 
-    /// Each copy: to where, from where, how many bytes.
+    /// Returns each copy: target, source, length.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (*mut u8, *const u8, usize)> + '_ {
         self.list.iter().copied()
     }
 
-    /// The same as numbers: two addresses, and how many bytes.
+    /// Returns each copy as numbers: target and source address, length.
     pub(super) fn numbers(&self) -> impl ExactSizeIterator<Item = (usize, usize, usize)> + '_ {
         self.list.iter().map(|&(to, from, len)| (to as usize, from as usize, len))
     }
 
-    /// The copies as rows at equal distances, as few as there are: what is left of the lists is
-    /// taken from the front.
+    /// Returns the copies as rows at equal distances. Each run takes the most rows from the front
+    /// of the remaining list.
     pub(super) fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -152,8 +152,8 @@ impl Pieces {
         })
     }
 
-    /// The longest run of rows that begins at a copy: of one length, and at equal distances on both
-    /// sides, none of which goes backwards or is shorter than a row.
+    /// Returns the longest run of rows that begins at a copy. Its rows have one length and equal
+    /// distances on both sides. No distance is negative or shorter than a row.
     fn run_at(&self, at: usize) -> Option<Run> {
         let (to, from, len) = *self.list.get(at)?;
         let steps = |next: usize| {
@@ -174,7 +174,8 @@ impl Pieces {
     }
 }
 
-/// Leaves out those of no bytes from one on; one less than the bytes of the longest of the others.
+/// Drops copies of no bytes from index `first` on. Returns the greatest remaining length, less
+/// one.
 #[cold]
 fn keep_those_with_bytes(list: &mut Vec<(*mut u8, *const u8, usize)>, first: usize) -> usize {
     let mut at = 0;
@@ -202,25 +203,25 @@ pub(super) struct Run {
     pub(super) src_pitch: usize,
 }
 
-/// Up to three dimensions of bytes: rows of `count[0]` bytes, `count[1]` of them to a plane,
-/// `count[2]` planes. How far apart rows begin, and planes, may differ from one side to the other.
+/// Up to three dimensions of bytes: rows of `count[0]` bytes, `count[1]` rows a plane, `count[2]`
+/// planes. Rows and planes may have other distances in the target than in the source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
     /// Bytes of a row, rows of a plane, planes.
     pub count: [usize; 3],
     /// From one row of the target to the next, and from one plane to the next, in bytes.
     pub dst_pitch: [usize; 2],
-    /// The same of the source.
+    /// The same for the source.
     pub src_pitch: [usize; 2],
 }
 
 impl Grid {
-    /// Whether there is nothing to copy.
+    /// Returns `true` if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.count.contains(&0)
     }
 
-    /// Each row: where it begins on both sides, in bytes from the first.
+    /// Returns the offsets of each row on both sides, in bytes from the first row.
     pub fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let Self { count: [_, rows, planes], dst_pitch, src_pitch } = *self;
         (0..planes).flat_map(move |z| {
@@ -231,7 +232,7 @@ impl Grid {
     }
 }
 
-/// Several copies were begun where one call was meant to, and the one that was refused.
+/// Returns the error of a driver that takes no grouped copies.
 pub(super) fn none_of(call: &'static str, what: impl fmt::Display) -> GpuError {
     GpuError::unsupported(call, format!("this driver is given no copies together: {what}"))
 }

@@ -1,50 +1,51 @@
-//! Addresses of GPUs at which there is no memory yet.
+//! Reserved addresses of GPUs, without memory.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// A range of addresses that a driver has reserved, for memory that comes and goes there piece by
-/// piece ([`Gpu::allocate_at`](super::Gpu::allocate_at)). It takes no memory.
+/// A range of addresses that a driver has reserved, for memory that is mapped there piece by piece
+/// ([`Gpu::allocate_at`](super::Gpu::allocate_at)). It takes no memory.
 ///
-/// Clones are the same range. It is given back when the last of them is dropped, and each piece of
-/// memory there has one.
+/// Clones are the same range, which is released when the last of them is dropped. Each piece of
+/// memory there holds a clone.
 #[derive(Clone)]
 pub struct Reservation {
     base: usize,
     len: usize,
-    /// The driver's own: what gives the addresses back.
+    /// The driver's own object, whose drop releases the addresses.
     own: Arc<dyn Any + Send + Sync>,
 }
 
 impl Reservation {
-    /// `len` addresses from `base` on, which are given back when `own` is dropped. For drivers.
+    /// Creates a reservation of `len` addresses from `base` on, released when `own` is dropped.
+    /// For drivers.
     pub fn new(base: usize, len: usize, own: Arc<dyn Any + Send + Sync>) -> Self {
         Self { base, len, own }
     }
 
-    /// Where it begins.
+    /// Returns the first address.
     pub fn addr(&self) -> usize {
         self.base
     }
 
-    /// How many addresses there are.
+    /// Returns the number of addresses.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns `true` if it has no addresses.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address of a piece. `None` when the piece is not inside.
+    /// Returns the address of a piece, or `None` if the piece is not inside.
     pub fn place(&self, offset: usize, len: usize) -> Option<usize> {
         let end = offset.checked_add(len)?;
         if end <= self.len { self.base.checked_add(offset) } else { None }
     }
 
-    /// Returns the driver's own data, if it is of that driver.
+    /// Returns the driver's own object, if it has the type `T`.
     pub fn own<T: Any>(&self) -> Option<&T> {
         self.own.downcast_ref()
     }

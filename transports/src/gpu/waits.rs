@@ -1,28 +1,29 @@
-//! Streams that wait for words: how many may at a time, and what has to wait until none does.
+//! Streams that wait for words: a bound on their number, and tasks that are put off until none
+//! waits.
 //!
-//! A stream that waits takes up one of the context's connections to the device, of which the driver
-//! has as many as `CUDA_DEVICE_MAX_CONNECTIONS` says. When all are taken nothing moves any more,
-//! the copies included that would have released them; priorities do not help (measured on driver
-//! 580). So there is a bound, and whoever would go beyond it is told so. And while one stream
-//! waits, freeing memory, unlocking it, and closing what another process shares block until it is
-//! released: called by whoever makes progress, they would block for ever. So they are put off.
+//! A stream that waits takes up one of the context's connections to the device, of which the
+//! driver has `CUDA_DEVICE_MAX_CONNECTIONS`. When all are taken, nothing moves any more, not even
+//! the copies that would have released them. Priorities do not help (measured on driver 580). So a
+//! wait beyond the bound is refused. While one stream waits, three operations block until it is
+//! released: freeing memory, unlocking it, and closing another process's memory. A thread that
+//! makes progress would block in them for ever. So they are put off.
 
 use super::{Event, GpuError};
 use crate::fork::Owner;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, TryLockResult, Weak};
 
-/// The variable that says how many connections a context has.
+/// Variable with the number of connections of a context.
 pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Connections where the variable is not set.
+/// Connections if the variable is not set.
 const DEFAULT_CONNECTIONS: usize = 8;
 
-/// What is put off.
+/// A task that is put off.
 type Task = Box<dyn FnOnce() + Send>;
 
-/// What is put off while a stream of any context waits: memory may be mapped in several, by peer
-/// access or because it is pinned for all.
+/// Tasks that are put off while a stream of any context waits. Memory may be mapped in several
+/// contexts, by peer access or because it is pinned for all.
 #[derive(Default)]
 pub struct PutOff {
     contexts: Mutex<Vec<Weak<Waits>>>,
@@ -34,16 +35,16 @@ pub struct Waits {
     /// Streams that may wait at a time.
     most: usize,
     put_off: Arc<PutOff>,
-    /// The process whose driver it is.
+    /// The process that initialised the driver.
     owner: Owner,
-    /// Streams that wait, or did when they were last asked, each with what fires when it is past
-    /// its last wait. Held for writing while a wait is given to a stream, which may block, so
-    /// whoever frees does not wait for it; and for reading by those who free, so that no wait is
-    /// given meanwhile.
+    /// Streams that wait, or did at the last query, each with the event behind its last wait.
+    /// Locked for writing while a wait is given to a stream, which may block; a thread that frees
+    /// memory does not wait for that. Locked for reading by a thread that frees memory, so that no
+    /// wait is given meanwhile.
     waiting: RwLock<Vec<(usize, Event)>>,
 }
 
-/// Forgets streams that have gone on. Work that failed waits for nothing.
+/// Forgets streams that have gone on. Failed work does not wait.
 fn forget_released(waiting: &mut Vec<(usize, Event)>) {
     waiting.retain(|(_, past)| past.query() == Ok(false));
 }
@@ -55,8 +56,8 @@ pub fn connections() -> usize {
 }
 
 impl Waits {
-    /// Two connections are left to copies and kernels, but one stream may wait wherever there are
-    /// two.
+    /// Creates the bound for a context. Two connections are left to copies and kernels, but with
+    /// two connections one stream may still wait.
     pub fn over(connections: usize, put_off: &Arc<PutOff>) -> Arc<Self> {
         let most = connections.saturating_sub(2).max(1).min(connections.saturating_sub(1));
         let (put_off, owner) = (put_off.clone(), Owner::this_process());
@@ -68,17 +69,18 @@ impl Waits {
         waits
     }
 
-    /// Has a stream wait: `begin` gives it the wait, and tells of the event behind it. A stream
-    /// counts once, however often it waits, from when the wait is given to it until it is past it.
+    /// Has a stream wait: `begin` gives it the wait, and returns the event behind it. A stream
+    /// counts once for any number of waits, from its first wait until it is past the last.
     ///
     /// # Errors
-    /// Too many others wait, and `begin` was not called; or what `begin` says.
+    /// Too many other streams wait, and `begin` was not called; or the error of `begin`.
     pub fn arm(
         &self,
         stream: usize,
         begin: impl FnOnce() -> Result<Event, GpuError>,
     ) -> Result<Event, GpuError> {
-        // Held until the wait is counted: nothing that the wait would block is begun meanwhile.
+        // Held until the wait is counted, so that no operation that the wait would block begins
+        // meanwhile.
         let mut waiting = self.waiting.write().unwrap_or_else(PoisonError::into_inner);
         let known = waiting.iter().position(|(other, _)| *other == stream);
         if known.is_none() && waiting.len() >= self.most {
@@ -95,8 +97,8 @@ impl Waits {
         Ok(past)
     }
 
-    /// Does what would block while a stream waits: now, or as soon as it is found that none does.
-    /// In a fork it is not done: the driver is the parent's.
+    /// Runs a task that would block while a stream waits: now, or as soon as none is found to
+    /// wait. A forked child does not run it: the driver is the parent's.
     pub fn when_none(&self, task: impl FnOnce() + Send + 'static) {
         if !self.owner.is_here() {
             return;
@@ -109,7 +111,7 @@ impl Waits {
         }
     }
 
-    /// Does what was put off, if no stream waits any more.
+    /// Runs the tasks that were put off, if no stream waits any more.
     pub fn catch_up(&self) {
         self.put_off.catch_up();
     }
@@ -132,7 +134,7 @@ impl Waits {
 }
 
 impl PutOff {
-    /// Does what was put off, if no stream waits any more.
+    /// Runs the tasks that were put off, if no stream waits any more.
     pub fn catch_up(&self) {
         if lock(&self.tasks).is_empty() {
             return;
@@ -145,13 +147,13 @@ impl PutOff {
         });
     }
 
-    /// Does something while no stream waits; nothing when one does, or may at this moment. Several
-    /// threads may be at it.
+    /// Runs `work` while no stream waits. Does nothing if a stream waits, or may at this moment.
+    /// Several threads may run it at once.
     fn while_none_waits(&self, work: &mut dyn FnMut()) {
         let contexts: Vec<_> = lock(&self.contexts).iter().filter_map(Weak::upgrade).collect();
         let mut held = Vec::with_capacity(contexts.len());
         for context in &contexts {
-            // Not waited for: somebody gives a wait to a stream at this moment.
+            // Not waited for: another thread gives a wait to a stream at this moment.
             let Some(waiting) = taken(context.waiting.try_read()) else { return };
             if waiting.is_empty() {
                 held.push(waiting);
@@ -170,7 +172,7 @@ impl PutOff {
     }
 }
 
-/// A lock, if nobody has it. A panic of somebody who held it is not passed on.
+/// Returns the guard of a lock that was free. A panic of an earlier holder is not passed on.
 fn taken<T>(locked: TryLockResult<T>) -> Option<T> {
     match locked {
         Ok(guard) => Some(guard),
@@ -183,7 +185,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Not a driver's: a stream more may not wait.
+/// No code of a driver's: one more stream may not wait.
 const TOO_MANY_WAITING: i32 = -4;
 
 impl fmt::Debug for Waits {

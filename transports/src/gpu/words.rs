@@ -1,7 +1,7 @@
 //! Words of pinned host memory that the CPU writes and streams wait for.
 //!
-//! One agent writes a word: the CPUs of the process that has it. Streams, and kernels that look,
-//! only read it.
+//! Only the CPUs of the process that owns a word write it. Streams, and polling kernels, only read
+//! it.
 
 use super::{Event, Flavour, Gpu, GpuError, Stream, Until};
 use crate::fork::Owner;
@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Bytes that words are cut from at a time.
 const PAGE: usize = 4096;
 
-/// From one word to the next: a GPU that looks at one does not slow down who writes another.
+/// Bytes from one word to the next: a GPU that polls one does not slow down the writer of another.
 const STRIDE: usize = 64;
 
-/// Waits that are remembered of a word before those are looked for that are over.
+/// Waits that are remembered for a word before ended ones are removed.
 const REMEMBERED: usize = 8;
 
-/// Words of one device, to be used again and again.
+/// Words of one device, for reuse.
 pub struct Words {
     gpu: Arc<dyn Gpu>,
     places: Mutex<Places>,
@@ -26,30 +26,29 @@ pub struct Words {
 
 #[derive(Default)]
 struct Places {
-    /// Words that hold 0, and that no stream will come to.
+    /// Words that hold 0, and that no stream will read.
     fresh: Vec<(Region, usize)>,
-    /// Words that a stream may still come to.
+    /// Words that a stream may still read.
     used: Vec<Place>,
-    /// Gates that are shut by going on counting.
+    /// Words of gates, which go on counting when reused.
     gates: Vec<Place>,
 }
 
-/// A word, and the streams that may still come to it.
+/// A word, and the streams that may still read it.
 struct Place {
     page: Region,
     offset: usize,
-    /// A fork neither reads nor writes it: pinned memory may not be there, and the streams are its
-    /// parent's.
+    /// A forked child neither reads nor writes it: pinned memory may be absent there, and the
+    /// streams belong to the parent.
     owner: Owner,
-    /// What fires when a stream is past its wait. Not locked while a driver is called: giving a
-    /// wait to a stream that is full blocks until the stream goes on, and whoever writes the word
-    /// must not wait for that.
+    /// Events behind the streams' waits. Not locked during driver calls: giving a wait to a full
+    /// stream blocks until the stream goes on. The writer of the word must not wait for that.
     waits: Mutex<Remembered>,
 }
 
 struct Remembered {
     waits: Vec<Event>,
-    /// How many before they are looked through.
+    /// Number of waits at which ended ones are removed.
     limit: usize,
 }
 
@@ -75,7 +74,7 @@ impl Place {
     }
 
     fn add(&self, more: u64) -> u64 {
-        // Within the page, aligned, and host memory: there is nothing to fail.
+        // Cannot fail: within the page, aligned, and host memory.
         self.page.fetch_add(self.offset, more).unwrap_or(0)
     }
 
@@ -87,7 +86,7 @@ impl Place {
         self.page.addr() + self.offset
     }
 
-    /// Whether no stream will come here any more.
+    /// Returns `true` if no stream will read the word any more.
     fn is_left(&mut self) -> bool {
         let remembered = self.waits.get_mut().unwrap_or_else(PoisonError::into_inner);
         remembered.forget_released();
@@ -96,13 +95,13 @@ impl Place {
 
     /// Has a stream wait until the word has reached `value`.
     fn hold(&self, stream: &dyn Stream, value: u64) -> Result<(), GpuError> {
-        // SAFETY: an aligned word of pinned memory, used by atomics only. It stays until the stream
-        // has come to it: `waits` tells, and a page with a word that still has one is not given
-        // back.
+        // SAFETY: an aligned word of pinned memory, used by atomics only. It stays until the
+        // stream is past the wait: `waits` tells, and a page is not freed while one of its words
+        // has a wait left.
         let past =
             unsafe { stream.wait_value64(self.addr() as *const u64, value, Until::Reached) }?;
         let mut remembered = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        // A stream comes to its waits in order: the last one tells of all.
+        // A stream passes its waits in order: the last one stands for all.
         remembered.waits.retain(|earlier| !past.is_behind(earlier));
         if remembered.waits.len() >= remembered.limit {
             remembered.forget_released();
@@ -116,7 +115,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if self.owner.is_here() && !self.is_left() {
-            // A stream that is held up by something else may come here at any time.
+            // A stream that is held up elsewhere may read the word at any time.
             tracing::debug!(
                 addr = self.addr(),
                 "a page stays for a stream that has still to come to a word"
@@ -127,7 +126,7 @@ impl Drop for Place {
 }
 
 impl Words {
-    /// Words for the streams of a device. Takes no memory before one is asked for.
+    /// Creates the words of a device. Allocates no memory before the first word.
     pub fn of(gpu: &Arc<dyn Gpu>) -> Arc<Self> {
         Arc::new(Self { gpu: gpu.clone(), places: Mutex::default() })
     }
@@ -136,7 +135,7 @@ impl Words {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A word that holds 0.
+    /// Returns a word that holds 0.
     ///
     /// # Errors
     /// There is no pinned memory.
@@ -170,7 +169,7 @@ impl Words {
             .ok_or_else(|| GpuError::unsupported("words", "no word in a page"))
     }
 
-    /// A gate that is open.
+    /// Returns an open gate.
     ///
     /// # Errors
     /// There is no pinned memory.
@@ -197,16 +196,16 @@ impl fmt::Debug for Words {
     }
 }
 
-/// A word that counts up. Its memory is used again when the last stream has come past it.
+/// A word that counts up. Its memory is reused when the last stream is past it.
 pub struct Word {
     words: Arc<Words>,
-    /// Always there, but while it is dropped.
+    /// `None` only while it is dropped.
     place: Option<Place>,
 }
 
 impl Word {
-    /// What is or-ed into a word to release all who wait for it: more than anyone waits for, and,
-    /// taken as a signed difference, still ahead of it.
+    /// Bit that is or-ed into a word to release all its waiters. The result exceeds every awaited
+    /// value, and is ahead of it also as a signed difference.
     pub const POISON: u64 = 1 << 62;
 
     fn place(&self) -> &Place {
@@ -216,7 +215,7 @@ impl Word {
         }
     }
 
-    /// What it holds. What was written before it was raised is then to be seen.
+    /// Returns its value. Writes made before the word was raised to it are then visible.
     pub fn get(&self) -> u64 {
         self.place().get()
     }
@@ -226,7 +225,7 @@ impl Word {
         self.place().add(1);
     }
 
-    /// Releases all who wait for it, now and later.
+    /// Releases all waiters, now and later.
     pub fn poison(&self) {
         let place = self.place();
         let mut held = place.get();
@@ -238,27 +237,27 @@ impl Word {
         }
     }
 
-    /// Lets later work on a stream begin only when the word has reached `value`; nothing is given
-    /// to the stream if it has.
+    /// Lets later work on a stream begin only when the word has reached `value`. If it has, the
+    /// stream is given nothing.
     ///
     /// # Errors
-    /// The driver's; and `TOO_MANY_WAITING`, when as many streams of the context wait as may.
+    /// The driver's; and `TOO_MANY_WAITING`, if the maximum number of the context's streams wait.
     pub fn hold(&self, stream: &dyn Stream, value: u64) -> Result<(), GpuError> {
         if has_reached(self.get(), value) { Ok(()) } else { self.place().hold(stream, value) }
     }
 
-    /// Whether it is this process's word, and not that of a process of which this is a fork.
+    /// Returns `true` if it is this process's word, and not that of a parent process.
     pub fn is_here(&self) -> bool {
         self.place().owner.is_here()
     }
 
-    /// Where it is, for the CPU and for kernels of all devices.
+    /// Returns its address, for the CPU and for kernels of all devices.
     pub fn addr(&self) -> usize {
         self.place().addr()
     }
 }
 
-/// As streams compare: the difference is taken as a signed number.
+/// Compares as streams do: the difference is taken as a signed number.
 fn has_reached(held: u64, value: u64) -> bool {
     held.wrapping_sub(value).cast_signed() >= 0
 }
@@ -275,8 +274,8 @@ impl fmt::Debug for Word {
     }
 }
 
-/// Holds a stream up until it is opened, or dropped, which opens it: so whatever ends, the stream
-/// goes on.
+/// A gate holds a stream up until the gate is dropped, which opens it. So the stream goes on,
+/// whatever ends.
 pub struct Gate {
     words: Arc<Words>,
     place: Option<Place>,
@@ -284,14 +283,14 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Lets later work on a stream begin only when the gate is opened.
+    /// Lets later work on a stream begin only when the gate is dropped.
     ///
     /// # Errors
     /// As [`Word::hold`].
     pub fn shut(&mut self, stream: &dyn Stream) -> Result<(), GpuError> {
         let Some(place) = &self.place else { return Ok(()) };
-        // One more than was ever waited for here: streams that are still to come past earlier waits
-        // find them over.
+        // One more than any value awaited before: streams that have yet to pass earlier waits find
+        // them ended.
         place.hold(stream, place.get().wrapping_add(1))?;
         self.is_shut = true;
         Ok(())

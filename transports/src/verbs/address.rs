@@ -1,19 +1,19 @@
-//! What a device publishes, and whether two can reach each other.
+//! Published addresses of devices, and reachability between them.
 
 use crate::contract::{AddressBlob, Cost, Reach};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 const MAGIC: [u8; 4] = *b"CRV1";
 
-/// The most IP addresses that one publishes.
+/// Maximum number of IP addresses that a device publishes.
 const MOST: usize = 8;
 
-/// Names a device among all of the job, and tells it from one that was there before.
+/// Unique name of a device in the job. It tells a device from its predecessor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DeviceKey(pub [u8; 16]);
 
 impl DeviceKey {
-    /// One that nobody else has.
+    /// Returns a new, unique key.
     ///
     /// # Errors
     /// The kernel's, if it has no random numbers.
@@ -30,7 +30,7 @@ impl DeviceKey {
     }
 }
 
-/// What a port is part of.
+/// Network of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fabric {
     /// InfiniBand: peers are found by LID within a subnet.
@@ -41,40 +41,41 @@ pub enum Fabric {
     Simulated,
 }
 
-/// Where a device is.
+/// Address of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Address {
-    /// Names the device.
+    /// Unique name of the device.
     pub key: DeviceKey,
-    /// What its port is part of.
+    /// Network of its port.
     pub fabric: Fabric,
-    /// The kernel's boot: tells machines apart.
+    /// Id of the kernel's boot, which tells machines apart.
     pub boot: [u8; 16],
     /// Its port's GID.
     pub gid: [u8; 16],
-    /// The TCP port where it is called.
+    /// TCP port on which it listens.
     pub tcp_port: u16,
-    /// Where that port is, the likeliest first.
+    /// Its IP addresses, the likeliest first.
     pub hosts: Vec<Host>,
 }
 
-/// An IP address, with the interface for those that mean something on one link only.
+/// An IP address, with a flag for addresses that are valid on one link only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Host {
     /// The address.
     pub ip: IpAddr,
-    /// Its owner's interface: of no use to others. They take their own, to which the GID belongs.
+    /// Set for a link-local address. Its owner's interface is of no use to others: callers use
+    /// their own, to which the GID belongs.
     pub is_link_local: bool,
 }
 
 impl Host {
-    /// An address.
+    /// Wraps an address.
     pub fn of(ip: IpAddr) -> Self {
         let is_link_local = matches!(ip, IpAddr::V6(ip) if ip.segments()[0] & 0xffc0 == 0xfe80);
         Self { ip, is_link_local }
     }
 
-    /// Where to dial. `interface` is the caller's, by number.
+    /// Returns the socket address to dial. `interface` is the number of the caller's own.
     pub fn at(self, port: u16, interface: u32) -> SocketAddr {
         match self.ip {
             IpAddr::V6(ip) if self.is_link_local => {
@@ -85,14 +86,14 @@ impl Host {
     }
 }
 
-/// The IP address that a GID of RoCE version 2 stands for.
+/// Returns the IP address that a GID of RoCE version 2 stands for.
 pub fn ip_of(gid: [u8; 16]) -> IpAddr {
     let ip = Ipv6Addr::from(gid);
     ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
 }
 
 impl Address {
-    /// The form that travels.
+    /// Encodes the address for peers.
     pub fn encode(&self) -> AddressBlob {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.key.0);
@@ -113,7 +114,7 @@ impl Address {
         AddressBlob(bytes)
     }
 
-    /// Reads one; `None` when it cannot be one.
+    /// Decodes an address. Returns `None` if it is malformed.
     pub fn decode(blob: &AddressBlob) -> Option<Self> {
         let (magic, rest) = blob.0.split_first_chunk::<4>()?;
         let (key, rest) = rest.split_first_chunk::<16>()?;
@@ -136,7 +137,8 @@ impl Address {
         Some(Self { key: DeviceKey(*key), fabric, boot: *boot, gid: *gid, tcp_port, hosts })
     }
 
-    /// Whether a device of this address can reach one of that.
+    /// Returns the cost of reaching a device of that address from this one, or the reason why it
+    /// is out of reach.
     pub fn reach(&self, to: &Self) -> Reach {
         let no = |why: String| Reach::No(why);
         if self.fabric != to.fabric {
@@ -170,7 +172,7 @@ impl Address {
     }
 }
 
-/// An IPv4 address of this very machine.
+/// IPv4 address of this very machine.
 pub const THIS_MACHINE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 #[cfg(test)]

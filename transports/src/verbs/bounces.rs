@@ -1,4 +1,4 @@
-//! Registered buffers through which longer messages are sent, so that they are over when the call
+//! Registered staging buffers for longer messages, so that the user's buffer is free when the call
 //! returns.
 
 use super::memory::Area;
@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 /// Bytes of a message's header on the wire.
 pub(super) const HEADER: usize = 16;
 
-/// The buffers of a device; made when the first is needed.
+/// The staging buffers of a device, allocated when the first is needed.
 #[derive(Debug)]
 pub(super) struct Bounces {
     domain: Arc<ProtectionDomain>,
@@ -24,11 +24,11 @@ pub(super) struct Bounces {
     area: OnceLock<Area>,
 }
 
-/// One of them, until it is given back.
+/// One staging buffer, until it is given back.
 #[derive(Debug)]
 pub(super) struct Bounce(u32);
 
-/// Where a filled one is, for a request.
+/// Place of a filled buffer, for a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Filled {
     pub(super) addr: u64,
@@ -37,7 +37,7 @@ pub(super) struct Filled {
 }
 
 impl Bounces {
-    /// So many, each for a message of `payload` bytes.
+    /// Creates `count` buffers, each for a message of `payload` bytes.
     pub(super) fn new(domain: Arc<ProtectionDomain>, payload: usize, count: usize) -> Self {
         let free = FreeList::new(count);
         for slot in (0..count).rev() {
@@ -47,17 +47,17 @@ impl Bounces {
         Self { domain, payload, size, count, free, area: OnceLock::new() }
     }
 
-    /// Bytes of the largest message.
+    /// Returns the bytes of the largest message.
     pub(super) fn payload(&self) -> usize {
         self.payload
     }
 
-    /// Bytes of one, with a header's.
+    /// Returns the bytes of a buffer, with the header's.
     pub(super) fn room(&self) -> usize {
         HEADER + self.payload
     }
 
-    /// A free one.
+    /// Takes a free buffer.
     pub(super) fn take(&self) -> Option<Bounce> {
         self.free.pop().map(Bounce)
     }
@@ -66,7 +66,7 @@ impl Bounces {
         self.free.push(slot);
     }
 
-    /// Fills one with a message.
+    /// Fills a buffer with a message.
     pub(super) fn fill(
         &self,
         bounce: &Bounce,
@@ -85,7 +85,7 @@ impl Bounces {
         Ok(Filled { addr: area.addr(at), len, key: area.key() })
     }
 
-    /// Puts more bytes into one, at an offset at which they have room.
+    /// Appends bytes to a buffer, at an offset where they fit.
     pub(super) fn append(
         &self,
         bounce: &Bounce,
@@ -101,14 +101,14 @@ impl Bounces {
         Ok(())
     }
 
-    /// Where the first `len` bytes of one are.
+    /// Returns the place of the first `len` bytes of a buffer.
     pub(super) fn filled(&self, bounce: &Bounce, len: usize) -> Result<Filled, VerbsError> {
         let area = self.area()?;
         let len = u32::try_from(len.min(self.size)).unwrap_or(u32::MAX);
         Ok(Filled { addr: area.addr(bounce.0 as usize * self.size), len, key: area.key() })
     }
 
-    /// Where bytes without a header are; filled from those of `with`, for a put.
+    /// Returns the place of `len` bytes without a header. For a put they are filled from `with`.
     pub(super) fn plain(
         &self,
         bounce: &Bounce,
@@ -125,7 +125,7 @@ impl Bounces {
         Ok(Filled { addr: area.addr(at), len, key: area.key() })
     }
 
-    /// Puts what came into a buffer.
+    /// Copies received bytes into a buffer.
     pub(super) fn copy_out(&self, bounce: &Bounce, buffer: &mut Buffer) {
         let (at, len) = (bounce.0 as usize * self.size, buffer.len());
         if let Some(from) = self.area.get().and_then(|area| area.part(at, len))

@@ -1,9 +1,10 @@
-//! Which device a rank takes, where it has the choice: pure.
+//! Choice of a rank's device. Pure functions.
 //!
-//! Ranks of a node share its devices out. A rank takes the nearest to its CPUs; of several that are
-//! equally near, each rank of the node takes another one. Which ranks are of a node, and in which
-//! order, says the bootstrap; that they then reach each other is up to the network, so only devices
-//! that look alike are shared out: of one kind of network, and of one rate.
+//! Ranks of a node share its devices out. A rank takes the nearest to its CPUs; of several that
+//! are equally near, each rank of the node takes another one. The bootstrap says which ranks share
+//! a node, and their order. Ranks with different devices have to reach each other over the
+//! network. So only devices that look alike are shared out: of one kind of network, and of one
+//! rate.
 
 use super::address::{Fabric, Host, ip_of};
 use super::port::{Wish, choose_gid};
@@ -12,11 +13,11 @@ use std::cmp::Reverse;
 use std::fs;
 use std::net::IpAddr;
 
-/// The devices that the user names, as a rank takes them: of several, each rank of a node has
-/// another one in front.
+/// Returns the devices that the user names, in the rank's order: of several, each rank of a node
+/// has another one in front.
 ///
 /// # Errors
-/// What is wrong with what he has written.
+/// A description of the user's mistake.
 pub(super) fn named(text: &str, place: u32) -> Result<Vec<Wish>, String> {
     let mut wishes: Vec<_> =
         text.split(',').map(|name| Wish::read(name.trim())).collect::<Result<_, _>>()?;
@@ -25,8 +26,8 @@ pub(super) fn named(text: &str, place: u32) -> Result<Vec<Wish>, String> {
     Ok(wishes)
 }
 
-/// The devices that a rank's large messages are dealt out over, by their places in `seen`: the one
-/// that it takes, and those that are as fast, as near, and of the same network.
+/// Returns the devices for a rank's large messages, as indices of `seen`. They are the one that it
+/// takes, and those of the same network that are equally fast and near.
 pub(super) fn rails(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
     let order = order(seen, near, place);
     let Some(&first) = order.first() else { return order };
@@ -36,7 +37,7 @@ pub(super) fn rails(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
     rails
 }
 
-/// By what a device is preferred to others: the least is the best.
+/// Returns the sort key of a device: the least is the best.
 fn merit(seen: &Seen, near: &[u32]) -> (bool, bool, Reverse<u32>, bool) {
     let is_far = seen.numa.is_some_and(|node| !near.is_empty() && !near.contains(&node));
     let rate = seen.best_port().map_or(0, |port| port.rate);
@@ -48,7 +49,7 @@ fn is_alike(seen: &[Seen], near: &[u32], one: usize, other: usize) -> bool {
     merit(one, near) == merit(other, near) && network(one) == network(other)
 }
 
-/// The order in which a rank would take these devices, by their places in `seen`. `near` are the
+/// Returns the order in which a rank prefers these devices, as indices of `seen`. `near` are the
 /// NUMA nodes of the CPUs that it may run on.
 pub(super) fn order(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
     let mut order: Vec<_> = (0..seen.len()).collect();
@@ -62,7 +63,7 @@ pub(super) fn order(seen: &[Seen], near: &[u32], place: u32) -> Vec<usize> {
     order
 }
 
-/// What two devices must have in common to reach each other, as far as can be seen here.
+/// Returns the properties that two devices must share to reach each other, as far as visible here.
 fn network(seen: &Seen) -> Option<(Fabric, [u8; 8], bool, bool)> {
     let SeenPort { fabric, gids, .. } = seen.best_port()?;
     let gid = choose_gid(gids, None).ok()?.gid;
@@ -72,7 +73,8 @@ fn network(seen: &Seen) -> Option<(Fabric, [u8; 8], bool, bool)> {
     Some((*fabric, subnet, host.is_link_local, matches!(host.ip, IpAddr::V4(_))))
 }
 
-/// The NUMA nodes of the CPUs that this thread may run on; empty where the kernel does not say.
+/// Returns the NUMA nodes of the CPUs that this thread may run on; empty if the kernel does not
+/// say.
 pub(super) fn nodes_of_this_thread() -> Vec<u32> {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
     let Ok(entries) = fs::read_dir("/sys/devices/system/node") else { return Vec::new() };
@@ -88,7 +90,7 @@ pub(super) fn nodes_of_this_thread() -> Vec<u32> {
     nodes
 }
 
-/// CPUs as the kernel lists them: `0-3,8`. Those that a set of CPUs cannot have are left out.
+/// Parses CPUs as the kernel lists them: `0-3,8`. Numbers beyond a CPU set are left out.
 fn cpus_of(list: &str) -> impl Iterator<Item = usize> {
     let most = rustix::thread::CpuSet::MAX_CPU - 1;
     list.trim().split(',').flat_map(move |range| {

@@ -1,8 +1,7 @@
 //! A buffer that a peer may write to and read from, one chunk after the other.
 //!
-//! Each chunk has a registration of its own, which is what takes time: so a long buffer is not
-//! registered whole before its first byte moves, and of what is on its way no more is pinned than
-//! the chunks that are shown.
+//! Each chunk has a registration of its own, since registering takes time. So a long buffer is not
+//! registered whole before its first byte moves, and only the chunks that are shown are pinned.
 
 use super::memory::addresses;
 use super::rails::Rail;
@@ -11,15 +10,16 @@ use super::transfers::{PlaceKey, kind_of};
 use crate::contract::{ExposedChunks, RemotePlace};
 use crate::mem::Buffer;
 
-/// See the [module](self). Host memory only: of a GPU's allocation one registration is kept.
+/// See the [module](self). Host memory only: a GPU's allocation has one registration, which is
+/// kept.
 #[derive(Debug)]
 pub(super) struct ShownChunks {
     // Before the memory that they are about.
     shown: Vec<Shown>,
-    /// The NICs that chunks are dealt out over, the first in front; and which is next.
+    /// NICs that chunks are spread over, the first in front, and the index of the next.
     rails: Vec<Rail>,
     turn: usize,
-    /// Where the buffer begins, and its length.
+    /// Address of the buffer, and its length.
     base: usize,
     len: usize,
     buffer: Buffer,
@@ -27,7 +27,7 @@ pub(super) struct ShownChunks {
 
 #[derive(Debug)]
 struct Shown {
-    /// Where in the buffer it begins.
+    /// Offset of the chunk in the buffer.
     at: usize,
     rail: u8,
     _memory: MemoryRegion,
@@ -35,7 +35,7 @@ struct Shown {
 
 impl ShownChunks {
     /// # Errors
-    /// It is not host memory that can be written and stays where it is. With the buffer.
+    /// It is no writable host memory that stays in place. Returned with the buffer.
     pub(super) fn of(
         rails: Vec<Rail>,
         mut buffer: Buffer,
@@ -52,8 +52,8 @@ impl ShownChunks {
         Ok(Box::new(Self { shown, rails, turn: 0, base, len, buffer }))
     }
 
-    /// The NIC for the next chunk, of those that are connected by now: the one that has the fewest,
-    /// and of several each in its turn. `None`: there is none at all.
+    /// Returns the NIC for the next chunk: the connected one with the fewest chunks, and of
+    /// several each in turn. `None`: no NIC is connected.
     fn next(&mut self) -> Option<&Rail> {
         let count = self.rails.len();
         let load = |&at: &usize| {
@@ -76,7 +76,7 @@ impl ExposedChunks for ShownChunks {
         let (base, kind) = (self.base, self.buffer.kind());
         let rail = self.next().ok_or("there is no NIC for it")?;
         let start = std::ptr::with_exposed_provenance_mut(base + at);
-        // SAFETY: it lies in the buffer, which is kept, and not looked at, until the registration
+        // SAFETY: it lies in the buffer, which is kept, and not accessed, until the registration
         // has ended.
         let memory = unsafe { rail.shared.registrations.register((start, len), kind, access) }?;
         let key = PlaceKey::of_chunk(memory.rkey(), rail.number);

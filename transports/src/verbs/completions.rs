@@ -1,4 +1,4 @@
-//! What a completion means.
+//! Meaning of completions.
 
 use super::device::Polling;
 use super::entries::Phase;
@@ -17,7 +17,7 @@ use super::wr_id::WrId;
 use crate::contract::{Batch, DownCause, Event, Payload, SmallArrival};
 
 impl Polling {
-    /// What the completion at a place of `space` means.
+    /// Handles the completion at an index of `space`.
     #[inline(always)]
     pub(super) fn complete_at(&mut self, at: usize, batch: &mut Batch) {
         if !self.arrived_short(at, batch) {
@@ -26,7 +26,7 @@ impl Polling {
         }
     }
 
-    /// Takes a short message in, if it is one that came by itself: the path of most.
+    /// Takes a message in, if it is short and came by itself: the most frequent path.
     #[inline(always)]
     fn arrived_short(&mut self, at: usize, batch: &mut Batch) -> bool {
         let Self { space, entries, receives, owing, .. } = self;
@@ -57,7 +57,7 @@ impl Polling {
                 }
             }
             WrId::Transfer { connection, sequence } => self.transferred(connection, sequence),
-            // What was sent before it has arrived.
+            // The messages sent before it have arrived.
             WrId::Bye { connection } => self.parted(connection),
             WrId::Last { connection } => self.drained(connection),
             WrId::Unknown => {}
@@ -70,9 +70,9 @@ impl Polling {
         };
         let (index, from) = (entry.connection.index, entry.connection.peer);
         let has_word = completion.wc_flags & IBV_WC_WITH_IMM != 0;
-        // SAFETY: the flag says that it is an immediate; any four bytes are good.
+        // SAFETY: the flag says that it is an immediate; any four bytes are valid.
         let word = has_word.then(|| u32::from_be(unsafe { completion.anon_1.imm_data }));
-        // A write with an immediate takes a receive, too, and leaves in it what was there before.
+        // A write with an immediate takes a receive, too, and leaves its memory as it was.
         let is_message = completion.opcode == IBV_WC_RECV;
         if let Some(word) = word.filter(|word| *word != TOGETHER || !is_message) {
             return self.told(slot, index, word);
@@ -108,8 +108,8 @@ impl Polling {
         }
     }
 
-    /// Takes messages out that came together, as many as the batch has room for. Nothing that came
-    /// later is looked at before all were.
+    /// Takes messages of one request out, up to the room of the batch. Later completions wait
+    /// until all are taken.
     pub(super) fn take_out(&mut self, batch: &mut Batch) {
         let Some(opened) = &mut self.opened else { return };
         let index = opened.connection;
@@ -132,7 +132,7 @@ impl Polling {
         }
     }
 
-    /// Something that is said between devices.
+    /// Handles a word between devices.
     #[cold]
     fn told(&mut self, slot: u32, index: u32, word: u32) {
         self.receives.again(slot);
@@ -143,7 +143,7 @@ impl Polling {
         }
     }
 
-    /// An operation on a peer's memory is over.
+    /// Notes that an operation on a peer's memory has ended.
     fn transferred(&mut self, index: u32, sequence: u32) {
         let Some(entry) = self.entries.get(index) else { return };
         entry.connection.complete(sequence);
@@ -154,15 +154,15 @@ impl Polling {
 
     #[cold]
     fn parted(&mut self, index: u32) {
-        // An older one of this number would have been flushed before its number was used again.
+        // A stale one of this number would have been flushed before its number was reused.
         if self.entries.get(index).is_some_and(|entry| entry.phase == Phase::Leaving) {
             // Through the error state: receives that the peer's messages have taken must come back
-            // before the queue pair goes.
+            // before the queue pair is destroyed.
             self.end(index, DownCause::Closed);
         }
     }
 
-    /// A request has failed, or comes back from a queue pair that has.
+    /// Handles a request that has failed, or was flushed by a failed queue pair.
     #[cold]
     fn failed(&mut self, completion: &ibv_wc) {
         let index = match WrId::decode(completion.wr_id) {
@@ -170,8 +170,8 @@ impl Polling {
                 self.receives.again(slot);
                 self.entries.of_queue_pair(completion.qp_num).map(|entry| entry.connection.index)
             }
-            // What it held is given back when the queue pair is gone: nothing is over because it
-            // has failed.
+            // The resources are released when the queue pair is gone: a failed request may still
+            // use them.
             WrId::Send { connection, .. }
             | WrId::Transfer { connection, .. }
             | WrId::Bye { connection } => Some(connection),
@@ -185,8 +185,7 @@ impl Polling {
             index,
             "a request failed"
         );
-        // Which of several was the first to fail does not come first from every device: a flush is
-        // the last to be believed.
+        // Not every device reports the first failure first. A flush is the least informative.
         let cause = match completion.status {
             IBV_WC_WR_FLUSH_ERR => {
                 DownCause::Gone("its queue pair went into the error state".into())
@@ -196,7 +195,7 @@ impl Polling {
         self.end(index, cause);
     }
 
-    /// What has become of the peer when a request ends so.
+    /// Returns the cause of a connection's end for the status of a failed request.
     fn cause(&self, status: u32) -> DownCause {
         match status {
             IBV_WC_RETRY_EXC_ERR => DownCause::Gone(self.shared.why_no_answer()),
@@ -204,7 +203,7 @@ impl Polling {
         }
     }
 
-    /// What the completions that have come so far say of a queue pair's failure.
+    /// Returns the cause of a queue pair's failure, from the completions so far.
     #[cold]
     fn told_by_completions(&mut self, queue_pair: u32) -> Option<DownCause> {
         loop {
@@ -224,14 +223,14 @@ impl Polling {
         self.stash.iter().find(says_why).map(|completion| self.cause(completion.status))
     }
 
-    /// Takes in what the NIC tells.
+    /// Reads the NIC's events.
     #[cold]
     pub(super) fn hear_nic(&mut self) {
         let shared = self.shared.clone();
         shared.hear();
     }
 
-    /// Heeds what it has told.
+    /// Handles the NIC's events.
     pub(super) fn heed_nic(&mut self) {
         for event in self.shared.told_since(&mut self.heard) {
             let name = self.shared.context.verbs().event_name(event.kind);
@@ -244,7 +243,7 @@ impl Polling {
                     if let Some(index) =
                         self.entries.of_queue_pair(number).map(|entry| entry.connection.index)
                     {
-                        // A completion says more, and a thread that has slept hears of the event
+                        // A completion says more, and a thread that has slept sees the event
                         // first.
                         let cause = self.told_by_completions(number);
                         let gave_up =
@@ -277,7 +276,7 @@ impl Polling {
     }
 }
 
-/// The same, as far as the status alone tells.
+/// Returns the cause for a status alone.
 fn cause(status: u32) -> DownCause {
     let gone = |why: &str| DownCause::Gone(why.to_owned());
     match status {

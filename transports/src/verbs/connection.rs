@@ -1,5 +1,5 @@
-//! A reliable queue pair to one peer's device, as the device that looks after it and the link that
-//! sends through it both see it.
+//! A reliable queue pair to one peer's device, shared by the device that serves it and the link
+//! that sends through it.
 
 use super::address::DeviceKey;
 use super::bounces::Bounces;
@@ -30,12 +30,12 @@ pub(super) struct Connection {
     pub(super) device: DeviceKey,
     state: AtomicU8,
     down: OnceLock<DownCause>,
-    /// Links through it that are gone: the device is to look after it.
+    /// Links through it that are gone, until the device takes note.
     unwanted: AtomicU32,
-    /// The device's.
+    /// The device's signals.
     signs: Arc<Signs>,
     packet_size: usize,
-    /// Sequence number of the last request that is known to be over; written by the poller.
+    /// Sequence number of the last request that is known to be complete; written by the poller.
     completed: CachePadded<AtomicU32>,
     // Before the words: a request may read them.
     sending: BiasedLock<Sending>,
@@ -67,18 +67,18 @@ impl Connection {
         }
     }
 
-    /// One of its links has gone.
+    /// Notes that one of its links has gone.
     pub(super) fn lose_link(&self) {
         self.unwanted.fetch_add(1, Ordering::AcqRel);
         self.signs.tell_news();
     }
 
-    /// How many of its links have gone since this was last asked.
+    /// Returns the number of its links that have gone since the last call.
     pub(super) fn lost_links(&self) -> u32 {
         self.unwanted.swap(0, Ordering::AcqRel)
     }
 
-    /// The rank and its device.
+    /// Returns the rank and its device.
     pub(super) fn whom(&self) -> (PeerId, DeviceKey) {
         (self.peer, self.device)
     }
@@ -98,34 +98,34 @@ impl Connection {
         self.state.load(Ordering::Acquire) == DOWN
     }
 
-    /// How it ended.
+    /// Returns the cause of its end.
     pub(super) fn down(&self) -> Option<&DownCause> {
         self.down.get()
     }
 
-    /// The queue pair, while there is one.
+    /// Returns the queue pair, until it is closed.
     pub(super) fn queue(&self) -> Option<Arc<QueuePair>> {
         self.sending.lock().queue().cloned()
     }
 
-    /// The peer's end is known.
+    /// Stores the peer's end.
     pub(super) fn open(&self, end: &End) {
         self.sending.lock().open(end);
     }
 
-    /// Messages may be sent.
+    /// Allows messages to be sent.
     pub(super) fn set_up(&self) {
         self.state.store(UP, Ordering::Release);
     }
 
-    /// Requests up to this one are over.
+    /// Notes that requests up to this one are complete.
     #[inline(always)]
     pub(super) fn complete(&self, sequence: u32) {
         self.completed.store(sequence, Ordering::Release);
     }
 
-    /// Sends a message of host memory that a packet can hold. Written out, as `begin` is not:
-    /// shared, it takes 25 instructions more.
+    /// Sends a message of host memory that a packet can hold. Written out instead of by `begin`,
+    /// which would take 25 instructions more.
     #[inline]
     pub(super) fn send(&self, header: Header, bytes: MemRef<'_>) -> Result<Submit, SubmitError> {
         if !self.is_up() {
@@ -134,7 +134,7 @@ impl Connection {
         let Some(mut sending) = self.sending.try_lock() else {
             return Ok(Submit::Busy(Busy::Lock));
         };
-        // Again: it may have ended while the lock was another's.
+        // Checked again: it may have ended while another thread held the lock.
         if !self.is_up() {
             return self.not_up();
         }
@@ -143,7 +143,7 @@ impl Connection {
         self.told(sent.map(|()| Submit::Done))
     }
 
-    /// The same of one behind which others follow at once.
+    /// As [`send`](Self::send), for a message behind which others follow at once.
     pub(super) fn send_with_more(
         &self,
         header: Header,
@@ -214,7 +214,8 @@ impl Connection {
         self.begin(|sending, completed| sending.put_chunk(to, what, completed, registrations))
     }
 
-    /// The operations on memory that are over. `None`: another thread is sending, ask again.
+    /// Returns the operations on memory that have ended. `None`: another thread is sending, try
+    /// again.
     pub(super) fn ended(&self) -> Option<Vec<Over>> {
         let mut sending = self.sending.try_lock()?;
         Some(sending.ended(self.completed.load(Ordering::Acquire), &self.bounces))
@@ -241,7 +242,7 @@ impl Connection {
         }
     }
 
-    /// The device will find it broken off, and end it.
+    /// Breaks the connection off. The device will notice, and end it.
     #[cold]
     pub(super) fn break_off(&self, cause: DownCause) -> SubmitError {
         let cause = self.set_down(cause);
@@ -259,16 +260,16 @@ impl Connection {
         }
     }
 
-    /// Tells the peer how many messages were taken in. Whether that is over and done with, and not
-    /// to be tried again.
+    /// Tells the peer how many messages were taken in. Returns `false` if the caller has to try
+    /// again.
     pub(super) fn credit(&self, taken: u64) -> bool {
         let Some(mut sending) = self.sending.try_lock() else { return false };
         let said = sending.credit(taken, self.completed.load(Ordering::Acquire), &self.words);
-        // A queue pair that takes no request is broken off: there is nobody to tell any more.
+        // A queue pair that takes no request is broken off, so that no credit is needed any more.
         !matches!(self.told(said.map(|()| Submit::Done)), Ok(Submit::Busy(_)))
     }
 
-    /// Sends off the messages that wait for more. Whether that is over and done with.
+    /// Sends the messages that wait for more. Returns `false` if the caller has to try again.
     pub(super) fn send_off(&self) -> bool {
         let Some(mut sending) = self.sending.try_lock() else { return false };
         if !self.is_up() {
@@ -280,14 +281,14 @@ impl Connection {
         !matches!(self.told(sent.map(|()| Submit::Done)), Ok(Submit::Busy(_)))
     }
 
-    /// Notes how it ended, the first time, and takes no more messages. What it ended by.
+    /// Stores the cause of the end, the first time, and stops messages. Returns the first cause.
     pub(super) fn set_down(&self, cause: DownCause) -> DownCause {
         let _ = self.down.set(cause.clone());
         self.state.store(DOWN, Ordering::Release);
         self.down.get().cloned().unwrap_or(cause)
     }
 
-    /// Sends the last message. Whether its end is to be waited for.
+    /// Sends the last message. Returns `true` if its completion has to be awaited.
     pub(super) fn say_bye(&self) -> bool {
         let mut sending = self.sending.lock();
         let was_up = self.is_up();
@@ -295,13 +296,13 @@ impl Connection {
         was_up && sending.bye(&self.bounces)
     }
 
-    /// Ends the queue pair. Whether there is something to wait for.
+    /// Ends the queue pair. Returns `true` if a completion has to be awaited.
     pub(super) fn fail(&self, was_up: bool) -> bool {
         self.sending.lock().fail(was_up)
     }
 
-    /// Lets go of the queue pair. The operations on memory that were over and not told of, and
-    /// those that were not over.
+    /// Closes the queue pair. Returns the operations on memory that had ended without a report,
+    /// and those that had not ended.
     pub(super) fn close(&self) -> (Vec<Over>, Vec<(OpToken, Buffer)>) {
         let mut sending = self.sending.lock();
         let over = sending.ended(self.completed.load(Ordering::Acquire), &self.bounces);

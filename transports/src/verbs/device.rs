@@ -1,5 +1,5 @@
-//! The completion queue of a device, and whatever has to be looked after: calls, ends, and what the
-//! NIC tells besides.
+//! The completion queue of a device, and its upkeep: calls, ends of connections, and the NIC's
+//! events.
 
 use super::address::{Address, DeviceKey, Fabric, Host, THIS_MACHINE, ip_of};
 use super::bounces::Bounces;
@@ -42,14 +42,14 @@ const RAIL: u64 = 3;
 pub(super) const CALL: u64 = 1 << 32;
 pub(super) const STRANGER: u64 = 2 << 32;
 
-/// Completions that are looked at in one go.
+/// Completions that one poll of the queue takes.
 const AT_ONCE: usize = 16;
 
-/// Buffers for copied messages that do not go inline.
+/// Staging buffers for copied messages that do not go inline.
 const BOUNCES: usize = 32;
 
-/// How long closing waits until what was sent has arrived, where the peer's memory has no room for
-/// it.
+/// Time for which closing waits for sent messages to arrive, if the peer's memory has no room for
+/// them.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// See the [module](self).
@@ -61,50 +61,50 @@ pub(super) struct RdmaDevice {
     polling: BiasedLock<Polling>,
     /// This rank's further NICs.
     pub(super) rails: Rails,
-    /// Something has to be looked after at the next poll.
+    /// Set if the next poll has upkeep to do.
     attention: AtomicBool,
     signs: Arc<Signs>,
-    /// A fork has its memory, and not its queue pairs.
+    /// A forked child has its memory, but not its queue pairs.
     owner: Owner,
 }
 
-/// What only the poller touches.
+/// State that only the poller touches.
 pub(super) struct Polling {
     pub(super) shared: Arc<Shared>,
     pub(super) key: DeviceKey,
     pub(super) entries: Entries,
     pub(super) strangers: Strangers,
-    /// Connections whose peers are to be called when this process has what it takes, and what came
-    /// of the last call.
+    /// Connections whose peers are called again once this process has the resources, with the
+    /// error of the last call.
     pub(super) undialled: Vec<(u32, String)>,
     pub(super) receives: Receives,
     pub(super) queue: Arc<CompletionQueue>,
     pub(super) bounces: Arc<Bounces>,
-    /// Completions that the queue has room for, and those that may be outstanding.
+    /// Completions for which the queue has room, and those that may be outstanding.
     pub(super) reserved: u32,
-    /// What those who send let it know.
+    /// Signals from senders.
     pub(super) signs: Arc<Signs>,
-    /// What is to be told.
+    /// Events to report.
     pub(super) pending: VecDeque<Event>,
-    /// Connections whose peers are to be told of messages taken in.
+    /// Connections that owe their peers credits for messages taken in.
     pub(super) owing: Vec<u32>,
-    /// What is to be ended when the completion queue is found empty.
+    /// Ends that are due when the completion queue is found empty.
     pub(super) partings: Partings,
-    /// Why nothing goes any more.
+    /// The reason why the device has failed.
     pub(super) broken: Option<String>,
-    /// Where completions are put for being looked at.
+    /// Space for completions that are polled.
     pub(super) space: Box<[ibv_wc; AT_ONCE]>,
-    /// Connections whose operations on memory are over, and to be told of.
+    /// Connections with ended operations on memory that are not reported yet.
     pub(super) ending: Vec<u32>,
-    /// Messages that came together, and were not all told of so far.
+    /// Messages of one request that are not all reported yet.
     pub(super) opened: Option<Opened>,
-    /// Completions for which the batch had no room, or that were found when it was looked
-    /// whether one may sleep, or why a queue pair has failed.
+    /// Completions for which the batch had no room, or that were polled before sleeping, or for
+    /// the cause of a queue pair's failure.
     pub(super) stash: VecDeque<ibv_wc>,
     pub(super) listener: Option<TcpListener>,
     pub(super) epoll: OwnedFd,
     upkeep: Upkeep,
-    /// How many of the domain's events were looked at.
+    /// Number of the domain's events that were handled.
     pub(super) heard: usize,
     closed: bool,
 }
@@ -121,9 +121,9 @@ impl RdmaDevice {
         let system =
             |error: std::io::Error| failed("its sockets could not be made", error.to_string());
         let port = &shared.port;
-        // Half of the packets at most: the other half is the runtime's.
+        // Half of the packets at most: the runtime needs the other half.
         let half = u32::try_from(packets.limit() / 2).unwrap_or(u32::MAX);
-        // And half of the completions: the other half is for what is sent.
+        // Half of the completions at most: the other half is for sends.
         let most = port.most_receives.min(port.most_completions / 2);
         let depth = shared.options.receives.min(half).min(most).max(1);
         let completions = CompletionChannel::create(&shared.context).map_err(verbs)?;
@@ -133,7 +133,7 @@ impl RdmaDevice {
         let bounces =
             Arc::new(Bounces::new(shared.protection.clone(), shared.options.packet_size, BOUNCES));
         let mut receives = Receives::new(&shared.protection, depth, packets).map_err(verbs)?;
-        // Now, and not when the first message comes: a NIC that cannot receive is to be known at
+        // Posted now, not with the first message, so that a NIC that cannot receive is known at
         // the start.
         receives.refill(|_| {});
         receives.post();
@@ -205,8 +205,8 @@ impl RdmaDevice {
         }))
     }
 
-    /// A link has gone. Where another thread polls, or this one is within a poll, the next poll
-    /// looks after it.
+    /// Ends connections that lost their last link. If another thread polls, or this one is within
+    /// a poll, the next poll does so.
     pub(super) fn link_has_gone(&self) {
         if !self.owner.is_here() {
             return;
@@ -217,8 +217,7 @@ impl RdmaDevice {
         }
     }
 
-    /// What is done now and then, whether anybody asks for it or not. Not inlined: what is counted
-    /// for a message is without this.
+    /// Runs the periodic upkeep. Not inlined: the instruction count of a message excludes it.
     #[cold]
     #[inline(never)]
     fn look_by_the_clock(&self, polling: &mut Polling, batch: &mut Batch) {
@@ -226,7 +225,7 @@ impl RdmaDevice {
         polling.tell(batch);
     }
 
-    /// Looks at the epoll set, and at what other threads have left.
+    /// Handles the ready descriptors of the epoll set, and the requests of other threads.
     #[cold]
     fn look_after(&self, polling: &mut Polling) {
         if polling.closed {
@@ -246,19 +245,19 @@ impl RdmaDevice {
                 STRANGER => polling.hear_stranger(number),
                 _ if name == COMPLETIONS => self.woken(),
                 _ if name == ASYNC => polling.hear_nic(),
-                // All of them are looked at below.
+                // All rails are polled below.
                 _ if name == RAIL => {}
                 _ => polling.accept(),
             }
         }
-        // Of another device of this domain, perhaps.
+        // They may come from another device of this domain.
         polling.heed_nic();
         if !self.rails.devices().is_empty() {
             self.poll_rails(polling);
         }
     }
 
-    /// Looks at this rank's further NICs, at the next poll again if something is under way there.
+    /// Polls this rank's further NICs, and again at the next poll if chunks are in flight there.
     fn poll_rails(&self, polling: &mut Polling) {
         self.rails.poll(polling);
         if self.rails.are_busy() {
@@ -270,12 +269,12 @@ impl RdmaDevice {
         &self.address
     }
 
-    /// At the next poll.
+    /// Has the next poll look at the rails.
     pub(super) fn look_at_rails(&self) {
         self.attention.store(true, Ordering::Release);
     }
 
-    /// A link to a peer's device of that address.
+    /// Returns a link to a peer's device of that address.
     pub(super) fn link_to(&self, to: &AddressBlob, peer: PeerId) -> Result<RdmaLink, SubmitError> {
         let (to, further) = rails::split(to).ok_or(SubmitError::Address(to.0.len()))?;
         let mut polling = self.polling.lock();
@@ -289,8 +288,8 @@ impl RdmaDevice {
         Ok(RdmaLink { connection, device, shared, ways })
     }
 
-    /// The queue has told of completions, once for all who sleep: that is taken when the last of
-    /// them is up. No thread goes to sleep meanwhile, as `arm` takes the lock.
+    /// Takes the queue's events when no thread sleeps any more: one event wakes all sleepers. No
+    /// thread goes to sleep meanwhile, as `arm` takes the lock.
     fn woken(&self) {
         if !self.signs.gathered.is_asleep() {
             self.completions.take_events();
@@ -302,7 +301,7 @@ fn is_completion(event: &Event) -> bool {
     matches!(event, Event::Completion { .. })
 }
 
-/// Where calls are waited for.
+/// Returns the address to listen at.
 fn at(shared: &Shared) -> Option<SocketAddr> {
     let ip = match shared.port.fabric {
         Fabric::Simulated => THIS_MACHINE,
@@ -312,7 +311,7 @@ fn at(shared: &Shared) -> Option<SocketAddr> {
     Some(Host::of(ip).at(0, shared.port.interface))
 }
 
-/// What is published of it.
+/// Returns the addresses that are published.
 fn hosts(shared: &Shared) -> Vec<Host> {
     match at(shared).map(|address| address.ip()) {
         Some(IpAddr::V6(ip)) => vec![Host::of(IpAddr::V6(ip))],
@@ -322,13 +321,13 @@ fn hosts(shared: &Shared) -> Vec<Host> {
 }
 
 impl Polling {
-    /// Watches a descriptor: an edge for each change, since what is there is read to its end.
+    /// Watches a descriptor: edge-triggered, since its input is always read to the end.
     pub(super) fn watch(&self, fd: BorrowedFd<'_>, name: u64) -> rustix::io::Result<()> {
         let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(&self.epoll, fd, EventData::new_u64(name), changes)
     }
 
-    /// Takes completions off the queue, as many as the batch has room for.
+    /// Takes completions off the queue, up to the room of the batch.
     #[inline]
     fn poll(&mut self, batch: &mut Batch) {
         self.make_good();
@@ -348,7 +347,7 @@ impl Polling {
             match self.queue.poll(&mut self.space[..room]).map(<[_]>::len) {
                 Ok(count) => {
                     for at in 0..count {
-                        // Of those that came together there may have been more than one each.
+                        // Messages of one request may have filled the batch.
                         if batch.is_full() {
                             self.stash.extend(&self.space[at..count]);
                             break;
@@ -372,9 +371,8 @@ impl Polling {
         self.tell(batch);
     }
 
-    /// What messages that were taken in have left to be done: receives to be posted again, credits
-    /// to be given back. By the next poll, since nobody waits for it as those do who wait for the
-    /// messages, and for the answers to them.
+    /// Reposts receives and returns credits of messages taken in. It is left to the next poll: the
+    /// messages, and the answers to them, are more urgent.
     #[inline(always)]
     fn make_good(&mut self) {
         if self.receives.is_hungry() {
@@ -396,19 +394,19 @@ impl Polling {
         }
     }
 
-    /// Sends off the messages that wait for more.
+    /// Sends the messages that wait for more.
     #[cold]
     fn send_off(&mut self) {
         for index in self.signs.gathered.take_up() {
             let Some(entry) = self.entries.get(index) else { continue };
             if !entry.connection.send_off() {
-                // This is the poller: nobody has to be woken for it.
+                // This is the poller, so no thread has to be woken.
                 let _ = self.signs.gathered.put(index);
             }
         }
     }
 
-    /// Tells of operations on memory that are over.
+    /// Reports operations on memory that have ended.
     #[cold]
     fn end_transfers(&mut self) {
         let Self { entries, pending, ending, .. } = self;
@@ -420,7 +418,7 @@ impl Polling {
         });
     }
 
-    /// Tells what is to be told, as far as there is room.
+    /// Moves pending events into the batch, as far as there is room.
     fn tell(&mut self, batch: &mut Batch) {
         while !batch.is_full()
             && let Some(event) = self.pending.pop_front()
@@ -442,14 +440,14 @@ impl Polling {
         }
     }
 
-    /// The completion queue cannot be read any more.
+    /// Gives the device up: the completion queue cannot be read any more.
     #[cold]
     pub(super) fn lose(&mut self, why: &str) {
         self.lose_everybody(why);
         self.part();
     }
 
-    /// A message of a connection was taken in, and its place is there again.
+    /// Counts a message of a connection that was taken in, and whose receive is available again.
     pub(super) fn credit(&mut self, index: u32) {
         if let Some(entry) = self.entries.get(index) {
             entry.take_in(&mut self.owing);
@@ -470,7 +468,7 @@ impl Polling {
         });
     }
 
-    /// Whether a poll would find something, as far as is known.
+    /// Returns `true` if a poll would find something, as far as is known.
     fn has_something(&mut self) -> bool {
         if !self.stash.is_empty()
             || !self.pending.is_empty()
@@ -530,7 +528,7 @@ impl Device for RdmaDevice {
         self.attention.store(true, Ordering::Relaxed);
         let asked = polling.queue.request_notification();
         polling.make_good();
-        // Receives that were not worth a doorbell may be what the peer waits for.
+        // The peer may wait for receives that were not worth a doorbell.
         polling.receives.post();
         if asked.is_err() || polling.has_something() || !self.rails.arm() {
             self.signs.gathered.wake();
@@ -556,8 +554,7 @@ impl Device for RdmaDevice {
         for index in polling.entries.numbers() {
             polling.leave(index);
         }
-        // Messages that arrive meanwhile are dropped. The polls that follow tell how operations
-        // ended.
+        // Messages that arrive meanwhile are dropped. Later polls report the ended operations.
         let (mut batch, mut ended) = (Batch::new(AT_ONCE), VecDeque::new());
         let until = Instant::now() + LINGER;
         while !polling.entries.is_empty() && Instant::now() < until {
@@ -578,27 +575,27 @@ impl Device for RdmaDevice {
             );
         }
         polling.shut();
-        // Behind the first one, so that peers hear of its end first.
+        // After the first NIC, so that peers learn of its end first.
         self.rails.devices().iter().for_each(|rail| rail.close());
         self.poll_rails(&mut polling);
     }
 }
 
 impl Polling {
-    /// Lets go of everything.
+    /// Releases everything.
     fn shut(&mut self) {
         self.closed = true;
         for index in self.entries.numbers() {
             self.finish(index);
         }
-        // Each operation that was posted has its completion all the same.
+        // Each posted operation is still completed.
         self.pending.retain(is_completion);
         self.stash.clear();
         self.opened = None;
         self.partings.clear();
         self.strangers = Strangers::default();
         self.listener = None;
-        // All queue pairs are gone: nothing is received into packets any more.
+        // All queue pairs are gone: no packet is received into any more.
         self.receives.close();
     }
 }

@@ -21,14 +21,14 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Events that are remembered for devices that have not looked so far; of more, the last.
+/// Number of events kept for devices that have not read them yet. Of more, the last are kept.
 const REMEMBERED: usize = 1024;
 
-/// What the NIC has told.
+/// Events of the NIC.
 #[derive(Debug)]
 struct Told<T> {
     last: VecDeque<T>,
-    /// How many there were before these.
+    /// Number of events before these.
     forgotten: usize,
 }
 
@@ -45,7 +45,7 @@ impl<T: Clone> Told<T> {
         self.last.push_back(event);
     }
 
-    /// Those after the first `known`, as far as they are remembered. Then all are known.
+    /// Returns the kept events after the first `known`, and sets `known` to the number of all.
     fn since(&self, known: &mut usize) -> Vec<T> {
         let news = self.last.iter().skip(known.saturating_sub(self.forgotten)).cloned().collect();
         *known = self.forgotten + self.last.len();
@@ -56,7 +56,7 @@ impl<T: Clone> Told<T> {
 const RAIL_RECEIVES: u32 = 8;
 const RAIL_PACKETS: usize = 16;
 
-/// What the devices of a domain share.
+/// State that the devices of a domain share.
 pub(super) struct Shared {
     pub(super) name: &'static str,
     pub(super) context: Arc<Context>,
@@ -66,9 +66,9 @@ pub(super) struct Shared {
     pub(super) port: Port,
     pub(super) options: Options,
     pub(super) identity: Identity,
-    /// The kernel's boot.
+    /// Id of the kernel's boot.
     pub(super) boot: [u8; 16],
-    /// Whether the GID is an IP address at which this machine can be called.
+    /// Set if the GID is an IP address at which this machine can be called.
     pub(super) is_routed: bool,
     told: Mutex<Told<AsyncEvent>>,
 }
@@ -80,7 +80,7 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Takes in what the NIC has told since.
+    /// Reads the NIC's new events.
     pub(super) fn hear(&self) {
         loop {
             match self.context.async_event() {
@@ -93,7 +93,7 @@ impl Shared {
         }
     }
 
-    /// Why a peer's NIC has not answered, as far as this side can tell.
+    /// Explains why a peer's NIC has not answered, as far as this side can tell.
     #[cold]
     pub(super) fn why_no_answer(&self) -> String {
         match self.own_trouble() {
@@ -106,8 +106,8 @@ impl Shared {
         }
     }
 
-    /// What is wrong with this rank's own port: where a connection breaks off it may be that, and
-    /// not the peer.
+    /// Describes a failure of this rank's own port, which may break a connection off instead of
+    /// the peer.
     #[cold]
     pub(super) fn own_trouble(&self) -> Option<String> {
         let (device, port) = (self.context.name(), self.port.number);
@@ -123,7 +123,7 @@ impl Shared {
         }
     }
 
-    /// What it has told after the first `known`, which are all from then on.
+    /// Returns the NIC's events after the first `known`, and sets `known` to the number of all.
     pub(super) fn told_since(&self, known: &mut usize) -> Vec<AsyncEvent> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).since(known)
     }
@@ -132,14 +132,14 @@ impl Shared {
 /// See the [module](self).
 pub(super) struct RdmaDomain {
     shared: Arc<Shared>,
-    /// Further ports, which large messages are dealt out over as well.
+    /// Further ports for large messages.
     rails: Vec<Arc<Shared>>,
     caps: Caps,
 }
 
 impl RdmaDomain {
-    /// Opens the first of the `devices`, unless the options name others, and as many of the further
-    /// ones as the options allow.
+    /// Opens the first of the `devices`, unless the options name others, and further ones up to
+    /// the limit of the options.
     pub(super) fn open(
         source: (&Arc<Verbs>, &'static str, bool),
         devices: &[String],
@@ -217,7 +217,7 @@ impl Shared {
     }
 }
 
-/// The port that is wished for, or the first that is active, and its GID.
+/// Returns the port that is asked for, or the first active one, with its GID.
 fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port, GidKind), String> {
     let told = |error: VerbsError| error.to_string();
     let attr = context.device_attr().map_err(told)?;
@@ -276,12 +276,12 @@ fn port(context: &Arc<Context>, wish: &Wish, options: &Options) -> Result<(Port,
     Err(format!("no port is active: {down}see `ip link` and `rdma link`"))
 }
 
-/// Whether a device does atomic operations, as a responder and as a requester.
+/// Checks that a device does atomic operations, as a responder and as a requester.
 fn atomics(attr: &ibv_device_attr) -> Result<(), String> {
     if attr.atomic_cap == IBV_ATOMIC_NONE {
         return Err("the NIC does no atomic operations (its atomic_cap is IBV_ATOMIC_NONE)".into());
     }
-    // Both directions: its queue pair is also joined to those of others, and to itself.
+    // Both directions: its queue pair is also joined to others, and to itself.
     match attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom) {
         ..1 => {
             Err("the NIC's queue pairs have no room for atomic operations (max_qp_rd_atom is 0)"
@@ -329,7 +329,7 @@ impl Domain for RdmaDomain {
         }
         let mut rails = Vec::new();
         for shared in &self.rails {
-            // Nothing but the end of a connection is received there.
+            // Only the end of a connection is received there.
             let packets =
                 PacketPool::new(Arc::new(HostAllocator), shared.options.packet_size, RAIL_PACKETS);
             rails.push(RdmaDevice::open(shared.clone(), Arc::new(packets), Vec::new())?);

@@ -9,76 +9,76 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// How far a connection is.
+/// Progress of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// This side calls, and was not challenged so far.
+    /// This side calls, and was not challenged yet.
     Calling,
-    /// It has introduced itself.
+    /// This side has introduced itself.
     Introduced,
-    /// The other side calls, too, and that call counts: it has not come so far.
+    /// The other side calls, too, and its call counts, but has not come yet.
     Crossed,
-    /// The other side was answered; it is not known to be ready.
+    /// The other side was answered, and is not known to be ready.
     Answered,
     /// Both sides are ready.
     Up,
-    /// This side has said bye, and waits until that has arrived.
+    /// This side has sent the last message, and waits until that has arrived.
     Leaving,
-    /// The queue pair is in error, and what was outstanding comes back.
+    /// The queue pair is in error, and its requests are being flushed.
     Failing,
 }
 
 impl Phase {
-    /// Whether the queue pair can send.
+    /// Returns `true` if the queue pair can send.
     pub(super) fn is_joined(self) -> bool {
         matches!(self, Self::Answered | Self::Up | Self::Leaving)
     }
 
-    /// Whether it comes to an end.
+    /// Returns `true` if the connection is ending.
     pub(super) fn is_ending(self) -> bool {
         matches!(self, Self::Leaving | Self::Failing)
     }
 }
 
-/// A connection, and what the poller alone needs of it.
+/// A connection, with the poller's own state of it.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) connection: Arc<Connection>,
     pub(super) phase: Phase,
-    /// Its hang-up is the peer's end.
+    /// Channel to the peer. Its hang-up is the peer's end.
     pub(super) channel: Option<Channel>,
-    /// The peer's own call, which does not count: kept open, since the peer watches it.
+    /// The peer's own call, which does not count. Kept open, since the peer watches it.
     pub(super) spare: Option<Channel>,
-    /// Where else to call.
+    /// Other addresses to call.
     pub(super) hosts: Vec<SocketAddr>,
-    /// Where it was called, and how often again after it had hung up without a word.
+    /// Address that was called, and the calls repeated after a hang-up without a word.
     pub(super) called: Option<SocketAddr>,
     pub(super) calls_again: u8,
-    /// What the peer has to prove its knowledge of the secret for.
+    /// Number for which the peer has to prove its knowledge of the secret.
     pub(super) nonce: Nonce,
     pub(super) mine: End,
     pub(super) queue_pair: u32,
-    /// The peer's, once that is known.
+    /// Queue pair of the peer, once that is known.
     pub(super) peers_queue_pair: Option<u32>,
-    /// Its queue pair is in error, and has given back the last of the shared receives that it had
-    /// taken.
+    /// Set if its queue pair is in error, and has given back the last of the shared receives that
+    /// it had taken.
     pub(super) gave_last_receive: bool,
-    /// Links that go through it.
+    /// Number of links that go through it.
     pub(super) links: u32,
-    /// Nobody is told of its end, as this side wanted it.
+    /// Set if its end is not reported, because this side wanted it.
     pub(super) is_quiet: bool,
-    /// Messages that were taken in, and how many of them the peer was told of.
+    /// Messages that were taken in, and the number that the peer was told of.
     pub(super) taken: u64,
     pub(super) credited: u64,
-    /// Of how many at a time it is told.
+    /// Number of messages that are credited at a time.
     pub(super) credits_due: u64,
-    /// Whether it waits in the list of those that owe credits.
+    /// Set while it is in the list of connections that owe credits.
     pub(super) owes: bool,
 }
 
 impl Entry {
-    /// Notes a message taken in. When a quarter of the peer's window has gone it is put in the list
-    /// of those that owe credits.
+    /// Counts a message taken in. When a quarter of the peer's window is used up, the connection
+    /// joins the list of those that owe credits.
     #[inline(always)]
     pub(super) fn take_in(&mut self, owing: &mut Vec<u32>) {
         self.taken += 1;
@@ -89,25 +89,25 @@ impl Entry {
     }
 }
 
-/// All of them.
+/// All connections of a device.
 #[derive(Debug, Default)]
 pub(super) struct Entries {
     all: Vec<Option<Entry>>,
-    /// By rank, too: a device that somebody else passes off as its own is another one.
+    /// The rank is part of the key, so that a rank cannot pass another's device off as its own.
     by_device: HashMap<(PeerId, DeviceKey), u32>,
     by_queue_pair: HashMap<u32, u32>,
-    /// The last that was looked for by its queue pair: messages come in runs.
+    /// Last lookup by queue pair: messages come in runs.
     last: (u32, u32),
 }
 
 impl Entries {
-    /// A free number.
+    /// Returns a free number.
     pub(super) fn vacant(&self) -> u32 {
         let free = self.all.iter().position(Option::is_none).unwrap_or(self.all.len());
         u32::try_from(free).unwrap_or(u32::MAX)
     }
 
-    /// Puts one in, at its number.
+    /// Inserts an entry at its number.
     pub(super) fn insert(&mut self, entry: Entry) {
         let index = entry.connection.index;
         let at = index as usize;
@@ -136,13 +136,13 @@ impl Entries {
         self.all.get_mut(index as usize)?.as_mut()
     }
 
-    /// The newest connection to a rank's device.
+    /// Returns the newest connection to a rank's device.
     pub(super) fn of_device(&mut self, whom: (PeerId, DeviceKey)) -> Option<&mut Entry> {
         let index = *self.by_device.get(&whom)?;
         self.get(index)
     }
 
-    /// The connection of a queue pair.
+    /// Returns the connection of a queue pair.
     #[inline(always)]
     pub(super) fn of_queue_pair(&mut self, number: u32) -> Option<&mut Entry> {
         if self.last.0 != number {
@@ -155,12 +155,12 @@ impl Entries {
         self.all.iter().all(Option::is_none)
     }
 
-    /// The numbers of all.
+    /// Returns the numbers of all connections.
     pub(super) fn numbers(&self) -> Vec<u32> {
         (0..).zip(&self.all).filter(|(_, entry)| entry.is_some()).map(|(index, _)| index).collect()
     }
 
-    /// How many there are.
+    /// Returns the number of connections.
     pub(super) fn len(&self) -> usize {
         self.all.iter().flatten().count()
     }

@@ -1,9 +1,9 @@
-//! Memory of GPUs that the NIC reaches by itself (GPUDirect).
+//! Memory of GPUs that the NIC accesses directly (GPUDirect).
 //!
-//! There are two ways: the GPU's driver lends the range as a dma-buf, or a module in the kernel
-//! (nvidia-peermem) finds it by its address. Which of them works depends on the NIC, the GPU and
-//! what lies between, so both are tried, for each pair by itself (gpu.md, dma-buf rule 1). A way
-//! that was refused before it ever worked is not tried again, and its reason is kept.
+//! There are two ways: the GPU's driver exports the range as a dma-buf, or a kernel module
+//! (nvidia-peermem) finds it by its address. The NIC, the GPU and the path between them decide
+//! which of them works, so both are tried, for each pair (gpu.md, dma-buf rule 1). A way that was
+//! refused before it ever worked is not tried again, and its reason is kept.
 
 use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::gpu::{DmaBuf, Flavour, Gpu, GpuError, RemoteWrites};
@@ -12,22 +12,22 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Memory that the NIC knows.
+/// Memory that is registered with the NIC.
 #[derive(Debug)]
 pub(super) struct Registered {
     pub(super) memory: MemoryRegion,
-    /// The GPU that has to be told before what was written there can be seen.
+    /// The GPU to flush before a NIC's writes are visible there.
     pub(super) flush: Option<Arc<dyn Gpu>>,
 }
 
 impl From<MemoryRegion> for Registered {
-    /// Host memory.
+    /// Wraps a registration of host memory.
     fn from(memory: MemoryRegion) -> Self {
         Self { memory, flush: None }
     }
 }
 
-/// How memory of a GPU is made known.
+/// Way to register memory of a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     DmaBuf,
@@ -45,7 +45,7 @@ impl Way {
     }
 }
 
-/// What is known of one way.
+/// Experience with one way.
 #[derive(Clone, Default, Debug)]
 enum Verdict {
     #[default]
@@ -54,14 +54,14 @@ enum Verdict {
     Refused(String),
 }
 
-/// Why one registration came to nothing.
+/// Reason why one registration failed.
 struct Refusal {
     why: String,
-    /// It may work another time, or with other memory.
+    /// Set if it may work another time, or with other memory.
     is_passing: bool,
 }
 
-/// What one NIC knows of each GPU.
+/// Registration of memory of GPUs with one NIC.
 #[derive(Debug)]
 pub(super) struct GpuMemory {
     domain: Arc<ProtectionDomain>,
@@ -73,21 +73,22 @@ impl GpuMemory {
         Self { domain, verdicts: Mutex::default() }
     }
 
-    /// Makes `len` bytes at `addr` known, which lie in `region`.
+    /// Registers `len` bytes at `addr`, which lie in `region`.
     ///
     /// # Errors
-    /// Why neither way works; or the memory was freed, or is none that a NIC reaches.
+    /// The reasons why neither way works; or the memory was freed, or is of a kind that a NIC does
+    /// not reach.
     ///
     /// # Safety
-    /// The memory stays allocated as long as the registration lives; or nobody uses the
-    /// registration when it has gone.
+    /// The memory stays allocated as long as the registration lives; or the registration is not
+    /// used after the memory is freed.
     pub(super) unsafe fn register(
         &self,
         region: &Region,
         (addr, len): (usize, usize),
         access: Access,
     ) -> Result<Registered, String> {
-        let gpu = region.gpu().ok_or("nobody has a driver for it")?;
+        let gpu = region.gpu().ok_or("no driver is known for it")?;
         check(&**gpu, region, (addr, len))?;
         let flush = if access.contains(Access::LOCAL_WRITE) { flush_of(gpu)? } else { None };
         let uuid = gpu.info().uuid;
@@ -114,14 +115,14 @@ impl GpuMemory {
         Err(refusals.join("; "))
     }
 
-    /// How memory of a GPU is reached, for reports: tried with a byte, if it is not known.
+    /// Describes the access to memory of a GPU, for reports. Registers a byte if it is unknown.
     ///
     /// # Errors
-    /// Why it is not.
+    /// The reason why there is no access.
     pub(super) fn explain(&self, gpu: &dyn Gpu) -> Result<String, String> {
         let region = gpu.allocate(1, Flavour::Plain).map_err(|error| error.to_string())?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        // SAFETY: the region is there until the registration has ended, at the end of this line.
+        // SAFETY: the region exists until the registration is dropped below.
         let registered = unsafe { self.register(&region, (region.addr(), 1), access) }?;
         let flushed = if registered.flush.is_some() { "; what was written is flushed" } else { "" };
         drop(registered);
@@ -146,11 +147,10 @@ impl GpuMemory {
     ) -> Result<MemoryRegion, Refusal> {
         match way {
             Way::DmaBuf => {
-                // Closed at once: the NIC's driver holds the memory by itself (gpu.md, dma-buf rule
-                // 2).
+                // Closed at once: the NIC's driver holds the memory by itself (gpu.md, dma-buf
+                // rule 2).
                 let DmaBuf { fd, offset } = gpu.export_dmabuf(addr, len)?;
-                // SAFETY: passed on. Everybody calls the bytes by the addresses that the GPU has
-                // for them.
+                // SAFETY: passed on. Peers name the bytes by the GPU's addresses.
                 Ok(unsafe {
                     self.domain.register_dmabuf(fd.as_fd(), offset, len, addr as u64, access)
                 }?)
@@ -181,7 +181,7 @@ impl GpuMemory {
     }
 }
 
-/// Whether the memory is still the allocation that the region was made of, and a NIC can have it.
+/// Checks that the memory is still the allocation of the region, and of a kind that a NIC can use.
 fn check(gpu: &dyn Gpu, region: &Region, (addr, len): (usize, usize)) -> Result<(), String> {
     if region.is_joined() {
         return Err("it is made of several allocations".into());
@@ -190,7 +190,7 @@ fn check(gpu: &dyn Gpu, region: &Region, (addr, len): (usize, usize)) -> Result<
     let Some(extent) = extent.filter(|extent| extent.id == region.id()) else {
         return Err(format!("{region:?} has been freed"));
     };
-    // Managed memory moves: what a NIC would be told is where it is now (gpu.md, dma-buf rule 5).
+    // Managed memory moves, and a NIC keeps the present address (gpu.md, dma-buf rule 5).
     if !matches!(extent.kind, MemKind::Device(_)) {
         return Err(format!("it is {} memory, which is registered with no NIC", extent.kind));
     }
@@ -200,7 +200,7 @@ fn check(gpu: &dyn Gpu, region: &Region, (addr, len): (usize, usize)) -> Result<
     }
 }
 
-/// The GPU, if it has to be told before what a NIC has written is seen.
+/// Returns the GPU, if it has to be flushed before a NIC's writes are visible.
 fn flush_of(gpu: &Arc<dyn Gpu>) -> Result<Option<Arc<dyn Gpu>>, String> {
     match gpu.remote_writes() {
         RemoteWrites::InOrder => Ok(None),
@@ -213,7 +213,7 @@ fn flush_of(gpu: &Arc<dyn Gpu>) -> Result<Option<Arc<dyn Gpu>>, String> {
 
 impl From<GpuError> for Refusal {
     fn from(error: GpuError) -> Self {
-        // Out of memory, and what the system refuses for want of descriptors.
+        // Out of memory, or the system lacks descriptors.
         Self { is_passing: matches!(error.code, 2 | 304), why: error.to_string() }
     }
 }

@@ -1,13 +1,13 @@
-//! The IP addresses of this machine, where the GID is none.
+//! IP addresses of this machine, for ports whose GID is none.
 
 use super::address::Host;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The addresses of all interfaces that are up, but for the loopback's: those that mean something
-/// beyond their link first.
+/// Returns the addresses of all interfaces that are up, except the loopback. Addresses that are
+/// valid beyond their link come first.
 pub(super) fn addresses() -> Vec<Host> {
     let mut first = std::ptr::null_mut();
-    // SAFETY: the list that it makes is freed below, and not used afterwards.
+    // SAFETY: the list that it allocates is freed below, and not used afterwards.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
         return Vec::new();
     }
@@ -21,7 +21,7 @@ pub(super) fn addresses() -> Vec<Host> {
             hosts.extend(address(entry.ifa_addr));
         }
     }
-    // SAFETY: made above, freed once.
+    // SAFETY: allocated above, freed once.
     unsafe { libc::freeifaddrs(first) };
     hosts.sort_by_key(|host| (host.is_link_local, host.ip.is_ipv6()));
     hosts

@@ -1,4 +1,4 @@
-//! What the runtime holds.
+//! The link to a peer, which the runtime holds.
 
 use super::chunks::ShownChunks;
 use super::connection::Connection;
@@ -13,12 +13,12 @@ use crate::contract::{
 use crate::mem::{Buffer, MemRef};
 use std::sync::{Arc, Weak};
 
-/// A way to one peer's device.
+/// A link to one peer's device.
 pub(super) struct RdmaLink {
     pub(super) connection: Arc<Connection>,
     pub(super) device: Weak<RdmaDevice>,
     pub(super) shared: Arc<Shared>,
-    /// Over further NICs.
+    /// Ways over further NICs.
     pub(super) ways: Ways,
 }
 

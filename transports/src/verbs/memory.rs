@@ -14,7 +14,7 @@ pub(super) struct Area {
 }
 
 impl Area {
-    /// Zeroed memory.
+    /// Allocates and registers zeroed memory.
     pub(super) fn new(domain: &Arc<ProtectionDomain>, len: usize) -> Result<Self, VerbsError> {
         let region = Region::host(len.max(1));
         // SAFETY: the region stays allocated as long as this, which ends the registration first.
@@ -24,30 +24,30 @@ impl Area {
         Ok(Self { registration, region })
     }
 
-    /// The key by which this side's requests name it.
+    /// Returns the key by which this side's requests name it.
     pub(super) fn key(&self) -> u32 {
         self.registration.lkey()
     }
 
-    /// Where a part of it begins.
+    /// Returns the address of a part of it.
     pub(super) fn addr(&self, offset: usize) -> u64 {
         (self.region.addr() + offset) as u64
     }
 
-    /// A part of it.
+    /// Returns a part of it.
     #[inline(always)]
     pub(super) fn part(&self, offset: usize, len: usize) -> Option<MemRef<'_>> {
         self.region.part(offset, len)
     }
 
-    /// A part of it, to be written.
+    /// Returns a part of it, for writing.
     pub(super) fn part_mut(&self, offset: usize, len: usize) -> Option<MemMut<'_>> {
         self.region.part_mut(offset, len)
     }
 }
 
-/// Where a buffer's bytes are, if they are memory in one piece, which stays there wherever the
-/// buffer goes: of the host, or a region's of a GPU.
+/// Returns the address and length of a buffer's bytes, if they are one piece of memory that stays
+/// in place when the buffer moves. That is host memory, or a region of a GPU's.
 pub(super) fn addresses(buffer: &Buffer) -> Option<(*mut u8, usize)> {
     match buffer {
         Buffer::Vec(_)
@@ -68,7 +68,7 @@ pub(super) fn addresses(buffer: &Buffer) -> Option<(*mut u8, usize)> {
 }
 
 /// Two words of a connection: one that the peer writes, and one from which this side writes the
-/// peer's. Registered by themselves, so that a peer reaches its own and nobody else's.
+/// peer's. Registered by themselves, so that a peer reaches only its own.
 #[derive(Debug)]
 pub(super) struct Words {
     registration: MemoryRegion,
@@ -80,35 +80,35 @@ impl Words {
         let words = Box::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let at = words.as_ptr().cast::<u8>().cast_mut();
-        // SAFETY: the words stay where they are as long as this, which ends the registration first.
-        // They are atomic: the NIC may write them at any time.
+        // SAFETY: the words stay in place as long as this, which ends the registration first. They
+        // are atomic: the NIC may write them at any time.
         let registration = unsafe { domain.register(at, size_of::<[AtomicU64; 2]>(), access) }?;
         Ok(Self { registration, words })
     }
 
-    /// What the peer has written.
+    /// Returns the value that the peer has written.
     #[inline(always)]
     pub(super) fn received(&self) -> u64 {
         self.words[0].load(Ordering::Acquire)
     }
 
-    /// Sets what is to be written to the peer, and says where it stands.
+    /// Sets the value to write to the peer, and returns its address.
     pub(super) fn to_be_sent(&self, value: u64) -> u64 {
         self.words[1].store(value, Ordering::Release);
         self.words[1].as_ptr() as u64
     }
 
-    /// Where the peer writes.
+    /// Returns the address that the peer writes to.
     pub(super) fn addr(&self) -> u64 {
         self.words[0].as_ptr() as u64
     }
 
-    /// The key by which the peer names them.
+    /// Returns the remote key of the words, for the peer.
     pub(super) fn remote_key(&self) -> u32 {
         self.registration.rkey()
     }
 
-    /// The key by which this side's requests name them.
+    /// Returns the key by which this side's requests name them.
     pub(super) fn key(&self) -> u32 {
         self.registration.lkey()
     }
@@ -118,7 +118,7 @@ impl Words {
 #[derive(Debug)]
 pub(super) struct Slabs {
     domain: Arc<ProtectionDomain>,
-    /// In the order of their addresses.
+    /// Sorted by address.
     known: Vec<MemoryRegion>,
 }
 
@@ -127,7 +127,7 @@ impl Slabs {
         Self { domain, known: Vec::new() }
     }
 
-    /// The key of the slab in which a packet lies, registered when it is first seen.
+    /// Returns the key of the slab in which a packet lies, registered when it is first seen.
     ///
     /// # Safety
     /// The packet's pool outlives this.

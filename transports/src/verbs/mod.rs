@@ -2,11 +2,12 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | [`sys`] | libibverbs: bindings, a table of functions that may be missing, objects whose drop order cannot be wrong |
-//! | [`options`] | what can be chosen |
-//! | `survey`, `choice` | what devices there are, and which of them a rank takes |
-//! | [`port`] | which port, and which of its GIDs |
-//! | [`address`] | what a device publishes, and whether two can reach each other |
+//! | [`sys`] | libibverbs: bindings, a table of functions, objects with a safe drop order |
+//! | [`simulated`] | a libibverbs in software, for tests and for machines without RDMA |
+//! | [`options`] | options of queue pairs and paths |
+//! | `survey`, `choice` | this machine's devices, and a rank's choice among them |
+//! | [`port`] | choice of a port, and of its GID |
+//! | [`address`] | a device's published address, and reachability |
 //! | [`wire`] | the messages by which two devices make a connection |
 //! | [`channel`] | the TCP connection that carries them, and stays open |
 //! | `interfaces` | this machine's IP addresses |
@@ -16,24 +17,24 @@
 //! | `memory`, `bounces` | memory that the NIC reads and writes |
 //! | `wishes` | with its pages locked or not, and in which order it is written |
 //! | `gpu_memory` | memory of GPUs, made known to the NIC |
-//! | `wr_id` | what a request is called |
-//! | `signs` | what those who send and the one who polls let each other know |
+//! | `wr_id` | names of work requests |
+//! | `signs` | signals between senders and the poller |
 //! | [`together`] | short messages that go to a peer in one request |
-//! | `sending` | requests, what they hold, and when it is free again |
+//! | `sending` | work requests, and the resources that they hold |
 //! | `transfers` | bytes that the NIC moves between this rank's memory and a peer's |
 //! | `receives` | the shared receive queue and its packets |
 //! | `connection` | a queue pair to one peer's device |
-//! | `entries` | all of a device's |
-//! | `meeting`, `strangers` | how connections come about, and how they end |
+//! | `entries` | all connections of a device |
+//! | `meeting`, `strangers` | set-up and end of connections |
 //! | `partings` | queue pairs that stay until their last receive has come back |
 //! | `chunks` | a buffer that a peer may write to, one chunk after the other |
 //! | `rails` | several NICs of one rank |
-//! | `completions` | what a completion means |
-//! | `device` | the completion queue, and whatever has to be looked after |
-//! | `link` | what the runtime holds |
+//! | `completions` | meaning of completions |
+//! | `device` | the completion queue, and upkeep |
+//! | `link` | the runtime's link to a peer |
 //!
-//! docs/transports.md describes the transport for users; docs/adr/0012-tcp-for-queue-pairs.md gives
-//! the reason for the TCP connections.
+//! docs/transports.md describes the transport for users; docs/adr/0012-tcp-for-queue-pairs.md
+//! gives the reason for the TCP connections.
 
 pub mod address;
 mod bounces;
@@ -139,7 +140,7 @@ impl Rdma {
 }
 
 impl Rdma {
-    /// The devices that answer, and those that do not.
+    /// Returns the devices that answer, and those that do not.
     fn survey(&self) -> Result<(Vec<Seen>, Vec<DeviceInfo>), Unavailable> {
         let verbs = self.verbs()?;
         let names = Context::list(&verbs)
@@ -156,7 +157,7 @@ impl Rdma {
         Ok((seen, silent))
     }
 
-    /// A device, and those beside it that large messages may be dealt out over.
+    /// Returns a device, and the further ones that large messages may be spread over.
     fn rails(&self, first: &str) -> Result<Vec<String>, Unavailable> {
         let mut rails = vec![first.to_owned()];
         if self.options.rails > 1 && self.options.device.is_none() {

@@ -1,22 +1,22 @@
-//! What can be chosen about queue pairs and paths.
+//! Options of queue pairs and paths.
 
 use super::survey::SOFT_ROCE;
 
-/// How queue pairs are made, and which way they take. The numbers are those of the InfiniBand
-/// specification, as `ibv_modify_qp` takes them.
+/// Attributes and paths of queue pairs. The numbers are those of the InfiniBand specification, as
+/// `ibv_modify_qp` takes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The device and its port, as `mlx5_0` or `mlx5_0:2`, or several, separated by commas, of
-    /// which each rank of a node takes another one. Without: the fastest that has an active port;
-    /// of several, the nearest to this rank's CPUs; of several again, each rank of the node takes
-    /// another one.
+    /// Device and port, as `mlx5_0` or `mlx5_0:2`, or several, separated by commas, of which each
+    /// rank of a node takes another one. Without this, the rank takes the fastest device with an
+    /// active port. Among equals it takes the nearest to its CPUs, and then each rank of the node
+    /// takes another one.
     pub device: Option<String>,
-    /// Number of this rank among those of its node, from 0: by it they share devices out.
+    /// Local rank, from 0: the ranks of a node share out devices by it.
     pub place: u32,
-    /// NICs that large messages are dealt out over, at most, 1 to 16: of those that are named, or
-    /// of those that are as fast and as near.
+    /// Maximum number of NICs that large messages are spread over, 1 to 16: of those that are
+    /// named, or of those that are equally fast and near.
     pub rails: u8,
-    /// Which GID of the port; without, it is chosen by its type and address family.
+    /// Index of the port's GID. Without it, the GID is chosen by its type and address family.
     pub gid_index: Option<u8>,
     /// Traffic class of RoCE and of InfiniBand's global routes, 0 to 255.
     pub traffic_class: u8,
@@ -24,28 +24,27 @@ pub struct Options {
     pub service_level: u8,
     /// Hop limit of global routes.
     pub hop_limit: u8,
-    /// Time after which a request is sent again: 4.096 µs × 2^this, 1 to 31. 18: a second, and the
-    /// least for Soft-RoCE, which may do twice what it sends again.
+    /// Time after which a request is sent again: 4.096 µs × 2^this, 1 to 31. The value 18 is a
+    /// second, and the minimum for Soft-RoCE, which may carry out a repeated request twice.
     pub timeout: u8,
-    /// How often, 0 to 7. Soft-RoCE takes 7 for "for ever", and would never notice a peer that has
-    /// gone.
+    /// Number of retries, 0 to 7. Soft-RoCE takes 7 for "for ever", and would never notice a peer
+    /// that has gone.
     pub retries: u8,
-    /// How long a sender waits when the receiver has no buffer posted, in the specification's code:
-    /// 12 is 0.64 ms.
+    /// Time for which a sender waits if the receiver has no buffer posted, in the specification's
+    /// code: 12 is 0.64 ms.
     pub rnr_timer: u8,
     /// Requests that a queue pair holds.
     pub send_depth: u32,
-    /// Receives that a device posts; half of its packets at most.
+    /// Receives that a device posts: at most half of its packets.
     pub receives: u32,
     /// Largest message in bytes; the same on all ranks.
     pub packet_size: usize,
-    /// Whether users' host memory is registered without its pages being locked, where the device
-    /// can page on demand.
+    /// Set if users' host memory is registered without locking its pages, where the device can
+    /// page on demand.
     pub on_demand: bool,
-    /// Whether the device may write users' host memory in another order than it came, but for
-    /// completions.
+    /// Set if the device may write users' host memory out of order, completions excepted.
     pub relaxed: bool,
-    /// Queue pairs that have a thread domain of their own, at most, where the device has such.
+    /// Maximum number of queue pairs with a thread domain of their own, where the device has such.
     pub thread_domains: u32,
 }
 
@@ -73,10 +72,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether the numbers are ones that the specification knows.
+    /// Checks that the numbers are allowed by the specification.
     ///
     /// # Errors
-    /// The first that is not, in words.
+    /// The first that is not allowed, in words.
     pub fn check(&self) -> Result<(), String> {
         let limits = [
             ("number of rails", u32::from(self.rails), 1, 16),
@@ -95,9 +94,9 @@ impl Options {
         Ok(())
     }
 
-    /// Whether a device of that vendor can be trusted with them. Soft-RoCE does a request twice
-    /// that it sends again while the answer is on its way: after a time that does not run out where
-    /// nothing is lost, it has no reason to.
+    /// Checks the options for a device of that vendor. Soft-RoCE carries a request out twice if it
+    /// is sent again while the answer is in flight. It must have no reason to: the time-out has to
+    /// be longer than any answer takes without a loss.
     pub(super) fn check_for(&self, device: &str, vendor: u32) -> Result<(), String> {
         let Self { timeout, .. } = self;
         match vendor {
@@ -110,7 +109,7 @@ impl Options {
     }
 }
 
-/// A second, which a machine that is busy does not run out.
+/// A second, within which even a busy machine answers.
 const LEAST_OF_SOFT_ROCE: u8 = 18;
 
 #[cfg(test)]

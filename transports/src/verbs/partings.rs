@@ -1,34 +1,34 @@
 //! Queue pairs at their end.
 //!
-//! A queue pair that fails may be taking a message in: a receive of the shared queue is then its
-//! own until it comes back flushed, and it comes behind everything that was sent. Whoever destroys
-//! the queue pair before that loses the receive, since it completes nowhere any more. When the NIC
-//! has given back the last one it says so (`IBV_EVENT_QP_LAST_WQE_REACHED`); what it has given back
-//! is in the completion queue by then. So the connection ends when its requests have come back, and
-//! its queue pair stays until both have been seen. Nothing waits for that: its peer's end is told,
-//! and may be called again.
+//! A queue pair that fails may be taking a message in. A receive of the shared queue then belongs
+//! to it until that comes back flushed, behind everything that was sent. If the queue pair is
+//! destroyed before, the receive is lost, since it never completes. When the NIC has given back
+//! the last one it says so (`IBV_EVENT_QP_LAST_WQE_REACHED`). By then all that it gave back is in
+//! the completion queue. So the connection ends when its requests have come back, and its queue
+//! pair stays until the event and the empty queue have been seen. No caller waits for that: the
+//! peer's end is reported, and the peer may be called again.
 
 use super::sys::QueuePair;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// After this long a NIC is taken for one that never says so.
+/// Time after which a NIC counts as one that never sends the event.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Something to be ended when the completion queue is found empty.
+/// An end that is due when the completion queue is found empty.
 #[derive(Debug)]
 pub(super) enum Parting {
-    /// A connection at its end of which no completion will tell that it has come.
+    /// A connection whose end no completion will report.
     Forsaken(u32),
     /// A queue pair in error whose requests have come back.
     Lingering(Lingering),
 }
 
-/// A queue pair that nobody sends through any more.
+/// A queue pair that is not sent through any more.
 #[derive(Debug)]
 pub(super) struct Lingering {
     queue: Arc<QueuePair>,
-    /// Whether its last receive is known to have come back.
+    /// Set if its last receive is known to have come back.
     is_over: bool,
     until: Instant,
 }
@@ -38,7 +38,7 @@ impl Lingering {
         Self { queue, is_over, until: Instant::now() + PATIENCE }
     }
 
-    /// Whether it may go, the completion queue being empty.
+    /// Returns `true` if it may be destroyed, given that the completion queue is empty.
     fn may_go(&self) -> bool {
         let is_late = !self.is_over && Instant::now() >= self.until;
         if is_late {
@@ -51,7 +51,7 @@ impl Lingering {
     }
 }
 
-/// All of them.
+/// All ends of a device that are due.
 #[derive(Debug, Default)]
 pub(super) struct Partings(Vec<Parting>);
 
@@ -65,7 +65,7 @@ impl Partings {
         self.0.push(parting);
     }
 
-    /// A connection, unless it is there.
+    /// Adds a connection, unless it is listed.
     pub(super) fn forsake(&mut self, index: u32) {
         let is_it =
             |parting: &Parting| matches!(parting, Parting::Forsaken(other) if *other == index);
@@ -74,7 +74,7 @@ impl Partings {
         }
     }
 
-    /// The NIC has given back the last receive of a queue pair.
+    /// Notes that the NIC has given back the last receive of a queue pair.
     pub(super) fn note_last_receive(&mut self, number: u32) {
         for parting in &mut self.0 {
             if let Parting::Lingering(lingering) = parting
@@ -85,8 +85,8 @@ impl Partings {
         }
     }
 
-    /// The completion queue is empty: has those queue pairs go that may. A connection that is to
-    /// end, if there is one.
+    /// Destroys the queue pairs that may go, as the completion queue is empty. Returns a
+    /// connection to end, if there is one.
     pub(super) fn next(&mut self) -> Option<u32> {
         self.0.retain(
             |parting| !matches!(parting, Parting::Lingering(lingering) if lingering.may_go()),
@@ -98,8 +98,8 @@ impl Partings {
         }
     }
 
-    /// Has all queue pairs go, at the price of a receive each: their room is needed. Whether there
-    /// were any.
+    /// Destroys all queue pairs to make room, at the price of a receive each. Returns `true` if
+    /// there were any.
     pub(super) fn make_room(&mut self) -> bool {
         let before = self.0.len();
         self.0.retain(|parting| matches!(parting, Parting::Forsaken(_)));

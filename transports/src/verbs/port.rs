@@ -1,5 +1,4 @@
-//! Which port, and which of its GIDs: decided from what the device says, without asking it
-//! anything.
+//! Choice of a port and of its GID, from the device's attributes, without a query.
 
 use super::address::{Host, ip_of};
 use super::sys::{GidEntry, GidKind};
@@ -10,15 +9,15 @@ use std::net::IpAddr;
 pub struct Wish {
     /// The device.
     pub device: String,
-    /// Its port; any that is active when not given.
+    /// Port number; `None`: any active port.
     pub port: Option<u8>,
 }
 
 impl Wish {
-    /// Reads `mlx5_0` or `mlx5_0:2`.
+    /// Parses `mlx5_0` or `mlx5_0:2`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the mistake.
     pub fn read(text: &str) -> Result<Self, String> {
         let (device, port) = match text.split_once(':') {
             None => (text, None),
@@ -36,8 +35,8 @@ impl Wish {
     }
 }
 
-/// How good a GID is: RoCE version 2 is routed, version 1 is not; an IPv4 address or a global one
-/// of IPv6 is good beyond the link.
+/// Returns the rank of a GID, the best first. RoCE version 2 is routed, version 1 is not. An IPv4
+/// address, or a global one of IPv6, is good beyond the link.
 fn rank(entry: &GidEntry) -> u32 {
     let scope = match Host::of(ip_of(entry.gid)) {
         Host { ip: IpAddr::V4(_), .. } => 0,
@@ -51,10 +50,10 @@ fn rank(entry: &GidEntry) -> u32 {
     version + scope
 }
 
-/// The GID to use: the one that is wished for, else the best.
+/// Returns the GID to use: the one that is asked for, else the best.
 ///
 /// # Errors
-/// There is none, or not that one.
+/// There is no GID, or not the one asked for.
 pub fn choose_gid(entries: &[GidEntry], wished: Option<u8>) -> Result<GidEntry, String> {
     let numbers =
         || entries.iter().map(|entry| entry.index.0.to_string()).collect::<Vec<_>>().join(", ");

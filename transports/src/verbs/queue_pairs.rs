@@ -1,5 +1,5 @@
-//! Queue pairs of a port: how they are made, and brought into the states in which they send and
-//! receive.
+//! Queue pairs of a port: their creation, and their transitions to the states in which they send
+//! and receive.
 
 use super::address::Fabric;
 use super::options::Options;
@@ -16,39 +16,39 @@ use super::sys::{
 use super::wire::End;
 use std::sync::Arc;
 
-/// Bytes that are asked for inline: what most devices have room for in a request of 256 bytes.
+/// Inline bytes to ask for: most devices have room for them in a request of 256 bytes.
 const INLINE: u32 = 220;
 
-/// Retried for ever, as the specification has it: the peer is there, and has no receive posted.
+/// Retries without end, in the specification's code: the peer is alive, and has no receive posted.
 const FOR_EVER: u8 = 7;
 
-/// A port, and what is to be known of it.
+/// A port, and its attributes.
 #[derive(Clone, Debug)]
 pub(super) struct Port {
     pub(super) number: u8,
     pub(super) fabric: Fabric,
     pub(super) lid: u16,
-    /// In the specification's code.
+    /// MTU in the specification's code.
     pub(super) mtu: u8,
     pub(super) gid: [u8; 16],
     pub(super) gid_index: u8,
-    /// The network interface, on Ethernet.
+    /// Network interface, on Ethernet.
     pub(super) interface: u32,
-    /// Reads and atomic operations that the device answers at a time for a queue pair, and that it
-    /// asks for.
+    /// Reads and atomic operations in flight for a queue pair, that the device answers, and that
+    /// it requests.
     pub(super) reads: (u8, u8),
-    /// Whether it does atomic operations on words of eight bytes, or why it does not.
+    /// Error if the device does no atomic operations on words of eight bytes.
     pub(super) atomics: Result<(), String>,
     /// Completions that a queue can hold, and receives.
     pub(super) most_completions: u32,
     pub(super) most_receives: u32,
-    /// Queue pairs of the device, for an error's words.
+    /// Queue pairs of the device, for an error text.
     pub(super) most_queue_pairs: u32,
     /// Requests that a queue pair can hold.
     pub(super) most_requests: u32,
 }
 
-/// A reliable queue pair in the state INIT: it has a number, and takes in nothing.
+/// Creates a reliable queue pair in the state INIT: it has a number, and receives nothing.
 pub(super) fn create(
     domain: &Arc<ProtectionDomain>,
     (port, options): (&Port, &Options),
@@ -68,7 +68,7 @@ pub(super) fn create(
             inline,
         };
         match QueuePair::create(domain, &spec) {
-            // Devices say nowhere how much goes inline: one asks for less until it fits.
+            // Devices do not report their inline limit: ask for less until it fits.
             Err(error) if error.errno == libc::EINVAL && inline > 0 => inline /= 2,
             other => break other?,
         }
@@ -84,7 +84,7 @@ pub(super) fn create(
     Ok(made)
 }
 
-/// Joins it to the peer's end: from then on it receives, and may send.
+/// Joins it to the peer's end: from then on it can receive and send.
 pub(super) fn join(
     pair: &QueuePair,
     (port, options): (&Port, &Options),
@@ -127,9 +127,9 @@ pub(super) fn join(
     pair.modify(&mut attr, mask)
 }
 
-/// The way to the peer's port.
+/// Returns the path to the peer's port.
 fn path(port: &Port, options: &Options, theirs: &End) -> ibv_ah_attr {
-    // Within an InfiniBand subnet the LID is enough; RoCE has nothing but the GID.
+    // Within an InfiniBand subnet the LID is enough; RoCE has only the GID.
     let is_global = port.fabric != Fabric::InfiniBand || port.gid[..8] != theirs.gid[..8];
     ibv_ah_attr {
         grh: ibv_global_route {

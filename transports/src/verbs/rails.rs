@@ -1,10 +1,10 @@
-//! Several NICs of one rank: chunks of large messages are dealt out over them, and everything else
-//! goes by the first.
+//! Several NICs of one rank: chunks of large messages are spread over them, and all other traffic
+//! uses the first.
 //!
-//! Each further one is a device of its own, with connections of its own, which are made when a
-//! message is first dealt out. Over them go writes, and behind each of those a read: so what its
-//! sender hears to be over is in the peer's memory, and the peer need not look at its further NICs
-//! for that. They are looked at when there is something under way on them, and else now and then.
+//! Each further NIC is a device of its own. Its connections are made when a message is first
+//! spread over it. It carries writes, each with a read behind it. So a completed chunk is in the
+//! peer's memory, and the peer need not poll its further NICs for it. They are polled while chunks
+//! are in flight on them, and else now and then.
 
 use super::address::Address;
 use super::connection::Connection;
@@ -21,13 +21,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 const MAGIC: [u8; 4] = *b"CRVR";
 
-/// Events that are looked at together.
+/// Events that are taken together.
 const TOGETHER: usize = 16;
 
-/// NICs that a rank deals a message out over, at most: as many as keys have room for the number of.
+/// Maximum number of NICs that a rank spreads a message over: keys have room for this number.
 pub(super) const MOST: usize = 16;
 
-/// Addresses of a rank's NICs as one, the first one's in front. One alone is itself.
+/// Joins the addresses of a rank's NICs, the first one's in front. A single one is unchanged.
 pub(super) fn join(mut all: Vec<AddressBlob>) -> AddressBlob {
     if all.len() == 1
         && let Some(only) = all.pop()
@@ -42,7 +42,7 @@ pub(super) fn join(mut all: Vec<AddressBlob>) -> AddressBlob {
     AddressBlob(bytes)
 }
 
-/// The address of a rank's first NIC, and those of its others. `None`: it is no address.
+/// Returns the address of a rank's first NIC, and those of its others. `None`: it is no address.
 pub(super) fn split(blob: &AddressBlob) -> Option<(Address, Vec<Address>)> {
     let Some(mut rest) = blob.0.strip_prefix(&MAGIC) else {
         return Address::decode(blob).map(|first| (first, Vec::new()));
@@ -63,9 +63,9 @@ pub(super) fn split(blob: &AddressBlob) -> Option<(Address, Vec<Address>)> {
 /// The further NICs of a device.
 pub(super) struct Rails {
     devices: Box<[Arc<RdmaDevice>]>,
-    /// Chunks that they have.
+    /// Number of chunks in flight on them.
     under_way: AtomicUsize,
-    /// What they have to tell.
+    /// Events to report.
     batch: Mutex<Batch>,
 }
 
@@ -83,17 +83,17 @@ impl Rails {
         &self.devices
     }
 
-    /// Whether they have to be looked at again soon.
+    /// Returns `true` if they have to be polled again soon.
     pub(super) fn are_busy(&self) -> bool {
         self.under_way.load(Ordering::Acquire) > 0
     }
 
-    /// Takes in what has happened on them.
+    /// Handles the events on them.
     #[cold]
     pub(super) fn poll(&self, polling: &mut Polling) {
         let mut batch = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
         for rail in &self.devices {
-            // Whether a chunk has failed, of whose connection the end comes next.
+            // Set if a chunk has failed, so that the end of its connection comes next.
             let mut has_failed = false;
             while rail.poll(&mut batch, &mut |_| {}) == Polled::Some {
                 for event in batch.drain() {
@@ -103,12 +103,12 @@ impl Rails {
                             has_failed |= outcome.is_err();
                             polling.pending.push_back(event);
                         }
-                        // What was under way there is lost, and nobody knows which of it has
+                        // Chunks in flight there are lost, and it is unknown which of them have
                         // arrived.
                         Event::PeerDown { peer, cause } if std::mem::take(&mut has_failed) => {
                             polling.end_all_of(peer, &cause);
                         }
-                        // One that nothing was under way on is not used any more, and that is all.
+                        // A connection without chunks in flight is just not used any more.
                         // Messages come by the first NIC.
                         _ => {}
                     }
@@ -117,7 +117,7 @@ impl Rails {
         }
     }
 
-    /// Has them wake whoever sleeps. Whether they will.
+    /// Arms them to wake sleeping threads. Returns `false` if one of them has work to do now.
     pub(super) fn arm(&self) -> bool {
         for (count, rail) in self.devices.iter().enumerate() {
             if matches!(rail.arm(), Armed::Ready) {
@@ -133,16 +133,16 @@ impl Rails {
     }
 }
 
-/// The ways from this rank's further NICs to a peer's, one to one.
+/// Ways from this rank's further NICs to a peer's, one to one.
 pub(super) struct Ways {
     theirs: Vec<Address>,
     links: Vec<OnceLock<RdmaLink>>,
 }
 
-/// One of them, as chunks of a buffer are dealt out over it.
+/// One NIC, over which chunks of a buffer are spread.
 #[derive(Debug)]
 pub(super) struct Rail {
-    /// 0 is the first NIC.
+    /// Number of the NIC: 0 is the first.
     pub(super) number: u8,
     pub(super) shared: Arc<Shared>,
     connection: Arc<Connection>,
@@ -154,14 +154,15 @@ impl Rail {
         Self { number: u8::try_from(number).unwrap_or(0), shared, connection }
     }
 
-    /// Whether it is connected. Of the first one's end others tell.
+    /// Returns `true` if it is connected. The first counts as usable: its end is reported
+    /// elsewhere.
     pub(super) fn is_usable(&self) -> bool {
         self.number == 0 || self.connection.is_up()
     }
 }
 
 impl Ways {
-    /// To NICs of those addresses. None is connected so far.
+    /// Creates the ways to NICs of those addresses. None is connected yet.
     pub(super) fn to(theirs: Vec<Address>, rails: &Rails) -> Self {
         let reach = |(rail, to): &(&Arc<RdmaDevice>, &Address)| match rail.address_of().reach(to) {
             Reach::Yes(_) => true,
@@ -174,20 +175,20 @@ impl Ways {
         Self { theirs, links: (0..count).map(|_| OnceLock::new()).collect() }
     }
 
-    /// How many there are, or may be.
+    /// Returns the number of ways, connected or not.
     pub(super) fn len(&self) -> usize {
         self.links.len()
     }
 
-    /// The way between the NICs of a number, begun when it is first needed. `None`: it cannot be
-    /// made, at the moment.
+    /// Returns the way between the NICs of a number, begun when it is first needed. `None`: it
+    /// cannot be made at the moment.
     pub(super) fn get(&self, number: usize, rails: &Rails, peer: PeerId) -> Option<&RdmaLink> {
         let at = number.checked_sub(1)?;
         let way = self.links.get(at)?;
         if way.get().is_none() {
             let (rail, to) = (rails.devices.get(at)?, self.theirs.get(at)?);
             match rail.link_to(&to.encode(), peer) {
-                // Another thread's may be there by now: one is as good as the other.
+                // Another thread may have set one meanwhile: either will do.
                 Ok(link) => _ = way.set(link),
                 Err(why) => tracing::info!(%peer, %why, "a NIC less for a large message"),
             }
@@ -214,7 +215,7 @@ impl RdmaDevice {
                 "the NIC that it is for cannot be connected".into(),
             ));
         };
-        // First: it may be over before this call returns.
+        // Counted first, since it may end before this call returns.
         self.rails.under_way.fetch_add(1, Ordering::AcqRel);
         let submitted = link.connection.put_chunk(to, what, &link.shared.registrations);
         match submitted {
@@ -224,7 +225,7 @@ impl RdmaDevice {
             }
         }
         match submitted {
-            // Without that NIC the peer waits for the chunk in vain.
+            // Without that NIC the peer would wait for the chunk for ever.
             Err(SubmitError::Down { cause, .. }) => Err(first.break_off(cause)),
             other => other,
         }
@@ -232,9 +233,9 @@ impl RdmaDevice {
 }
 
 impl PlaceKey {
-    /// Of a chunk that a NIC of that number is to write.
+    /// Returns the key of a chunk that the NIC of that number writes.
     pub(super) fn of_chunk(rkey: u32, rail: u8) -> Self {
-        // Messages do not follow on the same queue pair.
+        // With a further NIC, messages do not follow on the same queue pair.
         Self { rkey, read_behind: rail > 0, rail, words: false }
     }
 }

@@ -1,10 +1,10 @@
 //! The shared receive queue, and the packets that are posted to it.
 //!
-//! The NIC puts the front of a message into the slot's *line*, a cache line of a table of the
-//! device's: the header, and as many bytes as a short message has. Only what is longer goes on in
+//! Each slot has a *line*, a cache line in a table of the device's. The NIC puts the front of a
+//! message there: the header, and the bytes of a short message. Only a longer message continues in
 //! the slot's packet. So a short message is one write of the NIC's and one line for the CPU to
-//! read, and its packet is not touched; of a longer one the front is copied to where it belongs, at
-//! the beginning of the packet.
+//! read, and its packet is not touched. The front of a longer one is copied to the beginning of
+//! the packet.
 
 use super::bounces::HEADER;
 use super::memory::{Area, Slabs};
@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// Receives that are posted under one doorbell.
 const TOGETHER: usize = 16;
 
-/// What comes into a slot's line.
+/// Content of a slot's line.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Line {
@@ -27,7 +27,7 @@ struct Line {
     front: [u8; SmallBytes::MAX],
 }
 
-/// From one line to the next, in bytes: each is a cache line of its own.
+/// Bytes from one line to the next: each is a cache line of its own.
 const PITCH: usize = 64;
 
 const _: () = assert!(size_of::<Line>() <= PITCH && std::mem::offset_of!(Line, front) == HEADER);
@@ -42,39 +42,38 @@ struct Slot {
 /// The receives of a device.
 #[derive(Debug)]
 pub(super) struct Receives {
-    // In the order in which they have to go: the queue, whose receives name registrations, then
-    // these, then the memory.
+    // In drop order: the queue, whose receives name registrations, then these, then the memory.
     queue: Option<Arc<SharedReceiveQueue>>,
     slabs: Slabs,
     lines: Area,
-    /// Bytes of a payload that lie in the line: none where no CPU may touch a packet, since nobody
-    /// could put them there.
+    /// Bytes of a payload that lie in the line. 0 if the CPU cannot access a packet, and so cannot
+    /// move them there.
     front: usize,
     slots: Vec<Slot>,
-    /// Slots with a packet, not posted so far.
+    /// Slots with a packet, not posted yet.
     fresh: Vec<u32>,
-    /// Slots without, and whose message took the packet.
+    /// Slots without a packet, each with the connection to credit when it has one.
     empty: Vec<(u32, Option<u32>)>,
     source: Arc<dyn PacketSource>,
-    /// As many fresh ones are worth a doorbell.
+    /// Number of fresh slots that are worth a doorbell.
     enough: usize,
-    /// Why a packet could not be registered, or a receive not be posted, the last time.
+    /// Error of the last registration of a packet, or post of a receive.
     refused: Option<String>,
-    /// Nothing can be posted any more.
+    /// Set if no receive can be posted any more.
     is_broken: bool,
 }
 
-/// A message that came, and whether its receive is there again.
+/// A message that has arrived.
 #[derive(Debug)]
 pub(super) enum Taken {
-    /// A short one.
+    /// A message that lies in the line.
     Small(Header, SmallBytes),
-    /// Another one.
+    /// Any other message.
     Large(Header, Payload),
 }
 
 impl Receives {
-    /// A queue of so many receives; nothing is posted yet.
+    /// Creates a queue of `depth` receives, none of which is posted.
     pub(super) fn new(
         domain: &Arc<ProtectionDomain>,
         depth: u32,
@@ -100,24 +99,24 @@ impl Receives {
         })
     }
 
-    /// The queue, for queue pairs.
+    /// Returns the queue, for queue pairs.
     pub(super) fn queue(&self) -> Option<&Arc<SharedReceiveQueue>> {
         self.queue.as_ref()
     }
 
-    /// How many receives it has.
+    /// Returns the number of its receives.
     pub(super) fn depth(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether the library has its queue at that address.
+    /// Returns `true` if the library has its queue at that address.
     pub(super) fn is(&self, address: usize) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.as_raw().addr() == address)
     }
 
-    /// Takes a message of `len` bytes out of a slot, with its header, if all of it lies in the
-    /// line; the slot is posted again with the packet that it has. `None`: it is longer, or has no
-    /// header; it is still there.
+    /// Takes a message of `len` bytes with its header out of a slot, if all of it lies in the
+    /// line. The slot keeps its packet, and is posted again. `None`: the message is longer, or has
+    /// no header; it is left in the slot.
     #[inline(always)]
     pub(super) fn take_short(&mut self, slot: u32, len: usize) -> Option<(Header, SmallBytes)> {
         let payload = len.checked_sub(HEADER).filter(|payload| *payload <= self.front)?;
@@ -126,9 +125,10 @@ impl Receives {
         Some((Header(line.header), SmallBytes::first(payload, line.front)))
     }
 
-    /// Takes a message out of a slot, `len` bytes with its header. `None`: too short to have one.
-    /// The slot is posted again, with another packet if the message has kept its own; where there
-    /// is none, `credit_to` is told of when there is.
+    /// Takes a message of `len` bytes with its header out of a slot. `None`: too short for a
+    /// header. The slot is posted again, with another packet if the message has kept its own. The
+    /// flag is `true` if the peer may be credited now; else `credit_to` is reported once the slot
+    /// has a packet.
     pub(super) fn take(&mut self, slot: u32, len: usize, credit_to: u32) -> Option<(Taken, bool)> {
         if let Some((header, bytes)) = self.take_short(slot, len) {
             return Some((Taken::Small(header, bytes), true));
@@ -145,7 +145,7 @@ impl Receives {
         let copied = copy_now(packet.view_mut(), MemRef::host(&line.front[..self.front]));
         debug_assert!(copied.is_ok() || self.front == 0, "the packet is of the source's kind");
         let refilled = self.fill(slot);
-        // While half of the receives stand, one that is missing is nobody's loss.
+        // While half of the receives are posted, a missing one costs the peer no credit.
         let enough = 2 * self.empty.len() < self.slots.len();
         if !refilled && !enough {
             match self.put_aside(slot, packet) {
@@ -161,8 +161,8 @@ impl Receives {
         Some((Taken::Large(Header(line.header), Payload::Packet(packet)), refilled || enough))
     }
 
-    /// Copies a message out of its packet, which its slot gets back: packets are out, and the
-    /// receives that stand are needed for what the runtime has to say.
+    /// Copies a message out of its packet, which its slot gets back. No packets are left, and the
+    /// posted receives are needed for the runtime's messages.
     #[cold]
     #[inline(never)]
     fn put_aside(&mut self, slot: u32, packet: Packet) -> Result<Vec<u8>, Packet> {
@@ -176,7 +176,7 @@ impl Receives {
         Ok(bytes)
     }
 
-    /// What has come into a slot's line.
+    /// Reads a slot's line.
     #[inline(always)]
     fn line(&self, slot: u32) -> Option<Line> {
         let mut line = Line::new_zeroed();
@@ -185,19 +185,19 @@ impl Receives {
         Some(line)
     }
 
-    /// A receive has ended without a message.
+    /// Reposts the slot of a receive that has ended without a message.
     pub(super) fn again(&mut self, slot: u32) {
         if self.slots.get(slot as usize).is_some_and(|slot| slot.packet.is_some()) {
             self.fresh.push(slot);
         }
     }
 
-    /// A packet for a slot. Whether there was one.
+    /// Takes a packet for a slot. Returns `true` if there was one.
     fn fill(&mut self, slot: u32) -> bool {
         let Some(place) = self.slots.get_mut(slot as usize) else { return false };
         let Some(packet) = self.source.take() else { return false };
-        // SAFETY: this holds the source, and with it the packets' pool, and drops the registrations
-        // first.
+        // SAFETY: this holds the source, and with it the packets' pool, and drops the
+        // registrations first.
         match unsafe { self.slabs.key(&packet) } {
             Ok(key) => {
                 *place = Slot { packet: Some(packet), key };
@@ -212,15 +212,15 @@ impl Receives {
         }
     }
 
-    /// Why nothing is received any more, if that is so; told once.
+    /// Returns the reason why nothing can be received any more, once.
     pub(super) fn failed(&mut self) -> Option<String> {
         let nothing_stands = self.empty.len() == self.slots.len();
         self.is_broken |= nothing_stands && self.refused.is_some();
         self.refused.take_if(|_| self.is_broken)
     }
 
-    /// Looks for packets for the slots that have none. The connections whose messages had kept
-    /// theirs.
+    /// Looks for packets for the slots that have none. `credit` is called for the connections
+    /// whose messages had kept theirs.
     #[cold]
     pub(super) fn refill(&mut self, mut credit: impl FnMut(u32)) {
         if self.is_broken {
@@ -238,31 +238,32 @@ impl Receives {
         }
     }
 
-    /// Whether slots are without a packet.
+    /// Returns `true` if slots lack a packet.
     #[inline(always)]
     pub(super) fn is_hungry(&self) -> bool {
         !self.empty.is_empty()
     }
 
-    /// Whether enough receives have to be posted for it to be worth while.
+    /// Returns `true` if the fresh slots are worth a doorbell.
     #[inline(always)]
     pub(super) fn is_due(&self) -> bool {
         self.fresh.len() >= self.enough
     }
 
-    /// Whether any have, while others lack a packet: all that stand may be gone. Else three
-    /// quarters of them stand, as fewer are not due.
+    /// Returns `true` if slots are fresh while others lack a packet: all posted receives may be
+    /// used up. Without that three quarters of them are posted, since fewer fresh ones are not
+    /// due.
     #[inline(always)]
     pub(super) fn are_missed(&self) -> bool {
         !self.fresh.is_empty() && self.is_hungry()
     }
 
-    /// Posts what is to be posted.
+    /// Posts the fresh slots.
     pub(super) fn post(&mut self) {
         while !self.fresh.is_empty() && !self.is_broken {
             let count = self.fresh.len().min(TOGETHER);
             let posted = self.post_some(count);
-            // From the back: those whose memory was touched last.
+            // From the back: their memory was touched last.
             self.fresh.truncate(self.fresh.len() - posted);
             if posted < count {
                 return;
@@ -270,7 +271,7 @@ impl Receives {
         }
     }
 
-    /// Posts the last `count`. How many went.
+    /// Posts the last `count`. Returns the number of those that were posted.
     fn post_some(&mut self, count: usize) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let room = self.source.packet_size().saturating_sub(self.front);
@@ -293,16 +294,16 @@ impl Receives {
                 lkey: *key,
             };
             request.wr_id = WrId::Receive(slot).encode();
-            // A part of no length is one of 2 GiB to some devices.
+            // Some devices take a length of 0 for 2 GiB.
             (request.sg_list, request.num_sge) = (parts.as_mut_ptr(), if room > 0 { 2 } else { 1 });
         }
         let first = requests.as_mut_ptr();
         for at in 1..count {
             requests[at - 1].next = first.wrapping_add(at);
         }
-        // SAFETY: each receive names its slot's line, and the packet in its slot, which stays there
-        // until the receive is over or the queue is destroyed. The packet has the length, as its
-        // source promises.
+        // SAFETY: each receive names its slot's line, and the packet in its slot, which stays
+        // there until the receive has ended or the queue is destroyed. The packet has the length
+        // that its source promises.
         match unsafe { queue.post(first) } {
             Ok(()) => count,
             Err(PostFailure { errno, bad_wr: bad }) => {
@@ -312,14 +313,15 @@ impl Receives {
                     self.refused = Some(format!("its receive queue takes no receive: {error}"));
                     self.is_broken = true;
                 }
-                // Those before the one that was refused were taken.
+                // Those before the refused one were taken.
                 let bad = (0..count).find(|&at| std::ptr::eq(first.wrapping_add(at), bad.cast()));
                 bad.unwrap_or(0)
             }
         }
     }
 
-    /// Ends it: nothing is received any more, and packets go back. All queue pairs are gone by now.
+    /// Ends it: nothing is received any more, and packets are returned. All queue pairs are gone
+    /// by now.
     pub(super) fn close(&mut self) {
         self.queue = None;
         for slot in &mut self.slots {

@@ -1,4 +1,4 @@
-//! Work requests of one queue pair, what they hold, and when it is free again.
+//! Work requests of one queue pair, and the resources that they hold until they complete.
 
 mod gathering;
 mod moving;
@@ -20,34 +20,34 @@ use crate::mem::{Buffer, MemRef};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Requests of a queue that messages leave free: for credits, the last message, and what is posted
-/// behind everything.
+/// Requests of a queue that messages leave free: for credits, the last message, and the request
+/// behind all others.
 const RESERVE: u32 = 4;
 
-/// Said by an immediate: nothing comes after this.
+/// Immediate of the last message: nothing comes after it.
 pub(super) const BYE: u32 = 1;
 
-/// Why a message was not sent.
+/// Reason why a message was not sent.
 #[derive(Debug)]
 pub(super) enum Unsent {
-    /// Not now.
+    /// A temporary shortage.
     Busy(Busy),
-    /// The peer has written a credit that cannot be.
+    /// The peer has written an impossible credit.
     Wrong(String),
     /// The queue pair, or a registration, has failed.
     Failed(String),
-    /// The NIC cannot be told of the memory.
+    /// The memory cannot be registered with the NIC.
     Unregistered(String),
 }
 
 impl Unsent {
-    /// Nothing that matters, if it may only be tried again.
+    /// Drops an error after which the caller may try again.
     fn unless_busy(self) -> Result<(), Self> {
         if matches!(self, Self::Busy(_)) { Ok(()) } else { Err(self) }
     }
 }
 
-/// What a request needs until it is over.
+/// Resource that a request holds until it completes.
 #[derive(Debug)]
 enum Held {
     Bounce(Bounce),
@@ -57,35 +57,34 @@ enum Held {
 /// The sending half of a connection.
 #[derive(Debug)]
 pub(super) struct Sending {
-    /// None when it is over.
+    /// `None` once it is closed.
     queue: Option<Arc<QueuePair>>,
     connection: u32,
     depth: u32,
     /// Bytes that go inline.
     inline: usize,
-    /// Sequence number of the last request that was posted, and of the last whose completion was
-    /// asked for.
+    /// Sequence number of the last request that was posted, and of the last signalled one.
     posted: u32,
     signalled: u32,
-    /// Messages sent, and how many of them the peer has said to have taken in.
+    /// Messages sent, and the number of them that the peer has credited.
     sent: u64,
     returned: u64,
-    /// Messages that may be under way.
+    /// Send window: messages that may be in flight.
     window: u64,
-    /// The peer's word, and its key.
+    /// The peer's credit word, and its key.
     word: (u64, u32),
-    /// What requests hold, in their order.
+    /// Resources of requests, in the order of the requests.
     held: VecDeque<(u32, Held)>,
-    /// Messages that wait for more, behind all that were sent; counted as a request and a message
-    /// already.
+    /// Messages that wait for more, behind all that were sent. They count as one request and one
+    /// message already.
     gathered: Option<Gathered>,
-    /// Whether the poller has been told that some do.
+    /// Set if the poller knows of messages that wait.
     pub(super) is_listed: bool,
 }
 
 impl Sending {
-    /// Of a queue that holds `asked` requests: what a device grants beyond that, the completion
-    /// queue has no room for.
+    /// Creates the sending half for a queue of `asked` requests. The device may grant more, but
+    /// the completion queue has no room for them.
     pub(super) fn new(queue: Arc<QueuePair>, asked: u32, connection: u32) -> Self {
         Self {
             connection,
@@ -104,18 +103,18 @@ impl Sending {
         }
     }
 
-    /// The queue pair, while there is one.
+    /// Returns the queue pair, until it is closed.
     pub(super) fn queue(&self) -> Option<&Arc<QueuePair>> {
         self.queue.as_ref()
     }
 
-    /// The peer's end is known: it can be sent to.
+    /// Stores the peer's end, so that it can be sent to.
     pub(super) fn open(&mut self, end: &End) {
         (self.window, self.word) = (u64::from(end.window), (end.word_addr, end.word_key));
     }
 
     /// Sends a message of host memory, no longer than the bounce buffers. `completed` is the
-    /// sequence number of the last request that is known to be over.
+    /// sequence number of the last request that is known to be complete.
     #[inline(always)]
     pub(super) fn message(
         &mut self,
@@ -131,7 +130,7 @@ impl Sending {
         self.alone((header, bytes), completed, bounces)
     }
 
-    /// Whether one more may be sent, while none waits: the queue and the peer have room.
+    /// Checks that the queue and the peer have room for one more message, while none waits.
     #[inline(always)]
     fn room(&mut self, completed: u32, words: &Words) -> Result<(), Unsent> {
         if self.posted.wrapping_sub(completed) + RESERVE >= self.depth {
@@ -186,10 +185,10 @@ impl Sending {
         let count = if len == 0 { 1 } else { 2 };
         let mut request = self.request(&mut parts[..count], IBV_WR_SEND);
         request.send_flags = IBV_SEND_INLINE;
-        // Rarely: what is asked for is what gives room back.
+        // Signalled rarely: a completion gives room back.
         let due = self.posted.wrapping_sub(self.signalled) >= self.depth / 4;
-        // SAFETY: the call copies what goes inline; header and bytes are host memory, borrowed as
-        // long.
+        // SAFETY: the call copies inline bytes; header and bytes are host memory, borrowed during
+        // it.
         unsafe { self.post(&mut request, due) }
     }
 
@@ -205,8 +204,9 @@ impl Sending {
             Ok(Filled { addr, len, key }) => {
                 let mut part = [ibv_sge { addr, length: len, lkey: key }];
                 let mut request = self.request(&mut part, IBV_WR_SEND);
-                // Always told of: a peer that is sent to no more must not keep the last ones.
-                // SAFETY: the bounce is nobody else's until the request is over.
+                // Always signalled, since the last bounces must come back also when no more is
+                // sent.
+                // SAFETY: the bounce has no other user until the request completes.
                 unsafe { self.post(&mut request, true) }
             }
             Err(error) => Err(Unsent::Failed(error.to_string())),
@@ -235,12 +235,12 @@ impl Sending {
         request.wr.rdma.remote_addr = remote_addr;
         request.wr.rdma.rkey = rkey;
         let due = self.posted.wrapping_sub(self.signalled) >= self.depth / 4;
-        // SAFETY: the words stay registered as long as the connection; should the value change
-        // before it is read, a later count goes, which is as good.
+        // SAFETY: the words stay registered as long as the connection. If the value changes before
+        // the NIC reads it, a later count goes, which is valid too.
         unsafe { self.post(&mut request, due) }
     }
 
-    /// Posts the last message, behind all others. Whether it could be.
+    /// Posts the last message, behind all others. Returns `true` if it was posted.
     pub(super) fn bye(&mut self, bounces: &Bounces) -> bool {
         if self.send_off(bounces).is_err() {
             return false;
@@ -253,8 +253,8 @@ impl Sending {
         unsafe { self.post_named(&mut request) }.is_ok()
     }
 
-    /// Moves the queue pair to the error state: everything outstanding comes back flushed. Whether
-    /// a last request was posted behind it.
+    /// Moves the queue pair to the error state: everything outstanding comes back flushed. Returns
+    /// `true` if a last request was posted behind it.
     pub(super) fn fail(&mut self, was_up: bool) -> bool {
         let Some(queue) = &self.queue else { return false };
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..Default::default() };
@@ -272,10 +272,10 @@ impl Sending {
         unsafe { self.post_named(&mut request) }.is_ok()
     }
 
-    /// Everything is over: lets go of the queue pair and of what requests held. The operations on
-    /// memory that had not ended.
+    /// Closes the queue pair and releases what requests held. Returns the operations on memory
+    /// that had not ended.
     pub(super) fn close(&mut self, bounces: &Bounces) -> Vec<(OpToken, Buffer)> {
-        // First: no request of it reads a bounce, or a buffer, after this.
+        // First: after this no request reads a bounce or a buffer.
         self.queue = None;
         if let Some(Gathered { bounce, .. }) = self.gathered.take() {
             bounces.give_back(bounce);
@@ -290,12 +290,12 @@ impl Sending {
         ended
     }
 
-    /// Keeps what the last request needs.
+    /// Keeps the resources of the last request.
     fn hold(&mut self, transfer: Transfer) {
         self.held.push_back((self.posted, Held::Transfer(transfer)));
     }
 
-    /// The operations on memory that are over, the first of them first.
+    /// Returns the operations on memory that have ended, in order.
     pub(super) fn ended(&mut self, completed: u32, bounces: &Bounces) -> Vec<Over> {
         let mut ended = Vec::new();
         while let Some((sequence, _)) = self.held.front()
@@ -310,14 +310,14 @@ impl Sending {
         ended
     }
 
-    /// Requests that are not over, with the one that has its place although it still waits.
+    /// Returns the number of incomplete requests, with the one reserved for messages that wait.
     fn outstanding(&self, completed: u32) -> u32 {
         self.posted.wrapping_sub(completed) + u32::from(self.gathered.is_some())
     }
 
     fn give_back(&mut self, completed: u32, bounces: &Bounces) {
-        // Behind what is completed, in a circle of sequence numbers. Operations on memory are the
-        // poller's to end.
+        // Behind what is completed, in a circle of sequence numbers. The poller ends operations on
+        // memory.
         while let Some((sequence, Held::Bounce(_))) = self.held.front()
             && completed.wrapping_sub(*sequence) < 1 << 31
             && let Some((_, Held::Bounce(bounce))) = self.held.pop_front()
@@ -326,7 +326,7 @@ impl Sending {
         }
     }
 
-    /// A request of those parts. They have to stay where they are until it is posted.
+    /// Builds a request of those parts, which have to stay in place until it is posted.
     #[inline(always)]
     fn request(&self, parts: &mut [ibv_sge], opcode: u32) -> ibv_send_wr {
         ibv_send_wr {
@@ -340,14 +340,15 @@ impl Sending {
     /// Posts a request under the next sequence number.
     ///
     /// # Safety
-    /// Its parts are memory that stays until it is over, or go inline.
+    /// Its parts are memory that stays until it completes, or go inline.
     #[inline(always)]
     unsafe fn post(&mut self, request: &mut ibv_send_wr, signalled: bool) -> Result<(), Unsent> {
         // SAFETY: promised by the caller.
         unsafe { self.post_as(request, signalled, false) }
     }
 
-    /// The same, of which the poller is to know that it `ends` an operation on memory.
+    /// As [`post`](Self::post). With `ends`, its completion tells the poller that an operation on
+    /// memory has ended.
     ///
     /// # Safety
     /// As of [`post`](Self::post).

@@ -1,4 +1,4 @@
-//! What those who send through a device and the one who polls it let each other know.
+//! Signals between the senders through a device and its poller.
 
 use crate::sync::Aside;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Signs {
-    /// A link has gone, or has broken its connection off.
+    /// Set if a link has gone, or has broken its connection off.
     news: AtomicBool,
-    /// Connections in which messages wait for more; and who sleeps.
+    /// Connections in which messages wait for more, and the count of sleeping threads.
     pub(super) gathered: Aside,
 }
 
@@ -17,12 +17,12 @@ impl Signs {
         Self { news: AtomicBool::new(false), gathered: Aside::new() }
     }
 
-    /// There is something to look after among the connections.
+    /// Signals that a connection needs upkeep.
     pub(super) fn tell_news(&self) {
         self.news.store(true, Ordering::Release);
     }
 
-    /// Whether there was, since this was last asked.
+    /// Returns `true` if that was signalled since the last call.
     pub(super) fn take_news(&self) -> bool {
         self.news.swap(false, Ordering::AcqRel)
     }

@@ -1,5 +1,5 @@
-//! What RDMA devices this machine has: asked once, before one of them is chosen, and for people to
-//! read.
+//! Survey of this machine's RDMA devices: made once, before one of them is chosen, and for
+//! reports.
 
 use super::address::{Fabric, ip_of};
 use super::port::choose_gid;
@@ -11,19 +11,19 @@ use std::net::Ipv6Addr;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What Soft-RoCE says that its vendor is.
+/// Vendor id of Soft-RoCE.
 pub(super) const SOFT_ROCE: u32 = 0xff_ffff;
 
-/// The same of the kernel's software iWARP.
+/// Vendor id of the kernel's software iWARP.
 const SOFT_IWARP: u32 = 0x62_6d74;
 
 /// A device.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seen {
     pub(super) name: String,
-    /// What simulates it, where something does.
+    /// The simulator's name, if the device is simulated.
     pub(super) simulated: Option<&'static str>,
-    /// The NUMA node that it is attached to, where the kernel says.
+    /// NUMA node of the device, if the kernel says.
     pub(super) numa: Option<u32>,
     pub(super) ports: Vec<SeenPort>,
 }
@@ -33,17 +33,17 @@ pub(super) struct Seen {
 pub(super) struct SeenPort {
     pub(super) number: u8,
     pub(super) is_active: bool,
-    /// In libibverbs's words.
+    /// State of the port, in libibverbs's words.
     pub(super) state: String,
     pub(super) fabric: Fabric,
-    /// In 10⁶ bits a second, without the line's coding; 0 where it is not known.
+    /// Rate in 10⁶ bits a second, without the line's coding; 0 if unknown.
     pub(super) rate: u32,
-    /// Those that could be used, in the order of their indices.
+    /// Usable GIDs, in the order of their indices.
     pub(super) gids: Vec<GidEntry>,
 }
 
 impl Seen {
-    /// Asks a device. `is_simulated`: it is one of the NIC that this crate simulates.
+    /// Queries a device. `is_simulated`: it belongs to the NIC that this crate simulates.
     ///
     /// # Errors
     /// It cannot be opened, or does not answer.
@@ -84,18 +84,18 @@ impl Seen {
         })
     }
 
-    /// Its best port, of those that messages can be sent by.
+    /// Returns its first port that can send messages.
     pub(super) fn best_port(&self) -> Option<&SeenPort> {
         self.ports.iter().find(|port| port.is_active && !port.gids.is_empty())
     }
 }
 
-/// The node that the kernel has a device on. It says -1 for none.
+/// Returns the NUMA node that the kernel has a device on. The kernel says -1 for none.
 fn numa_node(sysfs: &Path) -> Option<u32> {
     fs::read_to_string(sysfs.join("device/numa_node")).ok()?.trim().parse().ok()
 }
 
-/// The codes of the InfiniBand specification, and of the kernel beyond it.
+/// Returns the rate, from the codes of the InfiniBand specification and the kernel's beyond it.
 fn rate(facts: &ibv_port_attr) -> u32 {
     let lanes = match facts.active_width {
         1 => 1,
@@ -175,7 +175,7 @@ mod tests {
         };
         assert_eq!(rate(&facts(2, 32)), 100_000);
         assert_eq!(rate(&facts(1, 1)), 2_500);
-        assert_eq!(rate(&facts(2, 3)), 0, "a code that nobody has given a meaning");
+        assert_eq!(rate(&facts(2, 3)), 0, "a code without a meaning");
         let newer = ibv_port_attr { active_speed_ex: 256, ..facts(2, 0) };
         assert_eq!(rate(&newer), 800_000);
     }

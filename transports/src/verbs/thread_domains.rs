@@ -1,15 +1,15 @@
-//! Thread domains: queue pairs that the device's library takes no locks for.
+//! Thread domains: queue pairs for which the device's library takes no locks.
 //!
-//! Whoever posts to a connection holds its lock, so a lock of the library's inside it keeps nobody
-//! out. Each queue pair has a thread domain of its own: two of one domain would have to be posted
-//! to one after the other. A device has few (LCI's users ran out of 8192 on nodes of 64 ranks), and
-//! other programs want some; so a rank takes a limited number, and the connections after that go
-//! without.
+//! A thread that posts to a connection holds its lock, so the library's own lock inside it is
+//! redundant. Each queue pair has a thread domain of its own: two in one domain could not be
+//! posted to at the same time. A device has few (LCI's users ran out of 8192 on nodes of 64
+//! ranks), and other programs want some. So a rank takes a limited number, and later connections
+//! do without.
 
 use super::sys::ProtectionDomain;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Those of an opened port.
+/// Thread domains of an opened port.
 #[derive(Debug)]
 pub(super) struct ThreadDomains {
     most: usize,
@@ -17,13 +17,13 @@ pub(super) struct ThreadDomains {
 }
 
 impl ThreadDomains {
-    /// So many at most.
+    /// Creates a limit of `most` domains.
     pub(super) fn new(most: u32) -> Self {
         Self { most: usize::try_from(most).unwrap_or(usize::MAX), given: Mutex::default() }
     }
 
-    /// A domain around `base` for one queue pair, which ends with it. `None`: there are as many as
-    /// may be, or the device gives none.
+    /// Returns a domain around `base` for one queue pair, which ends with it. `None`: the limit is
+    /// reached, or the device gives none.
     pub(super) fn take(&self, base: &Arc<ProtectionDomain>) -> Option<Arc<ProtectionDomain>> {
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
         given.retain(|domain| domain.strong_count() > 0);

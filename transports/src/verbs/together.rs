@@ -1,38 +1,38 @@
-//! Short messages that go to a peer in one request.
+//! Short messages that are sent to a peer in one request.
 //!
 //! A program that sends many short messages in a row pays for each a doorbell, a packet on the
-//! wire, an acknowledgement, a receive and a completion; together they pay for one. Only the
-//! program knows that more will follow at once, so it says so
-//! ([`Link::am_more`](crate::contract::Link::am_more)). Such messages are gathered in a bounce
-//! buffer, and go with the first one that is sent without that word, when no more fits, and at the
-//! latest with the next poll.
+//! wire, an acknowledgement, a receive and a completion. Together they pay for one. program knows
+//! that more will follow at once, so it says so
+//! ([`Link::am_more`](crate::contract::Link::am_more)). Such messages are gathered in a staging
+//! buffer. They are sent with the first message without that announcement, when no more fits, and
+//! at the latest with the next poll.
 //!
-//! On the wire the header of such a request counts its bytes. Behind it stand the messages, each
-//! with its header and length in front, filled up to a whole word.
+//! On the wire the header of such a request counts its bytes. The messages follow, each preceded
+//! by its header and length, and padded to a whole word.
 
 use super::bounces::Bounce;
 use crate::contract::{Header, Payload, PeerId, SmallArrival};
 use crate::mem::{MemMut, MemRef, SmallBytes, copy::copy_now};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Said by an immediate: these are messages that go together.
+/// Immediate of a request that holds gathered messages.
 pub(super) const TOGETHER: u32 = 2;
 
-/// Bytes that go together at most, with their header: the first of them should not wait for long.
+/// Maximum bytes of a request, with its header, so that the first message does not wait for long.
 pub(super) const MOST: usize = 2 << 10;
 
-/// What stands in front of each message: its header, and how many bytes it has.
+/// Bytes in front of each message: its header and its length.
 const RECORD: usize = 24;
 
 /// Messages that wait for more.
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) bounce: Bounce,
-    /// Bytes of the bounce buffer that are taken.
+    /// Bytes of the staging buffer that are in use.
     pub(super) len: usize,
 }
 
-/// One message as it travels.
+/// One message in its wire format.
 pub(super) struct Record {
     words: [u64; 8],
     len: usize,
@@ -41,7 +41,7 @@ pub(super) struct Record {
 const _: () = assert!(RECORD + SmallBytes::MAX == 64, "the longest fills a record");
 
 impl Record {
-    /// Of a message that is short enough.
+    /// Builds the record of a message, if it is short enough.
     pub(super) fn of(header: Header, bytes: MemRef<'_>) -> Option<Self> {
         let [first, second] = header.0;
         let mut words = [first, second, bytes.len() as u64, 0, 0, 0, 0, 0];
@@ -55,15 +55,15 @@ impl Record {
     }
 }
 
-/// Bytes that the longest message takes.
+/// Bytes of the longest record.
 pub(super) const LONGEST: usize = RECORD + SmallBytes::MAX;
 
-/// Bytes that a message takes.
+/// Returns the bytes of a message's record.
 pub(super) fn length(payload: usize) -> usize {
     RECORD + payload.next_multiple_of(8)
 }
 
-/// Messages that came together, and were not all taken out so far.
+/// Messages of one request that are not all taken out yet.
 #[derive(Debug)]
 pub struct Opened {
     pub(super) connection: u32,
@@ -73,15 +73,15 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// What has come through a connection from a peer.
+    /// Wraps a payload that came through a connection from a peer.
     pub fn new(connection: u32, from: PeerId, payload: Payload) -> Self {
         Self { connection, from, payload, at: 0 }
     }
 
-    /// The next of them; `None` when all were taken out.
+    /// Returns the next message; `None` when all were taken out.
     ///
     /// # Errors
-    /// What the peer has sent are no messages; why.
+    /// The reason why the peer's bytes are no messages.
     #[allow(clippy::should_implement_trait, reason = "it can fail")]
     pub fn next(&mut self) -> Result<Option<SmallArrival>, &'static str> {
         let all = match &self.payload {
@@ -97,7 +97,7 @@ impl Opened {
         let [first, second, len] = front;
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let mut bytes = SmallBytes::zeroed(len).ok_or("one is not short")?;
-        // As it is filled up, more can be missing than the bytes themselves.
+        // The padding has to be present, too.
         let found = rest.get(..len.next_multiple_of(8)).ok_or("it is cut off")?;
         copy_now(MemMut::host(bytes.as_mut_slice()), MemRef::host(&found[..len]))
             .map_err(|_| "it is no memory")?;

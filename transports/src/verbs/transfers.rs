@@ -1,4 +1,4 @@
-//! Bytes that the NIC moves between this rank's memory and a peer's, by itself.
+//! Transfers that the NIC makes between this rank's memory and a peer's.
 
 use super::bounces::{Bounce, Bounces};
 use super::gpu_memory::{GpuMemory, Registered};
@@ -13,13 +13,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Bytes of one request, at most: what every device takes.
+/// Bytes of one request, at most: every device takes them.
 pub(super) const PIECE: usize = 1 << 30;
 
-/// Regions whose registrations are kept.
+/// Number of regions whose registrations are kept.
 const KEPT: usize = 256;
 
-/// Which way bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Direction {
     /// To the peer.
@@ -28,17 +28,18 @@ pub(super) enum Direction {
     Get,
 }
 
-/// How a peer names memory of this rank: as the NIC does, and whether what it writes there has to
-/// be followed by a read.
+/// A peer's name of memory of this rank: the NIC's remote key, and if writes there need a read
+/// behind them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PlaceKey {
     pub(super) rkey: u32,
-    /// Memory where writes are not seen in order, of a GPU or by the wish of its owner: a read
-    /// behind them is answered only when they have reached it, so a put is over when that is.
+    /// Set for memory where writes become visible out of order, because it is a GPU's or its owner
+    /// wished so. A read behind the writes is answered only when they have reached the memory, so
+    /// it completes the put.
     pub(super) read_behind: bool,
-    /// Which of the owner's NICs knows it: 0 is the first.
+    /// Number of the owner's NIC that knows the key: 0 is the first.
     pub(super) rail: u8,
-    /// Words are there, and this NIC is their agent.
+    /// Set if the memory holds words, with this NIC as their coherence owner.
     pub(super) words: bool,
 }
 
@@ -54,7 +55,7 @@ impl PlaceKey {
         u64::from(self.rkey) | bits | u64::from(self.rail) << Self::RAIL
     }
 
-    /// `None`: no such key is given out.
+    /// Decodes a key. Returns `None` if no such key is given out.
     pub(super) fn decode(key: u64) -> Option<Self> {
         let rkey = u32::try_from(key & !(Self::READ_BEHIND | Self::RAILS | Self::WORDS)).ok()?;
         let rail = u8::try_from((key & Self::RAILS) >> Self::RAIL).ok()?;
@@ -63,17 +64,17 @@ impl PlaceKey {
     }
 }
 
-/// An operation that is over.
+/// An operation that has ended.
 #[derive(Debug)]
 pub(super) struct Over {
     pub(super) token: OpToken,
     pub(super) buffer: Buffer,
-    /// The GPU that has to be told before what was fetched into its memory can be seen.
+    /// The GPU to flush before fetched bytes are visible in its memory.
     pub(super) flush: Option<Arc<dyn Gpu>>,
 }
 
-/// Tells of operations that are over. What was fetched into memory of a GPU is flushed first, once
-/// for all that went to it.
+/// Reports operations that have ended. Bytes fetched into memory of a GPU are flushed first, once
+/// for each GPU.
 pub(super) fn told(over: Vec<Over>) -> impl Iterator<Item = Event> {
     let mut flushed: Vec<(GpuUuid, Result<(), GpuError>)> = Vec::new();
     let mut flush_once = move |gpu: &dyn Gpu| {
@@ -96,28 +97,28 @@ pub(super) fn told(over: Vec<Over>) -> impl Iterator<Item = Event> {
     })
 }
 
-/// An operation under way, and what it needs until it is over.
+/// An operation in flight, with all that it needs until it ends.
 #[derive(Debug)]
 pub(super) struct Transfer {
     token: OpToken,
-    // Before the memory that it may be about.
+    // Before the memory that it may refer to.
     via: Via,
     buffer: Buffer,
 }
 
-/// How the NIC reaches the bytes.
+/// Access of the NIC to the bytes of a transfer.
 #[derive(Debug)]
 pub(super) enum Via {
     /// They went with the request.
     Inline,
-    /// They lie in a copy; a get's are copied back when it is over.
+    /// They lie in a bounce buffer. A get's are copied back at its end.
     Bounce(Bounce, Direction),
-    /// A word that was changed: what it held lies there.
+    /// A word that was changed: the bounce buffer receives its old value.
     Word(Bounce),
-    /// Where they are.
+    /// The NIC accesses the buffer itself.
     Registration(Arc<Registered>, Direction),
-    /// A part of a buffer that others have, too. The registration before the memory that it is
-    /// about.
+    /// The NIC accesses a part of a shared buffer. The registration is dropped before the memory
+    /// that it is about.
     Shared(Arc<Registered>, Arc<Buffer>),
 }
 
@@ -126,7 +127,7 @@ impl Transfer {
         Self { token, via, buffer }
     }
 
-    /// It is over.
+    /// Ends the operation with success.
     pub(super) fn end(self, bounces: &Bounces) -> Over {
         let Self { token, via, mut buffer } = self;
         let mut flush = None;
@@ -142,21 +143,21 @@ impl Transfer {
                 if let Buffer::Small(bytes) = &mut buffer
                     && let Ok(word) = bytes.as_mut_slice().try_into()
                 {
-                    // The NIC has put it down as the machine has its numbers.
+                    // The NIC has written it in the machine's byte order.
                     let word: &mut [u8; 8] = word;
                     *word = u64::from_ne_bytes(*word).to_le_bytes();
                 }
                 bounces.give_back(bounce);
             }
             Via::Registration(registered, Direction::Get) => flush = registered.flush.clone(),
-            // In this order, and before anybody is told.
+            // In this order, and before the end is reported.
             Via::Shared(registered, share) => drop((registered, share)),
             Via::Registration(_, Direction::Put) | Via::Inline => {}
         }
         Over { token, buffer, flush }
     }
 
-    /// It has come to nothing.
+    /// Ends the operation with failure.
     pub(super) fn fail(self, bounces: &Bounces) -> (OpToken, Buffer) {
         let Self { token, via, buffer } = self;
         if let Via::Bounce(bounce, _) | Via::Word(bounce) = via {
@@ -166,17 +167,17 @@ impl Transfer {
     }
 }
 
-/// Registrations of this rank's memory for its own requests. Those of regions are kept, as long as
-/// the region is there; those of other buffers last for one operation, since nobody tells when such
-/// memory is freed.
+/// Registrations of this rank's memory for its own requests. Those of regions are kept while the
+/// region exists. Those of other buffers last for one operation, since the end of such memory is
+/// not reported.
 #[derive(Debug)]
 pub(super) struct Registrations {
     domain: Arc<ProtectionDomain>,
     wishes: Wishes,
     pub(super) gpus: GpuMemory,
     kept: Mutex<HashMap<usize, (WeakRegion, Arc<Registered>)>>,
-    /// For bytes that are read and that nobody looks at; made when it is first needed. Peers have
-    /// no rights in it.
+    /// Memory for bytes that are read and ignored, created when first needed. Peers have no rights
+    /// in it.
     nowhere: OnceLock<Result<Area, VerbsError>>,
 }
 
@@ -206,19 +207,19 @@ impl Registrations {
         registered.map_err(|error| error.to_string())
     }
 
-    /// A place for a byte that nobody looks at, and its key.
+    /// Returns the address and key of a byte that is read into and ignored.
     ///
     /// # Errors
-    /// The NIC takes no more memory.
+    /// The NIC registers no more memory.
     pub(super) fn nowhere(&self) -> Result<(u64, u32), String> {
         let area = self.nowhere.get_or_init(|| Area::new(&self.domain, 1));
         area.as_ref().map(|area| (area.addr(0), area.key())).map_err(VerbsError::to_string)
     }
 
-    /// The registration in which a part of a buffer lies.
+    /// Returns the registration that contains a part of a buffer.
     ///
     /// # Errors
-    /// It is no memory that stays where it is; or it has no such part; or the NIC refuses it.
+    /// The memory may move, the buffer has no such part, or the NIC refuses it.
     pub(super) fn of(
         &self,
         (buffer, part): (&Buffer, Range<usize>),
@@ -235,12 +236,12 @@ impl Registrations {
         }
         let Buffer::Region(slice) = buffer else {
             let (at, len) = (base.wrapping_add(part.start), part.len());
-            // What is only read may be memory that cannot be written.
+            // The source of a put may be read-only memory.
             let access = match direction {
                 Direction::Put => Access::LOCAL_READ,
                 Direction::Get => Access::LOCAL_WRITE,
             };
-            // SAFETY: whoever asks keeps the buffer at least as long as the registration.
+            // SAFETY: the caller keeps the buffer at least as long as the registration.
             return unsafe { self.register((at, len), buffer.kind(), access) }
                 .map(|memory| Arc::new(memory.into()));
         };
@@ -251,13 +252,13 @@ impl Registrations {
         {
             return Ok(registration.clone());
         }
-        // Also the one that was at this address before.
+        // Also removes the previous region at this address.
         if kept.len() >= KEPT || kept.contains_key(&root.addr()) {
             kept.retain(|_, (region, _)| !region.is_gone());
         }
-        // SAFETY: the operation keeps a part of the region, and with it the whole; a registration
-        // that outlives the region is used by nobody: it is looked up by the region itself, and
-        // peers have no rights in it.
+        // SAFETY: the operation keeps a part of the region, and with it the whole. A registration
+        // that outlives the region is not used: the lookup is by the region itself, and peers have
+        // no rights in it.
         let fresh = unsafe {
             match root.kind().is_host() {
                 true => {
@@ -275,7 +276,7 @@ impl Registrations {
         Ok(fresh)
     }
 
-    /// Lets go of those whose regions are gone.
+    /// Drops registrations whose regions are gone.
     pub(super) fn look_after(&self) {
         self.kept
             .lock()
@@ -290,10 +291,10 @@ struct Shown {
     // Before the memory that it is about.
     registration: Registered,
     buffer: Buffer,
-    /// Whether atomic operations are done there.
+    /// Set if atomic operations are done there.
     words: bool,
-    /// Whether it is written in any order: then a peer that does not say when it has written has to
-    /// read behind that.
+    /// Set if writes may arrive in any order. A peer that does not notify then has to read behind
+    /// its writes.
     relaxed: bool,
 }
 
@@ -325,10 +326,10 @@ impl Exposed for Shown {
     }
 }
 
-/// Lets peers reach a buffer.
+/// Exposes a buffer to peers.
 ///
 /// # Errors
-/// As of [`Registrations::of`], with the buffer.
+/// As for [`Registrations::of`], with the buffer.
 pub(super) fn expose(
     registrations: &Registrations,
     mut buffer: Buffer,
@@ -340,11 +341,11 @@ pub(super) fn expose(
         );
         return Err((why, buffer));
     };
-    // Of a GPU's memory no more than the buffer, too: who knows the key reaches all that is
+    // No more than the buffer, also of a GPU's memory: a peer with the key reaches all that is
     // registered under it.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     let relaxed = buffer.view().place().is_host() && registrations.wishes.relaxes(access);
-    // SAFETY: the buffer is kept, and not looked at, until the registration has ended.
+    // SAFETY: the buffer is kept, and not accessed, until the registration has ended.
     let registered = unsafe {
         match &buffer {
             Buffer::Region(slice) if !slice.kind().is_host() => {
@@ -359,11 +360,11 @@ pub(super) fn expose(
     }
 }
 
-/// Lets peers, and this rank itself, do atomic operations on the words of a region of host memory,
-/// and reach it else.
+/// Exposes a region of host memory to peers and to this rank itself, for atomic operations on its
+/// words and for other access.
 ///
 /// # Errors
-/// It is memory of a GPU; or the NIC refuses it.
+/// It is memory of a GPU, or the NIC refuses it.
 pub(super) fn expose_words(
     registrations: &Registrations,
     region: &Region,

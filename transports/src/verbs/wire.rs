@@ -1,16 +1,16 @@
-//! The few messages by which two devices make a connection.
+//! The messages by which two devices make a connection.
 //!
 //! ```text
 //! called   Challenge { number }
 //! caller   Hello { who, which device, proof, number, its end }
 //! called   Welcome { proof, its end }    or Crossed, or Refusal { why }
 //! caller   Ready
-//! either   Bye, before it closes in order;    or Refusal { why }, when it has given the connection up
+//! either   Bye, before it closes in order;  or Refusal { why }, when it gives the connection up
 //! ```
 //!
-//! Over TCP each has its length in front, in two bytes. A proof is a keyed hash (SipHash-2-4 of 128
-//! bits) of the other side's number and all that the message says; the key is the job's secret,
-//! which itself never travels.
+//! Over TCP each message is preceded by its length, in two bytes. A proof is a keyed hash
+//! (SipHash-2-4 of 128 bits) of the other side's number and the content of the message. The key is
+//! the job's secret, which itself is never sent.
 
 use super::address::DeviceKey;
 use crate::contract::PeerId;
@@ -19,7 +19,7 @@ use std::hash::Hasher;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"CRVB");
-/// Grows with every change to the messages, or to what connections carry.
+/// Increased with every change to the messages, or to the traffic of connections.
 const VERSION: u32 = 2;
 
 /// Longest message in bytes, its length not counted.
@@ -28,7 +28,7 @@ pub const MAX_MESSAGE: usize = 256;
 /// A number that is used once.
 pub type Nonce = [u8; 16];
 
-/// One end of a connection: what the other has to know of it.
+/// One end of a connection, as the other side needs it.
 #[repr(C)]
 #[derive(
     Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -36,9 +36,9 @@ pub type Nonce = [u8; 16];
 pub struct End {
     /// Its port's GID.
     pub gid: [u8; 16],
-    /// Where the other side writes how many messages it has taken in.
+    /// Address where the other side writes how many messages it has taken in.
     pub word_addr: u64,
-    /// The key for that.
+    /// Remote key of that word.
     pub word_key: u32,
     /// Number of its queue pair.
     pub queue_pair: u32,
@@ -46,7 +46,7 @@ pub struct End {
     pub first_psn: u32,
     /// Largest message that it takes in, in bytes.
     pub packet_size: u32,
-    /// Messages that it takes before it has looked at any.
+    /// Messages that it can receive before it has taken any in.
     pub window: u32,
     /// Its port's LID, on InfiniBand.
     pub lid: u16,
@@ -56,10 +56,10 @@ pub struct End {
     pub reads: u8,
 }
 
-/// What one side says to the other.
+/// A message of one side to the other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// The one that is called begins.
+    /// The called side begins.
     Challenge(Nonce),
     /// The caller introduces itself.
     Hello {
@@ -69,19 +69,19 @@ pub enum Message {
         from: PeerId,
         /// The other's challenge.
         nonce: Nonce,
-        /// That it knows the secret.
+        /// Proof that it knows the secret.
         proof: [u8; 16],
         /// Its end.
         end: End,
     },
     /// The caller is let in.
     Welcome {
-        /// That this side knows the secret, too.
+        /// Proof that this side knows the secret, too.
         proof: [u8; 16],
         /// Its end.
         end: End,
     },
-    /// The one that is called calls, too, and its call counts.
+    /// The called side calls, too, and its call counts.
     Crossed,
     /// The caller's queue pair is ready.
     Ready,
@@ -104,7 +104,8 @@ struct Frame {
     end: End,
 }
 
-/// What a side that knows the secret says of itself and its end, when it was asked by that number.
+/// Returns the proof of a side that knows the secret, for itself and its end, in answer to that
+/// number.
 pub fn proof(
     secret: &[u8; 16],
     asked: &Nonce,
@@ -120,7 +121,7 @@ pub fn proof(
 }
 
 impl Message {
-    /// The bytes, without their length.
+    /// Encodes the message, without its length.
     pub fn encode(&self) -> Vec<u8> {
         let mut frame = Frame::new_zeroed_of(MAGIC, VERSION);
         let mut text = &[][..];
@@ -147,10 +148,10 @@ impl Message {
         bytes
     }
 
-    /// Reads what a peer sent.
+    /// Decodes a peer's message.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the mistake.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let (frame, text) = Frame::read_from_prefix(bytes)
             .map_err(|_| format!("a message of {} bytes is too short", bytes.len()))?;
@@ -191,10 +192,10 @@ impl Frame {
 }
 
 impl End {
-    /// Whether a connection can be made to it.
+    /// Checks that a connection can be made to it.
     ///
     /// # Errors
-    /// What cannot be right in it.
+    /// A description of the mistake.
     pub fn check(&self, packet_size: usize) -> Result<(), String> {
         if self.packet_size as usize != packet_size {
             return Err(format!(
@@ -203,7 +204,7 @@ impl End {
                 self.packet_size
             ));
         }
-        // 24 bits: what the specification has for them.
+        // The specification has 24 bits for them.
         let fits = self.queue_pair < 1 << 24 && self.first_psn < 1 << 24;
         if !fits
             || self.window == 0

@@ -1,8 +1,8 @@
-//! How users' host memory is registered: with its pages locked, or on demand; with its writes in
+//! Registration of users' host memory: with its pages locked, or on demand; with its writes in
 //! order, or not.
 //!
-//! Memory of the device's own (receives, bounce buffers, credits) is registered as ever: it is
-//! small, used all the time, and the words of credits are looked at without a completion.
+//! Memory of the device's own (receives, bounce buffers, credits) is always locked and ordered. It
+//! is small and used all the time, and credit words are read without a completion.
 
 use super::options::Options;
 use super::sys::Access;
@@ -12,17 +12,18 @@ use super::sys::bindings::{
 };
 use crate::mem::MemKind;
 
-/// What is wished for, as far as the device has it.
+/// The wished-for flags that the device supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Wishes {
     on_demand: bool,
-    /// Also where words are changed.
+    /// Set if that includes memory whose words are changed.
     on_demand_words: bool,
     relaxed: bool,
 }
 
 impl Wishes {
-    /// What of the options a device with these abilities can do; the second is why not all of it.
+    /// Returns the options that a device with these abilities supports. The text is the reason why
+    /// one is missing.
     pub(super) fn of(options: &Options, odp: &ibv_odp_caps) -> (Self, Option<&'static str>) {
         let reliable = odp.per_transport_caps.rc_odp_caps;
         let moves = IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_WRITE;
@@ -39,17 +40,17 @@ impl Wishes {
         (wishes, (options.on_demand && !has).then_some(why))
     }
 
-    /// Whether memory that is to be used so may be written in another order than the bytes came.
-    /// Words are not: what changes one is not to be overtaken by what changes it next.
+    /// Returns `true` if memory for such access may be written out of order. Words may not: a
+    /// change must not be overtaken by the next.
     pub(super) fn relaxes(self, access: Access) -> bool {
         self.relaxed && !access.contains(Access::REMOTE_ATOMIC)
     }
 
-    /// With which flags memory is registered that is to be used so.
+    /// Returns the flags with which memory for such access is registered.
     pub(super) fn access(self, access: Access, kind: MemKind) -> Access {
         let has_words = access.contains(Access::REMOTE_ATOMIC);
-        // Pinned memory is locked as it is; and pages that a GPU's driver has given out are not the
-        // kernel's to bring back.
+        // Pinned memory is locked anyway, and the kernel cannot page in what a GPU's driver has
+        // given out.
         let on_demand =
             kind == MemKind::Host && if has_words { self.on_demand_words } else { self.on_demand };
         let flag = |is_set, flag| if is_set { flag } else { Access::LOCAL_READ };

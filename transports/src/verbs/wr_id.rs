@@ -1,21 +1,21 @@
-//! What a work request is called, so that its completion says what it was: the completion's own
-//! word for it is undefined when it has failed.
+//! Names of work requests, by which a completion tells its request. The completion's own opcode is
+//! undefined when the request has failed.
 
-/// A request, as its completion names it: what it was in the highest byte, then the connection,
-/// then a number.
+/// A request, as its completion names it: the kind in the highest byte, then the connection, then
+/// a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WrId {
     /// A receive, posted with this slot's packet.
     Receive(u32),
-    /// The connection's request of that sequence number, and so all before it.
+    /// The connection's request of that sequence number, and with it all before it.
     Send { connection: u32, sequence: u32 },
-    /// The same, which ends an operation on memory.
+    /// A request as [`Send`](Self::Send), which ends an operation on memory.
     Transfer { connection: u32, sequence: u32 },
     /// The last message of a connection.
     Bye { connection: u32 },
-    /// Behind everything, posted when the queue pair was in error already.
+    /// The request behind all others, posted when the queue pair was in error already.
     Last { connection: u32 },
-    /// None of ours.
+    /// A name that is not from here.
     Unknown,
 }
 

@@ -11,10 +11,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What is known of a completion channel.
+/// State of a completion channel.
 pub(super) struct KnownChannel {
     events: Arc<EventQueue<Arc<CompletionQueue>>>,
-    /// Queues that tell of their completions here.
+    /// Number of queues that use the channel.
     users: AtomicUsize,
 }
 
@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_chan
     if unsafe { known_channel(channel) }.users.load(Ordering::SeqCst) > 0 {
         return Errno::BUSY.raw_os_error();
     }
-    // SAFETY: of the contract; a context outlives what was made of it.
+    // SAFETY: of the contract; a context outlives the objects made of it.
     unsafe {
         known_context((*channel).context).children.fetch_sub(1, Ordering::SeqCst);
         free::<ibv_comp_channel, KnownChannel>(channel);
@@ -94,7 +94,7 @@ pub(super) unsafe extern "C" fn create_cq(
             Arc::clone(&device.faults),
         );
         // SAFETY: all of its fields are numbers, pointers and locks of the C library, for which
-        // zero is a value.
+        // zero is valid.
         let mut structure: ibv_cq = unsafe { std::mem::zeroed() };
         (structure.context, structure.channel, structure.cq_context) =
             (context, channel, cq_context);
@@ -137,7 +137,7 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     }
     context.device.completion_queues.remove();
     context.children.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     drop(unsafe { free::<ibv_cq, Arc<CompletionQueue>>(cq) });
     0
 }
@@ -153,8 +153,8 @@ pub(super) unsafe extern "C" fn get_cq_event(
         queue.given.given();
         let found: *mut ibv_cq =
             std::ptr::with_exposed_provenance_mut(queue.handle.load(Ordering::SeqCst));
-        // SAFETY: the queue's structure is there until it is destroyed, which has taken its events
-        // out; places for the answers are of the contract.
+        // SAFETY: the queue's structure exists until it is destroyed, which has removed its
+        // events; places for the answers are of the contract.
         unsafe {
             *cq = found;
             *cq_context = (*found).cq_context;
@@ -173,7 +173,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, places: c_int, wc: *mut
     if queue.faults.check(Call::PollCq).is_err() {
         return -1;
     }
-    // SAFETY: of the contract: places for so many completions.
+    // SAFETY: of the contract: places for the stated number of completions.
     let put = |at, what| unsafe { wc.add(at).write(what) };
     let count = queue.poll(put, usize::try_from(places).unwrap_or(0));
     c_int::try_from(count).unwrap_or(c_int::MAX)

@@ -1,4 +1,4 @@
-//! Devices, contexts, and what can be asked of them.
+//! Devices, contexts, and their attributes.
 
 use super::super::LinkLayer;
 use super::super::address::GidKind;
@@ -17,11 +17,11 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Simulated NICs that a process can have at a time: each has a function of its own that lists its
-/// devices, since libibverbs' takes nothing that could tell them apart.
+/// Maximum number of simulated NICs of a process. Each has a function of its own that lists its
+/// devices, since libibverbs' takes no argument that could tell them apart.
 const LISTS: usize = 256;
 
-/// The functions stand in rows of so many.
+/// Number of functions in a row.
 const ROW: usize = 16;
 
 type Lister = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
@@ -33,11 +33,11 @@ pub(in super::super) struct DeviceList {
     devices: Vec<Listed>,
 }
 
-/// A device in the list: the structure that programs are given a pointer to.
+/// A device in the list: the structure that programs get a pointer to.
 #[derive(Debug)]
 struct Listed(*mut ibv_device);
 
-// SAFETY: the structure is never written after it was made, and what is known of it is an
+// SAFETY: the structure is never written after it was made, and the state behind it is an
 // `Arc<Device>`.
 unsafe impl Send for Listed {}
 // SAFETY: as above.
@@ -79,7 +79,7 @@ impl DeviceList {
         Ok(list)
     }
 
-    /// The function that lists them.
+    /// Returns the function that lists them.
     pub(in super::super) fn function(&self) -> Lister {
         LISTERS[self.slot / ROW % (LISTS / ROW)][self.slot % ROW]
     }
@@ -87,7 +87,7 @@ impl DeviceList {
 
 fn structure_of(device: &Device) -> ibv_device {
     // SAFETY: all of its fields are numbers, arrays of them and optional functions, for which zero
-    // is a value.
+    // is valid.
     let mut structure: ibv_device = unsafe { std::mem::zeroed() };
     (structure.node_type, structure.transport_type) = (ibv::IBV_NODE_CA, ibv::IBV_TRANSPORT_IB);
     for name in [&mut structure.name, &mut structure.dev_name] {
@@ -166,7 +166,7 @@ pub(super) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 
     guid(&unsafe { known_device(device) }.device)
 }
 
-/// In network order, as libibverbs has it: the end of the first GID.
+/// Returns the GUID in network order, as libibverbs does: the end of the first GID.
 fn guid(device: &Device) -> u64 {
     let gids = device
         .ports
@@ -177,16 +177,16 @@ fn guid(device: &Device) -> u64 {
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// What is known of a context.
+/// State of a context.
 pub(super) struct KnownContext {
     pub(super) device: Arc<Device>,
     pub(super) events: AsyncEvents,
-    /// What was made of it and not destroyed.
+    /// Number of objects that were made of it and not destroyed.
     pub(super) children: AtomicUsize,
     _list: Arc<DeviceList>,
 }
 
-/// The structure that a context is the end of: what `abi_compat` tells that there is.
+/// Returns the structure around a context, which `abi_compat` announces.
 fn whole(context: *mut ibv_context) -> *mut verbs_context {
     context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
 }
@@ -206,7 +206,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         let events = core.open()?;
         let list = list.upgrade().ok_or(Errno::NODEV)?;
         // SAFETY: all of its fields are numbers, pointers, optional functions and a lock of the C
-        // library, for which zero is a value: it is what libibverbs' own drivers begin with.
+        // library, for which zero is valid: libibverbs' own drivers begin with it, too.
         let mut structure: verbs_context = unsafe { std::mem::zeroed() };
         let context = &mut structure.context;
         context.device = device;
@@ -239,7 +239,7 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     if unsafe { known_context(context) }.children.load(Ordering::SeqCst) > 0 {
         return minus_one(Err(Errno::BUSY));
     }
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     drop(unsafe { free::<verbs_context, KnownContext>(whole(context)) });
     0
 }
@@ -328,8 +328,8 @@ pub(super) unsafe extern "C" fn query_port(
     let layer =
         if ethernet { ibv::IBV_LINK_LAYER_ETHERNET } else { ibv::IBV_LINK_LAYER_INFINIBAND };
     // SAFETY: of the contract: a place for the answer, of which an old library's caller has only
-    // the part up to `flags`. So there is no reference to the whole, and what is behind stays as it
-    // is.
+    // the part up to `flags`. So no reference to the whole is made, and bytes behind it stay as
+    // they are.
     unsafe {
         ((*attr).state, (*attr).phys_state) = state;
         ((*attr).max_mtu, (*attr).active_mtu) = (ibv::IBV_MTU_4096, ibv::IBV_MTU_4096);
@@ -366,7 +366,7 @@ fn ask(device: &Device, call: Call) -> Result<(), Errno> {
     device.faults.check(call)
 }
 
-/// An entry of a port's table of GIDs.
+/// Returns an entry of a port's table of GIDs.
 fn entry(device: &Device, port: &Port, index: usize) -> Result<([u8; 16], GidKind), Errno> {
     ask(device, Call::QueryGid)?;
     port.address.gids(device.layer).get(index).copied().ok_or(Errno::INVAL)
@@ -394,7 +394,7 @@ fn gid_entry(number: u32, index: u32, (raw, kind): ([u8; 16], GidKind)) -> ibv_g
         GidKind::RoceV1 => ibv::IBV_GID_TYPE_ROCE_V1,
         GidKind::RoceV2 => ibv::IBV_GID_TYPE_ROCE_V2,
     };
-    // No interface of the machine's network stands behind a simulated port.
+    // A simulated port has no network interface of the machine.
     ibv_gid_entry {
         gid: ibv_gid { raw },
         gid_index: index,
@@ -450,7 +450,7 @@ pub(super) unsafe extern "C" fn query_gid_table(
     });
     let mut written = 0;
     for found in all.take(max) {
-        // SAFETY: of the contract: places for so many entries.
+        // SAFETY: of the contract: places for the stated number of entries.
         unsafe { places.add(written).write(found) };
         written += 1;
     }

@@ -41,8 +41,8 @@ pub(super) unsafe extern "C" fn get_async_event(
 }
 
 pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: of the contract: an event that was got, whose object cannot have gone before this
-    // call. Which field of the union is written depends on its kind, as in `get_async_event`.
+    // SAFETY: of the contract: an event that the program received, whose object exists until this
+    // call. Its kind decides which field of the union was written, as in `get_async_event`.
     unsafe {
         let element = (*event).element;
         match (*event).event_type {

@@ -16,25 +16,25 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// What is known of a protection domain.
+/// State of a protection domain.
 pub(super) struct KnownDomain {
     pub(super) device: Arc<Device>,
     pub(super) number: Domain,
-    /// What was made in it and not destroyed.
+    /// Number of objects that were made in it and not destroyed.
     pub(super) users: AtomicUsize,
-    /// The domain that this is another face of.
+    /// The domain that this one is around.
     parent: *mut ibv_pd,
-    /// What is made in it is for one thread at a time.
+    /// Set if objects made in it are for one thread at a time.
     pub(super) thread: Option<Arc<OneAtATime>>,
 }
 
-/// A thread domain: whether somebody is at work in it.
+/// A thread domain: set while a thread works in it.
 #[derive(Debug, Default)]
 pub(super) struct OneAtATime(AtomicBool);
 
 impl OneAtATime {
-    /// Does something, unless another thread is just doing something. A real library would be torn
-    /// in two; this one says so.
+    /// Runs `act`, unless another thread is working in the domain. A real library would be
+    /// corrupted; this one returns an error.
     pub(super) fn alone<T>(&self, act: impl FnOnce() -> T) -> Result<T, Errno> {
         if self.0.swap(true, Ordering::SeqCst) {
             return Err(Errno::BUSY);
@@ -81,14 +81,14 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     if known.users.load(Ordering::SeqCst) > 0 {
         return Errno::BUSY.raw_os_error();
     }
-    // SAFETY: of the contract; a context outlives what was made of it.
+    // SAFETY: of the contract; a context outlives the objects made of it.
     unsafe { known_context((*pd).context) }.children.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     let known = unsafe { free::<ibv_pd, KnownDomain>(pd) };
     if known.parent.is_null() {
         known.device.domains.remove();
     } else {
-        // SAFETY: the parent cannot go before this one.
+        // SAFETY: the parent cannot be destroyed before this one.
         unsafe { known_domain(known.parent) }.users.fetch_sub(1, Ordering::SeqCst);
     }
     0
@@ -109,7 +109,7 @@ pub(super) unsafe extern "C" fn alloc_td(
 }
 
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    // SAFETY: of the contract; a context outlives what was made of it.
+    // SAFETY: of the contract; a context outlives the objects made of it.
     unsafe {
         let parent = known_context((*td).context);
         parent.children.fetch_sub(1, Ordering::SeqCst);
@@ -209,23 +209,23 @@ pub(super) unsafe extern "C" fn reg_dmabuf_mr(
 }
 
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: of the contract; a domain outlives what was made in it.
+    // SAFETY: of the contract; a domain outlives the objects made in it.
     let (domain, key) = unsafe { (known_domain((*mr).pd), (*mr).lkey) };
     if !domain.device.regions.deregister(key) {
         return Errno::INVAL.raw_os_error();
     }
     domain.users.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     unsafe { free::<ibv_mr, ()>(mr) };
     0
 }
 
-/// What an `ibv_ah_attr` says.
+/// Converts an `ibv_ah_attr`.
 ///
 /// # Safety
 /// `attr` points to one.
 pub(super) unsafe fn vector(attr: *const ibv_ah_attr) -> AddressVector {
-    // SAFETY: of the contract; the bytes of a GID are there whatever was written to the union.
+    // SAFETY: of the contract; the bytes of a GID are valid for every member of the union.
     unsafe {
         let global =
             ((*attr).is_global != 0).then(|| ((*attr).grh.dgid.raw, (*attr).grh.sgid_index));

@@ -1,9 +1,9 @@
-//! The face of the simulated NIC: functions as libibverbs has them, over objects laid out as its
+//! The interface of the simulated NIC: functions of libibverbs, and objects with the layout of its
 //! structures.
 //!
-//! | module | which functions |
+//! | module | functions |
 //! |---|---|
-//! | `device` | devices, contexts, what can be asked of them |
+//! | `device` | devices, contexts, their attributes |
 //! | `memory` | protection domains, memory regions, address handles |
 //! | `completion` | completion queues and channels |
 //! | `queue_pair` | queue pairs and shared receive queues |
@@ -11,10 +11,10 @@
 //! | `events` | asynchronous events |
 //! | `words` | names of numbers |
 //!
-//! Each object is libibverbs' structure with what the simulation knows of it behind. What a
-//! function is given is what libibverbs' own would take: pointers that these functions returned and
-//! that were not destroyed. [`Verbs::from_parts`] leads to that, and it is what "of the contract"
-//! means in the comments here.
+//! Each object is libibverbs' structure, followed by the simulation's state. Arguments are those
+//! that libibverbs' own functions would take: pointers that these functions returned and that were
+//! not destroyed. [`Verbs::from_parts`] requires that, and comments here call it "of the
+//! contract".
 
 mod completion;
 mod device;
@@ -31,52 +31,52 @@ use rustix::io::Errno;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// A structure of libibverbs, and what the simulation knows of the object behind it.
+/// A structure of libibverbs, followed by the simulation's state of the object.
 #[repr(C)]
 struct Object<B, K> {
     base: B,
     known: K,
 }
 
-/// Makes an object; it lives until [`free`] is called.
+/// Makes an object, which lives until [`free`] is called.
 fn make<B, K>(base: B, known: K) -> *mut B {
     Box::into_raw(Box::new(Object { base, known })).cast()
 }
 
-/// What is known of an object.
+/// Returns the state of an object.
 ///
 /// # Safety
 /// `base` came from [`make`] with these types and is not freed while the answer is used.
 unsafe fn known<'a, B, K>(base: *mut B) -> &'a K {
-    // SAFETY: of the contract. The structure in front is not covered: programs and libibverbs'
-    // inline functions use that.
+    // SAFETY: of the contract. The reference does not cover the structure in front, which programs
+    // and libibverbs' inline functions use.
     unsafe { &(*base.cast::<Object<B, K>>()).known }
 }
 
-/// Ends an object and returns what was known of it.
+/// Frees an object and returns its state.
 ///
 /// # Safety
-/// As [`known`]; and nobody uses it any more.
+/// As [`known`]; and the object is not used any more.
 unsafe fn free<B, K>(base: *mut B) -> K {
     // SAFETY: of the contract: it came out of a box of this type.
     unsafe { Box::from_raw(base.cast::<Object<B, K>>()) }.known
 }
 
-/// The answer of a function that returns an object.
+/// Returns the answer of a function that returns an object.
 fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     result.unwrap_or_else(|errno| {
-        // SAFETY: the place of this thread's errno can always be written.
+        // SAFETY: this thread's errno can always be written.
         unsafe { *libc::__errno_location() = errno.raw_os_error() };
         std::ptr::null_mut()
     })
 }
 
-/// The answer of a function that returns an error's number.
+/// Returns the answer of a function that returns an error number.
 fn number(result: Result<(), Errno>) -> c_int {
     result.err().map_or(0, Errno::raw_os_error)
 }
 
-/// The answer of a function that returns -1 and says why in `errno`.
+/// Returns the answer of a function that returns -1 and sets `errno`.
 fn minus_one(result: Result<(), Errno>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -87,11 +87,11 @@ fn minus_one(result: Result<(), Errno>) -> c_int {
     }
 }
 
-/// The simulated libibverbs whose devices are in this list.
+/// Returns the simulated libibverbs with the devices of this list.
 pub(super) fn verbs(list: &DeviceList) -> Arc<Verbs> {
-    // SAFETY: the functions are written to do what libibverbs documents of them, lock what they
-    // share, and return its structures; their strings are constants, but for names of devices,
-    // which are there as long as these.
+    // SAFETY: the functions do what libibverbs documents, lock what they share, and return its
+    // structures. Their strings are constants, except names of devices, which live as long as the
+    // devices.
     unsafe { Verbs::from_parts(functions(list), "simulated NIC") }
 }
 

@@ -28,10 +28,10 @@ unsafe fn pieces(first: *const ibv_sge, count: c_int) -> Result<Vec<Piece>, Errn
     Ok((0..count).map(piece).collect())
 }
 
-/// The bytes of a work request that is posted inline, copied at once.
+/// Copies the bytes of a work request that is posted inline.
 ///
 /// # Safety
-/// The pieces are memory that the CPU can read: they have no keys that could be checked.
+/// The pieces are memory that the CPU can read: they have no keys to check.
 unsafe fn inline(pieces: &[Piece], most: u32) -> Result<Vec<u8>, Errno> {
     let total: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();
     let total =
@@ -51,17 +51,17 @@ unsafe fn inline(pieces: &[Piece], most: u32) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-/// What a work request asks for.
+/// Returns the operation of a work request.
 ///
 /// # Safety
-/// `wr` is one.
+/// `wr` is a valid work request.
 unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, Errno> {
     let solicited = wr.send_flags & ibv::IBV_SEND_SOLICITED != 0;
-    // SAFETY: a number, whatever was written to the union.
+    // SAFETY: a number for every member of the union.
     let immediate = unsafe { wr.anon_1.imm_data };
     let bare = Notice { immediate: None, solicited };
     let with_immediate = Notice { immediate: Some(immediate), solicited };
-    // SAFETY: numbers, whatever was written to the union.
+    // SAFETY: numbers for every member of the union.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let remote = Remote { addr: rdma.remote_addr, key: rdma.rkey };
     let word = Remote { addr: atomic.remote_addr, key: atomic.rkey };
@@ -179,7 +179,7 @@ unsafe fn post_receives(
     answer(posted, next, bad)
 }
 
-/// Says which work request was refused, and why.
+/// Reports the work request that was refused, and the error.
 fn answer<W>(posted: Result<(), Errno>, refused: *mut W, bad: *mut *mut W) -> c_int {
     let Err(errno) = posted else { return 0 };
     if !bad.is_null() {

@@ -44,7 +44,7 @@ pub(super) unsafe extern "C" fn create_srq(
         let events = Arc::clone(&unsafe { known_context(context) }.events);
         let queue = ReceiveQueue::new(domain.number, wanted.max_wr, wanted.max_sge, events);
         // SAFETY: all of its fields are numbers, pointers and locks of the C library, for which
-        // zero is a value.
+        // zero is valid.
         let mut structure: ibv_srq = unsafe { std::mem::zeroed() };
         (structure.context, structure.srq_context, structure.pd) = (context, srq_context, pd);
         let srq = make(structure, Arc::clone(&queue));
@@ -81,7 +81,8 @@ pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
 }
 
 pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: of the contract; a domain outlives what was made in it, and a context its domains.
+    // SAFETY: of the contract; a domain outlives the objects made in it, and a context its
+    // domains.
     let (queue, domain, context) = unsafe {
         let pd = (*srq).pd;
         (known_srq(srq), known_domain(pd), known_context((*pd).context))
@@ -94,15 +95,15 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     queue.given.wait();
     domain.device.shared_receives.remove();
     domain.users.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     drop(unsafe { free::<ibv_srq, Arc<ReceiveQueue>>(srq) });
     0
 }
 
-/// What is known of a queue pair.
+/// State of a queue pair.
 pub(super) struct KnownPair {
     pub(super) pair: Arc<QueuePair>,
-    /// Its domain's, if that is for one thread at a time.
+    /// Thread domain of its protection domain, if that is for one thread at a time.
     pub(super) thread: Option<Arc<OneAtATime>>,
     cap: ibv_qp_cap,
 }
@@ -163,7 +164,7 @@ pub(super) unsafe extern "C" fn create_qp(
         let pair = QueuePair::new(device, parts)?;
         domain.users.fetch_add(1, Ordering::SeqCst);
         // SAFETY: all of its fields are numbers, pointers and locks of the C library, for which
-        // zero is a value.
+        // zero is valid.
         let mut structure: ibv_qp = unsafe { std::mem::zeroed() };
         (structure.context, structure.qp_context, structure.pd) = (context, wanted.qp_context, pd);
         (structure.send_cq, structure.recv_cq, structure.srq) =
@@ -247,7 +248,8 @@ pub(super) unsafe extern "C" fn query_qp(
 }
 
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: of the contract; a domain outlives what was made in it, and a context its domains.
+    // SAFETY: of the contract; a domain outlives the objects made in it, and a context its
+    // domains.
     let (pair, domain, context) = unsafe {
         let pd = (*qp).pd;
         (&known_pair(qp).pair, known_domain(pd), known_context((*pd).context))
@@ -258,7 +260,7 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         .forget(|event| matches!(&event.source, Source::Queue(of) if Arc::ptr_eq(of, pair)));
     pair.given.wait();
     domain.users.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: of the contract: nobody uses it any more.
+    // SAFETY: of the contract: it is not used any more.
     drop(unsafe { free::<ibv_qp, KnownPair>(qp) });
     0
 }

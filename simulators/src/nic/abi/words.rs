@@ -1,4 +1,4 @@
-//! Names of numbers. libibverbs' own words are not repeated: these are the names of the constants.
+//! Names of numbers. They are the names of the constants, not libibverbs' own words.
 
 use carrack_transports::verbs::sys::bindings::{
     self as ibv, ibv_event_type, ibv_node_type, ibv_port_state, ibv_wc_status,

@@ -1,4 +1,4 @@
-//! What a queue pair is told by `ibv_modify_qp`.
+//! Attributes of a queue pair, set by `ibv_modify_qp`.
 
 use super::super::LinkLayer;
 use super::super::address::PortAddress;
@@ -9,21 +9,21 @@ use carrack_transports::verbs::sys::bindings::{self as ibv, ibv_qp_attr};
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// Where something is to be sent: what an `ibv_ah_attr` says.
+/// Path to a target, as in an `ibv_ah_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) struct AddressVector {
-    /// The GID of the target, and the number of the sender's in its port's table.
+    /// GID of the target, and the index of the sender's in its port's table.
     pub(in super::super) global: Option<([u8; 16], u8)>,
     pub(in super::super) lid: u16,
     pub(in super::super) port: u8,
 }
 
 impl AddressVector {
-    /// The sender's port and the target's.
+    /// Returns the sender's port and the target's.
     ///
     /// # Errors
-    /// EINVAL: no such port or GID, or one that cannot be on the network, or no GID where there are
-    /// no LIDs.
+    /// EINVAL: no such port or GID, or one that cannot be on the network, or no GID on a network
+    /// without LIDs.
     pub(in super::super) fn route(
         &self,
         device: &Device,
@@ -42,13 +42,13 @@ impl AddressVector {
     }
 }
 
-/// What a queue pair was told so far.
+/// Present attributes of a queue pair.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Attributes {
     pub(in super::super) port: u8,
     pub(in super::super) key: u32,
     pub(in super::super) access: Access,
-    /// This end's port and the other's.
+    /// Port of this end, and of the other.
     pub(in super::super) route: Option<(PortAddress, PortAddress)>,
     pub(in super::super) vector: Option<AddressVector>,
     pub(in super::super) peer: QueueNumber,
@@ -61,7 +61,7 @@ pub(in super::super) struct Attributes {
     pub(in super::super) timeout: u8,
     pub(in super::super) retries: u8,
     pub(in super::super) rnr_retries: u8,
-    /// Reads and atomic operations under way at most, of this end's and of the other's.
+    /// Maximum reads and atomic operations in flight, of this end and of the other.
     pub(in super::super) reads: u8,
     pub(in super::super) peer_reads: u8,
 }
@@ -91,10 +91,10 @@ impl Default for Attributes {
 }
 
 impl Attributes {
-    /// These, changed as the mask says.
+    /// Returns a copy, changed as the mask says.
     ///
     /// # Errors
-    /// EINVAL: a value that cannot be.
+    /// EINVAL: an impossible value.
     pub(super) fn with(
         &self,
         attr: &ibv_qp_attr,
@@ -159,14 +159,15 @@ impl Attributes {
         Ok(new)
     }
 
-    /// How long a request may be unanswered before it is sent again; `None` for ever.
+    /// Returns the time for which a request may be unanswered before it is sent again; `None`: no
+    /// limit.
     pub(super) fn patience(&self) -> Option<Duration> {
         (self.timeout != 0).then(|| Duration::from_nanos(4096_u64 << self.timeout))
     }
 }
 
-/// How long a requester waits when the responder has posted no receive: the specification's table
-/// 45, in units of 10 µs.
+/// Returns the time for which a requester waits when the responder has posted no receive: the
+/// specification's table 45, in units of 10 µs.
 pub(super) fn rnr_delay(timer: u8) -> Duration {
     const TENS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,

@@ -2,13 +2,13 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `transitions` | which state follows which |
-//! | `attributes` | what a queue pair is told: routes, keys, numbers, retries |
+//! | `transitions` | permitted sequences of states |
+//! | `attributes` | attributes of a queue pair: routes, keys, numbers, retries |
 //! | `requester` | sending requests, in order, again when they are lost |
-//! | `responder` | carrying out what a peer requests |
+//! | `responder` | carrying out a peer's requests |
 //!
-//! A queue pair has one lock. Programs hold it to post and to modify, the engine's thread to work;
-//! nobody holds two.
+//! A queue pair has one lock. Programs hold it to post and to modify, the engine's thread to work.
+//! No thread holds two.
 
 mod attributes;
 mod requester;
@@ -38,16 +38,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// What a queue pair is made of.
+/// Parts of a queue pair.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) domain: Domain,
     pub(super) send_cq: Arc<CompletionQueue>,
     pub(super) recv_cq: Arc<CompletionQueue>,
     pub(super) receives: Arc<ReceiveQueue>,
-    /// Whether `receives` is shared with others.
+    /// Set if `receives` is shared with others.
     pub(super) shared: bool,
-    /// Whether every request completes, asked for or not.
+    /// Set if every request completes, requested or not.
     pub(super) signal_all: bool,
     pub(super) max_send: u32,
     pub(super) max_send_pieces: u32,
@@ -61,10 +61,10 @@ pub(super) struct QueuePair {
     pub(super) number: QueueNumber,
     pub(super) parts: Parts,
     pub(super) device: Arc<Device>,
-    /// What the program calls it: the address of its `ibv_qp`.
+    /// The program's name of it: the address of its `ibv_qp`.
     pub(super) handle: AtomicUsize,
     pub(super) given: Unacknowledged,
-    /// Whether the engine has been told of new work and has not looked yet.
+    /// Set if the engine has been told of new work and has not looked yet.
     rung: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -75,12 +75,12 @@ struct Inner {
     attributes: Attributes,
     requester: Requester,
     responder: Responder,
-    /// It is in error, and has not given back its last receive.
+    /// Set if it is in error, and has not given back its last receive.
     is_ending: bool,
 }
 
 impl QueuePair {
-    /// A queue pair in RESET, known to its device.
+    /// Creates a queue pair in RESET, known to its device.
     pub(super) fn new(device: &Arc<Device>, parts: Parts) -> Result<Arc<Self>, Errno> {
         device.queue_pairs.add()?;
         let inner = Inner {
@@ -107,7 +107,7 @@ impl QueuePair {
         Ok(pair)
     }
 
-    /// Ends it: nothing arrives any more, and what it had completed is gone.
+    /// Destroys it: no packet arrives any more, and its completions are removed.
     pub(super) fn destroy(&self) {
         self.device.remove_queue(self.number);
         let mut inner = lock(&self.inner);
@@ -123,10 +123,10 @@ impl QueuePair {
         (inner.state, inner.attributes.clone())
     }
 
-    /// Changes what the mask names, and the state.
+    /// Changes the attributes in the mask, and the state.
     ///
     /// # Errors
-    /// EINVAL: the transition or a value is none.
+    /// EINVAL: an invalid transition or value.
     pub(super) fn modify(
         self: &Arc<Self>,
         attr: &ibv_qp_attr,
@@ -173,7 +173,7 @@ impl QueuePair {
         self.parts.recv_cq.forget(self.number);
     }
 
-    /// Goes to ERROR: all that was posted ends, flushed, in order.
+    /// Enters ERROR: all posted work ends, flushed, in order.
     fn enter_error(self: &Arc<Self>, inner: &mut Inner) {
         inner.state = State::Error;
         while let Some(work) = inner.requester.take_first() {
@@ -196,7 +196,7 @@ impl QueuePair {
         }
     }
 
-    /// Of the shared receives none is its own any more.
+    /// Sends the event that no shared receive is its own any more.
     fn give_last_receive(self: &Arc<Self>, inner: &mut Inner) {
         inner.is_ending = false;
         if let Some(receive) = inner.responder.current.take() {
@@ -207,7 +207,7 @@ impl QueuePair {
         }
     }
 
-    /// The queue in which it completes has broken.
+    /// Handles the failure of its completion queue.
     pub(super) fn completions_are_lost(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
         if !matches!(inner.state, State::Reset | State::Error) {
@@ -220,7 +220,7 @@ impl QueuePair {
         self.parts.events.push(AsyncEvent { kind, source: Source::Queue(Arc::clone(self)) });
     }
 
-    /// Takes a receive in.
+    /// Adds a receive.
     ///
     /// # Errors
     /// EINVAL: in RESET, or a shared queue, or too many pieces. ENOMEM: there is no place.
@@ -239,10 +239,10 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Takes a request in.
+    /// Adds a request.
     ///
     /// # Errors
-    /// EINVAL: not ready to send, or not a request that can be. ENOMEM: there is no place.
+    /// EINVAL: not ready to send, or an invalid request. ENOMEM: there is no place.
     pub(super) fn post_send(self: &Arc<Self>, work: Work) -> Result<(), Errno> {
         self.device.faults.check(Call::PostSend)?;
         work.check(&self.parts)?;
@@ -266,25 +266,25 @@ impl QueuePair {
         }
     }
 
-    /// The engine looks now: whoever posts from here on has to tell it again.
+    /// Notes that the engine looks now: later posts have to signal again.
     pub(super) fn heard(&self) {
         self.rung.store(false, Ordering::Release);
     }
 
-    /// Does what can be done now.
+    /// Does all possible work.
     pub(super) fn proceed(self: &Arc<Self>, out: &mut Outbox) {
         let mut inner = lock(&self.inner);
         self.transmit(&mut inner, out);
     }
 
-    /// A point in time has come for which this queue pair had asked.
+    /// Handles a point in time that this queue pair had asked for.
     pub(super) fn wake(self: &Arc<Self>, now: Instant, out: &mut Outbox) {
         let mut inner = lock(&self.inner);
         self.expire(&mut inner, now, out);
         self.transmit(&mut inner, out);
     }
 
-    /// A packet has come.
+    /// Handles a packet.
     pub(super) fn deliver(self: &Arc<Self>, packet: &mut Packet, out: &mut Outbox) {
         let mut inner = lock(&self.inner);
         match packet.body {
@@ -296,7 +296,7 @@ impl QueuePair {
         }
     }
 
-    /// Whoever lives in this block is gone: what was on its way there is lost.
+    /// Handles the end of the process with this block: packets to it are lost.
     pub(super) fn peer_is_gone(self: &Arc<Self>, block: super::address::Block, out: &mut Outbox) {
         let mut inner = lock(&self.inner);
         if inner.attributes.route.is_some_and(|(_, peer)| peer.block() == block) {
@@ -308,8 +308,8 @@ impl QueuePair {
         ibv_wc {
             wr_id: id,
             status,
-            // Of a completion that failed nothing counts but these fields: whoever believes another
-            // one finds nonsense.
+            // Only these fields of a failed completion are valid. The others have nonsense values,
+            // to expose programs that use them.
             opcode: if status == ibv::IBV_WC_SUCCESS { 0 } else { u32::MAX },
             vendor_err: if status == ibv::IBV_WC_SUCCESS { 0 } else { 0x5300 | status },
             byte_len: 0,

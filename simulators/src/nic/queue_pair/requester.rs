@@ -1,12 +1,12 @@
 //! The sending half of a connection.
 //!
-//! A message goes out in packets, each with a number of its own. The other side answers each; what
-//! is not answered because it was lost is sent again, from the first packet that is missing on,
-//! read anew from the program's memory as a NIC does.
+//! A message is sent in packets, each with a number of its own, and each is answered. Packets that
+//! were lost are sent again, from the first missing one on. They are read anew from the program's
+//! memory, as a NIC does.
 //!
-//! Timeouts run only when the simulation knows that something was lost ([`Body::Lost`], or a
-//! process that is gone). A machine that is slow, or a peer that a debugger has stopped, fails
-//! nobody: a real NIC would answer for its program, too.
+//! Timeouts run only when the simulation knows of a loss ([`Body::Lost`], or a process that is
+//! gone). A slow machine, or a peer that a debugger has stopped, fails no request: a real NIC
+//! would answer for its program, too.
 
 use super::super::completion::Depth;
 use super::super::engine::Outbox;
@@ -21,13 +21,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Packets of a connection that are under way at most.
+/// Maximum packets of a connection in flight.
 const WINDOW: u32 = 32;
 
-/// Retries of this number never end: for receivers that are not ready only.
+/// Retry count without end, for receivers that are not ready only.
 const FOR_EVER: u8 = 7;
 
-/// What is to be done.
+/// Operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) enum Operation {
     Send(Notice),
@@ -48,7 +48,7 @@ impl Operation {
         }
     }
 
-    /// Whether something comes back.
+    /// Returns `true` if data comes back.
     fn fetches(self) -> bool {
         matches!(self, Self::Read(_) | Self::FetchAdd { .. } | Self::CompareSwap { .. })
     }
@@ -58,7 +58,7 @@ impl Operation {
     }
 }
 
-/// The bytes of a request.
+/// Bytes of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in super::super) enum Data {
     /// In registered memory.
@@ -75,12 +75,12 @@ pub(in super::super) struct Work {
     pub(in super::super) data: Data,
     pub(in super::super) signalled: bool,
     pub(in super::super) fence: bool,
-    /// Which request of its queue it is.
+    /// Number of the request in its queue.
     pub(super) number: u64,
     pub(super) depth: Arc<Depth>,
-    /// Its first packet's number and how many it takes, once it was begun.
+    /// Its first packet's number, and the number of its packets, once it was begun.
     span: Option<(Sequence, u32)>,
-    /// How it ends when everything before it has ended.
+    /// Status with which it ends when everything before it has ended.
     failed: Option<ibv_wc_status>,
 }
 
@@ -103,7 +103,7 @@ impl Work {
     }
 
     /// # Errors
-    /// EINVAL: no such request of such a queue pair.
+    /// EINVAL: a queue pair of this kind has no such request.
     pub(super) fn check(&self, parts: &Parts) -> Result<(), Errno> {
         let fits = match &self.data {
             Data::Pieces(pieces) => pieces.len() <= parts.max_send_pieces as usize,
@@ -120,23 +120,23 @@ impl Work {
     }
 }
 
-/// The send queue, and how far it has come.
+/// The send queue, and its progress.
 #[derive(Debug)]
 pub(super) struct Requester {
     queue: VecDeque<Work>,
     depth: Arc<Depth>,
-    /// The first packet that is not answered.
+    /// The first packet without an answer.
     answered: Sequence,
-    /// The next packet to be sent, again or for the first time; and which of the queue it is of.
+    /// The next packet to be sent, for the first time or again, and the index of its request.
     next: Sequence,
     at: usize,
-    /// How many of the queue were begun.
+    /// Number of requests in the queue that were begun.
     begun: usize,
     retries: u8,
     rnr_retries: u8,
-    /// When what was lost is sent again.
+    /// Time at which lost packets are sent again.
     deadline: Option<Instant>,
-    /// Until when the responder wants to be left alone.
+    /// Time until which the responder wants no packets.
     rest: Option<Instant>,
 }
 
@@ -186,8 +186,8 @@ impl Requester {
         self.next.since(self.answered)
     }
 
-    /// Whether the work at `at` need not wait for reads and atomic operations before it. Where none
-    /// are allowed it does not wait either: it fails.
+    /// Returns `true` if the next request need not wait for reads and atomic operations before it.
+    /// If none are allowed it does not wait either, but fails.
     fn may_begin(&self, attributes: &Attributes) -> bool {
         let Some(work) = self.queue.get(self.at) else { return false };
         let fetching =
@@ -197,7 +197,7 @@ impl Requester {
         !waits
     }
 
-    /// Sends again from the first packet that was not answered on.
+    /// Sends again from the first packet without an answer on.
     fn go_back(&mut self) {
         self.next = self.answered;
         self.deadline = None;
@@ -207,7 +207,7 @@ impl Requester {
         self.at = self.queue.iter().position(unanswered).unwrap_or(self.queue.len());
     }
 
-    /// The work that a packet is of.
+    /// Returns the request of a packet.
     fn of(&mut self, packet: Sequence) -> Option<&mut Work> {
         let begun = self.begun;
         self.queue
@@ -216,8 +216,8 @@ impl Requester {
             .find(|work| work.span.is_some_and(|(first, packets)| packet.since(first) < packets))
     }
 
-    /// Everything up to and with this packet was carried out, but for what has to come back.
-    /// Whether that was news, and whether something that has to come back is missing.
+    /// Notes that all requests up to and with this packet were carried out, except the data that
+    /// comes back. The first flag is `true` if that was new, the second if such data is missing.
     fn carried_out(&mut self, last: Sequence) -> (bool, bool) {
         let mut news = false;
         while !last.is_before(self.answered) && self.answered.is_before(self.next) {
@@ -233,7 +233,7 @@ impl Requester {
 }
 
 impl QueuePair {
-    /// Sends what may be sent, and ends what has failed.
+    /// Sends the packets that may be sent, and ends failed requests.
     pub(super) fn transmit(self: &Arc<Self>, inner: &mut Inner, out: &mut Outbox) {
         self.settle(inner);
         if inner.is_ending {
@@ -262,7 +262,7 @@ impl QueuePair {
         self.settle(inner);
     }
 
-    /// The next packet, if one may be sent now.
+    /// Returns the next packet, if one may be sent now.
     fn next_packet(&self, inner: &mut Inner) -> Option<(Sequence, Request, Vec<u8>)> {
         let Inner { attributes, requester, .. } = inner;
         if requester.rest.is_some() || requester.in_flight() >= WINDOW {
@@ -306,7 +306,7 @@ impl QueuePair {
         Some((sequence, request, payload))
     }
 
-    /// How a request fails before any of it is sent.
+    /// Returns the status of a request that fails before any packet of it is sent.
     fn wrong_from_the_start(&self, work: &Work, attributes: &Attributes) -> Option<ibv_wc_status> {
         if work.operation.fetches() && attributes.reads == 0 {
             return Some(ibv::IBV_WC_LOC_QP_OP_ERR);
@@ -314,7 +314,7 @@ impl QueuePair {
         (work.len() > u64::from(self.device.limits.message)).then_some(ibv::IBV_WC_LOC_LEN_ERR)
     }
 
-    /// A request's packet that begins at `offset`.
+    /// Builds a request's packet that begins at `offset`.
     fn form(
         &self,
         work: &Work,
@@ -346,7 +346,7 @@ impl QueuePair {
         })
     }
 
-    /// Completes what is done, in order, and goes to ERROR when it is a failed one's turn.
+    /// Completes finished requests, in order, and enters ERROR at the turn of a failed one.
     fn settle(self: &Arc<Self>, inner: &mut Inner) {
         while let Some(work) = inner.requester.queue.front() {
             let answered = inner.requester.answered;
@@ -354,7 +354,7 @@ impl QueuePair {
                 work.span.is_some_and(|(first, packets)| !answered.is_before(first.plus(packets)));
             match work.failed {
                 None if !done => return,
-                // What was sent of it is nobody's business any more.
+                // The answers to its packets do not matter any more.
                 Some(status) if inner.state == State::ReadyToSend => {
                     if let Some(work) = inner.requester.take_first() {
                         self.complete_send(&work, status, 0);
@@ -377,7 +377,7 @@ impl QueuePair {
         }
     }
 
-    /// Hears what the responder says.
+    /// Handles an answer of the responder.
     pub(super) fn hear_answer(
         self: &Arc<Self>,
         inner: &mut Inner,
@@ -399,7 +399,7 @@ impl QueuePair {
         let (mut news, mut missing) = match packet.body {
             Body::Acknowledge => requester.carried_out(sequence),
             _ if sequence == requester.answered => (false, false),
-            // An answer to this one says that those before it were carried out.
+            // An answer to this one implies that those before it were carried out.
             _ => requester.carried_out(sequence.plus(u32::MAX)),
         };
         match packet.body {
@@ -447,7 +447,7 @@ impl QueuePair {
         }
     }
 
-    /// Takes in what was read. Whether it was what is due.
+    /// Stores bytes that were read. Returns `true` if they were the ones due.
     fn take_answer(&self, requester: &mut Requester, packet: &Packet) -> bool {
         let (sequence, size) = (packet.sequence, self.device.packet as u64);
         if sequence != requester.answered {
@@ -476,7 +476,7 @@ impl QueuePair {
         true
     }
 
-    /// Something that was sent will not be answered: the timeout runs.
+    /// Notes a packet that will not be answered: the timeout runs.
     pub(super) fn note_loss(&self, inner: &mut Inner, out: &mut Outbox) {
         let Inner { attributes, requester, .. } = inner;
         if requester.deadline.is_some() || requester.in_flight() == 0 {
@@ -489,7 +489,7 @@ impl QueuePair {
         }
     }
 
-    /// Does what is due.
+    /// Handles deadlines that have passed.
     pub(super) fn expire(&self, inner: &mut Inner, now: Instant, _: &mut Outbox) {
         let requester = &mut inner.requester;
         if requester.rest.is_some_and(|until| until <= now) {

@@ -1,4 +1,4 @@
-//! The receiving half of a connection: carries out what the peer requests, in the order of its
+//! The receiving half of a connection: carries out the peer's requests, in the order of its
 //! packets, and answers each.
 
 use super::super::engine::Outbox;
@@ -11,18 +11,18 @@ use carrack_transports::verbs::sys::bindings as ibv;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How far the peer's requests were carried out.
+/// Progress through the peer's requests.
 #[derive(Debug)]
 pub(super) struct Responder {
-    /// The packet that comes next.
+    /// Number of the packet that comes next.
     expected: Sequence,
-    /// The receive that a message is coming into.
+    /// Receive of the message that is arriving.
     pub(super) current: Option<Receive>,
-    /// Whether the peer knows that a packet is missing.
+    /// Set if the peer knows that a packet is missing.
     complained: bool,
-    /// What the last atomic operations found, for a peer that has not heard.
+    /// Results of the last atomic operations, for a peer that has missed the answer.
     originals: VecDeque<(Sequence, u64)>,
-    /// Whether anything has come yet.
+    /// Set once a packet has come.
     established: bool,
 }
 
@@ -44,11 +44,11 @@ impl Responder {
     }
 }
 
-/// Why a request is not carried out.
+/// Reason why a request is not carried out.
 enum Failure {
-    /// To be tried again.
+    /// The peer has to try again.
     NotReady,
-    /// The connection ends, and the peer is told this; a receive that it was for ends with this
+    /// The connection ends with this answer to the peer. The receive of the request ends with this
     /// status.
     Broken(Refusal, u32),
 }
@@ -65,7 +65,7 @@ impl From<Unreachable> for Failure {
 }
 
 impl QueuePair {
-    /// A request has come.
+    /// Handles a request.
     pub(super) fn respond(
         self: &Arc<Self>,
         inner: &mut Inner,
@@ -85,7 +85,7 @@ impl QueuePair {
         }
         if packet.sequence != expected {
             if !std::mem::replace(&mut inner.responder.complained, true) {
-                // What is expected is named, so that what came before it counts as answered.
+                // The answer names the expected packet, so that earlier ones count as answered.
                 let mut reply = packet.reply(Body::Refused(Refusal::OutOfSequence), Vec::new());
                 reply.sequence = expected;
                 out.send(reply);
@@ -99,7 +99,7 @@ impl QueuePair {
                 out.send(packet.reply(body, payload));
             }
             Err(Failure::NotReady) => {
-                // What is behind it comes again, too: nobody has to complain of that.
+                // The packets behind it are repeated, too, without another complaint.
                 inner.responder.complained = true;
                 let timer = inner.attributes.min_rnr_timer;
                 out.send(packet.reply(Body::Refused(Refusal::NotReady(timer)), Vec::new()));
@@ -119,7 +119,8 @@ impl QueuePair {
         }
     }
 
-    /// The first packet before the program has gone to RTS: it is told that the connection stands.
+    /// Handles the first packet before the program has gone to RTS: it gets the event of an
+    /// established connection.
     fn note_first(self: &Arc<Self>, inner: &mut Inner) {
         let first = !std::mem::replace(&mut inner.responder.established, true);
         if first && inner.state == State::ReadyToReceive {
@@ -127,7 +128,7 @@ impl QueuePair {
         }
     }
 
-    /// The peer has not heard the answer to this, or asks again from before it.
+    /// Repeats an answer that the peer has missed.
     fn answer_again(&self, inner: &Inner, request: Request, packet: &Packet, out: &mut Outbox) {
         let (body, payload) = match request {
             Request::Read { from, len } => match self.read_for_peer(inner, from, len) {
@@ -197,7 +198,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether the queue pair lets its peer do this at all.
+    /// Checks that the queue pair permits this access to its peer.
     fn may(&self, inner: &Inner, wanted: Access) -> Result<(), Failure> {
         let reads_allowed = wanted == Access::REMOTE_WRITE || inner.attributes.peer_reads > 0;
         let is_done = wanted != Access::REMOTE_ATOMIC || self.device.limits.atomics;
@@ -261,7 +262,7 @@ impl QueuePair {
             .map_err(|_| Failure::Broken(Refusal::Operation, ibv::IBV_WC_LOC_PROT_ERR))
     }
 
-    /// A message is complete.
+    /// Completes a received message.
     fn received(&self, inner: &mut Inner, opcode: u32, len: u32, notice: Notice) {
         let Some(receive) = inner.responder.current.take() else { return };
         let mut what = self.blank(receive.id, ibv::IBV_WC_SUCCESS);

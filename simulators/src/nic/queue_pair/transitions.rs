@@ -1,5 +1,5 @@
-//! Which state follows which, and what has to be said for it: the tables of the InfiniBand
-//! specification (11.2.5.2), in the form in which the Linux kernel keeps to them.
+//! Permitted sequences of states, and the attributes that each transition requires: the tables of
+//! the InfiniBand specification (11.2.5.2), in the form of the Linux kernel's.
 
 use carrack_transports::verbs::sys::bindings as ibv;
 use rustix::io::Errno;
@@ -25,22 +25,21 @@ impl State {
         }
     }
 
-    /// The state of that number; the drained ones are not simulated.
+    /// Returns the state of that number; the drained ones are not simulated.
     pub(in super::super) fn from_number(number: u32) -> Option<Self> {
         [Self::Reset, Self::Init, Self::ReadyToReceive, Self::ReadyToSend, Self::Error]
             .into_iter()
             .find(|state| state.number() == number)
     }
 
-    /// Whether what comes in is taken.
+    /// Returns `true` if packets are received in this state.
     pub(super) fn receives(self) -> bool {
         matches!(self, Self::ReadyToReceive | Self::ReadyToSend)
     }
 }
 
 /// # Errors
-/// EINVAL: there is no such transition, or something is missing for it, or was given that does not
-/// belong to it.
+/// EINVAL: there is no such transition, or an attribute is missing for it, or is not permitted.
 pub(super) fn check(from: State, to: State, mask: u32) -> Result<(), Errno> {
     let (required, optional) = masks(from, to).ok_or(Errno::INVAL)?;
     let given = mask & !ibv::IBV_QP_STATE;
@@ -48,7 +47,7 @@ pub(super) fn check(from: State, to: State, mask: u32) -> Result<(), Errno> {
     if complete && given & !(required | optional) == 0 { Ok(()) } else { Err(Errno::INVAL) }
 }
 
-/// What has to be given, and what may be.
+/// Returns the required attributes, and the optional ones.
 fn masks(from: State, to: State) -> Option<(u32, u32)> {
     const CONNECT: u32 = ibv::IBV_QP_AV
         | ibv::IBV_QP_PATH_MTU

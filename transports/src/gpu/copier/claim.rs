@@ -1,12 +1,14 @@
-//! Whether another process of this machine has a copier on the same GPU.
+//! Claim of a GPU, which tells whether another process of this machine has a copier on it.
 //!
-//! A GPU gives its processes the whole of it in turn, and a resident kernel takes its process's
-//! turn to the end: so where two processes share a GPU neither has a copier. Each that wants one
-//! listens under a name made from the GPU's, in the abstract namespace, from the first copy on that
-//! it gives the GPU, of whatever length, or the first copy or wait that it gives a stream there.
-//! Who finds the name taken knocks, and has none; who is knocked for gives its own up. What does
-//! not want a copier is not seen, nor what lives in another network namespace, nor who has given
-//! the GPU no work through the library.
+//! A GPU gives the whole of itself to its processes in turn, and a resident kernel takes its
+//! process's turn to the end. So if two processes share a GPU, neither has a copier.
+//!
+//! A process that wants one listens under a name made from the GPU's, in the abstract namespace.
+//! It does so from the first copy of any length that it gives the GPU, or the first copy or wait
+//! that it gives a stream there. A process that finds the name taken connects to it, and has no
+//! copier; the process that accepts the connection gives its own up. Not seen are processes that
+//! want no copier, that live in another network namespace, or that have given the GPU no work
+//! through the library.
 
 use crate::fd_channel::{Channel, ConnectError, Listener, is_shortage};
 use crate::mem::GpuUuid;
@@ -14,8 +16,8 @@ use rustix::io::Errno;
 use std::fmt::Display;
 use std::time::Duration;
 
-/// Looks at a name that is taken and that nobody listens under, a millisecond apart: between the
-/// two calls of a claim there are microseconds, unless the other process does not get to run.
+/// Attempts, a millisecond apart, for a name that is taken but has no listener. Between the two
+/// calls of a claim there are microseconds, unless the other process is not scheduled.
 const LOOKS: u32 = 1000;
 
 /// A process's claim on a GPU.
@@ -26,12 +28,12 @@ impl Claim {
     /// Claims a GPU.
     ///
     /// # Errors
-    /// Another process has claimed it, which gives its claim up now; or the system has no socket.
+    /// Another process has claimed it, and gives its claim up now; or the system has no socket.
     pub fn of(gpu: GpuUuid) -> Result<Self, String> {
         Self::pausing(gpu, || std::thread::sleep(Duration::from_millis(1)))
     }
 
-    /// As `of`; passes the time between two looks in its own way.
+    /// As `of`, with another pause between two attempts.
     fn pausing(gpu: GpuUuid, mut pause: impl FnMut()) -> Result<Self, String> {
         let name = name(gpu);
         let unknown =
@@ -50,9 +52,9 @@ impl Claim {
             }
             match Channel::connect(name.as_bytes()) {
                 Ok(other) => return Err(shared(other.peer().map_or(0, |other| other.pid))),
-                // A claim of this user could not be seen.
+                // This user's processes could not reach a claim under that name.
                 Err(stranger @ ConnectError::OtherUser(_)) => return Err(unknown(&stranger)),
-                // It has the name, and is about to listen: it would not hear of this knock, and
+                // The owner of the name is about to listen: it would miss this connection, and
                 // have a copier all the same. Or it gives the name up.
                 Err(ConnectError::System(Errno::CONNREFUSED)) => last = shared(0),
                 Err(ConnectError::System(error)) if is_shortage(error) => last = unknown(&error),
@@ -63,10 +65,11 @@ impl Claim {
         Err(last)
     }
 
-    /// Checks that no other process of this user has wanted a copier on this GPU. A system call.
+    /// Checks that no other process of this user has wanted a copier on this GPU. Costs a system
+    /// call.
     ///
     /// # Errors
-    /// One has, or has been there: which.
+    /// Another process wants one, or has wanted one; its pid is in the text.
     pub fn check(&self) -> Result<(), String> {
         match self.0.accept() {
             Ok(Some(other)) => Err(shared(other.peer().map_or(0, |other| other.pid))),
@@ -79,8 +82,8 @@ fn name(gpu: GpuUuid) -> String {
     format!("carrack-copier/{}/{gpu}", rustix::process::geteuid().as_raw())
 }
 
-/// Why there is no copier on a GPU that another process wants one on. `pid`: 0 where it is not
-/// known, as that of a process in another namespace.
+/// Returns the reason why there is no copier on a GPU that another process wants one on. `pid`: 0
+/// if unknown, as for a process in another namespace.
 pub fn shared(pid: i32) -> String {
     let who = if pid == 0 { "another process".to_owned() } else { format!("process {pid}") };
     format!(
@@ -97,7 +100,7 @@ mod tests {
     };
     use std::os::fd::OwnedFd;
 
-    /// A process's name that does not listen yet.
+    /// Returns a process's socket that is bound and does not listen yet.
     fn bound(gpu: GpuUuid) -> OwnedFd {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -148,10 +151,10 @@ mod tests {
         assert_eq!(Claim::pausing(gpu(5), || first = None).unwrap().check(), Ok(()));
     }
 
-    /// Does something as another user does it, if this one may become any.
+    /// Runs a function as another user, if this user may become another.
     fn as_another_user<T: Send>(act: impl FnOnce() -> T + Send) -> Option<T> {
         let nobody = rustix::process::Uid::from_raw(65534);
-        // Of this thread alone.
+        // For this thread alone.
         let become_nobody = || rustix::thread::set_thread_res_uid(None, nobody, None).is_ok();
         std::thread::scope(|scope| scope.spawn(|| become_nobody().then(act)).join().unwrap())
     }

@@ -1,4 +1,4 @@
-//! The host's side: giving copies to the kernel, and launching it anew.
+//! The host's side: giving copies to the kernel, and launching it.
 
 use super::lease::{Given, give};
 use super::list::{Board, PIECES, Place};
@@ -9,12 +9,12 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
-/// How a driver runs the kernel.
+/// A driver's way to run the kernel.
 pub trait Launcher: Send + Sync + Sized + 'static {
-    /// What keeps the memory that its kernels share with the host.
+    /// Owner of the memory that kernels share with the host.
     type Board: Deref<Target = Board> + Send + Sync;
 
-    /// Where kernels find that memory.
+    /// Returns the kernels' address of that memory.
     fn address_of_board(&self) -> u64;
 
     /// Launches the kernel of a generation, behind those that were launched before. Does not wait
@@ -24,23 +24,23 @@ pub trait Launcher: Send + Sync + Sized + 'static {
     /// There is no such kernel.
     fn launch(&self, generation: u64) -> Result<(), NoKernel>;
 
-    /// Whether all kernels that were launched have ended, in whatever way.
+    /// Returns `true` if all kernels that were launched have ended, in whatever way.
     ///
     /// # Errors
-    /// The driver's: they have, and nothing runs any more.
+    /// The driver's: the kernels have ended, and none can run any more.
     fn are_over(&self) -> Result<bool, GpuError>;
 
-    /// Passes the time of some instructions.
+    /// Waits for some instructions.
     fn pause(&self) {
         std::hint::spin_loop();
     }
 }
 
-/// Why there is no kernel, and will be none.
+/// The reason why there is no kernel, and will be none.
 #[derive(Clone, Debug)]
 pub enum NoKernel {
-    /// Another process wants one on this GPU, too: who, and what to do. No call of the driver was
-    /// made.
+    /// Another process wants one on this GPU, too. The text names it, and says what to do. No call
+    /// of the driver was made.
     Shared(String),
     /// The driver's error.
     Failed(GpuError),
@@ -61,37 +61,36 @@ impl fmt::Display for NoKernel {
     }
 }
 
-/// Looks at an answer that has not come, between two questions to the driver whether the kernel is
-/// still there.
+/// Polls of an answer between two queries whether the kernel still runs.
 const LOOKS: u32 = 1024;
 
-/// A copier as the process has it. The event of a copy is its number here.
+/// A process's copier. The event of a copy is its number here.
 pub struct Resident<L: Launcher> {
     board: L::Board,
     /// Launches the kernels.
     pub launcher: L,
     turn: Mutex<Turn>,
-    /// The last command that was given.
+    /// The number of the last command that was given.
     given: AtomicU64,
-    /// Questions for answers that had not come.
+    /// Queries of answers that had not come.
     asked: AtomicU32,
-    /// Why nothing is given any more.
+    /// The reason why no more copies are given.
     failed: OnceLock<NoKernel>,
     launches: AtomicU64,
     copies: AtomicU64,
 }
 
-/// Held by who gives a command, or launches a kernel.
+/// Held while a thread gives a command, or launches a kernel.
 #[derive(Default)]
 struct Turn {
     /// The last kernel that was launched.
     generation: u64,
-    /// The last that was asked to leave.
+    /// The last kernel that was asked to leave.
     stopped: u64,
 }
 
 impl<L: Launcher> Resident<L> {
-    /// One whose kernels use this memory.
+    /// Creates a copier whose kernels use this memory.
     pub fn new(board: L::Board, launcher: L) -> Arc<Self> {
         Arc::new(Self {
             board,
@@ -110,18 +109,18 @@ impl<L: Launcher> Resident<L> {
         &self.board.page
     }
 
-    /// Whether a kernel is there that is not leaving, as far as is known.
+    /// Returns `true` if a kernel is known to run and not known to leave.
     #[inline]
     pub fn runs(&self) -> bool {
         self.page().begun() > self.page().leaving()
     }
 
-    /// Gives a copy to the kernel, if one is known to run. `None`: the copy is the caller's.
+    /// Gives a copy to the kernel, if one is known to run. `None`: the caller does the copy.
     pub fn give(self: &Arc<Self>, command: Command) -> Option<Event> {
         self.give_numbered(|_| command)
     }
 
-    /// Gives it many copies at once, no more than [`PIECES`]: with one number, and so one event.
+    /// Gives the kernel up to [`PIECES`] copies at once: with one number, and so one event.
     pub fn give_many(
         self: &Arc<Self>,
         places: impl ExactSizeIterator<Item = Place>,
@@ -178,7 +177,7 @@ impl<L: Launcher> Resident<L> {
         let mut turn = match self.turn.try_lock() {
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Whoever has it gives a copy, or launches one.
+            // The thread that holds it gives a copy, or launches a kernel.
             Err(TryLockError::WouldBlock) => return,
         };
         if self.page().gone() < turn.generation {
@@ -193,7 +192,8 @@ impl<L: Launcher> Resident<L> {
         }
     }
 
-    /// Waits until all that was given is over: some microseconds. What failed is over.
+    /// Waits until all copies that were given have ended: some microseconds. Failed ones have
+    /// ended.
     #[inline]
     pub fn settle(&self) {
         let given = self.given.load(Ordering::Acquire);
@@ -202,8 +202,8 @@ impl<L: Launcher> Resident<L> {
         }
     }
 
-    /// Has the kernel end when it has done what it was given: before a call of the driver that
-    /// would wait for it.
+    /// Asks the kernel to end when it has done what it was given, before a driver call that would
+    /// wait for it.
     pub fn end_early(&self) {
         let mut turn = lock(&self.turn);
         if turn.stopped != turn.generation && self.page().gone() < turn.generation {
@@ -212,7 +212,7 @@ impl<L: Launcher> Resident<L> {
         }
     }
 
-    /// What there is, for reports.
+    /// Returns the state, for reports.
     pub fn state(&self) -> CopierState {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         match self.failed.get() {
@@ -223,7 +223,8 @@ impl<L: Launcher> Resident<L> {
         }
     }
 
-    /// Waits for what only the kernel can bring about; `false` when it has ended without.
+    /// Waits for a condition that only the kernel can bring about. Returns `false` if the kernel
+    /// has ended without it.
     fn wait_until(&self, is_so: impl Fn(&Page) -> bool) -> bool {
         let mut looks = 0_u32;
         while !is_so(self.page()) {
@@ -236,11 +237,11 @@ impl<L: Launcher> Resident<L> {
         true
     }
 
-    /// Whether the kernel may still bring something about that it has not brought about yet.
+    /// Returns `true` if the condition holds, or a kernel may still bring it about.
     fn is_alive(&self, is_so: &impl Fn(&Page) -> bool) -> bool {
         match self.launcher.are_over() {
             Ok(false) => true,
-            // It may have been its last act.
+            // The kernel's last act may have met the condition.
             _ if is_so(self.page()) => true,
             Ok(true) => {
                 self.fail(lost().into());
@@ -273,8 +274,8 @@ impl<L: Launcher> Sequence for Resident<L> {
                 _ if is_over(self.page()) => Ok(true),
                 None => Ok(false),
                 Some(NoKernel::Failed(why)) => Err(why.clone()),
-                // Not to be had: a launch is tried when all kernels are gone, and those answered
-                // what they took.
+                // Cannot occur: a launch is tried when all kernels are gone, and those answered
+                // the commands that they took.
                 Some(NoKernel::Shared(_)) => Err(lost()),
             };
         }
@@ -304,7 +305,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The kernel ended, and said nothing.
+/// Returns the error of a kernel that ended without an answer.
 #[cold]
 fn lost() -> GpuError {
     GpuError {

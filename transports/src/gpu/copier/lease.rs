@@ -1,13 +1,13 @@
-//! The kernel's side of the lease: when it ends, and that it takes nothing afterwards. The fake's
-//! kernel is this code; NVIDIA's, `cuda/copier.ptx`, is the same in another language.
+//! The kernel's side of the lease: when it ends, and that it takes no command afterwards. The
+//! fake's kernel is this code; NVIDIA's, `cuda/copier.ptx`, is the same in another language.
 //!
 //! A kernel that leaves says so, and then looks once more. A host that gives a command writes it,
-//! and then reads whether the kernel is leaving. Both are in one order for everybody, so either the
-//! kernel finds the command, or the host finds that it leaves; where both do, the host waits for
+//! and then reads whether the kernel is leaving. All agree on the order of both, so either the
+//! kernel finds the command, or the host finds the kernel leaving. If both do, the host waits for
 //! the kernel's last word, and then reads whether the command was done.
 //!
-//! What those who watch find, each on a sheet of its own, is found together. The last look is at
-//! one sheet: what the host wrote before it read is on all of them.
+//! The watching warps, each on a sheet of its own, combine what they find. The last look is at one
+//! sheet: the host wrote to all of them before it read.
 
 use super::page::{Command, Page, SHEETS};
 use crate::sync::primitives::{Ordering, fence};
@@ -22,14 +22,15 @@ pub struct Kernel<'a> {
 }
 
 impl<'a> Kernel<'a> {
-    /// Begins, when the kernel before is over.
+    /// Begins, when the previous kernel has ended.
     pub fn begin(page: &'a Page, generation: u64) -> Self {
         let next = page.answered() + 1;
         page.begin(generation);
         Self { page, generation, next }
     }
 
-    /// Carries out all that is there, in order, and answers. Whether there was anything.
+    /// Carries out all commands that have arrived, in order, and answers. Returns `true` if there
+    /// were any.
     pub fn look(&mut self, copy: impl FnMut(Command)) -> bool {
         self.look_at(..SHEETS, copy)
     }
@@ -46,7 +47,7 @@ impl<'a> Kernel<'a> {
         self.next != first
     }
 
-    /// Whether it was asked to leave.
+    /// Returns `true` if it was asked to leave.
     pub fn is_stopped(&self) -> bool {
         self.page.is_stopped(self.generation)
     }
@@ -60,19 +61,19 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// What became of a command.
+/// Outcome of giving a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Given {
     /// The kernel has it, or has done it already.
     Taken,
     /// No kernel will ever take it.
     TakenBack,
-    /// The kernel ended without its last word: nobody knows.
+    /// The kernel ended without its last word: the outcome is unknown.
     Lost,
 }
 
-/// Gives a command to the kernel of a generation, which has begun. `is_over`: whether the kernel
-/// has ended, in whatever way; asked while it is leaving.
+/// Gives a command to the kernel of a generation, which has begun. `is_over` returns `true` if the
+/// kernel has ended, in whatever way; it is called while the kernel is leaving.
 pub(super) fn give(
     page: &Page,
     generation: u64,
@@ -93,8 +94,8 @@ pub(super) fn give(
     if page.answered() >= number {
         return Given::Taken;
     }
-    // The kernel is gone, and the next one begins behind what is answered: the copy is the caller's
-    // again.
+    // The kernel is gone, and the next one begins behind what is answered: the caller does the
+    // copy.
     page.take_back(number);
     Given::TakenBack
 }
@@ -106,10 +107,10 @@ mod models {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// The memory that commands copy to: how often each was done.
+    /// The memory that commands copy to: a count of each command.
     struct Done([UnsafeCell<u32>; 3]);
 
-    // SAFETY: loom finds out if two threads touch one cell at a time.
+    // SAFETY: loom finds two threads that touch one cell at a time.
     unsafe impl Sync for Done {}
     // SAFETY: as above.
     unsafe impl Send for Done {}
@@ -121,7 +122,7 @@ mod models {
 
         fn add(&self, at: u64) {
             let at = usize::try_from(at).unwrap();
-            // SAFETY: loom finds out if another thread is at it.
+            // SAFETY: loom finds another thread that touches it.
             self.0[at].with_mut(|cell| unsafe { *cell += 1 });
         }
 
@@ -143,7 +144,7 @@ mod models {
         }
     }
 
-    /// A kernel that looks, and leaves whenever it likes.
+    /// A kernel that looks, and leaves at any time.
     fn kernel(
         page: &Arc<Page>,
         done: &Arc<Done>,
@@ -160,8 +161,8 @@ mod models {
         })
     }
 
-    /// What was given is done once, and is done when it is answered; what was taken back is never
-    /// done.
+    /// A command that was given is done once, and is done when it is answered. A command that was
+    /// taken back is never done.
     #[test]
     fn loom_a_command_given_while_the_kernel_leaves_is_done_once_or_given_back() {
         loom::model(|| {
@@ -181,7 +182,7 @@ mod models {
             }
             running.join().unwrap();
             assert_eq!(page.answered(), 1, "a command was lost");
-            // The next kernel begins behind it, whoever did it.
+            // The next kernel begins behind it, whichever side did it.
             let mut next = Kernel::begin(&page, 2);
             assert!(!next.look(carry_out(&done)));
             assert_eq!(give(&page, 2, 2, command(2), || false), Given::Taken);
@@ -190,15 +191,15 @@ mod models {
         });
     }
 
-    /// A command is never seen torn, though its words are written and read one by one, over one
-    /// that had the line before.
+    /// A command is never seen torn, though its words are written and read one by one, in the
+    /// place of an earlier command.
     #[test]
     fn loom_a_command_is_taken_whole_or_not_at_all() {
         loom::model(|| {
             let (page, done) = (Arc::new(Page::new()), Done::new());
             page.write(1, command(1));
             Kernel::begin(&page, 1).look(carry_out(&done));
-            // Those between are over.
+            // The commands in between have ended.
             page.take_back(4);
             let writer = {
                 let page = page.clone();
@@ -213,7 +214,7 @@ mod models {
         });
     }
 
-    /// A kernel that is asked to leave does what was given before.
+    /// A kernel that is asked to leave does the commands given before.
     #[test]
     fn loom_what_was_given_before_the_kernel_was_asked_to_leave_is_done() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! Lists of pieces: what a command names that is many copies.
+//! Lists of pieces, for commands of many copies.
 //!
 //! They lie behind the page, in the same memory. There is one for each line: a command's list is
 //! free when its line is.
@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Pieces of the longest list.
 pub const PIECES: usize = 1024;
 
-/// In a command's length: it is the number of pieces, and the source is their list.
+/// Flag in a command's length: the rest is the number of pieces, and the source is their list.
 const MANY: u32 = 1 << 31;
 
 /// Target, source and length of a copy.
 pub type Place = (usize, usize, usize);
 
-/// Where the length of a piece begins in the word of its target: all are shorter than 2 KiB, and no
-/// device has memory beyond 8 PiB. Two words a piece, and not three, are a third less to write here
-/// and to fetch there.
+/// Position of a piece's length in the word of its target. All pieces are shorter than 2 KiB, and
+/// no device has memory beyond 8 PiB. Two words a piece instead of three save a third of the
+/// writes and reads.
 const LEN_AT: u32 = 53;
 
-/// Whether a list has room for targets with these bits, and for pieces so long.
+/// Returns `true` if a list has room for targets with these bits, and for pieces of this length.
 pub(super) fn is_listed(targets: usize, longest: usize) -> bool {
     (targets as u64) >> LEN_AT == 0 && (longest as u64) < 1 << (64 - LEN_AT)
 }
@@ -29,19 +29,19 @@ pub(super) fn is_listed(targets: usize, longest: usize) -> bool {
 #[derive(Debug)]
 struct List([[AtomicU64; 2]; PIECES]);
 
-/// All that lies in the memory that host and kernel share.
+/// The memory that host and kernel share.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Board {
     /// Commands and answers.
     pub page: Page,
-    /// As many as [`LINES`].
+    /// One list for each of [`LINES`].
     lists: [List; 4],
 }
 
 #[cfg(not(loom))]
 const _: () = {
-    // Two pieces a thread are what `cuda/copier.ptx` fetches.
+    // `cuda/copier.ptx` fetches two pieces a thread.
     assert!(PIECES == 2 * 512);
     assert!(std::mem::offset_of!(Board, lists) == 4096);
     assert!(size_of::<Board>() == 17 * 4096);
@@ -54,15 +54,15 @@ impl Board {
         Self { page: Page::new(), lists: std::array::from_fn(list) }
     }
 
-    /// Writes the list of the command of that number, and makes the command. The one that had the
-    /// line before is answered. `board`: where the kernel finds this. Pieces beyond [`PIECES`] have
-    /// no place, nor what is not [listed](is_listed): nobody gives them.
+    /// Writes the list of the command of that number, and returns the command. The previous one of
+    /// that line has been answered. `board`: the kernel's address of this. Callers give at most
+    /// [`PIECES`] pieces, all of them [listed](is_listed).
     #[inline]
     pub fn write(&self, board: u64, number: u64, places: impl Iterator<Item = Place>) -> Command {
         let line = number % LINES;
         let mut count = 0;
         for (words, (dst, src, len)) in self.list(line).0.iter().zip(places) {
-            // The command, which is written behind them, has release order.
+            // Relaxed: the command, which is written afterwards, has release order.
             let [to, from] = words;
             to.store(dst as u64 | (len as u64) << LEN_AT, Ordering::Relaxed);
             from.store(src as u64, Ordering::Relaxed);
@@ -72,7 +72,7 @@ impl Board {
         Command { dst: 0, src: lists + line * size_of::<List>() as u64, len: MANY | count }
     }
 
-    /// The copies that a command names, as a kernel finds them.
+    /// Returns the copies that a command names, as a kernel finds them.
     pub fn places(&self, board: u64, command: Command) -> Vec<Place> {
         let Command { dst, src, len } = command;
         if len & MANY == 0 {
@@ -98,7 +98,7 @@ impl Board {
     }
 }
 
-/// An address, or a length, that came from here as one.
+/// Converts an address or a length back, which was written here.
 fn place(word: u64) -> usize {
     usize::try_from(word).unwrap_or(usize::MAX)
 }

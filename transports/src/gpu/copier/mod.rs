@@ -3,21 +3,21 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `page` | what host and kernel write for each other |
-//! | `lease` | when a kernel ends, and that no command is lost or done twice thereby: model-checked |
-//! | `list` | what a command names that is many copies |
+//! | `page` | the words that host and kernel write for each other |
+//! | `lease` | the end of a kernel, where no command is lost or done twice: model-checked |
+//! | `list` | the pieces of a command of many copies |
 //! | `host` | giving copies, and launching kernels: `Resident` |
-//! | `claim` | whether another process of this machine has a copier on the same GPU |
+//! | `claim` | detection of another process with a copier on the same GPU |
 //!
-//! A resident kernel holds up whatever waits for the whole context (`cuCtxSynchronize`,
-//! `cuMemFree`, loading a module) and a launch that needs all of the GPU. So it ends by itself when
-//! there has been nothing to do for [`LEASE`], after [`LIFE`] whatever there is to do, and at once
-//! when the library is about to make such a call.
+//! A resident kernel holds up all that waits for the whole context (`cuCtxSynchronize`,
+//! `cuMemFree`, loading a module), and a launch that needs all of the GPU. So it ends by itself
+//! after [`LEASE`] without work, and after [`LIFE`] in any case. It ends at once when the library
+//! is about to make such a call.
 //!
-//! A copy is never given to a kernel that is not known to run: while there is none, or it waits
-//! behind a kernel of the program's that fills the GPU, the copy engine has the copy. Between the
-//! two the order of copies stays: the copier gets one only when no engine of the device is at one
-//! of the library's, and an engine gets one when the copier has answered all.
+//! A copy is given only to a kernel that is known to run. While there is none, or it waits behind
+//! a kernel of the program's that fills the GPU, the copy engine does the copy. The order of
+//! copies is kept: the copier gets one only when no engine of the device works for the library. An
+//! engine gets one only when the copier has answered all.
 
 mod claim;
 mod host;
@@ -33,23 +33,23 @@ pub use page::{Command, Page, SHEETS, WORDS};
 
 use std::time::Duration;
 
-/// A kernel ends when there has been no copy for so long.
+/// Time without a copy after which a kernel ends.
 pub const LEASE: Duration = Duration::from_millis(1);
 
-/// A kernel ends after so long in any case: what it holds up goes on although copies never cease.
-/// Launching it anew costs about as much as one copy of the engine.
+/// Time after which a kernel ends in any case, so that work held up by it goes on under a constant
+/// load. A new launch costs about one copy of the engine.
 pub const LIFE: Duration = Duration::from_millis(3);
 
 /// Bytes of the longest copy that goes to a copier.
 pub const MOST: usize = 8 << 10;
 
-/// Bytes of the longest one where the two ends lie to each other at a multiple of 4, and not of 16;
-/// and of the longest where they lie anyhow: the warp takes so many bytes at a time, and beyond
-/// that the copy engine is as quick.
+/// Bytes of the longest copy if both ends have the same offset from a multiple of 4, but not of
+/// 16; and if they have different ones. The warp moves that many bytes at a time, and beyond that
+/// the copy engine is as quick.
 const MOST_BY_4: usize = 2 << 10;
 const MOST_BY_1: usize = 512;
 
-/// Whether a copy goes to a copier, if there is one.
+/// Returns `true` if a copy goes to a copier, if there is one.
 pub fn fits(dst: usize, src: usize, len: usize) -> bool {
     let apart = dst ^ src;
     let most = match apart {
@@ -60,8 +60,8 @@ pub fn fits(dst: usize, src: usize, len: usize) -> bool {
     (1..=most).contains(&len)
 }
 
-/// Whether a copy is one of those that go to a copier together, if there is one. Four lanes have it
-/// there, and pay the latency of memory for 256, 64 or 16 bytes at a time.
+/// Returns `true` if a copy may go to a copier in a group. There four lanes do each copy, and pay
+/// the latency of memory for 256, 64 or 16 bytes at a time.
 pub fn fits_among_others(dst: usize, src: usize, len: usize) -> bool {
     let most = match dst | src | len {
         all if all % 16 == 0 => 1024,
@@ -71,21 +71,21 @@ pub fn fits_among_others(dst: usize, src: usize, len: usize) -> bool {
     len <= most && list::is_listed(dst, len)
 }
 
-/// What there is of a device's copier.
+/// State of a device's copier.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CopierState {
-    /// Nobody has asked for it.
+    /// No copier was asked for.
     Off,
-    /// It was asked for; whether it can be had shows when the device makes its first copy.
+    /// It was asked for. The device's first copy shows if it is available.
     Wanted,
-    /// It takes copies. So many kernels were launched, and so many copies given to them.
+    /// It takes copies. The counts began with its set-up.
     On {
-        /// Kernels.
+        /// Kernels that were launched.
         launches: u64,
-        /// Copies.
+        /// Copies that were given to them.
         copies: u64,
     },
-    /// It was asked for, and cannot be had: why.
+    /// It was asked for, and is not available, for the reason given.
     Refused(String),
 }
 

@@ -2,17 +2,17 @@
 //!
 //! It lies in host memory that a GPU reads and writes. `cuda/copier.ptx` has the same offsets.
 //!
-//! Commands stand on several sheets that are all alike, one for each warp that watches. Looks of
-//! two warps at one line are serialised, each as long as the way to the host and back; looks at two
-//! lines overlap (docs/gpu.md, "Measured").
+//! Commands stand on several identical sheets, one for each warp that watches. Reads of one line
+//! by two warps are serialised, and each takes a round trip to the host; reads of two lines
+//! overlap (docs/gpu.md, "Measured").
 
 use crate::sync::primitives::{AtomicU64, Ordering, fence};
 use std::ops::RangeTo;
 
-/// Commands that can be under way at a time.
+/// Commands that can be in flight at a time.
 pub(super) const LINES: u64 = 4;
 
-/// Sheets: as many warps watch. A model has no more than it needs.
+/// Sheets, one for each warp that watches. A model has only those that it needs.
 pub const SHEETS: usize = if cfg!(loom) { 2 } else { 4 };
 
 /// A copy, by addresses that the kernel can use.
@@ -26,25 +26,25 @@ pub struct Command {
     pub len: u32,
 }
 
-/// Words of a command. Each is `number, cut to 32 bits | a piece of 32 bits`, so each tells by
-/// itself whether it belongs to a command: a reader that finds all five with one number has the
-/// command whole, in whatever order words are written and read. Nothing is relied on but that 8
-/// bytes are written and read at once.
+/// Words of a command. Each is `number, cut to 32 bits | a piece of 32 bits`, so each word tells
+/// its command. A reader that finds all five with one number has the whole command, in whatever
+/// order words are written and read. The only assumption is that 8 bytes are written and read at
+/// once.
 pub const WORDS: usize = 5;
 
-/// Where the generation stands that is to leave: in the line that is looked at anyway.
+/// Position of the generation that has to leave: in the line that the kernel reads anyway.
 const STOP: usize = 7;
 
 #[repr(C, align(64))]
 #[derive(Debug)]
 struct Line([AtomicU64; 8]);
 
-/// As many lines as [`LINES`].
+/// One line for each of [`LINES`].
 #[repr(C)]
 #[derive(Debug)]
 struct Sheet([Line; 4]);
 
-/// What the kernel says. Written by nobody else, but for `answered` while there is no kernel.
+/// The kernel's answers. Only the kernel writes them, except `answered` while there is no kernel.
 #[repr(C, align(64))]
 #[derive(Debug)]
 struct Told {
@@ -52,9 +52,9 @@ struct Told {
     answered: AtomicU64,
     /// The last generation that has begun.
     begun: AtomicU64,
-    /// The last one that is leaving.
+    /// The last generation that is leaving.
     leaving: AtomicU64,
-    /// The last one that takes nothing any more.
+    /// The last generation that takes no more commands.
     gone: AtomicU64,
 }
 
@@ -86,7 +86,7 @@ impl Page {
 
     // ---- the host ------------------------------------------------------------------------------------
 
-    /// Writes a command. The one that had the line before is answered.
+    /// Writes a command. The previous one of that line has been answered.
     pub fn write(&self, number: u64, command: Command) {
         let words = pieces(command).map(|piece| tagged(number, piece));
         self.sheets.iter().for_each(|sheet| sheet.write(number, words));
@@ -99,13 +99,14 @@ impl Page {
             .for_each(|sheet| sheet.line(0)[STOP].store(generation, Ordering::Release));
     }
 
-    /// The last command that is done, with all that came before it. Its bytes are there.
+    /// Returns the number of the last command that is done, with all before it. Their bytes have
+    /// arrived.
     #[inline]
     pub fn answered(&self) -> u64 {
         self.told.answered.load(Ordering::Acquire)
     }
 
-    /// Notes that a command is nobody's any more. There is no kernel.
+    /// Marks a command as answered that no kernel will do. There is no kernel.
     pub fn take_back(&self, number: u64) {
         self.told.answered.store(number, Ordering::Release);
     }
@@ -136,7 +137,7 @@ impl Page {
 
     // ---- the kernel ----------------------------------------------------------------------------------
 
-    /// A command, if it is there whole: each of its words on any of these sheets.
+    /// Returns a command if it is complete: each of its words on any of these sheets.
     pub(super) fn read(&self, sheets: RangeTo<usize>, number: u64) -> Option<Command> {
         let sheets = self.sheets.get(sheets)?;
         let mut pieces = [0; WORDS];
@@ -176,7 +177,7 @@ impl Page {
 impl Sheet {
     fn write(&self, number: u64, words: [u64; WORDS]) {
         for (place, word) in self.line(number).iter().zip(words) {
-            // Release: what the command is to copy, if the CPU has written it.
+            // Release: publishes the bytes that the command copies, if the CPU has written them.
             place.store(word, Ordering::Release);
         }
     }
@@ -201,7 +202,7 @@ fn tagged(number: u64, piece: u32) -> u64 {
     number << 32 | u64::from(piece)
 }
 
-/// The piece in a word, if it belongs to the command of that number.
+/// Returns the piece in a word, if it belongs to the command of that number.
 #[allow(clippy::cast_possible_truncation, reason = "halves are cut to their bits")]
 fn piece_of(word: u64, number: u64) -> Option<u32> {
     ((word >> 32) as u32 == number as u32).then_some(word as u32)
@@ -236,7 +237,7 @@ mod tests {
         }
     }
 
-    /// Which words have come to which of two sheets, in every way.
+    /// Arrival of words on two sheets, in every combination.
     #[test]
     fn a_command_is_there_when_each_of_its_words_has_come_to_some_sheet() {
         for come in 0_u32..1 << (2 * WORDS) {

@@ -1,10 +1,9 @@
-//! Whether a device that is given access for reading only is kept from writing: found out by an
-//! attempt, in a process of its own.
+//! Trial of read-only access: an attempt to write, in a process of its own.
 //!
-//! `cuMemSetAccess` takes the flags everywhere. What a device that writes all the same comes to is
-//! not promised anywhere; on two H200s (driver 580) its copies are refused by their call, and its
-//! kernels fault, which ends their context. So each sort is tried in a throwaway process
-//! ([`trial`]), and what does not keep both out is not offered.
+//! Every driver takes the flags of `cuMemSetAccess`. The result of a write by a device that may
+//! only read is documented nowhere. On two H200s (driver 580) the copy's call refuses it, and a
+//! kernel faults, which ends its context. So each way of writing is tried in a throwaway process
+//! ([`trial`]). If one of the ways succeeds, the pair of devices is not offered read-only access.
 
 use super::calls::Calls;
 use super::device::CudaGpu;
@@ -29,22 +28,22 @@ const CALL: &str = "cuMemSetAccess";
 /// The kernel, for the driver to compile, with the zero that the driver looks for.
 const KERNEL: &str = concat!(include_str!("attempt.ptx"), "\0");
 
-/// What stands in the memory.
+/// Value of the word before the attempt.
 const BEFORE: u64 = 0x1111_2222_3333_4444;
 
-/// What is written there.
+/// Value that the attempt writes.
 const AFTER: u64 = !BEFORE;
 
-/// The attempt is nobody else's: under MPS a kernel's fault would be that of all processes on the
-/// device, so it goes round the server, or has no context. And it leaves no picture of the device's
-/// memory behind.
+/// Environment of the attempt. Under MPS a kernel's fault would hit all processes on the device,
+/// so the attempt bypasses the MPS server, or has no context. It writes no core dump of the
+/// device's memory.
 const ENVIRONMENT: [(&str, &str); 2] =
     [("CUDA_MPS_PIPE_DIRECTORY", "/dev/null"), ("CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "0")];
 
-/// What was found out: of a device that would read, and one whose memory it would be.
+/// Results of past attempts, by the device that would read and the device that owns the memory.
 pub(super) type Verdicts = Mutex<HashMap<(GpuUuid, GpuUuid), Result<(), GpuError>>>;
 
-/// How a device may write.
+/// Way for a device to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     Copy,
@@ -96,8 +95,8 @@ pub(super) fn keeps_from_writing(reader: &CudaGpu, owner: GpuUuid) -> Result<(),
     verdict
 }
 
-/// Makes the attempt that a question asks for, and says what came of it. `None`: it is no question
-/// of this.
+/// Makes the attempt that a question asks for, and returns its outcome in a word. `None`: the
+/// question is of another kind.
 pub(crate) fn answer(question: &str) -> Option<String> {
     let mut words = question.splitn(5, ' ');
     if words.next() != Some("writing") {
@@ -112,9 +111,9 @@ pub(crate) fn answer(question: &str) -> Option<String> {
     })
 }
 
-/// Whether a device has written to another's memory that it may only read.
+/// Returns `true` if a device has written to another's memory that it may only read.
 fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, GpuError> {
-    // SAFETY: the library that the process which asks has opened.
+    // SAFETY: the library that the asking process has opened.
     let shared = unsafe { CudaDriver::at(Path::new(library)) }.usable()?;
     let named = |name: &str| {
         let found = shared.gpus()?.iter().find(|gpu| gpu.info().uuid.to_string() == name);
@@ -127,13 +126,13 @@ fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, G
     let memory = owner.allocate_at(&owner.reserve(unit)?, 0, unit, &[])?;
     memory.whole().write(&BEFORE.to_ne_bytes()).map_err(unlikely)?;
     let only_reads = AccessDesc::of(reader.device, Rights::Read);
-    // SAFETY: mapped as one piece, and no work is under way there.
+    // SAFETY: mapped as one piece, and no work is in flight there.
     unsafe { shared.calls.mem_set_access(memory.addr(), unit, &raw const only_reads, 1) }?;
 
     let own = reader.allocate(2 * size_of::<u64>(), Flavour::Plain)?;
     let hand = Hand::of(reader)?;
-    // It reads; and it writes its own by the same calls, so that what is refused below is refused
-    // for the memory's sake.
+    // The device reads, and writes its own memory by the same calls, so that a refusal below is
+    // due to the memory.
     hand.write(Way::Copy, own.addr(), memory.addr(), 0)?;
     if word(&own)? != BEFORE {
         return Err(because(CALL, NOT_SUPPORTED, "it does not read what is there"));
@@ -148,7 +147,7 @@ fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, G
     }
     let refused = hand.write(way, memory.addr(), own.addr(), AFTER).err();
     match (refused, word(&memory)) {
-        // Whatever was said of it.
+        // The word has changed, whatever the calls returned.
         (_, Ok(found)) if found != BEFORE => Ok(true),
         (None, found) => found.map(|_| false),
         (Some(why), _) if keeps_out(&why) => Ok(false),
@@ -156,8 +155,8 @@ fn attempt(way: Way, reader: &str, owner: &str, library: &str) -> Result<bool, G
     }
 }
 
-/// Whether it says that there is no access: at the call, or by a fault, which the context does not
-/// survive.
+/// Returns `true` if the error means that there is no access: a refused call, or a fault, which
+/// the context does not survive.
 fn keeps_out(why: &GpuError) -> bool {
     matches!(why.code, INVALID_VALUE | ILLEGAL_ADDRESS | INVALID_ADDRESS_SPACE | LAUNCH_FAILED)
 }
@@ -179,7 +178,7 @@ fn unlikely(why: CopyError) -> GpuError {
     }
 }
 
-/// A device that writes a word, at once.
+/// A device that writes one word at a time and waits for it.
 struct Hand {
     home: Arc<Home>,
     stream: StreamHandle,
@@ -203,7 +202,7 @@ impl Hand {
         Ok(Self { home, stream, function })
     }
 
-    /// Writes a word: by a copy that of another place, by a kernel the value.
+    /// Writes a word: a copy takes it from `from`, a kernel writes `value`.
     fn write(&self, way: Way, to: usize, from: usize, value: u64) -> Result<(), GpuError> {
         let calls = self.home.calls();
         let _current = self.home.context.enter()?;
@@ -211,8 +210,8 @@ impl Hand {
         let mut arguments =
             values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
         // SAFETY: memory of this process, which is kept until the stream is waited for. The kernel
-        // has these two arguments of 8 bytes, which are read before the call returns. That the
-        // driver may refuse, and end the context, is what it is for.
+        // has these two arguments of 8 bytes, which are read before the call returns. The driver
+        // may refuse the write and end the context: the attempt tests for that.
         unsafe {
             match way {
                 Way::Copy => calls.memcpy_dtod_async(to, from, size_of::<u64>(), self.stream)?,

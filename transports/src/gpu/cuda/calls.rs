@@ -23,7 +23,7 @@ macro_rules! calls {
     ) => {
         /// The calls that this driver's library has.
         pub(super) struct Calls {
-            /// Where the library lies.
+            /// Path of the library.
             pub(super) path: String,
             /// Never closed: the driver has threads and exit handlers of its own.
             _library: ManuallyDrop<Library>,
@@ -53,7 +53,7 @@ macro_rules! calls {
                 Self { path, _library: ManuallyDrop::new(library), $($name,)* $($question),* }
             }
 
-            /// Those that it lacks.
+            /// Returns the names of the calls that the library lacks.
             pub(super) fn missing(&self) -> Vec<&'static str> {
                 let mut missing = Vec::new();
                 $(if self.$name.is_none() { missing.push($symbol); })*
@@ -77,8 +77,8 @@ macro_rules! calls {
             )*
 
             $(
-                /// Whether it is over. That it is not is no error: it is the answer most of the
-                /// time.
+                /// Returns `true` if the event has fired, or the stream is idle. `NOT_READY` is
+                /// the most frequent answer, and no error.
                 ///
                 /// # Safety
                 /// As the driver's documentation of the call of that name says.
@@ -213,7 +213,7 @@ calls! {
 }
 
 fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
-    // SAFETY: only the address is taken; what it is a pointer to is said where it is given a type.
+    // SAFETY: only the address is taken; its type is given where it is used.
     let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) }.ok()?;
     Some(found.as_raw_ptr()).filter(|found| !found.is_null())
 }

@@ -1,10 +1,10 @@
-//! Beside threads that capture streams into graphs.
+//! Driver calls while other threads capture streams into graphs.
 //!
-//! While a thread captures in the global mode, which is the default, the driver refuses other
-//! threads what it calls potentially unsafe, as to ask whether an event has fired, or to allocate;
-//! and it spoils the capture of whom they never heard of. Nothing of the library's belongs to a
-//! graph (streams that are being captured are refused: `CudaStream::check_not_captured`), so its
-//! calls say that they may be made, as those of PyTorch's allocator do.
+//! In the default, global mode of a capture, the driver refuses potentially unsafe calls of other
+//! threads, such as an event query or an allocation. Such a call also spoils the capture. No work
+//! of the library belongs to a graph: streams that are being captured are refused
+//! (`CudaStream::check_not_captured`). So its calls declare themselves safe, as those of PyTorch's
+//! allocator do.
 
 use super::calls::Calls;
 use std::ffi::c_int;
@@ -13,11 +13,11 @@ use std::marker::PhantomData;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_int = 2;
 
-/// While this lives, this thread's calls neither mind nor spoil a capture.
+/// Guard: while it lives, this thread's calls neither fail during a capture nor spoil one.
 #[derive(Debug)]
 pub(super) struct Relaxed<'a> {
     calls: &'a Calls,
-    /// The thread's mode, where it was another.
+    /// The thread's mode, if it was another.
     before: Option<c_int>,
     /// A thread's mode is restored in that thread.
     _thread: PhantomData<*const ()>,
@@ -30,7 +30,7 @@ impl<'a> Relaxed<'a> {
         let mut mode = RELAXED;
         // SAFETY: the place for the mode is ours.
         let asked = unsafe { calls.thread_exchange_stream_capture_mode(&raw mut mode) };
-        // Who lacks the call is older than all that we know of.
+        // A driver without the call is older than every supported one.
         let before = (asked.is_ok() && mode != RELAXED).then_some(mode);
         Self { calls, before, _thread: PhantomData }
     }

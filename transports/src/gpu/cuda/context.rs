@@ -1,4 +1,4 @@
-//! Contexts: whose they are, and making one current for a moment.
+//! Contexts: their owners, and making one current for a moment.
 
 use super::calls::Calls;
 use super::capture::Relaxed;
@@ -7,8 +7,8 @@ use super::sys::{self, ContextHandle, Device, DevicePtr, pointer};
 use crate::fork::Owner;
 use crate::gpu::GpuError;
 
-/// A context that the library works in: the device's primary one, which it holds a count of, or one
-/// of the user's.
+/// A context that the library works in: the device's primary one, of which it holds a count, or
+/// one of the user's.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) calls: &'static Calls,
@@ -16,27 +16,27 @@ pub(super) struct Context {
     pub(super) device: Device,
     hold: Hold,
     owner: Owner,
-    /// Whether synchronous calls on this context's memory wait until it is really written (gpu.md,
-    /// streams rule 4). Where the driver is too old for that, memory is told one by one when it is
-    /// exported.
+    /// Set if synchronous calls on this context's memory wait until the bytes are written (gpu.md,
+    /// streams rule 4). With a driver too old for that, the attribute is set on each allocation
+    /// when it is exported.
     pub(super) sync_memops: bool,
 }
 
-/// What keeps a context, or tells that it has gone.
+/// The reason why a context is alive, or the means to tell that it has gone.
 #[derive(Debug, Clone, Copy)]
 enum Hold {
-    /// A count of the primary context, which keeps it.
+    /// A count of the primary context, which keeps it alive.
     Count,
-    /// An allocation in a context of the user's, with its buffer id: they go together.
+    /// An allocation in a context of the user's, with its buffer id. The context's end frees it.
     Anchor(DevicePtr, u64),
-    /// The caller knows that it is there.
+    /// Nothing: the caller knows that the context is there.
     Nothing,
 }
 
 impl Context {
-    /// Whether it is still there, asked without its handle: the driver takes a handle to a
-    /// destroyed context at its word, and crashes (seen on driver 580). Buffer ids are never given
-    /// out twice.
+    /// Checks that the context still exists, without using its handle. The driver does not check
+    /// the handle of a destroyed context, and crashes (seen on driver 580). Buffer ids are never
+    /// reused.
     #[inline]
     pub(super) fn check(&self) -> Result<(), GpuError> {
         match self.hold {
@@ -58,12 +58,12 @@ impl Context {
         }
     }
 
-    /// Whether it is the device's primary one.
+    /// Returns `true` if it is the device's primary context.
     pub(super) fn is_primary(&self) -> bool {
         matches!(self.hold, Hold::Count)
     }
 
-    /// The device's primary context, made if nobody has made it.
+    /// Returns the device's primary context, which is created if it does not exist.
     pub(super) fn primary(calls: &'static Calls, device: Device) -> Result<Self, GpuError> {
         let (mut raw, _relaxed) = (ContextHandle::NULL, Relaxed::enter(calls));
         // SAFETY: the place for the answer is ours; the count taken is given back by `Drop`.
@@ -71,8 +71,8 @@ impl Context {
         Ok(Self::holding(Hold::Count, calls, raw, device).with_sync_memops())
     }
 
-    /// A context of the user's, who may destroy it: work in it then fails, and nothing else. It is
-    /// there now.
+    /// Adopts a context of the user's, which exists now. The user may destroy it: work in it then
+    /// fails, without other effects.
     pub(super) fn adopted(
         calls: &'static Calls,
         raw: ContextHandle,
@@ -91,7 +91,7 @@ impl Context {
         Ok(context.with_sync_memops())
     }
 
-    /// A context of somebody's, to be made current for a question and left as it is.
+    /// Wraps a user's context that is made current for one question and left as it is.
     pub(super) fn unowned(calls: &'static Calls, raw: ContextHandle) -> Self {
         Self::holding(Hold::Nothing, calls, raw, 0)
     }
@@ -100,8 +100,9 @@ impl Context {
         Self { calls, raw, device, hold, owner: Owner::this_process(), sync_memops: false }
     }
 
-    /// Whether this process may call the driver about it. A fork may not: what CUDA does there is
-    /// undefined, and what a destructor would give back is its parent's.
+    /// Returns `true` if this process may call the driver for the context. A forked child may not:
+    /// CUDA's behaviour there is undefined, and a destructor would give back what belongs to the
+    /// parent.
     #[inline]
     pub(super) fn is_here(&self) -> bool {
         self.owner.is_here()
@@ -126,8 +127,9 @@ impl Context {
         self
     }
 
-    /// Makes it current in this thread, and what is done in it no matter of graphs that are
-    /// captured, until the guard is dropped. Costs three quick calls where it already is.
+    /// Makes the context current in this thread until the guard is dropped, and keeps the calls
+    /// out of graphs that are being captured. Costs three quick calls if the context is current
+    /// already.
     #[inline]
     pub(super) fn enter(&self) -> Result<Current<'_>, GpuError> {
         self.check()?;
@@ -143,15 +145,15 @@ impl Context {
         Ok(Current { pushed: Some(self), _relaxed: relaxed })
     }
 
-    /// Makes it current in this thread, in the place of the one that is.
+    /// Makes the context current in this thread, in place of the previous one.
     pub(super) fn stay(&self) -> Result<(), GpuError> {
         self.check()?;
         // SAFETY: as in `enter`.
         unsafe { self.calls.ctx_set_current(self.raw) }
     }
 
-    /// The number by which the driver tells contexts apart for good: a handle may come back. 0
-    /// where it has none.
+    /// Returns the driver's unique number of a context (handles may be reused), or 0 if the driver
+    /// has none.
     pub(super) fn number(calls: &Calls, raw: ContextHandle) -> u64 {
         let mut number = 0;
         // SAFETY: the place for the answer is ours; the callers have the handle from the driver,
@@ -184,17 +186,18 @@ impl Drop for Context {
     }
 }
 
-/// While this lives its context is current in this thread; then the caller's is again, also when a
-/// panic passes.
+/// Guard: its context is current in this thread while it lives. Then the caller's is again, also
+/// after a panic.
 #[derive(Debug)]
 pub(super) struct Current<'a> {
     pushed: Option<&'a Context>,
-    /// Goes after the context. It keeps this in its thread, to which the context belongs.
+    /// Dropped after the context is popped. It keeps the guard in its thread, to which the context
+    /// belongs.
     _relaxed: Relaxed<'a>,
 }
 
 impl Current<'_> {
-    /// Whether this thread had the context already.
+    /// Returns `true` if the context was current in this thread already.
     #[inline]
     pub(super) fn was_there(&self) -> bool {
         self.pushed.is_none()
@@ -206,8 +209,8 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         let Some(context) = self.pushed else { return };
         let mut popped = ContextHandle::NULL;
-        // SAFETY: the place for the answer is ours; what is taken off is what `enter` put on, since
-        // whatever was put on after it had a guard of its own.
+        // SAFETY: the place for the answer is ours. The call pops what `enter` pushed, since every
+        // later push had a guard of its own.
         let outcome = unsafe { context.calls.ctx_pop_current(&raw mut popped) };
         debug_assert!(outcome.as_ref().err().is_none_or(is_gone), "{outcome:?}");
     }

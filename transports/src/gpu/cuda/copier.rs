@@ -1,4 +1,4 @@
-//! Small copies by a resident kernel: loading and launching it, and which copies it is given.
+//! Small copies by a resident kernel: its launch, and the choice of copies for it.
 
 use super::calls::Calls;
 use super::device::CudaGpu;
@@ -21,22 +21,23 @@ use std::sync::{Arc, Weak};
 /// The kernel, for the driver to compile, with the zero that the driver looks for.
 pub const KERNEL: &str = concat!(include_str!("copier.ptx"), "\0");
 
-/// Its threads: one warp copies, fifteen sleep until there are many copies at once, and four watch.
+/// Threads of the kernel: one warp copies, fifteen sleep until there are many copies at once, and
+/// four watch.
 pub const THREADS: u32 = 640;
 
-/// What a copier of a device is made of.
+/// The copier of a device.
 pub(super) struct Copier {
     pub(super) resident: Arc<Resident<Launch>>,
     ends: Ends,
 }
 
-/// What became of a copy that was offered.
+/// Outcome of offering a copy.
 pub(super) enum Offered {
-    /// The kernel has it.
+    /// The kernel makes the copy.
     Taken(Event),
-    /// It would have been taken, had there been a kernel.
+    /// The kernel would have taken it, but none runs.
     NoKernel,
-    /// It is an engine's.
+    /// An engine has to do it.
     Not,
 }
 
@@ -44,20 +45,20 @@ impl Copier {
     /// Loads the kernel and launches it for the first time.
     ///
     /// # Errors
-    /// Why there is none, for reports.
+    /// The reason why there is no copier, for reports.
     pub(super) fn set_up(home: &Arc<Home>, info: &GpuInfo) -> Result<Self, String> {
         let claim = home.claim_for_copier(info)?;
-        // Claimed some time ago, maybe.
+        // The claim may be old.
         claim.check()?;
         let board = new_board()?;
         let launch = Launch::load(home, board, claim).map_err(|why| why.to_string())?;
         let resident = Resident::new(board, launch);
-        // The first launch takes longer than others: nobody waits for it here.
+        // The first launch takes longer than others, and is not waited for here.
         resident.renew();
         Ok(Self { resident, ends: Ends::default() })
     }
 
-    /// Gives a copy between two places in memory of GPUs to the kernel, where it can be.
+    /// Gives a copy between two places in memory of GPUs to the kernel, if possible.
     pub(super) fn offer(
         &self,
         gpu: &CudaGpu,
@@ -70,8 +71,7 @@ impl Copier {
         }
         let Ok(count) = u32::try_from(len) else { return Offered::Not };
         let runs = self.resident.runs();
-        // An engine's copies come first: those that were begun before, and may be of the same
-        // bytes.
+        // Copies of an engine come first: they were begun before, and may touch the same bytes.
         if runs && !matches!(home.are_lanes_idle(), Ok(true)) {
             return Offered::Not;
         }
@@ -87,7 +87,7 @@ impl Copier {
         given.map_or(Offered::NoKernel, Offered::Taken)
     }
 
-    /// The same of many copies between two kinds of memory, which it takes all or none of.
+    /// Offers many copies between two kinds of memory, of which the kernel takes all or none.
     pub(super) fn offer_many(&self, gpu: &CudaGpu, home: &Home, pieces: &Pieces) -> Offered {
         if pieces.count() > PIECES || !fit(pieces) {
             return Offered::Not;
@@ -103,13 +103,14 @@ impl Copier {
         given.map_or(Offered::NoKernel, Offered::Taken)
     }
 
-    /// Memory of the program's there is looked at anew.
+    /// Forgets what is known of the program's memory in a range.
     pub(super) fn forget(&self, range: &Range<usize>) {
         self.ends.forget(range);
     }
 }
 
-/// Whether each is one of those that it takes. Mostly what is known of all of them says so.
+/// Returns `true` if the kernel takes copies like each of these. The aggregate of all of them
+/// mostly suffices.
 fn fit(pieces: &Pieces) -> bool {
     let all = pieces.all();
     fits_among_others(all.bits, all.bits, all.longest)
@@ -126,12 +127,12 @@ impl Home {
     /// Claims the GPU for a copier, once. No kernel is loaded, and nothing waits for the context.
     ///
     /// # Errors
-    /// Why there is none, for reports.
+    /// The reason why there is no copier, for reports.
     pub(super) fn claim_for_copier(&self, info: &GpuInfo) -> Result<Arc<Claim>, String> {
         let claim = || {
             check(self.calls(), self.context.device)?;
             if !self.context.is_primary() {
-                // A GPU goes from one context to another in turns, as from one process to another.
+                // A GPU switches between contexts in time slices, as it does between processes.
                 return Err("the memory is of a context of the program's own: a copier runs in the primary one only, which \
                             is the runtime's (cudaMalloc's)"
                     .into());
@@ -141,8 +142,7 @@ impl Home {
         self.claim.get_or_init(claim).clone()
     }
 
-    /// What a copier's set-up has come to, told to people where there is none. Once: what was known
-    /// before stays.
+    /// Stores the outcome of a copier's set-up, and logs a failure. Later outcomes are ignored.
     pub(super) fn copier_is(
         &self,
         info: &GpuInfo,
@@ -154,14 +154,14 @@ impl Home {
         self.copier.get_or_init(told).as_ref().ok()
     }
 
-    /// Has a resident kernel end, before a call of the driver that would wait for it.
+    /// Ends the resident kernel, before a driver call that would wait for its end.
     pub(super) fn end_copier_early(&self) {
         if let Some(Ok(copier)) = self.copier.get() {
             copier.resident.end_early();
         }
     }
 
-    /// What there is of its copier.
+    /// Returns the state of its copier.
     pub(super) fn copier_state(&self) -> Option<CopierState> {
         Some(match self.copier.get()? {
             Ok(copier) => copier.resident.state(),
@@ -170,12 +170,12 @@ impl Home {
     }
 }
 
-/// What is known before the device is used.
+/// Returns the state that is known before the device is used.
 pub(super) fn before_use(calls: &Calls, device: sys::Device) -> CopierState {
     check(calls, device).map_or_else(CopierState::Refused, |()| CopierState::Wanted)
 }
 
-/// What can be said without a context.
+/// Checks what can be checked without a context.
 fn check(calls: &Calls, device: sys::Device) -> Result<(), String> {
     if std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| set == "1") {
         // Each launch would wait for the kernel's end.
@@ -187,7 +187,7 @@ fn check(calls: &Calls, device: sys::Device) -> Result<(), String> {
         unsafe { calls.device_get_attribute(&raw mut mode, sys::device::COMPUTE_MODE, device) };
     match asked {
         Ok(()) if mode == sys::COMPUTE_MODE_DEFAULT => Ok(()),
-        // Who has the device to itself may be MPS, behind which there are others that nobody sees.
+        // MPS may own an exclusive device, with clients that are invisible here.
         Ok(()) => Err(format!(
             "the GPU's compute mode is {mode}, an exclusive one, where MPS may have others share \
             it: nvidia-smi -c DEFAULT"
@@ -196,20 +196,21 @@ fn check(calls: &Calls, device: sys::Device) -> Result<(), String> {
     }
 }
 
-/// Memory of its own, that no fork copies, and that outlives every context: it is never unmapped.
+/// Allocates shared memory, which a fork does not copy. It outlives every context: it is never
+/// unmapped.
 fn new_board() -> Result<&'static Board, String> {
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
     // SAFETY: a new mapping, at an address that the kernel chooses.
     let mapped = unsafe { mmap_anonymous(null_mut(), size_of::<Board>(), protection, flags) };
     let mapped = mapped.map_err(|why| format!("no host memory for it: {why}"))?;
-    // SAFETY: whole pages, as aligned as a page of the system is; all of it are atomics, for which
+    // SAFETY: whole pages, aligned as the system's pages are; all fields are atomics, for which
     // zeroes are values; it stays mapped to the end of the process.
     Ok(unsafe { &*mapped.cast::<Board>() })
 }
 
-/// How its kernel is launched.
+/// Everything needed to launch the kernel.
 pub(super) struct Launch {
-    /// The home has the copier.
+    /// Weak, since the home owns the copier.
     home: Weak<Home>,
     claim: Arc<Claim>,
     board: DevicePtr,
@@ -223,11 +224,11 @@ impl Launch {
         let _current = home.context.enter()?;
         let host: *mut c_void = std::ptr::from_ref(board).cast_mut().cast();
         let flags = sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP;
-        // SAFETY: pages that stay mapped, of which there are only atomics.
+        // SAFETY: pages that stay mapped, and that hold only atomics.
         unsafe { calls.mem_host_register(host, size_of::<Board>(), flags) }?;
         let loaded = Self::load_for(home, host, claim);
         if loaded.is_err() {
-            // SAFETY: registered above; nothing has been told of it.
+            // SAFETY: registered above, and used by nothing yet.
             released("host registration", unsafe { calls.mem_host_unregister(host) });
         }
         loaded
@@ -287,8 +288,8 @@ impl Launcher for Launch {
         let mut arguments =
             values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
         // SAFETY: the kernel has these four arguments of 8 bytes, which are read before the call
-        // returns. What it touches is its memory, which stays, and what commands name, which stays
-        // until they are answered.
+        // returns. It touches its board, which stays, and the memory that commands name, which
+        // stays until they are answered.
         unsafe {
             let arguments = arguments.as_mut_ptr();
             home.calls().launch_kernel(

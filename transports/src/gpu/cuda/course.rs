@@ -1,9 +1,9 @@
-//! How far a stream has come with the waits that it was given.
+//! Progress of a stream through the waits that it was given.
 //!
-//! To record an event takes a call, and each question about it another; each takes as long as a
-//! small copy. So a wait is a number of its stream, and the stream is given, with it and in the
-//! same call, the write of that number to a word of pinned memory. Who asks looks at the word. One
-//! agent writes it, the stream; the CPU only reads.
+//! Recording an event is one call, and each query of it another; each takes as long as a small
+//! copy. So a wait has a number in its stream. The call that gives the stream the wait also gives
+//! it the write of that number to a word of pinned memory. A query reads the word. Only the stream
+//! writes the word; the CPU only reads it.
 
 use super::error::{MISSING_CALL, NOT_SUPPORTED};
 use super::home::{Home, lock};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 /// Bytes that words are cut from at a time.
 const PAGE: usize = 4096;
 
-/// From one word to the next: streams do not slow each other down.
+/// Bytes from one word to the next, so that streams do not slow each other down.
 const STRIDE: usize = 64;
 
 /// Words for the streams of one context.
@@ -26,7 +26,7 @@ const STRIDE: usize = 64;
 pub(super) struct CourseWords {
     /// Addresses of words that no stream will write any more.
     free: Mutex<Vec<usize>>,
-    /// The driver has refused to do two things in one call.
+    /// Set once the driver has refused two operations in one call.
     refused: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Course {
     }
 }
 
-/// A wait, for something that a word is to hold.
+/// A wait for a value of a word.
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
     pub(super) at: DevicePtr,
@@ -53,7 +53,7 @@ pub(super) struct Wait {
 }
 
 impl Course {
-    /// Of a stream that has waited for nothing yet. The context is current.
+    /// Creates the course of a stream that has waited for nothing yet. The context is current.
     ///
     /// # Errors
     /// There is no pinned memory.
@@ -64,26 +64,26 @@ impl Course {
             None => more_words(home)?,
         };
         let course = Self { home: Arc::clone(home), addr, given: AtomicU64::new(0) };
-        // A word that was used before goes on counting.
+        // A reused word goes on counting.
         course.given.store(course.come(), Ordering::Relaxed);
         Ok(Arc::new(course))
     }
 
     /// The number of the last wait that the stream is past.
     fn come(&self) -> u64 {
-        // SAFETY: an aligned word of pinned memory, which is never given back, and which nothing
-        // but atomics and the stream uses. Who asks later than its context may have been destroyed
-        // has looked whether it is there.
+        // SAFETY: an aligned word of pinned memory, which is never given back, and which only
+        // atomics and the stream use. Callers that may come after the context's end have checked
+        // that it exists.
         unsafe { AtomicU64::from_ptr(self.addr as *mut u64) }.load(Ordering::Acquire)
     }
 
-    /// Gives the stream a wait, and the word's write behind it. `None`: this driver does not do
-    /// both in one call, and has done neither. The context is current, and nobody else gives a wait
-    /// to this stream.
+    /// Gives the stream a wait, and behind it the write of the word. `None`: this driver does not
+    /// do both in one call, and has done neither. The context is current, and no other thread
+    /// gives this stream a wait meanwhile.
     ///
     /// # Safety
-    /// As [`Stream::wait_value64`](crate::gpu::Stream::wait_value64); the stream is the one of this
-    /// course.
+    /// As [`Stream::wait_value64`](crate::gpu::Stream::wait_value64); the stream is the one of
+    /// this course.
     pub(super) unsafe fn wait(self: &Arc<Self>, stream: StreamHandle, wait: Wait) -> Option<Event> {
         let courses = &self.home.courses;
         if courses.refused.load(Ordering::Relaxed) {
@@ -95,8 +95,8 @@ impl Course {
             MemOp::new(sys::MEM_OP_WAIT_64, at, value, flags),
             MemOp::new(sys::MEM_OP_WRITE_64, self.addr, number, sys::WRITE_WITHOUT_FENCE),
         ];
-        // SAFETY: the caller's promise; the word is pinned memory, and `both` are as many
-        // operations as is said.
+        // SAFETY: the caller's promise; the word is pinned memory, and `both` holds the stated
+        // number of operations.
         let given =
             unsafe { self.home.calls().stream_batch_mem_op(stream, 2, both.as_mut_ptr(), 0) };
         match given {
@@ -105,7 +105,7 @@ impl Course {
                 Some(Event::new(Arc::new(Past { course: Arc::clone(self), number })))
             }
             Err(why) => {
-                // Whatever else is wrong, the wait by itself will tell.
+                // Other errors are reported by the wait that is given by itself.
                 if matches!(why.code, NOT_SUPPORTED | MISSING_CALL) {
                     courses.refused.store(true, Ordering::Relaxed);
                 }
@@ -118,7 +118,7 @@ impl Course {
 
 impl Drop for Course {
     fn drop(&mut self) {
-        // A stream that has still to come to a wait will write the word.
+        // A stream that has not reached its last wait will still write the word.
         let context = &self.home.context;
         if context.is_here()
             && context.check().is_ok()
@@ -129,27 +129,27 @@ impl Drop for Course {
     }
 }
 
-/// Cuts a page into words, and gives one of them. The page stays as long as the context: it could
-/// be given back only when no stream waits.
+/// Cuts a page into words, and returns one of them. The page stays as long as the context: it
+/// could be freed only when no stream waits.
 fn more_words(home: &Home) -> Result<usize, GpuError> {
     let mut page = null_mut();
     // SAFETY: the place for the answer is ours.
     unsafe { home.calls().mem_host_alloc(&raw mut page, PAGE, sys::HOST_PORTABLE) }?;
-    // SAFETY: as many bytes as were just allocated.
+    // SAFETY: the bytes that were just allocated.
     unsafe { page.cast::<u8>().write_bytes(0, PAGE) };
     let first = page as usize;
     lock(&home.courses.free).extend((STRIDE..PAGE).step_by(STRIDE).map(|offset| first + offset));
     Ok(first)
 }
 
-/// Fires when a stream is past a wait.
+/// Event that fires when a stream is past a wait.
 pub(super) struct Past {
     course: Arc<Course>,
     number: u64,
 }
 
 impl Past {
-    /// The same as a wait, for another stream.
+    /// Returns the same condition as a wait for another stream.
     pub(super) fn as_wait(&self) -> Wait {
         Wait { at: self.course.addr, value: self.number, flags: sys::WAIT_REACHED }
     }
@@ -163,8 +163,8 @@ impl EventState for Past {
         if self.course.come() >= self.number {
             return Ok(true);
         }
-        // In a context in which something has failed no stream comes to anything any more, which
-        // any question is told.
+        // In a context where work has failed, streams make no progress. Every query returns that
+        // error.
         match home.lanes_stream(Way::Within) {
             Some(stream) => home.is_idle(stream).map(|_| false),
             None => Ok(false),

@@ -21,23 +21,22 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-/// A device, working in its primary context, or in one of the user's own where memory was found
-/// there.
+/// A device, in its primary context, or in a user's context in which memory was found.
 pub struct CudaGpu {
     pub(super) shared: &'static Shared,
     pub(super) info: GpuInfo,
     pub(super) device: Device,
-    /// Made when it is first needed: a context takes time and hundreds of MiB of the device.
+    /// Created when first needed: a context takes time and hundreds of MiB of the device.
     work: OnceLock<Work>,
     making: Mutex<()>,
-    /// Why memory for a fabric was refused, once it was tried.
+    /// Result of the trial for fabric memory, once made: the refusal, or `None`.
     pub(super) fabric: OnceLock<Option<GpuError>>,
-    /// Why copies are not given together, once that was refused.
+    /// The driver's refusal of copies in one batch, once it occurred.
     pub(super) no_batches: OnceLock<GpuError>,
     me: Weak<Self>,
 }
 
-/// Where a device works, and the copies that it does there.
+/// Context of a device, and the copies in it.
 pub(super) struct Work {
     pub(super) home: Arc<Home>,
     pub(super) copies: [Arc<Copies>; Way::ALL.len()],
@@ -51,7 +50,7 @@ impl Work {
 }
 
 impl CudaGpu {
-    /// The device of an ordinal. Makes no context.
+    /// Opens the device of an ordinal. Creates no context.
     pub(super) fn primary(shared: &'static Shared, ordinal: c_int) -> Result<Arc<Self>, GpuError> {
         let mut device: Device = 0;
         // SAFETY: the place for the answer is ours.
@@ -60,7 +59,7 @@ impl CudaGpu {
         Ok(Self::new(shared, info, device, OnceLock::new()))
     }
 
-    /// The device in a context of the user's.
+    /// Opens the device in a context of the user's.
     pub(super) fn adopted(
         shared: &'static Shared,
         gpu: &Self,
@@ -89,7 +88,7 @@ impl CudaGpu {
         })
     }
 
-    /// Itself, for a region to hold.
+    /// Returns the device as a counted reference, for a region to hold.
     pub(super) fn shared_self(&self) -> Result<Arc<dyn Gpu>, GpuError> {
         self.me().map(|gpu| gpu as Arc<dyn Gpu>)
     }
@@ -99,7 +98,7 @@ impl CudaGpu {
         self.me.upgrade().ok_or_else(gone)
     }
 
-    /// What the library has in its context, which is made if need be.
+    /// Returns the library's objects in the device's context, which is created if necessary.
     #[inline]
     pub(super) fn home(&self) -> Result<&Arc<Home>, GpuError> {
         self.work().map(|work| &work.home)
@@ -112,7 +111,7 @@ impl CudaGpu {
         }
     }
 
-    /// What the library has in its context, if that is made.
+    /// Returns the library's objects in the device's context, if that was created.
     pub(super) fn known_home(&self) -> Option<&Arc<Home>> {
         self.work.get().map(|work| &work.home)
     }
@@ -136,9 +135,9 @@ impl CudaGpu {
         Ok(self.work.get_or_init(|| work))
     }
 
-    /// Whether a context of this device is its primary one.
+    /// Returns `true` if a context of this device is its primary one.
     pub(super) fn is_primary(&self, context: ContextHandle) -> Result<bool, GpuError> {
-        // There is no primary context to compare with before somebody has made it; then holding it
+        // Without a primary context there is none to compare with. Once it exists, holding it
         // costs nothing.
         match self.known_home() {
             Some(home) => Ok(home.context.raw == context),
@@ -146,8 +145,8 @@ impl CudaGpu {
         }
     }
 
-    /// Whether the device has a primary context: without one it has no ordinary memory in this
-    /// process.
+    /// Returns `true` if the device has a primary context. Without one it has no ordinary memory
+    /// in this process.
     fn is_active(&self) -> Result<bool, GpuError> {
         if self.work.get().is_some() {
             return Ok(true);
@@ -165,8 +164,8 @@ impl CudaGpu {
     }
 }
 
-// SAFETY: each region is an allocation of the driver's, or a mapping of one. Copies are refused
-// before a stream has them, or waited for; events are recorded behind them.
+// SAFETY: each region is an allocation of the driver's, or a mapping of one. A copy is refused
+// before a stream has it, or is waited for; events are recorded behind copies.
 unsafe impl Gpu for CudaGpu {
     fn info(&self) -> &GpuInfo {
         &self.info
@@ -214,8 +213,8 @@ unsafe impl Gpu for CudaGpu {
         attempt::keeps_from_writing(self, owner)
     }
 
-    /// Host memory that is neither pinned nor registered makes the call itself wait for the
-    /// driver's staging.
+    /// A copy of host memory that is neither pinned nor registered blocks the call while the
+    /// driver stages it.
     unsafe fn copy(
         &self,
         dst: (*mut u8, MemKind),
@@ -364,7 +363,7 @@ fn info(shared: &'static Shared, ordinal: c_int, device: Device) -> Result<GpuIn
     })
 }
 
-/// What stands before the first zero.
+/// Returns the text before the first zero.
 fn text(chars: &[c_char]) -> String {
     let bytes: Vec<u8> = chars.iter().map(|&char| char.cast_unsigned()).chain([0]).collect();
     CStr::from_bytes_until_nul(&bytes)

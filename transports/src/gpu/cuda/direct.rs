@@ -1,4 +1,4 @@
-//! A device's memory, for NICs: dma-bufs, and when what a NIC has written is seen.
+//! A device's memory, for NICs: dma-bufs, and the visibility of a NIC's writes.
 
 use super::device::CudaGpu;
 use super::error::{INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, because};
@@ -12,7 +12,7 @@ use crate::mem::MemKind;
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// A dma-buf of the pages in which a range lies.
+/// Exports a dma-buf of the pages in which a range lies.
 pub(super) fn export(gpu: &CudaGpu, addr: usize, len: usize) -> Result<DmaBuf, GpuError> {
     const CALL: &str = "cuMemGetHandleForAddressRange";
     let wrong = |what: &str| because(CALL, INVALID_VALUE, format!("{addr:#x}+{len} {what}"));
@@ -60,8 +60,8 @@ fn close_on_exec(fd: &OwnedFd) {
     }
 }
 
-/// When the device's own work sees a NIC's writes. The attributes speak of the device that owns the
-/// memory, and of no other.
+/// Returns the visibility of a NIC's writes to the device's own work. The attributes hold only for
+/// the device that owns the memory.
 pub(super) fn remote_writes(gpu: &CudaGpu) -> RemoteWrites {
     let asked = || {
         let ordering = attribute(gpu, device::GPU_DIRECT_RDMA_WRITES_ORDERING)?;

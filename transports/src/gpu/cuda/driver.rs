@@ -1,4 +1,4 @@
-//! The driver as the process has it.
+//! The driver, as the process uses it.
 
 use super::attempt::Verdicts;
 use super::calls::Calls;
@@ -22,17 +22,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// NVIDIA's driver. Clones are the same, and so are all that were made without a path: contexts,
+/// NVIDIA's driver. Clones share one instance, as do all drivers made without a path. Contexts,
 /// streams and mapped memory belong to the process, and are kept to its end.
 #[derive(Clone, Copy)]
 pub struct CudaDriver(&'static Place);
 
 /// A library, opened when it is first needed.
 struct Place {
-    /// Where it lies, if not where the loader looks.
+    /// Path of the library, if it is not the loader's choice.
     path: Option<PathBuf>,
     opened: OnceLock<Result<&'static Shared, GpuError>>,
-    /// Whether small copies go to resident kernels, where they can.
+    /// Set if small copies go to resident kernels where possible.
     wants_copiers: AtomicBool,
 }
 
@@ -40,29 +40,29 @@ static INSTALLED: Place =
     Place { path: None, opened: OnceLock::new(), wants_copiers: AtomicBool::new(false) };
 
 impl CudaDriver {
-    /// The installed driver, as the program uses it: nothing is opened now, and nothing is ever
-    /// initialised unless somebody asks for devices (gpu.md, streams rule 6). Until the program has
-    /// initialised CUDA itself, every address is host memory.
+    /// Returns the installed driver, as the program uses it. Opens nothing now, and initialises
+    /// CUDA only if devices are asked for (gpu.md, streams rule 6). Until the program has
+    /// initialised CUDA, every address is host memory.
     pub fn adopt() -> Self {
         Self(&INSTALLED)
     }
 
-    /// The installed driver, initialised.
+    /// Initialises the installed driver, and returns it.
     ///
     /// # Errors
-    /// There is none, it is too old or a stub, or it has no device; with what to do.
+    /// There is no driver, it is too old or a stub, or it has no device. The hint says what to do.
     pub fn initialise() -> Result<Self, GpuError> {
         let driver = Self::adopt();
         driver.shared()?.initialise()?;
         Ok(driver)
     }
 
-    /// As [`adopt`](Self::adopt), with the library at a path. What was opened stays open to the end
-    /// of the process.
+    /// As [`adopt`](Self::adopt), with the library at a path. An opened library stays open to the
+    /// end of the process.
     ///
     /// # Safety
-    /// The file, if there is one, is no library, or one that can be opened. Its calls by the names
-    /// of the CUDA driver's are such calls.
+    /// The file, if there is one, is no library, or one that can be opened. Its functions with
+    /// names of the CUDA driver's calls have their signatures.
     ///
     /// ```compile_fail,E0133
     /// let driver = carrack_transports::gpu::cuda::CudaDriver::at("libcuda.so.1".as_ref());
@@ -73,8 +73,8 @@ impl CudaDriver {
         Self(Box::leak(Box::new(place)))
     }
 
-    /// The calls that this driver's library lacks: what needs one of them is an error that names
-    /// it.
+    /// Returns the calls that this driver's library lacks. A function that needs one of them
+    /// returns an error that names it.
     ///
     /// # Errors
     /// There is no library, or it cannot be used.
@@ -109,7 +109,7 @@ impl CudaDriver {
         self.0.opened.get_or_init(open)
     }
 
-    /// What there is when CUDA has been initialised; `None` before.
+    /// Returns the opened library if CUDA has been initialised, else `None`.
     #[inline]
     fn initialised(&self) -> Result<Option<&'static Shared>, GpuError> {
         match self.0.opened.get() {
@@ -120,19 +120,19 @@ impl CudaDriver {
 
     #[cold]
     fn initialised_by_now(&self) -> Result<Option<&'static Shared>, GpuError> {
-        // Without a usable library nobody can have device memory.
+        // Without a usable library there is no device memory.
         let Ok(shared) = self.opened() else { return Ok(None) };
         Ok(shared.is_initialised()?.then_some(*shared))
     }
 
-    /// Initialised, if it was not.
+    /// Returns the library, after initialising CUDA if necessary.
     pub(super) fn usable(&self) -> Result<&'static Shared, GpuError> {
         let shared = self.shared()?;
         shared.initialise()?;
         Ok(shared)
     }
 
-    /// As `initialised`, where it has to be.
+    /// As `initialised`, for callers that require it.
     pub(super) fn ready(&self, call: &'static str) -> Result<&'static Shared, GpuError> {
         let shared = self.shared()?;
         if shared.is_initialised()? {
@@ -143,7 +143,7 @@ impl CudaDriver {
     }
 }
 
-// SAFETY: the answers are the driver's own, who knows all memory of its devices.
+// SAFETY: the answers are those of the driver, which knows all memory of its devices.
 unsafe impl Driver for CudaDriver {
     fn name(&self) -> &'static str {
         "cuda"
@@ -202,28 +202,28 @@ impl fmt::Debug for CudaDriver {
     }
 }
 
-/// An opened library, and what the process has through it.
+/// An opened library, and the process's objects in it.
 pub(super) struct Shared {
     pub(super) calls: &'static Calls,
     version: c_int,
     /// Listed once CUDA is initialised; each works in its primary context.
     gpus: OnceLock<Vec<Arc<CudaGpu>>>,
-    /// Held while they are listed.
+    /// Held while the devices are listed.
     listing: Mutex<()>,
-    /// Devices in contexts of the user's own, with the context's number: a handle may come back for
-    /// another.
+    /// Devices in contexts of the user's own. The context's number tells a reused handle from the
+    /// old one.
     foreign: Mutex<HashMap<ContextHandle, (u64, Arc<CudaGpu>)>>,
     pub(super) opened: Opened,
-    /// How many attributes of a pointer this driver knows.
+    /// Number of pointer attributes that this driver knows.
     pub(super) attributes: AtomicUsize,
-    /// Opened when a report asks.
+    /// Opened for the first report that needs it.
     links: OnceLock<Option<Links>>,
-    /// From a context to its device, as the environment says.
+    /// Connections from a context to its device, as the environment says.
     connections: usize,
-    /// What would block while a stream waits.
+    /// Calls that would block while a stream waits.
     put_off: Arc<PutOff>,
     wants_copiers: &'static AtomicBool,
-    /// Who is kept from writing where it may read.
+    /// Results of the trials of read-only access.
     pub(super) verdicts: Verdicts,
 }
 
@@ -236,18 +236,18 @@ impl Shared {
         }
     }
 
-    /// Whether small copies go to resident kernels, where they can.
+    /// Returns `true` if small copies go to resident kernels where possible.
     pub(super) fn wants_copiers(&self) -> bool {
         self.wants_copiers.load(Ordering::SeqCst)
     }
 
-    /// For the streams of one more context.
+    /// Creates the record of waiting streams for one more context.
     pub(super) fn waits(&self) -> Arc<Waits> {
         Waits::over(self.connections, &self.put_off)
     }
 
-    /// Whether somebody has called `cuInit`. The driver says so without being initialised by the
-    /// question.
+    /// Returns `true` if `cuInit` has been called in this process. The query does not initialise
+    /// the driver.
     fn is_initialised(&self) -> Result<bool, GpuError> {
         if self.gpus.get().is_some() {
             return Ok(true);
@@ -261,7 +261,7 @@ impl Shared {
         }
     }
 
-    /// The devices. CUDA has been initialised.
+    /// Returns the devices. CUDA has been initialised.
     pub(super) fn gpus(&'static self) -> Result<&'static [Arc<CudaGpu>], GpuError> {
         if let Some(gpus) = self.gpus.get() {
             return Ok(gpus);
@@ -282,19 +282,19 @@ impl Shared {
         Ok(self.gpus.get_or_init(|| gpus))
     }
 
-    /// The library that knows what lies between devices, where there is one.
+    /// Returns the library that describes links between devices, if there is one.
     pub(super) fn links(&self) -> Option<&Links> {
         self.links.get_or_init(Links::open).as_ref()
     }
 
-    /// This process's number of a device, if it can see it.
+    /// Returns this process's number of a device, if the device is visible.
     pub(super) fn position(&'static self, uuid: GpuUuid) -> Option<usize> {
         self.gpus().ok()?.iter().position(|gpu| gpu.info().uuid == uuid)
     }
 
-    /// The engine for memory of a device that was found in a context: the owner's, in its primary
-    /// context, as a rule, and always for memory of no context. What was opened from another
-    /// process lies in the opener's context, whoever owns it.
+    /// Returns the engine for a device's memory that was found in a context. As a rule, and always
+    /// for memory of no context, that is the owner in its primary context. Memory opened from
+    /// another process lies in the opener's context, whatever device owns it.
     pub(super) fn engine(
         &'static self,
         owner: &Arc<CudaGpu>,
@@ -306,7 +306,7 @@ impl Shared {
         self.gpu_in(context)
     }
 
-    /// The device of a context, working in it.
+    /// Returns the device of a context, working in that context.
     pub(super) fn gpu_in(&'static self, context: ContextHandle) -> Result<Arc<CudaGpu>, GpuError> {
         let number = Context::number(self.calls, context);
         if let Some((known, gpu)) = lock(&self.foreign).get(&context)
@@ -316,7 +316,7 @@ impl Shared {
         }
         let mut device: Device = 0;
         {
-            // Only to ask it for its device.
+            // Made current only to query its device.
             let looked_at = Context::unowned(self.calls, context);
             let _current = looked_at.enter()?;
             // SAFETY: the place for the answer is ours.
@@ -330,8 +330,8 @@ impl Shared {
             return Ok(Arc::clone(gpu));
         }
         let adopted = CudaGpu::adopted(self, gpu, context)?;
-        // What was there lived in a context that is destroyed, or came from another thread just
-        // now.
+        // A previous entry belonged to a destroyed context, or another thread has just inserted
+        // it.
         lock(&self.foreign).insert(context, (number, Arc::clone(&adopted)));
         Ok(adopted)
     }

@@ -1,4 +1,4 @@
-//! Where the resident copier may go.
+//! Memory that the resident copier may access.
 
 use super::device::CudaGpu;
 use super::home::{Home, lock};
@@ -10,14 +10,14 @@ use crate::mem::AllocId;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError, RwLock};
 
-/// Memory that the library keeps until its last region is dropped, in the order of addresses. Of
-/// this the driver need not be asked. It is looked for at each copy, and there are few pieces: a
-/// list, in which a place is found by some fifty instructions less than in a tree (`gpu_costs`).
+/// Memory that the library keeps until its last region is dropped, in the order of addresses. The
+/// driver need not be asked about it. The lookup happens at each copy, and there are few entries:
+/// a sorted list needs some fifty instructions less than a tree (`gpu_costs`).
 #[derive(Debug, Default)]
 pub(super) struct Kept(RwLock<Vec<Range<usize>>>);
 
 impl Kept {
-    /// Memory that is there.
+    /// Adds memory.
     pub(super) fn note(&self, start: usize, len: usize) {
         let mut kept = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let at = kept.partition_point(|one| one.start < start);
@@ -28,12 +28,12 @@ impl Kept {
         }
     }
 
-    /// It is about to be given back.
+    /// Removes memory that is about to be given back.
     pub(super) fn forget(&self, start: usize) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|one| one.start != start);
     }
 
-    /// The memory that has these bytes.
+    /// Returns the memory that contains these bytes.
     fn around(&self, addr: usize, end: usize) -> Option<Range<usize>> {
         let kept = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let one = kept.get(kept.partition_point(|one| one.start <= addr).checked_sub(1)?)?;
@@ -41,22 +41,22 @@ impl Kept {
     }
 }
 
-/// Allocations remembered.
+/// Number of allocations that are remembered.
 const REMEMBERED: usize = 16;
 
-/// Where the kernel may go in memory of the program's own, and of other devices. An engine is
-/// refused by the driver where it may not; a kernel that goes there takes the context along. So the
-/// driver is asked about each allocation once, and about its identity each time: one that was freed
-/// is nobody's.
+/// Memory of the program's own, and of other devices, that the kernel may access. An engine's
+/// illegal access is refused by the driver; a kernel's ends the context. So the driver is asked
+/// once about the rights of each allocation, and each time about its identity, which a freed
+/// allocation loses.
 #[derive(Default)]
 pub(super) struct Ends(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
     allocations: Vec<Allocation>,
-    /// Which is forgotten next.
+    /// Index of the entry that is replaced next.
     oldest: usize,
-    /// How often it was said that something is to be forgotten.
+    /// Number of calls of `forget`.
     generation: u64,
 }
 
@@ -69,7 +69,7 @@ struct Allocation {
 }
 
 impl Ends {
-    /// Memory of the program's there is looked at anew.
+    /// Forgets what is known of the program's memory in a range.
     pub(super) fn forget(&self, range: &Range<usize>) {
         lock(&self.0).forget(range);
     }
@@ -78,8 +78,8 @@ impl Ends {
         self.reached_around(gpu, home, addr, len).is_some()
     }
 
-    /// Whether both ends of all of these are. Often all lie in one allocation on each side, and
-    /// else mostly in one of a few.
+    /// Returns `true` if the kernel reaches both ends of all of these copies. Often all lie in one
+    /// allocation on each side, else mostly in a few.
     pub(super) fn are_all_reached(&self, gpu: &CudaGpu, home: &Home, pieces: &Pieces) -> bool {
         let Some((to, from, len)) = pieces.numbers().next() else { return true };
         let reached =
@@ -97,7 +97,7 @@ impl Ends {
         })
     }
 
-    /// The memory that has these bytes, if it is reached.
+    /// Returns the memory that contains these bytes, if it is reached.
     fn reached_around(
         &self,
         gpu: &CudaGpu,
@@ -125,10 +125,10 @@ impl Ends {
     }
 }
 
-/// Memory that is reached, of the last few places that were asked about.
+/// Reached memory of the last few lookups.
 struct Reached {
     ranges: [Range<usize>; 8],
-    /// Which is forgotten next.
+    /// Index of the entry that is replaced next.
     oldest: usize,
 }
 
@@ -139,8 +139,8 @@ impl Reached {
         Self { ranges, oldest: 1 }
     }
 
-    /// Whether it has these bytes; `ask` tells the memory around them, which is empty if they are
-    /// not reached.
+    /// Returns `true` if these bytes are reached. `ask` returns the memory around them, which is
+    /// empty if they are not.
     #[inline]
     fn have(
         &mut self,
@@ -170,8 +170,8 @@ impl Known {
         self.allocations.retain(|one| one.end <= range.start || range.end <= one.start);
     }
 
-    /// Remembers an allocation, in the place of those whose addresses it has; unless something was
-    /// forgotten since it was looked at.
+    /// Remembers an allocation, in place of those that its addresses overlap. Does nothing if
+    /// something was forgotten since the allocation was looked up.
     fn note(&mut self, found: Allocation, generation: u64) {
         if generation != self.generation {
             return;
@@ -187,14 +187,15 @@ impl Known {
     }
 }
 
-/// What lies at an address, and whether kernels of this device's context reach it.
+/// Looks up the allocation at an address, and whether kernels of this device's context reach it.
+/// it.
 #[cold]
 fn look(gpu: &CudaGpu, home: &Home, addr: usize) -> Option<Allocation> {
     let facts = gpu.shared.facts(addr).ok()??;
     let is_reached = match facts.context {
-        // Memory of VMM and of pools: reached by whom it was told to be.
+        // Memory of VMM and of pools: reached by the devices that were given access.
         ContextHandle::NULL => vmm::rights_at(gpu, addr) == Ok(Some(Rights::ReadWrite)),
-        // Its own, and what was opened in it from another process.
+        // The context's own memory, and memory opened in it from another process.
         context if context == home.context.raw => true,
         // A peer's.
         context => usize::try_from(facts.ordinal).ok().is_some_and(|at| {
@@ -233,7 +234,8 @@ mod tests {
         ] {
             assert_eq!(kept.around(addr, end), wanted, "{addr:#x}");
         }
-        // It is noted again, and is longer; what nobody has noted is forgotten in vain.
+        // Noting memory again with another length replaces the entry; forgetting unknown memory
+        // has no effect.
         kept.note(0x2000, 0x20);
         kept.forget(0x1800);
         assert_eq!(kept.around(0x2010, 0x2020), Some(0x2000..0x2020));

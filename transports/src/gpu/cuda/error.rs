@@ -1,4 +1,4 @@
-//! The driver's codes, in words, with what to do about them.
+//! The driver's codes, with their names and what to do about them.
 
 use crate::gpu::GpuError;
 
@@ -30,26 +30,26 @@ pub(super) const LAUNCH_FAILED: i32 = 719;
 pub(super) const NOT_SUPPORTED: i32 = 801;
 pub(super) const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
 
-/// An error with the code's name, and the standing hint where there is one.
+/// Returns an error with the code's name, and the standing hint if there is one.
 pub(super) fn error(call: &'static str, code: i32) -> GpuError {
     let (name, hint) = describe(code).unwrap_or(("UNKNOWN", ""));
     GpuError { call, code, name, hint: hint.to_owned() }
 }
 
-/// An error with a hint of its own.
+/// Returns an error with a hint of its own.
 pub(super) fn because(call: &'static str, code: i32, hint: impl Into<String>) -> GpuError {
     let (name, _) = describe(code).unwrap_or(("UNKNOWN", ""));
     GpuError { call, code, name, hint: hint.into() }
 }
 
-/// A driver that is gone, or a context that is, has already released what is to be released
-/// (gpu.md, life and death rule 2). A fork of the process finds its driver uninitialised.
+/// Returns `true` if the driver or the context is gone, which has released everything already
+/// (gpu.md, life and death rule 2). A forked child finds its driver uninitialised.
 pub(super) fn is_gone(error: &GpuError) -> bool {
     let gone = [NOT_INITIALIZED, DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED];
     gone.contains(&error.code)
 }
 
-/// For `Drop`: what cannot be told to anyone is logged, unless there is nothing left to release.
+/// Logs a failed release in `Drop`, unless there was nothing left to release.
 pub(super) fn released(what: &str, outcome: Result<(), GpuError>) {
     if let Err(error) = outcome
         && !is_gone(&error)
@@ -58,7 +58,7 @@ pub(super) fn released(what: &str, outcome: Result<(), GpuError>) {
     }
 }
 
-/// Names and hints of the codes that this layer may meet.
+/// Returns the names and hints of the codes that this layer may meet.
 pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
     Some(match code {
         NO_LIBRARY => ("NO_LIBRARY", ""),
@@ -67,7 +67,7 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
         INVALID_VALUE => ("INVALID_VALUE", ""),
         OUT_OF_MEMORY => ("OUT_OF_MEMORY", "the device's memory is used up"),
         NOT_INITIALIZED => {
-            ("NOT_INITIALIZED", "nobody has initialised CUDA in this process, or it is a fork")
+            ("NOT_INITIALIZED", "CUDA was not initialised in this process, or it is a fork")
         }
         DEINITIALIZED => ("DEINITIALIZED", "the process is ending: the driver is gone"),
         STUB_LIBRARY => ("STUB_LIBRARY", ""),

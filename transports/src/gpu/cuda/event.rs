@@ -1,4 +1,4 @@
-//! Events of the driver: our own, used again and again, and those that processes share.
+//! Events of the driver: the library's own, which are reused, and those that processes share.
 
 use super::capture::Relaxed;
 use super::copier::Launch;
@@ -15,11 +15,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A driver's event, and what becomes of it.
+/// A driver's event, and its return to the pool or its end.
 pub(super) struct Raw {
     home: Arc<Home>,
     raw: EventHandle,
-    /// Goes back to the home's pool; else it is destroyed.
+    /// Returned to the home's pool when dropped; else destroyed.
     pooled: bool,
 }
 
@@ -28,15 +28,15 @@ impl Raw {
         Self { home, raw, pooled: true }
     }
 
-    /// Records it behind all that a stream was given so far. The context is current.
+    /// Records the event behind all work that a stream was given so far. The context is current.
     #[inline]
     pub(super) fn record(self, stream: StreamHandle) -> Result<Event, GpuError> {
-        // SAFETY: an event of this context, which nobody else has, and a stream of it.
+        // SAFETY: an event of this context that has no other holder, and a stream of it.
         unsafe { self.home.calls().event_record(self.raw, stream) }?;
         Ok(Event::new(Arc::new(CudaEvent { event: self, fired: AtomicBool::new(false) })))
     }
 
-    /// The event, if its context has not been destroyed.
+    /// Returns the event, if its context has not been destroyed.
     fn living(&self) -> Result<EventHandle, GpuError> {
         self.home.context.check().map(|()| self.raw)
     }
@@ -59,7 +59,7 @@ impl Drop for Raw {
 /// A record of one of our events.
 struct CudaEvent {
     event: Raw,
-    /// It fires once: what is known need not be asked.
+    /// Set once the event has fired: it fires once, so the driver is not asked again.
     fired: AtomicBool,
 }
 
@@ -80,7 +80,7 @@ impl EventState for CudaEvent {
     }
 }
 
-/// What has fired from the start: a copy of nothing.
+/// An event that has fired from the start: a copy of no bytes.
 pub(super) struct Fired;
 
 impl EventState for Fired {
@@ -94,16 +94,16 @@ impl EventState for Fired {
 }
 
 impl CudaDriver {
-    /// An event that the program has: a `CUevent` or `cudaEvent_t`, as a number. It is not
-    /// destroyed with this. Every answer is about its last record: it has fired as long as there is
-    /// none, and recorded anew it stands for the new record, also for operations that were ordered
-    /// after it before and have not begun.
+    /// Wraps an event of the program's: a `CUevent` or `cudaEvent_t`, as a number. Dropping the
+    /// result does not destroy it. Every answer is about its last record. Without a record it
+    /// counts as fired. Recorded anew, it stands for the new record, also for operations that were
+    /// ordered after it before and have not begun.
     ///
     /// # Safety
-    /// It is an event, and stays one until this and all that was ordered after it are gone.
+    /// It is an event, and stays one until the result and all work ordered after it are gone.
     ///
     /// # Errors
-    /// Nobody has initialised CUDA, so that there is no event.
+    /// CUDA has not been initialised, so that there is no event.
     pub unsafe fn event_from_raw(&self, raw: usize) -> Result<Event, GpuError> {
         let shared = self.ready("cuEventQuery")?;
         Ok(Event::new(Arc::new(UserEvent { shared, raw: EventHandle(raw) })))
@@ -117,7 +117,7 @@ struct UserEvent {
 }
 
 impl UserEvent {
-    /// Asks; once more within a context, where a driver wants one and this thread has none.
+    /// Asks the driver; again within a context, if the driver wants one and this thread has none.
     fn ask<T>(&self, call: impl Fn() -> Result<T, GpuError>) -> Result<T, GpuError> {
         let _relaxed = Relaxed::enter(self.shared.calls);
         match call() {
@@ -134,7 +134,7 @@ impl UserEvent {
 
 impl EventState for UserEvent {
     fn query(&self) -> Result<bool, GpuError> {
-        // SAFETY: the promise that `event_from_raw` was given.
+        // SAFETY: the promise of `event_from_raw`'s caller.
         self.ask(|| unsafe { self.shared.calls.event_query(self.raw) })
     }
 
@@ -144,8 +144,8 @@ impl EventState for UserEvent {
     }
 }
 
-/// Has a stream wait for one of our events, by the driver's event behind it; does nothing where
-/// there is nothing to wait for.
+/// Has a stream wait for one of the library's events, by the driver's event behind it. Does
+/// nothing if there is nothing to wait for.
 pub(super) fn with_raw(
     event: &Event,
     wait_for: impl FnOnce(EventHandle) -> Result<(), GpuError>,
@@ -155,7 +155,7 @@ pub(super) fn with_raw(
         if let Some(copies) = sequence.downcast_ref::<Copies>() {
             return if copies.query(number)? { Ok(()) } else { copies.with_event(wait_for) };
         }
-        // A kernel has no event of the driver's; it takes microseconds.
+        // A kernel's copy has no event of the driver's, and takes microseconds.
         if let Some(resident) = sequence.downcast_ref::<Resident<Launch>>() {
             return resident.wait(number);
         }
@@ -182,14 +182,14 @@ pub(super) fn with_raw(
     ))
 }
 
-/// An event that several processes have.
+/// An event that several processes share.
 pub(super) struct IpcEvent {
     event: Arc<Raw>,
     handle: Bytes64,
 }
 
 impl IpcEvent {
-    /// Makes one.
+    /// Creates an event.
     pub(super) fn make(home: &Arc<Home>) -> Result<Self, GpuError> {
         let _current = home.context.enter()?;
         let raw = home.new_event(sys::EVENT_DISABLE_TIMING | sys::EVENT_INTERPROCESS)?;
@@ -200,7 +200,7 @@ impl IpcEvent {
         Ok(Self { event, handle })
     }
 
-    /// Opens one that another process has made.
+    /// Opens an event that another process has created.
     pub(super) fn open(home: &Arc<Home>, handle: [u8; 64]) -> Result<Self, GpuError> {
         let _current = home.context.enter()?;
         let handle = Bytes64(handle);
@@ -235,8 +235,8 @@ impl fmt::Debug for IpcEvent {
     }
 }
 
-/// The last record of a shared event. What has fired may be recorded anew, so every answer is the
-/// driver's.
+/// The last record of a shared event. A fired event may be recorded anew, so every query asks the
+/// driver.
 struct LastRecord(Arc<Raw>);
 
 impl EventState for LastRecord {

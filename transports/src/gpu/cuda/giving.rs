@@ -1,5 +1,5 @@
-//! How copies are given to a device: which way they go, to the resident copier or to a stream, and
-//! how their end is known.
+//! Submission of copies to a device: the choice between the resident copier and a stream, and the
+//! event for their end.
 
 use super::copier::{Copier, Offered};
 use super::device::{CudaGpu, Work};
@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl CudaGpu {
-    /// What takes small copies, if that was asked for and can be had. Found out at the first copy:
-    /// a context alone uses no GPU.
+    /// Returns the copier for small copies, if it was asked for and is available. It is set up at
+    /// the first copy: a context alone uses no GPU.
     #[inline]
     pub(super) fn copier_in<'a>(&self, home: &'a Arc<Home>) -> Option<&'a Copier> {
         match home.copier.get() {
@@ -26,7 +26,7 @@ impl CudaGpu {
         }
     }
 
-    /// Loading a kernel waits for the context, so it is done when no stream waits for a word.
+    /// Loads the kernel when no stream waits for a word, since loading waits for the context.
     #[cold]
     fn set_up_copier<'a>(&self, home: &'a Arc<Home>) -> Option<&'a Copier> {
         if !home.is_copier_begun.swap(true, Ordering::SeqCst) {
@@ -38,9 +38,10 @@ impl CudaGpu {
         home.copier.get()?.as_ref().ok()
     }
 
-    /// Claims the GPU where copiers were asked for, for work on a stream of the user's: that needs
-    /// no copier, and shares the GPU with whoever has one there. Memory alone claims none: reports
-    /// allocate some on every GPU that they see, and a peer's is opened here.
+    /// Claims the GPU for work on a stream of the user's, if copiers were asked for. That work
+    /// needs no copier, but shares the GPU with other processes that may have one there. Memory
+    /// alone claims none: reports allocate some on every visible GPU, and peers' memory is opened
+    /// here.
     #[inline]
     pub(super) fn claim_for_copier(&self, home: &Home) {
         if home.claim.get().is_none() && self.shared.wants_copiers() {
@@ -55,10 +56,10 @@ impl CudaGpu {
         }
     }
 
-    /// Gives this device's engines access to a peer's ordinary memory, if any has been met in this
-    /// process: to allocate it here, or to classify it, is to have the peer's home. What was opened
-    /// from another process, and VMM and pool memory, bring their access along, so they cost no
-    /// context on the peer.
+    /// Gives this device's engines access to a peer's ordinary memory, if the peer's home exists
+    /// in this process. It exists once the process has allocated or classified such memory. Memory
+    /// opened from another process, and VMM and pool memory, come with their access, so they cost
+    /// no context on the peer.
     #[inline]
     fn make_reachable(&self, home: &Home, owner: GpuUuid) -> Result<(), GpuError> {
         let Some(at) = self.shared.position(owner) else { return Ok(()) };
@@ -71,7 +72,7 @@ impl CudaGpu {
         }
     }
 
-    /// Which way a copy goes, if it may be done at all.
+    /// Returns the way for a copy, or an error if the copy is not supported.
     fn way(&self, home: &Home, dst: MemKind, src: MemKind) -> Result<Way, GpuError> {
         if let (MemKind::Device(to), MemKind::Device(from)) = (dst, src) {
             let (to_own, from_own) = (to == self.info.uuid, from == self.info.uuid);
@@ -105,8 +106,8 @@ impl CudaGpu {
         Ok(way)
     }
 
-    /// As [`make_reachable`](Self::make_reachable), as far as it can be: a copy works without
-    /// access, more slowly, since the driver takes it through host memory.
+    /// As [`make_reachable`](Self::make_reachable), but a failure is only logged. A copy works
+    /// without access, more slowly, since the driver takes it through host memory.
     #[inline]
     fn reach(&self, home: &Home, owner: GpuUuid) {
         if let Err(why) = self.make_reachable(home, owner) {
@@ -114,8 +115,8 @@ impl CudaGpu {
         }
     }
 
-    /// A copy between two contexts, told both: for VMM and pool memory that this device was given
-    /// no access to, where the plain copy is refused (gpu.md, "Measured").
+    /// Gives a stream a copy that names both contexts. VMM and pool memory that this device has no
+    /// access to needs it: the plain copy is refused (gpu.md, "Measured").
     fn copy_between_contexts(
         &self,
         home: &Home,
@@ -139,7 +140,7 @@ impl CudaGpu {
             Ok::<_, GpuError>(context)
         };
         let (to, from) = (end(dst)?, end(src)?);
-        // SAFETY: the promise that `Gpu::copy` was given.
+        // SAFETY: the promise of `Gpu::copy`'s caller.
         unsafe { home.calls().memcpy_peer_async(dst, to, src, from, len, stream) }
     }
 
@@ -157,8 +158,8 @@ impl CudaGpu {
     ) -> Result<(), GpuError> {
         let (to, from) = (dst.0 as usize, src.0 as usize);
         let calls = home.calls();
-        // Each call says which side is the device's: the one that finds it out by itself takes a
-        // pointer to freed device memory for one to host memory, and lets the CPU go there.
+        // Each call says which side is the device's. The one that finds it out itself takes a
+        // pointer to freed device memory for a host pointer, and lets the CPU access it.
         // SAFETY: the caller's promise; the driver refuses device addresses that are not allocated.
         let mut started = unsafe {
             match way {
@@ -186,9 +187,9 @@ impl CudaGpu {
         })
     }
 
-    /// What the resident copier is offered, and else a stream given, for copies of one way, and how
-    /// their end is known: on a stream of the user's, or on the library's own for that way. A
-    /// `give` that fails leaves nothing under way.
+    /// Offers copies of one way to the resident copier, and else gives them to a stream: the
+    /// user's, or the library's own for that way. Returns their event. A `give` that fails leaves
+    /// no copy in flight.
     #[inline(always)]
     pub(super) fn give_copies(
         &self,
@@ -214,7 +215,7 @@ impl CudaGpu {
         }
         let _current = home.context.enter()?;
         let stream = users.map_or_else(|| home.lane(way), Ok)?;
-        // Before the copies, which no one could tell the end of without it.
+        // Taken before the copies: without an event their end would be unknown.
         let over = users.map(|_| home.spare_event()).transpose()?;
         give((home, way, stream))?;
         let Some(over) = over else {
@@ -225,7 +226,7 @@ impl CudaGpu {
             return Ok(event);
         };
         over.record(stream).inspect_err(|_| {
-            // Nobody could tell when it is over, so it has to be over now.
+            // The copies have no event, so they have to end before the call returns.
             // SAFETY: the stream is the user's, in this context.
             let _ = unsafe { home.calls().stream_synchronize(stream) };
         })

@@ -1,5 +1,4 @@
-//! What the library has in one context: a few streams, events to be used again, peers that were
-//! made known, a pool.
+//! Objects of the library in one context: streams, reusable events, peers with access, a pool.
 
 use super::calls::Calls;
 use super::capture::Relaxed;
@@ -20,38 +19,37 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 thread_local! {
-    /// Whether this thread had no context when it last asked whether something was over, on a
-    /// driver that wants one for that.
+    /// Set if this thread had no context at its last query, on a driver that requires one for
+    /// queries.
     static HAS_NO_CONTEXT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What belongs to one context. Fields are dropped in this order: what lives in the context before
-/// the context.
+/// Objects of one context. Fields are dropped in this order: the objects before the context.
 #[derive(Debug)]
 pub(super) struct Home {
     pub(super) lanes: [Lane; 4],
     pub(super) copies: AllCopies,
-    /// Takes what the legacy default stream does not.
+    /// Takes work that the legacy default stream refuses.
     beside: OnceLock<StreamHandle>,
     events: Mutex<Vec<EventHandle>>,
     pub(super) pool: OnceLock<super::memory::Pool>,
     pub(super) peers: Peers,
-    /// Streams that wait for words here.
+    /// Streams that wait for words in this context.
     pub(super) waits: Arc<Waits>,
-    /// The words by which it is told how far they are.
+    /// Words that tell how far waiting streams have come.
     pub(super) courses: CourseWords,
-    /// This process's claim to be the only one with a copier on the GPU, or why there is none;
-    /// where one was asked for.
+    /// This process's claim to have the only copier on the GPU, or the reason for its refusal. Set
+    /// once a copier was asked for.
     pub(super) claim: OnceLock<Result<Arc<Claim>, String>>,
-    /// What takes small copies, or why nothing does; where it was asked for.
+    /// The copier for small copies, or the reason why there is none. Set once it was asked for.
     pub(super) copier: OnceLock<Result<Copier, String>>,
-    /// Somebody is finding that out, or has.
+    /// Set once the set-up of the copier has been started.
     pub(super) is_copier_begun: AtomicBool,
-    /// Memory of devices that the library keeps here, and that kernels of this context reach.
+    /// Device memory that the library keeps here, and that kernels of this context reach.
     pub(super) kept: Kept,
-    /// Whether the device has host memory under the host's addresses.
+    /// Set if the device has pinned and registered host memory under the host's addresses.
     same_addresses: OnceLock<bool>,
-    /// Held while one of the above is made: none is made twice.
+    /// Held while one of the above is created, so that none is created twice.
     setup: Mutex<()>,
     pub(super) context: Context,
 }
@@ -81,7 +79,7 @@ impl Home {
         self.context.calls
     }
 
-    /// A stream that waits for nothing but itself, the legacy default stream included (gpu.md,
+    /// Creates a stream that waits for no other, the legacy default stream included (gpu.md,
     /// streams rule 1).
     pub(super) fn new_stream(&self) -> Result<StreamHandle, GpuError> {
         let mut stream = StreamHandle::NULL;
@@ -90,14 +88,14 @@ impl Home {
         Ok(stream)
     }
 
-    /// A stream for what the legacy default stream does not take. None of the lanes: it may stand
-    /// still for as long as that one does, and what the library copies besides must not. The
-    /// context is current.
+    /// Returns a stream for work that the legacy default stream refuses. It is no lane: it may
+    /// stand still for as long as the default stream does, and other copies of the library must
+    /// not. The context is current.
     pub(super) fn beside(&self) -> Result<StreamHandle, GpuError> {
         self.once(&self.beside, || self.new_stream()).copied()
     }
 
-    /// Has what a stream is given from now on wait for what another was given so far. The context
+    /// Makes later work of a stream wait for the work that another was given so far. The context
     /// is current.
     pub(super) fn put_behind(
         &self,
@@ -105,15 +103,15 @@ impl Home {
         other: StreamHandle,
     ) -> Result<(), GpuError> {
         let event = self.recorded(other)?;
-        // SAFETY: streams of this context and an event of it. The driver notes what that stands for
-        // now, so it may be used again.
+        // SAFETY: streams of this context and an event of it. The driver notes the event's present
+        // record, so the event may be reused.
         let given = unsafe { self.calls().stream_wait_event(stream, event, 0) };
         self.keep_event(event);
         given
     }
 
-    /// Whether the device has host memory that is pinned or registered under the host's addresses;
-    /// asked once.
+    /// Returns `true` if the device has pinned and registered host memory under the host's
+    /// addresses. The driver is asked once.
     pub(super) fn has_same_addresses(&self) -> bool {
         *self.same_addresses.get_or_init(|| {
             let (attribute, mut same) = (sys::device::HOST_POINTER_FOR_REGISTERED, 0);
@@ -125,7 +123,7 @@ impl Home {
         })
     }
 
-    /// What is in a slot, made first if need be, once.
+    /// Returns the content of a slot, which is created once, if it is empty.
     pub(super) fn once<'a, T>(
         &self,
         slot: &'a OnceLock<T>,
@@ -142,20 +140,21 @@ impl Home {
         Ok(slot.get_or_init(|| made))
     }
 
-    /// An event behind all that a stream was given so far. The context is current.
+    /// Returns an event behind all work that a stream was given so far. The context is current.
     #[inline]
     pub(super) fn record(self: &Arc<Self>, stream: StreamHandle) -> Result<Event, GpuError> {
         self.spare_event()?.record(stream)
     }
 
-    /// An event to be recorded later. The driver may have none left, and is asked for it before a
-    /// stream is given what the event is to tell of. The context is current.
+    /// Takes an event to record later. The driver may have none left, so it is asked before the
+    /// stream is given the work that the event is for. The context is current.
     #[inline]
     pub(super) fn spare_event(self: &Arc<Self>) -> Result<Raw, GpuError> {
         Ok(Raw::pooled(Arc::clone(self), self.take_event()?))
     }
 
-    /// As [`record`](Self::record), for who gives the event back: [`keep_event`](Self::keep_event).
+    /// As [`record`](Self::record), for a caller that returns the event itself:
+    /// [`keep_event`](Self::keep_event).
     pub(super) fn recorded(&self, stream: StreamHandle) -> Result<EventHandle, GpuError> {
         let raw = self.take_event()?;
         // SAFETY: an event of this context, and a stream of it.
@@ -163,9 +162,9 @@ impl Home {
         Ok(raw)
     }
 
-    /// An event of the pool, or a new one.
+    /// Takes an event of the pool, or a new one.
     fn take_event(&self) -> Result<EventHandle, GpuError> {
-        // Taken out before anything can fail: the lock is held for a moment only.
+        // The lock is released before anything can fail.
         let kept = lock(&self.events).pop();
         match kept {
             Some(raw) => Ok(raw),
@@ -173,7 +172,7 @@ impl Home {
         }
     }
 
-    /// A new event. The context is current.
+    /// Creates an event. The context is current.
     pub(super) fn new_event(&self, flags: u32) -> Result<EventHandle, GpuError> {
         let mut raw = EventHandle::NULL;
         // SAFETY: the place for the answer is ours.
@@ -181,28 +180,28 @@ impl Home {
         Ok(raw)
     }
 
-    /// Takes an event back. It may not have fired: recording it again is a new promise, and streams
+    /// Takes an event back. It may not have fired: a new record replaces the old one, and streams
     /// that wait for the old one go on waiting for that.
     pub(super) fn keep_event(&self, raw: EventHandle) {
         lock(&self.events).push(raw);
     }
 
-    /// Whether an event has fired.
+    /// Returns `true` if an event has fired.
     #[inline]
     pub(super) fn has_fired(&self, raw: EventHandle) -> Result<bool, GpuError> {
         // SAFETY: an event that is alive: its holder asks.
         self.ask(|| unsafe { self.calls().event_query(raw) })
     }
 
-    /// Whether a stream of the library's has done all that it was given.
+    /// Returns `true` if a stream of the library's has ended all its work.
     #[inline]
     pub(super) fn is_idle(&self, stream: StreamHandle) -> Result<bool, GpuError> {
-        // SAFETY: a stream of this home's, which lives as long.
+        // SAFETY: a stream of this home, which lives as long.
         self.ask(|| unsafe { self.calls().stream_query(stream) })
     }
 
-    /// Asks the driver, within the context only where it has to be: some want one, and this thread
-    /// may have none.
+    /// Queries the driver, within the context only if necessary: some drivers require one, and
+    /// this thread may have none.
     #[inline]
     fn ask(&self, question: impl Fn() -> Result<bool, GpuError>) -> Result<bool, GpuError> {
         let _relaxed = Relaxed::enter(self.calls());
@@ -235,11 +234,11 @@ impl Drop for Home {
         if !self.context.is_here() {
             return;
         }
-        // A context of the user's that is destroyed has taken all of it along.
+        // A destroyed context of the user's has freed all of it.
         let Ok(_current) = self.context.enter() else { return };
         let events = std::mem::take(self.events.get_mut().unwrap_or_else(PoisonError::into_inner));
         for event in events.into_iter().chain(self.lanes.iter_mut().filter_map(Lane::last_event)) {
-            // SAFETY: the pool had it, so nobody has it; made in this context.
+            // SAFETY: the event was in the pool, so it has no other holder; made in this context.
             released("event", unsafe { self.context.calls.event_destroy(event) });
         }
         let lanes = self.lanes.iter().filter_map(|lane| lane.stream.get());
@@ -250,7 +249,7 @@ impl Drop for Home {
     }
 }
 
-/// Locks a mutex; a panic of somebody who held it is not passed on.
+/// Locks a mutex. A panic of an earlier holder is not passed on.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

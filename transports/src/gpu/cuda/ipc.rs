@@ -1,4 +1,4 @@
-//! Handles between processes, in the four forms that the driver has.
+//! Handles between processes, in the four forms of the driver.
 
 use super::device::CudaGpu;
 use super::driver::Shared;
@@ -21,23 +21,23 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
-/// What is open by bytes: once for each context and handle, however often it is asked for (gpu.md,
-/// legacy IPC rule 4). The exporter's number of the allocation is part of the name, since the bytes
-/// may come back for another.
+/// Openings of other processes' memory. Memory that is opened by bytes is opened once for each
+/// context and handle, for any number of requests (gpu.md, legacy IPC rule 4). The exporter's
+/// allocation id is part of the name, since the bytes may be reused for another allocation.
 ///
-/// Pool memory is known by what the driver opened: a second import of a pointer gives the same
-/// address, and one `cuMemFree` closes both (seen on driver 580). So openings of an address are
-/// counted here, and the pools they came from are kept once each.
+/// Pool memory is known by the address: a second import of a pointer gives the same address, and
+/// one `cuMemFree` closes both (seen on driver 580). So openings of an address are counted here,
+/// and the pools they came from are kept once each.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
     bytes: Mutex<HashMap<Name, Weak<Memory>>>,
-    /// Whose it is, of what is open by bytes: the driver names the opener's device.
+    /// Owner of memory that is open by bytes: for that the driver names the opener's device.
     owners: Mutex<Vec<(Weak<Memory>, GpuUuid)>>,
     pooled: Mutex<Pooled>,
 }
 
 impl Opened {
-    /// The device that owns the memory at an address, if that was opened by bytes.
+    /// Returns the device that owns the memory at an address, if it was opened by bytes.
     pub(super) fn owner(&self, addr: usize) -> Option<GpuUuid> {
         let covers = |memory: &Memory| memory.ptr <= addr && addr - memory.ptr < memory.span;
         let owners = lock(&self.owners);
@@ -50,7 +50,7 @@ impl Opened {
 
 type Name = (ContextHandle, [u8; 64], AllocId);
 
-/// Openings of each address, and of each pool.
+/// Counts of openings of each address, and of each pool.
 #[derive(Debug, Default)]
 struct Pooled {
     pointers: HashMap<DevicePtr, usize>,
@@ -92,8 +92,8 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
     let base = extent.base;
     if !home.context.sync_memops {
         let on = 1_u32;
-        // SAFETY: the value is as long as the attribute. VMM and pool memory refuse it, which
-        // changes nothing.
+        // SAFETY: the value is as long as the attribute. VMM and pool memory refuse it, without
+        // harm.
         let _ = unsafe {
             home.calls().pointer_set_attribute((&raw const on).cast(), pointer::SYNC_MEMOPS, base)
         };
@@ -101,7 +101,7 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
     let key = match form {
         HandleForm::Bytes => {
             let mut handle = Bytes64([0; 64]);
-            // SAFETY: the place for the answer is ours; the base of the allocation is asked for
+            // SAFETY: the place for the answer is ours; the address is the base of the allocation
             // (legacy IPC rule 1).
             unsafe { home.calls().ipc_get_mem_handle(&raw mut handle, base) }?;
             HandleKey::Bytes(handle.0)
@@ -124,7 +124,8 @@ pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result
     Ok(Handle { gpu, id, len, offset: addr - extent.base, key })
 }
 
-/// Why memory has no handle of a form: asked first, never tried and hoped for (legacy IPC rule 8).
+/// Explains why memory has no handle of a form. Callers check first instead of trying (legacy IPC
+/// rule 8).
 fn why_not(gpu: &CudaGpu, form: HandleForm, facts: &Facts) -> String {
     match form {
         HandleForm::Bytes if facts.pool != 0 => {
@@ -158,7 +159,7 @@ fn why_not(gpu: &CudaGpu, form: HandleForm, facts: &Facts) -> String {
 fn export_vmm(home: &Home, base: DevicePtr, to: *mut c_void, kind: c_int) -> Result<(), GpuError> {
     let mut handle: AllocationHandle = 0;
     // SAFETY: the places for the answers are ours, of the size that the kind of handle has; the
-    // count that is taken on the allocation is given back.
+    // retained count is released.
     unsafe {
         home.calls().mem_retain_allocation_handle(&raw mut handle, base as *mut c_void)?;
         let exported = home.calls().mem_export_to_shareable_handle(to, handle, kind, 0);
@@ -189,7 +190,7 @@ fn own(fd: c_int) -> Result<OwnedFd, GpuError> {
     }
     // SAFETY: the driver has just opened it, for us.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // A program that is started by this one must not keep the memory.
+    // A child process that this one starts must not keep the memory.
     let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
     Ok(fd)
 }
@@ -227,7 +228,7 @@ pub(super) fn open(gpu: &CudaGpu, handle: &Handle) -> Result<Region, GpuError> {
     memory::region(gpu, ptr, handle.len, kind, owner)
 }
 
-/// What a handle says of its length is another process's word; the driver knows.
+/// Checks the length that a handle claims, which comes from another process, against the driver's.
 fn check_length(gpu: &CudaGpu, ptr: DevicePtr, len: usize) -> Result<(), GpuError> {
     let size = gpu.shared.length_from(ptr)?;
     if len == 0 || len > size {
@@ -244,7 +245,7 @@ fn open_bytes(
     bytes: [u8; 64],
 ) -> Result<Arc<Memory>, GpuError> {
     let name = (home.context.raw, bytes, handle.id);
-    // Held while the handle is opened: two threads get one mapping.
+    // Held while the handle is opened, so that two threads get one mapping.
     let mut opened = lock(&gpu.shared.opened.bytes);
     if let Some(memory) = opened.get(&name).and_then(Weak::upgrade) {
         return Ok(memory);
@@ -252,7 +253,8 @@ fn open_bytes(
     opened.retain(|_, memory| memory.strong_count() > 0);
     let same_bytes = |(context, other, _): &Name| (*context, *other) == (name.0, name.1);
     if opened.keys().any(same_bytes) {
-        // The driver counts openings by the bytes, and would give the mapping of what was freed.
+        // The driver counts openings by the bytes, and would return the mapping of the freed
+        // memory.
         let hint = "the bytes name memory that was freed and allocated again, and the old one is \
             still open: close it first";
         return Err(because("open", ALREADY_MAPPED, hint));
@@ -287,7 +289,7 @@ fn not_opened(error: GpuError) -> GpuError {
     GpuError { hint: hint.into(), ..error }
 }
 
-/// The driver takes a descriptor in the place of a pointer.
+/// Returns a descriptor in the form of a pointer, as the driver takes it.
 fn descriptor(fd: &OwnedFd) -> *mut c_void {
     std::ptr::without_provenance_mut(
         usize::try_from(BorrowedFd::as_raw_fd(&std::os::fd::AsFd::as_fd(fd))).unwrap_or(0),
@@ -333,8 +335,7 @@ fn open_vmm(
     imported(gpu, home, handle, (from, kind), |imported| vmm::map(gpu, home, imported, handle.len))
 }
 
-/// Imports VMM memory, has it mapped, and lets go of its handle: mapped memory stays until it is
-/// unmapped.
+/// Imports VMM memory, maps it, and releases its handle: mapped memory stays until it is unmapped.
 fn imported(
     gpu: &CudaGpu,
     home: &Home,
@@ -355,8 +356,8 @@ fn imported(
         return Err(because("open", INVALID_HANDLE, hint));
     }
     let mut imported: AllocationHandle = 0;
-    // SAFETY: the place for the answer is ours; the driver checks what it is given, and takes no
-    // ownership of it.
+    // SAFETY: the place for the answer is ours; the driver checks `from`, and takes no ownership
+    // of it.
     unsafe { home.calls().mem_import_from_shareable_handle(&raw mut imported, from, kind) }?;
     let memory = mapped(imported);
     // SAFETY: imported above.
@@ -371,7 +372,8 @@ fn open_pool(
     data: [u8; 64],
 ) -> Result<PoolOpening, GpuError> {
     let (calls, mut pool) = (home.calls(), PoolHandle::NULL);
-    // Held until it is counted: nobody frees meanwhile what the driver gives us a second time.
+    // Held until the opening is counted, so that no other thread frees memory that the driver
+    // returns a second time.
     let mut pooled = lock(&gpu.shared.opened.pooled);
     // SAFETY: the place for the answer is ours; the driver checks the descriptor, and takes no
     // ownership of it.
@@ -402,7 +404,7 @@ fn open_pool(
 }
 
 impl Pooled {
-    /// One opening of a pool less; the pool goes with the last.
+    /// Removes one opening of a pool. The pool is dropped with the last.
     fn leave(&mut self, pool: PoolHandle) {
         if let Some((_, openings)) = self.pools.get_mut(&pool) {
             *openings -= 1;
@@ -413,7 +415,7 @@ impl Pooled {
     }
 }
 
-/// One opening of a pool's pointer; the last one closes it.
+/// One opening of a pool's pointer. The last one closes it.
 struct PoolOpening {
     shared: &'static Shared,
     home: Arc<Home>,
@@ -437,7 +439,7 @@ fn close_pooled(shared: &Shared, home: &Home, ptr: DevicePtr, pool: PoolHandle) 
     if left == 0 {
         pooled.pointers.remove(&ptr);
         if let Ok(_current) = home.context.enter() {
-            // SAFETY: imported here, and this was the last to hold it.
+            // SAFETY: imported here, and this was the last holder.
             released("pool memory", unsafe { home.calls().mem_free(ptr) });
         }
     }

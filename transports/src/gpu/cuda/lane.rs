@@ -1,10 +1,10 @@
-//! The library's own streams, and how far each has come.
+//! The library's own streams, and their progress.
 //!
-//! A copy is a number, counted up in the order in which its stream was given them. While it is the
-//! last one, the stream itself is asked whether it has nothing to do; else an event is recorded
-//! behind what there is, one for all copies in front of it, and the next one only when that has
-//! fired. A record and a question each take about as long as an 8-byte copy: with both for each
-//! copy, small copies back to back took a third longer (docs/adr/0011-thresholds.md).
+//! A copy is a number, counted in the order in which its stream was given the copies. A query for
+//! the last copy asks whether the stream is idle. For an earlier copy an event is recorded behind
+//! all copies so far, and the next event only when that has fired. A record and a query each take
+//! about as long as an 8-byte copy. With both for each copy, small copies back to back took a
+//! third longer (docs/adr/0011-thresholds.md).
 
 use super::home::Home;
 use super::sys::{EventHandle, StreamHandle};
@@ -13,9 +13,9 @@ use crate::sync::TryLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Which way a copy goes. Each has a stream of its own, so that none waits for another's engine;
-/// more streams for one way are slower (docs/gpu.md, "Measured": one copy split over four was, at
-/// every size).
+/// Way of a copy. Each way has a stream of its own, so that none waits for another's engine. More
+/// streams for one way are slower: one copy split over four was, at every size (docs/gpu.md,
+/// "Measured").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     FromHost,
@@ -32,27 +32,27 @@ impl Way {
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) stream: OnceLock<StreamHandle>,
-    /// Copies that the stream was given; each is counted when the driver has it.
+    /// Copies that the stream was given. Each is counted once the driver has it.
     given: AtomicU64,
-    /// Of these, those that are known to be over.
+    /// Of these, the copies that are known to have ended.
     done: AtomicU64,
-    /// The event that was recorded last, while nobody has seen it fire.
+    /// The event that was recorded last, until it is seen to have fired.
     mark: TryLock<Option<Mark>>,
 }
 
 /// The copies of all lanes.
 #[derive(Debug, Default)]
 pub(super) struct AllCopies {
-    /// How many lanes were given. Counted behind its lane's.
+    /// Copies that all lanes were given. Counted after the lane's own count.
     given: AtomicU64,
-    /// So many were given when all were last known to be over.
+    /// Value of `given` when all lanes were last seen idle.
     over: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Mark {
     event: EventHandle,
-    /// The last copy that it is behind.
+    /// Number of the last copy in front of the event.
     covers: u64,
 }
 
@@ -66,12 +66,12 @@ impl Lane {
         }
     }
 
-    /// Whether a copy is over. Never blocks.
+    /// Returns `true` if a copy has ended. Never blocks.
     fn is_over(&self, home: &Home, number: u64) -> Result<bool, GpuError> {
         if self.done.load(Ordering::Acquire) >= number {
             return Ok(true);
         }
-        // Whoever has it is asking just now.
+        // Another thread holds the mark and asks at this moment.
         let Some(mut mark) = self.mark.try_lock() else { return Ok(false) };
         let given = self.given.load(Ordering::Acquire);
         if given != number {
@@ -90,7 +90,7 @@ impl Lane {
                     *mark = Some(next);
                     return Ok(false);
                 }
-                // The copy goes on without an event, so this is no answer. The stream has one.
+                // The copy goes on without an event: ask the stream instead.
                 Err(why) => tracing::debug!(%why, "no event tells how far a stream is"),
             }
         }
@@ -98,19 +98,19 @@ impl Lane {
         Ok(home.is_idle(*stream)? && self.is_done_up_to(given, number))
     }
 
-    /// The event that it has, when it is given up.
+    /// Takes the lane's event out, for the end of the home.
     pub(super) fn last_event(&mut self) -> Option<EventHandle> {
         self.mark.get_mut().take().map(|mark| mark.event)
     }
 
-    /// Notes how far the stream has come; whether that is far enough.
+    /// Notes the stream's progress. Returns `true` if that covers `number`.
     fn is_done_up_to(&self, covers: u64, number: u64) -> bool {
         self.done.fetch_max(covers, Ordering::Release).max(covers) >= number
     }
 
-    /// An event behind all copies so far.
+    /// Records an event behind all copies so far.
     fn record(&self, home: &Home) -> Result<Mark, GpuError> {
-        // Loaded before it is recorded: what is counted then, the stream has been given.
+        // Loaded before the record: the stream has been given all copies counted by then.
         let covers = self.given.load(Ordering::Acquire);
         let _current = home.context.enter()?;
         let stream = *home.once(&self.stream, || home.new_stream())?;
@@ -119,13 +119,13 @@ impl Lane {
 }
 
 impl Home {
-    /// The stream of a lane. The context is current.
+    /// Returns the stream of a lane. The context is current.
     #[inline]
     pub(super) fn lane(&self, way: Way) -> Result<StreamHandle, GpuError> {
         self.once(&self.lane_of(way).stream, || self.new_stream()).copied()
     }
 
-    /// Whether no copy of the library's own is under way. Never blocks.
+    /// Returns `true` if no copy of the library's own is in flight. Never blocks.
     #[inline]
     pub(super) fn are_lanes_idle(&self) -> Result<bool, GpuError> {
         let given = self.copies.given.load(Ordering::Acquire);
@@ -141,7 +141,7 @@ impl Home {
         Ok(true)
     }
 
-    /// The stream of a lane, if it has been needed.
+    /// Returns the stream of a lane, if it was needed before.
     pub(super) fn lanes_stream(&self, way: Way) -> Option<StreamHandle> {
         self.lane_of(way).stream.get().copied()
     }
@@ -152,7 +152,7 @@ impl Home {
     }
 }
 
-/// The copies of one lane. Made once: the event of a copy is its number here.
+/// The copies of one lane: one sequence, in which the event of a copy is its number.
 pub(super) struct Copies {
     home: Arc<Home>,
     way: Way,
@@ -163,7 +163,8 @@ impl Copies {
         Arc::new(Self { home: Arc::clone(home), way })
     }
 
-    /// Notes that the lane's stream was just given a copy. The event fires when that is over.
+    /// Counts a copy that the lane's stream was just given. The event fires when the copy has
+    /// ended.
     #[inline]
     pub(super) fn given(self: &Arc<Self>) -> Event {
         let number = self.lane().given.fetch_add(1, Ordering::AcqRel) + 1;
@@ -176,9 +177,9 @@ impl Copies {
         self.home.lane_of(self.way)
     }
 
-    /// An event of the driver's behind all of them, for a stream to wait for: a fresh one, since
-    /// the lane's is recorded again and again. It is given back at once: a stream that waits has
-    /// noted what it stood for.
+    /// Lends a driver's event behind all of them, for a stream to wait for. It is a fresh one,
+    /// since the lane's is recorded again and again. It may be reused at once: a waiting stream
+    /// has noted the record.
     pub(super) fn with_event<T>(
         &self,
         use_it: impl FnOnce(EventHandle) -> Result<T, GpuError>,
@@ -202,7 +203,7 @@ impl Sequence for Copies {
         }
         let lane = self.lane();
         let Ok(Mark { event, covers }) = lane.record(&self.home) else {
-            // Whoever waits frees the memory next: only the stream's own word ends this.
+            // The waiter frees the memory next: only the stream's own answer may end the wait.
             while !self.query(number)? {
                 std::thread::yield_now();
             }

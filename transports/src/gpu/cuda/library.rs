@@ -1,4 +1,4 @@
-//! Opening the driver's library, and knowing it for what it is.
+//! Opening of the driver's library, and checks that it is usable.
 
 use super::calls::Calls;
 use super::error::{self, NO_LIBRARY, STUB_LIBRARY, TOO_OLD};
@@ -7,16 +7,16 @@ use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};
 
-/// Under which names it is looked for. The driver installs the first; the second may be a toolkit's
-/// stub.
+/// Names under which the library is looked for. The driver installs the first; the second may be a
+/// toolkit's stub.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// The oldest driver that has the memory pools and everything else but what is looked up call by
-/// call: CUDA 11.2.
+/// The oldest supported driver, CUDA 11.2: it has the memory pools and all calls that are not
+/// optional.
 const OLDEST: c_int = 11_020;
 
-/// A library that is a driver's, and the CUDA version that it speaks (13000 is 13.0). Calls no
-/// `cuInit`.
+/// Opens a driver's library. Returns its calls and the CUDA version that it speaks (13000 is
+/// 13.0). Does not call `cuInit`.
 pub(super) fn open(given: Option<&Path>) -> Result<(Calls, c_int), GpuError> {
     let names =
         given.map_or_else(|| NAMES.map(PathBuf::from).to_vec(), |path| vec![path.to_owned()]);
@@ -24,7 +24,7 @@ pub(super) fn open(given: Option<&Path>) -> Result<(Calls, c_int), GpuError> {
     for name in names {
         match try_open(&name) {
             Ok(found) => return Ok(found),
-            // What a library says of itself tells more than that another is not there.
+            // An error of a library that was found says more than the absence of another.
             Err(error) if error.code == NO_LIBRARY && refusal.is_some() => {}
             Err(error) => {
                 refusal = refusal.filter(|first| first.code != NO_LIBRARY).or(Some(error))
@@ -66,7 +66,7 @@ fn try_open(name: &Path) -> Result<(Calls, c_int), GpuError> {
     Ok((calls, version))
 }
 
-/// What a toolkit ships to link against: every symbol is there, and every call says 34.
+/// Returns the error for a toolkit's library to link against, in which every call returns 34.
 pub(super) fn stub(path: &str) -> GpuError {
     let hint = format!(
         "{path} is the CUDA toolkit's stub, for linking only: take its folder (`stubs`) out of LD_LIBRARY_PATH; the \
@@ -75,12 +75,12 @@ pub(super) fn stub(path: &str) -> GpuError {
     error::because("cuDriverGetVersion", STUB_LIBRARY, hint)
 }
 
-/// 13000 as 13.0.
+/// Formats 13000 as 13.0.
 pub(super) fn dotted(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// The file that a library came from.
+/// Returns the file that a library came from.
 fn place(library: &Library) -> Option<String> {
     // SAFETY: only the address is taken.
     let symbol = unsafe { library.get::<*mut c_void>(b"cuInit") }.ok()?.as_raw_ptr();

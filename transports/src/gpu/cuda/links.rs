@@ -1,5 +1,5 @@
-//! What lies between two devices, as the management library (NVML) tells it. For reports only:
-//! where the library is not there, nothing is told.
+//! Links between two devices, as the management library (NVML) reports them. They are for reports
+//! only: without the library the answer is empty.
 
 use crate::mem::GpuUuid;
 use libloading::os::unix::Library;
@@ -8,7 +8,7 @@ use std::mem::ManuallyDrop;
 
 type Handle = *mut c_void;
 
-/// The calls that are needed, of a library that is never closed.
+/// The calls in use, of a library that is never closed.
 #[derive(Debug)]
 pub(super) struct Links {
     _library: ManuallyDrop<Library>,
@@ -47,7 +47,7 @@ impl Links {
         }
     }
 
-    /// What lies between two devices, in words.
+    /// Describes the link between two devices, in words.
     pub(super) fn between(&self, one: GpuUuid, other: GpuUuid) -> Option<String> {
         let (one, other) = (self.device(one)?, self.device(other)?);
         let (mut status, mut level) = (-1, -1);

@@ -1,4 +1,4 @@
-//! Allocating memory of each flavour, and giving it back in the context that it came from.
+//! Allocation of memory of each flavour, and its release in the context that it came from.
 
 use super::calls::Calls;
 use super::capture::Relaxed;
@@ -15,11 +15,11 @@ use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// Plain allocations take up whole blocks of this, so that a handle exposes no neighbour (gpu.md,
+/// Plain allocations are whole multiples of this, so that a handle exposes no neighbour (gpu.md,
 /// legacy IPC rule 2).
 const BLOCK: usize = 2 << 20;
 
-/// How memory is given back.
+/// Call that gives memory back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum How {
     /// `cuMemFree`.
@@ -28,15 +28,15 @@ pub(super) enum How {
     FreeHost,
     /// `cuMemFreeAsync`, on the stream of copies within the device.
     ToPool,
-    /// `cuMemUnmap`, and the addresses.
+    /// `cuMemUnmap`, and release of the addresses.
     Unmap,
-    /// `cuMemUnmap`: the addresses are somebody else's.
+    /// `cuMemUnmap`: the addresses belong to a reservation.
     UnmapOnly,
     /// `cuIpcCloseMemHandle`.
     Close,
 }
 
-/// Memory that is given back when this is dropped. Whoever holds it waits for the work on it first.
+/// Memory that is given back when this is dropped. The holder waits for the work on it first.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) home: Arc<Home>,
@@ -47,8 +47,8 @@ pub(super) struct Memory {
 }
 
 impl How {
-    /// Whether the driver waits for all of the context, and so for streams that wait for a word
-    /// (measured on driver 580).
+    /// Returns `true` if the driver waits for all of the context, and so for streams that wait for
+    /// a word (measured on driver 580).
     fn waits_for_streams(self) -> bool {
         matches!(self, Self::Free | Self::FreeHost | Self::Close)
     }
@@ -69,7 +69,7 @@ impl Drop for Memory {
     }
 }
 
-/// Gives memory back, of which this was told by its only holder.
+/// Gives memory back. Called by its only holder.
 fn give_back(home: &Home, ptr: DevicePtr, span: usize, how: How) {
     let calls = home.calls();
     let Ok(_current) = home.context.enter() else { return };
@@ -100,7 +100,7 @@ pub(super) fn allocate(gpu: &CudaGpu, len: usize, flavour: Flavour) -> Result<Re
         return Err(because("allocate", INVALID_VALUE, "an allocation of 0 bytes"));
     }
     let home = gpu.home()?;
-    // What was freed while streams waited may be what is missing.
+    // Memory whose release was put off while streams waited may be missing.
     home.waits.catch_up();
     let uuid = gpu.info().uuid;
     let current = home.context.enter()?;
@@ -122,7 +122,7 @@ pub(super) fn allocate(gpu: &CudaGpu, len: usize, flavour: Flavour) -> Result<Re
     region(gpu, memory.ptr, len, kind, Box::new(memory))
 }
 
-/// A region over memory that `owner` keeps.
+/// Makes a region of memory that `owner` keeps.
 pub(super) fn region(
     gpu: &CudaGpu,
     ptr: DevicePtr,
@@ -136,8 +136,7 @@ pub(super) fn region(
         || because("allocate", INVALID_VALUE, format!("the driver has no buffer id for {ptr:#x}"));
     let id = gpu.shared.buffer_id(ptr)?.ok_or_else(nameless)?;
     let engine = gpu.shared_self()?;
-    // SAFETY: the driver's memory, of which nothing here makes references, and which the owner
-    // keeps.
+    // SAFETY: the driver's memory, to which no reference is made here, and which the owner keeps.
     Ok(unsafe { Region::from_parts(base, len, kind, id, Some(engine), owner) })
 }
 
@@ -171,7 +170,7 @@ fn pinned(home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
 
 // ---- pools ------------------------------------------------------------------------------------------
 
-/// A pool of the library's own whose memory other processes can open.
+/// A pool of the library's own. Other processes can open its memory.
 #[derive(Debug)]
 pub(super) struct Pool {
     calls: &'static Calls,
@@ -185,13 +184,13 @@ impl Drop for Pool {
             return;
         }
         let _relaxed = Relaxed::enter(self.calls);
-        // SAFETY: made or imported here; memory that is still out keeps it.
+        // SAFETY: made or imported here. Memory that is still allocated keeps the driver's pool.
         released("pool", unsafe { self.calls.mem_pool_destroy(self.raw) });
     }
 }
 
 impl Pool {
-    /// One that exists already.
+    /// Wraps a pool that exists already.
     pub(super) fn of(calls: &'static Calls, raw: PoolHandle) -> Self {
         Self { calls, raw, owner: Owner::this_process() }
     }
@@ -205,7 +204,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Lets a device read and write all memory of the pool.
+    /// Gives a device read and write access to all memory of the pool.
     pub(super) fn grant(&self, device: Device) -> Result<(), GpuError> {
         let access = AccessDesc::read_write(device);
         // SAFETY: the pool is alive.
@@ -221,7 +220,7 @@ fn pooled(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuErro
     // SAFETY: the place for the answer is ours.
     unsafe { calls.mem_alloc_from_pool_async(&raw mut ptr, span, pool, stream) }?;
     let memory = Memory { home: Arc::clone(home), ptr, span, how: How::ToPool };
-    // Other streams may use it as soon as the region is out.
+    // Other streams may use the memory as soon as the region is returned.
     // SAFETY: a stream of the library's own.
     unsafe { calls.stream_synchronize(stream) }?;
     Ok(memory)
@@ -229,7 +228,7 @@ fn pooled(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuErro
 
 // ---- host memory ------------------------------------------------------------------------------------
 
-/// Host memory of somebody's that was locked here.
+/// Host memory of the user's that was locked here.
 #[derive(Debug)]
 struct Locked {
     home: Arc<Home>,
@@ -265,7 +264,7 @@ pub(super) unsafe fn register_host(
     Ok(HostRegistration::new(Box::new(locked)))
 }
 
-/// Says how much there was, where that is why.
+/// Adds a hint to an error: the free memory if it did not suffice, else the length.
 pub(super) fn explain(home: &Home, len: usize, error: GpuError) -> GpuError {
     let (mut free, mut total) = (0, 0);
     match error.code {

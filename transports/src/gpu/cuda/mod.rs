@@ -1,5 +1,5 @@
-//! NVIDIA's driver, opened at run time: a program that has it built in runs on a machine that has
-//! no GPU.
+//! NVIDIA's driver, opened at run time: a program that contains this module also runs on machines
+//! without a GPU.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -7,42 +7,43 @@
 //! | `calls` | the table of the driver's calls, each of which may be missing |
 //! | `sys`, `rows` | its types and numbers; those of many copies and of rows |
 //! | `error` | its codes, in words |
-//! | `driver` | what the process has: [`CudaDriver`] |
-//! | `pointer` | what an address is |
+//! | `driver` | the driver of the process: [`CudaDriver`] |
+//! | `pointer` | classification of an address |
 //! | `device` | one device, and its copies: [`CudaGpu`] |
 //! | `context` | making a context current for a moment |
 //! | `home` | streams, events and peers of one context |
-//! | `lane` | the library's own streams, and how far each has come |
+//! | `lane` | the library's own streams, and their progress |
 //! | `pieces` | many copies in one call, and rows at regular distances |
 //! | `copier` | small copies by a resident kernel |
-//! | `ends` | where that may go |
+//! | `ends` | memory that the copier may access |
 //! | `memory` | allocating and giving back |
-//! | `vmm` | memory that is made and mapped by itself, at addresses that are reserved by themselves |
+//! | `vmm` | memory that is allocated apart from its addresses, and mapped there |
 //! | `peer` | access to other devices |
-//! | `links` | what lies between devices, for reports |
+//! | `links` | links between devices, for reports |
 //! | `direct` | its memory, for NICs |
 //! | `ipc` | handles between processes |
 //! | `stream` | streams of the user's: [`CudaStream`] |
-//! | `course` | how far such a stream has come with its waits |
+//! | `course` | progress of such a stream through its waits |
 //! | `event` | events, our own and shared |
 //!
 //! # Why a table of our own, and not cudarc's
 //!
-//! cudarc's `driver::sys` has all of these calls, and is the oracle of the test in `sys`. It is not
-//! the base, because a symbol that the driver lacks is a panic there; because its results are Rust
-//! enums, so that a code which only a newer driver knows would be undefined behaviour; because it
-//! tries `libcuda.so`, a toolkit's stub, before the driver's `libcuda.so.1`; and because its CUDA
-//! version is a feature that two users of one program would have to agree on. Here each call is
-//! looked up by itself, a missing one is an error that names it, and every answer is an integer. So
-//! there is no CUDA version to choose when Carrack is built.
+//! cudarc's `driver::sys` has all of these calls, and is the oracle of the test in `sys`. It is
+//! not the base, for four reasons. A symbol that the driver lacks is a panic there. Its results
+//! are Rust enums, so that a code which only a newer driver knows would be undefined behaviour. It
+//! tries `libcuda.so`, a toolkit's stub, before the driver's `libcuda.so.1`. Its CUDA version is a
+//! feature that two users of one program would have to agree on.
+//!
+//! Here each call is looked up by itself, a missing one is an error that names it, and every
+//! answer is an integer. So Carrack is built for no particular CUDA version.
 //!
 //! # Contexts
 //!
 //! [`CudaDriver::adopt`] initialises nothing: until the program has called `cuInit`, every address
-//! is host memory. What is found in a context is worked on in that context; what the library needs
-//! for itself is done in the device's primary context, which the CUDA runtime shares. A thread that
-//! calls in has its own context back afterwards. What the library has made stays until the process
-//! ends, streams and contexts included, because the driver is the process's.
+//! is host memory. Memory found in a context is worked on in that context. The library's own work
+//! is done in the device's primary context, which the CUDA runtime shares. A thread that calls in
+//! has its own context back afterwards. The library's streams and contexts stay until the process
+//! ends, because the driver belongs to the process.
 
 mod attempt;
 mod calls;

@@ -1,4 +1,4 @@
-//! From one device to another's memory.
+//! Access of a device to the memory of another.
 
 use super::calls::Calls;
 use super::error::{PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED, because};
@@ -8,7 +8,7 @@ use crate::gpu::{GpuError, PeerInfo};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Which devices' primary contexts a context was given access to.
+/// Flags by device: set if the context has access to that device's primary context.
 #[derive(Debug)]
 pub(super) struct Peers(Box<[AtomicBool]>);
 
@@ -18,7 +18,7 @@ impl Peers {
     }
 }
 
-/// Whether the driver says that a device reaches another's memory.
+/// Checks that a device can access another's memory, as the driver says.
 pub(super) fn can_access(calls: &Calls, device: Device, peer: Device) -> Result<(), GpuError> {
     let mut can: c_int = 0;
     // SAFETY: the place for the answer is ours; the driver checks the numbers.
@@ -45,7 +45,7 @@ pub(super) fn enable(home: &Home, other: &Home) -> Result<(), GpuError> {
     // SAFETY: two contexts that are held; access is only added.
     match unsafe { home.calls().ctx_enable_peer_access(other.context.raw, 0) } {
         Ok(()) => {}
-        // The user has done it: so much the better.
+        // The user has enabled it already.
         Err(error) if error.code == PEER_ACCESS_ALREADY_ENABLED => {}
         Err(error) => return Err(error),
     }
@@ -55,13 +55,13 @@ pub(super) fn enable(home: &Home, other: &Home) -> Result<(), GpuError> {
     Ok(())
 }
 
-/// Whether access was enabled before.
+/// Returns `true` if access was enabled before.
 #[inline]
 pub(super) fn is_enabled(home: &Home, peer: usize) -> bool {
     home.peers.0.get(peer).is_some_and(|enabled| enabled.load(Ordering::Acquire))
 }
 
-/// What the driver says of the way from one device to another; `link` is for the caller to fill in.
+/// Describes the connection of two devices, as the driver says. The caller fills in `link`.
 pub(super) fn describe(calls: &Calls, device: Device, peer: Device) -> Result<PeerInfo, GpuError> {
     let ask = |attribute| {
         let mut value: c_int = 0;

@@ -1,8 +1,8 @@
 //! Many copies in one call of the driver, and rows at regular distances.
 //!
-//! `cuMemcpyBatchAsync` has come with CUDA 12.8, and lost its index of the piece that failed in
-//! 13.0, under another name. A driver that has neither is given runs of rows at equal distances as
-//! one call each, and all other copies one by one.
+//! `cuMemcpyBatchAsync` came with CUDA 12.8. In 13.0 it lost its index of the piece that failed,
+//! under another name. A driver that has neither is given runs of rows at equal distances as one
+//! call each, and all other copies one by one.
 
 use super::copier::{Copier, Offered};
 use super::device::CudaGpu;
@@ -20,10 +20,11 @@ use std::sync::Arc;
 const NEW: &str = "cuMemcpyBatchAsync_v2";
 const OLD: &str = "cuMemcpyBatchAsync";
 
-/// CUDA's names of the legacy default stream, to which no batch can be given: one goes beside it.
+/// CUDA's names of the legacy default stream, which takes no batch: the batch goes to another
+/// stream.
 const LEGACY_STREAMS: [usize; 2] = [0, 1];
 
-/// Where copies are given to.
+/// Destination of copies.
 type Lane<'a> = (&'a Home, Way, StreamHandle);
 
 impl CudaGpu {
@@ -70,8 +71,9 @@ impl CudaGpu {
         self.give_copies(users, kinds, no_copier, |lane| {
             // SAFETY: the caller's promise.
             match unsafe { give_grid(lane, dst, src, grid) } {
-                // A pitch that is longer than the driver allows, memory that the device was given
-                // no access to, or a driver without the call: row by row all of them can be.
+                // The pitch may exceed the driver's limit, the device may have no access to the
+                // memory, or the driver may lack the call. Row by row, each of these copies is
+                // possible.
                 Err(refused) if is_to_be_tried_otherwise(&refused) => {
                     tracing::debug!(%refused, ?grid, "row by row");
                     let mut each = Pieces::new(kinds.0, kinds.1, rows.saturating_mul(planes));
@@ -92,8 +94,7 @@ impl CudaGpu {
     /// As `Gpu::copy_pieces`.
     unsafe fn give_pieces(&self, lane: Lane<'_>, pieces: &Pieces) -> Result<(), GpuError> {
         let ends = pieces.kinds();
-        // For ordinary host memory the driver's call may wait, and of it the one that says so is
-        // asked for.
+        // For ordinary host memory the batch call may wait. The single calls say so, and are used.
         let is_pageable = ends.0 == MemKind::Host || ends.1 == MemKind::Host;
         let mut is_begun = false;
         if pieces.count() > 1 && !is_pageable && self.no_batches.get().is_none() {
@@ -106,7 +107,7 @@ impl CudaGpu {
                 }
             };
             match given {
-                // If it has begun some of them, they are done once more behind that, on the same
+                // Copies that the batch has begun are done once more behind it, on the same
                 // stream.
                 Err(refused) if is_to_be_tried_otherwise(&refused) => {
                     tracing::debug!(%refused, ?pieces, "one by one");
@@ -130,8 +131,8 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// Gives a stream copies of one length at equal distances. `is_begun`: whether some copies are
-    /// under way.
+    /// Gives a stream copies of one length at equal distances. `is_begun` is set once some copies
+    /// are in flight.
     ///
     /// # Safety
     /// As `Gpu::copy`, of each of them.
@@ -171,8 +172,8 @@ impl CudaGpu {
     }
 }
 
-/// Waits for what a stream has been given: what its copies touch is given back. Only after an
-/// error, since the stream may wait for something itself.
+/// Waits for all work of a stream, because the caller will free what its copies touch. Only after
+/// an error, since the stream itself may wait for a word.
 fn settle((home, _, stream): Lane<'_>) {
     // SAFETY: a stream of this context.
     if let Err(error) = unsafe { home.calls().stream_synchronize(stream) } {
@@ -180,13 +181,13 @@ fn settle((home, _, stream): Lane<'_>) {
     }
 }
 
-/// Whether a refusal may be one of the call, and not of the copies.
+/// Returns `true` if the refusal may be due to the call, and not to the copies.
 fn is_to_be_tried_otherwise(error: &GpuError) -> bool {
     [MISSING_CALL, NOT_SUPPORTED, INVALID_VALUE].contains(&error.code)
 }
 
-/// Has the legacy default stream wait for many copies that are given by one call to a stream beside
-/// it, behind all that it has.
+/// Gives many copies by one call to a second stream, behind all work of the legacy default stream,
+/// which then waits for them.
 ///
 /// # Safety
 /// As `Gpu::copy_pieces`; the context is current.
@@ -199,7 +200,7 @@ unsafe fn give_batch_beside(
     home.put_behind(beside, legacy)?;
     // SAFETY: the caller's promise.
     let given = unsafe { give_batch((home, way, beside), pieces) };
-    // Also if they were refused: some may have begun, and be done once more.
+    // Also after a refusal: some copies may have begun, and will be done once more.
     let is_behind = home.put_behind(legacy, beside);
     if is_behind.is_err() {
         settle((home, way, beside));
@@ -216,10 +217,10 @@ unsafe fn give_batch((home, _, stream): Lane<'_>, pieces: &Pieces) -> Result<(),
     let from: Vec<DevicePtr> = pieces.iter().map(|(_, from, _)| from as DevicePtr).collect();
     let lens: Vec<usize> = pieces.iter().map(|(.., len)| len).collect();
     let (to, from) = (to.as_ptr(), from.as_ptr());
-    // One sort of copies, from the first on.
+    // One sort of copies, from index 0 on.
     let (attributes, begin) = ([CopyAttributes::IN_ORDER], [0_usize]);
     let (sorts, first) = (attributes.as_ptr(), begin.as_ptr());
-    // SAFETY: three lists of as many entries, and the caller's promise of what they name. They are
+    // SAFETY: three lists of equal length, and the caller's promise about what they name. They are
     // read before the call returns.
     match unsafe {
         home.calls().memcpy_batch_async(
@@ -278,7 +279,7 @@ unsafe fn give_grid(
     };
     let (to, from) = (dst.0 as usize, src.0 as usize);
     let [bytes, height, planes] = count;
-    // A plane of one row, or one plane: the distance that there is is that of rows.
+    // With planes of one row, or one plane, one distance remains: that of rows.
     if height == 1 || planes == 1 {
         let of = |pitch: [usize; 2]| if planes == 1 { pitch } else { [pitch[1], 0] };
         let copy = Copy2d::of(
@@ -305,7 +306,7 @@ unsafe fn give_grid(
     unsafe { calls.memcpy_3d_async(&raw const copy, stream) }
 }
 
-/// How copies that are given together go, in words.
+/// Describes in words how grouped copies are given to the driver.
 pub(super) fn how(gpu: &CudaGpu) -> String {
     let missing = gpu.shared.calls.missing();
     let otherwise = "runs of rows at equal distances by one call of cuMemcpy2DAsync each, all \

@@ -1,4 +1,4 @@
-//! What an address is: one batched query.
+//! Classification of an address: one batched query.
 
 use super::driver::Shared;
 use super::error::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, because};
@@ -9,8 +9,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What is asked, what every driver knows first: one that does not know the last is asked for
-/// fewer.
+/// Attributes of the query, in the order in which drivers learned them. A driver that does not
+/// know the last ones is asked for fewer.
 const ATTRIBUTES: [c_int; 10] = [
     pointer::MEMORY_TYPE,
     pointer::CONTEXT,
@@ -24,10 +24,10 @@ const ATTRIBUTES: [c_int; 10] = [
     pointer::MEMPOOL_HANDLE,
 ];
 
-/// So many have to be known.
+/// Number of leading attributes that every driver has to know.
 const NEEDED: usize = 7;
 
-/// All of them, to begin with.
+/// Number of all attributes.
 pub(super) const ALL: usize = ATTRIBUTES.len();
 
 /// The driver's answers about an address that it knows.
@@ -47,8 +47,8 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// Whether it is memory that was mapped by the VMM calls: of a device, and of neither a context
-    /// nor a pool.
+    /// Returns `true` if the memory was mapped by the VMM calls: memory of a device, but of no
+    /// context and no pool.
     fn is_vmm(&self) -> bool {
         let on_device = self.memory_type == memory_type::DEVICE && !self.managed;
         on_device && self.context == ContextHandle::NULL && self.pool == 0
@@ -56,17 +56,17 @@ impl Facts {
 }
 
 impl Shared {
-    /// Asks the driver; `None` for host memory that it knows nothing of. Needs no context.
+    /// Asks the driver. Returns `None` for host memory that it does not know. Needs no context.
     pub(super) fn facts(&self, addr: usize) -> Result<Option<Facts>, GpuError> {
         let known = self.attributes.load(Ordering::Relaxed);
         let mut count = known;
         let answers = loop {
             match self.ask(addr, count) {
                 Ok(answers) => break answers,
-                // An attribute that this driver does not know, or has no answer to for this
-                // address.
+                // This driver does not know an attribute, or has no answer to it for this address.
                 Err(error) if error.code == INVALID_VALUE && count > NEEDED => count -= 1,
-                // Some drivers have no answer for a foreign address, where most have an empty one.
+                // Some drivers return this error for an unknown address; most return empty
+                // answers.
                 Err(error) if error.code == INVALID_VALUE => return Ok(None),
                 Err(error) => return Err(error),
             }
@@ -75,8 +75,8 @@ impl Shared {
         if low(kind) == 0 && low(managed) == 0 {
             return Ok(None);
         }
-        // All of them have answers for device memory: what has none is not known to this driver,
-        // and never will be.
+        // Device memory has all attributes: one without an answer is unknown to this driver for
+        // good.
         if count < known && low(kind) == memory_type::DEVICE && low(managed) == 0 {
             self.attributes.store(count, Ordering::Relaxed);
         }
@@ -99,9 +99,9 @@ impl Shared {
         Ok(Some(facts))
     }
 
-    /// Of VMM memory the range is that of the reserved addresses (seen on driver 580), which may
-    /// hold several handles; one handle's is the mapping's (gpu.md, VMM rule 2). A driver that does
-    /// not tell leaves the range as it is.
+    /// Narrows the range of VMM memory to one mapping (gpu.md, VMM rule 2). The driver's range is
+    /// that of the reserved addresses (seen on driver 580), which may hold several handles. A
+    /// driver without the attributes leaves the range as it is.
     fn narrow(&self, addr: usize, facts: &mut Facts) {
         let (mut start, mut size) = (0_usize, 0_usize);
         let places: [*mut c_void; 2] = [(&raw mut start).cast(), (&raw mut size).cast()];
@@ -116,20 +116,20 @@ impl Shared {
     }
 
     fn ask(&self, addr: usize, count: usize) -> Result<[u64; ALL], GpuError> {
-        // Each answer has 8 bytes, whatever its type: what the driver does not write stays 0.
+        // Each answer has 8 bytes, whatever its type. Bytes that the driver does not write stay 0.
         let mut answers = [0_u64; ALL];
         let first = (&raw mut answers).cast::<u64>();
         let places: [*mut c_void; ALL] = std::array::from_fn(|at| first.wrapping_add(at).cast());
         let asked = c_uint::try_from(count.min(ALL)).unwrap_or(0);
-        // SAFETY: as many attributes as places for their answers, of which none is longer than 8
-        // bytes.
+        // SAFETY: equal numbers of attributes and of places for their answers, none of which is
+        // longer than 8 bytes.
         unsafe {
             self.calls.pointer_get_attributes(asked, ATTRIBUTES.as_ptr(), places.as_ptr(), addr)
         }?;
         Ok(answers)
     }
 
-    /// The allocation that an address lies in, and nothing else.
+    /// Returns only the id of the allocation at an address.
     #[inline]
     pub(super) fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
         let mut id = 0_u64;
@@ -144,24 +144,25 @@ impl Shared {
         }
     }
 
-    /// How many bytes of an allocation lie from an address on; 0 where the driver does not say.
+    /// Returns the bytes of an allocation from an address to its end; 0 if the driver does not
+    /// say.
     pub(super) fn length_from(&self, addr: usize) -> Result<usize, GpuError> {
         let facts = self.facts(addr)?;
         let (mut start, mut size) = facts.map_or((0, 0), |facts| (facts.start, facts.size));
         if size == 0 {
-            // SAFETY: the places for the answers are ours. What the driver does not know stays 0.
+            // SAFETY: the places for the answers are ours. The driver leaves unknown ones at 0.
             let _ =
                 unsafe { self.calls.mem_get_address_range(&raw mut start, &raw mut size, addr) };
         }
         Ok(start.saturating_add(size).saturating_sub(addr))
     }
 
-    /// What an address is; `None` for one that the driver does not know.
+    /// Classifies an address. Returns `None` if the driver does not know it.
     pub(super) fn classify(&'static self, addr: usize) -> Result<Option<Extent>, GpuError> {
         self.facts(addr)?.map(|facts| self.extent(addr, facts)).transpose()
     }
 
-    /// What the facts mean.
+    /// Interprets the facts.
     pub(super) fn extent(&'static self, addr: usize, facts: Facts) -> Result<Extent, GpuError> {
         let gpus = self.gpus()?;
         let owner = usize::try_from(facts.ordinal).ok().and_then(|at| gpus.get(at));
@@ -169,7 +170,7 @@ impl Shared {
         let gpu = match owner {
             Some(owner) => Some(self.engine(owner, facts.context)?),
             None if pinned => None,
-            // Managed memory at rest belongs to no device; it is named after the first.
+            // Managed memory at rest belongs to no device; the first device stands for it.
             None if facts.managed => gpus.first().cloned(),
             None => {
                 let hint = format!(
@@ -180,7 +181,7 @@ impl Shared {
                 return Err(because("cuPointerGetAttributes", INVALID_DEVICE, hint));
             }
         };
-        // Memory of a context, that this process may have opened by a handle.
+        // Memory of a context may have been opened by a handle in this process.
         let is_in_context = facts.context != ContextHandle::NULL;
         let opened = if is_in_context { self.opened.owner(addr) } else { None };
         let kind = match (facts.memory_type, owner.or(gpu.as_ref())) {
@@ -201,7 +202,7 @@ impl Shared {
             .with(HandleForm::Fd, by_fd && facts.pool == 0)
             .with(HandleForm::Pool, by_fd && facts.pool != 0)
             .with(HandleForm::Fabric, on_device && facts.handle_types & handle_type::FABRIC != 0);
-        // Of some host memory the driver tells no range: nothing is known of its end.
+        // For some host memory the driver tells no range, so the end is unknown.
         let (base, len) =
             if facts.size == 0 { (addr, usize::MAX - addr) } else { (facts.start, facts.size) };
         let context = (facts.context != ContextHandle::NULL).then_some(facts.context.0 as u64);
@@ -210,7 +211,8 @@ impl Shared {
     }
 }
 
-/// An answer that is shorter than its place: the lower half, on machines that have these GPUs.
+/// Returns an answer that is shorter than its place: the lower half, on machines that have these
+/// GPUs.
 fn low(answer: u64) -> u32 {
     u32::try_from(answer & u64::from(u32::MAX)).unwrap_or(0)
 }

@@ -1,10 +1,9 @@
-//! What the driver's calls for many copies, and for rows of bytes, take: its structures, as `sys`
-//! has the others.
+//! The driver's structures for copies in batches and of rows, in addition to those of `sys`.
 
 use super::sys::{DevicePtr, Location, memory_type};
 use std::ffi::{c_int, c_uint};
 
-/// `CUmemcpyAttributes`: of some copies of a batch.
+/// `CUmemcpyAttributes`: attributes of some copies of a batch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyAttributes {
@@ -15,16 +14,16 @@ pub(super) struct CopyAttributes {
 }
 
 impl CopyAttributes {
-    /// Sources are read in the order of the stream (`CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`); the hints
-    /// are of managed memory, which is never copied here.
+    /// Sources are read in the order of the stream (`CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`). The
+    /// hints are for managed memory, which is never copied here.
     pub(super) const IN_ORDER: Self = {
         let nowhere = Location { kind: 0, id: 0 };
         Self { order: 1, src_hint: nowhere, dst_hint: nowhere, flags: 0 }
     };
 }
 
-/// One end of `CUDA_MEMCPY2D` and `CUDA_MEMCPY3D`: where rows are, of which sort of memory. Of host
-/// memory `host` counts, else `device`.
+/// One end of `CUDA_MEMCPY2D` and `CUDA_MEMCPY3D`: the address and sort of memory of rows. The
+/// driver reads `host` for host memory, else `device`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows {
     pub(super) addr: usize,
@@ -67,7 +66,7 @@ pub(super) struct Copy2d {
 }
 
 impl Copy2d {
-    /// So many rows of so many bytes.
+    /// Copies `height` rows of `width` bytes.
     pub(super) const fn of(dst: Rows, src: Rows, [width, height]: [usize; 2]) -> Self {
         let ((dst_host, dst_device), (src_host, src_device)) = (dst.ends(), src.ends());
         Self {
@@ -123,7 +122,7 @@ pub(super) struct Copy3d {
 }
 
 impl Copy3d {
-    /// So many planes of so many rows of so many bytes.
+    /// Copies `depth` planes of `height` rows of `width` bytes.
     pub(super) const fn of(dst: Rows, src: Rows, [width, height, depth]: [usize; 3]) -> Self {
         let ((dst_host, dst_device), (src_host, src_device)) = (dst.ends(), src.ends());
         Self {
@@ -158,7 +157,7 @@ impl Copy3d {
 
 #[cfg(test)]
 mod layout {
-    //! As that of `sys`.
+    //! Layout, compared as in `sys`.
 
     use super::*;
     use crate::gpu::cuda::sys::same;

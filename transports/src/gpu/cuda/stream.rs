@@ -21,9 +21,9 @@ pub struct CudaStream {
     gpu: Arc<CudaGpu>,
     home: Arc<Home>,
     raw: StreamHandle,
-    /// Made here, and so destroyed here.
+    /// Set if the stream was made here, so that it is destroyed here.
     owned: bool,
-    /// How far it has come with its waits, from the first one on. `None`: there was no pinned
+    /// Progress through the stream's waits, from the first one on. `None`: there was no pinned
     /// memory for it.
     course: OnceLock<Option<Arc<Course>>>,
 }
@@ -38,12 +38,12 @@ impl CudaStream {
         Ok(Self { gpu, home, raw, owned: true, course: OnceLock::new() })
     }
 
-    /// A stream that the program has: a `CUstream` or `cudaStream_t`, as a number. 0, 1 and 2 are
-    /// CUDA's names for the default streams of the calling thread's current context. It is not
-    /// destroyed with this.
+    /// Wraps a stream that the program has: a `CUstream` or `cudaStream_t`, as a number. 0, 1 and
+    /// 2 are CUDA's names for the default streams of the calling thread's current context.
+    /// Dropping the result does not destroy the stream.
     ///
     /// # Safety
-    /// It is a stream, and stays one until this and all that was done with it are gone.
+    /// It is a stream, and stays one until the result and all work done with it are gone.
     ///
     /// # Errors
     /// There is no such stream, or, for a default stream, no current context.
@@ -59,12 +59,12 @@ impl CudaStream {
         Ok(Self { home: Arc::clone(gpu.home()?), gpu, raw, owned: false, course: OnceLock::new() })
     }
 
-    /// The stream as the driver's own calls take it.
+    /// Returns the stream as the driver's own calls take it.
     pub fn as_raw(&self) -> usize {
         self.raw.0
     }
 
-    /// The device's address of a word of host memory that is registered or pinned, or of device
+    /// Returns the device's address of a word of registered or pinned host memory, or of device
     /// memory.
     fn word(&self, call: &'static str, word: *mut u64) -> Result<DevicePtr, GpuError> {
         if word.is_null() || !word.is_aligned() {
@@ -74,8 +74,8 @@ impl CudaStream {
         let mut at: DevicePtr = word as usize;
         if !self.home.has_same_addresses() {
             let _relaxed = Relaxed::enter(self.home.calls());
-            // SAFETY: the place for the answer is ours; what is no registered memory is refused,
-            // and then taken for device memory.
+            // SAFETY: the place for the answer is ours. The call refuses other memory, which is
+            // then taken for device memory.
             let _ = unsafe {
                 self.home.calls().mem_host_get_device_pointer(&raw mut at, word.cast(), 0)
             };
@@ -83,13 +83,13 @@ impl CudaStream {
         Ok(at)
     }
 
-    /// None of the library's work belongs to a graph, where it would be done again, or never, and
-    /// be over at no time.
+    /// Checks that the stream is not being captured. No work of the library belongs to a graph: a
+    /// graph may run it again or never, and it would have no end.
     fn check_not_captured(&self) -> Result<(), GpuError> {
         let mut status = 0;
         // SAFETY: the stream is alive; the place for the answer is ours.
         let asked = unsafe { self.home.calls().stream_is_capturing(self.raw, &raw mut status) };
-        // Who lacks the call has no such thing.
+        // A driver without the call cannot capture streams.
         if asked.is_ok() && status != 0 {
             Err(error("cuStreamIsCapturing", STREAM_CAPTURE_UNSUPPORTED))
         } else {
@@ -97,30 +97,30 @@ impl CudaStream {
         }
     }
 
-    /// Before copies and waits: the GPU is claimed for them, where copiers were asked for.
+    /// Prepares copies and waits: claims the GPU for them, if copiers were asked for.
     fn begin_work(&self) -> Result<(), GpuError> {
         self.check_not_captured()?;
         self.gpu.claim_for_copier(&self.home);
         Ok(())
     }
 
-    /// Has the stream wait; the event fires when it is past it. The word is one that the caller may
-    /// have it wait for.
+    /// Has the stream wait. The returned event fires when the stream is past the wait. The caller
+    /// may have the stream wait for this word.
     fn hold(&self, wait: Wait) -> Result<Event, GpuError> {
         self.begin_work()?;
         let _current = self.home.context.enter()?;
         self.home.waits.arm(self.raw.0, || {
             let course = self.course.get_or_init(|| Course::new(&self.home).ok());
             let past = course.as_ref().and_then(|course| {
-                // SAFETY: the promise that `wait_value64` was given, or a word of another stream's
-                // course; waits are given one after the other, as `arm` sees to.
+                // SAFETY: the promise of `wait_value64`'s caller, or a word of another stream's
+                // course. `arm` sees to it that waits are given one after the other.
                 unsafe { course.wait(self.raw, wait) }
             });
             if let Some(past) = past {
                 return Ok(past);
             }
-            // Before the wait: a stream that waited with no event to tell of it would count as one
-            // that does not wait, and the word that it waits for would be used for something else.
+            // Taken before the wait. A waiting stream without an event would count as one that
+            // does not wait, and its word would be used for another purpose.
             let past = self.home.spare_event()?;
             let (calls, Wait { at, value, flags }) = (self.home.calls(), wait);
             // SAFETY: as above.
@@ -129,15 +129,15 @@ impl CudaStream {
                 // SAFETY: as in `write_value64`.
                 unsafe { calls.stream_wait_value32(self.raw, at, low, flags) }
             })?;
-            // This fails only in a context in which work has failed, and there the stream waits for
-            // nothing any more.
+            // This fails only in a context in which work has failed. There the stream waits no
+            // longer.
             past.record(self.raw)
         })
     }
 }
 
-// SAFETY: as of `CudaGpu`. A wait is given to the stream when there is an event to tell of it, and
-// by one call with what tells of it, or before that event is recorded.
+// SAFETY: as for `CudaGpu`. A stream is given a wait only if an event tells of its end. One call
+// gives both, or the event is recorded behind the wait.
 unsafe impl Stream for CudaStream {
     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
         Ok(Arc::clone(&self.gpu) as Arc<dyn Gpu>)
@@ -185,8 +185,8 @@ unsafe impl Stream for CudaStream {
         self.check_not_captured()?;
         with_raw(event, |event| {
             let _current = self.home.context.enter()?;
-            // SAFETY: both are alive, being held. The driver notes what the event stands for now,
-            // so that it may be used again at once.
+            // SAFETY: both are held, so they are alive. The driver notes the event's present
+            // record, so that the event may be reused at once.
             unsafe { self.home.calls().stream_wait_event(self.raw, event, 0) }
         })
     }
@@ -225,8 +225,8 @@ unsafe impl Stream for CudaStream {
     }
 }
 
-/// A device without operations on 64 bits does those that fit into 32: the upper half of a counter
-/// that stays small is 0, and stays so.
+/// Falls back to 32 bits on a device without 64-bit operations, for values that fit. The upper
+/// half of a counter that stays small is 0, and stays so.
 fn fall_back(
     whole: Result<(), GpuError>,
     value: u64,
@@ -248,13 +248,13 @@ impl Drop for CudaStream {
             && self.home.context.is_here()
             && let Ok(_current) = self.home.context.enter()
         {
-            // SAFETY: made here; the driver lets the work that it was given end first.
+            // SAFETY: made here; the driver lets the stream's work end first.
             released("stream", unsafe { self.home.calls().stream_destroy(self.raw) });
         }
     }
 }
 
-/// The driver's stream behind one of ours.
+/// Returns the driver's stream behind one of ours.
 pub(super) fn stream_of(stream: &dyn Stream) -> Result<StreamHandle, GpuError> {
     let any: &dyn Any = stream;
     let own = any.downcast_ref::<CudaStream>();

@@ -1,8 +1,8 @@
 //! The driver's types and numbers, as its headers have them (`cuda.h` of 11.0 to 13.0).
 //!
-//! Handles are opaque to us, so they are words. Enumerations are plain integers: a newer driver may
-//! answer with a number that no header of today has. `layout` holds sizes and offsets against those
-//! of cudarc; what calls for many copies take is in `rows`.
+//! Handles are opaque to us, so they are words. Enumerations are plain integers: a newer driver
+//! may answer with a number that no header of today has. `layout` checks sizes and offsets against
+//! those of cudarc. `rows` has the structures of calls for many copies.
 
 use crate::gpu::Rights;
 use std::ffi::{c_int, c_uint};
@@ -49,8 +49,8 @@ pub(super) type AllocationHandle = u64;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Uuid(pub(super) [u8; 16]);
 
-/// `CUipcMemHandle`, `CUipcEventHandle`, `CUmemFabricHandle` and `CUmemPoolPtrExportData`: 64 bytes
-/// each, handed over by address or by value.
+/// `CUipcMemHandle`, `CUipcEventHandle`, `CUmemFabricHandle` and `CUmemPoolPtrExportData`: 64
+/// bytes each, handed over by address or by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Bytes64(pub(super) [u8; 64]);
@@ -274,7 +274,7 @@ pub(super) const FLUSHED_BY_HOST: c_int = 1;
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`; more is more.
 pub(super) const ORDERED_FOR_OWNER: c_int = 100;
 
-/// Whether one of our structures lies as one of cudarc's does.
+/// Asserts that one of our structures has the layout of cudarc's.
 #[cfg(test)]
 macro_rules! same {
     ($ours:ty, $theirs:ty $(, $field:ident = $their_field:ident)*) => {

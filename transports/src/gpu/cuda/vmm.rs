@@ -1,4 +1,4 @@
-//! VMM: memory that is made by itself, and mapped at addresses that are reserved by themselves.
+//! VMM: memory and addresses are allocated separately, and then mapped.
 
 use super::calls::Calls;
 use super::capture::Relaxed;
@@ -16,23 +16,22 @@ use crate::mem::{GpuUuid, MemKind, Region};
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// Memory at addresses of its own.
+/// Allocates memory at addresses of its own.
 pub(super) fn shareable(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
     let prop = prop(gpu, home);
     let span = blocks(len, granularity(home.calls(), &prop, sys::GRANULARITY_RECOMMENDED)?)?;
     make(home, &prop, span, |handle| map(gpu, home, handle, span))
 }
 
-/// What the memory of a device is to be: exported as a descriptor, and to a fabric where there is
-/// one; for NICs where it can be.
+/// Returns the properties for new memory of a device: exportable as a descriptor, to a fabric if
+/// there is one, and for NICs if possible.
 fn prop(gpu: &CudaGpu, home: &Home) -> AllocationProp {
     let fabric = gpu.fabric.get_or_init(|| try_fabric(gpu, home));
     let types = handle_type::POSIX_FD | if fabric.is_none() { handle_type::FABRIC } else { 0 };
     AllocationProp::of(gpu.device, types, rdma_capable(home.calls(), gpu.device))
 }
 
-/// Makes memory, has it mapped, and lets go of its handle: mapped memory stays until it is
-/// unmapped.
+/// Allocates memory, maps it, and releases its handle: mapped memory stays until it is unmapped.
 fn make(
     home: &Home,
     prop: &AllocationProp,
@@ -48,8 +47,8 @@ fn make(
     memory
 }
 
-/// Whether memory can be made that other nodes of an NVLink fabric may open: the device may say so,
-/// and the system not permit it. The reason why not is the driver's.
+/// Tries to allocate memory that other nodes of an NVLink fabric may open. Returns the driver's
+/// error if that fails: the system may forbid what the device supports.
 fn try_fabric(gpu: &CudaGpu, home: &Home) -> Option<GpuError> {
     let calls = home.calls();
     let mut supported: c_int = 0;
@@ -71,7 +70,7 @@ fn try_fabric(gpu: &CudaGpu, home: &Home) -> Option<GpuError> {
         Err(error) => return Some(error),
     };
     let mut handle: AllocationHandle = 0;
-    // SAFETY: the place for the answer is ours; what was created is released at once.
+    // SAFETY: the place for the answer is ours; the created handle is released at once.
     unsafe {
         match calls.mem_create(&raw mut handle, span, &raw const prop, 0) {
             Ok(()) => calls.mem_release(handle).err(),
@@ -89,7 +88,7 @@ fn rdma_capable(calls: &Calls, device: Device) -> bool {
     asked.is_ok() && capable != 0
 }
 
-/// What sizes are multiples of: as is good for new memory, or at the least.
+/// Returns the unit of sizes: the recommended one for new memory, or the minimum.
 pub(super) fn granularity(
     calls: &Calls,
     prop: &AllocationProp,
@@ -109,7 +108,7 @@ fn addresses(home: &Home, span: usize, align: usize) -> Result<DevicePtr, GpuErr
     Ok(base)
 }
 
-/// Gives `span` bytes of an allocation an address, and the devices access.
+/// Maps `span` bytes of an allocation at new addresses, and gives devices access.
 pub(super) fn map(
     gpu: &CudaGpu,
     home: &Arc<Home>,
@@ -117,7 +116,7 @@ pub(super) fn map(
     span: usize,
 ) -> Result<Memory, GpuError> {
     let (calls, ptr) = (home.calls(), addresses(home, span, 0)?);
-    // SAFETY: the addresses were just reserved, for this.
+    // SAFETY: the addresses were just reserved for this.
     if let Err(error) = unsafe { calls.mem_map(ptr, span, 0, handle, 0) } {
         // SAFETY: reserved above, and not mapped.
         released("addresses", unsafe { calls.mem_address_free(ptr, span) });
@@ -128,7 +127,7 @@ pub(super) fn map(
     Ok(memory)
 }
 
-/// Gives a device access to memory that was mapped, and the peers that can reach the device.
+/// Gives access to mapped memory to a device, and to the peers that can reach it.
 pub(super) fn grant_all(gpu: &CudaGpu, memory: &Memory) -> Result<(), GpuError> {
     let grant = |device: Device| {
         let access = AccessDesc::read_write(device);
@@ -140,8 +139,8 @@ pub(super) fn grant_all(gpu: &CudaGpu, memory: &Memory) -> Result<(), GpuError> 
     Ok(())
 }
 
-/// Access is per allocation for VMM and pools: peers that can reach the device get it now, one by
-/// one, and one that does not can still be served by a peer copy.
+/// Grants access to the peers that can reach the device, one by one. Access is per allocation for
+/// VMM and pools. A refused peer can still be served by a peer copy.
 pub(super) fn grant_to_peers(gpu: &CudaGpu, grant: impl Fn(Device) -> Result<(), GpuError>) {
     for peer in
         gpu.shared.gpus().unwrap_or_default().iter().filter(|peer| peer.device != gpu.device)
@@ -156,7 +155,8 @@ pub(super) fn grant_to_peers(gpu: &CudaGpu, grant: impl Fn(Device) -> Result<(),
 
 // ---- chosen addresses -------------------------------------------------------------------------------
 
-/// Reserved addresses; given back when this is dropped. Memory that lies there has one.
+/// Reserved addresses, which are released when this is dropped. Memory that lies there holds a
+/// reference.
 struct Addresses {
     home: Arc<Home>,
     base: DevicePtr,
@@ -174,7 +174,7 @@ impl Drop for Addresses {
     }
 }
 
-/// What lengths and places of memory at chosen addresses are multiples of.
+/// Returns the unit for lengths and offsets of memory at chosen addresses.
 pub(super) fn unit(gpu: &CudaGpu) -> Result<usize, GpuError> {
     let home = gpu.home()?;
     let _current = home.context.enter()?;
@@ -199,7 +199,7 @@ pub(super) fn reserve(gpu: &CudaGpu, len: usize) -> Result<Reservation, GpuError
     Ok(Reservation::new(base, span, Arc::new(own)))
 }
 
-/// Allocates memory of a device at reserved addresses, for it and for others.
+/// Allocates memory of a device at reserved addresses, with access for the device and others.
 pub(super) fn allocate_at(
     gpu: &CudaGpu,
     reservation: &Reservation,
@@ -242,7 +242,7 @@ pub(super) fn allocate_at(
     region(gpu, ptr, len, MemKind::Device(gpu.info().uuid), owner)
 }
 
-/// Where a piece of a reservation of this driver's lies.
+/// Returns the address of a piece of a reservation of this driver's.
 pub(super) fn place_at(
     (reservation, offset): (&Reservation, usize),
     len: usize,
@@ -260,14 +260,14 @@ pub(super) fn place_at(
     reservation.place(offset, len).ok_or_else(|| wrong("are not inside"))
 }
 
-/// Maps all of an allocation at reserved addresses, and has devices given access.
+/// Maps all of an allocation at reserved addresses, and calls `grant` for the access of devices.
 pub(super) fn map_at(
     home: &Arc<Home>,
     handle: AllocationHandle,
     (ptr, span): (DevicePtr, usize),
     grant: impl FnOnce(&Memory) -> Result<(), GpuError>,
 ) -> Result<Memory, GpuError> {
-    // SAFETY: the addresses are reserved; the driver refuses those where something lies already.
+    // SAFETY: the addresses are reserved; the driver refuses those where memory is mapped already.
     unsafe { home.calls().mem_map(ptr, span, 0, handle, 0) }.map_err(|error| match error.code {
         INVALID_VALUE => {
             let hint =
@@ -281,7 +281,7 @@ pub(super) fn map_at(
     Ok(memory)
 }
 
-/// What a device may do with memory at an address.
+/// Returns the rights of a device on memory at an address.
 pub(super) fn rights_at(gpu: &CudaGpu, addr: usize) -> Result<Option<Rights>, GpuError> {
     let (mut flags, location) = (0, Location::device(gpu.device));
     let _relaxed = Relaxed::enter(gpu.shared.calls);
@@ -294,7 +294,7 @@ pub(super) fn rights_at(gpu: &CudaGpu, addr: usize) -> Result<Option<Rights>, Gp
     })
 }
 
-/// The driver's number of a device.
+/// Returns the driver's number of a device.
 fn device_of(gpu: &CudaGpu, uuid: GpuUuid) -> Result<Device, GpuError> {
     const CALL: &str = "cuMemSetAccess";
     let at = gpu.shared.position(uuid).ok_or_else(|| unseen(CALL, uuid))?;

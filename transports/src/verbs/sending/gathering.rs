@@ -42,8 +42,8 @@ impl Sending {
         self.alone(message, completed, bounces)
     }
 
-    /// Puts a message with those that wait for more. What is too long for that, or finds no buffer,
-    /// is sent.
+    /// Adds a message to those that wait for more. It is sent at once if it is too long for that,
+    /// or if there is no buffer.
     pub(in crate::verbs) fn gather(
         &mut self,
         (header, bytes): (Header, MemRef<'_>),
@@ -63,8 +63,8 @@ impl Sending {
             };
             self.sent += 1;
             self.gathered = Some(Gathered { bounce, len: HEADER });
-            // What is listed is found by a poller before it sleeps; but one may sleep since it was
-            // listed, and was sent off by whoever found that.
+            // A poller checks the list before it sleeps. A listed message may have been sent
+            // already, and the poller be asleep since.
             nobody_polls = match self.is_listed {
                 true => signs.gathered.is_asleep(),
                 false => signs.gathered.put(self.connection),
@@ -78,11 +78,11 @@ impl Sending {
         }
     }
 
-    /// Adds a message to those that wait. Whether no other has room.
+    /// Adds a message to those that wait. Returns `true` if no other fits.
     fn append(&mut self, record: &Record, bounces: &Bounces) -> Result<bool, Unsent> {
         let Some(gathered) = &mut self.gathered else { return Err(Unsent::Busy(Busy::Full)) };
         let (bytes, most) = (record.as_bytes(), bounces.room().min(together::MOST));
-        // They wait though they are full: the queue was.
+        // They wait although they are full, because the queue was full.
         if gathered.len + bytes.len() > most {
             return Err(Unsent::Busy(Busy::Full));
         }
@@ -92,7 +92,7 @@ impl Sending {
         Ok(gathered.len + together::LONGEST > most)
     }
 
-    /// Sends off the messages that wait for more.
+    /// Sends the messages that wait for more.
     pub(in crate::verbs) fn send_off(&mut self, bounces: &Bounces) -> Result<(), Unsent> {
         let Some(Gathered { bounce, len }) = self.gathered.take() else { return Ok(()) };
         let count = Header([(len - HEADER) as u64, 0]);
@@ -102,7 +102,7 @@ impl Sending {
                 let mut part = [ibv_sge { addr, length: len, lkey: key }];
                 let mut request = self.request(&mut part, IBV_WR_SEND_WITH_IMM);
                 request.anon_1.imm_data = TOGETHER.to_be();
-                // SAFETY: the bounce is nobody else's until the request is over.
+                // SAFETY: the bounce has no other user until the request completes.
                 unsafe { self.post(&mut request, true) }
             }
             Err(error) => Err(Unsent::Failed(error.to_string())),

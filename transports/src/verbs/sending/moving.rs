@@ -1,4 +1,4 @@
-//! Bytes of buffers, written to a peer's memory and read from there.
+//! Transfers between buffers and a peer's memory.
 
 use super::{RESERVE, Sending, Unsent};
 use crate::contract::{Busy, Chunk, OpToken, RemotePlace};
@@ -9,7 +9,7 @@ use crate::verbs::sys::bindings::{IBV_SEND_INLINE, IBV_WR_RDMA_READ, IBV_WR_RDMA
 use crate::verbs::transfers::{Direction, PIECE, PlaceKey, Registrations, Transfer, Via};
 
 impl Sending {
-    /// Writes a buffer to a peer's memory, or fills it from there. The buffer is taken when that
+    /// Writes a buffer to a peer's memory, or fills it from there. The buffer is taken once that
     /// has begun.
     pub(in crate::verbs) fn transfer(
         &mut self,
@@ -22,8 +22,8 @@ impl Sending {
         if PlaceKey::decode(remote.key).is_some_and(|key| key.rail > 0) {
             return Err(Unsent::Wrong("it has named a key of another NIC's".into()));
         }
-        // Copied sooner than registered. A region is registered already, or will be for the next
-        // time.
+        // A copy is quicker than a registration. A region is registered already, or will be for
+        // the next time.
         let is_small = buffer.len() <= bounces.payload() && buffer.view().place().is_host();
         if is_small && !matches!(buffer, Buffer::Region(_)) {
             let way = (direction, remote.addr, rkey);
@@ -37,11 +37,11 @@ impl Sending {
             return Err(Unsent::Unregistered("it is not in one piece".into()));
         };
         let here = (base, len, registration.memory.lkey());
-        // SAFETY: the buffer lies in the registration, and both are held from here on, if any of it
-        // has begun.
+        // SAFETY: the buffer lies in the registration, and both are held from here on, if any of
+        // it has begun.
         let begun = unsafe { self.move_bytes((direction, remote.addr, rkey), here, behind) }?;
-        // Also if a part was refused: what was posted still reads it. It is given back when the
-        // queue pair is gone.
+        // Also if a part was refused: posted requests still use it. It is released when the queue
+        // pair is gone.
         self.hold(Transfer::new(
             token,
             Via::Registration(registration, direction),
@@ -50,7 +50,7 @@ impl Sending {
         begun
     }
 
-    /// Writes a part of a buffer to a peer's memory; shares the buffer until that is over.
+    /// Writes a part of a buffer to a peer's memory, and shares the buffer until that has ended.
     pub(in crate::verbs) fn put_chunk(
         &mut self,
         remote: RemotePlace,
@@ -74,8 +74,8 @@ impl Sending {
         begun
     }
 
-    /// What a peer's place is called, and where a byte goes that has to be read behind what is
-    /// written there.
+    /// Returns the remote key of a peer's place, and the local place for the read behind the
+    /// write, if one is needed.
     fn named(
         (direction, remote): (Direction, RemotePlace),
         registrations: &Registrations,
@@ -87,7 +87,7 @@ impl Sending {
         Ok((rkey, behind.transpose().map_err(Unsent::Unregistered)?))
     }
 
-    /// Looks whether there is room for the requests that so many bytes take.
+    /// Checks that there is room for the requests that `len` bytes take.
     fn find_room(
         &self,
         len: usize,
@@ -107,11 +107,11 @@ impl Sending {
     }
 
     /// Posts the requests that move bytes between registered memory of this side and a peer's, and
-    /// the read behind them if there is to be one. The outer error: nothing was posted. The inner
-    /// one: something was, and not all.
+    /// the read behind them if needed. The outer error: nothing was posted. The inner one: some
+    /// requests were posted, but not all.
     ///
     /// # Safety
-    /// If anything was posted, the memory and its registration stay until it is over.
+    /// If any request was posted, the memory and its registration stay until it completes.
     unsafe fn move_bytes(
         &mut self,
         (direction, there, rkey): (Direction, u64, u32),
@@ -144,9 +144,9 @@ impl Sending {
         Ok(self.read_behind((there, rkey), behind))
     }
 
-    /// Has a byte read from where bytes were just written, so that the operation is over when they
-    /// have reached the memory, which the NIC's word for their arrival does not say of a GPU's. It
-    /// goes `nowhere`; without one nothing is to be read.
+    /// Reads a byte from where bytes were just written, so that the operation ends when they have
+    /// reached the memory. The write's own completion does not tell that for a GPU's memory. The
+    /// byte goes `nowhere`; `None`: no read is needed.
     fn read_behind(
         &mut self,
         (addr, rkey): (u64, u32),
@@ -157,12 +157,13 @@ impl Sending {
         let mut request = self.request(&mut part, IBV_WR_RDMA_READ);
         request.wr.rdma.remote_addr = addr;
         request.wr.rdma.rkey = rkey;
-        // SAFETY: that place is nobody's, and its registration ends before its memory does.
+        // SAFETY: the content of that place is ignored, and its registration ends before its
+        // memory does.
         let posted = unsafe { self.post_as(&mut request, true, true) };
         posted.map_err(|_| Unsent::Failed("the read behind a write was refused".into()))
     }
 
-    /// The same of a few bytes, which are copied.
+    /// As [`transfer`](Self::transfer), for a few bytes, which are copied.
     fn small_transfer(
         &mut self,
         (direction, addr, rkey): (Direction, u64, u32),
@@ -195,8 +196,8 @@ impl Sending {
         request.wr.rdma.remote_addr = addr;
         request.wr.rdma.rkey = rkey;
         request.send_flags = if goes_inline { IBV_SEND_INLINE } else { 0 };
-        // SAFETY: the call copies what goes inline, which is host memory and borrowed as long; a
-        // bounce is nobody else's until the request is over.
+        // SAFETY: the call copies inline bytes, which are host memory and borrowed during it. A
+        // bounce has no other user until the request completes.
         match unsafe { self.post_as(&mut request, behind.is_none(), behind.is_none()) } {
             Ok(()) => {
                 let read = self.read_behind((addr, rkey), behind);

@@ -14,9 +14,8 @@ use crate::verbs::transfers::{PlaceKey, Transfer, Via};
 const WORD: usize = size_of::<u64>();
 
 impl Sending {
-    /// Changes a word. What it held comes into a bounce buffer of this side's. How many such
-    /// operations and reads may be under way the queue pair knows: beyond that the NIC holds them
-    /// back.
+    /// Changes a word. Its old value arrives in a bounce buffer of this side's. The NIC holds
+    /// operations back beyond the queue pair's limit of atomic operations and reads in flight.
     pub(in crate::verbs) fn atomic(
         &mut self,
         (word, change): (RemotePlace, WordChange),
@@ -28,7 +27,7 @@ impl Sending {
         let PlaceKey { rkey, words, .. } =
             key.ok_or_else(|| Unsent::Wrong("it has named a key that is none".into()))?;
         if !words {
-            // Its NIC would refuse it, and that is the end of the connection.
+            // Its NIC would refuse it, which ends the connection.
             return Err(Unsent::Unregistered("its words have another agent than its NIC".into()));
         }
         if !word.addr.is_multiple_of(WORD as u64) {
@@ -62,7 +61,7 @@ impl Sending {
             swap,
             rkey,
         };
-        // SAFETY: the bounce is nobody else's until the request is over.
+        // SAFETY: the bounce has no other user until the request completes.
         match unsafe { self.post_as(&mut request, true, true) } {
             Ok(()) => {
                 let room = SmallBytes::zeroed(WORD).unwrap_or(SmallBytes::empty());

@@ -1,4 +1,4 @@
-//! What libibverbs refuses, in words, with what to do about it.
+//! Errors of libibverbs, with the remedy.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,43 +16,44 @@ pub struct VerbsError {
     pub port: Option<u8>,
     /// The system's number for the reason (`errno`); 0 when the call gave none.
     pub errno: i32,
-    /// What to look at and what to change; empty when that is not known.
+    /// Advice on what to check and change; empty if unknown.
     pub remedy: Cow<'static, str>,
 }
 
 impl VerbsError {
-    /// An error with the standing remedy for this call and this reason.
+    /// Returns an error with the standing remedy for this call and code.
     #[cold]
     pub fn new(call: &'static str, errno: i32) -> Self {
         Self::because(call, errno, remedy(call, errno))
     }
 
-    /// An error with a remedy of its own.
+    /// Returns an error with a remedy of its own.
     #[cold]
     pub fn because(call: &'static str, errno: i32, remedy: impl Into<Cow<'static, str>>) -> Self {
         Self { call, device: None, port: None, errno, remedy: remedy.into() }
     }
 
-    /// The same, about a device.
+    /// Adds the device.
     #[must_use]
     pub fn of(mut self, device: &str) -> Self {
         self.device = Some(device.into());
         self
     }
 
-    /// The same, about a port.
+    /// Adds the port.
     #[must_use]
     pub fn at_port(mut self, port: u8) -> Self {
         self.port = Some(port);
         self
     }
 
-    /// Whether the call is none of this library's, device's or kernel's: another way may do.
+    /// Returns `true` if the library, device or kernel lacks the call, so that another way may
+    /// work.
     pub fn is_unsupported(&self) -> bool {
         [libc::ENOSYS, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT].contains(&self.errno)
     }
 
-    /// Whether the machine has no RDMA device: nothing is wrong with it.
+    /// Returns `true` if the machine has no RDMA device, which is no fault of it.
     pub fn is_no_device(&self) -> bool {
         self.call == DEVICE_LIST && self.errno == libc::ENODEV
     }
@@ -80,15 +81,15 @@ impl fmt::Display for VerbsError {
     }
 }
 
-/// The call that finds out whether there is anything to use.
+/// The call that lists devices.
 pub(super) const DEVICE_LIST: &str = "ibv_get_device_list";
 
-/// More than the library has open at a time while it lists devices.
+/// Descriptors of the library while it lists devices, at most.
 const DESCRIPTORS: usize = 8;
 
-/// What no machine without RDMA has, whatever it answers with.
+/// Returns the error of a machine without RDMA devices, whatever its library answers.
 pub(super) fn no_device() -> VerbsError {
-    // A device that the library finds no descriptor to look at is one that it does not list.
+    // Without a free descriptor the library skips devices in its list.
     let spare: Result<Vec<_>, _> = (0..DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
     if let Err(error) = spare
         && let Some(errno @ (libc::EMFILE | libc::ENFILE)) = error.raw_os_error()
@@ -103,8 +104,7 @@ pub(super) fn no_device() -> VerbsError {
     )
 }
 
-/// For `Drop`: what cannot be told to anyone is logged. A device that is gone has released
-/// everything.
+/// Logs a failed release in `Drop`. A device that is gone has released everything.
 pub(super) fn released(what: &'static str, outcome: Result<(), VerbsError>) {
     if let Err(error) = outcome
         && error.errno != libc::ENODEV
@@ -114,7 +114,7 @@ pub(super) fn released(what: &'static str, outcome: Result<(), VerbsError>) {
     }
 }
 
-/// What to do about a call that failed for a reason.
+/// Returns the remedy for a failed call with this code.
 fn remedy(call: &str, errno: i32) -> Cow<'static, str> {
     let registers = call.contains("reg_mr") || call.contains("dmabuf");
     let creates =
@@ -180,7 +180,7 @@ fn is_missing(errno: i32) -> bool {
     [libc::ENOSYS, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT].contains(&errno)
 }
 
-/// The limit that RDMA meets first, with what it is now.
+/// Names the limit on locked memory, which RDMA meets first, with its present value.
 fn locked_memory(registers: bool) -> Cow<'static, str> {
     let now = match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
         Some(bytes) => format!("{} KiB", bytes / 1024),

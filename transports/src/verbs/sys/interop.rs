@@ -1,8 +1,8 @@
 //! Objects that a program has from other crates: their pointers are C's, as ours are.
 //!
-//! A program with these features is linked with libibverbs, the very library that
-//! [`Verbs::open`](super::Verbs::open) then finds. `transports/layout` holds their structures
-//! against ours.
+//! A program with these features is linked with libibverbs, and
+//! [`Verbs::open`](super::Verbs::open) finds the same library. `transports/layout` checks their
+//! structures against ours.
 
 #[cfg(feature = "rdma-sys")]
 mod rdma_sys {
@@ -38,8 +38,8 @@ mod rdma_sys {
     }
 }
 
-/// The crate `ibverbs` keeps its pointers to itself (0.9); what is taken is what `ibverbs-sys`
-/// under it has.
+/// The crate `ibverbs` (0.9) keeps its pointers private, so these functions take those of
+/// `ibverbs-sys`.
 #[cfg(feature = "ibverbs")]
 mod ibverbs {
     use crate::verbs::sys::{Context, ProtectionDomain, Verbs};

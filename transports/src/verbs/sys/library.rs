@@ -1,15 +1,15 @@
-//! Opening a library of rdma-core's.
+//! Opening of libraries of rdma-core.
 
 use super::error::VerbsError;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::env;
 use std::ffi::{CStr, c_void};
 
-/// By what the loader, and every device's own library, knows it. Not `libibverbs.so`, which only
-/// who builds has.
+/// Name of the library for the loader, and for every device's own library. `libibverbs.so` is
+/// installed for builds only.
 pub(super) const VERBS: &str = "libibverbs.so.1";
 
-/// What NVIDIA's devices have beside it.
+/// Library of NVIDIA's devices.
 pub(super) const MLX5: &str = "libmlx5.so.1";
 
 /// Opens a library.
@@ -26,21 +26,21 @@ pub(super) fn open(name: &str) -> Result<Library, VerbsError> {
     })
 }
 
-/// A symbol of a library, or of one that the user preloads (`LD_PRELOAD`) to stand in for it: a
-/// program that is linked with the library would be given that one, too. Of several versions it is
-/// the default one, which is what a program would be linked with.
+/// Finds a symbol of a library, or of one that the user preloads (`LD_PRELOAD`) in its place, as a
+/// linked program would. Of several versions it is the default one, with which a program would be
+/// linked.
 pub(super) fn find(library: &Library, symbol: &str) -> Option<*mut c_void> {
     let preloaded = env::var_os("LD_PRELOAD").and_then(|_| find_in(&Library::this(), symbol));
     preloaded.or_else(|| find_in(library, symbol))
 }
 
 fn find_in(library: &Library, symbol: &str) -> Option<*mut c_void> {
-    // SAFETY: only the address is taken; what it is a pointer to is said where it is given a type.
+    // SAFETY: only the address is taken; its type is given by the caller.
     let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) }.ok()?;
     Some(found.as_raw_ptr()).filter(|found| !found.is_null())
 }
 
-/// The file that a library came from, by one of its symbols.
+/// Returns the file that a library came from, by one of its symbols.
 pub(super) fn place(library: &Library, symbol: &str) -> Option<String> {
     let symbol = find(library, symbol)?;
     let mut info = libc::Dl_info {
@@ -75,7 +75,7 @@ mod tests {
         assert!(error.contains("libibverbs1"), "{error}");
     }
 
-    /// Both versions of what once changed are still exported; the older is called with other
+    /// Both versions of changed functions are still exported. The older ones take other
     /// structures.
     #[test]
     #[cfg(target_env = "gnu")]
@@ -86,7 +86,7 @@ mod tests {
         let verbs = std::mem::ManuallyDrop::new(library);
         let found = super::find(&verbs, "ibv_create_qp").expect("every libibverbs has it");
         let version = |version: &std::ffi::CStr| {
-            // SAFETY: opening again what is open gives the same handle; of the symbol only the
+            // SAFETY: opening an open library again gives the same handle; of the symbol only the
             // address is taken.
             unsafe {
                 let handle =

@@ -1,4 +1,4 @@
-//! What the library of NVIDIA's devices adds to libibverbs.
+//! Functions of NVIDIA's library beyond libibverbs.
 
 use super::bindings::{MLX5_IB_UAPI_REG_DMABUF_ACCESS_DATA_DIRECT, ibv_device, ibv_mr, ibv_pd};
 use super::error::VerbsError;
@@ -24,17 +24,17 @@ type RegDmabufMr = unsafe extern "C" fn(
 pub(super) struct Mlx5 {
     is_supported: Option<IsSupported>,
     reg_dmabuf_mr: Option<RegDmabufMr>,
-    /// Never closed: libibverbs has its devices from the same library.
+    /// Never closed: libibverbs uses the same library for its devices.
     _library: Option<ManuallyDrop<Library>>,
 }
 
 impl Mlx5 {
-    /// No such library.
+    /// Returns an empty table.
     pub(super) fn none() -> Self {
         Self::default()
     }
 
-    /// The machine's; one without functions where there is none.
+    /// Opens the machine's library. Without one the table is empty.
     pub(super) fn open() -> Self {
         let Ok(library) = library::open(library::MLX5) else { return Self::none() };
         let is_supported = library::find(&library, "mlx5dv_is_supported").map(|found| {
@@ -48,7 +48,7 @@ impl Mlx5 {
         Self { is_supported, reg_dmabuf_mr, _library: Some(ManuallyDrop::new(library)) }
     }
 
-    /// Whether a device is one of those.
+    /// Returns `true` if a device is one of NVIDIA's.
     ///
     /// # Safety
     /// It is a device of the machine's libibverbs.
@@ -57,8 +57,8 @@ impl Mlx5 {
         self.is_supported.is_some_and(|call| unsafe { call(device) })
     }
 
-    /// Registers memory of a dma-buf that the NIC reaches over a PCIe function of its own, past the
-    /// CPU's.
+    /// Registers memory of a dma-buf, which the NIC then accesses over a PCIe function of its own
+    /// instead of the CPU's.
     ///
     /// # Safety
     /// As `mlx5dv_reg_dmabuf_mr(3)` says.

@@ -1,15 +1,14 @@
-//! libibverbs, opened at run time: a program that has this built in runs on a machine that has no
-//! RDMA.
+//! libibverbs, opened at run time: a program with this module also runs on machines without RDMA.
 //!
 //! | module | one idea |
 //! |---|---|
 //! | [`bindings`] | structures and numbers, made from rdma-core's headers by `cargo xtask bindings` |
 //! | `library` | opening `libibverbs.so.1` and `libmlx5.so.1` |
 //! | `table` | the functions of libibverbs, each of which may be missing: [`Verbs`] |
-//! | `mlx5` | what NVIDIA's devices have beside them |
-//! | [`objects`] | contexts, domains, memory and queues as owned values, which cannot end in the wrong order |
+//! | `mlx5` | functions of NVIDIA's devices |
+//! | [`objects`] | contexts, domains, memory and queues as owned values, with a safe drop order |
 //! | `interop` | objects that a program has from other crates: features `rdma-sys` and `ibverbs` |
-//! | `error` | why a call failed, and what to do about it: [`VerbsError`] |
+//! | `error` | failed calls, and the remedies: [`VerbsError`] |
 
 pub mod bindings;
 mod error;

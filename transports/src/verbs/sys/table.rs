@@ -1,8 +1,9 @@
 //! The functions of libibverbs: one table, each entry of which may be missing.
 //!
-//! Only what is exported stands here. What C has as inline functions (posting, polling, thread
-//! domains) goes through the tables that the device's own driver hangs into its structures:
-//! [`ops`](super::bindings::ibv_context_ops) and [`verbs_context`](super::bindings::verbs_context).
+//! It holds the exported functions. C's inline functions (posting, polling, thread domains) use
+//! the tables that the device's own driver puts into its structures:
+//! [`ops`](super::bindings::ibv_context_ops) and
+//! [`verbs_context`](super::bindings::verbs_context).
 
 use super::bindings::{
     ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr,
@@ -22,7 +23,7 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
 macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*) -> $answer:ty = $symbol:literal;)*) => {
-        /// What a libibverbs exports of what Carrack uses; `None` for what it lacks.
+        /// Functions that Carrack uses of a libibverbs; `None` if it lacks one.
         #[derive(Clone, Copy, Default)]
         pub struct Functions {
             $(
@@ -46,7 +47,7 @@ macro_rules! functions {
                 }
             }
 
-            /// The symbols of those that are missing.
+            /// Returns the symbols of the missing functions.
             pub fn missing(&self) -> Vec<&'static str> {
                 let mut missing = Vec::new();
                 $(if self.$name.is_none() { missing.push($symbol); })*
@@ -59,14 +60,14 @@ macro_rules! functions {
                 #[doc = concat!("Calls `", $symbol, "`.")]
                 ///
                 /// # Errors
-                /// It is missing, or what it answered.
+                /// The function is missing, or has returned an error.
                 ///
                 /// # Safety
                 /// As the manual page of the function says.
                 #[allow(clippy::too_many_arguments, reason = "libibverbs's")]
                 pub unsafe fn $name(&self, $($arg: $type),*) -> Result<<$answer as Answer>::Good, VerbsError> {
                     let Some(call) = self.functions.$name else { return Err(self.lacks($symbol)) };
-                    // A function that fails without saying why is not to be taken at an older word.
+                    // Cleared, since a function may fail without setting `errno`.
                     set_errno(0);
                     // SAFETY: passed on from the caller.
                     unsafe { call($($arg),*) }.good().map_err(|errno| VerbsError::new($symbol, errno))
@@ -130,19 +131,19 @@ functions! {
     port_state_str(state: ibv_port_state) -> *const c_char = "ibv_port_state_str";
 }
 
-/// How a function of libibverbs says whether it has failed.
+/// Return value of a function of libibverbs, which tells success from failure.
 pub trait Answer {
-    /// What it gives when it has not.
+    /// Type of a successful answer.
     type Good;
 
-    /// What it gives, or why it has failed: an `errno`, or 0 when it does not say.
+    /// Returns the answer, or the code of the failure: an `errno`, or 0 if the function set none.
     ///
     /// # Errors
-    /// It has failed.
+    /// The function has failed.
     fn good(self) -> Result<Self::Good, i32>;
 }
 
-/// 0, or the reason itself, or -1 with the reason in `errno`: all three are found.
+/// 0, or the code itself, or -1 with the code in `errno`: all three are recognised.
 impl Answer for c_int {
     type Good = ();
 
@@ -155,7 +156,7 @@ impl Answer for c_int {
     }
 }
 
-/// A count, or the reason with its sign turned.
+/// A count, or the negated code.
 impl Answer for isize {
     type Good = usize;
 
@@ -164,7 +165,7 @@ impl Answer for isize {
     }
 }
 
-/// Null, with the reason in `errno`.
+/// Null, with the code in `errno`.
 impl<T> Answer for *mut T {
     type Good = Self;
 
@@ -200,20 +201,20 @@ cannot_fail!((), u32, u64, bool);
 /// A libibverbs: the machine's, or a simulated one with the same functions.
 pub struct Verbs {
     functions: Functions,
-    /// What reports call it: the library's file.
+    /// Name in reports: the library's file.
     name: Cow<'static, str>,
     /// Never closed: its drivers have threads and exit handlers of their own.
     _library: Option<ManuallyDrop<Library>>,
-    /// Looked for when it is first asked for.
+    /// Opened when first needed.
     mlx5: OnceLock<Mlx5>,
     forks: Once,
 }
 
 impl Verbs {
-    /// The machine's libibverbs. Opened by the first call that finds it, and never closed.
+    /// Opens the machine's libibverbs. The first successful call opens it, and it is never closed.
     ///
     /// # Errors
-    /// There is none: which library was looked for, the loader's words, and the package that has
+    /// There is none. The text names the library, the loader's reason, and the package that has
     /// it.
     pub fn open() -> Result<Arc<Self>, VerbsError> {
         static OPEN: Mutex<Option<Arc<Verbs>>> = Mutex::new(None);
@@ -226,7 +227,7 @@ impl Verbs {
         Ok(verbs)
     }
 
-    /// The libibverbs of this name, as the loader looks for it.
+    /// Opens the libibverbs of this name, as the loader looks for it.
     pub(super) fn open_named(name: &str) -> Result<Arc<Self>, VerbsError> {
         let library = library::open(name)?;
         let functions = Functions::of(&library);
@@ -241,38 +242,38 @@ impl Verbs {
         }))
     }
 
-    /// A libibverbs that is made of these functions: a simulated NIC's. `name` is what reports and
-    /// errors call it.
+    /// Makes a libibverbs of these functions, for a simulated NIC. `name` appears in reports and
+    /// errors.
     ///
     /// # Safety
-    /// The functions do what libibverbs documents of those of their names, from any thread; what
-    /// they return are structures laid out as in [`bindings`](super::bindings), whose own tables of
-    /// functions do so, too; and strings that they return are there for ever.
+    /// The functions do what libibverbs documents for their names, from any thread. They return
+    /// structures laid out as in [`bindings`](super::bindings), whose own tables of functions do
+    /// so, too. Strings that they return are static.
     pub unsafe fn from_parts(functions: Functions, name: &'static str) -> Arc<Self> {
         let mlx5 = OnceLock::from(Mlx5::none());
         Arc::new(Self { functions, name: name.into(), _library: None, mlx5, forks: Once::new() })
     }
 
-    /// The file that it came from, or the name that a simulated one has.
+    /// Returns the file that it came from, or the name of a simulated one.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it has.
+    /// Returns its table of functions.
     pub fn functions(&self) -> &Functions {
         &self.functions
     }
 
-    /// What the library of NVIDIA's devices adds; opened when it is first asked for.
+    /// Returns NVIDIA's library, which is opened when first needed.
     pub(super) fn mlx5(&self) -> &Mlx5 {
         self.mlx5.get_or_init(Mlx5::open)
     }
 
-    /// Has memory that is registered stay this process's after a fork; does its work once. Kernels
-    /// from 5.12 on need nothing done, which libibverbs finds out.
+    /// Keeps registered memory with this process after a fork. Takes effect once. Kernels from
+    /// 5.12 on need no call, which libibverbs finds out.
     pub(super) fn survive_forks(&self) {
         self.forks.call_once(|| {
-            // SAFETY: may be called at any time; it fails where memory is registered already.
+            // SAFETY: may be called at any time; it fails if memory is registered already.
             if let Err(error) = unsafe { self.fork_init() }
                 && !error.is_unsupported()
             {
@@ -281,25 +282,25 @@ impl Verbs {
         });
     }
 
-    /// The name of a status of completions, in libibverbs's words.
+    /// Returns the name of a completion status, in libibverbs's words.
     pub fn status_name(&self, status: ibv_wc_status) -> Cow<'static, str> {
         // SAFETY: takes any number.
         words(unsafe { self.wc_status_str(status) }, "status", status)
     }
 
-    /// The name of an asynchronous event, in libibverbs's words.
+    /// Returns the name of an asynchronous event, in libibverbs's words.
     pub fn event_name(&self, event: ibv_event_type) -> Cow<'static, str> {
         // SAFETY: takes any number.
         words(unsafe { self.event_type_str(event) }, "event", event)
     }
 
-    /// The name of a port's state, in libibverbs's words.
+    /// Returns the name of a port's state, in libibverbs's words.
     pub fn port_state_name(&self, state: ibv_port_state) -> Cow<'static, str> {
         // SAFETY: takes any number.
         words(unsafe { self.port_state_str(state) }, "port state", state)
     }
 
-    /// A call that is not in this table.
+    /// Returns the error for a function that is not in this table.
     #[cold]
     fn lacks(&self, symbol: &'static str) -> VerbsError {
         let remedy = format!("{} has no such function: a newer rdma-core has it", self.name);
@@ -313,23 +314,23 @@ impl fmt::Debug for Verbs {
     }
 }
 
-/// A string of the library's; where it has none, the number.
+/// Returns a string of the library's, or the number if it has none.
 fn words(answer: Result<*const c_char, VerbsError>, what: &str, number: u32) -> Cow<'static, str> {
     let Ok(text) = answer else { return format!("{what} {number}").into() };
-    // SAFETY: libibverbs answers with a constant string, and is never closed; a simulated one has
-    // promised the same.
+    // SAFETY: libibverbs answers with a constant string, and is never closed. A simulated one has
+    // promised static strings.
     let text: &'static CStr = unsafe { CStr::from_ptr(text) };
     text.to_string_lossy()
 }
 
-/// The calling thread's `errno`.
+/// Returns the calling thread's `errno`.
 pub(super) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Sets it.
+/// Sets the calling thread's `errno`.
 pub(super) fn set_errno(to: i32) {
-    // SAFETY: the place of this thread's errno can always be written.
+    // SAFETY: this thread's errno can always be written.
     unsafe { *libc::__errno_location() = to };
 }
 
@@ -338,7 +339,7 @@ mod tests {
     use super::*;
 
     fn nothing() -> Arc<Verbs> {
-        // SAFETY: no function can do wrong that is not there.
+        // SAFETY: no function exists that could break the promise.
         unsafe { Verbs::from_parts(Functions::default(), "an empty table") }
     }
 

@@ -1,4 +1,4 @@
-//! Where the ends of work are found.
+//! Completion queues, and the channels that wake sleepers.
 
 use super::super::bindings::{ibv_comp_channel, ibv_cq, ibv_wc};
 use super::super::error::VerbsError;
@@ -11,30 +11,30 @@ use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A descriptor that can be read when a completion queue has been given something, if that was
-/// asked for.
+/// A descriptor that becomes readable when a completion queue receives a completion, if that was
+/// requested.
 pub struct CompletionChannel {
     raw: Handle<ibv_comp_channel>,
     context: Arc<Context>,
 }
 
 impl CompletionChannel {
-    /// A new one.
+    /// Creates a channel.
     ///
     /// # Errors
     /// There are too many descriptors, or the device does not answer.
     pub fn create(context: &Arc<Context>) -> Result<Arc<Self>, VerbsError> {
         let functions = context.verbs().functions();
         if functions.get_cq_event.is_none() || functions.ack_cq_events.is_none() {
-            // An event that could not be acknowledged would hold up the end of its queue for ever.
+            // An event that is not acknowledged would block the destruction of its queue for ever.
             return Err(context.name_in(VerbsError::new("ibv_create_comp_channel", libc::ENOSYS)));
         }
         // SAFETY: the context is open.
         let raw = unsafe { context.verbs().create_comp_channel(context.as_raw()) };
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
         let channel = Arc::new(Self { raw, context: Arc::clone(context) });
-        // SAFETY: the channel is there, and has its descriptor open.
+        // SAFETY: the channel exists, and its descriptor is open.
         unsafe { make_non_blocking("ibv_create_comp_channel", (*raw.raw()).fd) }
             .map_err(|error| context.name_in(error))?;
         Ok(channel)
@@ -42,13 +42,12 @@ impl CompletionChannel {
 
     /// The descriptor, which does not block.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as the channel is there; that it is a descriptor was seen when it
-        // was made.
+        // SAFETY: open as long as the channel exists; checked to be a descriptor when the channel
+        // was created.
         unsafe { BorrowedFd::borrow_raw((*self.as_raw()).fd) }
     }
 
-    /// Takes out all that is there, so that the descriptor can be waited on again, and says how
-    /// many these were.
+    /// Takes all events, so that the descriptor can be waited on again. Returns their number.
     pub fn take_events(&self) -> usize {
         let (mut queue, mut of) = (ptr::null_mut(), ptr::null_mut());
         let mut taken = 0;
@@ -65,13 +64,13 @@ impl CompletionChannel {
                     return taken;
                 }
             }
-            // SAFETY: an event of a queue that is not destroyed before this is called, once for
-            // each event. It is there: looked at when the channel was made.
+            // SAFETY: an event of a queue that is not destroyed before this call, once for each
+            // event. The function exists: checked when the channel was created.
             let _ = unsafe { verbs.ack_cq_events(queue, 1) };
         }
     }
 
-    /// The library's own structure, which is there as long as this is.
+    /// Returns the library's own structure, which exists as long as this.
     pub fn as_raw(&self) -> *mut ibv_comp_channel {
         self.raw.raw()
     }
@@ -95,7 +94,7 @@ impl fmt::Debug for CompletionChannel {
 /// A queue of completions.
 pub struct CompletionQueue {
     raw: Handle<ibv_cq>,
-    /// Also the lock of those who change it.
+    /// Also the lock for resizing.
     depth: Mutex<u32>,
     channel: Option<Arc<CompletionChannel>>,
     context: Arc<Context>,
@@ -104,7 +103,7 @@ pub struct CompletionQueue {
 /// A completion queue that cannot be polled any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PollFailure {
-    /// What the device's library answered: not 0.
+    /// Answer of the device's library: not 0.
     pub code: i32,
 }
 
@@ -121,8 +120,8 @@ impl fmt::Display for PollFailure {
 }
 
 impl CompletionQueue {
-    /// A queue with room for `depth` completions at least. With a channel, it can wake whoever
-    /// sleeps.
+    /// Creates a queue with room for at least `depth` completions. With a channel, it can wake
+    /// sleeping threads.
     ///
     /// # Errors
     /// That is more than the device has, the channel is of another context, or the device does not
@@ -148,9 +147,9 @@ impl CompletionQueue {
         let raw = unsafe {
             context.verbs().create_cq(context.as_raw(), cqe, ptr::null_mut(), raw_channel, 0)
         };
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
-        // SAFETY: it is there, and nobody else has it yet.
+        // SAFETY: it exists, and has no other user yet.
         let depth = Mutex::new(unsafe { granted(raw) });
         Ok(Arc::new(Self {
             raw,
@@ -160,16 +159,17 @@ impl CompletionQueue {
         }))
     }
 
-    /// How many completions it has room for.
+    /// Returns the number of completions that it has room for.
     pub fn depth(&self) -> u32 {
         *self.depth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for `depth` completions at least, or fewer than before; those that are there
+    /// Resizes it to at least `depth` completions, more or fewer than before. Present completions
     /// stay.
     ///
     /// # Errors
-    /// That is more than the device has, or less than the queue holds; not every device can do it.
+    /// That is more than the device has, or less than the queue holds; or the device cannot
+    /// resize.
     pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
         let lacks_room = || self.context.name_in(VerbsError::new("ibv_resize_cq", libc::EINVAL));
         let cqe = asked(depth).ok_or_else(lacks_room)?;
@@ -182,11 +182,10 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Takes out completions, the oldest first, and gives those that were taken; an empty slice
-    /// where there is none.
+    /// Takes completions, the oldest first, and returns them; an empty slice if there are none.
     ///
-    /// A device writes of a failed completion only number, status and queue pair; what else stands
-    /// in `into` is older.
+    /// Of a failed completion a device writes only number, status and queue pair. The other fields
+    /// of `into` keep old values.
     ///
     /// # Errors
     /// The queue has failed: it overran, or its device is gone.
@@ -196,14 +195,14 @@ impl CompletionQueue {
         // SAFETY: the queue is there, and so is its context.
         let call = unsafe { (*(*self.as_raw()).context).ops.poll_cq };
         let Some(call) = call else { return Err(PollFailure { code: -libc::ENOSYS }) };
-        // SAFETY: the queue is there, and there is room for as many as is said.
+        // SAFETY: the queue exists, and there is room for the stated number.
         let answer = unsafe { call(self.as_raw(), most, into.as_mut_ptr()) };
         let taken = usize::try_from(answer).ok().and_then(|count| into.get(..count));
         taken.ok_or(PollFailure { code: answer })
     }
 
-    /// Has the next completion wake whoever waits for the channel's descriptor. What came before
-    /// this call wakes nobody: poll once more after it.
+    /// Has the next completion wake the threads that wait for the channel's descriptor. Earlier
+    /// completions wake none: poll once more after this call.
     ///
     /// # Errors
     /// The device does not answer.
@@ -219,32 +218,32 @@ impl CompletionQueue {
         answer.map_err(|errno| self.context.name_in(VerbsError::new(CALL, errno)))
     }
 
-    /// The channel that it was made with.
+    /// Returns the channel that it was created with.
     pub fn channel(&self) -> Option<&Arc<CompletionChannel>> {
         self.channel.as_ref()
     }
 
-    /// The context that it is of.
+    /// Returns its context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// The library's own structure, which is there as long as this is.
+    /// Returns the library's own structure, which exists as long as this.
     #[inline]
     pub fn as_raw(&self) -> *mut ibv_cq {
         self.raw.raw()
     }
 }
 
-/// A depth as libibverbs takes it.
+/// Returns a depth in the type that libibverbs takes.
 fn asked(depth: u32) -> Option<c_int> {
     c_int::try_from(depth).ok()
 }
 
-/// What a device has made of what it was asked for: it rounds up.
+/// Returns the depth that the device has granted: it rounds up.
 ///
 /// # Safety
-/// The queue is there, and nobody resizes it.
+/// The queue exists, and is not resized meanwhile.
 unsafe fn granted(queue: Handle<ibv_cq>) -> u32 {
     // SAFETY: the caller's promise.
     u32::try_from(unsafe { (*queue.raw()).cqe }).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! A device that is open.
+//! An open device.
 
 use super::super::bindings::{
     ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr,
@@ -45,17 +45,17 @@ pub struct Context {
     verbs: Arc<Verbs>,
     raw: Handle<ibv_context>,
     name: DeviceName,
-    /// Whether it is the program's: then it is neither closed nor changed here.
+    /// Set if it is the program's: then it is neither closed nor changed here.
     adopted: bool,
     owner: Owner,
 }
 
 impl Context {
-    /// The devices of this machine, in libibverbs's order.
+    /// Lists the devices of this machine, in libibverbs's order.
     ///
     /// # Errors
-    /// There is none, which is `ENODEV` (see [`VerbsError::is_no_device`]), or it cannot be found
-    /// out.
+    /// There is none, which is `ENODEV` (see [`VerbsError::is_no_device`]), or the library cannot
+    /// tell.
     pub fn list(verbs: &Arc<Verbs>) -> Result<Vec<DeviceName>, VerbsError> {
         let devices = Devices::of(verbs)?;
         let names: Vec<_> = devices.iter().map(|(name, _)| name).collect();
@@ -65,7 +65,7 @@ impl Context {
     /// Opens the device of that name.
     ///
     /// # Errors
-    /// There is no such device (those that there are, are named), or it cannot be opened.
+    /// There is no such device (the text lists the present ones), or it cannot be opened.
     pub fn open(verbs: &Arc<Verbs>, name: &str) -> Result<Arc<Self>, VerbsError> {
         let devices = Devices::of(verbs)?;
         let Some((name, device)) = devices.iter().find(|(found, _)| found.as_str() == name) else {
@@ -78,25 +78,25 @@ impl Context {
             return Err(VerbsError::because("ibv_open_device", libc::ENODEV, remedy).of(name));
         };
         verbs.survive_forks();
-        // SAFETY: a device of the list, which is not freed before the end of this function.
+        // SAFETY: a device of the list, which is freed at the end of this function.
         let raw = unsafe { verbs.open_device(device) }.map_err(|error| error.of(name.as_str()))?;
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let raw = unsafe { Handle::new(raw) };
         let owner = Owner::this_process();
         let context = Arc::new(Self { verbs: Arc::clone(verbs), raw, name, adopted: false, owner });
-        // SAFETY: it is open; what it says is the descriptor of its events.
+        // SAFETY: it is open, and the field is the descriptor of its events.
         unsafe { make_non_blocking("ibv_open_device", (*raw.raw()).async_fd) }
             .map_err(|error| context.name_in(error))?;
         Ok(context)
     }
 
-    /// A context that the program has, from another library perhaps. It is not closed with this,
-    /// and its events stay the program's: [`async_event`](Self::async_event) has none. It has to
-    /// acknowledge those that are about what is made here.
+    /// Adopts a context of the program's, maybe from another library. Dropping this does not close
+    /// it. Its events stay the program's: [`async_event`](Self::async_event) returns none. The
+    /// program has to acknowledge events about objects made here.
     ///
     /// # Safety
-    /// libibverbs has opened it, the same that `verbs` stands for, and it is not closed before this
-    /// and all that is made in it are gone.
+    /// The libibverbs that `verbs` stands for has opened it. It is not closed before this and all
+    /// that is made in it are gone.
     pub unsafe fn from_raw(verbs: &Arc<Verbs>, raw: *mut ibv_context) -> Arc<Self> {
         // SAFETY: an open context has a device.
         let name = unsafe { device_name(verbs, (*raw).device) };
@@ -106,27 +106,27 @@ impl Context {
         Arc::new(Self { verbs: Arc::clone(verbs), raw, name, adopted: true, owner })
     }
 
-    /// The device's name.
+    /// Returns the device's name.
     pub fn name(&self) -> &str {
         self.name.as_str()
     }
 
-    /// The library that it was opened with.
+    /// Returns the library that it was opened with.
     pub fn verbs(&self) -> &Arc<Verbs> {
         &self.verbs
     }
 
-    /// The library's own structure, which is open as long as this is there.
+    /// Returns the library's own structure, which is open as long as this exists.
     pub fn as_raw(&self) -> *mut ibv_context {
         self.raw.raw()
     }
 
-    /// Whether the program opened it, and has its events.
+    /// Returns `true` if the program opened it, and has its events.
     pub fn is_adopted(&self) -> bool {
         self.adopted
     }
 
-    /// Where the kernel says more about the device: `/sys/class/infiniband/mlx5_0`. `None` for a
+    /// Returns the kernel's directory of the device: `/sys/class/infiniband/mlx5_0`. `None` for a
     /// simulated one.
     pub fn sysfs(&self) -> Option<PathBuf> {
         // SAFETY: an open context has a device, whose path is a string that ends.
@@ -135,14 +135,14 @@ impl Context {
         Some(PathBuf::from(path)).filter(|path| path.is_dir())
     }
 
-    /// Whether it is a device of NVIDIA's (ConnectX-4 or newer), for which libmlx5 has more to
-    /// offer.
+    /// Returns `true` if it is a device of NVIDIA's (ConnectX-4 or newer), for which libmlx5 has
+    /// further functions.
     pub fn is_mlx5(&self) -> bool {
         // SAFETY: an open context has a device, and a simulated library has no libmlx5 to ask.
         unsafe { self.verbs.mlx5().is_mlx5((*self.as_raw()).device) }
     }
 
-    /// What the device can do, and how much of it.
+    /// Returns the abilities and limits of the device.
     ///
     /// # Errors
     /// The device does not answer.
@@ -154,8 +154,8 @@ impl Context {
         Ok(attr)
     }
 
-    /// The same with what newer libraries say beside it (on-demand paging, atomics over PCIe);
-    /// without them that is zero.
+    /// Returns them with the attributes of newer libraries (on-demand paging, atomics over PCIe).
+    /// An older library leaves those 0.
     ///
     /// # Errors
     /// The device does not answer.
@@ -167,7 +167,8 @@ impl Context {
         };
         let input = ibv_query_device_ex_input::default();
         set_errno(0);
-        // SAFETY: the context is open, and the place for the answer ours, and as long as is said.
+        // SAFETY: the context is open, and the place for the answer is ours and has the stated
+        // length.
         let answer =
             unsafe { call(self.as_raw(), &raw const input, &raw mut attr, size_of_val(&attr)) };
         answer
@@ -176,7 +177,8 @@ impl Context {
             .map(|()| attr)
     }
 
-    /// The state of a port; ports count from 1. What the library is too old to say is zero.
+    /// Returns the state of a port; ports count from 1. Fields that the library is too old for are
+    /// 0.
     ///
     /// # Errors
     /// There is no such port, or the device does not answer.
@@ -186,20 +188,20 @@ impl Context {
         let answer = match unsafe { extended!(self.as_raw(), query_port) } {
             Some(call) => {
                 set_errno(0);
-                // SAFETY: the context is open, and the place for the answer ours, and as long as is
-                // said.
+                // SAFETY: the context is open, and the place for the answer is ours and has the
+                // stated length.
                 let answer =
                     unsafe { call(self.as_raw(), port, &raw mut attr, size_of_val(&attr)) };
                 answer.good().map_err(|errno| VerbsError::new("ibv_query_port", errno))
             }
-            // SAFETY: the exported function writes the beginning of it, as the structure was when
-            // there was no other.
+            // SAFETY: the exported function writes only the beginning of it, the structure's first
+            // version.
             None => unsafe { self.verbs.query_port(self.as_raw(), port, &raw mut attr) },
         };
         answer.map_err(|error| self.name_in(error).at_port(port)).map(|()| attr)
     }
 
-    /// A partition key of a port's table, in the order of this machine's bytes.
+    /// Returns a partition key of a port's table, in the machine's byte order.
     ///
     /// # Errors
     /// There is no such port or entry, or the device does not answer.
@@ -211,13 +213,13 @@ impl Context {
         Ok(u16::from_be(pkey))
     }
 
-    /// The same error, about this device.
+    /// Adds this device to an error.
     #[cold]
     pub(super) fn name_in(&self, error: VerbsError) -> VerbsError {
         error.of(self.name())
     }
 
-    /// Destroys what was made in it; not in a forked child.
+    /// Destroys an object that was made in it; not in a forked child.
     pub(super) fn release(
         &self,
         what: &'static str,
@@ -228,8 +230,7 @@ impl Context {
         }
     }
 
-    /// Refuses what was made in another context: a device's library would take the one's memory for
-    /// the other's.
+    /// Refuses objects of another context: a device's library would confuse the memory of the two.
     pub(super) fn check_same(
         &self,
         other: &Self,
@@ -248,7 +249,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if !self.adopted {
-            // SAFETY: opened here, and all that was made in it held it.
+            // SAFETY: opened here, and all objects made in it held it.
             self.release("context", |verbs| unsafe { verbs.close_device(self.as_raw()) });
         }
     }
@@ -260,7 +261,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// The list of devices, for as long as it is looked at.
+/// The list of devices, while it is in use.
 struct Devices<'a> {
     verbs: &'a Verbs,
     list: *mut *mut ibv_device,
@@ -268,7 +269,7 @@ struct Devices<'a> {
 }
 
 impl<'a> Devices<'a> {
-    /// None at all, and a kernel that knows nothing of RDMA, are one and the same.
+    /// Gets the list. A kernel without RDMA counts as a machine without devices.
     fn of(verbs: &'a Verbs) -> Result<Self, VerbsError> {
         let mut count: c_int = 0;
         // SAFETY: the place for the answer is ours.
@@ -294,8 +295,8 @@ impl<'a> Devices<'a> {
 
 impl Drop for Devices<'_> {
     fn drop(&mut self) {
-        // SAFETY: what was opened keeps its device; the names are copies. A library without the
-        // function keeps its list.
+        // SAFETY: an open context keeps its device, and the names are copies. A library without
+        // the function keeps its list.
         let _ = unsafe { self.verbs.free_device_list(self.list) };
     }
 }
@@ -303,14 +304,14 @@ impl Drop for Devices<'_> {
 /// # Safety
 /// It is a device of a list that is not freed, or of a context that is open.
 unsafe fn device_name(verbs: &Verbs, device: *mut ibv_device) -> DeviceName {
-    // SAFETY: the caller's promise; where there is no function to ask, the structure is.
+    // SAFETY: the caller's promise; without the function, the structure has the name.
     let name = unsafe { verbs.get_device_name(device).unwrap_or((*device).name.as_ptr()) };
     // SAFETY: a string of the device's.
     let name = unsafe { CStr::from_ptr(name) };
     DeviceName(name.to_string_lossy().into())
 }
 
-/// Has reading from a descriptor of libibverbs's come back when there is nothing.
+/// Makes a descriptor of libibverbs's non-blocking.
 ///
 /// # Safety
 /// It is open, if it is a descriptor at all.

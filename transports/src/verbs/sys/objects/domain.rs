@@ -1,4 +1,4 @@
-//! Protection domains: what belongs together.
+//! Protection domains, which group queue pairs and memory.
 
 use super::super::bindings::{ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use super::super::error::VerbsError;
@@ -9,41 +9,41 @@ use super::handle::Handle;
 use std::fmt;
 use std::sync::Arc;
 
-/// A protection domain: queue pairs reach the memory that is registered in the same one.
+/// A protection domain: its queue pairs use the memory that is registered in it.
 pub struct ProtectionDomain {
     raw: Handle<ibv_pd>,
     origin: Origin,
     context: Arc<Context>,
 }
 
-/// Where it comes from.
+/// Origin of a protection domain.
 enum Origin {
     /// Allocated here.
     Ours,
     /// The program's.
     Adopted,
-    /// One of a single thread, around another one.
+    /// A domain for a single thread, around another one.
     OneThread { thread: Handle<ibv_td>, base: Arc<ProtectionDomain> },
 }
 
 impl ProtectionDomain {
-    /// A new one.
+    /// Allocates a protection domain.
     ///
     /// # Errors
     /// The device has no more, or does not answer.
     pub fn alloc(context: &Arc<Context>) -> Result<Arc<Self>, VerbsError> {
         // SAFETY: the context is open.
         let raw = unsafe { context.verbs().alloc_pd(context.as_raw()) };
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
         Ok(Arc::new(Self { raw, origin: Origin::Ours, context: Arc::clone(context) }))
     }
 
-    /// A protection domain that the program has, from another library perhaps. It is not
-    /// deallocated with this.
+    /// Adopts a protection domain of the program's, maybe from another library. Dropping this does
+    /// not deallocate it.
     ///
     /// # Safety
-    /// It is one of this context, and is not deallocated before this and all that is made in it are
+    /// It is of this context, and is not deallocated before this and all that is made in it are
     /// gone.
     pub unsafe fn from_raw(context: &Arc<Context>, raw: *mut ibv_pd) -> Arc<Self> {
         // SAFETY: the caller's promise.
@@ -51,14 +51,14 @@ impl ProtectionDomain {
         Arc::new(Self { raw, origin: Origin::Adopted, context: Arc::clone(context) })
     }
 
-    /// A domain whose queue pairs and shared receive queues are used by one thread at a time, so
-    /// that the device's library takes no locks for them. Posting to one of them is
-    /// [`unsafe`](super::QueuePair::post_send): that is where the promise is made. Memory that is
-    /// registered in either is the same to both.
+    /// Makes a domain whose queue pairs and shared receive queues are used by one thread at a
+    /// time. The device's library then takes no locks for them.
+    /// [`unsafe`](super::QueuePair::post_send), and its caller makes that promise. Memory that is
+    /// registered in either domain is valid in both.
     ///
     /// # Errors
-    /// The library or the device has no such thing ([`VerbsError::is_unsupported`]), or no more of
-    /// them.
+    /// The library or the device has no thread domains ([`VerbsError::is_unsupported`]), or no
+    /// more of them.
     pub fn for_one_thread(self: &Arc<Self>) -> Result<Arc<Self>, VerbsError> {
         let context = &self.context;
         let lacks = |call| context.name_in(VerbsError::new(call, libc::EOPNOTSUPP));
@@ -83,32 +83,32 @@ impl ProtectionDomain {
         // SAFETY: the context is open, and both parts are there.
         let raw =
             unsafe { alloc_parent(context.as_raw(), &raw mut attr) }.good().map_err(|errno| {
-                // SAFETY: made above, and in nothing yet.
+                // SAFETY: made above, and not in use yet.
                 unsafe { dealloc_td(context, thread) };
                 context.name_in(VerbsError::new("ibv_alloc_parent_domain", errno))
             })?;
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let (raw, thread) = unsafe { (Handle::new(raw), Handle::new(thread)) };
         let origin = Origin::OneThread { thread, base: Arc::clone(self.base()) };
         Ok(Arc::new(Self { raw, origin, context: Arc::clone(context) }))
     }
 
-    /// The context that it is of.
+    /// Returns its context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// The library's own structure, which is there as long as this is.
+    /// Returns the library's own structure, which exists as long as this.
     pub fn as_raw(&self) -> *mut ibv_pd {
         self.raw.raw()
     }
 
-    /// Whether what is made in it is for one thread at a time.
+    /// Returns `true` if objects made in it are for one thread at a time.
     pub fn is_for_one_thread(&self) -> bool {
         matches!(self.origin, Origin::OneThread { .. })
     }
 
-    /// The one that memory is registered in: this, or the one that this is around.
+    /// Returns the domain that memory is registered in: this, or the one that this is around.
     pub(super) fn base(self: &Arc<Self>) -> &Arc<Self> {
         if let Origin::OneThread { base, .. } = &self.origin { base } else { self }
     }
@@ -131,11 +131,11 @@ impl Drop for ProtectionDomain {
         if matches!(self.origin, Origin::Adopted) {
             return;
         }
-        // SAFETY: made here, and all that was made in it held it.
+        // SAFETY: made here, and all objects made in it held it.
         self.context
             .release("protection domain", |verbs| unsafe { verbs.dealloc_pd(self.as_raw()) });
         if let Origin::OneThread { thread, .. } = &self.origin {
-            // SAFETY: made here, and the only domain that it was in is gone.
+            // SAFETY: made here, and the only domain that used it is gone.
             unsafe { dealloc_td(&self.context, thread.raw()) };
         }
     }

@@ -1,4 +1,4 @@
-//! What a device tells unasked.
+//! Asynchronous events of a device.
 
 use super::super::bindings::{
     IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL,
@@ -12,31 +12,30 @@ use super::super::error::VerbsError;
 use super::context::Context;
 use std::os::fd::BorrowedFd;
 
-/// Something that happened to a device, a port or a queue. It is acknowledged already: what it is
-/// about may be destroyed.
+/// An event of a device, a port or a queue. It is acknowledged already, so its subject may be
+/// destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AsyncEvent {
-    /// What happened: one of `IBV_EVENT_*`, or a number that is newer than these.
-    /// `Verbs::event_name` has words for it.
+    /// Kind: one of `IBV_EVENT_*`, or a newer number. `Verbs::event_name` has words for it.
     pub kind: ibv_event_type,
-    /// To what.
+    /// Subject of the event.
     pub about: Subject,
 }
 
-/// What an event is about.
+/// Subject of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Subject {
     /// A queue pair, by its number.
     QueuePair {
-        /// As [`QueuePair::number`](super::QueuePair::number) has it.
+        /// Number as of [`QueuePair::number`](super::QueuePair::number).
         number: u32,
     },
-    /// A completion queue, by where the library has it.
+    /// A completion queue, by its address in the library.
     CompletionQueue {
         /// The address of [`CompletionQueue::as_raw`](super::CompletionQueue::as_raw).
         address: usize,
     },
-    /// A shared receive queue, by where the library has it.
+    /// A shared receive queue, by its address in the library.
     SharedReceiveQueue {
         /// The address of [`SharedReceiveQueue::as_raw`](super::SharedReceiveQueue::as_raw).
         address: usize,
@@ -45,26 +44,26 @@ pub enum Subject {
     Port(u8),
     /// The whole device.
     Device,
-    /// Something that this version of Carrack has no word for.
+    /// A subject that this version of Carrack does not know.
     Unknown,
 }
 
 impl Context {
-    /// The descriptor that can be read when something has happened. Of a device that was opened
-    /// here it does not block.
+    /// Returns the descriptor that is readable when there is an event. It does not block if the
+    /// device was opened here.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: an open context has a descriptor for its events: looked at where it was opened,
-        // promised where it was adopted.
+        // SAFETY: an open context has a descriptor for its events: checked when it was opened,
+        // promised when it was adopted.
         unsafe { BorrowedFd::borrow_raw((*self.as_raw()).async_fd) }
     }
 
-    /// What has happened, if anything has; does not wait. `None` also for a context that the
-    /// program opened, whose events are the program's.
+    /// Returns the next event, without waiting. `None` if there is none, and for a context that
+    /// the program opened, whose events are the program's.
     ///
     /// # Errors
     /// The device does not answer.
     pub fn async_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {
-        // What could not be acknowledged would hold up the end of what it is about for ever.
+        // An event that is not acknowledged would block the destruction of its subject for ever.
         if self.is_adopted() || self.verbs().functions().ack_async_event.is_none() {
             return Ok(None);
         }
@@ -75,8 +74,8 @@ impl Context {
             Err(error) if [libc::EAGAIN, libc::EINTR].contains(&error.errno) => return Ok(None),
             Err(error) => return Err(self.name_in(error)),
         }
-        // SAFETY: an event of this context that is not acknowledged: what it is about is not
-        // destroyed before it is.
+        // SAFETY: an event of this context that is not acknowledged: its subject is not destroyed
+        // before that.
         let about = unsafe { subject(&event) };
         // SAFETY: got above, and acknowledged once.
         unsafe { self.verbs().ack_async_event(&raw mut event) }?;
@@ -85,7 +84,7 @@ impl Context {
 }
 
 /// # Safety
-/// libibverbs has given the event, and it is not acknowledged.
+/// libibverbs has returned the event, and it is not acknowledged.
 unsafe fn subject(event: &ibv_async_event) -> Subject {
     match event.event_type {
         IBV_EVENT_QP_FATAL
@@ -96,7 +95,7 @@ unsafe fn subject(event: &ibv_async_event) -> Subject {
         | IBV_EVENT_PATH_MIG
         | IBV_EVENT_PATH_MIG_ERR
         | IBV_EVENT_QP_LAST_WQE_REACHED => {
-            // SAFETY: these are about a queue pair, which is there until the event is acknowledged.
+            // SAFETY: these are about a queue pair, which exists until the event is acknowledged.
             Subject::QueuePair { number: unsafe { (*event.element.qp).qp_num } }
         }
         IBV_EVENT_CQ_ERR => {

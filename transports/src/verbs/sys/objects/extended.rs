@@ -1,15 +1,16 @@
-//! The functions of a context that newer libraries have added.
+//! Functions of a context that newer libraries have added.
 //!
-//! They stand in a structure around the context, which has grown to the front: a library's own
-//! version of it may be shorter than ours, and says how long it is.
+//! They lie in a structure around the context, which grows at its front. A library's own version
+//! of it may be shorter than ours, and its length is a field of it.
 
 use super::super::bindings::{ibv_context, verbs_context};
 use std::mem::offset_of;
 
-/// What `abi_compat` is in a context that has such a structure around it.
+/// Value of `abi_compat` in a context with such a structure around it.
 pub(super) const IS_EXTENDED: usize = usize::MAX;
 
-/// A function of the structure around a context; `None` where the library or the device has none.
+/// Returns a function of the structure around a context; `None` if the library or the device has
+/// none.
 macro_rules! extended {
     ($context:expr, $function:ident) => {
         $crate::verbs::sys::objects::extended::function(
@@ -21,10 +22,10 @@ macro_rules! extended {
 }
 pub(super) use extended;
 
-/// The field at `offset` of the structure around `context`. `_field` only says which type it has.
+/// Returns the field at `offset` of the structure around `context`. `_field` only names its type.
 ///
 /// # Safety
-/// `context` is one that libibverbs has opened, and is open.
+/// libibverbs has opened `context`, and it is still open.
 #[inline]
 pub(super) unsafe fn function<F: Copy>(
     context: *mut ibv_context,
@@ -35,8 +36,8 @@ pub(super) unsafe fn function<F: Copy>(
     if unsafe { (*context).abi_compat }.addr() != IS_EXTENDED {
         return None;
     }
-    // Not by a reference to the whole: what lies before the library's own beginning is not ours to
-    // name.
+    // No reference to the whole structure: memory in front of the library's own version of it is
+    // not part of it.
     let start = context.cast::<u8>().wrapping_sub(offset_of!(verbs_context, context));
     let size = start.wrapping_add(offset_of!(verbs_context, sz)).cast::<usize>();
     // SAFETY: every such structure has its size right in front of the context.
@@ -75,7 +76,7 @@ mod tests {
         made
     }
 
-    /// Which of two functions can be found, the older one first.
+    /// Tells which of two functions are found, the older one first.
     fn found(made: &mut verbs_context) -> [bool; 2] {
         let whole: *mut verbs_context = made;
         // SAFETY: the context lies within a whole structure, whose pointer may reach all of it.

@@ -9,11 +9,11 @@ use super::context::Context;
 use std::fs;
 use std::path::Path;
 
-/// The place of an address in its port's table, by which queue pairs name it.
+/// Index of an address in its port's table, by which queue pairs name it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GidIndex(pub u8);
 
-/// How packets with an address travel.
+/// Kind of an address, which decides the format of packets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum GidKind {
     /// On InfiniBand.
@@ -27,19 +27,19 @@ pub enum GidKind {
 /// An address of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GidEntry {
-    /// Where it stands.
+    /// Index in the table.
     pub index: GidIndex,
     /// The address, in the network's order; one of IPv4 has 10 zeros and two bytes `ff` in front.
     pub gid: [u8; 16],
-    /// How its packets travel.
+    /// Kind of the address.
     pub kind: GidKind,
     /// The kernel's number of the network interface that it belongs to; 0 for none.
     pub ifindex: u32,
 }
 
 impl Context {
-    /// The addresses that a port has; ports count from 1. Empty places of its table are left out,
-    /// and places beyond 255, which no queue pair can name.
+    /// Returns the addresses of a port; ports count from 1. Left out are empty places of its
+    /// table, and places beyond 255, which no queue pair can name.
     ///
     /// # Errors
     /// There is no such port, or the device does not answer.
@@ -58,15 +58,15 @@ impl Context {
         }
     }
 
-    /// The addresses of all ports, by one call.
+    /// Returns the addresses of all ports, by one call.
     fn gid_table(&self) -> Result<Vec<ibv_gid_entry>, VerbsError> {
         let ports = self.device_attr()?.phys_port_cnt;
         let lengths = (1..=ports).map(|port| self.port_attr(port).map(|attr| attr.gid_tbl_len));
         let room: i32 = lengths.sum::<Result<_, _>>()?;
         let mut entries = vec![ibv_gid_entry::default(); usize::try_from(room).unwrap_or_default()];
         let (size, verbs) = (size_of::<ibv_gid_entry>(), self.verbs());
-        // SAFETY: the context is open, and there is room for as many entries as is said, each of
-        // the length that is said.
+        // SAFETY: the context is open, and the room has the stated number of entries, each of the
+        // stated length.
         let count = unsafe {
             verbs.query_gid_table(self.as_raw(), entries.as_mut_ptr(), entries.len(), 0, size)
         };
@@ -74,7 +74,7 @@ impl Context {
         Ok(entries)
     }
 
-    /// The same by older calls, with what the kernel says of each in its files.
+    /// Returns the addresses by older calls, and their kinds from the kernel's files.
     fn gids_one_by_one(
         &self,
         port: u8,
@@ -88,7 +88,7 @@ impl Context {
             // SAFETY: the context is open, and the place for the answer ours.
             unsafe { self.verbs().query_gid(self.as_raw(), port, index.into(), &raw mut gid) }
                 .map_err(|error| self.name_in(error).at_port(port))?;
-            // SAFETY: both members are 16 bytes, any of which is good.
+            // SAFETY: both members are 16 bytes, any of which are valid.
             let gid = unsafe { gid.raw };
             if is_empty(gid) {
                 continue;
@@ -106,16 +106,17 @@ impl Context {
     }
 }
 
-/// An entry in our words.
+/// Converts an entry of the table.
 fn decode(entry: &ibv_gid_entry, ethernet: bool) -> Option<GidEntry> {
-    // SAFETY: both members are 16 bytes, any of which is good.
+    // SAFETY: both members are 16 bytes, any of which are valid.
     let gid = unsafe { entry.gid.raw };
     let index = GidIndex(u8::try_from(entry.gid_index).ok()?);
     let kind = kind_of(entry.gid_type, ethernet);
     (!is_empty(gid)).then_some(GidEntry { index, gid, kind, ifindex: entry.ndev_ifindex })
 }
 
-/// Old kernels say InfiniBand of both, and mean RoCE v1 where the port is of Ethernet.
+/// Returns the kind of an address. Old kernels report InfiniBand also for RoCE v1, on Ethernet
+/// ports.
 fn kind_of(gid_type: ibv_gid_type, ethernet: bool) -> GidKind {
     match gid_type {
         IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
@@ -125,7 +126,7 @@ fn kind_of(gid_type: ibv_gid_type, ethernet: bool) -> GidKind {
     }
 }
 
-/// Nothing stands there, or only the prefix of a port that has no address yet.
+/// Returns `true` if the place is empty, or has only the prefix of a port without an address.
 fn is_empty(gid: [u8; 16]) -> bool {
     gid == [0; 16] || (gid[..8] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0] && gid[8..] == [0; 8])
 }

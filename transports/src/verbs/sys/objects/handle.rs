@@ -13,16 +13,16 @@ impl<T> Clone for Handle<T> {
 
 impl<T> Copy for Handle<T> {}
 
-// SAFETY: by libibverbs's own word, all of its objects may be used by several threads at once, but
-// for those that are made in a thread domain (`ibv_alloc_td(3)`); and none belongs to the thread
-// that made it. That those of a thread domain are posted to by one thread at a time is promised
-// where it is done: posting is `unsafe`.
+// SAFETY: libibverbs documents that several threads may use its objects at once, except those made
+// in a thread domain (`ibv_alloc_td(3)`). No object belongs to the thread that made it. Posting to
+// the objects of a thread domain is `unsafe`, and the caller promises to do it from one thread at
+// a time.
 unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Handle<T> {}
 
 impl<T> Handle<T> {
-    /// What a call has answered, which it has not failed to do.
+    /// Wraps the answer of a successful call.
     ///
     /// # Safety
     /// It is not null.

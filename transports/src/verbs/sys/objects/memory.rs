@@ -14,16 +14,15 @@ use std::ops::BitOr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-/// What may be done with registered memory. A device may always read it for work that is posted
-/// here.
+/// Access rights of registered memory. A device may always read it for work that is posted here.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u32);
 
 impl Access {
     /// Work that is posted here reads it.
     pub const LOCAL_READ: Self = Self(0);
-    /// Receives and the answers of reads and atomics are written to it. Remote writes and atomics
-    /// ask for this, too.
+    /// Receives, and answers of reads and atomics, are written to it. Remote writes and atomics
+    /// require this, too.
     pub const LOCAL_WRITE: Self = Self(IBV_ACCESS_LOCAL_WRITE);
     /// Peers write to it.
     pub const REMOTE_WRITE: Self = Self(IBV_ACCESS_REMOTE_WRITE);
@@ -31,31 +30,30 @@ impl Access {
     pub const REMOTE_READ: Self = Self(IBV_ACCESS_REMOTE_READ);
     /// Peers do atomic operations on it.
     pub const REMOTE_ATOMIC: Self = Self(IBV_ACCESS_REMOTE_ATOMIC);
-    /// It stays pageable: the device faults. Not every device can.
+    /// It stays pageable: the device faults. Not every device supports that.
     pub const ON_DEMAND: Self = Self(IBV_ACCESS_ON_DEMAND);
     /// It lies in huge pages.
     pub const HUGETLB: Self = Self(IBV_ACCESS_HUGETLB);
-    /// Writes to it may become visible in another order than they came, but for the completion,
-    /// which comes after them. Where the kernel or the library does not know this wish, it is not
-    /// fulfilled, without an error.
+    /// Writes to it may become visible out of order, except the completion, which comes after
+    /// them. A kernel or library that does not know this flag ignores it.
     pub const RELAXED_ORDERING: Self = Self(IBV_ACCESS_RELAXED_ORDERING);
 
-    /// All of the bits, as C has them.
+    /// Returns all of the bits, as in C.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// Whether all that `other` allows is allowed.
+    /// Returns `true` if all rights of `other` are contained.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// What has to be granted: without the wishes that may be ignored.
+    /// Returns the mandatory rights, without the flags that may be ignored.
     const fn without_wishes(self) -> Self {
         Self(self.0 & !IB_UVERBS_ACCESS_OPTIONAL_RANGE)
     }
 
-    /// As most functions take it.
+    /// Returns the bits in the type that most functions take.
     const fn as_int(self) -> c_int {
         self.0.cast_signed()
     }
@@ -75,7 +73,7 @@ impl fmt::Debug for Access {
     }
 }
 
-/// Memory that is registered.
+/// Registered memory.
 pub struct MemoryRegion {
     raw: Handle<ibv_mr>,
     addr: usize,
@@ -86,15 +84,15 @@ pub struct MemoryRegion {
 }
 
 impl ProtectionDomain {
-    /// Registers memory at `addr`: of the host, or of a GPU whose driver lets the kernel find it by
-    /// its address (nvidia-peermem).
+    /// Registers memory at `addr`: of the host, or of a GPU whose driver lets the kernel find it
+    /// by its address (nvidia-peermem).
     ///
     /// # Errors
     /// The memory cannot be locked, is not there, or the device has no room for it.
     ///
     /// # Safety
-    /// It stays allocated as long as the registration lives. While work is under way that writes to
-    /// it, or peers may, nobody holds a Rust reference to it.
+    /// It stays allocated as long as the registration lives. There is no Rust reference to it
+    /// while work that writes to it is in flight, or peers may write.
     pub unsafe fn register(
         self: &Arc<Self>,
         addr: *mut u8,
@@ -104,8 +102,8 @@ impl ProtectionDomain {
         let (verbs, pd) = (self.context().verbs(), self.base().as_raw());
         let wishes = access != access.without_wishes();
         let answer = if wishes && verbs.functions().reg_mr_iova2.is_some() {
-            // It drops the wishes that the kernel does not know; the plain call would fail over
-            // them.
+            // It drops the flags that the kernel does not know; the plain call would fail because
+            // of them.
             // SAFETY: the domain is there; of the memory, the caller's promise.
             unsafe { verbs.reg_mr_iova2(pd, addr.cast(), len, addr.addr() as u64, access.bits()) }
         } else {
@@ -115,16 +113,16 @@ impl ProtectionDomain {
         self.registered(answer, addr.addr(), len)
     }
 
-    /// Registers memory of a dma-buf: `len` bytes from `offset` on, which peers and work name by
-    /// addresses from `iova` on. `offset` and `iova` lie at the same place of their pages.
+    /// Registers memory of a dma-buf: `len` bytes from `offset` on. Peers and work name them by
+    /// addresses from `iova` on. `offset` and `iova` have the same position within their pages.
     ///
     /// # Errors
     /// The library, kernel or device cannot register such memory ([`VerbsError::is_unsupported`]),
-    /// or not this.
+    /// or not this piece.
     ///
     /// # Safety
-    /// As [`register`](Self::register), of what the descriptor stands for; the descriptor itself
-    /// may be closed afterwards.
+    /// As [`register`](Self::register), for the descriptor's memory. The descriptor itself may be
+    /// closed afterwards.
     pub unsafe fn register_dmabuf(
         self: &Arc<Self>,
         fd: BorrowedFd<'_>,
@@ -134,11 +132,11 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<MemoryRegion, VerbsError> {
         let (verbs, pd, fd) = (self.context().verbs(), self.base().as_raw(), fd.as_raw_fd());
-        // SAFETY: the domain is there; of the memory, the caller's promise.
+        // SAFETY: the domain exists; the memory is the caller's promise.
         let mut answer = unsafe { verbs.reg_dmabuf_mr(pd, offset, len, iova, fd, access.as_int()) };
         let plain = access.without_wishes();
         if plain != access && answer.as_ref().is_err_and(|error| error.errno == libc::EINVAL) {
-            // There is no call for dma-bufs that drops wishes by itself.
+            // No call for dma-bufs drops the optional flags by itself.
             // SAFETY: as above.
             answer = unsafe { verbs.reg_dmabuf_mr(pd, offset, len, iova, fd, plain.as_int()) };
         }
@@ -146,8 +144,8 @@ impl ProtectionDomain {
         self.registered(answer, usize::try_from(iova).unwrap_or(usize::MAX), len)
     }
 
-    /// The same over a PCIe function of the NIC's own that reaches the memory past the CPU ("data
-    /// direct"): some devices of NVIDIA's have it.
+    /// As [`register_dmabuf`](Self::register_dmabuf), over a PCIe function of the NIC's own that
+    /// reaches the memory past the CPU ("data direct"). Some devices of NVIDIA's have it.
     ///
     /// # Errors
     /// As [`register_dmabuf`](Self::register_dmabuf); most devices have none.
@@ -169,8 +167,8 @@ impl ProtectionDomain {
             return Err(context.name_in(error));
         }
         let (mlx5, pd, fd) = (context.verbs().mlx5(), self.base().as_raw(), fd.as_raw_fd());
-        // SAFETY: the domain is there, and of a device of that library; of the memory, the caller's
-        // promise.
+        // SAFETY: the domain exists, and is of a device of that library; the memory is the
+        // caller's promise.
         let answer =
             unsafe { mlx5.reg_dmabuf_mr_direct(pd, (offset, len), iova, fd, access.as_int()) };
         self.registered(answer, usize::try_from(iova).unwrap_or(usize::MAX), len)
@@ -190,41 +188,41 @@ impl ProtectionDomain {
 }
 
 impl MemoryRegion {
-    /// The key by which work that is posted here names it.
+    /// Returns the key by which work that is posted here names it.
     #[inline]
     pub fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// The key by which peers name it.
+    /// Returns the remote key, by which peers name it.
     #[inline]
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// Where it begins, as work and peers name it.
+    /// Returns its first address, as work and peers name it.
     #[inline]
     pub fn addr(&self) -> usize {
         self.addr
     }
 
-    /// How many bytes it has.
+    /// Returns its length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Returns `true` if its length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The domain that it is registered in.
+    /// Returns the domain that it is registered in.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }
 
-    /// The library's own structure, which is there as long as this is.
+    /// Returns the library's own structure, which exists as long as this.
     pub fn as_raw(&self) -> *mut ibv_mr {
         self.raw.raw()
     }
@@ -232,8 +230,7 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: registered here. Work that is under way in it ends in an error, and touches it no
-        // more.
+        // SAFETY: registered here. Work in flight in it ends in an error, and accesses it no more.
         self.domain
             .context()
             .release("memory region", |verbs| unsafe { verbs.dereg_mr(self.as_raw()) });

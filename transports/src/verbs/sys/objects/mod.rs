@@ -2,11 +2,11 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `handle` | why the library's pointers may go from thread to thread |
+//! | `handle` | the reason why the library's pointers may be sent to other threads |
 //! | `context` | a device that is open, what it can do, and its ports |
-//! | `extended` | what only newer libraries have in their contexts |
+//! | `extended` | functions of a context that only newer libraries have |
 //! | `gids` | the addresses of a port |
-//! | `events` | what a device tells unasked |
+//! | `events` | asynchronous events of a device |
 //! | `domain` | protection domains, of several threads and of one |
 //! | `memory` | registered memory |
 //! | `completion` | completion queues, and the channels that wake sleepers |
@@ -15,12 +15,11 @@
 //!
 //! # Ends
 //!
-//! libibverbs refuses, or worse, to destroy what something else still stands on. Here nothing can
-//! be destroyed too early: whatever is made in another object holds it, by `Arc`, so an object's
-//! end comes when the last that stands on it has ended. Each is destroyed in its `Drop`, before the
-//! fields are, so first the child and then what it held. A refusal there is logged and the object
-//! left to the process's end. In a forked child nothing is destroyed: the device's file is shared
-//! with the parent, and so is all that was made through it.
+//! libibverbs forbids to destroy an object that others depend on. Here that cannot happen: each
+//! object holds the one that it was made in, by `Arc`, so an object ends after all that depend on
+//! it. Each is destroyed in its `Drop`, before the fields are dropped, so the child comes first. A
+//! refusal there is logged, and the object is left to the process's end. In a forked child nothing
+//! is destroyed: the device's file, and all that was made through it, is shared with the parent.
 
 mod completion;
 mod context;

@@ -13,26 +13,25 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-/// What a queue pair is asked to be. It is reliable and connected (`IBV_QPT_RC`): everything
-/// arrives at one peer, once and in order.
+/// Specification of a queue pair. It is reliable and connected (`IBV_QPT_RC`): everything arrives
+/// at one peer, once and in order.
 #[derive(Clone, Debug)]
 pub struct QueuePairSpec<'a> {
-    /// Where the ends of sends, writes, reads and atomics are found.
+    /// Completion queue of sends, writes, reads and atomics.
     pub send_cq: &'a Arc<CompletionQueue>,
-    /// Where the ends of receives are found.
+    /// Completion queue of receives.
     pub recv_cq: &'a Arc<CompletionQueue>,
-    /// Where it takes its receives from; without one it has a queue of its own.
+    /// Shared receive queue; without one it has a queue of its own.
     pub srq: Option<&'a Arc<SharedReceiveQueue>>,
-    /// For how much work its send queue has room, at least.
+    /// Minimum number of work requests of its send queue.
     pub send_depth: u32,
-    /// For how many receives it has room, at least; 0 where `srq` is used.
+    /// Minimum number of receives; 0 if `srq` is used.
     pub recv_depth: u32,
-    /// Of how many pieces a send may be.
+    /// Maximum pieces of a send.
     pub send_sge: u32,
-    /// Of how many pieces a receive may be.
+    /// Maximum pieces of a receive.
     pub recv_sge: u32,
-    /// How many bytes may be sent from within the work itself, so that their memory need not be
-    /// registered nor kept.
+    /// Bytes that may be sent inline, so that their memory is neither registered nor kept.
     pub inline: u32,
 }
 
@@ -48,7 +47,7 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// A new one, in the state `RESET`.
+    /// Creates a queue pair, in the state `RESET`.
     ///
     /// # Errors
     /// That is more than the device grants, its parts are of several contexts, or the device does
@@ -79,7 +78,7 @@ impl QueuePair {
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: the domain and its queues are there, and of one context.
+        // SAFETY: the domain and its queues exist, and are of one context.
         let raw = unsafe { context.verbs().create_qp(domain.as_raw(), &raw mut init) };
         let raw = raw.map_err(|error| context.name_in(error))?;
         // SAFETY: what is not a failure is not null, and has its number, which does not change.
@@ -95,43 +94,43 @@ impl QueuePair {
         }))
     }
 
-    /// By which peers name it, and its completions.
+    /// Returns the number by which peers and completions name it.
     #[inline]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// How many bytes the device lets be sent from within the work.
+    /// Returns the bytes that the device lets be sent inline.
     #[inline]
     pub fn inline(&self) -> usize {
         self.granted.max_inline_data as usize
     }
 
-    /// For how much work its send queue has room.
+    /// Returns the number of work requests of its send queue.
     pub fn send_depth(&self) -> u32 {
         self.granted.max_send_wr
     }
 
-    /// For how many receives it has room, in a queue of its own.
+    /// Returns the number of receives of a queue of its own.
     pub fn recv_depth(&self) -> u32 {
         self.granted.max_recv_wr
     }
 
-    /// Of how many pieces a send may be.
+    /// Returns the maximum number of pieces of a send.
     pub fn send_sge(&self) -> u32 {
         self.granted.max_send_sge
     }
 
-    /// Of how many pieces a receive may be.
+    /// Returns the maximum number of pieces of a receive.
     pub fn recv_sge(&self) -> u32 {
         self.granted.max_recv_sge
     }
 
-    /// Changes what `mask` names (`IBV_QP_*`) to what `attr` says.
+    /// Changes the attributes in `mask` (`IBV_QP_*`) to those of `attr`.
     ///
     /// # Errors
-    /// The step is not one from the state that it is in, an attribute is missing or out of range,
-    /// or the peer's network address is not to be found.
+    /// The transition is not allowed from its present state, an attribute is missing or out of
+    /// range, or the peer's network address is not found.
     pub fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) -> Result<(), VerbsError> {
         let context = self.domain.context();
         // SAFETY: the queue pair is there.
@@ -142,7 +141,7 @@ impl QueuePair {
         })
     }
 
-    /// What the device says of it now; of `mask` (`IBV_QP_*`) at least.
+    /// Returns its present attributes; at least those of `mask` (`IBV_QP_*`).
     ///
     /// # Errors
     /// The device does not answer.
@@ -162,7 +161,7 @@ impl QueuePair {
         Ok(attr)
     }
 
-    /// The state that it is in now (`IBV_QPS_*`).
+    /// Returns its present state (`IBV_QPS_*`).
     ///
     /// # Errors
     /// The device does not answer.
@@ -173,16 +172,16 @@ impl QueuePair {
     /// Posts a list of sends, writes, reads and atomics.
     ///
     /// # Errors
-    /// The queue is full or in no state to send, or an entry is not good; what stands before that
-    /// one is posted.
+    /// The queue is full or in no state to send, or an entry is invalid. Those before that one are
+    /// posted.
     ///
     /// # Safety
-    /// The list is one. Each piece, but for what is sent inline, lies in registered memory of the
-    /// same domain, with its key, and stays there until the work has completed, or the queue pair
-    /// is gone: with work that asks for no completion, until later work of the same queue has
-    /// completed. No Rust reference exists meanwhile to what is written to. Of a domain
-    /// [for one thread](ProtectionDomain::for_one_thread), no other thread posts to this queue pair
-    /// meanwhile; and of any domain, none takes it to the state `RESET`.
+    /// The list is valid. Each piece, except inline ones, lies in registered memory of the same
+    /// domain, with its key. It stays there until the work has completed, or the queue pair is
+    /// gone. Unsignalled work has completed when later work of the same queue has. No Rust
+    /// reference exists meanwhile to memory that is written to. In a domain [for one
+    /// thread](ProtectionDomain::for_one_thread), no other thread posts to this queue pair
+    /// meanwhile. In any domain, no other thread resets it (state `RESET`) meanwhile.
     #[inline]
     pub unsafe fn post_send(
         &self,
@@ -202,12 +201,12 @@ impl QueuePair {
     /// Posts a list of receives to its own queue.
     ///
     /// # Errors
-    /// The queue is full or in no state to receive, or a receive is not good; what stands before
-    /// that one is posted.
+    /// The queue is full or in no state to receive, or a receive is invalid. Those before that one
+    /// are posted.
     ///
     /// # Safety
     /// As [`SharedReceiveQueue::post`], until the receive completes or the queue pair is gone. It
-    /// has no shared queue, and no other thread takes it to the state `RESET` meanwhile.
+    /// has no shared queue, and no other thread resets it (state `RESET`) meanwhile.
     #[inline]
     pub unsafe fn post_recv(
         &self,
@@ -224,17 +223,17 @@ impl QueuePair {
         }
     }
 
-    /// Where the ends of sends are found.
+    /// Returns the completion queue of sends.
     pub fn send_cq(&self) -> &Arc<CompletionQueue> {
         &self.send_cq
     }
 
-    /// Where the ends of receives are found.
+    /// Returns the completion queue of receives.
     pub fn recv_cq(&self) -> &Arc<CompletionQueue> {
         &self.recv_cq
     }
 
-    /// Where it takes its receives from, if not from its own queue.
+    /// Returns its shared receive queue, if it has no queue of its own.
     pub fn srq(&self) -> Option<&Arc<SharedReceiveQueue>> {
         self.srq.as_ref()
     }

@@ -12,25 +12,26 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-/// A list of work of which a part was not taken. What stands before `bad_wr` was, and will
+/// A list of work requests that was taken only in part. Those before `bad_wr` were taken, and will
 /// complete.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PostFailure<W> {
-    /// The system's number for the reason: `ENOMEM` where the queue is full.
+    /// The system's error number: `ENOMEM` if the queue is full.
     pub errno: i32,
-    /// The first that was not taken.
+    /// The first request that was not taken.
     pub bad_wr: *mut W,
 }
 
 impl<W> PostFailure<W> {
-    /// From the answer of a device's library, which is an errno, or -1 with the reason in `errno`.
+    /// Converts the answer of a device's library, which is an errno, or -1 with the code in
+    /// `errno`.
     #[cold]
     pub(super) fn new(answer: c_int, bad_wr: *mut W) -> Self {
         let errno = if answer == -1 { errno() } else { answer.saturating_abs() };
         Self { errno, bad_wr }
     }
 
-    /// The same in words: `call` is C's name of what was called.
+    /// Converts it to an error; `call` is the C name of the function.
     pub fn error(&self, call: &'static str, device: &str) -> VerbsError {
         VerbsError::new(call, self.errno).of(device)
     }
@@ -51,7 +52,7 @@ pub struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// A queue for `max_wr` receives at least, of `max_sge` pieces each.
+    /// Creates a queue for at least `max_wr` receives, of `max_sge` pieces each.
     ///
     /// # Errors
     /// That is more than the device has, or it has none, or does not answer.
@@ -71,7 +72,7 @@ impl SharedReceiveQueue {
         }
         // SAFETY: the domain is there.
         let raw = unsafe { context.verbs().create_srq(domain.as_raw(), &raw mut init) };
-        // SAFETY: what is not a failure is not null.
+        // SAFETY: a successful answer is not null.
         let raw = unsafe { Handle::new(raw.map_err(|error| context.name_in(error))?) };
         Ok(Arc::new(Self {
             raw,
@@ -81,17 +82,17 @@ impl SharedReceiveQueue {
         }))
     }
 
-    /// How many receives it has room for.
+    /// Returns the number of receives that it has room for.
     pub fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// Of how many pieces each may be.
+    /// Returns the maximum number of pieces of a receive.
     pub fn max_sge(&self) -> u32 {
         self.sge
     }
 
-    /// Has the device say so (`IBV_EVENT_SRQ_LIMIT_REACHED`), once, when fewer than `limit`
+    /// Has the device send an event (`IBV_EVENT_SRQ_LIMIT_REACHED`), once, when fewer than `limit`
     /// receives are left.
     ///
     /// # Errors
@@ -108,14 +109,13 @@ impl SharedReceiveQueue {
     /// Posts a list of receives.
     ///
     /// # Errors
-    /// The queue is full, or a receive is not good; what stands before that one is posted.
+    /// The queue is full, or a receive is invalid. Those before that one are posted.
     ///
     /// # Safety
-    /// The list is one, and each piece lies in registered memory of the same domain, with its key.
-    /// That memory stays, and no Rust reference to it exists, until the receive completes or all
-    /// queue pairs of this queue are gone. Of a domain
-    /// [for one thread](ProtectionDomain::for_one_thread), no other thread posts to this queue
-    /// meanwhile.
+    /// The list is valid, and each piece lies in registered memory of the same domain, with its
+    /// key. That memory stays, and no Rust reference to it exists, until the receive completes or
+    /// all queue pairs of this queue are gone. In a domain [for one
+    /// thread](ProtectionDomain::for_one_thread), no other thread posts to this queue meanwhile.
     #[inline]
     pub unsafe fn post(&self, first: *mut ibv_recv_wr) -> Result<(), PostFailure<ibv_recv_wr>> {
         let mut bad = first;
@@ -129,12 +129,12 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// The domain that it is of.
+    /// Returns its domain.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }
 
-    /// The library's own structure, which is there as long as this is.
+    /// Returns the library's own structure, which exists as long as this.
     #[inline]
     pub fn as_raw(&self) -> *mut ibv_srq {
         self.raw.raw()

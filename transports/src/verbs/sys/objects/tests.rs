@@ -155,7 +155,8 @@ fn a_machine_without_devices_is_said_to_have_none_however_libibverbs_says_it() {
     assert!(!Context::list(&verbs).expect_err("nothing to ask").is_no_device());
 }
 
-/// Of the machine's own library, which a machine of CI may or may not have, as it may have devices.
+/// Test of the machine's own library, which a CI machine may or may not have, with or without
+/// devices.
 #[test]
 fn the_machines_own_library_answers_or_says_in_words_what_is_missing() {
     let verbs = match Verbs::open() {
@@ -324,7 +325,7 @@ fn a_list_that_is_taken_in_part_names_the_first_that_was_not() {
 
     let mut second = ibv_send_wr { wr_id: account::REFUSED, ..Default::default() };
     let mut first = ibv_send_wr { wr_id: 1, next: &raw mut second, ..Default::default() };
-    // SAFETY: a list of two without pieces, of which the account takes nothing but numbers.
+    // SAFETY: a list of two without pieces, of which the account reads only numbers.
     let failure = unsafe { pair.post_send(&raw mut first) }.expect_err("the second is refused");
     assert_eq!((failure.errno, failure.bad_wr), (libc::ENOMEM, &raw mut second));
     assert!(
@@ -399,7 +400,7 @@ fn addresses_of_a_port_are_found_by_the_table_and_without_it() {
     v4[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, 1]);
     let expected = GidEntry { index: GidIndex(2), gid: v4, kind: GidKind::RoceV2, ifindex: 7 };
     assert_eq!(by_table, [expected]);
-    // What the kernel's files would tell is not to be had of a simulated device.
+    // A simulated device has no files of the kernel's.
     assert_eq!(one_by_one, [GidEntry { kind: GidKind::RoceV1, ifindex: 0, ..expected }]);
     assert_eq!((IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET), (2, 2));
     let error = open().gids(9).expect_err("there is no such port");

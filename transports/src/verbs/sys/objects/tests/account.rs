@@ -1,6 +1,6 @@
-//! A table of functions that keeps account of what is made, of what stands on what, and of what is
-//! destroyed (simulated: there is no device, and no bytes move). Each thread has an account of its
-//! own, so tests do not see each other.
+//! A table of functions that records objects, their dependencies, and their destruction. It is
+//! simulated: there is no device, and no bytes move. Each thread has an account of its own, so
+//! tests do not see each other.
 //!
 //! It has two devices: `account0` has the extended functions of newer libraries, `account1` has
 //! none.
@@ -19,12 +19,12 @@ use std::sync::Arc;
 /// Work of this number is refused.
 pub(super) const REFUSED: u64 = 666;
 
-/// What has happened on this thread.
+/// Record of one thread.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Account {
     pub(super) made: usize,
     pub(super) destroyed: usize,
-    /// Attempts to destroy what something still stood on, or what was not there.
+    /// Attempts to destroy an object that others depend on, or that does not exist.
     pub(super) refused: usize,
     pub(super) acknowledged: usize,
 }
@@ -32,7 +32,7 @@ pub(super) struct Account {
 #[derive(Default)]
 struct Books {
     account: Account,
-    /// What each object stands on, by address.
+    /// Dependencies of each object, by address.
     stands_on: HashMap<usize, Vec<usize>>,
     devices: Vec<*mut ibv_device>,
     events: HashMap<usize, VecDeque<ibv_async_event>>,
@@ -57,31 +57,31 @@ impl Account {
     }
 }
 
-/// Has a device tell something.
+/// Makes a device send an event.
 pub(super) fn happens(context: *mut ibv_context, what: impl FnOnce(&mut ibv_async_event)) {
     let mut event = ibv_async_event::default();
     what(&mut event);
     books(|books| books.events.entry(context.addr()).or_default().push_back(event));
 }
 
-/// Has a queue wake its channel.
+/// Makes a queue wake its channel.
 pub(super) fn notifies(queue: *mut ibv_cq) {
     // SAFETY: the queue is there, since the test has it.
     let channel = unsafe { (*queue).channel };
     books(|books| books.notified.entry(channel.addr()).or_default().push_back(queue));
 }
 
-/// Has polling a queue fail from now on.
+/// Makes polling a queue fail from now on.
 pub(super) fn fails(queue: *mut ibv_cq) {
     books(|books| books.failing.insert(queue.addr()));
 }
 
-/// Has polling a queue answer with one more than there was room for.
+/// Makes polling a queue return one more than there was room for.
 pub(super) fn boasts(queue: *mut ibv_cq) {
     books(|books| books.boasting.insert(queue.addr()));
 }
 
-/// Which function registered memory last, and with which access.
+/// Function and access of the last registration of memory.
 pub(super) fn last_registration() -> (&'static str, u32) {
     books(|books| books.registration).expect("something was registered")
 }
@@ -142,7 +142,7 @@ fn made<T>(object: T, on: &[usize]) -> *mut T {
     raw
 }
 
-/// Whether it could be taken off the books.
+/// Returns `true` if the object could be removed from the record.
 fn leave(address: usize) -> bool {
     books(|books| {
         let needed = books.stands_on.values().any(|on| on.contains(&address));
@@ -408,7 +408,7 @@ unsafe extern "C" fn create_cq(
     channel: *mut ibv_comp_channel,
     _: c_int,
 ) -> *mut ibv_cq {
-    // SAFETY: of locks of the C library, zeros are good ones, and nobody takes them here.
+    // SAFETY: zeros are valid for locks of the C library, which are not taken here.
     let mut queue: ibv_cq = unsafe { std::mem::zeroed() };
     (queue.context, queue.channel) = (context, channel);
     queue.cqe = cqe.cast_unsigned().next_power_of_two().cast_signed();
