@@ -7,12 +7,12 @@ use super::part::{Part, Sort};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(600);
-/// Those of a GPU are beyond what a core copies in a moment.
+/// Sizes for GPU memory, up to more than a core copies in a moment.
 const GPU_SIZES: &str = "8,4K,64K,1M,16M";
-/// A simulated engine is a thread, and its figures say nothing.
+/// Sizes for simulated GPUs. A simulated engine is a thread, so its figures say nothing.
 const SIMULATED_SIZES: &str = "8,64K";
 
-/// All measurements, each figure of `seconds`, if those are given.
+/// Returns all measurements; `seconds` is the time of each figure.
 pub(super) fn parts(
     kit: &Kit,
     machine: &Machine,

@@ -1,7 +1,7 @@
-//! The test programs: what each is about, on which GPUs it runs, and how long it may take.
+//! Test programs: their names, GPUs and time limits.
 //!
-//! A bundle's are run also if they are not known here, but for those that are no parts. In a built
-//! tree, where programs of many sorts lie side by side, only those that are known.
+//! From a bundle, programs that are not listed here run as well, except [`NO_PARTS`]. From a built
+//! tree, where many other programs lie in the same folder, only listed ones run.
 
 use super::kit::Kit;
 use super::machine::{Gpus, Machine};
@@ -13,21 +13,21 @@ use std::time::Duration;
 struct Suite {
     name: &'static str,
     on: On,
-    /// Whether `--quick` runs it.
+    /// Returns `true` if `--quick` runs it.
     quick: bool,
     minutes: u64,
-    /// The part of it that runs on simulated GPUs beside real ones.
+    /// Filter of the tests that also run on simulated GPUs when real ones are tested.
     beside: Option<&'static str>,
 }
 
-/// Which GPUs a test program runs on.
+/// GPUs that a test program runs on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum On {
-    /// None, or simulated ones that it makes for itself.
+    /// No GPU, or simulated ones that the program makes for itself.
     Nothing,
-    /// Those that are tested, as `TEST_GPU` says; and simulated ones, too.
+    /// The tested GPUs, as `TEST_GPU` says, and simulated ones.
     Any,
-    /// NVIDIA's alone.
+    /// NVIDIA's GPUs only.
     Cuda,
 }
 
@@ -36,7 +36,7 @@ const fn suite(name: &'static str, on: On, quick: bool, minutes: u64) -> Suite {
 }
 
 const SUITES: &[Suite] = &[
-    // Only its tests of GPU memory differ from one sort of GPU to another.
+    // Only the tests of GPU memory differ between real and simulated GPUs.
     Suite { beside: Some("gpu::"), ..suite("conformance", On::Any, true, 15) },
     suite("cuda", On::Cuda, true, 15),
     suite("gpu_ipc", On::Any, true, 10),
@@ -74,10 +74,10 @@ const SUITES: &[Suite] = &[
     suite("huge", On::Nothing, false, 30),
 ];
 
-/// Test programs of the tree that are no parts of a selftest: it runs the examples by itself, one
-/// of its own tests would run it again, the mock library needs a C compiler and its source (three
-/// programs), the table of rules is read in the tree, and a guest is made from it. A bundle leaves
-/// them out; a test of xtask sees to that.
+/// Test programs of the tree that are no parts of a selftest. The selftest runs the examples by
+/// itself, and `cli_selftest` would run the selftest again. Three programs need a C compiler and
+/// the source of the mock library. The table of rules is read in the tree, and a guest is made
+/// from it. A bundle leaves these programs out; a test of xtask checks that.
 const NO_PARTS: &[&str] = &[
     "cli_selftest",
     "cuda_mock",
@@ -88,12 +88,12 @@ const NO_PARTS: &[&str] = &[
     "verbs_guest",
 ];
 
-/// Whether a test program of that name is one of the parts.
+/// Returns `true` if a test program of that name is one of the parts.
 pub(super) fn is_known(name: &str) -> bool {
     SUITES.iter().any(|suite| suite.name == name)
 }
 
-/// All test programs, on all GPUs that they are to run on.
+/// Returns all test programs, each with the GPUs that it runs on.
 pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
     let mut parts: Vec<Part> =
         SUITES.iter().flat_map(|suite| suite.parts(kit, machine, quick)).collect();
@@ -105,7 +105,7 @@ pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
     parts
 }
 
-/// A few names in the life of a process.
+/// Leaks a name. A process leaks a few names at most.
 fn name_for_ever(name: &str) -> &'static str {
     Box::leak(name.to_owned().into_boxed_str())
 }
@@ -142,16 +142,16 @@ impl Suite {
     }
 
     fn part(&self, program: PathBuf, gpus: Option<Gpus>, skip: Option<String>) -> Part {
-        // Tests that say why they skip something say it in their output, which is shown only if it
-        // is asked for.
+        // Tests print their reasons for skipping, and libtest shows that output only with this
+        // option.
         let mut args = vec!["--show-output".to_owned()];
         let mut env = Vec::new();
         if let Some(gpus) = gpus {
             env.push(("TEST_GPU", gpus.setting().to_owned()));
         }
         if gpus == Some(Gpus::Cuda) {
-            // Two processes that share a device take turns of milliseconds: several tests at once
-            // take longer, not shorter.
+            // Processes that share a device take turns of milliseconds, so parallel tests take
+            // longer.
             args.push("--test-threads=1".into());
         }
         if self.on == On::Cuda {
