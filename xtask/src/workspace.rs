@@ -1,4 +1,4 @@
-//! Where things are, as Cargo itself tells it.
+//! Paths of the workspace, from Cargo's metadata.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -63,7 +63,7 @@ impl Workspace {
         cargo(&self.root)
     }
 
-    /// Whether any package of ours has integration tests.
+    /// Returns `true` if a package of the workspace has integration tests.
     pub(crate) fn has_integration_tests(&self) -> bool {
         let ours = self.packages.iter().filter(|package| package.source.is_none());
         ours.flat_map(|package| &package.targets)
