@@ -27,9 +27,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let parts = runtime.allgather(&mine)?;
     let parts = parts.iter().map(|bytes| Rmr::from_bytes(bytes)).collect::<Result<Vec<_>, _>>()?;
 
-    // Every rank fills a share of everybody's part, in pieces, and adds what it has written to the
-    // part's counter. Without a completion object, and not to be left under way, each operation is
-    // over when its call returns.
+    // Every rank fills a share of every rank's part, in pieces, and adds the number of its words
+    // to the part's counter. An atomic operation without a completion object returns when it is
+    // complete; a put does so with `allow_posted(false)`.
     let share = |rank: usize| rank * PART / size..(rank + 1) * PART / size;
     for (owner, rmr) in parts.iter().enumerate() {
         let to = Rank(owner as u32);
