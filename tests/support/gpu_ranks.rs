@@ -16,11 +16,11 @@ use carrack::{Buffer, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchroniz
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a rank waits for anything.
+/// Longest wait of a rank.
 pub const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Whether there are so many devices; else it is said what is skipped. There are two simulated
-/// ones.
+/// Returns `true` if there are `devices` devices, and else prints the skipped test. Simulated
+/// drivers have two.
 pub fn enough_for(what: &str, devices: usize) -> bool {
     let found = if are_real() { Gpus::here().all.len() } else { 2 };
     if found < devices {
@@ -29,7 +29,7 @@ pub fn enough_for(what: &str, devices: usize) -> bool {
     found >= devices
 }
 
-/// Whether faults can be ordered, which real devices do not take.
+/// Returns `true` if faults can be injected, which only simulated devices allow.
 pub fn can_order(what: &str) -> bool {
     if are_real() {
         println!("skipped: {what}: real devices fail as they like");
@@ -86,7 +86,8 @@ impl Gpus {
         Kind::Plain(0).region(self, len)
     }
 
-    /// Whether a region's memory is still there: its address may have become another's.
+    /// Returns `true` if a region's memory still exists. Its address may belong to other memory
+    /// now.
     pub fn has(&self, (addr, id): (usize, carrack::transports::mem::AllocId)) -> bool {
         self.driver.buffer_id(addr).unwrap() == Some(id)
     }
@@ -138,7 +139,7 @@ impl Kind {
         slice.into()
     }
 
-    /// Whether processes map it: the memory of a pool goes with its owner.
+    /// Returns `true` if other processes can map it. Memory of a pool ends with its owner.
     pub fn is_mapped(self) -> bool {
         matches!(self, Self::Plain(_) | Self::Shareable(_))
     }
@@ -202,7 +203,7 @@ pub enum Went {
 }
 
 impl Went {
-    /// What kept it from being mapped.
+    /// Returns the reason why the memory was not mapped.
     pub fn why(&self) -> &str {
         match self {
             Self::Mapped => "",
@@ -258,7 +259,7 @@ fn went(call: impl Fn(Option<Path>) -> Result<Status, PostError>) -> (Went, Buff
     }
 }
 
-/// Waits until a rank has said something. Nobody wakes those who wait for that.
+/// Polls until a rank has said something. No event announces that.
 pub fn heard(role: &Role, runtime: &Runtime, what: &str, by: u32) {
     while !role.has_said(what, by) {
         runtime.progress().unwrap();

@@ -1,4 +1,4 @@
-//! Which GPUs a test works on: simulated ones, or real ones where `TEST_GPU=cuda` says so.
+//! GPUs that a test works on: simulated ones, or real ones with `TEST_GPU=cuda`.
 
 use carrack::Runtime;
 use carrack::settings::GpuChoice;
@@ -7,7 +7,7 @@ use carrack::transports::gpu::fake::{FakeConfig, FakeDriver};
 use carrack::transports::gpu::{Driver, Gpu};
 use std::sync::Arc;
 
-/// Whether the tests are to run on real GPUs.
+/// Returns `true` if the tests run on real GPUs.
 pub fn are_real() -> bool {
     match std::env::var("TEST_GPU").as_deref() {
         Ok("cuda") => true,

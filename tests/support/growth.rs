@@ -1,6 +1,5 @@
-//! What peers cost that say nothing: the bytes that a rank holds in a job of so many, most of which
-//! never speak. For the test and for the benchmark that draws the curve; each of them counts
-//! allocations for itself.
+//! Memory of a rank in bytes, in large jobs whose peers are mostly silent. A test and the
+//! benchmark that draws the curve use this module. Each of them counts its own allocations.
 
 #![allow(unreachable_pub, reason = "two programs have this as a module")]
 

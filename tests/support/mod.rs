@@ -1,5 +1,5 @@
-//! What the suites share: ranks in one process, a watchdog, random bytes, buffers with guards
-//! around them, and completion objects of every sort behind one face.
+//! Tools that the suites share: ranks in one process, a watchdog, random bytes, buffers with
+//! guards around them, and one interface to all kinds of completion objects.
 
 #![allow(
     dead_code,
@@ -31,12 +31,12 @@ use std::io::Write;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// A test that takes longer hangs. Most take less than a second; beside other work on a small
-/// machine some have taken minutes.
+/// Time limit of a test. Most take less than a second; on a small busy machine some have taken
+/// minutes.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// What nothing waits longer for, unless it hangs. `TEST_PATIENCE` multiplies the limit, for
-/// machines that are slow.
+/// Returns the longest time of a wait that does not hang. `TEST_PATIENCE` multiplies it, for slow
+/// machines.
 pub fn patience(limit: Duration) -> Duration {
     let times = std::env::var("TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
     limit * times.unwrap_or(1)
@@ -66,16 +66,16 @@ impl Watchdog {
     }
 }
 
-/// Where a suite runs: what is different from one transport to another.
+/// Environment of a suite: the differences between transports.
 pub trait Job: 'static {
     const NAME: &'static str;
     const TRANSPORT: TransportChoice;
     const PATH: Path;
-    /// Whether the sender can be told `Retry(Lock)`.
+    /// `true` if a sender can get `Retry(Lock)`.
     const TRIES_LOCKS: bool;
-    /// Whether a NIC, or one that is simulated, carries the messages.
+    /// `true` if a NIC, real or simulated, carries the messages.
     const IS_RDMA: bool = false;
-    /// Whether devices have resident copiers.
+    /// `true` if devices have resident copiers.
     const HAS_COPIERS: bool = false;
 
     /// Settings with this transport alone, whatever the environment says.
@@ -83,7 +83,7 @@ pub trait Job: 'static {
         Settings::builder().transports(vec![Self::TRANSPORT]).gpu(GpuChoice::None)
     }
 
-    /// A job of so many ranks in this process.
+    /// Starts a job of `size` ranks in this process.
     fn ranks(size: u32) -> Vec<Runtime> {
         Self::ranks_with(size, Self::settings())
     }
@@ -289,8 +289,8 @@ pub fn until_with_errors(ranks: &[Runtime], mut done: impl FnMut() -> bool) -> V
     errors
 }
 
-/// Whether something becomes true while all ranks make progress for a while: for what must not
-/// happen, and for what a bug would keep from happening.
+/// Returns `true` if `done` becomes true within the time, while all ranks make progress. For
+/// events that must not happen, and for those that a bug would prevent.
 pub fn happens(ranks: &[Runtime], within: Duration, mut done: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !done() {
@@ -305,8 +305,8 @@ pub fn happens(ranks: &[Runtime], within: Duration, mut done: impl FnMut() -> bo
     true
 }
 
-/// Lets NICs do something: what one has on its way nobody sees. A simulated one is waited for,
-/// since its thread may not get to run.
+/// Gives NICs time to work, since their work in flight is invisible. The thread of a simulated NIC
+/// is waited for, since it may not get a CPU.
 pub fn nics_go_on() {
     std::thread::sleep(Duration::from_micros(20));
     go_round();
