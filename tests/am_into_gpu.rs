@@ -17,7 +17,7 @@ use support::{Job, OverLoopback, OverShm, Watchdog};
 
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// What two ranks do: rank 0 sends, into memory of a GPU of rank 1.
+/// Part of two ranks: rank 0 sends, into memory of a GPU of rank 1.
 type Play = fn(&Runtime);
 
 const ROLES: [(&str, Play); 6] = [

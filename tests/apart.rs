@@ -1,9 +1,8 @@
-//! What the conformance suite says of ranks that are in one process, between two that are not: they
-//! cannot look into each other's memory, make progress for each other, or wait for anything but
-//! messages. On one machine, in a guest, and on two nodes, which are two guests.
+//! Claims of the conformance suite, between two ranks of different processes. These cannot look into
+//! each other's memory, make progress for each other, or wait for anything except messages. They run
+//! on one machine, in a guest, and on two nodes, which are two guests.
 //!
-//! Each test is carried out by both ranks, which go through the same cases, told apart by their
-//! numbers.
+//! Both ranks carry out each test. They go through the same cases, told apart by their numbers.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -38,19 +37,19 @@ use support::{
     Job, OverShm, OverSimulatedNic, OverVerbs, Watchdog, patience, posted, rdma_device, rng, until,
 };
 
-/// How long a test may take, and a rank of it before it counts as hanging.
+/// Time limit of a test, and of a rank of it.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const SIZE: u32 = 2;
 
-/// What is between the two.
+/// Transport between the two ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Between {
     Shm,
     SimulatedNic,
     /// RDMA devices of one guest.
     Devices,
-    /// Those of two.
+    /// The real NICs of two nodes.
     Nodes,
 }
 
@@ -83,7 +82,7 @@ apart! {
     8: what_was_sent_before_a_rank_went_arrives_and_what_it_would_have_sent_fails,
 }
 
-/// What a rank does. Without a role, nothing.
+/// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(patience(LIMIT)) else { return };
@@ -129,7 +128,7 @@ fn between(what: Between, (role, number): (&str, u16)) {
     assert!(ended.status.success(), "{}\n{}", ended.status, String::from_utf8_lossy(&ended.stderr));
 }
 
-/// What a completion object was told of operations, in the order in which they were posted.
+/// Returns the statuses of operations in the order in which they were posted.
 fn by_context(sink: &Sink) -> Vec<Status> {
     let mut all = sink.take();
     all.sort_by_key(|status| status.user_context.0);
@@ -144,7 +143,7 @@ struct Me {
     seed: u64,
     notes: Sink,
     note: RemoteComp,
-    /// How many were said, and how many were heard.
+    /// Number of meetings that this rank has announced, and that it has heard of.
     said: AtomicU64,
     heard: AtomicU64,
 }

@@ -10,7 +10,7 @@ mod heat;
 use built::{carrack, examples};
 use std::process::Command;
 
-/// Runs an example on so many ranks. What it printed.
+/// Runs an example on `ranks` ranks, and returns its lines.
 fn run(example: &str, ranks: u32) -> Vec<String> {
     run_with(example, ranks, &[])
 }
@@ -230,7 +230,7 @@ fn messages_lie_on_a_gpu_simulated_where_there_is_none() {
         assert_eq!(right.count() as u32, ranks, "{lines:?}");
     }
 }
-/// How many lines say something.
+/// Returns the number of lines that contain `what`.
 fn saying(lines: &[String], what: &str) -> usize {
     lines.iter().filter(|line| line.contains(what)).count()
 }
@@ -310,7 +310,7 @@ fn a_list_grows_on_gpus_as_others_append_to_it_and_shrinks_again() {
     }
 }
 
-/// Whether a line says which GPUs an example works on, and calls simulated ones simulated.
+/// Returns `true` if a line names the GPUs of an example, and calls simulated ones simulated.
 fn names_gpus(line: &str) -> bool {
     let is_fake = line.contains("Fake");
     line.contains("on ")

@@ -27,8 +27,8 @@ fn shared(me: &Me, len: usize) -> [Shared; 2] {
     })
 }
 
-/// What a rank does to the other one's memory, and what that one looks at meanwhile; then the other
-/// way round.
+/// Has one rank act on the other's memory while the other one watches, and then the other way
+/// round.
 fn in_turn(me: &Me, act: impl Fn(), watch: impl Fn()) {
     for is_active in [me.is_first(), !me.is_first()] {
         if is_active {
@@ -186,7 +186,7 @@ pub(crate) fn refused(me: &Me) {
     }
 }
 
-/// Whether a put came too late; else it was in time.
+/// Returns `true` if a put came too late and was refused, and `false` if it was in time.
 fn is_refusal(me: &Me, error: Option<&OpError>) -> bool {
     assert!(
         error.is_none_or(|error| matches!(error, OpError::Stale(rank) if *rank == me.peer)),

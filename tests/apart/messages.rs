@@ -50,7 +50,7 @@ struct Case {
     from: Kind,
     into: Kind,
     sender: Rank,
-    /// Whether the receive is posted before the message is sent, or when it has come.
+    /// `true` if the receive is posted before the message is sent, `false` if after its arrival.
     expected: bool,
     allow_done: bool,
     allow_retry: bool,
@@ -73,7 +73,7 @@ impl Case {
         pattern(seed ^ self.number, self.size)
     }
 
-    /// What an active message goes to.
+    /// Returns the kind of completion object that an active message goes to.
     fn target(&self) -> Sort {
         self.receiver_comp.unwrap_or(Sort::Handler)
     }

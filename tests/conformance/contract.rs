@@ -506,7 +506,7 @@ fn a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one<J: Job>() {
         serve(&mut there, &links[1], 0, false) + one.join().unwrap()
     });
     assert!(slept > 0, "nobody ever slept");
-    // And with something there already, nobody may sleep.
+    // With an event pending already, no thread may sleep.
     assert_eq!(am(&links[0], 0, &[]), Ok(Submit::Done));
     match there.device.arm() {
         Armed::Ready => {}

@@ -1,5 +1,5 @@
-//! Runtimes and peers that go while operations are under way: each operation ends once, and says
-//! why.
+//! Runtimes and peers that end while operations are in flight. Each operation ends once, and gives
+//! its reason.
 
 use crate::over_each_transport;
 use crate::support::guard::Guarded;
@@ -384,7 +384,8 @@ fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>(
         let status = over.take().pop().expect("it has ended");
         assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
         until(&ones, || one.peer_down(Rank(0)).is_some());
-        // The buffer is the sender's again, and holds something else by now: nobody may get that.
+        // The buffer belongs to the sender again, and has other bytes by now. No receiver may get
+        // those.
         let Buffer::Vec(mut buffer) = status.buffer else { panic!("another buffer") };
         buffer.fill(0xee);
         let (arrived, guarded) = (Sink::keeping(), Guarded::new(100_000, 1));

@@ -285,7 +285,7 @@ fn beyond_the_budget_puts_that_notify_a_full_queue_are_a_retry<J: Job>() {
         ranks.iter().for_each(|rank| _ = rank.progress());
         assert!(begun.elapsed() < patience(LIMIT / 2), "it accepts without end: {posted}");
     }
-    // Messages and puts that notify nobody go on.
+    // Messages go on, and so do puts without a notification.
     let plain = ranks[0].post_put(Rank(1), &[1; 8], &rmr, 8).comp(&over).allow_done(false);
     assert!({ plain }.call().unwrap().is_posted());
     on_each(&ranks, |rank| rank.barrier().unwrap());

@@ -97,8 +97,8 @@ fn a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes<J: Job>(
     let Ground { driver, ranks, devices, .. } = &ground;
     let held = driver.faults().hold_copies();
     ground.send(1, 100);
-    // More of them than there are packets: they do not pile up, and no error is made of that. A
-    // queue pair takes fewer while nobody takes them in.
+    // More of them than there are packets: they do not pile up, and cause no error. A queue pair
+    // takes fewer while the receiver polls none.
     let count = if J::IS_RDMA { 10 } else { 100 };
     for _ in 0..count {
         ground.send(2, 0);

@@ -199,7 +199,7 @@ fn a_group_that_makes_no_sense_is_refused<J: Job>() {
     ));
 }
 
-/// What each rank's error says.
+/// Returns each rank's error.
 fn errors<J: Job>(
     size: u32,
     settings: SettingsBuilder,

@@ -72,7 +72,7 @@ fn word(region: &Region, offset: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Counts a thread off, also when it panics: nobody waits for it then.
+/// Counts a thread off when dropped, also after a panic, so that no other thread waits for it.
 struct Left<'a>(&'a AtomicU64);
 
 impl Drop for Left<'_> {

@@ -158,7 +158,7 @@ impl Waiter {
     }
 }
 
-/// How long the fastest of some wake-ups takes: a lost one costs half a second each time, a slow
+/// Returns the time of the fastest wake-up. A lost one costs half a second each time, a slow
 /// machine only now and then.
 fn fastest(mut one: impl FnMut(u64) -> Duration) -> Duration {
     (0..4).map(&mut one).min().unwrap()

@@ -36,7 +36,7 @@ fn ended(mut transfer: Transfer) -> Result<(), CopyError> {
     }
 }
 
-/// How both ends lie: to what the kernel takes at a time, and to each other.
+/// Alignment of both ends, relative to the kernel's unit and to each other.
 const PLACES: [(usize, usize); 8] =
     [(0, 0), (16, 32), (15, 15), (1, 0), (0, 3), (4, 8), (24, 0), (9, 13)];
 
@@ -85,8 +85,8 @@ fn copies_of_every_length_between_any_places_are_whole_and_touch_nothing_else() 
 /// Pieces of one batch: where they go, where they come from, how long they are.
 type Pieces = Vec<(usize, usize, usize)>;
 
-/// So many, of lengths up to the longest, each end at a multiple of `unit`, in an order of its own
-/// on either side.
+/// Returns `count` pieces with lengths up to `most`. Their ends are multiples of `unit`, in a
+/// different order on either side.
 fn pieces(count: usize, unit: usize, most: usize) -> Pieces {
     let slot = |at: usize| GUARD + at * 2 * most;
     let piece = |at: usize| {
@@ -211,7 +211,7 @@ fn what_is_longer_or_in_host_memory_is_an_engines() {
     assert_eq!(counts(&**gpu).1, before);
 }
 
-/// What is copied over what was copied before stays, whoever copies.
+/// A later copy to the same bytes wins, by kernel or engine.
 #[test]
 fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
     let _watchdog = Watchdog::over("order");
@@ -280,8 +280,8 @@ fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
     }
 }
 
-/// Pieces and faces are an engine's: they come behind what the kernel was given, and the kernel is
-/// given nothing while they are under way.
+/// Engines copy pieces and strided data. These follow the kernel's copies, and the kernel gets no
+/// copies while they are in flight.
 #[test]
 fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
     let _watchdog = Watchdog::over("order of batches");
@@ -347,7 +347,7 @@ fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
     }
 }
 
-/// Many under way at a time, from several threads, more than the page has lines.
+/// More copies in flight at a time, from several threads, than the page has lines.
 #[test]
 fn threads_that_copy_at_the_same_time_get_what_they_copied() {
     let _watchdog = Watchdog::over("threads");
@@ -397,8 +397,8 @@ fn the_kernel_ends_when_there_is_nothing_to_do_and_is_launched_anew() {
     }
 }
 
-/// A kernel that stayed as long as there are copies would hold up for ever whoever waits for the
-/// device.
+/// A kernel that stayed as long as copies come would block a thread that waits for the device for
+/// ever.
 #[test]
 fn memory_is_freed_and_the_device_waited_for_while_copies_never_cease() {
     let _watchdog = Watchdog::over("freed under traffic");

@@ -40,7 +40,7 @@ pub(crate) fn uses(
     ways
 }
 
-/// The other one: whose window is written where it is to be, and nowhere else.
+/// Lends a window to the other rank, and checks that it is written only at the right places.
 pub(crate) fn lends(
     role: &Role,
     runtime: &Runtime,

@@ -32,7 +32,7 @@ fn post(
     }
 }
 
-/// What rank 0 puts to and gets from, if it does.
+/// Returns the memory that rank 0 puts to and gets from, if this way uses any.
 fn told(role: &Role, way: u64) -> Option<Rmr> {
     (way >= 2).then(|| Rmr::from_bytes(&role.told("memory", 1)).unwrap())
 }
@@ -64,7 +64,7 @@ impl OtherEnd {
     }
 }
 
-/// How many bytes of large messages have come or gone, as `pending` tells.
+/// Returns the transferred bytes of large messages, as `pending` tells.
 fn moved(runtime: &Runtime) -> usize {
     let words = |text: &str| text.split(' ').find_map(|word| word.parse::<usize>().ok());
     runtime.pending().operations.iter().filter_map(|one| words(&one.waits_for)).max().unwrap_or(0)
@@ -274,7 +274,7 @@ pub(crate) fn late(role: &Role) {
         let status = done.take().unwrap().remove(0);
         assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(0)))), "{status:?}");
         assert_eq!(status.buffer.len(), LEN, "the buffer comes back");
-        // Nobody writes to it any more.
+        // No peer writes to it any more.
         region.whole().write(&vec![0xee; LEN]).unwrap();
         role.says("late");
     }
@@ -285,8 +285,8 @@ pub(crate) fn late(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// A rank that stops in the midst of a message there and one back has all the blocks, and keeps
-/// nobody else from the GPU.
+/// A rank that stops in the middle of two messages, one each way, holds all the blocks, and blocks
+/// no other rank from the GPU.
 pub(crate) fn silent(role: &Role) {
     let (runtime, _) = with_driver(role, 256 << 20);
     let region = device(&runtime, 2 * LEN);

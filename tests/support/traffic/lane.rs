@@ -58,7 +58,7 @@ struct Peer {
     told: u64,
     told_done: bool,
     busy_slots: [[bool; SLOTS]; 2],
-    /// Gets that are to follow their puts, and were told to be tried again.
+    /// Gets that must follow their puts, and whose post returned a retry.
     due: Vec<(Step, usize)>,
     /// Values of the words there, as the sums of this lane's additions.
     added: [u64; 2],
