@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 fn folder() -> &'static str {
     static FOLDER: OnceLock<String> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        // From 3 on, the mock answers for a process that no other test uses.
+        // From 3 on, the mock serves processes that the test cannot reach into.
         let define = format!("-DCOPIER={}", 3 + std::process::id());
         let library = mock::library("explain-claims", &define);
         let folder = library.parent().unwrap();

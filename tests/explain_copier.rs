@@ -17,7 +17,7 @@ fn driver() -> (&'static str, &'static str) {
 
 const ASKED: (&str, &str) = ("CARRACK_GPU_COPIER", "1");
 
-/// Whether each of so many ranks can have a GPU of its own.
+/// Returns `true` if there are `gpus` GPUs, so that each rank can have its own.
 fn are_there(gpus: usize) -> bool {
     let there = !are_real() || Ground::new().gpus.len() >= gpus;
     if !there {

@@ -1,6 +1,5 @@
-//! What operations on memory of a GPU cost in calls of the driver, counted by the mock library:
-//! with each they take longer by as much as a small message takes (gpu.md, "Measured"), so a call
-//! more is a test that fails.
+//! Driver calls of operations on memory of a GPU, counted by the mock library. Each call takes as
+//! long as a small message (gpu.md, "Measured"), so one more call fails a test.
 
 #[path = "../transports/tests/mock/mod.rs"]
 mod mock;

@@ -43,7 +43,7 @@ fn device(me: u32) -> Arc<dyn Device> {
     let info = transport.devices().unwrap().remove(0);
     let domain =
         transport.open(&info, Identity { me: PeerId(me), ranks: 3, secret: SECRET }).unwrap();
-    // Packets larger than chunks: that a chunk ends where it ends is for nobody else to check.
+    // Packets larger than chunks, so that only the transport itself checks the end of a chunk.
     domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), 16384, 64))).unwrap()
 }
 
@@ -68,7 +68,7 @@ impl Ground {
         ground
     }
 
-    /// What the victim finds, and the honest one's progress.
+    /// Returns the victim's events, and makes progress for the honest peer.
     fn poll(&mut self) -> Vec<Event> {
         self.honest.poll(&mut self.batch, &mut |batch| _ = batch.drain());
         let mut events = Vec::new();
@@ -125,7 +125,7 @@ impl Ground {
         Attacker { channel, producer, slots, segment }
     }
 
-    /// What the victim answers, which may be to hang up.
+    /// Returns the victim's answer, which may be to hang up.
     fn answer(&mut self, channel: &Channel) -> (Option<Message>, Vec<OwnedFd>) {
         let start = Instant::now();
         loop {
@@ -461,7 +461,7 @@ fn a_sender_that_speaks_out_of_turn_is_reported() {
     }
 }
 
-/// What the victim's own links run into.
+/// Receiver that breaks the protocol towards the victim's own links.
 struct FalseReceiver {
     listener: Listener,
     link: Arc<dyn Link>,
@@ -597,8 +597,8 @@ fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
 
 // ---- a whole runtime as the victim -------------------------------------------------------------------
 
-/// A runtime as rank 0, an honest one as rank 2, and in the place of rank 1 somebody who knows the
-/// secret.
+/// Runtimes of rank 0 and of an honest rank 2. An attacker that knows the secret takes the place
+/// of rank 1.
 struct Job3 {
     ranks: [Runtime; 2],
     producer: Producer<SegmentSlots>,

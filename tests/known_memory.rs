@@ -133,7 +133,7 @@ impl Rig {
         self.gpu.allocate(LEN, flavour).unwrap()
     }
 
-    /// A part of memory that somebody else owns, as raw memory.
+    /// Returns a part of another owner's memory, as raw memory.
     fn raw(
         &self,
         owner: &Region,
@@ -250,7 +250,7 @@ fn again(role: &Role) {
                 drop(mr);
             }
             drop(given);
-            // Whoever allocated it has to wait until nobody has it.
+            // The program that allocated it has to wait until no rank uses it.
             while tells && rig.runtime.invalidate_memory(owner.addr(), LEN).is_err() {
                 let _ = rig.runtime.progress().unwrap();
                 std::thread::yield_now();
@@ -366,7 +366,7 @@ fn once(role: &Role) {
     role.meet("over", &rig.runtime, 0..2);
 }
 
-/// What a driver is asked, in a process where nobody else asks and nothing is looked after
+/// Counts the questions to a driver, in a process without other questions and without any progress
 /// meanwhile.
 fn asked(role: &Role) {
     let rig = Rig::in_role(role);
@@ -562,7 +562,7 @@ fn memory_that_is_not_what_it_is_said_to_be_is_refused_by_name() {
     assert_eq!(
         rig.at(pinned.addr(), 1000, MR_HOST).unwrap().kind(),
         MemKind::Host,
-        "nobody was asked"
+        "no driver was asked"
     );
     assert_eq!(rig.at(pinned.addr(), 1000, MR_UNKNOWN).unwrap().kind(), MemKind::Pinned);
     assert_eq!(rig.at(host.addr(), 1000, MR_UNKNOWN).unwrap().kind(), MemKind::Host);
@@ -666,7 +666,7 @@ fn a_registration_of_raw_memory_reaches_what_it_was_made_of() {
 }
 
 impl Rig {
-    /// How long the driver says that an allocation is.
+    /// Returns the length of an allocation, as the driver reports it.
     fn root_len(&self, owner: &Region) -> usize {
         let asked = |driver: &Arc<dyn Driver>| driver.classify(owner.addr()).unwrap();
         self.runtime.gpu_drivers().iter().find_map(asked).unwrap().len

@@ -94,7 +94,7 @@ impl Job {
         run
     }
 
-    /// Starts it and waits until so many lines of its output have come.
+    /// Starts the job and waits until `lines` lines of its output have come.
     fn start(mut self, lines: usize) -> Running {
         let mut child = self.command.spawn().unwrap();
         let mut stdout = child.stdout.take().unwrap();
@@ -259,8 +259,8 @@ fn the_first_rank_that_fails_decides_the_status_and_the_others_are_ended() {
     assert_eq!(run.stderr.lines().count(), 1, "the others' ends are no news: {}", run.stderr);
 }
 
-/// It has ended well, so the launcher ends nobody for it. Before the others look for it, and when
-/// they have waited for some time.
+/// The rank ends with status 0, so the launcher ends no other rank for it. It ends before the
+/// others look for it, or after they have waited for some time.
 #[test]
 fn ranks_that_meet_are_told_of_one_that_never_comes() {
     for when in ["exit 0", "sleep 1; exit 0"] {
@@ -358,7 +358,7 @@ fn a_program_that_only_the_attempt_shows_to_be_broken_is_one_clear_error() {
 
 #[test]
 fn a_program_is_found_beside_the_carrack_command() {
-    // `carrack` is not in PATH, and lies beside itself.
+    // `carrack` is not in PATH, and is found in the folder of the command itself.
     let mut job = job(1, &["--no-tag"], &["carrack", "--help"]);
     job.command.env("PATH", "/nowhere");
     let run = job.run();

@@ -28,7 +28,7 @@ use support::ranks::Role;
 use support::words::{filled, wrong};
 
 const MIB: usize = 1 << 20;
-/// What the driver hands out to others.
+/// Granularity of memory that the driver shares with other processes.
 const BLOCK: usize = 2 * MIB;
 
 #[test]

@@ -35,10 +35,10 @@ use std::time::Duration;
 use support::guests::{is_in_guests, node, told};
 use support::ranks::Role;
 
-/// How long a rank may take before it counts as hanging: the processor is emulated.
+/// Time limit of a rank: the processor is emulated.
 const PATIENCE: Duration = Duration::from_secs(280);
 
-/// What a rank of these tests does. Without a role, nothing.
+/// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(PATIENCE) else { return };

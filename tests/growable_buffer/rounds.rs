@@ -1,4 +1,4 @@
-//! What is given back is given back.
+//! Resources that are given back are free again.
 
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{Gpus, Kind, Went, heard, put, registered, told};

@@ -11,7 +11,7 @@ use std::time::Duration;
 const SIZE: u32 = 3;
 const EACH: u64 = 500;
 
-/// What a rank of these tests does.
+/// Plays the role of a rank of these tests.
 pub(crate) fn rank(role: &Role) {
     match role.name.as_str() {
         "adds" => adds(role),

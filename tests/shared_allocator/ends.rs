@@ -110,7 +110,7 @@ pub(crate) fn anytime(role: &Role) {
     role.meet("over", &runtime, (0..4).filter(|rank| *rank != victim));
 }
 
-/// Whether it is another rank's failure: that one's error says more.
+/// Returns `true` if the error reports another rank's failure, whose own error says more.
 fn is_told(runtime: &Runtime, why: &SharedAllocError) -> bool {
     let others = (0..4).filter(|rank| Rank(*rank) != runtime.rank());
     matches!(why, SharedAllocError::Ended(_))

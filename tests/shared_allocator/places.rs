@@ -1,4 +1,4 @@
-//! Which ranks have memory together, and on whose GPU.
+//! Sets of ranks that share memory, and the GPUs that it lies on.
 
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{Gpus, are_real, can_order, enough_for};

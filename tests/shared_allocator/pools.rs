@@ -1,4 +1,5 @@
-//! Pieces of blocks: no two meet, at any rank, and none is used again before all have let go of it.
+//! Pieces of blocks: no two overlap, at any rank, and none is used again before all ranks have
+//! released it.
 
 use crate::support::gpu_ranks::{Gpus, PATIENCE};
 use crate::support::ranks::{Ranks, Role};
@@ -43,7 +44,7 @@ pub(crate) fn pieces(role: &Role) {
         runtime.barrier().unwrap();
         kept.push_back((shared, turn));
         highest = highest.max(kept.iter().map(|(shared, _)| shared.len()).sum());
-        // As this rank likes: somebody else may have it for long.
+        // Each rank drops pieces at its own pace: another one may keep a piece for long.
         let own = mix(seed ^ turn << 20 ^ u64::from(role.rank) << 50);
         let mut going = own % 3;
         while going > 0 && kept.len() > 3 || kept.len() > 40 {
@@ -94,8 +95,8 @@ pub(crate) fn pool(role: &Role) {
     let mut sorted = places.clone();
     sorted.sort_unstable();
     assert!(sorted.windows(2).all(|pair| pair[1] - pair[0] >= 1024), "{sorted:?}");
-    // More is let go of than one call tells; the next that does not fit asks for all of it before
-    // it takes a new block.
+    // More pieces are released than one call reports. The next allocation that does not fit asks
+    // for the rest before it takes a new block.
     let number = many[0].number();
     if role.rank == 0 {
         many.clear();

@@ -10,7 +10,7 @@ use std::io;
 const REASONS: [i32; 6] =
     [libc::ENOMEM, libc::EIO, libc::EINVAL, libc::EAGAIN, libc::EPERM, libc::EMFILE];
 
-/// What libibverbs calls it.
+/// Returns libibverbs' name of a call.
 fn name(call: Call) -> &'static str {
     match call {
         Call::GetDeviceList => "ibv_get_device_list",

@@ -15,7 +15,7 @@ use std::time::Duration;
 const STEPS: u64 = 200;
 const SIZE: u32 = 3;
 
-/// What a rank of these tests does.
+/// Plays the role of a rank of these tests.
 pub(crate) fn rank(role: &Role) {
     match role.name.as_str() {
         "killed" => killed(role),
@@ -75,7 +75,7 @@ fn a_rank_that_is_stopped_for_a_while_loses_nothing_and_is_not_taken_for_dead() 
     std::thread::sleep(Duration::from_secs(2));
     assert!(
         (0..SIZE).all(|rank| !ranks.has_said("over", rank)),
-        "somebody was done before: it was no test"
+        "a rank was done before: the test proves nothing"
     );
     ranks.signal(Rank(stopped), Signal::CONT);
     ranks.succeed();

@@ -1,4 +1,4 @@
-//! What a user is told who has asked for what is not there: device, port, reason and remedy.
+//! Errors for missing devices and ports: they name device, port, reason and remedy.
 
 use crate::ground::{Side, fabric, identity, nic, options};
 use crate::support::{Job, LIMIT, OverSimulatedNic, Watchdog, built, happens, until_with_errors};
@@ -11,7 +11,7 @@ use carrack::{Rank, Runtime, StartError, Tag};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the start of a rank says with these settings, over the process's own simulated NIC.
+/// Returns the error of a rank's start with these settings, over the process's own simulated NIC.
 fn refused(settings: SettingsBuilder) -> String {
     let bootstrap = InProcess::job(1).unwrap().remove(0);
     let started =
@@ -85,7 +85,7 @@ fn pair(nics: [&Arc<SimulatedNic>; 2], packet_sizes: [usize; 2]) -> Vec<Runtime>
     InProcess::job(2).unwrap().into_iter().enumerate().map(start).collect()
 }
 
-/// What a send from rank 0 to rank 1 comes to.
+/// Returns the error of a send from rank 0 to rank 1.
 fn send_fails(ranks: &[Runtime]) -> String {
     let over = crate::support::sink::Sink::keeping();
     let sent =

@@ -11,7 +11,7 @@ use carrack::transports::verbs::simulated::Visibility;
 
 const LEN: usize = 100_003;
 
-/// What brings bytes onto a GPU.
+/// Operation that brings bytes onto a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     Message,
@@ -35,8 +35,8 @@ fn ground(gpus_say: RemoteWrites) -> Ground {
     ground
 }
 
-/// Whether the bytes are there when that is told, on whose GPU they were to be, and whether that
-/// was flushed.
+/// Transfers bytes to a GPU. Returns two flags: the bytes are there at the end, and their GPU was
+/// flushed.
 fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
     let ranks = &ground.ranks;
     let len = if way == Way::SmallPut { 5 } else { LEN };

@@ -1,4 +1,4 @@
-//! What is said at the TCP port: by those who know the secret, and by those who do not.
+//! Attacks at the TCP port, with and without the secret.
 
 use crate::attacker::{Attacker, ME, PATIENCE, SECRET, answer, door, knock};
 use crate::ground::{Ground, Heard, Side, fabric_of, identity, nic, options};
@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 
-/// Somebody says hello, and is turned away with a reason. What that is.
+/// Says hello as a pending connection that is refused, and returns the reason.
 #[track_caller]
 fn turned_away(ground: &mut Ground, hello: impl FnOnce(&Attacker, &[u8; 16]) -> Message) -> String {
     let (mut attacker, asked) = Attacker::at_the_door(ground);

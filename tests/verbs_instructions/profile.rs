@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Why nothing can be counted here, if so: `test` is this program's name for Cargo.
+/// Returns the reason why this build or machine cannot count. `test` is this program's name for
+/// Cargo.
 pub(crate) fn why_not(test: &str) -> Option<String> {
     if cfg!(debug_assertions) || profile_of_this_build() == "optimised" {
         return Some(format!(

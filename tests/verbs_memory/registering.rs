@@ -8,8 +8,8 @@ use carrack::transports::verbs::Options;
 use carrack::transports::verbs::simulated::{Config, Limits};
 use carrack::{AtomicAgent, Rank, Rmr, Runtime, Tag};
 
-/// What a rank's own queues and packets take up is well below, what these tests register of the
-/// user's above.
+/// Limit of locked memory: well above the queues and packets of a rank, and below the user memory
+/// that these tests register.
 const LOCKED: u64 = 12 << 20;
 const LONG: usize = 16 << 20;
 
