@@ -7,7 +7,7 @@
 //! | `allowed` | allowed outcomes × operation × completion × room, in all combinations |
 //! | `large` | messages too long for one piece |
 //! | `memory` | puts, gets, atomic operations, flushes |
-//! | `pieces`, `pieces_refused`, `pieces_ordeals`, `pieces_endings` | batches and strided puts and gets: arrival, refusal, waits, failures |
+//! | `pieces`, `pieces_*` | batches and strided puts and gets: arrival, refusal, waits, failures |
 //! | `nic_words` | atomic operations on words whose agent is a NIC |
 //! | `awaiting` | operations as futures, the progress thread, what is pending |
 //! | `buffers` | lists, packets filled in place, bytes on loan |

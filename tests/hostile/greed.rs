@@ -24,7 +24,7 @@ const MOST: u64 = 128;
 
 const ATTACKER: Rank = Rank(1);
 
-/// Bound of the operations that wait for a silent rank, with some more for its threads.
+/// Offers that a rank with default settings keeps at most, with some more for its threads.
 const OFFERS: u64 = (128 << 10) + 4096;
 
 fn words<const N: usize>(words: [u64; N]) -> Vec<u8> {
