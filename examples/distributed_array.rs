@@ -1,5 +1,5 @@
-//! An array spread over all ranks: everybody puts its share of each part, adds to counters of the
-//! others, and gets the whole back to check it.
+//! An array spread over all ranks. Every rank puts its share of each part, adds to the counters of
+//! the others, and gets the whole array back to check it.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     runtime.barrier()?;
 
-    // Now all of it is there, for everybody.
+    // Behind the barrier the array is complete, for all ranks.
     for (owner, rmr) in parts.iter().enumerate() {
         let whole = runtime.post_get(Rank(owner as u32), vec![0; 8 * (1 + PART)], rmr, 0).call()?;
         let Outcome::Done(status) = whole else {

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::start()?;
     let (me, size) = (runtime.rank(), runtime.size());
 
-    // The handler runs on whichever thread makes progress: here, on this one, while it waits.
+    // The handler runs on the thread that makes progress: here, on this one, while it waits.
     let greeted = Counter::new();
     let count = greeted.as_completion().clone();
     let greet = Handler::new(move |status| {

@@ -1,6 +1,6 @@
-//! Claims of the conformance suite, between two ranks of different processes. These cannot look into
-//! each other's memory, make progress for each other, or wait for anything except messages. They run
-//! on one machine, in a guest, and on two nodes, which are two guests.
+//! Claims of the conformance suite, between two ranks of different processes. These cannot look
+//! into each other's memory, make progress for each other, or wait for anything except messages.
+//! They run on one machine, in a guest, and on two nodes, which are two guests.
 //!
 //! Both ranks carry out each test. They go through the same cases, told apart by their numbers.
 //!
@@ -114,7 +114,7 @@ fn between(what: Between, (role, number): (&str, u16)) {
         _ => {}
     }
     let _watchdog = Watchdog::patient(role, patience(LIMIT) + Duration::from_secs(20));
-    // The ranks of two machines have to be told the same, and no machine can tell the other's.
+    // The ranks of two machines need the same seed, and neither can tell it to the other.
     let seed = if what == Between::Nodes { 11 } else { rng().next_u64() };
     let words = [seed, what as u64];
     if what != Between::Nodes {

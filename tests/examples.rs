@@ -132,7 +132,7 @@ fn a_field_with_a_wrong_cell_one_that_is_no_number_or_one_too_few_is_far_from_wh
         assert!(heat::distance(&found, &wanted) >= least, "{wrong}");
     }
     assert_eq!(heat::distance(&wanted[1..], &wanted), f64::INFINITY);
-    // A part is that part of the whole, whatever it is cut at.
+    // A part equals the same part of the whole, at any boundaries.
     let whole = heat::alone([0..60, 0..80], [60, 80], 25);
     let part: Vec<f64> = (10..30).flat_map(|row| whole[row * 80..row * 80 + 40].to_vec()).collect();
     assert!(

@@ -58,7 +58,7 @@ fn memory(gpu: &Arc<dyn Gpu>, kind: usize, bytes: &[u8]) -> Buffer {
     slice.into()
 }
 
-/// Holds a stream up until it is let go.
+/// Holds a stream up until it is released.
 struct Brake {
     counter: StreamCounter,
     turns: std::cell::Cell<u64>,

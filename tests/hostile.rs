@@ -387,7 +387,8 @@ fn a_ring_full_of_random_bytes_hurts_nobody_but_its_sender() {
     for round in 0..150 {
         let attacker = ground.enter();
         scribble(&attacker, &mut rng, round % 2 == 0);
-        // Whatever of it can be a message is one; the rest is reported, or is no record at all.
+        // Records that can be messages are messages. The others are reported, or are no records at
+        // all.
         let mut down = false;
         for _ in 0..300 {
             for event in ground.poll() {

@@ -218,8 +218,8 @@ fn bytes_of(status: &Status) -> Vec<u8> {
 // ---- roles -------------------------------------------------------------------------------------------
 
 /// Rank 0 allocates, sends from raw memory, has it read and written as remote memory now and then,
-/// and frees it; the next is at the same address. With simulated GPUs it is so each time, or
-/// nearly; a real driver does as it likes, and the test says how often it was.
+/// and frees it. The next allocation has the same address: nearly always on simulated GPUs. Real
+/// drivers do so unpredictably, and the test prints how often.
 fn again(role: &Role) {
     let (rounds, tells) = (role.words[0], role.words[1] == 1);
     let rig = Rig::in_role(role);
@@ -530,7 +530,7 @@ fn withdrawn(role: &Role) {
     drop((mr, host));
     let error = invalidate(owner.addr(), LEN).unwrap_err();
     assert_eq!((error.registrations, error.regions), (0, 1), "the region is there: {error}");
-    // Withdrawn is withdrawn, also from those who would fetch messages from it.
+    // Withdrawn memory is gone for all peers, also for those that would fetch messages from it.
     rig.runtime
         .wait_for(PATIENCE, || invalidate(owner.addr(), LEN).unwrap_err().processes.is_empty())
         .expect("what was told of messages is withdrawn, though the region is there");

@@ -224,8 +224,8 @@ fn without_tags_lines_come_as_they_are() {
     assert_eq!((run.code(), run.stdout_lines()), (0, BTreeSet::from(["rank 0", "rank 1"])));
 }
 
-/// CUDA's library starts a thread in whatever process uses it, the launcher of `carrack perf`
-/// included: the kernel may give that one the signal that a child has ended.
+/// CUDA's library starts a thread in any process that uses it, the launcher of `carrack perf`
+/// included. The kernel may give that thread the signal that a child has ended.
 #[test]
 fn a_job_ends_also_where_a_library_has_a_thread_in_the_launcher() {
     if Command::new("cc").arg("--version").output().is_err() {
@@ -270,8 +270,8 @@ fn ranks_that_meet_are_told_of_one_that_never_comes() {
         );
         let run = script(3, &[], &explain).run();
         assert_eq!(run.code(), 1);
-        // Whichever says it first: then the others are ended. Who has heard it from another names
-        // the rank.
+        // The first rank that reports it has the others ended. A rank that has heard it from
+        // another names the missing rank.
         let told = |line: &str| line.contains("] carrack: barrier: ") && line.contains("rank 1");
         assert!(run.stderr.lines().any(told), "{when}: {}", run.stderr);
     }

@@ -659,8 +659,8 @@ fn large(me: &Me) {
     me.others_go_on();
 }
 
-/// Whatever ended well is whole, and whatever did not says who is to blame; the buffers are here
-/// again.
+/// Checks that a successful operation has whole bytes, and that a failed one names the victim.
+/// Both give their buffers back.
 fn is_right<const LEN: usize>(status: Status) {
     match status.error.as_deref() {
         None => {}

@@ -91,7 +91,7 @@ pub(crate) fn counted(me: &Me) {
         for _ in 0..EACH {
             let add = me.runtime.post_fetch_add(me.peer, &shared.theirs, 8, 3).call().unwrap();
             assert!(done(add).value().is_some_and(|found| found % 3 == 0));
-            // The owner's own, in the midst of the other one's.
+            // The owner's own addition, between those of the other rank.
             let own = me.runtime.get_rmr(&shared.registered);
             done(me.runtime.post_fetch_add(me.runtime.rank(), &own, 8, 3).call().unwrap());
             // And a lock-free increment by hand.
@@ -163,7 +163,7 @@ pub(crate) fn refused(me: &Me) {
         me.meet();
         assert_eq!(mine.whole().to_vec().unwrap(), [0; LEN]);
         me.meet();
-        // What is over on one side is soon known on the other.
+        // The other rank soon learns of a deregistration.
         me.runtime.deregister_memory(registered);
         let is_stale =
             || match me.runtime.post_put(me.peer, vec![7; 100], &theirs, 0).comp(&sink).call() {

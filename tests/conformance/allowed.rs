@@ -339,7 +339,7 @@ impl<'a> Run<'a> {
         assert!(matches!(operation(), Err(PostError::Spent)), "it is over");
     }
 
-    /// No outcome is left to it. It can be called as often as anybody likes, and nothing happens.
+    /// Checks a call to which no outcome is left: each time it is refused, without any effect.
     fn is_refused(&self) {
         let mut operation = self.operation();
         for _ in 0..2 {

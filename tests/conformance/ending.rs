@@ -117,7 +117,7 @@ fn a_status_that_found_no_room_is_tried_once_more_at_the_end<J: Job>() {
         assert!(recv.call().unwrap().is_posted());
         sent(std::slice::from_ref(&zero), || zero.post_send(Rank(1), b"12345678", Tag(tag)).call());
     }
-    // And one that was over within its call.
+    // And an operation that is complete within its call.
     let mut own = one.post_send(Rank(0), b"x", Tag(3)).comp(&object).allow_done(false);
     sent(std::slice::from_ref(&zero), || own.call());
     while one.progress().is_ok() {}

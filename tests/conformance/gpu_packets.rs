@@ -1,5 +1,5 @@
-//! Active messages in a line before a GPU: whatever their engines do, they are handed over as they
-//! came.
+//! Active messages in the reorder queue before a GPU: they reach their handlers in the order of
+//! their arrival, in any order of the copies.
 
 use crate::over_each_transport;
 use crate::support::sink::Sink;

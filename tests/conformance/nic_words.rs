@@ -38,7 +38,8 @@ fn words<J: Job>(owner: &Runtime, region: &Region) -> Option<(Mr, Rmr)> {
     }
 }
 
-/// Calls until it is no retry, and makes progress until it is over, on this rank alone.
+/// Calls until the outcome is no retry, and makes progress on this rank alone until the operation
+/// ends.
 fn over(
     rank: &Runtime,
     call: &mut dyn FnMut() -> Result<Outcome, PostError>,
@@ -198,7 +199,7 @@ fn a_word_has_one_agent<J: Job>() {
     );
     let error = sink.one(&ranks).ok().unwrap_err();
     assert!(matches!(error, OpError::Refused), "{error}");
-    // And words of the owner's are not given to its NIC, whatever a name says.
+    // A forged key does not bring words of the CPU's to the NIC: the operation fails.
     let mut forged = ranks[1].get_rmr(&beside).to_bytes();
     forged.truncate(28);
     forged.extend(&rmr.to_bytes()[28..]);
@@ -293,7 +294,7 @@ fn words_that_are_withdrawn_while_in_use_end_operations_and_no_connection<J: Job
                     Err(other) => panic!("{other}"),
                 }
                 if number == 3 * round {
-                    // In the midst of it.
+                    // Deregisters while operations are in flight.
                     mr = None;
                 }
             }

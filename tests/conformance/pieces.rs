@@ -405,7 +405,7 @@ pub(super) fn more_than_16<J: Job>() -> [(usize, usize); 2] {
     [(300, 5000), (if J::IS_RDMA { 300 } else { 20_000 }, 100)]
 }
 
-/// Calls again as long as it has to be.
+/// Calls again while the outcome is a retry.
 pub(super) fn posted_or_refused(
     ranks: &[Runtime],
     mut call: impl FnMut() -> Result<Outcome, PostError>,

@@ -89,7 +89,7 @@ fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
         let batch = batch.comp(&over).remote_comp(ground.name).deadline(Duration::from_millis(20));
         assert!(batch.allow_retry(false).call().unwrap().is_posted());
         if J::IS_RDMA {
-            // A NIC answers whatever its rank does.
+            // A NIC answers without its rank's progress.
             settle(&ground.ranks);
             assert_eq!(over.take().len(), 1);
             continue;

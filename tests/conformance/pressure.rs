@@ -26,8 +26,8 @@ fn tiny<J: Job>() -> SettingsBuilder {
     J::settings().shm_slots(8).shm_chunks(1).packets_max(16).backlog(4).poll_batch(1)
 }
 
-/// Posts active messages without progress until one has to be retried; how many went, and why no
-/// more.
+/// Posts active messages without progress until one returns a retry. Returns the number that went,
+/// and the reason of the retry.
 fn fill(ranks: &[Runtime; 2], name: carrack::RemoteComp, size: usize) -> (u64, RetryReason) {
     for at in 0..100_000 {
         let message = pattern(at, size);

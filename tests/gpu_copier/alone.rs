@@ -248,8 +248,8 @@ fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
     assert!(counts(&**gpu).1 > before);
 }
 
-/// Each reads what the one before has written, whatever part of the kernel has which byte, and
-/// though one look finds all of them.
+/// Each copy reads the bytes that the one before has written, though one look of the kernel finds
+/// all of them and its threads divide the bytes differently.
 #[test]
 fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
     let _watchdog = Watchdog::over("chains");
@@ -315,7 +315,7 @@ fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
         let (over, under) = (random(&mut rng, all), random(&mut rng, all));
         many.whole().write(&over).unwrap();
         small.slice(0, all).unwrap().write(&under).unwrap();
-        // Those writes are over, so no engine is at anything, and the kernel may have the copy.
+        // Those writes have ended, so all engines are idle, and the kernel may take the copy.
         let batch: &dyn Fn() -> Transfer = if turn % 4 < 2 { &together } else { &grid };
         let is_last = turn % 2 == 1;
         let (first, second, is_known) = if is_last {
@@ -339,8 +339,8 @@ fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
             }
         }
         seen[usize::from(is_last)] += u32::from(is_known);
-        // Behind a batch the kernel has a copy only where that was over at once, so that is not
-        // waited for.
+        // Behind a batch the kernel takes a copy only if the batch has ended at once, so the loop
+        // does not wait for that.
         if seen[0] >= 100 {
             break;
         }
@@ -464,7 +464,7 @@ fn where_another_process_wants_a_copier_too_there_is_none_whenever_it_comes() {
             until_by_copier(&ground.gpus, &mut copy);
         }
         fake.faults().share_copiers(Some(4711));
-        // The kernel that runs has what it is given until its lease is over.
+        // The running kernel takes copies until its lease ends.
         while !matches!(gpu.copier(), CopierState::Refused(_)) {
             copy();
         }

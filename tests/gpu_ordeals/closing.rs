@@ -32,7 +32,7 @@ fn memory_that_its_owner_drops_under_a_copy_stays_until_the_copy_is_over() {
 const KINDS: [Kind; 2] = [Kind::Plain(0), Kind::Shareable(0)];
 const LEN: usize = 3 << 20;
 
-/// Rank 0 exports; 1 lets go at once, 2 keeps its name of the memory.
+/// Rank 0 exports; rank 1 closes the memory at once, rank 2 keeps its remote key.
 pub(crate) fn rank(role: &Role) {
     let kind = KINDS[role.words[0] as usize];
     let gpus = Gpus::here();

@@ -92,8 +92,8 @@ pub(crate) fn rank(role: &Role) {
     role.meet("over", &runtime, [role.rank, survivor].into_iter());
 }
 
-/// Whatever is asked of a rank that is gone is refused, or ends, as that: also where its memory is
-/// still mapped.
+/// Checks that all operations with a killed rank are refused or fail with that reason, also while
+/// its memory is still mapped.
 fn nothing_is_begun_with(runtime: &Runtime, gpus: &Gpus, gone: Rank, rmr: &Rmr) {
     let buffer = || Kind::Plain(0).empty(gpus, 1000);
     let outcomes = [

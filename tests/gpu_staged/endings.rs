@@ -129,7 +129,7 @@ fn exchange(runtime: &Runtime, me: u32, other: u32, salt: u64) {
     }
 }
 
-/// The peer dies while rank 0's engine is at a block, which takes as long as it likes.
+/// The peer dies while rank 0's engine copies a block, which takes any time.
 pub(crate) fn held(role: &Role) {
     let way = role.words[0];
     let (runtime, driver) = with_driver(role, 256 << 20);
@@ -178,7 +178,7 @@ fn is_refused(status: &Status) -> bool {
     matches!(status.error.as_deref(), Some(OpError::Refused))
 }
 
-/// One copy of one side fails: the first, or one in the midst, when it is begun or when it is over.
+/// One copy of one side fails, at its begin or at its end: the first, or one in the middle.
 pub(crate) fn failing(role: &Role) {
     let (runtime, driver) = with_driver(role, 64 << 20);
     let driver = driver.unwrap();
@@ -240,7 +240,7 @@ pub(crate) fn failing(role: &Role) {
             runtime.barrier().unwrap();
             driver.faults().heal_copies();
             exchange(&runtime, role.rank, 1 - role.rank, 5);
-            // What a get took had left its owner, whatever became of it.
+            // The bytes of a get had left their owner, in each case.
             let is_told = role.rank == 1 && way == 3 && side == 0;
             assert_eq!(queue.pop().is_some(), is_told, "{what}");
             assert!(runtime.pending().operations.is_empty(), "{what}: {}", runtime.pending());
@@ -249,7 +249,7 @@ pub(crate) fn failing(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// The sender stops in the midst, longer than the receive may wait.
+/// The sender stops in the middle, for longer than the receive's deadline.
 pub(crate) fn late(role: &Role) {
     let (runtime, _) = with_driver(role, 256 << 20);
     let region = device(&runtime, LEN);

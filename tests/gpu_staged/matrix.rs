@@ -336,7 +336,7 @@ pub(crate) fn truncated(role: &Role) {
                 Some(OpError::Truncated { message, buffer }) => {
                     assert_eq!((*message, *buffer), (len, len - 1))
                 }
-                // It was small, and on its way before anybody looked.
+                // The message was small, and in flight before the check.
                 None if role.rank == 0 && len <= 8192 => {}
                 other => panic!("{other:?}"),
             }

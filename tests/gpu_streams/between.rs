@@ -167,7 +167,7 @@ fn in_order<'a, K>(
     }
 }
 
-/// Rank 0 does each operation behind a stream that stands still, which is then let go; rank 1 takes
+/// Rank 0 posts each operation behind a held stream, and then releases the stream; rank 1 takes
 /// part.
 pub(crate) fn every(role: &Role) {
     let runtime = role.runtime(settings());

@@ -17,8 +17,7 @@ fn a_piece_is_used_again_when_all_ranks_have_let_go_of_it_and_not_before() {
     Ranks::start("pieces", 3, &[seed]).succeed();
 }
 
-/// All allocate alike; each lets go when it likes, and looks before that whether its bytes are
-/// still there.
+/// All ranks allocate alike. Each drops pieces at its own pace, and checks their bytes before.
 pub(crate) fn pieces(role: &Role) {
     let seed = role.words[0];
     let gpus = Gpus::here();

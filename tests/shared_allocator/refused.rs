@@ -199,7 +199,7 @@ fn named(role: &Role, why: &SharedAllocError, [odd, others]: [&str; 2]) {
     assert!(theirs.contains(theirs_is) && ours.contains(ours_is), "{why}");
 }
 
-/// A handler runs in the midst of a call that makes progress: of this very allocator, for one.
+/// A handler runs within a call that makes progress, for example one of this very allocator.
 #[test]
 fn inside_of_a_handler_nothing_is_allocated_and_nothing_waits_and_the_allocator_goes_on() {
     let _watchdog = Watchdog::over("handler");

@@ -151,7 +151,7 @@ pub fn holds(buffer: &Buffer, len: usize, salt: u64) {
     assert_eq!(wrong(&bytes[..len], salt, 0), None, "{len} B");
 }
 
-/// Calls an operation until it is over.
+/// Calls an operation and waits for its end.
 pub fn over(
     runtime: &Runtime,
     mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
@@ -244,7 +244,7 @@ pub fn get(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> 
     went(call)
 }
 
-/// Tries it by the engine, and then by whatever way there is.
+/// Tries the copy engine first, and then any path.
 fn went(call: impl Fn(Option<Path>) -> Result<Status, PostError>) -> (Went, Buffer) {
     let why = match call(Some(Path::CudaIpc)) {
         Ok(status) => return (Went::Mapped, status.ok().expect("it is mapped").buffer),

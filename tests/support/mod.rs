@@ -78,7 +78,7 @@ pub trait Job: 'static {
     /// `true` if devices have resident copiers.
     const HAS_COPIERS: bool = false;
 
-    /// Settings with this transport alone, whatever the environment says.
+    /// Returns settings with this transport alone, independent of the environment.
     fn settings() -> SettingsBuilder {
         Settings::builder().transports(vec![Self::TRANSPORT]).gpu(GpuChoice::None)
     }
@@ -312,7 +312,7 @@ pub fn nics_go_on() {
     go_round();
 }
 
-/// Progress enough that whatever was on its way has come, and nothing comes twice unseen.
+/// Makes enough progress that all messages in flight arrive, and that a second arrival would show.
 pub fn settle(ranks: &[Runtime]) {
     let start = Instant::now();
     let is_nics =
@@ -346,7 +346,7 @@ pub fn posted(ranks: &[Runtime], mut call: impl FnMut() -> Result<Outcome, PostE
     }
 }
 
-/// As `posted`, where it does not matter whether it is over already.
+/// Calls like `posted`, and ignores whether the operation is complete already.
 #[track_caller]
 pub fn sent(ranks: &[Runtime], call: impl FnMut() -> Result<Outcome, PostError>) {
     let _ = posted(ranks, call);

@@ -54,7 +54,7 @@ fn a_long_message_goes_over_all_nics_and_each_is_shown_two_chunks_at_a_time() {
             .zip(before)
             .map(|(after, before)| after - before)
             .collect();
-        // Each begins with two; further ones go to whichever is done first.
+        // Each device begins with two chunks; further ones go to the device that is done first.
         assert!(
             new.iter().all(|&chunks| chunks >= 2) && new.iter().sum::<usize>() == chunks,
             "{new:?}"

@@ -196,8 +196,8 @@ impl Ground {
         self.ways.get_mut(&(from, to)).unwrap()
     }
 
-    /// Lets everybody poll once, and looks at what comes: whole, in order, once, and not after the
-    /// end.
+    /// Lets every rank poll once, and checks the arrivals: whole, in order, once, and not after
+    /// the end.
     #[track_caller]
     pub(crate) fn step(&mut self) {
         for at in 0..self.sides.len() {
@@ -239,7 +239,7 @@ impl Ground {
         }
     }
 
-    /// Sends a message each way where that can be done, and lets everybody poll.
+    /// Sends a message each way that is possible, and lets every rank poll.
     #[track_caller]
     pub(crate) fn talk(&mut self) {
         for way in self.ways.values_mut() {

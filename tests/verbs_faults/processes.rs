@@ -1,5 +1,5 @@
-//! Processes on one network of simulated NICs: one is killed in the midst of traffic, another is
-//! stopped for a while.
+//! Processes on one network of simulated NICs: one is killed during traffic, another is stopped
+//! for a while.
 
 use crate::ground::fabric;
 use crate::support::ranks::{Ranks, Role, die};

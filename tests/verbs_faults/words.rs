@@ -106,8 +106,8 @@ fn no_queue_pair_left_is_an_error_of_the_post_with_the_number() {
     let (poor, rich) = (nic(Config::default(), &fabric), nic(Config::default(), &fabric));
     let ranks = pair([&poor, &rich], [8192; 2]);
     poor.faults().fail_call(Call::CreateQp, Which::All, libc::ENOMEM);
-    // A shortage ends no peer: a post that may be told says what is lacking, and what is queued
-    // waits until it is over.
+    // A shortage ends no peer. A post that may fail says what is lacking, and queued operations
+    // wait until the shortage has ended.
     let error = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).call().unwrap_err();
     says(&error.to_string(), &["ibv_create_qp", "sim0", "0 connections", "262144 queue pairs"]);
     let over = crate::support::sink::Sink::keeping();

@@ -10,7 +10,7 @@ use carrack::transports::verbs::simulated::{Call, Config, SimulatedNic, Which};
 use carrack::transports::verbs::{Options, Rdma};
 use std::sync::Arc;
 
-/// Everything goes from each kind to each, whatever way it takes.
+/// Sends bytes from each kind of memory to each other one, on any path.
 fn everything_arrives(ground: &Ground) {
     for (seed, size) in (0_u64..).zip([1, 5000, 40_001, 3 << 20]) {
         for (here, there) in Place::PAIRS {

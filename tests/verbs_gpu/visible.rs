@@ -1,5 +1,5 @@
-//! A GPU that does not see a NIC's writes in order: it is told before anybody hears that they are
-//! there.
+//! A GPU that does not see a NIC's writes in order is flushed before the user hears of their
+//! arrival.
 
 use crate::ground::{Ground, Place};
 use crate::support::guard::Guarded;
@@ -100,7 +100,7 @@ fn what_a_gpu_sees_late_is_flushed_before_anybody_hears_of_it() {
     for way in WAYS {
         let (there, flushed) = arrive(&ground, way);
         assert!(there, "{way:?}: it was told too early");
-        // A put that is over for its initiator was followed by a read: the owner does nothing.
+        // The initiator of a put has followed it by a read, so the owner does not flush.
         let by_owner = matches!(way, Way::Message | Way::SignalledPut | Way::Get);
         assert!(flushed || !by_owner, "{way:?}: nobody has flushed");
     }

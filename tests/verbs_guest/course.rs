@@ -53,7 +53,7 @@ impl Course {
             Parting::EachOther => (1, 0, 0),
             Parting::Kill { rank, after } => (2, rank.into(), after),
         };
-        // Ranks of two machines have to be told the same.
+        // Ranks of two machines need the same seed.
         let seed = std::env::var("TEST_SEED").ok().and_then(|text| text.parse().ok());
         let seed = seed.unwrap_or_else(|| {
             if crate::told("NODES").as_deref() == Some("2") { 7 } else { rng().random() }

@@ -222,7 +222,7 @@ fn two_thousand_that_say_nothing_or_one_byte_keep_nobody_out() {
         ground.step();
     }
     ground.all_go_on(20);
-    // Those who come now are let in: one that has to prove itself at the door, and a rank.
+    // Now two connections are let in: one that has to authenticate itself, and a rank.
     let mut attacker = Attacker::enter(&mut ground);
     attacker.send(16);
     ground.talk_until("its message", |ground| !ground.of_the_fourth.is_empty());

@@ -52,7 +52,7 @@ impl Tally {
     }
 }
 
-/// Puts and gets, of all lengths, to and from whatever region rank 1 has told of last.
+/// Puts and gets, of all lengths, to and from the region whose key rank 1 has published last.
 fn load(rank: &Runtime, told: &Mutex<Rmr>, over: &AtomicBool, tally: &Tally, seed: u64) {
     let (mut rng, ended) = (SmallRng::seed_from_u64(seed), CompQueue::new(256));
     let mut under_way = 0;
@@ -129,7 +129,7 @@ fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_
             mr = Some(next);
         }
         over.store(true, Ordering::Release);
-        // Those that are left still have to be answered.
+        // The owner still has to answer the operations that are left.
         until(std::slice::from_ref(owner), || tally.at_work.load(Ordering::Acquire) == 0);
     });
     let count = |what: &AtomicU64| what.load(Ordering::Relaxed);

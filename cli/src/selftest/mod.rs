@@ -158,7 +158,7 @@ fn chosen(
     Ok(parts)
 }
 
-/// Runs one part after another, with a line for each that is over, and a bar where there is a
+/// Runs one part after another. Prints a line for each ended part, and a progress bar on a
 /// terminal.
 fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt) -> Vec<Ran> {
     let bar = ProgressBar::with_draw_target(Some(parts.len() as u64), ProgressDrawTarget::stderr());

@@ -22,7 +22,7 @@ pub struct Arrivals {
 /// Of one lane.
 pub struct Inbox {
     peers: Vec<Mutex<Arrivals>>,
-    /// Counts whatever comes.
+    /// Counts all arrivals.
     pub activity: AtomicU64,
     pub am: RemoteComp,
     pub signal: RemoteComp,

@@ -395,7 +395,7 @@ impl<'a> Lane<'a> {
         layout.slot(self.at.runtime.rank().0, self.lane, slot)
     }
 
-    /// Gets what was put, as soon as that is over.
+    /// Gets the bytes of a put, as soon as the put is complete.
     fn get(&mut self, at: usize, step: Step, slot: usize) {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
@@ -459,7 +459,7 @@ impl<'a> Lane<'a> {
         true
     }
 
-    /// An operation is over.
+    /// Checks an operation that has ended.
     fn end(&mut self, Flight { peer: at, step, what }: Flight, status: Status) {
         self.moved = true;
         let peer = &mut self.peers[at];

@@ -1,4 +1,4 @@
-//! The guest's kernel: that of a Debian package, with the modules that a guest may need, in a cache.
+//! The guest's kernel, from a Debian package, with the modules that a guest may need, in a cache.
 //!
 //! ```text
 //! CACHE/SUITE_PACKAGE/vmlinux                   the kernel proper

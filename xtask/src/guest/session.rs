@@ -297,7 +297,7 @@ impl Guest {
 
     /// Hears what it has said since the last look, and gives its orders.
     fn look(&mut self) -> Result<Vec<String>, TaskError> {
-        // First: what it said before its end is heard after it.
+        // Asked before the messages are read: all messages before the end are then read after it.
         self.ended = self.ended || self.qemu.ended()?.is_some();
         for line in self.words.lines(false)? {
             match Word::read(String::from_utf8_lossy(&line).trim_end()) {
