@@ -1,6 +1,6 @@
-//! Active messages whose place is memory of a GPU: of every length, from memory of every kind, over
-//! shared memory between processes and within one; with simulated GPUs here, and with real ones
-//! where `TEST_GPU=cuda` says so.
+//! Active messages into memory of a GPU: of every length, from memory of every kind, over shared
+//! memory between processes and within one. They run on simulated GPUs, and on real ones with
+//! `TEST_GPU=cuda`.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! The examples, as a user starts them: several processes under the launcher, which verify what
-//! they have done.
+//! The examples, as a user starts them: several processes under the launcher, which verify their
+//! results.
 
 #[path = "support/built.rs"]
 mod built;

@@ -1,6 +1,6 @@
-//! `carrack explain` in processes whose driver is the mock's library: two that want a copier on one
-//! GPU find each other by the claims that they make with a real driver, too; and what explain says
-//! where the driver refuses.
+//! `carrack explain` in processes whose driver is the mock's library. Two that want a copier on
+//! one GPU find each other by their claims, as with a real driver. Other tests have the driver
+//! refuse.
 
 #[path = "support/explained.rs"]
 mod explained;

@@ -1,6 +1,6 @@
-//! `carrack explain` where resident copiers were asked for: each rank has one make a copy, and says
-//! whether it could. With simulated GPUs here, and with real ones where `TEST_GPU=cuda` says so;
-//! what ranks find that share a GPU is for real ones, and for the mock of `explain_claims`.
+//! `carrack explain` with resident copiers: each rank has one make a copy, and reports the result.
+//! The tests run on simulated GPUs, and on real ones with `TEST_GPU=cuda`. Ranks that share a GPU
+//! need real ones, or the mock of `explain_claims`.
 
 #[path = "support/explained.rs"]
 mod explained;

@@ -1,5 +1,5 @@
-//! Ranks whose small copies a resident kernel does: they put to each other, and die. With simulated
-//! GPUs here, and with real ones where `TEST_GPU=cuda` says so.
+//! Ranks whose small copies a resident kernel makes: they put to each other, and die. They run on
+//! simulated GPUs, and on real ones with `TEST_GPU=cuda`.
 
 mod support;
 

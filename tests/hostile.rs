@@ -1,6 +1,6 @@
-//! Peers that break the protocol, on purpose: strangers at the door, senders and receivers that
-//! write nonsense into what they share with a victim. The victim refuses, or reports the peer by
-//! name; it never panics, hangs or crashes, and its other links go on (SECURITY.md).
+//! Peers that break the protocol on purpose: pending connections, and senders and receivers that
+//! write nonsense into memory shared with a victim. The victim refuses, or reports the peer by
+//! name. It never panics, hangs or crashes, and its other links go on (SECURITY.md).
 
 mod support;
 

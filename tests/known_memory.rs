@@ -1,8 +1,8 @@
-//! Raw memory of GPUs, given by its address: found out once, noticed when it was freed, and told to
-//! peers once. With simulated GPUs here, and with real ones where `TEST_GPU=cuda` says so.
+//! Raw memory of GPUs, given by its address: classified once, noticed when it is freed, and told
+//! to peers once. The tests run on simulated GPUs, and on real ones with `TEST_GPU=cuda`.
 //!
-//! Regions that a GPU has allocated stand for memory of the program's: their addresses are given as
-//! raw memory, and dropping them is freeing it.
+//! Regions of a GPU stand for memory of the program. Their addresses are given as raw memory, and
+//! dropping a region frees it.
 
 mod support;
 

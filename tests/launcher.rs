@@ -1,10 +1,9 @@
-//! `carrack run`, with real processes: what ranks get, what the user sees, and that nothing is
-//! left.
+//! `carrack run`, with real processes: the environment of ranks, the user's view, and the absence
+//! of leftovers.
 //!
 //! The programs are shell one-liners, or this very test binary in a role (see
-//! `a_rank_in_its_role`). Every job bears a mark in its environment, by which survivors are found
-//! in /proc. No test asserts how long something takes; the watchdog only turns a hang into a
-//! failure.
+//! `a_rank_in_its_role`). Every job has a mark in its environment, by which survivors are found in
+//! /proc. No test asserts a duration; the watchdog only turns a hang into a failure.
 
 #[path = "support/built.rs"]
 mod built;

@@ -1,5 +1,5 @@
 //! The transport over verbs on a real kernel, with the Soft-RoCE devices of
-//! `cargo xtask rdma-guest`: what networks, nodes and limits do to ranks in processes of their own.
+//! `cargo xtask rdma-guest`. Ranks in processes meet faults of networks and nodes, and low limits.
 //! Elsewhere each test is skipped, and says so.
 //!
 //! | module | one idea | guests |

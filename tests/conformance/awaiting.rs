@@ -1,4 +1,4 @@
-//! Operations as futures, the thread that makes progress, and what is pending.
+//! Operations as futures, the progress thread, and the list of pending operations.
 
 use crate::support::sink::Sink;
 use crate::support::*;

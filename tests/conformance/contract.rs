@@ -1,5 +1,5 @@
-//! The transport contract, below the runtime: what `carrack_transports::contract` states, rule by
-//! rule.
+//! The transport contract, below the runtime: the rules of `carrack_transports::contract`, one by
+//! one.
 
 use crate::over_each_transport;
 use crate::support::*;

@@ -1,4 +1,4 @@
-//! Groups of ranks, and what they do together.
+//! Groups of ranks, and their collectives.
 
 #![allow(clippy::result_large_err, reason = "errors are what these tests are about")]
 

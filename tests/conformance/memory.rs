@@ -1,5 +1,5 @@
-//! Puts, gets, atomic operations and flushes, on memory that peers map and on memory that its owner
-//! has to reach.
+//! Puts, gets, atomic operations and flushes, on memory that peers map and on memory that only its
+//! owner accesses.
 
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};

@@ -1,5 +1,4 @@
-//! Atomic operations on words whose agent is their owner's NIC; and what those are told who have
-//! none.
+//! Atomic operations on words whose agent is their owner's NIC, and errors of ranks without a NIC.
 
 use crate::support::sink::Sink;
 use crate::support::{Job, pattern, posted, settle, step, until};

@@ -1,5 +1,5 @@
-//! Batches under which something ends: the registration of the memory, the time that they have, the
-//! last handle to what an engine is at.
+//! Batches during which something ends: the registration of the memory, the deadline, or the last
+//! handle to memory that an engine copies.
 
 use super::pieces::{Ground, Memory, more_than_16, on_both, side_by_side};
 use crate::support::gpus::is_for_simulated_only;

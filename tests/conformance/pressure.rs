@@ -1,5 +1,5 @@
-//! Each reason for a retry, forced by tiny resources: that it is told, that the operation is the
-//! caller's again, and that nothing is lost.
+//! Each reason for a retry, forced by tiny resources. The caller gets the reason and its operation
+//! back, and nothing is lost.
 
 use crate::over_each_transport;
 use crate::support::sink::Sink;

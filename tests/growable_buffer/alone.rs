@@ -1,4 +1,4 @@
-//! One process: what lies where, and that it stays.
+//! One process: the layout of a buffer, and its stability.
 
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{Gpus, enough_for, filled};

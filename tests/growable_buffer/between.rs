@@ -1,4 +1,4 @@
-//! Peers that have mapped what there was, while the buffer grows and shrinks.
+//! Peers that have mapped a buffer, while it grows and shrinks.
 
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{

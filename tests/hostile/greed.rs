@@ -1,5 +1,5 @@
-//! Ranks that take no answers, and go on asking: what others keep for them is bounded, and they are
-//! told by name.
+//! Ranks that take no answers and go on asking. The resources that others keep for them are
+//! bounded, and an error names them.
 
 use super::{GEOMETRY, INLINE, Job3};
 use crate::support::sink::Sink;

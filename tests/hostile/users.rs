@@ -1,5 +1,5 @@
-//! Processes of other users, who can call any name of the abstract namespace, and take one that is
-//! free; and descriptors that are not what they are said to be.
+//! Processes of other users, which can connect to any name of the abstract namespace, and take a
+//! free one; and descriptors of the wrong type.
 
 use super::{ATTACKER, GEOMETRY, Ground, am, eventfd, hello};
 use crate::support::Watchdog;

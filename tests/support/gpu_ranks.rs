@@ -1,5 +1,5 @@
-//! GPUs under tests of several ranks: simulated ones here, real ones where `TEST_GPU=cuda` says so.
-//! Memory of all kinds, and operations on memory of another rank, told by the way that they went.
+//! GPUs under tests of several ranks: simulated ones, or real ones with `TEST_GPU=cuda`. Memory of
+//! all kinds, and operations on memory of another rank, with the path that they took.
 
 pub use super::gpus::are_real;
 use super::ranks::Role;

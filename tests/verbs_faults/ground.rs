@@ -1,5 +1,4 @@
-//! Ranks with a simulated NIC each, on one network: what is ordered of one NIC happens to that rank
-//! alone.
+//! Ranks with a simulated NIC each, on one network. A fault of one NIC concerns its rank alone.
 
 use crate::support::{LIMIT, nics_go_on, pattern};
 use carrack::transports::contract::{

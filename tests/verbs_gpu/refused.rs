@@ -1,5 +1,5 @@
-//! GPUs whose memory a NIC does not reach, or not by the first way: everything still arrives, and
-//! it is said why it goes so.
+//! GPUs whose memory a NIC cannot access, or not by the first way. All bytes still arrive, and the
+//! explanation names the reason.
 
 use crate::ground::{Ground, Place};
 use crate::support::{Watchdog, pattern};

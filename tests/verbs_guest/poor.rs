@@ -1,4 +1,4 @@
-//! Ranks that may lock little memory, or have few of everything: the job goes on, or it is said
+//! Ranks that may lock little memory, or have few of everything: the job goes on, or an error says
 //! what is missing.
 
 use crate::course::Course;

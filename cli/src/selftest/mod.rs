@@ -179,7 +179,7 @@ fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt)
     ran
 }
 
-/// A folder for what the parts need for a while; removed in the end.
+/// Folder for temporary files of the parts, removed in the end.
 struct Scratch(PathBuf);
 
 impl Scratch {

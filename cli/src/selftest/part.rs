@@ -261,14 +261,14 @@ impl Ran {
     }
 }
 
-/// The last lines of a text.
+/// Returns the last lines of a text.
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     lines[lines.len().saturating_sub(TAIL)..].join("\n")
 }
 
-/// Takes away the caller's settings: the defaults are tested, and what each part sets. So is what
-/// makes a rank of a process: parts are jobs of their own.
+/// Removes the caller's settings, so that a part tests the defaults and its own settings. Removes
+/// a launcher's variables, too, since parts are jobs of their own.
 pub(super) fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let lossy = name.to_string_lossy();

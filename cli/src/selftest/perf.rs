@@ -46,7 +46,7 @@ pub(super) fn parts(
     let kinds = kinds(machine.count);
     for (from, to) in kinds.iter().flat_map(|from| kinds.iter().map(move |to| (from, to))) {
         let is_host = |kind: &String| kind == "host";
-        // Two of one sort, and what goes into a GPU and out of it.
+        // Two GPUs, or host memory on one side.
         let is_important =
             from.starts_with("device") && to.starts_with("device") || is_host(from) || is_host(to);
         if is_host(from) && is_host(to) || quick && !is_important {
@@ -63,7 +63,7 @@ pub(super) fn parts(
     parts
 }
 
-/// The kinds of memory there are, of two devices at most: others are like those.
+/// Returns the kinds of memory, with two devices at most: others are like those.
 fn kinds(devices: usize) -> Vec<String> {
     let devices = (0..devices.min(2)).map(|number| format!("device:{number}"));
     ["host", "pinned"].map(str::to_owned).into_iter().chain(devices).collect()
