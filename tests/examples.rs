@@ -15,7 +15,7 @@ fn run(example: &str, ranks: u32) -> Vec<String> {
     run_with(example, ranks, &[])
 }
 
-/// The same with arguments of its own.
+/// Runs an example like [`run`], with arguments of its own.
 fn run_with(example: &str, ranks: u32, args: &[&str]) -> Vec<String> {
     let program = examples().join(example);
     let mut command = Command::new(carrack());

@@ -127,7 +127,7 @@ fn hear_handle(wire: &UnixStream) -> Handle {
     Handle::decode(&text, fds.next()).unwrap()
 }
 
-/// Not a test by itself: what a process started by another test does.
+/// Plays the role of a process that another test has started. Without a role it does nothing.
 #[test]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -80,7 +80,7 @@ impl Brake {
     }
 }
 
-/// As an operation that ends well does.
+/// Raises a counter like a successful operation.
 fn raise(counter: &StreamCounter) {
     let (rank, tag, user_context) = (Rank(0), Tag(0), UserContext(0));
     let status = Status { rank, tag, size: 0, user_context, buffer: Buffer::Empty, error: None };

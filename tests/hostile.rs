@@ -288,7 +288,7 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
     ground.enter();
 }
 
-/// As `Channel::send`, with as many descriptors as the kernel lets through.
+/// Sends like `Channel::send`, with `count` descriptors.
 fn send_many(channel: &Channel, bytes: &[u8], fd: &OwnedFd, count: usize) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let fds = vec![fd.as_fd(); count];

@@ -618,7 +618,7 @@ fn a_process_that_a_rank_starts_is_told_that_it_is_no_rank() {
     assert!(run.stdout.contains("[0] not joined: CARRACK_BOOTSTRAP_FD is 987"), "{}", run.stdout);
 }
 
-/// Not a test but what the ranks of some jobs above do; it passes at once when Cargo runs it.
+/// Plays the role of a rank of the jobs above. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -458,7 +458,7 @@ fn the_carrack_command_works_under_such_a_launcher_where_it_starts_no_ranks_and_
     }
 }
 
-/// Nothing, unless it was started to be a rank.
+/// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };

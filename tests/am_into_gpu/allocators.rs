@@ -104,7 +104,7 @@ where
     }
 }
 
-/// One that says that its memory is on a GPU.
+/// Returns an allocator that claims that its memory is on a GPU.
 fn says_on<F>(gpu: &Arc<dyn Gpu>, gives: F) -> Arc<dyn PacketAllocator>
 where
     F: Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync + 'static,

@@ -13,7 +13,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 const SIZES: [usize; 16] =
     [0, 1, 8, 39, 40, 41, 152, 208, 209, 4000, 8191, 8192, 8193, 65_537, 200_003, (1 << 20) + 1];
 
-/// Nothing longer goes in one piece.
+/// Longest message in one piece, in bytes.
 const PACKET: usize = 8192;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ over_each_transport!(
 const LARGE: usize = 9000;
 const OFFERS: usize = 16;
 const CONTEXT: UserContext = UserContext(3);
-/// Of what makes the room scarce.
+/// Tag of the operations that make the room scarce.
 const FILLER: Tag = Tag(99);
 const HELD: u64 = 5;
 
@@ -84,7 +84,7 @@ enum Room {
     Enough,
     /// The ring to the peer is full.
     NoSlot,
-    /// As many operations as may wait for their peers.
+    /// The largest number of operations waits for their peers.
     NoOffer,
 }
 

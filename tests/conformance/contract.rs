@@ -47,7 +47,7 @@ fn transport(choice: TransportChoice) -> Box<dyn Transport> {
     }
 }
 
-/// As small as the others.
+/// Returns options as small as those of the other transports.
 fn verbs_options() -> VerbsOptions {
     VerbsOptions { packet_size: 4096, receives: 32, ..VerbsOptions::default() }
 }

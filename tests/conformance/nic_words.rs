@@ -262,7 +262,7 @@ fn what_makes_no_sense_is_refused_before_a_nic_hears_of_it<J: Job>() {
     assert_eq!(word(&region, 8), 2);
 }
 
-/// As `posted`, of what may be refused.
+/// Calls like `posted`, but returns a refusal.
 fn posted_or_refused(
     ranks: &[Runtime],
     mut call: impl FnMut() -> Result<Outcome, PostError>,

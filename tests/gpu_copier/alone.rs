@@ -482,7 +482,7 @@ fn where_another_process_wants_a_copier_too_there_is_none_whenever_it_comes() {
     }
 }
 
-/// As behind a kernel of the program's that fills the device.
+/// The copier's kernel does not begin, as behind a kernel of the program that fills the device.
 #[test]
 fn a_kernel_that_does_not_begin_holds_no_copy_up() {
     if is_for_simulated_only("kernels cannot be told to wait") {

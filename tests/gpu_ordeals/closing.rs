@@ -18,7 +18,7 @@ fn memory_that_its_owner_has_dropped_is_freed_when_the_last_of_two_importers_has
     }
 }
 
-/// The same, while an engine is at work in it.
+/// The owner drops memory while an engine copies it.
 #[test]
 fn memory_that_its_owner_drops_under_a_copy_stays_until_the_copy_is_over() {
     let _watchdog = Watchdog::over("in flight");

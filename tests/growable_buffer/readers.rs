@@ -10,7 +10,7 @@ use carrack::transports::mem::Transfer;
 use carrack::{Rank, Runtime, Synchronizer, trial};
 use std::sync::Arc;
 
-/// Not a test by itself: what a process does that was started for a trial.
+/// Plays the role of a process that was started for a trial. Without one it does nothing.
 #[test]
 fn answers_in_its_own_process() {
     if std::env::var_os("CARRACK_TRIAL").is_some() {

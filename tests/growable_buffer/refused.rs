@@ -137,7 +137,8 @@ fn growth_beyond_the_reservation_and_ranges_that_are_not_there_are_refused_with_
     }
 }
 
-/// That they go there is nowhere promised: so it is tried, and what a driver cannot do is told.
+/// No specification promises such copies. So a trial decides, and an error names the driver's
+/// limit.
 #[test]
 fn a_range_over_gpus_between_which_no_copy_goes_is_no_region_and_its_pieces_are() {
     let _watchdog = Watchdog::over("across");

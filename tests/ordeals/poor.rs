@@ -290,7 +290,7 @@ pub(crate) fn few(_: &Role) {
     }
 }
 
-/// The same while they connect, of which the peers know nothing: in the middle of any step.
+/// Descriptors lack for a moment, in the middle of any step of a connection, unknown to the peers.
 #[test]
 fn a_moment_without_descriptors_ends_no_rank_and_leaves_nothing() {
     let _watchdog = Watchdog::over("a moment");

@@ -104,7 +104,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Of the first device, and of the last.
+    /// All kinds, on the first device and on the last.
     pub const ALL: [Self; 8] = [
         Self::Host,
         Self::Pinned,
@@ -132,7 +132,7 @@ impl Kind {
         self.region(gpus, len + 13).slice(13, len).unwrap().into()
     }
 
-    /// The same, filled.
+    /// Returns memory like [`Self::empty`], filled.
     pub fn full(self, gpus: &Gpus, len: usize, salt: u64) -> Buffer {
         let slice = self.region(gpus, len + 7).slice(7, len).unwrap();
         slice.write(&filled(len, salt)).unwrap();
@@ -193,7 +193,7 @@ pub fn receive(
     over(runtime, |done| runtime.post_recv(from, buffer.take().unwrap(), tag).comp(done).call())
 }
 
-/// By which way an operation on another rank's memory went.
+/// Path of an operation on another rank's memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Went {
     /// By this rank's copy engine, in memory that it has mapped.

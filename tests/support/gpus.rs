@@ -16,7 +16,7 @@ pub fn are_real() -> bool {
     }
 }
 
-/// The same, as a setting.
+/// Returns the tested GPUs as a setting.
 pub fn choice() -> GpuChoice {
     if are_real() { GpuChoice::Cuda } else { GpuChoice::Fake }
 }

@@ -189,7 +189,7 @@ macro_rules! over_each_transport {
     };
 }
 
-/// The same, and once more over a job of another sort.
+/// Runs tests over each transport, and once more over a job of another sort.
 #[macro_export]
 macro_rules! over_each_transport_and {
     ($module:ident, $job:ident; $($test:ident),+ $(,)?) => {
@@ -268,7 +268,7 @@ pub fn until(ranks: &[Runtime], mut done: impl FnMut() -> bool) {
     assert!(errors.is_empty(), "progress complained: {errors:?}");
 }
 
-/// As `until`, and tells what progress complained of, without repetitions.
+/// Waits like `until`, and returns the errors of progress, without repetitions.
 #[track_caller]
 pub fn until_with_errors(ranks: &[Runtime], mut done: impl FnMut() -> bool) -> Vec<ProgressError> {
     let mut errors: Vec<ProgressError> = Vec::new();

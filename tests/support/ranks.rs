@@ -54,12 +54,12 @@ impl Ranks {
         Self::start_under(&[], role, size, words)
     }
 
-    /// As `start`, each under a command that executes what follows it.
+    /// Starts ranks like `start`, each under a command that executes its arguments.
     pub fn start_under(wrapper: &[&str], role: &str, size: u32, words: &[u64]) -> Self {
         Self::start_with(wrapper, |_| None, role, size, words)
     }
 
-    /// As `start`, each with a variable of its own.
+    /// Starts ranks like `start`, each with a variable of its own.
     pub fn start_each<'a>(
         variable: impl Fn(u32) -> (&'a str, &'a str),
         role: &str,

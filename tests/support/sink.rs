@@ -73,7 +73,7 @@ impl Sink {
         Self { sort, object, source, taken: Mutex::default() }
     }
 
-    /// One that keeps every status.
+    /// Creates a sink that keeps every status.
     pub fn keeping() -> Self {
         Self::new(Sort::Handler)
     }

@@ -86,12 +86,12 @@ impl Ground {
         ground
     }
 
-    /// Of each rank's first device.
+    /// Returns the counters of each rank's first device.
     pub(crate) fn counters(&self) -> [MemoryCounters; 2] {
         self.counters_of(0)
     }
 
-    /// Of each rank's device of that number.
+    /// Returns the counters of each rank's device of that number.
     pub(crate) fn counters_of(&self, device: usize) -> [MemoryCounters; 2] {
         [0, 1].map(|rank: usize| self.nics[rank].memory_counters(device).unwrap())
     }
@@ -104,7 +104,7 @@ impl Ground {
         [first.to_be_read.now, second.to_be_written.now - self.begun[1].to_be_written.now]
     }
 
-    /// Whole chunks that a rank's peer has written to it since.
+    /// Returns the number of whole chunks that a rank's peer has written to it since.
     pub(crate) fn chunks_written(&self, rank: usize, since: &[MemoryCounters; 2]) -> usize {
         // The peer also writes some words that acknowledge chunks.
         (self.counters()[rank].written - since[rank].written) as usize / CHUNK

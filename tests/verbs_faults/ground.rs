@@ -55,7 +55,7 @@ impl Side {
         Self::open_with(&pool, nic, options, me)
     }
 
-    /// One that receives into packets of that pool.
+    /// Opens a side that receives into packets of that pool.
     pub(crate) fn open_with(
         pool: &PacketPool,
         nic: Arc<SimulatedNic>,
@@ -95,7 +95,7 @@ pub(crate) struct Way {
     let_go: bool,
 }
 
-/// Of a rank that is no part of this.
+/// Event of a rank that is not part of this ground.
 #[derive(Debug)]
 pub(crate) enum Heard {
     Message,

@@ -110,7 +110,7 @@ impl Ground {
         Guarded::within(whole.subregion(13, Guarded::room(len)).unwrap(), len, len as u64)
     }
 
-    /// The same, filled.
+    /// Returns memory like `empty`, filled.
     pub(crate) fn full(&self, rank: usize, place: Place, bytes: &[u8]) -> Guarded {
         self.empty(rank, place, bytes.len()).filled(bytes)
     }
@@ -176,7 +176,7 @@ impl Ground {
         assert_eq!(self.try_send((from, source), (to, target)), None);
     }
 
-    /// The same, with the receiver's error.
+    /// Sends like `send`, and returns the receiver's error.
     pub(crate) fn try_send(
         &self,
         (from, source): (usize, &Guarded),

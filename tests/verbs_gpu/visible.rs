@@ -106,8 +106,8 @@ fn what_a_gpu_sees_late_is_flushed_before_anybody_hears_of_it() {
     }
 }
 
-/// That the test above can fail: with a GPU that says that it needs no flush, and NICs that hold
-/// writes back all the same.
+/// Shows that the test above can fail: the GPU claims to need no flush, and the NICs hold writes
+/// back.
 #[test]
 fn without_the_flush_it_is_not_there() {
     let _watchdog = Watchdog::over("late writes that are not flushed");

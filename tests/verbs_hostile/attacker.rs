@@ -294,7 +294,7 @@ impl Attacker {
         self.status_while(|| ground.step())
     }
 
-    /// The same; what the others do meanwhile.
+    /// Returns the status of its next request, and calls `others` while it waits.
     #[track_caller]
     pub(crate) fn status_while(&mut self, mut others: impl FnMut()) -> u32 {
         let start = Instant::now();

@@ -48,7 +48,7 @@ fn all_say(refusals: &[String; 3], what: &str) {
     assert!(refusals.iter().all(|refusal| refusal.contains(what)), "{refusals:?}");
 }
 
-/// That the connection stands, and right names do what they should.
+/// Checks that the connection stands, and that valid keys still work.
 fn still_works(ranks: &[Runtime], rmr: &Rmr) {
     let sink = Sink::keeping();
     for _ in 0..3 {

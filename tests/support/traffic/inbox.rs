@@ -19,7 +19,7 @@ pub struct Arrivals {
     pub done: bool,
 }
 
-/// Of one lane.
+/// Arrivals of one lane.
 pub struct Inbox {
     peers: Vec<Mutex<Arrivals>>,
     /// Counts all arrivals.

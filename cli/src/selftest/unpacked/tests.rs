@@ -22,7 +22,7 @@ fn folder(bundle: &Bundle, stop: &dyn Fn() -> bool) -> Result<PathBuf, UnpackErr
     programs(bundle, &bundle.0.join(COMMAND), stop).folder(&bundle.0, &bundle.0.join("report"))
 }
 
-/// The same in the bundle alone.
+/// Unpacks into the bundle only.
 fn beside(bundle: &Bundle, stop: &dyn Fn() -> bool) -> Result<PathBuf, UnpackError> {
     programs(bundle, &bundle.0.join(COMMAND), stop).in_place(&bundle.0, None)
 }
