@@ -137,8 +137,8 @@ fn growth_beyond_the_reservation_and_ranges_that_are_not_there_are_refused_with_
     }
 }
 
-/// No specification promises such copies. So a trial decides, and an error names the driver's
-/// limit.
+/// No driver promises copies between all GPUs of a range. So a trial decides, and the error names
+/// its result.
 #[test]
 fn a_range_over_gpus_between_which_no_copy_goes_is_no_region_and_its_pieces_are() {
     let _watchdog = Watchdog::over("across");
