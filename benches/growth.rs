@@ -1,4 +1,4 @@
-//! What silent peers cost, as a table, and as a curve when a file is named:
+//! Memory that silent peers cost a rank, as a table, and as a curve if a file is named:
 //! `cargo bench --bench growth -- docs/growth.svg`.
 
 use carrack::settings::TransportChoice;

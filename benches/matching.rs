@@ -1,7 +1,6 @@
-//! Matching, as a rank sees it that sends to itself over loopback: a message that finds its receive
-//! (hit), and one that has to wait for it (miss), with one or very many others outstanding. The
-//! table itself is private; what is to be seen here is that the time does not grow with their
-//! number.
+//! Time of matching, for a rank that sends to itself over loopback. Either a message finds its
+//! receive (hit), or the message waits for it (miss), with one or 100,000 others outstanding. The
+//! table is private; the figures show that the time does not grow with their number.
 
 use carrack::{Counter, Outcome, PostError, Rank, Runtime, Tag};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

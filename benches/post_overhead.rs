@@ -1,5 +1,5 @@
-//! What it costs a rank to post an active message of 8 bytes to itself, over either transport: the
-//! post alone, and the post with the progress that delivers it.
+//! Time of an active message of 8 bytes from a rank to itself, over either transport. The post is
+//! measured alone, and together with the progress that delivers the message.
 
 use carrack::settings::{Settings, TransportChoice};
 use carrack::{Counter, Rank, Runtime};

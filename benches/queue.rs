@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 const LENGTH: usize = 1024;
-/// As large as a status.
+/// Entry of the size of a status.
 type Entry = [u64; 12];
 const ENTRY: Entry = [7; 12];
 

@@ -1,6 +1,5 @@
-//! The ring of the shared-memory transport, on the heap: what a message costs between two cores
-//! before anything is built on it. Both ends spin: the figures for two threads need two cores that
-//! are idle otherwise.
+//! Cost of a message between two cores, in the ring of the shared-memory transport, on the heap.
+//! Both ends spin, so the figures for two threads need two idle cores.
 
 use carrack_transports::mem::MemRef;
 use carrack_transports::sync::ring::heap::HeapSlots;

@@ -15,12 +15,10 @@ use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 
-/// From what travels beside its header to what no packet holds: these lie in memory of the GPU as
-/// well.
+/// Sizes from eager messages to rendezvous ones. All of them arrive in memory of the GPU.
 const SIZES: [usize; 5] = [8, 100, 5000, 8192, 1 << 20];
 
-/// One of this machine's GPUs, for each rank another one as far as there are so many; or a
-/// simulated one.
+/// Returns a GPU of this machine, in turn by rank, or a simulated one.
 fn gpu(runtime: &Runtime) -> Result<Arc<dyn Gpu>, Box<dyn Error>> {
     let found = runtime.gpu_drivers().iter().find_map(|driver| driver.devices().ok());
     let gpus = match found {
@@ -30,7 +28,7 @@ fn gpu(runtime: &Runtime) -> Result<Arc<dyn Gpu>, Box<dyn Error>> {
     Ok(gpus[runtime.rank().0 as usize % gpus.len()].clone())
 }
 
-/// What the message of a rank with a tag is made of.
+/// Returns the message that rank `from` sends with tag `at`.
 fn message(from: Rank, at: usize) -> Vec<u8> {
     (0..SIZES[at]).map(|place| (place * 7 + at + from.0 as usize) as u8).collect()
 }
@@ -44,8 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pool = runtime.packet_pool(Arc::new(GpuAllocator::on(gpu.clone())));
     let device = runtime.device().packet_pool(&pool).build()?;
 
-    // The handler is shown no bytes: a CPU may not touch them. It keeps the packets, which are its
-    // own now.
+    // The handler gets no reference to the bytes, which a CPU must not touch. It keeps the
+    // packets, which it owns now.
     let kept = Arc::new(Mutex::new(Vec::new()));
     let into = kept.clone();
     let keep = Handler::new(move |status| {
@@ -62,8 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     runtime.wait(|| kept.lock().is_ok_and(|kept| kept.len() == SIZES.len()))?;
 
-    // Later, and from any thread: a kernel would be given this address, and here the bytes are
-    // copied back.
+    // Later, and from any thread: a kernel would get this address. Here the bytes are copied back.
     let kept = std::mem::take(&mut *kept.lock().map_err(|_| "a handler panicked")?);
     for status in kept {
         let addr = status.buffer.device_addr().ok_or("a message that is not on the GPU")?;

@@ -1,5 +1,5 @@
-//! An array spread over all ranks: everybody puts its share of each part, adds to counters of the
-//! others, and gets the whole back to check it.
+//! An array spread over all ranks. Every rank puts its share of each part, adds to the counters of
+//! the others, and gets the whole array back to check it.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -27,9 +27,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let parts = runtime.allgather(&mine)?;
     let parts = parts.iter().map(|bytes| Rmr::from_bytes(bytes)).collect::<Result<Vec<_>, _>>()?;
 
-    // Every rank fills a share of everybody's part, in pieces, and adds what it has written to the
-    // part's counter. Without a completion object, and not to be left under way, each operation is
-    // over when its call returns.
+    // Every rank fills a share of every rank's part, in pieces, and adds the number of its words
+    // to the part's counter. An atomic operation without a completion object returns when it is
+    // complete; a put does so with `allow_posted(false)`.
     let share = |rank: usize| rank * PART / size..(rank + 1) * PART / size;
     for (owner, rmr) in parts.iter().enumerate() {
         let to = Rank(owner as u32);
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     runtime.barrier()?;
 
-    // Now all of it is there, for everybody.
+    // Behind the barrier the array is complete, for all ranks.
     for (owner, rmr) in parts.iter().enumerate() {
         let whole = runtime.post_get(Rank(owner as u32), vec![0; 8 * (1 + PART)], rmr, 0).call()?;
         let Outcome::Done(status) = whole else {

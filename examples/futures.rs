@@ -55,13 +55,14 @@ async fn work(runtime: &Runtime) -> Result<(), Box<dyn Error>> {
     memory.whole().write(&words)?;
     let registered = runtime.register_memory(&memory)?;
 
-    // The names of everybody's memory, and a barrier so that it is filled.
+    // The remote keys of all ranks. The allgather is also a barrier: all memory is filled behind
+    // it.
     let world = runtime.world();
     let names = world.allgather_async(&runtime.get_rmr(&registered).to_bytes()).await?;
     let theirs = Rmr::from_bytes(&names[next.0 as usize])?;
     let sum = fetch(runtime, next, &theirs).await?;
 
-    // Whoever's words they are gets the sum back, and compares.
+    // The owner of the words gets the sum, and compares it with its own.
     let send = runtime.post_send(next, sum.to_le_bytes().to_vec(), Tag(1)).start();
     let mine = runtime.post_recv(previous, vec![0; 8], Tag(1)).await?;
     send.await?;

@@ -1,6 +1,6 @@
-//! A list that grows on GPUs: rank 0 has a buffer over all GPUs that it sees, which grows in place
-//! as the others append to it, by puts into what they have mapped. In the end it shrinks again, and
-//! what was first put is where it was.
+//! A list that grows on GPUs. Rank 0 has a buffer over all GPUs that it sees. It grows in place as
+//! the other ranks append to it, by puts into the memory that they have mapped. In the end it
+//! shrinks again, and the first elements are where they were.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -17,7 +17,7 @@ use gpus::Result;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Bytes that a rank appends in a step, and the buffer's stripe, which has them all.
+/// Bytes that a rank appends in a step. A stripe of the buffer has room for those of all ranks.
 const PIECE: usize = 100_000;
 const STRIPE: usize = 4 << 20;
 const STEPS: usize = 8;
@@ -27,8 +27,8 @@ fn piece(rank: Rank, step: usize) -> Vec<u8> {
 }
 
 fn main() -> ExitCode {
-    // Whether a GPU that may read is kept from writing is tried in a process of its own: this
-    // program, started for that.
+    // A trial shows whether the driver keeps a GPU that may read from writing. It runs in a
+    // process of its own: this program, started for the trial.
     carrack::trial::answer();
     gpus::play(append)
 }
@@ -53,7 +53,7 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
     let (addr, mut registered) = (list.addr(), Vec::new());
     for step in 0..STEPS {
         list.grow_to((step + 1) * STRIPE)?;
-        // A stripe is what peers map. Those that they have mapped before are as they were.
+        // Peers map single stripes. Those that they have mapped before stay as they were.
         let stripe = list.region(step * STRIPE, STRIPE)?;
         registered.push(runtime.register_memory(&stripe)?);
         let name = runtime.get_rmr(&registered[step]).to_bytes();
@@ -69,8 +69,7 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
     let refused = list.shrink_to(STRIPE).err().ok_or("it has shrunk under a registration")?;
     println!("{STEPS} stripes on {} GPU(s) at {addr:#x}, all right; {refused}", all.len());
     registered.truncate(1);
-    // The others wait in a barrier meanwhile, and close what they have mapped of what has been
-    // withdrawn.
+    // The others wait in a barrier meanwhile, and close their mappings of withdrawn memory.
     while list.shrink_to(STRIPE).is_err() {
         runtime.progress()?;
     }
@@ -79,8 +78,8 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
     if let [first, others @ ..] = &all[..]
         && !others.is_empty()
     {
-        // A list of one GPU's memory, which the others read. A driver that lets them write is
-        // refused, with what was found out.
+        // A list in one GPU's memory, which the others read. A driver that lets them write is
+        // refused, with the result of the trial.
         match GrowableBuffer::reserve(std::slice::from_ref(first), STRIPE).readers(others).build() {
             Ok(list) => {
                 println!("{:?} may do with another list what they may, and no more", list.access())

@@ -1,15 +1,15 @@
-//! Heat spreads through a bar of cells in memory of GPUs. Each rank has a cube of it, and a layer
-//! of cells on either side that are its neighbours'. Such a layer is one cell of each row, far
-//! apart in memory: it is put there before each step by one call all the same. All of it is
-//! compared with what one rank computes alone.
+//! Heat spreads through a bar of cells in memory of GPUs. Each rank has a cube of the bar, and a
+//! layer of the neighbour's cells on either side. Such a layer is one cell of each row, far apart
+//! in memory; one strided put (`post_put_face`) transfers it before each step. The result is
+//! compared with that of a rank that computes alone.
 //!
 //! ```sh
 //! cargo run --release --example halo_3d
 //! cargo run --release -- run -n 4 -- halo_3d
 //! ```
 //!
-//! Without an NVIDIA GPU it runs on simulated ones, and says so. The host computes in the place of
-//! a kernel.
+//! Without an NVIDIA GPU it runs on simulated ones, and says so. The host computes in place of a
+//! kernel.
 
 #[path = "support/gpus.rs"]
 mod gpus;
@@ -19,19 +19,19 @@ use carrack::{Counter, Face, Outcome, Rank, Rmr, Runtime};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Cells of a cube each way, and of its rows with the layers on either side.
+/// Cells of a cube each way, and cells of its rows with the layers on either side.
 const N: usize = 16;
 const ROW: usize = N + 2;
 const STEPS: usize = 50;
 
-/// The heat at first, of rows of so many cells; `from`: how many there are before them.
+/// Returns the initial heat in rows of `row` cells, with `from` cells of the bar before them.
 fn at_first(from: usize, row: usize) -> Vec<f64> {
     let cell =
         |at: usize| ((7 * (from + at % row) + 3 * (at / row % N) + 5 * (at / row / N)) % 17) as f64;
     (0..row * N * N).map(cell).collect()
 }
 
-/// One step of all cells but the outermost, which keep theirs.
+/// Computes one step of all cells except the outermost, which never change.
 fn step(heat: &[f64], row: usize) -> Vec<f64> {
     let is_outermost = |at: usize| {
         let place = [(at % row, row), (at / row % N, N), (at / row / N, N)];
@@ -44,7 +44,7 @@ fn step(heat: &[f64], row: usize) -> Vec<f64> {
     (0..heat.len()).map(|at| if is_outermost(at) { heat[at] } else { cell(at) }).collect()
 }
 
-/// So many cells of each row, from one on.
+/// Returns the part of a field with `count` cells of each row, from cell `first` on.
 fn cells(first: usize, count: usize) -> Face {
     Face { offset: 8 * first, count: [8 * count, N, N], pitch: [8 * ROW, 8 * ROW * N] }
 }
@@ -57,7 +57,7 @@ fn floats(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|heat| f64::from_ne_bytes(*heat)).collect()
 }
 
-/// The end of a call that waits for it.
+/// Checks the status of a call that has waited for its operation.
 fn over(outcome: Outcome) -> gpus::Result<()> {
     let Outcome::Done(status) = outcome else { return Err("it was not waited for".into()) };
     Ok(status.ok().map(drop)?)
@@ -66,8 +66,8 @@ fn over(outcome: Outcome) -> gpus::Result<()> {
 fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
     let (me, size) = (runtime.rank().0 as usize, runtime.size() as usize);
     let neighbours = [me.checked_sub(1), Some(me + 1).filter(|&right| right < size)];
-    // A step reads one field and makes the other. A neighbour that is a step ahead puts into the
-    // other, and cannot be two ahead.
+    // A step reads one field and writes the other one, in turn. A neighbour is one step ahead at
+    // most, and then puts into the field that is not read.
     let field = |flavour| gpu.allocate(8 * ROW * N * N, flavour);
     let (fields, staging) =
         ([field(Flavour::Plain)?, field(Flavour::Plain)?], field(Flavour::Pinned)?);
@@ -85,7 +85,8 @@ fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
         let now = number % 2;
         for (side, to) in [(0, neighbours[0]), (1, neighbours[1])] {
             let Some(to) = to else { continue };
-            // Our first layer goes behind its last one, and our last before its first.
+            // This rank's first layer goes behind the neighbour's last one, and its last before
+            // the first.
             let (ours, theirs) = [(cells(1, 1), cells(N + 1, 1)), (cells(N, 1), cells(0, 1))][side];
             let put = runtime.post_put_face(
                 Rank(to as u32),
@@ -98,7 +99,7 @@ fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
         }
         let has_come =
             |side: usize| neighbours[side].is_none() || arrived[side].get() > number as u64;
-        // Nothing comes from a rank that is gone, and a counter alone would not say so.
+        // A rank that has ended sends no layer, and the counter alone does not show that.
         let is_gone = |side: usize| {
             neighbours[side].filter(|&rank| runtime.peer_down(Rank(rank as u32)).is_some())
         };
@@ -109,7 +110,7 @@ fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
             );
         }
         staging.whole().write(&bytes(&step(&floats(&fields[now].whole().to_vec()?), ROW)))?;
-        // Without the layers on either side: a neighbour may have put the next there already.
+        // Without the layers on either side: a neighbour may have put its next one already.
         let (own, inner) = (&rmrs[1 - now][me], cells(1, N));
         over(
             runtime

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::start()?;
     let (me, size) = (runtime.rank(), runtime.size());
 
-    // The handler runs on whichever thread makes progress: here, on this one, while it waits.
+    // The handler runs on the thread that makes progress: here, on this one, while it waits.
     let greeted = Counter::new();
     let count = greeted.as_completion().clone();
     let greet = Handler::new(move |status| {
@@ -24,18 +24,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
 
     // Every rank registers the same objects in the same order, so this name means the handler on
-    // all of them. The barrier is there so that nobody sends before the others have registered.
+    // all of them. The barrier keeps a rank from sending before the others have registered.
     let name = runtime.register_comp(&greet)?;
     runtime.barrier()?;
 
-    // Should there be no room on the way, the runtime keeps the message and sends it as soon as
-    // there is.
+    // If there is no room on the way, the runtime keeps the message and sends it later.
     let next = Rank((me.0 + 1) % size);
     let text = format!("hello from {me}");
     let _done_or_posted = runtime.post_am(next, text.as_bytes(), name).allow_retry(false).call()?;
 
     runtime.wait(|| greeted.get() == 1)?;
-    // A rank that left now could take a greeting with it that is still under way.
+    // A rank that leaves too early ends with its own greeting still in flight.
     runtime.barrier()?;
     Ok(())
 }

@@ -21,8 +21,7 @@ fn main() -> Result<()> {
     if runtime.size() > 1 {
         return play(&runtime);
     }
-    // A job of one has nobody to play with: two ranks in this process, then, each on a thread of
-    // its own.
+    // A job of one rank has no partner, so two ranks in this process play, each on a thread.
     let ranks = Runtime::in_process(2)?;
     std::thread::scope(|threads| {
         let players: Vec<_> = ranks.iter().map(|rank| threads.spawn(|| play(rank))).collect();

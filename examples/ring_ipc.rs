@@ -1,5 +1,5 @@
-//! A process for each GPU: each rank puts its token into the GPU memory of the next one, with a
-//! signal, and passes on what comes to it, until every token has been everywhere.
+//! A process for each GPU. Each rank puts its token into the GPU memory of the next one, with a
+//! notification, and passes arriving tokens on until every token has been everywhere.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
 fn ring(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let (me, size) = (runtime.rank().0, runtime.size());
     let next = Rank((me + 1) % size);
-    // A place for each step, so that nothing is overwritten that its owner still passes on.
+    // A place for each step, so that no put overwrites a token that its owner still passes on.
     let places = gpu.allocate((size as usize + 1) * LEN, Flavour::Plain)?;
     let place = |step: u32| places.slice(step as usize * LEN, LEN).ok_or("beyond the places");
     place(0)?.write(&token(me))?;
@@ -45,7 +45,7 @@ fn ring(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
         let at = (step as u64 + 1) * LEN as u64;
         let put = runtime.post_put(next, place(step)?, &rmr, at).remote_comp(name);
         let posted = put.comp(&over).allow_retry(false).call()?.is_posted();
-        // What is to be passed on in the next step is there when its signal is.
+        // The token of the next step has arrived when its signal has.
         runtime.wait(|| {
             (!posted || over.get() + over.failed() > 0)
                 && arrived.get() + arrived.failed() > u64::from(step)

@@ -1,5 +1,5 @@
-//! One process and all its GPUs: each has a rank, whose token goes around the ring of them all,
-//! from the memory of one GPU straight into the memory of the next.
+//! One process and all its GPUs: each has a rank, whose token goes around the ring. It travels
+//! from the memory of one GPU straight into that of the next.
 //!
 //! ```sh
 //! cargo run --release --example ring_p2p

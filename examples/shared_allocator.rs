@@ -1,5 +1,5 @@
-//! The ranks of a node have an array on one GPU together: each writes its share into it, reads
-//! everybody's, and the array is gone when all have let go of it. Small pieces come from a pool.
+//! The ranks of a node share an array on one GPU: each writes its share, and reads those of all
+//! ranks. The array is freed when all ranks have dropped it. Small pieces come from a pool.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -40,7 +40,7 @@ fn together(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let place = |rank: Rank| ranks.iter().position(|other| *other == rank).unwrap_or(0) * SHARE;
     let array = allocator.allocate(ranks.len() * SHARE)?;
     for step in 0..STEPS {
-        // A kernel would do so at `array.addr()`, which is another address at each rank.
+        // A kernel would write at `array.addr()`, which differs from rank to rank.
         array.slice(place(me), SHARE).ok_or("inside")?.write(&share(me, step))?;
         runtime.barrier()?;
         for &rank in &ranks {
@@ -51,8 +51,8 @@ fn together(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
         runtime.barrier()?;
     }
 
-    // What is small, or comes and goes: pieces of blocks, which are used again when all ranks have
-    // let go of them.
+    // Small or short-lived memory comes in pieces of blocks. A piece is used again when all ranks
+    // have dropped it.
     let pool = allocator.pool(2 << 20)?;
     for step in 0..100 {
         let word = pool.allocate(8)?;

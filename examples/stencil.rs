@@ -13,18 +13,18 @@ use std::error::Error;
 const ROWS: usize = 120;
 const COLUMNS: usize = 200;
 const STEPS: u64 = 300;
-/// Whose row a halo holds: that of the rank above, or below.
+/// Index of each halo row: that of the rank above is 0, that of the rank below 1.
 const SIDES: [usize; 2] = [0, 1];
 
 type Row = Vec<f64>;
 
-/// The heat at first. Rows 0 and `ROWS + 1` are edges, which keep theirs.
+/// Returns the initial heat of a row. Rows 0 and `ROWS + 1` are edges, which never change.
 fn at_first(row: usize) -> Row {
     (0..COLUMNS).map(|column| ((row * row + 3 * column) % 17) as f64).collect()
 }
 
-/// One step of a band between the rows above and below it. The first and the last column are edges,
-/// too.
+/// Computes one step of a band between the rows above and below it. The first and the last column
+/// are edges, too.
 fn step(above: &[f64], band: &[Row], below: &[f64]) -> Vec<Row> {
     let rows: Vec<&[f64]> =
         [above].into_iter().chain(band.iter().map(Vec::as_slice)).chain([below]).collect();

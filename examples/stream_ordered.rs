@@ -1,6 +1,6 @@
 //! Blocks of 1 MiB go round a ring of GPUs, in the order of streams: a put, its signal, the work
-//! that needs the block, the next put. The host gives all of it to the stream in advance, and makes
-//! progress; it waits for no GPU until the end.
+//! that needs the block, the next put. The host queues all operations in advance and makes
+//! progress. It waits for no GPU until the end.
 //!
 //! ```sh
 //! cargo build --release --examples
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 const BLOCK: usize = 1 << 20;
 const STEPS: u64 = 200;
-/// Steps that a stream is given in advance: it has room for some hundred operations, and then
-/// blocks whoever gives it more.
+/// Steps that the host queues in advance. A stream has room for some hundred operations, and then
+/// blocks the thread that adds more.
 const AHEAD: u64 = 40;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -37,8 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let gpu = &gpus[me % gpus.len()];
     let stream = gpu.stream()?;
 
-    // The left neighbour can be as many steps ahead as there are ranks: so many places for blocks
-    // that come.
+    // The left neighbour can be `size` steps ahead, so the window has one place more than that.
     let places = size + 1;
     let window = gpu.allocate(places * BLOCK, Flavour::Plain)?;
     let block =
@@ -61,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         assert!(outcome.is_posted());
         arrived.wait_on(&stream, step + 1)?;
         host.push(began.elapsed());
-        // Here a kernel would make the next block of the one that has come.
+        // Here a kernel would compute the next block from the one that has arrived.
         let next = Transfer::start_on(&*stream, own.whole().into(), block(step).into());
         work.push(next.map_err(|refused| refused.cause)?);
         runtime.progress()?;
@@ -74,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(error) = arrived.error() {
         return Err(error.into());
     }
-    // After so many steps the block comes from so many places to the left.
+    // After `STEPS` steps the block is that of the rank `STEPS` places to the left.
     let from = (me + size * STEPS as usize - STEPS as usize) % size;
     assert!(
         own.whole().to_vec()?.iter().all(|&byte| byte == from as u8),

@@ -24,7 +24,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long to wait for ranks that have not started.
+/// Longest wait for ranks that have not started.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The options of `carrack explain`.
@@ -104,7 +104,7 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     let mut printed = ExitCode::SUCCESS;
     let views = options.all || runtime.rank() == Rank(0);
     let mut text = if views { view(&runtime, options, tried.as_ref()) } else { String::new() };
-    // Said before anything can fail for somebody else's sake.
+    // Printed first: the failure of another rank can end the calls below with an error.
     if !options.all {
         if runtime.rank() == Rank(0) && runtime.size() > 1 && !options.json {
             let size = runtime.size();
@@ -123,13 +123,13 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
             printed = print(&texts.concat());
         }
     }
-    // Nobody leaves before all have looked.
+    // A rank that left earlier would be an unreachable peer in the others' views.
     runtime.barrier()?;
     Ok(printed)
 }
 
-/// Everybody's text, in the order of ranks: an allgather of lengths, then one of texts of the same
-/// length.
+/// Gathers the texts of all ranks, in the order of ranks. A first allgather carries the lengths, a
+/// second one the texts, padded to the longest.
 fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, ExplainError> {
     let lengths = runtime.allgather(&(text.len() as u64).to_le_bytes())?;
     let lengths: Vec<usize> = lengths

@@ -1,4 +1,4 @@
-//! Which GPUs a command works on.
+//! Selection of the GPUs that a command works on.
 
 use carrack::Runtime;
 use carrack::transports::gpu::Gpu;

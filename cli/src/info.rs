@@ -58,11 +58,11 @@ struct Machine {
 struct TransportInfo {
     name: &'static str,
     available: bool,
-    /// What there is, or why there is nothing.
+    /// Description of the devices, or the reason why there are none.
     note: String,
-    /// Whether CARRACK_TRANSPORT allows it.
+    /// Returns `true` if CARRACK_TRANSPORT allows the transport.
     allowed: bool,
-    /// What can be opened, in the order in which a rank that is alone would take it.
+    /// Devices that can be opened, in the order in which a rank that is alone would take them.
     devices: Vec<TransportDevice>,
 }
 
@@ -75,10 +75,10 @@ struct TransportDevice {
 #[derive(Serialize)]
 struct GpuDriver {
     driver: String,
-    /// Of what there is, where the driver tells.
+    /// Version of the driver, if the driver tells it.
     version: Option<String>,
     devices: Vec<GpuDevice>,
-    /// Why there are none.
+    /// Reason why there are no devices.
     reason: Option<String>,
 }
 
@@ -90,9 +90,9 @@ struct GpuDevice {
     pci: String,
     memory_bytes: u64,
     simulated: bool,
-    /// Whether small copies go to a resident kernel, in words; where it was asked for.
+    /// State of the resident copier, in words; `None` if the copier was not asked for.
     copier: Option<String>,
-    /// What it can do with the memory of the driver's other devices.
+    /// Access of this device to the memory of the driver's other devices.
     peers: Vec<GpuPeer>,
 }
 
@@ -100,11 +100,11 @@ struct GpuDevice {
 struct GpuPeer {
     ordinal: u32,
     access: bool,
-    /// Why there is no access, where there is none.
+    /// Reason why there is no access.
     no_access: Option<String>,
     native_atomics: bool,
     performance_rank: i32,
-    /// What lies between, in words, or why nothing is known.
+    /// Kind of the link between the devices, or the reason why it is unknown.
     link: String,
 }
 
@@ -340,7 +340,8 @@ impl GpuPeer {
     }
 }
 
-/// What there is of a device's copier. Nothing is copied here, so there is none yet.
+/// Describes the state of a device's copier. This command copies nothing, so no copier is set up
+/// yet.
 fn copier(gpu: &dyn Gpu) -> Option<String> {
     match gpu.copier() {
         CopierState::Off => None,

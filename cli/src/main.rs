@@ -24,7 +24,7 @@ use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// What the command line or the environment has wrong.
+/// Exit status for a wrong command line or environment.
 const USAGE: u8 = 2;
 
 #[derive(Parser)]
@@ -80,8 +80,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Logs as CARRACK_LOG says, or RUST_LOG where it is not set. They are read by themselves, and not
-/// with the settings: `run` starts programs whose variables are none of its business.
+/// Logs as CARRACK_LOG says, or RUST_LOG if CARRACK_LOG is not set. They are not read with the
+/// other settings: `run` starts programs whose variables it must not judge.
 fn log_to_stderr() {
     let set = ["CARRACK_LOG", "RUST_LOG"]
         .into_iter()
@@ -97,14 +97,15 @@ fn log_to_stderr() {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
 }
 
-/// Tells the user what is wrong. Never fails: there is nobody else to tell.
+/// Writes an error to stderr. A failure to write is ignored: there is no other place to report it.
 fn complain(what: impl Display) {
     use io::Write as _;
-    // In one piece: other ranks write there, too.
+    // One call writes the whole line, since other ranks write to the same stderr.
     let _ = io::stderr().write_all(format!("carrack: {what}\n").as_bytes());
 }
 
-/// Whether whoever reads our output has heard enough (`carrack info | head`), which is no failure.
+/// Returns `true` if the reader of the output has closed it (`carrack info | head`), which is no
+/// failure.
 fn is_closed_pipe(error: &io::Error) -> bool {
     error.kind() == ErrorKind::BrokenPipe
 }

@@ -1,4 +1,4 @@
-//! How a command gets its ranks when no launcher started it: it starts itself again, as a job.
+//! Ranks of a command that no launcher started: the command starts itself again as a job.
 
 use crate::launch::{Job, LaunchError, run_job};
 use carrack::bootstrap::protocol::RANK_VARIABLE;
@@ -6,20 +6,20 @@ use carrack::bootstrap::tcp::variables::{RANK, WORLD_SIZE};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::ffi::OsString;
 
-/// Whether a launcher started this process as a rank.
+/// Returns `true` if a launcher started this process as a rank.
 pub(crate) fn is_rank() -> bool {
     rank().is_some()
 }
 
-/// Which rank a launcher, ours or one that sets torchrun's variables, started this process as, in
-/// its own words.
+/// Returns the text of the rank that a launcher gave to this process: `carrack run`, or one that
+/// sets torchrun's variables.
 pub(crate) fn rank() -> Option<String> {
     let text = |name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
     text(RANK_VARIABLE).or_else(|| text(RANK).filter(|_| text(WORLD_SIZE).is_some()))
 }
 
-/// Runs this very command line as a job of so many ranks, with these variables set, and gives its
-/// exit status.
+/// Runs this command line again as a job of `ranks` ranks with the variables of `env`, and returns
+/// its exit status.
 pub(crate) fn run_ranks(ranks: u32, env: Vec<(OsString, OsString)>) -> Result<u8, LaunchError> {
     let args = std::env::args_os().skip(1).collect();
     run_job(&Job { env, ..Job::of_this_program(args, ranks) })

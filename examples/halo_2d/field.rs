@@ -1,12 +1,12 @@
-//! A rank's block: where it lies, and its steps.
+//! A rank's block: its layout in memory, and its steps.
 //!
-//! Two streams share a step. One computes the cells at the border, as soon as the neighbours' edges
-//! of the step before are there, and puts the new ones; the other computes the rest meanwhile. Each
-//! begins a step when both have ended the one before.
+//! Two streams share a step. The border stream waits for the neighbours' edges of the previous
+//! step, computes the cells at the border, and puts the new edges. Meanwhile the interior stream
+//! computes the other cells. Each begins a step when both have ended the one before.
 //!
-//! Fields of odd and even steps have memory of their own. A neighbour is one step ahead at the
-//! most, since it needs an edge of each step from here, so what it puts for the next step finds
-//! nobody reading.
+//! The fields of odd and even steps have memory of their own. A neighbour needs an edge of each
+//! step from this rank, so it is one step ahead at most. Its puts for the next step therefore hit
+//! memory that no kernel reads.
 
 use crate::cuda::CudaKernels;
 use crate::gpus::Result;
@@ -22,16 +22,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Steps that the streams are given in advance: each has room for some hundred operations, and then
-/// blocks whoever gives it more.
+/// Steps that the host queues in advance. A stream has room for some hundred operations, and then
+/// blocks the thread that adds more.
 const AHEAD: usize = 16;
-/// A number that differs by less is the same, relative to the field's hottest: nothing but the
-/// order of sums may differ.
+/// Largest difference between equal values, relative to the field's hottest cell. Only the order
+/// of sums may differ.
 const SAME: f64 = 1e-12;
 
-/// Where everything lies in a rank's memory, in cells of 8 bytes: two fields with a row of the
-/// neighbour's above and below, and columns, which lie one cell behind another there: two that come
-/// on each side, and one that goes.
+/// Layout of a rank's memory, in cells of 8 bytes.
+///
+/// First come two fields, each with one more row above and one below for the neighbours' edges.
+/// The columns follow, each contiguous: two incoming ones on each side, and one outgoing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub(crate) rows: usize,
@@ -43,7 +44,7 @@ impl Layout {
         odd * (self.rows + 2) * self.columns
     }
 
-    /// Where the neighbour's edge on that side comes to.
+    /// Returns the place of the neighbour's edge on that side.
     fn incoming(&self, side: Side, odd: usize) -> usize {
         match side {
             Side::Up => self.field(odd),
@@ -53,7 +54,7 @@ impl Layout {
         }
     }
 
-    /// Where the own edge of that side lies.
+    /// Returns the place of the rank's own edge on that side.
     fn outgoing(&self, side: Side, odd: usize) -> usize {
         match side {
             Side::Up => self.field(odd) + self.columns,
@@ -63,7 +64,7 @@ impl Layout {
         }
     }
 
-    /// Cells of an edge.
+    /// Returns the cells of an edge.
     fn edge(&self, side: Side) -> usize {
         if matches!(side, Side::Up | Side::Down) { self.columns } else { self.rows }
     }
@@ -73,24 +74,25 @@ impl Layout {
     }
 }
 
-/// What a step reads and writes: offsets in cells.
+/// Input and output of a step, as offsets in cells.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) layout: Layout,
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// Columns of the neighbours on the left and on the right.
+    /// Columns of the neighbours on the left and on the right, which the step reads.
     pub(crate) beside: [usize; 2],
-    /// The own ones, for them.
+    /// The rank's own outermost columns, which the step writes for the neighbours.
     pub(crate) edges: [usize; 2],
 }
 
-/// What computes: on memory of the block, in the order of a stream.
+/// Kernels that compute a step on the memory of the block, in the order of a stream.
 pub(crate) trait Kernels {
-    /// All cells but those at the border.
+    /// Computes all cells except those at the border.
     fn interior(&self, stream: &Arc<dyn Stream>, step: &Step) -> Result<()>;
 
-    /// Those at the border; the columns among them also to where they are put from.
+    /// Computes the cells at the border, and copies the outermost columns to the place that they
+    /// are put from.
     fn border(&self, stream: &Arc<dyn Stream>, step: &Step) -> Result<()>;
 }
 
@@ -98,7 +100,7 @@ struct Neighbour {
     rank: Rank,
     side: Side,
     rmr: Rmr,
-    /// Its object that counts edges from here, and the one here that counts its.
+    /// The neighbour's counter of edges from this rank, and this rank's counter of edges from it.
     name: RemoteComp,
     arrived: StreamCounter,
 }
@@ -113,18 +115,18 @@ pub(crate) struct Field<'a> {
     border: Arc<dyn Stream>,
     interior: Arc<dyn Stream>,
     neighbours: Vec<Neighbour>,
-    /// Steps so far, and how many edges each neighbour has put.
+    /// Steps so far, and the number of edges that each neighbour has put.
     step: u64,
     exchanged: u64,
     put: Counter,
     posted: u64,
-    /// Something went wrong in the midst of steps: streams may wait for edges that nobody puts any
-    /// more.
+    /// `true` after an error during the steps. The streams may then wait for edges that no rank
+    /// puts any more.
     has_failed: bool,
 }
 
 impl<'a> Field<'a> {
-    /// As it begins. All ranks make theirs.
+    /// Creates the field at its beginning. Collective over all ranks.
     pub(crate) fn new(
         runtime: &'a Runtime,
         gpu: &Arc<dyn Gpu>,
@@ -181,12 +183,13 @@ impl<'a> Field<'a> {
         })
     }
 
-    /// So many steps. Seconds that each took.
+    /// Computes `steps` steps, and returns the seconds of each.
     pub(crate) fn exchange(&mut self, steps: u64) -> Result<f64> {
         self.go(steps, true).inspect_err(|_| self.has_failed = true)
     }
 
-    /// The same without anybody else: what is computed is wrong at the border, and takes as long.
+    /// Computes steps without the exchange. The work is the same, and the results at the border
+    /// are wrong.
     pub(crate) fn compute(&mut self, steps: u64) -> Result<f64> {
         self.go(steps, false).inspect_err(|_| self.has_failed = true)
     }
@@ -201,7 +204,7 @@ impl<'a> Field<'a> {
             self.border.wait(&interior)?;
             let step = self.next_step();
             self.kernels.interior(&self.interior, &step)?;
-            // The first edges were there from the beginning.
+            // The first edges are part of the initial field.
             if exchanges && self.exchanged > 0 {
                 for neighbour in &self.neighbours {
                     neighbour.arrived.wait_on(&self.border, self.exchanged)?;
@@ -209,8 +212,8 @@ impl<'a> Field<'a> {
             }
             self.kernels.border(&self.border, &step)?;
             self.step += 1;
-            // The puts come behind what others wait for: the next interior begins when the border
-            // is computed.
+            // The event precedes the puts: the next interior may begin once the border is
+            // computed.
             let computed = self.border.record()?;
             if exchanges {
                 self.give_edges()?;
@@ -261,7 +264,7 @@ impl<'a> Field<'a> {
         Ok(())
     }
 
-    /// Makes progress until both have fired.
+    /// Makes progress until both events have fired.
     fn settle(&self, [one, other]: &[Event; 2]) -> Result<()> {
         while !(one.query()? && other.query()?) {
             self.runtime.progress()?;
@@ -273,7 +276,7 @@ impl<'a> Field<'a> {
         self.memory.slice(8 * at, 8 * cells).ok_or_else(|| "an edge outside of the block".into())
     }
 
-    /// The cells of some of the block's rows, one row after another.
+    /// Returns the cells of some of the block's rows, one row after another.
     pub(crate) fn cells(&mut self, rows: Range<usize>) -> Result<Vec<f64>> {
         self.read(rows).inspect_err(|_| self.has_failed = true)
     }
@@ -285,8 +288,8 @@ impl<'a> Field<'a> {
         Ok(bytes.as_chunks().0.iter().map(|cell| f64::from_le_bytes(*cell)).collect())
     }
 
-    /// Compares some of the block's rows with what one CPU computes. How far they are apart, as
-    /// [`heat::distance`] has it.
+    /// Compares some of the block's rows with the result of one CPU, and returns their
+    /// [`heat::distance`].
     pub(crate) fn compare(&mut self, rows: Range<usize>) -> Result<f64> {
         self.distance(rows).inspect_err(|_| self.has_failed = true)
     }
@@ -309,21 +312,21 @@ impl<'a> Field<'a> {
 impl Drop for Field<'_> {
     fn drop(&mut self) {
         if self.has_failed {
-            // Waiting for the streams, or for those who wait for this rank, could be for ever. That
-            // the rank goes releases all. Kernels that streams may still come to stay loaded: to
-            // unload them waits for the streams, too.
+            // A wait for the streams, or for ranks that wait for this one, might never end. The
+            // end of this rank releases them. The kernels stay loaded, since their unloading would
+            // wait for the streams.
             std::mem::forget(Rc::clone(&self.kernels));
             return;
         }
-        // Nobody puts into memory that is gone, and no kernel is at it: where that failed, it has
-        // been said.
+        // The memory may go when no neighbour puts into it and no kernel uses it. The caller has
+        // seen earlier errors.
         let _ = self.border.synchronize();
         let _ = self.interior.synchronize();
         let _ = self.runtime.barrier();
     }
 }
 
-/// The first field, with what the neighbours have of it, and zeros everywhere else.
+/// Returns the first field with the neighbours' edges, and zeros everywhere else.
 fn begin(grid: &Grid, layout: Layout) -> Vec<f64> {
     let Layout { rows, columns } = layout;
     let all = [grid.rows * rows, grid.columns * columns];

@@ -1,9 +1,9 @@
-//! Which rank computes which block.
+//! Assignment of blocks to ranks.
 
 use carrack::{Rank, Runtime};
 
-/// The sides of a block, in the order in which everything here has them. The opposite of a side is
-/// its number with the last bit turned.
+/// Sides of a block, in the order of all arrays here. The number of the opposite side differs in
+/// the last bit.
 pub(crate) const SIDES: [Side; 4] = [Side::Up, Side::Down, Side::Left, Side::Right];
 
 /// A side of a block.
@@ -38,7 +38,7 @@ impl Grid {
         [rank / self.columns, rank % self.columns]
     }
 
-    /// The rank on that side of this one. `None`: there the field ends.
+    /// Returns the rank on that side of this one; `None` at the end of the field.
     pub(crate) fn neighbour(&self, side: Side) -> Option<Rank> {
         let [row, column] = self.place(self.me);
         let [row, column] = match side {

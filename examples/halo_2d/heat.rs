@@ -1,20 +1,20 @@
-//! The equation: what a step makes of a cell, how the field begins, any part of it by one CPU, and
-//! how far two are apart.
+//! The equation: one step of a cell, the initial field, any part of the field computed by one CPU,
+//! and the distance of two fields.
 
 use std::ops::Range;
 
-/// Of a cell's difference from the mean of its four neighbours, so much goes in a step; below a
-/// quarter the scheme is stable.
+/// Factor of a step: a cell changes by this times the sum of its differences from its four
+/// neighbours. Below a quarter the scheme is stable.
 pub(crate) const RATE: f64 = 0.2;
 
-/// A step, for one cell. The kernels do the same in the same order (`heat.ptx`).
+/// Computes a step of one cell. The kernels do the same in the same order (`heat.ptx`).
 pub(crate) fn next(own: f64, [up, down, left, right]: [f64; 4]) -> f64 {
     let sum = (left + right) + (up + down);
     RATE.mul_add((-4.0_f64).mul_add(own, sum), own)
 }
 
-/// How the field begins: two hot discs, one of them 1 and nothing hotter, and nothing but zero
-/// beyond its ends, at any time. Rows and columns of all blocks, from 0 on.
+/// Returns a cell of the initial field: two hot discs, the hotter one at 1. Beyond its ends the
+/// field is zero at any time. Row and column count from 0 across all blocks.
 pub(crate) fn begin(row: isize, column: isize, [rows, columns]: [usize; 2]) -> f64 {
     if row < 0 || column < 0 || row >= rows as isize || column >= columns as isize {
         return 0.0;
@@ -31,8 +31,8 @@ pub(crate) fn begin(row: isize, column: isize, [rows, columns]: [usize; 2]) -> f
     }
 }
 
-/// A part of the whole field after so many steps, computed by this CPU alone: from each step
-/// before, of what lies around it only as much as reaches it in the steps that are left.
+/// Computes a part of the whole field after `steps` steps with this CPU alone. Each step computes
+/// only those cells around the part that can still affect it.
 pub(crate) fn alone(part: [Range<usize>; 2], all: [usize; 2], steps: u64) -> Vec<f64> {
     let far = steps as isize;
     let [rows, columns] = part.map(|range| range.start as isize..range.end as isize);
@@ -62,13 +62,13 @@ pub(crate) fn alone(part: [Range<usize>; 2], all: [usize; 2], steps: u64) -> Vec
         .collect()
 }
 
-/// How far two fields are apart at the most, relative to the hottest that the field ever is: 1.
-/// Infinitely far where a number is none, and where their lengths differ.
+/// Returns the largest difference of two fields, relative to the hottest cell of all steps, which
+/// is 1. It is infinite if a value is NaN or the lengths differ.
 pub(crate) fn distance(found: &[f64], wanted: &[f64]) -> f64 {
     if found.len() != wanted.len() {
         return f64::INFINITY;
     }
     let differs = found.iter().zip(wanted).map(|(one, other)| (one - other).abs());
-    // `max` alone would pass over what is no number.
+    // `max` alone would ignore NaN.
     differs.fold(0.0, |worst, one| if one.is_nan() { f64::INFINITY } else { one.max(worst) })
 }

@@ -1,18 +1,20 @@
-//! A heat equation on a grid of GPUs, a rank each. Neighbours exchange the edges of their blocks by
-//! puts in the order of streams: kernel, put, signal, kernel, and no GPU that is waited for. While
-//! edges travel, the interior is computed.
+//! A heat equation on a grid of GPUs, with a rank for each. Neighbours exchange the edges of their
+//! blocks by puts in the order of streams: kernel, put, signal, kernel. The host waits for no GPU.
+//! While edges travel, the interior is computed.
 //!
 //! ```sh
 //! cargo build --release --examples
 //! cargo run --release -- run -n 2 -- halo_2d 8192 200 field.svg
 //! ```
 //!
-//! The size is that of a rank's block, in cells; then come steps, and a picture. Before the time is
-//! taken, a small field is compared with one that a CPU has computed alone, and so are three rows
-//! of each block of the large one; the picture shows the small one. One rank (`run -n 1`) has
-//! nobody to exchange with: what more take is to be seen beside it. Without an NVIDIA GPU it runs
-//! on simulated ones, whose closures do what the kernels do, and says so: their times say nothing,
-//! and their memory holds blocks of some 3000 cells each way.
+//! The arguments are the size of a rank's block in cells, the number of steps, and a picture.
+//! Before the measurement, a small field is compared with one that a CPU has computed alone. So are
+//! three rows of each block of the large field. The picture shows the small one.
+//!
+//! One rank (`run -n 1`) exchanges nothing: its times are the baseline for more ranks. Without an
+//! NVIDIA GPU the example runs on simulated ones, whose closures do the work of the kernels, and
+//! says so. Simulated times say nothing, and simulated memory holds blocks of some 3000 cells each
+//! way.
 
 mod cuda;
 mod field;
@@ -31,18 +33,17 @@ use grid::Grid;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Cells and steps of the field that is compared: of other numbers each way, so that no two are
-/// confused.
+/// Cells and steps of the field that is compared. All numbers differ, so that no two are confused.
 const SMALL: [usize; 2] = [96, 80];
 const STEPS: u64 = 60;
-/// Steps before the time is taken.
+/// Steps before the measurement.
 const WARM: u64 = 10;
 
 fn main() -> ExitCode {
     gpus::play_from(1, solve)
 }
 
-/// What the command line asks for.
+/// Arguments of the command line.
 struct Asked {
     /// Cells of a block each way.
     size: usize,
@@ -84,7 +85,7 @@ fn solve(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     field.exchange(STEPS)?;
     let worst = field.compare(0..SMALL[0])?;
     let found = field.cells(0..SMALL[0])?;
-    // While it is there nobody may leave: its end is a meeting of all.
+    // Collective: dropping a field waits for all ranks, so each rank does it before it goes on.
     drop(field);
     if let Some(path) = picture {
         picture::draw(runtime, &grid, &found, SMALL, path.as_ref())?;
@@ -92,7 +93,7 @@ fn solve(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
 
     let mut field = Field::new(runtime, gpu, grid, [size, size])?;
     field.exchange(steps.min(WARM))?;
-    // Of the field whose time is taken the rows at both edges, and one between them.
+    // Checks the two outermost rows of the measured field, and one in the middle.
     for row in [0, size / 2, size - 1] {
         field.compare(row..row + 1)?;
     }

@@ -1,4 +1,4 @@
-//! What stands for the kernels on a simulated GPU: closures, which do the same by the CPU.
+//! Kernels for a simulated GPU: closures that compute the same on the CPU.
 
 use crate::field::{Kernels, Layout, Step};
 use crate::gpus::Result;
@@ -30,7 +30,7 @@ impl SimulatedKernels {
     }
 }
 
-/// So many cells.
+/// Reads `cells` cells from `at` on.
 fn read(
     kernel: &mut Kernel,
     memory: &Region,

@@ -1,5 +1,5 @@
-//! Which GPUs an example works on: NVIDIA's where there are any, else simulated ones, and it says
-//! which.
+//! GPUs that an example works on: NVIDIA's if there are any, else simulated ones. The example
+//! prints which.
 
 #![allow(dead_code, reason = "each example is a program of its own, and uses a part of this")]
 
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Settings with which there is a GPU: what CARRACK_GPU says, else NVIDIA's, else simulated ones.
+/// Returns settings with a GPU driver: that of CARRACK_GPU, else NVIDIA's, else the simulated one.
 pub(crate) fn settings() -> Result<Settings> {
     let given = Settings::from_env()?;
     if given.gpu() != GpuChoice::Auto {
@@ -39,7 +39,7 @@ pub(crate) fn of(runtime: &Runtime) -> Result<Vec<Arc<dyn Gpu>>> {
     Err(format!("no GPU: {}; CARRACK_GPU=fake simulates some", reasons.join("; ")).into())
 }
 
-/// The first line of an example: what it works on.
+/// Prints the GPUs that an example works on.
 pub(crate) fn say(gpus: &[Arc<dyn Gpu>]) {
     let simulated = gpus.iter().any(|gpu| gpu.info().simulated);
     let names: Vec<_> = gpus.iter().map(|gpu| gpu.info().name.as_str()).collect();
@@ -47,15 +47,16 @@ pub(crate) fn say(gpus: &[Arc<dyn Gpu>]) {
     println!("on {} {what}: {}", gpus.len(), names.join(", "));
 }
 
-/// Runs `body` on this rank; where no launcher has started several, on two ranks in this process, a
-/// thread each. The GPU that it is given is that of its rank, in turn. What went wrong is said.
+/// Runs `body` on this rank, or on two ranks in this process, a thread each, if no launcher has
+/// started several. Each rank gets a GPU in turn, and its error is printed.
 pub(crate) fn play(body: Body) -> ExitCode {
     play_from(2, body)
 }
 
 pub(crate) type Body = fn(&Runtime, &Arc<dyn Gpu>) -> Result<()>;
 
-/// The same where `least` ranks that a launcher has started are enough.
+/// Runs `body` like [`play`], but on this rank alone if a launcher has started at least `least`
+/// ranks.
 pub(crate) fn play_from(least: u32, body: Body) -> ExitCode {
     match all_play(least, body) {
         Ok(true) => ExitCode::SUCCESS,
@@ -67,19 +68,19 @@ pub(crate) fn play_from(least: u32, body: Body) -> ExitCode {
     }
 }
 
-/// Whether all went well, and is said where it did not.
+/// Returns `true` if all ranks of this process succeeded. Their errors are printed.
 fn all_play(least: u32, body: Body) -> Result<bool> {
     let settings = settings()?;
     let runtime = Runtime::builder().settings(settings.clone()).start()?;
-    // Those of one runtime for all ranks of a process: each simulated driver has devices of its
-    // own.
+    // All ranks of a process use the GPUs of one runtime: each simulated driver has its own
+    // devices.
     let gpus = of(&runtime)?;
     let gpu = |rank: &Runtime| &gpus[rank.rank().0 as usize % gpus.len()];
     if runtime.rank().0 == 0 {
         say(&gpus);
     }
-    // Said while the runtime is there: once it has closed another rank may fail of that first, and
-    // the launcher end this one.
+    // Printed before the runtime closes: its end can fail another rank first, and then the
+    // launcher ends this one.
     let played = |rank: &Runtime| {
         body(rank, gpu(rank)).inspect_err(|why| eprintln!("{}: {why}", rank.rank())).is_ok()
     };
@@ -94,7 +95,7 @@ fn all_play(least: u32, body: Body) -> Result<bool> {
         // A rank ends with its body: the other one must not wait for one that has failed.
         let players: Vec<_> =
             ranks.into_iter().map(|rank| threads.spawn(move || played(&rank))).collect();
-        // What a panic had to say, it has said.
+        // A panic has printed its message.
         let ends = players.into_iter().map(|player| player.join().unwrap_or(false));
         Ok(ends.fold(true, |all, end| all & end))
     })

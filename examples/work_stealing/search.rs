@@ -1,10 +1,10 @@
-//! The problem: counting the nodes of a tree that nobody knows before having walked it.
+//! The problem: counting the nodes of a tree whose shape is known only after walking it.
 //!
-//! It is the binomial tree of UTS, the Unbalanced Tree Search benchmark (Olivier and others, 2006):
-//! the root has many children, every other node has either several or none, by a hash of its own.
-//! Two subtrees side by side can differ a thousandfold, so no division of work made in advance is
-//! any good. UTS hashes with SHA-1; this uses the finalizer of SplitMix64 a number of times, so
-//! that there is something to do at each node.
+//! It is the binomial tree of UTS, the Unbalanced Tree Search benchmark (Olivier and others,
+//! 2006). The root has many children; every other node has either several or none, by its hash.
+//! Sizes of neighbouring subtrees can differ a thousandfold, so no static division of the work
+//! helps. UTS hashes with SHA-1; this example applies the finalizer of SplitMix64 several times,
+//! so that each node costs some time.
 
 const ROOT_CHILDREN: u64 = 4_000;
 const CHILDREN: u64 = 8;
@@ -13,7 +13,7 @@ const CHILDREN: u64 = 8;
 const FERTILE: f64 = 0.1245;
 const HASHES: u32 = 20;
 
-/// A node is all that is needed to find its children: eight bytes to send.
+/// Node, from which its children can be computed: eight bytes to send.
 #[derive(Clone, Copy)]
 pub(crate) struct Node(pub u64);
 
@@ -31,7 +31,7 @@ impl Node {
     }
 }
 
-/// The whole tree, by one thread: what the ranks' result is checked against.
+/// Counts the whole tree with one thread, to check the ranks' result.
 pub(crate) fn count_alone() -> u64 {
     let (mut stack, mut nodes) = (vec![ROOT], 0);
     while let Some(node) = stack.pop() {

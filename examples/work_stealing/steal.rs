@@ -1,22 +1,23 @@
-//! The way of the work: ranks that have none steal it, and all find out together when there is none
-//! left.
+//! The distribution of work: ranks without work steal some, and all ranks detect the end together.
 //!
 //! Everything arrives in one queue, told apart by its tag:
 //!
 //! ```text
 //! STEAL  thief → victim       give me nodes
 //! NODES  victim → thief       the older half of its nodes, or nothing
-//! TOKEN  rank → next rank     Safra's token: round the ring, to find out whether all is over
-//! OVER   rank 0 → the others  it is
+//! TOKEN  rank → next rank     Safra's token: round the ring, to detect the end
+//! OVER   rank 0 → the others  the end
 //! ```
 //!
-//! The end is found by Safra's algorithm (Dijkstra, EWD 998, 1987). That every rank has been seen
-//! without work is not enough: work may have been on its way past the one who looked. So each rank
-//! counts the messages with work that it has sent, less those that it got, and is black from when
-//! it got one until it has passed the token on. The token waits at a rank that has work; then it
-//! takes along the rank's count and blackness. If it comes home to rank 0 white, rank 0 is white
-//! and idle, and the counts add up to nothing, then no work is anywhere, nor on its way; otherwise
-//! it goes round again. STEAL, and NODES without nodes, set nobody to work, so they do not count.
+//! Safra's algorithm (Dijkstra, EWD 998, 1987) detects the end. It does not suffice that every rank
+//! was seen without work: work may have been in flight past the observer. So each rank counts the
+//! messages with work that it has sent, less those that it has received. A rank is black from the
+//! receipt of work until it passes the token on. The token waits at a rank that has work, and then
+//! takes along the rank's count and colour.
+//!
+//! All work is done if the token returns white to a white and idle rank 0, and the counts add up to
+//! zero. Otherwise the token goes round again. STEAL, and NODES without nodes, bring no work, so
+//! they do not count.
 
 use crate::Result;
 use crate::search::{Node, ROOT, hash};
@@ -29,10 +30,10 @@ const NODES: Tag = Tag(2);
 const TOKEN: Tag = Tag(3);
 const OVER: Tag = Tag(4);
 
-/// Nodes between two looks at the queue: a thief waits for about as long, some microseconds.
+/// Nodes between two looks at the queue. A thief waits for about as long, some microseconds.
 const TURN: usize = 32;
-/// A rank that was refused asks again after the first of these, then after twice as long, up to the
-/// second: ranks without work leave the cores to those that have some.
+/// Shortest and longest pause of a refused rank before it asks again. The pause doubles with each
+/// refusal, so that ranks without work leave the cores to those that have some.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
 
 pub(crate) struct Worker<'a> {
@@ -45,7 +46,7 @@ pub(crate) struct Worker<'a> {
     asked: bool,
     ask_again: Instant,
     pause: Duration,
-    /// The token's count, and whether it is black, while it is here.
+    /// Count and colour (`true`: black) of the token, while it is here.
     token: Option<(i64, bool)>,
     sent_less_got: i64,
     black: bool,
@@ -55,12 +56,12 @@ pub(crate) struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    /// All ranks make theirs together. The root is rank 0's, and so is the token: black, so that it
-    /// goes round.
+    /// Creates the worker of this rank. Collective over all ranks. Rank 0 has the root, and the
+    /// token, which is black at first so that it goes round.
     pub(crate) fn new(runtime: &'a Runtime) -> Result<Self> {
         let first = runtime.rank() == Rank(0);
-        // From each rank there can be a STEAL and the answer to ours, and then the token and the
-        // end.
+        // Each rank can send a STEAL and the answer to this rank's; the token and OVER come on
+        // top.
         let inbox = CompQueue::new(2 * runtime.size() as usize + 2);
         let name = runtime.register_comp(&inbox)?;
         runtime.barrier()?;
@@ -82,7 +83,7 @@ impl<'a> Worker<'a> {
         })
     }
 
-    /// Works and steals until there is nothing left anywhere.
+    /// Works and steals until no rank has work.
     pub(crate) fn run(&mut self) -> Result<()> {
         while !self.over {
             for _ in 0..TURN {
@@ -107,7 +108,7 @@ impl<'a> Worker<'a> {
         }
         let (me, size) = (u64::from(self.runtime.rank().0), u64::from(self.runtime.size()));
         if !self.asked && size > 1 && Instant::now() >= self.ask_again {
-            // Anybody but this rank, by a number that is never the same twice.
+            // A random rank other than this one, by the hash of a number that never repeats.
             self.tries += 1;
             let victim = (me + 1 + hash(me << 32 ^ self.tries) % (size - 1)) % size;
             self.send(Rank(victim as u32), &[], STEAL)?;
@@ -154,7 +155,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// The token leaves; or, at rank 0, tells that all is over.
+    /// Passes the token on, or ends the search if rank 0 finds all work done.
     fn pass_on(&mut self, count: i64, black: bool) -> Result<()> {
         let (me, size) = (self.runtime.rank().0, self.runtime.size());
         if me == 0 && count == 0 && !black {
@@ -168,8 +169,8 @@ impl<'a> Worker<'a> {
     }
 
     fn send(&self, to: Rank, bytes: &[u8], what: Tag) -> Result<()> {
-        // A few messages a rank are under way at most: where there is no room yet, the backlog has
-        // it.
+        // A rank has a few messages in flight at most. If there is no room, the backlog keeps
+        // them.
         let _done_or_posted =
             self.runtime.post_am(to, bytes, self.name).tag(what).allow_retry(false).call()?;
         Ok(())

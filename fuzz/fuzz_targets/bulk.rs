@@ -1,6 +1,6 @@
-//! What a rank says about large messages and about memory: offers, clearances, parts, ends and
-//! requests, near to right and with the wrong numbers, while operations of all kinds are under way.
-//! Whatever it says, each of these ends once.
+//! Messages of a peer about rendezvous and remote memory: RTS, CTS, fragments, FIN and requests.
+//! They are nearly right or have wrong numbers, while operations of all kinds are in flight. Each
+//! operation must end exactly once.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -15,10 +15,10 @@ use carrack_transports::mem::MemRef;
 use libfuzzer_sys::fuzz_target;
 use std::sync::Arc;
 
-/// Bytes of the region that the others may reach.
+/// Length of the region that peers may access, in bytes.
 const ROOM: usize = 20_000;
 
-/// A number that is likely to mean something.
+/// Number that is likely to be a valid value.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Word {
     Small(u8),
@@ -38,7 +38,7 @@ impl Word {
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// One of the messages, with so many words after its header.
+    /// One of the messages, with `count` words after its header.
     Say {
         kind: u8,
         comp: u8,
@@ -46,13 +46,13 @@ enum Step {
         words: [Word; 5],
         count: u8,
     },
-    /// A part, with so many bytes.
+    /// A fragment of `len` bytes.
     Part {
         landing: u8,
         offset: Word,
         len: u16,
     },
-    /// A request for the region that there is, but for its place.
+    /// A request for the registered region, at any offset.
     Request {
         kind: u8,
         token: Word,
@@ -67,7 +67,7 @@ enum Step {
         count: Word,
         size: Word,
     },
-    /// A part that is a list of places, with so many bytes behind it.
+    /// A fragment that is a list of places, followed by `len` bytes.
     List {
         landing: u8,
         places: Vec<(Word, Word)>,
@@ -84,7 +84,7 @@ enum Step {
         len: u16,
         number: Word,
     },
-    /// Pieces, each of so many bytes, put or got.
+    /// Pieces of these lengths in bytes, put or got.
     Batch {
         is_put: bool,
         lens: Vec<u16>,
@@ -122,8 +122,8 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
     let identity = Identity { me: PeerId(1), ranks: 2, secret: *theirs.job().as_bytes() };
     let domain = loopback.open(&loopback.devices()?.remove(0), identity)?;
     let device = domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), 8 << 10, 16)))?;
-    // Where this rank's messages go, so that they are sent and not kept back: a count of one, the
-    // transport's name and its length, the address and its length.
+    // This rank's address, so that messages to it are sent and not kept back. It is published as a
+    // count of one, the transport's name and its length, the address and its length.
     let address = device.address();
     let name = b"loopback";
     let mut published = vec![1, name.len() as u8];
@@ -137,7 +137,7 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
         let _ = link.submit(Op::AmCopied { header: Header(header), bytes: MemRef::host(bytes) });
     };
     let flat = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
-    // A region of rank 1's by any number, of more bytes than are ever asked for.
+    // A remote key of rank 1 with any number, longer than any access.
     let remote = |number: u64| {
         let bytes = [&1_u32.to_le_bytes()[..], &flat(&[number, 0, 1 << 20])].concat();
         Rmr::from_bytes(&bytes)
@@ -154,7 +154,7 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
                 let kind = 3 + u64::from(kind % 11);
                 let mut words = words.map(Word::get);
                 if kind == 3 {
-                    // Memory for whatever it offers is taken at once.
+                    // The receiver allocates at once whatever length the offer has.
                     words[0] %= 1 << 16;
                 }
                 let header = kind | u64::from(comp % 4) << 32;
@@ -171,7 +171,7 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
                 say([kind, u64::from(kind == 11 && second.get() % 2 == 0)], &flat(&words));
             }
             Step::Pieces { token, landing, count, size } => {
-                // What the list takes, and some more or less.
+                // The list's own size is added, so that the size can be nearly right.
                 let size = size.get().wrapping_add(count.get().wrapping_mul(16));
                 say([23, landing.into()], &flat(&[token.get(), number, count.get(), size, 0]));
             }

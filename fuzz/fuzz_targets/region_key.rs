@@ -33,7 +33,7 @@ fn ground() -> Option<&'static Ground> {
 
 #[derive(Arbitrary, Debug)]
 enum Key {
-    /// The right one, but for some words.
+    /// The right key with some words changed.
     Near(Vec<(u8, u64)>),
     /// Bytes of any length, and no process.
     Any(Vec<u8>),

@@ -30,8 +30,8 @@ fuzz_target!(|input: (u8, Vec<Step>)| {
         match step {
             Step::Write { at, control, body } => {
                 let at = usize::from(at) % capacity;
-                // SAFETY: one thread: nobody reads meanwhile. A body has BODY bytes, more than
-                // these.
+                // SAFETY: there is one thread, so no reader runs at the same time. A body has BODY
+                // bytes, more than the 16 of `body`.
                 unsafe {
                     assert!(body.len() <= BODY);
                     slots.write(at, |to| to.cast::<[u8; 16]>().write_unaligned(body));

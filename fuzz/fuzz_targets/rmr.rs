@@ -1,4 +1,4 @@
-//! The name of a remote region, as another rank has sent it, and what operations make of it.
+//! Remote keys of another rank, and operations with them.
 #![no_main]
 
 use carrack::settings::{Settings, TransportChoice};

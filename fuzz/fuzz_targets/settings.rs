@@ -10,7 +10,7 @@ fuzz_target!(|input: (u8, String, Vec<(String, String)>)| {
     let known: Vec<&str> = Settings::defaults().describe().iter().map(|line| line.variable).collect();
     let known = known[usize::from(which) % known.len()].to_owned();
     match Settings::from_vars([(known, value.clone())]) {
-        // What is shown can be given again.
+        // The printed form of a setting can be read again.
         Ok(settings) => drop(settings.describe()),
         Err(error) => assert!(!error.to_string().is_empty()),
     }

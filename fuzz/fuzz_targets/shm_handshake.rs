@@ -1,4 +1,4 @@
-//! What a process says that connects over shared memory, and the address that it was found by.
+//! Messages of a process that connects over shared memory, and the published address.
 #![no_main]
 
 use carrack_transports::contract::AddressBlob;

@@ -1,4 +1,4 @@
-//! How a connection to the TCP bootstrap begins, by whoever connects.
+//! Greeting messages of the TCP bootstrap, from any process that connects.
 #![no_main]
 
 use carrack::bootstrap::tcp::JobKey;

@@ -1,4 +1,4 @@
-//! What a process says over TCP that connects over verbs, and the address that it was found by.
+//! Messages of a process that connects over TCP to set up verbs, and the published address.
 #![no_main]
 
 use carrack_transports::contract::AddressBlob;

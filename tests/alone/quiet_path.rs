@@ -163,7 +163,8 @@ fn allocations_are_counted() {
 
 const ROLE: &str = "QUIET_PATH_ROLE";
 
-/// What a child does under the filter: nothing, a way, or what is forbidden.
+/// Plays the role of a child under the filter: nothing, a way of communication, or a forbidden
+/// call.
 #[test]
 fn a_child_in_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -44,7 +44,7 @@ impl Folder {
         folder
     }
 
-    /// The same with the scripts in an archive, as xtask packs it.
+    /// Creates a bundle with the scripts in an archive, as xtask packs it.
     fn packed(test: &str, scripts: &[(&str, &str)]) -> Self {
         let folder = Self::bundle(test, scripts);
         let mut packing = Packing::begin(&folder.0.join(ARCHIVE), 1 << 16).unwrap();

@@ -1,5 +1,5 @@
-//! The examples, as a user starts them: several processes under the launcher, which verify what
-//! they have done.
+//! The examples, as a user starts them: several processes under the launcher, which verify their
+//! results.
 
 #[allow(dead_code, reason = "of the example's equation a part is tested here")]
 #[path = "../../examples/halo_2d/heat.rs"]
@@ -8,12 +8,12 @@ mod heat;
 use crate::support::built::{carrack, examples};
 use std::process::Command;
 
-/// Runs an example on so many ranks. What it printed.
+/// Runs an example on `ranks` ranks, and returns its lines.
 fn run(example: &str, ranks: u32) -> Vec<String> {
     run_with(example, ranks, &[])
 }
 
-/// The same with arguments of its own.
+/// Runs an example like [`run`], with arguments of its own.
 fn run_with(example: &str, ranks: u32, args: &[&str]) -> Vec<String> {
     let program = examples().join(example);
     let mut command = Command::new(carrack());
@@ -130,7 +130,7 @@ fn a_field_with_a_wrong_cell_one_that_is_no_number_or_one_too_few_is_far_from_wh
         assert!(heat::distance(&found, &wanted) >= least, "{wrong}");
     }
     assert_eq!(heat::distance(&wanted[1..], &wanted), f64::INFINITY);
-    // A part is that part of the whole, whatever it is cut at.
+    // A part equals the same part of the whole, at any boundaries.
     let whole = heat::alone([0..60, 0..80], [60, 80], 25);
     let part: Vec<f64> = (10..30).flat_map(|row| whole[row * 80..row * 80 + 40].to_vec()).collect();
     assert!(
@@ -228,7 +228,7 @@ fn messages_lie_on_a_gpu_simulated_where_there_is_none() {
         assert_eq!(right.count() as u32, ranks, "{lines:?}");
     }
 }
-/// How many lines say something.
+/// Returns the number of lines that contain `what`.
 fn saying(lines: &[String], what: &str) -> usize {
     lines.iter().filter(|line| line.contains(what)).count()
 }
@@ -308,7 +308,7 @@ fn a_list_grows_on_gpus_as_others_append_to_it_and_shrinks_again() {
     }
 }
 
-/// Whether a line says which GPUs an example works on, and calls simulated ones simulated.
+/// Returns `true` if a line names the GPUs of an example, and calls simulated ones simulated.
 fn names_gpus(line: &str) -> bool {
     let is_fake = line.contains("Fake");
     line.contains("on ")

@@ -1,6 +1,6 @@
-//! `carrack explain` in processes whose driver is the mock's library: two that want a copier on one
-//! GPU find each other by the claims that they make with a real driver, too; and what explain says
-//! where the driver refuses.
+//! `carrack explain` in processes whose driver is the mock's library. Two that want a copier on
+//! one GPU find each other by their claims, as with a real driver. Other tests have the driver
+//! refuse.
 
 #[allow(dead_code, reason = "its words are another process's here")]
 #[path = "../../transports/tests/mock/mod.rs"]
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 fn folder() -> &'static str {
     static FOLDER: OnceLock<String> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        // From 3 on, the mock is one for processes that nobody reaches into.
+        // From 3 on, the mock serves processes that the test cannot reach into.
         let define = format!("-DCOPIER={}", 3 + std::process::id());
         let library = mock::library("explain-claims", &define);
         let folder = library.parent().unwrap();

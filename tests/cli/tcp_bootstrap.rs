@@ -60,8 +60,7 @@ fn role(name: &str, number: u32, size: u32, port: u16) -> Command {
     rank(command, number, size, port)
 }
 
-/// One that nobody gets before it is used: it is none of those that the kernel gives to whoever
-/// asks for any.
+/// Returns a free port outside of the range from which the kernel gives ports to other sockets.
 fn free_port() -> u16 {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let here = std::process::id().wrapping_mul(16);
@@ -211,8 +210,8 @@ fn what_is_wrong_with_the_variables_is_said_and_nobody_is_waited_for() {
     }
 }
 
-/// Starts the ranks of so many nodes as torchrun does, but for the order: it numbers those of a
-/// node one after the other, others deal ranks out to nodes in turn.
+/// Starts the ranks of `nodes` nodes like torchrun, in another order. torchrun numbers the ranks
+/// of a node consecutively; other launchers deal ranks out to nodes in turn.
 fn dealt_out(role_name: &str, nodes: u32, each: u32, variables: &[(&str, &str)]) -> Vec<Started> {
     let port = free_port();
     let start = |number: u32| {
@@ -253,12 +252,12 @@ fn under_carrack_run_its_ranks_are_its_own() {
     command
         .args(["--exact", "tcp_bootstrap::a_rank_in_its_role", "--nocapture", "--test-threads=1"])
         .env(ROLE, "meet");
-    // Variables that nobody could join by.
+    // Variables by which no process could join.
     let output = Started::spawn(rank(command, 7, 9, free_port())).end();
     assert!(succeeded(&output).contains("met 2"));
 }
 
-/// What ranks do that wait for one which has not started.
+/// Actions of ranks that wait for one which has not started.
 const WAITS: [&str; 5] = ["barrier", "receive", "send", "blocking send", "asked for others"];
 const LATE: u32 = 2;
 /// The file that lets the late rank start.
@@ -377,7 +376,7 @@ fn started_by(variables: &[(&str, &str)]) -> Command {
     command
 }
 
-/// What the launchers were seen to set for one of two processes.
+/// Variables that real launchers set for one of two processes.
 const OF_LAUNCHERS: [(&str, &[(&str, &str)]); 5] = [
     ("Hydra", &[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_FD", "7"), ("MPI_LOCALRANKID", "1")]),
     (
@@ -467,7 +466,7 @@ fn the_carrack_command_works_under_such_a_launcher_where_it_starts_no_ranks_and_
     }
 }
 
-/// Nothing, unless it was started to be a rank.
+/// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -1,10 +1,10 @@
-//! What callers allow × operation × completion object × how much room there is: each combination.
+//! Outcomes that callers allow × operation × completion object × free room: each combination.
 //!
-//! With all outcomes allowed an operation comes to one of them by nature. What is not allowed gives
-//! way: `Done` to `Posted`, `Posted` to a wait for `Done`, `Retry` to `Posted`, or to a wait if
-//! that is not allowed either. A call that waits and may not be `Done` is an error, and does
-//! nothing. An operation on memory that may not be tried again is an error when too many wait for
-//! their peers, unless the call may wait.
+//! With all outcomes allowed, an operation has a natural outcome. A forbidden outcome is replaced:
+//! `Done` by `Posted`, `Posted` by a wait for `Done`, `Retry` by `Posted`, or by a wait if that is
+//! forbidden, too. A call that waits and must not be `Done` is an error, and does nothing. If too
+//! many operations on memory wait for their peers, an operation without `Retry` is an error,
+//! unless the call may wait.
 
 use crate::memory::{Ground, Way, ways};
 use crate::support::over_each_transport;
@@ -29,7 +29,7 @@ over_each_transport!(
 const LARGE: usize = 9000;
 const OFFERS: usize = 16;
 const CONTEXT: UserContext = UserContext(3);
-/// Of what makes the room scarce.
+/// Tag of the operations that make the room scarce.
 const FILLER: Tag = Tag(99);
 const HELD: u64 = 5;
 
@@ -41,7 +41,7 @@ enum Operation {
     Send {
         size: usize,
     },
-    /// Whose message is there, or is not.
+    /// A receive whose message has arrived, or has not.
     Recv {
         is_there: bool,
     },
@@ -85,7 +85,7 @@ enum Room {
     Enough,
     /// The ring to the peer is full.
     NoSlot,
-    /// As many operations as may wait for their peers.
+    /// The largest number of operations waits for their peers.
     NoOffer,
 }
 
@@ -98,11 +98,11 @@ struct Case {
     done: bool,
     posted: bool,
     retry: bool,
-    /// Whether a NIC carries out puts and gets.
+    /// `true` if a NIC carries out puts and gets.
     has_nic: bool,
 }
 
-/// What an operation comes to if everything is allowed.
+/// Outcome of an operation if every outcome is allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Nature {
     Done,
@@ -132,8 +132,8 @@ impl Case {
         matches!(self.operation, Am { .. } | Send { .. })
     }
 
-    /// Whether the call returns only when the operation is over. What sends bytes ends unseen if
-    /// there is no completion object.
+    /// Returns `true` if the call returns only when the operation is complete. An operation that
+    /// sends bytes completes unseen if there is no completion object.
     fn waits(&self) -> bool {
         !self.posted
             || self.comp.is_none() && !self.is_message() && !matches!(self.operation, Put { .. })
@@ -218,7 +218,7 @@ fn each_case<J: Job>(room: Room) {
 /// Two ranks, and what the first one's operations are about.
 struct Bench {
     ground: Ground,
-    /// What active messages, and the signals of puts and gets, tell rank 1.
+    /// Statuses at rank 1 of active messages, and of the notifications of puts and gets.
     told: Mutex<Vec<Status>>,
     name: RemoteComp,
     filler: RemoteComp,
@@ -340,7 +340,7 @@ impl<'a> Run<'a> {
         assert!(matches!(operation(), Err(PostError::Spent)), "it is over");
     }
 
-    /// No outcome is left to it. It can be called as often as anybody likes, and nothing happens.
+    /// Checks a call to which no outcome is left: each time it is refused, without any effect.
     fn is_refused(&self) {
         let mut operation = self.operation();
         for _ in 0..2 {
@@ -352,7 +352,7 @@ impl<'a> Run<'a> {
         assert_eq!(self.comp.as_ref().map_or(0, |comp| comp.count() + comp.failed()), 0);
     }
 
-    /// What has to be there before.
+    /// Creates the preconditions of the case.
     fn prepare(&self) {
         let ranks = self.bench.ranks();
         match self.case.operation {
@@ -370,7 +370,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// How many large messages take up all the room there is.
+    /// Returns the number of large messages that fill all room.
     fn offers(&self) -> usize {
         // A flush that follows a put leaves room for that.
         OFFERS - usize::from(self.case.operation == Flush { follows: true })
@@ -519,7 +519,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether the other rank is told of it.
+    /// Returns `true` if the operation notifies the other rank.
     fn tells(&self) -> bool {
         match self.case.operation {
             Am { .. } => true,
@@ -528,7 +528,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether what was to be done has been done.
+    /// Returns `true` if the operation has had its effect.
     fn has_effect(&self) -> bool {
         let is_put = matches!(self.case.operation, Put { .. });
         let is_told = !self.tells() || !self.bench.told.lock().unwrap().is_empty();
@@ -541,7 +541,7 @@ impl<'a> Run<'a> {
             && (!is_put || self.bench.memory(8) == self.payload)
     }
 
-    /// What was to be done has been done, once.
+    /// Checks that the operation had its effect exactly once.
     fn check_effect(&self) {
         let told = std::mem::take(&mut *self.bench.told.lock().unwrap());
         let tells = self.tells();

@@ -1,4 +1,4 @@
-//! Operations as futures, the thread that makes progress, and what is pending.
+//! Operations as futures, the progress thread, and the list of pending operations.
 
 use crate::support::sink::Sink;
 use crate::support::*;
@@ -238,7 +238,7 @@ fn a_progress_thread_delivers_while_nobody_calls_progress<J: Job>() {
     };
     let sizes = [8, 100, 8000, 100_000];
     sizes.into_iter().for_each(sent);
-    // Nobody but the two threads makes progress.
+    // Only the two threads make progress.
     let start = std::time::Instant::now();
     while count.get() < 4 || bytes.lock().unwrap().len() < 4 {
         assert!(start.elapsed() < LIMIT, "nobody makes progress");

@@ -208,8 +208,7 @@ fn a_handler_of_loans_sees_messages_where_they_lie_and_gives_them_back<J: Job>()
         }
     }
     assert_eq!(lent > 0, J::TRANSPORT == TransportChoice::Shm);
-    // Two that are kept are all there is to be lent: the sender has to wait for them, and loses
-    // nothing.
+    // The two kept messages use up all loans. The sender has to wait for them, and loses nothing.
     if J::TRANSPORT == TransportChoice::Shm {
         let payload = pattern(1, 8192);
         let mut posted = 0;

@@ -1,5 +1,5 @@
-//! The transport contract, below the runtime: what `carrack_transports::contract` states, rule by
-//! rule.
+//! The transport contract, below the runtime: the rules of `carrack_transports::contract`, one by
+//! one.
 
 use crate::support::over_each_transport;
 use crate::support::*;
@@ -49,7 +49,7 @@ fn transport(choice: TransportChoice) -> Box<dyn Transport> {
     }
 }
 
-/// As small as the others.
+/// Returns options as small as those of the other transports.
 fn verbs_options() -> VerbsOptions {
     VerbsOptions { packet_size: 4096, receives: 32, ..VerbsOptions::default() }
 }
@@ -508,7 +508,7 @@ fn a_sleeping_thread_is_woken_by_a_message_and_never_sleeps_over_one<J: Job>() {
         serve(&mut there, &links[1], 0, false) + one.join().unwrap()
     });
     assert!(slept > 0, "nobody ever slept");
-    // And with something there already, nobody may sleep.
+    // With an event pending already, no thread may sleep.
     assert_eq!(am(&links[0], 0, &[]), Ok(Submit::Done));
     match there.device.arm() {
         Armed::Ready => {}

@@ -66,8 +66,8 @@ fn linked<J: Job>() -> ([Side; 2], [Arc<dyn Link>; 2]) {
     ([here, there], [to, back])
 }
 
-/// The operations of whose end a side is told, until it has nothing more to tell. Nobody else
-/// polls.
+/// Returns the tokens of all operations that end at a side, until no event is left. Only this
+/// thread polls.
 fn ends_of(side: &mut Side) -> Vec<u64> {
     let mut tokens = Vec::new();
     loop {

@@ -32,7 +32,7 @@ fn pair<J: Job>() -> (Side, Side, Arc<dyn Link>) {
     (here, there, link)
 }
 
-/// Sends a message that surely is there when this returns, but for one over a real NIC.
+/// Sends a message that has arrived when this returns, except over a real NIC.
 fn send<J: Job>(side: &mut Side, link: &Arc<dyn Link>) {
     while am(link, 0, b"wake up") != Ok(Submit::Done) {
         side.poll();

@@ -1,5 +1,5 @@
-//! What a caller can do about operations that wait: look, take back, limit in time; and what a rank
-//! does about messages that nobody waits for.
+//! Control of waiting operations: looking, cancelling, deadlines; and a rank's treatment of
+//! messages without a receive.
 
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
@@ -289,7 +289,7 @@ fn operations_on_memory_end_at_their_deadline_when_their_owner_is_silent<J: Job>
     for status in over.take() {
         assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(1)))));
     }
-    // When the owner goes on they are carried out all the same, and nobody is told again.
+    // When the owner goes on, it carries them out all the same, and signals no object again.
     settle(&ranks);
     assert_eq!(over.count(), 0);
     assert_eq!(region.whole().to_vec().unwrap()[..16], [7; 16]);
@@ -307,7 +307,7 @@ fn without_keys(rmr: &Rmr) -> Rmr {
 fn an_operation_that_is_over_in_time_knows_nothing_of_its_deadline<J: Job>() {
     let ranks = J::pair();
     let (over, arrived) = (Sink::keeping(), Sink::keeping());
-    // Long enough beside other work, and waited for below.
+    // Long enough on a busy machine, and waited for below.
     let limit = Duration::from_secs(3);
     for (at, size) in (0..).zip([1, 100, 9000, 200_000]) {
         let recv = ranks[1]

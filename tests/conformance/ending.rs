@@ -1,5 +1,5 @@
-//! Runtimes and peers that go while operations are under way: each operation ends once, and says
-//! why.
+//! Runtimes and peers that end while operations are in flight. Each operation ends once, and gives
+//! its reason.
 
 use crate::support::guard::Guarded;
 use crate::support::over_each_transport;
@@ -117,7 +117,7 @@ fn a_status_that_found_no_room_is_tried_once_more_at_the_end<J: Job>() {
         assert!(recv.call().unwrap().is_posted());
         sent(std::slice::from_ref(&zero), || zero.post_send(Rank(1), b"12345678", Tag(tag)).call());
     }
-    // And one that was over within its call.
+    // And an operation that is complete within its call.
     let mut own = one.post_send(Rank(0), b"x", Tag(3)).comp(&object).allow_done(false);
     sent(std::slice::from_ref(&zero), || own.call());
     while one.progress().is_ok() {}
@@ -384,7 +384,8 @@ fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>(
         let status = over.take().pop().expect("it has ended");
         assert!(matches!(status.error.as_deref(), Some(OpError::Closed)), "{status:?}");
         until(&ones, || one.peer_down(Rank(0)).is_some());
-        // The buffer is the sender's again, and holds something else by now: nobody may get that.
+        // The buffer belongs to the sender again, and has other bytes by now. No receiver may get
+        // those.
         let Buffer::Vec(mut buffer) = status.buffer else { panic!("another buffer") };
         buffer.fill(0xee);
         let (arrived, guarded) = (Sink::keeping(), Guarded::new(100_000, 1));

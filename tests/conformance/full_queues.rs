@@ -99,7 +99,7 @@ fn what_a_full_queue_has_no_room_for_waits_in_order_and_holds_up_nothing_else<J:
         send_to(&ranks, one, at..at + 1, &sizes);
         send_to(&ranks, other, at..at + 1, &sizes);
     }
-    // Large ones come in any order: all must, whatever the queue has room for.
+    // Large messages come in any order. All must arrive, though the queue is full.
     until_with_errors(&ranks, || free.count() == 20);
     // What is matched passes, too.
     let received = Sink::keeping();
@@ -288,7 +288,7 @@ fn beyond_the_budget_puts_that_notify_a_full_queue_are_a_retry<J: Job>() {
         ranks.iter().for_each(|rank| _ = rank.progress());
         assert!(begun.elapsed() < patience(LIMIT / 2), "it accepts without end: {posted}");
     }
-    // Messages and puts that notify nobody go on.
+    // Messages go on, and so do puts without a notification.
     let plain = ranks[0].post_put(Rank(1), &[1; 8], &rmr, 8).comp(&over).allow_done(false);
     assert!({ plain }.call().unwrap().is_posted());
     on_each(&ranks, |rank| rank.barrier().unwrap());
@@ -392,7 +392,7 @@ fn an_error_that_comes_with_what_is_waited_for_is_returned_by_the_next_call<J: J
     until(&ranks, || narrow.len() == 2);
     let before = narrow.len();
     send_to(&[ranks[0].clone(), ranks[0].clone()], name, 2..3, &[8]);
-    // It is over as soon as the third is refused, which is an error.
+    // The operation ends as soon as the third is refused, which is an error.
     ranks[1].wait(|| ranks[1].pending().deferred == 1).unwrap();
     assert_eq!(narrow.len(), before);
     let error = ranks[1].wait_for(Duration::from_millis(200), || false).unwrap_err();
@@ -415,7 +415,7 @@ fn messages_that_their_sender_holds_come_in_the_order_of_those_that_come_whole<J
     until(&ranks, || ranks[0].test_drained(ranks[0].default_device()));
     drop(sink.take());
     send_to(&ranks, name, 0..30, &[8, 300, 0, 3000]);
-    // The window opens in the midst of them.
+    // The send window opens while these receives are posted.
     for tag in 0..held {
         let receive =
             ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(tag)).comp(&Sink::keeping()).call();

@@ -1,6 +1,6 @@
-//! Memory that the CPU cannot touch: messages from it, into it, and in packets of it. A byte of it
-//! that the library touched itself would end this process. On real GPUs where `TEST_GPU=cuda` says
-//! so, but for what needs a driver that can be told to misbehave.
+//! Memory that the CPU cannot touch: messages from it, into it, and in packets of it. If the
+//! library itself touched a byte of it, this process would end. With `TEST_GPU=cuda` the tests run
+//! on real GPUs, except those that need injected faults.
 
 use crate::support::gpus::{self, is_for_simulated_only};
 use crate::support::guard::Guarded;
@@ -228,7 +228,7 @@ fn a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken<J: Job>() {
     assert_eq!((left.count(), left.failed()), (2 - usize::from(over_at_once), 0));
 }
 
-/// What has come, in the order in which the receives were posted.
+/// Returns the received bytes in the order in which the receives were posted.
 fn by_receive(mut statuses: Vec<Status>) -> Vec<Vec<u8>> {
     statuses.sort_by_key(|status| status.user_context.0);
     statuses.iter().map(|status| status.bytes().unwrap().to_vec()).collect()

@@ -1,5 +1,5 @@
-//! Active messages in a line before a GPU: whatever their engines do, they are handed over as they
-//! came.
+//! Active messages in the reorder queue before a GPU: they reach their handlers in the order of
+//! their arrival, in any order of the copies.
 
 use crate::support::over_each_transport;
 use crate::support::sink::Sink;
@@ -97,8 +97,8 @@ fn a_copy_that_is_held_holds_up_what_comes_behind_it_even_without_bytes<J: Job>(
     let Ground { driver, ranks, devices, .. } = &ground;
     let held = driver.faults().hold_copies();
     ground.send(1, 100);
-    // More of them than there are packets: they do not pile up, and no error is made of that. A
-    // queue pair takes fewer while nobody takes them in.
+    // More of them than there are packets: they do not pile up, and cause no error. A queue pair
+    // takes fewer while the receiver polls none.
     let count = if J::IS_RDMA { 10 } else { 100 };
     for _ in 0..count {
         ground.send(2, 0);

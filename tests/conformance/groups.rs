@@ -1,4 +1,4 @@
-//! Groups of ranks, and what they do together.
+//! Groups of ranks, and their collectives.
 
 #![allow(clippy::result_large_err, reason = "errors are what these tests are about")]
 
@@ -163,7 +163,7 @@ fn collectives_can_be_awaited_several_at_a_time<J: Job>() {
     });
 }
 
-/// Futures go to whatever thread an executor has: this is about whether it compiles.
+/// Executors move futures between threads. This function only has to compile.
 #[allow(dead_code)]
 fn futures_can_be_sent(group: &Group, rank: &Runtime) {
     fn is_send(_: impl Send) {}
@@ -199,7 +199,7 @@ fn a_group_that_makes_no_sense_is_refused<J: Job>() {
     ));
 }
 
-/// What each rank's error says.
+/// Returns each rank's error.
 fn errors<J: Job>(
     size: u32,
     settings: SettingsBuilder,
@@ -296,7 +296,8 @@ fn a_member_that_gives_up_does_not_leave_the_others_waiting<J: Job>() {
     assert!(all.iter().all(Result::is_ok), "{all:?}");
 }
 
-/// The next operation of each member meets the next of each other, whatever was refused in between.
+/// The next operation of each member meets that of each other one, though others were refused
+/// between.
 fn a_collective_that_is_refused_in_a_handler_has_not_begun<J: Job>() {
     type Collective = fn(&Group) -> Result<(), CollectiveError>;
     const REFUSED: [Collective; 4] = [

@@ -1,28 +1,28 @@
-//! The suite that every transport passes: what the runtime promises, over each of them in turn, and
-//! what the transport contract promises, below the runtime.
+//! The suite that every transport passes: the promises of the runtime, over each of them in turn,
+//! and those of the transport contract, below the runtime.
 //!
 //! | module | one idea |
 //! |---|---|
 //! | `matrix` | operation × completion × matching × size × buffer, in all pairs |
-//! | `allowed` | which outcomes callers allow × operation × completion × room, in all combinations |
+//! | `allowed` | allowed outcomes × operation × completion × room, in all combinations |
 //! | `large` | messages too long for one piece |
 //! | `memory` | puts, gets, atomic operations, flushes |
-//! | `pieces`, `pieces_refused`, `pieces_ordeals`, `pieces_endings` | many puts or gets as one, batches and faces: what arrives, what is refused, waits or fails, and what ends under them |
+//! | `pieces`, `pieces_*` | batches and strided puts and gets: arrival, refusal, waits, failures |
 //! | `nic_words` | atomic operations on words whose agent is a NIC |
 //! | `awaiting` | operations as futures, the progress thread, what is pending |
 //! | `buffers` | lists, packets filled in place, bytes on loan |
-//! | `control` | looking, cancelling, deadlines, and messages that nobody expects |
+//! | `control` | looking, cancelling, deadlines, and messages without a receive |
 //! | `groups` | barrier, broadcast, allgather of some ranks or all |
 //! | `order` | messages of one key, and of one link, come in the order in which they were sent |
-//! | `outcomes` | what operations come to, and what is an error |
+//! | `outcomes` | outcomes of operations, and errors |
 //! | `pressure` | each reason for a retry, forced by tiny resources; nothing is lost |
-//! | `ending` | runtimes and peers that go while operations are under way |
+//! | `ending` | runtimes and peers that end while operations are in flight |
 //! | `names` | tags, contexts and completion objects that other ranks name |
 //! | `resources` | devices, engines, pools and runtimes, several of each |
 //! | `waiting` | threads that post, poll, and sleep |
-//! | `full_queues` | completion objects without room, and packets that are all out: everything else passes |
+//! | `full_queues` | full completion objects, and no free packet: everything else passes |
 //! | `gpu` | memory that the CPU cannot touch |
-//! | `gpu_packets` | active messages in a line before a GPU |
+//! | `gpu_packets` | active messages in the reorder queue before a GPU |
 //! | `contract` | transports without a runtime |
 //! | `contract_sleep` | threads that sleep on one device of a transport |
 //! | `contract_ending` | operations of a transport whose device closes |

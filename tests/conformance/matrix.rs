@@ -139,8 +139,8 @@ impl Ground {
                 self.check_am(case, to.rank(), &payload, tag);
             }
             Operation::Send(policy) => {
-                // Without a completion object a receive does not return before it is over, so its
-                // message must be there or on its way.
+                // Without a completion object a receive returns only when it is complete, so its
+                // message must have arrived or be in flight.
                 if case.expected && case.receiver_comp.is_some() {
                     let receive = self.receive(case, policy, to, tag);
                     self.send(case, (from, to.rank()), &payload, tag, context);

@@ -1,5 +1,5 @@
-//! Puts, gets, atomic operations and flushes, on memory that peers map and on memory that its owner
-//! has to reach.
+//! Puts, gets, atomic operations and flushes, on memory that peers map and on memory that only its
+//! owner accesses.
 
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
@@ -27,7 +27,7 @@ crate::support::over_each_transport!(
 
 const SIZES: [usize; 9] = [0, 1, 8, 40, 41, 8192, 8193, 100_000, (1 << 20) + 3];
 
-/// How the memory of rank 1 is reached.
+/// Access to the memory of rank 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Rank 0 maps it, or has it anyway.
@@ -36,8 +36,8 @@ pub(crate) enum Way {
     Asked(KernelCopyChoice),
 }
 
-/// The ways that there are over a transport. Nobody's memory is mapped by RDMA, and no kernel
-/// copies there.
+/// Returns the ways of access over a transport. RDMA maps no peer's memory, and the kernel copies
+/// none there.
 pub(crate) fn ways<J: Job>() -> Vec<Way> {
     let asked = [KernelCopyChoice::Auto, KernelCopyChoice::Off].map(Way::Asked);
     if J::IS_RDMA { vec![asked[0]] } else { [Way::Mapped].into_iter().chain(asked).collect() }
@@ -196,7 +196,7 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
                     })
                 })
                 .collect();
-            // Whoever is done first still has to answer the other.
+            // The rank that is done first still has to answer the other.
             let helpers: Vec<_> = ground
                 .ranks
                 .iter()

@@ -1,5 +1,4 @@
-//! Atomic operations on words whose agent is their owner's NIC; and what those are told who have
-//! none.
+//! Atomic operations on words whose agent is their owner's NIC, and errors of ranks without a NIC.
 
 use crate::support::sink::Sink;
 use crate::support::{Job, pattern, posted, settle, step, until};
@@ -38,7 +37,8 @@ fn words<J: Job>(owner: &Runtime, region: &Region) -> Option<(Mr, Rmr)> {
     }
 }
 
-/// Calls until it is no retry, and makes progress until it is over, on this rank alone.
+/// Calls until the outcome is no retry, and makes progress on this rank alone until the operation
+/// ends.
 fn over(
     rank: &Runtime,
     call: &mut dyn FnMut() -> Result<Outcome, PostError>,
@@ -72,7 +72,7 @@ fn word(region: &Region, offset: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Counts a thread off, also when it panics: nobody waits for it then.
+/// Counts a thread off when dropped, also after a panic, so that no other thread waits for it.
 struct Left<'a>(&'a AtomicU64);
 
 impl Drop for Left<'_> {
@@ -198,7 +198,7 @@ fn a_word_has_one_agent<J: Job>() {
     );
     let error = sink.one(&ranks).ok().unwrap_err();
     assert!(matches!(error, OpError::Refused), "{error}");
-    // And words of the owner's are not given to its NIC, whatever a name says.
+    // A forged key does not bring words of the CPU's to the NIC: the operation fails.
     let mut forged = ranks[1].get_rmr(&beside).to_bytes();
     forged.truncate(28);
     forged.extend(&rmr.to_bytes()[28..]);
@@ -262,7 +262,7 @@ fn what_makes_no_sense_is_refused_before_a_nic_hears_of_it<J: Job>() {
     assert_eq!(word(&region, 8), 2);
 }
 
-/// As `posted`, of what may be refused.
+/// Calls like `posted`, but returns a refusal.
 fn posted_or_refused(
     ranks: &[Runtime],
     mut call: impl FnMut() -> Result<Outcome, PostError>,
@@ -293,7 +293,7 @@ fn words_that_are_withdrawn_while_in_use_end_operations_and_no_connection<J: Job
                     Err(other) => panic!("{other}"),
                 }
                 if number == 3 * round {
-                    // In the midst of it.
+                    // Deregisters while operations are in flight.
                     mr = None;
                 }
             }

@@ -17,7 +17,7 @@ over_each_transport!(
     messages_of_several_ranks_are_told_apart,
 );
 
-/// So that messages go inline in one slot and in several, and through chunks, by turns.
+/// Returns a random size, so that messages go inline in one slot or several, or through chunks.
 fn mixed(rng: &mut rand::rngs::SmallRng) -> usize {
     match rng.random_range(0..4) {
         0 => rng.random_range(0..=40),

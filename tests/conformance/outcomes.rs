@@ -1,4 +1,4 @@
-//! What operations come to, and what is an error.
+//! Outcomes of operations, and errors.
 
 use crate::support::guard::Guarded;
 use crate::support::over_each_transport;
@@ -155,7 +155,7 @@ fn wildcards_and_ranks_that_do_not_exist_are_refused<J: Job>() {
     wildcard(rank.post_am(Rank::ANY, b"x", name).call());
     wildcard(rank.post_send(Rank(1), b"x", Tag::ANY).call());
     wildcard(rank.post_send(Rank(1), b"x", Tag::ANY).matching(Matching::TagOnly).call());
-    // Where the tag is not looked at its value is nobody's business.
+    // Without matching by tag, any tag is allowed.
     let free = || rank.post_send(Rank(1), b"x", Tag::ANY).matching(Matching::RankOnly).call();
     assert!(posted(&ranks, free).is_done());
     let mut recv = ranks[1].post_recv(Rank(0), vec![0], Tag::ANY);

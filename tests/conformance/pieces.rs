@@ -1,5 +1,5 @@
-//! Many puts or gets as one: pieces and faces, of host, pinned and device memory, mapped or not. A
-//! byte beside a piece that is written is found, and so is a signal that comes before the bytes.
+//! Many puts or gets as one: pieces and strided data, of host, pinned and device memory, mapped or
+//! not. The tests detect a byte written outside of a piece, and a notification before the bytes.
 
 use crate::support::gpus::{self, is_for_simulated_only};
 use crate::support::sink::{Sink, Sort};
@@ -25,7 +25,7 @@ crate::support::over_each_transport_and!(
     a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_a_few_calls_of_the_driver,
 );
 
-/// What memory a side has.
+/// Memory kind of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     Host,
@@ -49,8 +49,8 @@ pub(super) struct Remote {
     pub(super) registered: carrack::Mr,
 }
 
-/// So many pieces of so many bytes, side by side in `local`, and in the other rank's memory where
-/// `place` says of each.
+/// Returns `count` pieces of `len` bytes, contiguous in `local`, and in the other rank's memory at
+/// the offset that `place` returns for each.
 pub(super) fn side_by_side<'a>(
     local: &'a Region,
     rmr: &'a Rmr,
@@ -117,7 +117,8 @@ impl Ground {
     }
 }
 
-/// Which sorts of memory, mapped or not: over RDMA a name without keys is as good as one with.
+/// Returns the memory kinds of both sides, mapped or not. Over RDMA, a key without mapping makes
+/// no difference.
 fn sorts<J: Job>() -> Vec<(Memory, Memory, bool)> {
     let pairs = ALL.into_iter().flat_map(|local| ALL.map(|remote| (local, remote)));
     let mapped = if J::IS_RDMA { vec![true] } else { vec![true, false] };
@@ -397,14 +398,14 @@ fn a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_
     }
 }
 
-/// How many pieces of how many bytes are more than 16 operations on memory that only its owner, or
-/// a NIC, reaches: some that each go by themselves, and so many small ones that their messages are
-/// as many.
+/// Returns two (count, length) pairs of pieces that take more than 16 operations on memory that
+/// only its owner or a NIC accesses. The first are pieces that each travel alone, the second so
+/// numerous that they take as many messages.
 pub(super) fn more_than_16<J: Job>() -> [(usize, usize); 2] {
     [(300, 5000), (if J::IS_RDMA { 300 } else { 20_000 }, 100)]
 }
 
-/// Calls again as long as it has to be.
+/// Calls again while the outcome is a retry.
 pub(super) fn posted_or_refused(
     ranks: &[Runtime],
     mut call: impl FnMut() -> Result<Outcome, PostError>,

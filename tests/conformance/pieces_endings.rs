@@ -1,5 +1,5 @@
-//! Batches under which something ends: the registration of the memory, the time that they have, the
-//! last handle to what an engine is at.
+//! Batches during which something ends: the registration of the memory, the deadline, or the last
+//! handle to memory that an engine copies.
 
 use super::pieces::{Ground, Memory, more_than_16, on_both, side_by_side};
 use crate::support::gpus::is_for_simulated_only;
@@ -89,7 +89,7 @@ fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
         let batch = batch.comp(&over).remote_comp(ground.name).deadline(Duration::from_millis(20));
         assert!(batch.allow_retry(false).call().unwrap().is_posted());
         if J::IS_RDMA {
-            // A NIC answers whatever its rank does.
+            // A NIC answers without its rank's progress.
             settle(&ground.ranks);
             assert_eq!(over.take().len(), 1);
             continue;

@@ -288,8 +288,8 @@ fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
     }
 }
 
-/// By an event of the program's, and by a stream: what is read is what was there when the event had
-/// fired.
+/// Waits for an event of the program, and for a stream: the batch reads the bytes from after the
+/// event.
 fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
     if is_for_simulated_only("there is no kernel that a test could hold up") {
         return;

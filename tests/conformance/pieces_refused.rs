@@ -1,4 +1,4 @@
-//! Batches of many pieces of which one is wrong.
+//! Batches of many pieces, one of which is wrong.
 
 use super::pieces::{Ground, Memory};
 use crate::support::*;

@@ -1,5 +1,5 @@
-//! Each reason for a retry, forced by tiny resources: that it is told, that the operation is the
-//! caller's again, and that nothing is lost.
+//! Each reason for a retry, forced by tiny resources. The caller gets the reason and its operation
+//! back, and nothing is lost.
 
 use crate::support::over_each_transport;
 use crate::support::sink::Sink;
@@ -26,8 +26,8 @@ fn tiny<J: Job>() -> SettingsBuilder {
     J::settings().shm_slots(8).shm_chunks(1).packets_max(16).backlog(4).poll_batch(1)
 }
 
-/// Posts active messages without progress until one has to be retried; how many went, and why no
-/// more.
+/// Posts active messages without progress until one returns a retry. Returns the number that went,
+/// and the reason of the retry.
 fn fill(ranks: &[Runtime; 2], name: carrack::RemoteComp, size: usize) -> (u64, RetryReason) {
     for at in 0..100_000 {
         let message = pattern(at, size);

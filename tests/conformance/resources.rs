@@ -147,7 +147,7 @@ fn packets_of_a_pool_of_the_users_own_return_to_it<J: Job>() {
     let pool = PacketPool::new(Arc::new(HostAllocator), 8192, 16);
     let devices =
         [ranks[0].device().build().unwrap(), ranks[1].device().packet_pool(&pool).build().unwrap()];
-    // A NIC is given packets at once: one that cannot receive into them is to be known at the
+    // A NIC gets packets at once, so that packets it cannot receive into are an error at the
     // start.
     assert_eq!(pool.allocated() > 0, J::IS_RDMA);
     // A NIC needs some of them for the receives that stand.

@@ -92,7 +92,7 @@ fn four_threads_that_send_and_receive_meet_each_message_once<J: Job>() {
         for thread in 0..4_u64 {
             let (ranks, queue, got, sum) = (&ranks, &queue, &got, &sum);
             scope.spawn(move || {
-                // All threads use one key; each message is for whichever receive is its turn.
+                // All threads use one key, and each message meets the oldest receive.
                 for at in 0..EACH {
                     let number = thread * EACH + at;
                     let recv = ranks[1].post_recv(Rank(0), vec![0; 300], Tag(1)).comp(queue);
@@ -158,7 +158,7 @@ impl Waiter {
     }
 }
 
-/// How long the fastest of some wake-ups takes: a lost one costs half a second each time, a slow
+/// Returns the time of the fastest wake-up. A lost one costs half a second each time, a slow
 /// machine only now and then.
 fn fastest(mut one: impl FnMut(u64) -> Duration) -> Duration {
     (0..4).map(&mut one).min().unwrap()

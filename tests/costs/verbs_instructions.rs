@@ -1,9 +1,8 @@
-//! How many instructions a short message takes in this transport, outside of kernel and provider.
+//! Instructions of a short message in this transport, outside of kernel and provider.
 //!
-//! Counted by callgrind, which runs this program once more; what the simulated NIC's functions
-//! take, and whatever they call, is taken off, and so is what is done by the clock. A build that is
-//! not optimised as a release is, or a machine without valgrind, has nothing to count: the test
-//! says so.
+//! Callgrind runs this program once more and counts them. Instructions of the simulated NIC's
+//! functions and of their callees are subtracted, and so are those of work that a clock triggers.
+//! Without release optimisation or valgrind, the test says so and counts nothing.
 
 #[path = "../verbs/verbs_faults/ground.rs"]
 #[allow(dead_code, reason = "shared with the suite of faults, which uses more of it")]
@@ -25,7 +24,7 @@ const SENT_AND_COMPLETED: u64 = 270;
 /// Messages that are sent between two such polls: completions are asked for more rarely.
 const BETWEEN_POLLS: u64 = 8;
 
-/// The most that a poll may take that finds a message: somebody waits for it, and for the answer.
+/// Limit of a poll that finds a message: it adds to the latency of the message and of its answer.
 const FOUND: u64 = 350;
 
 /// The most that the next poll may take, which finds nothing and does what the message has left to
@@ -52,7 +51,7 @@ fn measured_afterwards(device: &dyn Device, batch: &mut Batch) -> bool {
     device.poll(batch, &mut |_| {}) == Polled::Some
 }
 
-/// By the sender, of which nothing else is to be found than the ends of its requests.
+/// Poll of the sender, which finds only the ends of its requests.
 #[inline(never)]
 fn measured_completion(device: &dyn Device, batch: &mut Batch) -> bool {
     device.poll(batch, &mut |_| {}) == Polled::Some
@@ -129,8 +128,8 @@ fn a_message_of_8_bytes_takes_no_more_instructions_than_it_did() {
     assert!(afterwards <= at_most(AFTERWARDS), "{afterwards}");
 }
 
-/// Whether a function is the simulated NIC's, as libibverbs would call it; or what is done now and
-/// then, by the clock and not by the message, and so the more often the slower the machine is.
+/// Returns `true` if a function belongs to the simulated NIC, as libibverbs would call it. Also
+/// for work that a clock triggers and not a message, which a slow machine does more often.
 fn is_taken_off(function: &str) -> bool {
     function.contains("simulated") && function.contains("abi")
         || function.contains("verbs") && function.contains("look_by_the_clock")

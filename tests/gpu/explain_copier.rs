@@ -1,6 +1,6 @@
-//! `carrack explain` where resident copiers were asked for: each rank has one make a copy, and says
-//! whether it could. With simulated GPUs here, and with real ones where `TEST_GPU=cuda` says so;
-//! what ranks find that share a GPU is for real ones, and for the mock of `explain_claims`.
+//! `carrack explain` with resident copiers: each rank has one make a copy, and reports the result.
+//! The tests run on simulated GPUs, and on real ones with `TEST_GPU=cuda`. Ranks that share a GPU
+//! need real ones, or the mock of `explain_claims`.
 
 use crate::support::Watchdog;
 use crate::support::explained::{Told, assert_shared, carrack, explain, text, told};
@@ -13,7 +13,7 @@ fn driver() -> (&'static str, &'static str) {
 
 const ASKED: (&str, &str) = ("CARRACK_GPU_COPIER", "1");
 
-/// Whether each of so many ranks can have a GPU of its own.
+/// Returns `true` if there are `gpus` GPUs, so that each rank can have its own.
 fn are_there(gpus: usize) -> bool {
     let there = !are_real() || Ground::new().gpus.len() >= gpus;
     if !there {

@@ -1,5 +1,5 @@
-//! Ranks whose small copies a resident kernel does: they put to each other, and die. With simulated
-//! GPUs here, and with real ones where `TEST_GPU=cuda` says so.
+//! Ranks whose small copies a resident kernel makes: they put to each other, and die. They run on
+//! simulated GPUs, and on real ones with `TEST_GPU=cuda`.
 
 use crate::support::copiers::{copies, until_by_copier};
 use crate::support::gpu_ranks::{Gpus, filled, heard, over, registered, told};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// What a rank of these tests does. Without a role, nothing.
+/// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(PATIENCE) else { return };
@@ -32,7 +32,7 @@ fn a_rank_in_its_role() {
     }
 }
 
-/// Whether every rank has a device to itself, as copiers need.
+/// Returns `true` if every rank has a device to itself, as copiers need.
 fn are_enough() -> bool {
     if are_real() && gpus::Ground::new().gpus.len() < 2 {
         println!("skipped: each of two ranks needs a GPU of its own");
@@ -87,15 +87,15 @@ fn explain_tells_of_the_copier() {
     }
 }
 
-/// On real GPUs the ranks find each other; simulated ones are claimed by nobody, so the test orders
-/// it.
+/// On real GPUs the ranks detect each other. Simulated ones have no claims, so the test injects
+/// them.
 #[test]
 fn ranks_that_share_a_gpu_lose_no_copy_over_it_and_tell_why_they_have_no_copier() {
     let _watchdog = Watchdog::over("shared");
     Ranks::start("gpu_copier_ranks::shared", 2, &[]).succeed();
 }
 
-/// Whoever reaches the other's memory from its host memory does so by the GPU that it works with.
+/// A rank accesses the other's memory from its host memory by the GPU that it works with.
 #[test]
 fn a_put_from_host_memory_to_the_others_gpu_takes_that_ones_copier_from_it_neither_there_nor_here()
 {
@@ -386,7 +386,7 @@ fn kills(role: &Role) {
     drop(rmr);
 }
 
-/// How what lies on GPUs goes to the other rank.
+/// Returns the paths of GPU memory to the other rank.
 fn ways(runtime: &Runtime) -> Vec<String> {
     let peers = runtime.explain(Duration::from_secs(60));
     let kinds = peers.into_iter().flat_map(|peer| peer.kinds);
@@ -405,7 +405,7 @@ fn shared(role: &Role) {
     let _mr = registered(role, &runtime, "memory", &target);
     let other = Rank(1 - role.rank);
     let rmr = told(role, "memory", other.0);
-    // Puts to all cells, under way together, and looks whether each has come.
+    // Puts to all cells, in flight together, and checks the arrival of each.
     let mut turns = 0;
     let mut puts = || {
         turns += 1;

@@ -245,7 +245,7 @@ fn ended(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// Rank 1 exports, ranks 0 and 2 import; 0 or 1 is killed in the midst of it.
+/// Rank 1 exports, ranks 0 and 2 import; 0 or 1 is killed meanwhile.
 fn killed(role: &Role) {
     let victim = role.words[0] as u32;
     let runtime = role.runtime(settings());

@@ -34,7 +34,7 @@ fn file(path: &str) -> Option<String> {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).ok()
 }
 
-/// What stands between backquotes.
+/// Returns the texts between backquotes.
 fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
@@ -85,7 +85,7 @@ fn comment_above(text: &str, name: &str) -> Option<String> {
     Some(comment.join(" "))
 }
 
-/// Whether a comment names a rule: `Legacy IPC rules 1, 4 and 7; VMM rule 2: …`.
+/// Returns `true` if a comment names a rule: `Legacy IPC rules 1, 4 and 7; VMM rule 2: …`.
 fn names(comment: &str, section: &str, number: usize) -> bool {
     let comment = comment.to_lowercase();
     let mut mentions = comment.match_indices(section).map(|(at, _)| &comment[at + section.len()..]);
@@ -100,7 +100,7 @@ fn names(comment: &str, section: &str, number: usize) -> bool {
     })
 }
 
-/// What is wrong with a row.
+/// Returns the faults of a row.
 fn faults(row: &Row, file: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let (rule, mut faults) = (format!("{} rule {}", row.section, row.number), Vec::new());
     for place in row.places.iter().filter(|place| file(place).is_none()) {

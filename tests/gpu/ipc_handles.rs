@@ -22,7 +22,7 @@ const FORMS: [(Flavour, HandleForm); 3] = [
     (Flavour::Shareable, HandleForm::Fd),
     (Flavour::Pooled, HandleForm::Pool),
 ];
-/// Where the exported part begins, and its length.
+/// Offset and length of the exported part.
 const PART: (usize, usize) = (4097, (2 << 20) + 5);
 const WHOLE: usize = 3 << 20;
 

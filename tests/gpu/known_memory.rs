@@ -1,8 +1,8 @@
-//! Raw memory of GPUs, given by its address: found out once, noticed when it was freed, and told to
-//! peers once. With simulated GPUs here, and with real ones where `TEST_GPU=cuda` says so.
+//! Raw memory of GPUs, given by its address: classified once, noticed when it is freed, and told
+//! to peers once. The tests run on simulated GPUs, and on real ones with `TEST_GPU=cuda`.
 //!
-//! Regions that a GPU has allocated stand for memory of the program's: their addresses are given as
-//! raw memory, and dropping them is freeing it.
+//! Regions of a GPU stand for memory of the program. Their addresses are given as raw memory, and
+//! dropping a region frees it.
 
 use crate::support::gpu_ranks::over;
 use crate::support::gpus::are_real as is_real;
@@ -131,7 +131,7 @@ impl Rig {
         self.gpu.allocate(LEN, flavour).unwrap()
     }
 
-    /// A part of memory that somebody else owns, as raw memory.
+    /// Returns a part of another owner's memory, as raw memory.
     fn raw(
         &self,
         owner: &Region,
@@ -216,8 +216,8 @@ fn bytes_of(status: &Status) -> Vec<u8> {
 // ---- roles -------------------------------------------------------------------------------------------
 
 /// Rank 0 allocates, sends from raw memory, has it read and written as remote memory now and then,
-/// and frees it; the next is at the same address. With simulated GPUs it is so each time, or
-/// nearly; a real driver does as it likes, and the test says how often it was.
+/// and frees it. The next allocation has the same address: nearly always on simulated GPUs. Real
+/// drivers do so unpredictably, and the test prints how often.
 fn again(role: &Role) {
     let (rounds, tells) = (role.words[0], role.words[1] == 1);
     let rig = Rig::in_role(role);
@@ -248,7 +248,7 @@ fn again(role: &Role) {
                 drop(mr);
             }
             drop(given);
-            // Whoever allocated it has to wait until nobody has it.
+            // The program that allocated it has to wait until no rank uses it.
             while tells && rig.runtime.invalidate_memory(owner.addr(), LEN).is_err() {
                 let _ = rig.runtime.progress().unwrap();
                 std::thread::yield_now();
@@ -364,7 +364,7 @@ fn once(role: &Role) {
     role.meet("over", &rig.runtime, 0..2);
 }
 
-/// What a driver is asked, in a process where nobody else asks and nothing is looked after
+/// Counts the questions to a driver, in a process without other questions and without any progress
 /// meanwhile.
 fn asked(role: &Role) {
     let rig = Rig::in_role(role);
@@ -528,7 +528,7 @@ fn withdrawn(role: &Role) {
     drop((mr, host));
     let error = invalidate(owner.addr(), LEN).unwrap_err();
     assert_eq!((error.registrations, error.regions), (0, 1), "the region is there: {error}");
-    // Withdrawn is withdrawn, also from those who would fetch messages from it.
+    // Withdrawn memory is gone for all peers, also for those that would fetch messages from it.
     rig.runtime
         .wait_for(PATIENCE, || invalidate(owner.addr(), LEN).unwrap_err().processes.is_empty())
         .expect("what was told of messages is withdrawn, though the region is there");
@@ -560,7 +560,7 @@ fn memory_that_is_not_what_it_is_said_to_be_is_refused_by_name() {
     assert_eq!(
         rig.at(pinned.addr(), 1000, MR_HOST).unwrap().kind(),
         MemKind::Host,
-        "nobody was asked"
+        "no driver was asked"
     );
     assert_eq!(rig.at(pinned.addr(), 1000, MR_UNKNOWN).unwrap().kind(), MemKind::Pinned);
     assert_eq!(rig.at(host.addr(), 1000, MR_UNKNOWN).unwrap().kind(), MemKind::Host);
@@ -664,7 +664,7 @@ fn a_registration_of_raw_memory_reaches_what_it_was_made_of() {
 }
 
 impl Rig {
-    /// How long the driver says that an allocation is.
+    /// Returns the length of an allocation, as the driver reports it.
     fn root_len(&self, owner: &Region) -> usize {
         let asked = |driver: &Arc<dyn Driver>| driver.classify(owner.addr()).unwrap();
         self.runtime.gpu_drivers().iter().find_map(asked).unwrap().len

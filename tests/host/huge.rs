@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const LEN: usize = (4 << 30) + 1;
-/// What a test needs: both buffers, and something beside.
+/// Memory that a test needs: both buffers, and some more.
 const NEEDED: u64 = 2 * LEN as u64 + (1 << 30);
 const PIECE: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(300);

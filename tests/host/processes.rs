@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// The rank that is killed.
 const VICTIM: Rank = Rank(2);
-/// How long a rank may take before it counts as hanging.
+/// Time limit of a rank.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 macro_rules! job_tests {
@@ -70,7 +70,7 @@ job_tests! {
 
 // ---- the ranks' side ---------------------------------------------------------------------------------
 
-/// What a rank of these tests does. Without a role, nothing.
+/// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(PATIENCE) else { return };
@@ -230,7 +230,7 @@ fn all_to_all(me: &Me) {
         }
         met == EACH * u64::from(size) && got.lock().unwrap().iter().all(|got| *got == EACH)
     });
-    // Nobody goes before all have what they want.
+    // No rank leaves before all are done.
     me.runtime.barrier().unwrap();
 }
 
@@ -657,8 +657,8 @@ fn large(me: &Me) {
     me.others_go_on();
 }
 
-/// Whatever ended well is whole, and whatever did not says who is to blame; the buffers are here
-/// again.
+/// Checks that a successful operation has whole bytes, and that a failed one names the victim.
+/// Both give their buffers back.
 fn is_right<const LEN: usize>(status: Status) {
     match status.error.as_deref() {
         None => {}
@@ -668,8 +668,8 @@ fn is_right<const LEN: usize>(status: Status) {
     assert_eq!(status.buffer.len(), LEN);
 }
 
-/// How many operations are under way that were not: none, if it is over at once, as where the
-/// victim is known to be gone by now.
+/// Returns the number of operations (0 or 1) that the call has put in flight. It is 0 if the
+/// operation is complete at once, or the victim is known to have ended.
 fn begun<const LEN: usize>(me: &Me, mut call: impl FnMut() -> Result<Outcome, PostError>) -> usize {
     let mut gone = false;
     let outcome = posted(&me.ranks, || match call() {

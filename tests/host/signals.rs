@@ -1,4 +1,4 @@
-//! SIGUSR1: a rank that waits says what it waits for, and forgets nothing that it has to do.
+//! SIGUSR1: a waiting rank prints its pending operations, and loses none of them.
 
 use crate::support::sink::Sink;
 use crate::support::*;

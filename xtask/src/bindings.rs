@@ -1,8 +1,9 @@
 //! `cargo xtask bindings`: makes `transports/src/verbs/sys/bindings.rs` from rdma-core's headers.
 //!
-//! The result is checked in, so that nobody who builds Carrack needs libclang or rdma-core. What it is made of is fixed
-//! here to the last option: bindgen's version, the suite of Debian whose headers are taken (a stable one: they do not
-//! change under us), and the lists of types. `--check` makes it again and compares.
+//! The result is checked in, so that a build of Carrack needs neither libclang nor rdma-core. All
+//! inputs are fixed here: bindgen's version and options, the Debian suite of the headers (a stable
+//! one, which does not change), and the lists of types. `--check` makes the file again and
+//! compares.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -140,7 +141,8 @@ const OPAQUE: &[&str] = &[
     "verbs_ex_private",
 ];
 
-/// What bindgen would write down on the way to those. The locks come from the `libc` crate: they differ by machine.
+/// Items that bindgen would write in addition. The locks come from the `libc` crate, since they
+/// differ by machine.
 const LEFT_OUT: &[&str] = &[
     "pthread_.*",
     "__pthread.*",
@@ -246,7 +248,8 @@ struct Headers {
 }
 
 impl Headers {
-    /// Downloads the package of another suite than the machine's, with lists of its own: the system's stay as they are.
+    /// Downloads the package of another suite, with lists of its own. The system's lists stay as
+    /// they are.
     fn fetch(tools: &Path, suite: &str) -> Result<Self, TaskError> {
         let home = tools.join(format!("headers-{suite}"));
         if home.exists() {
@@ -375,7 +378,8 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
     Ok(format!("{PREFACE}{source}{terms}{notice}\n{ALLOWED}\n{made}\n{opaque}"))
 }
 
-/// Has the assertions of sizes and offsets hold where they were made: locks of the C library differ by machine.
+/// Limits the assertions of sizes and offsets to the machine that made them, since locks of the C
+/// library differ by machine.
 fn only_here(made: &str) -> String {
     let allowance = "#[allow(clippy::unnecessary_operation, clippy::identity_op)]\n";
     made.replace(
@@ -384,7 +388,7 @@ fn only_here(made: &str) -> String {
     )
 }
 
-/// The first line in which two results differ, both ways; of which version's headers they were made does not count.
+/// Returns the first line in which two results differ. The version of the headers does not count.
 fn first_difference(there: &str, made: &str) -> Option<String> {
     let (mut there, mut made) = (what_matters(there), what_matters(made));
     loop {

@@ -3,8 +3,8 @@
 //! ```text
 //! carrack            the command
 //! selftest.sh        starts `carrack selftest`
-//! programs.tar.xz    tests/, the test programs of the tree, but for those that are left out on purpose, and examples/
-//! bundle.json        version, commit, and when and how it was built
+//! programs.tar.xz    tests/, the tree's test programs except those of `LEFT_OUT`, and examples/
+//! bundle.json        version, commit, date and options of the build
 //! README.txt
 //! ```
 
@@ -26,27 +26,27 @@ use pack::{ARCHIVE, Packing};
 
 mod pack;
 
-/// Test programs that are of no use there, and why.
+/// Test programs that a bundle does not have, with the reasons.
 const LEFT_OUT: &[(&str, &str)] = &[
     ("alone", "what it counts is the same on every machine"),
     ("costs", "it needs valgrind, a C compiler and the mock's source"),
 ];
 
-/// Without these a bundle is none.
+/// Programs that each bundle must have.
 const NEEDED: &[&str] = &["conformance", "gpu", "cuda"];
 
-/// How far back what repeats is found. What all programs have in common lies a program's length
-/// away, and what only some have, tens of megabytes. Packing takes about ten times as much memory,
-/// unpacking as much.
+/// Distance, in bytes, at which the packer finds repeated content. Content common to all programs
+/// repeats at a program's length; content of some programs only, at tens of megabytes. Packing
+/// takes about ten times this in memory, unpacking once.
 const DICTIONARY: u32 = 64 << 20;
 
-/// The command's place in a bundle; that of all others is in the archive.
+/// Place of the command in a bundle. All other programs are in the archive.
 const COMMAND: &str = "carrack";
 
-/// More bytes are too much to be carried.
+/// Largest bundle that is easily carried, in bytes.
 const MOST: u64 = 60_000_000;
 
-/// A build of everything, on a slow machine.
+/// Time limit of a build of everything, on a slow machine.
 const BUILD: Duration = Duration::from_secs(40 * 60);
 
 const ABOUT: &str = "bundle.json";
@@ -75,7 +75,7 @@ pub(crate) struct Options {
     dir: Option<PathBuf>,
 }
 
-/// What `carrack selftest` says of the programs that it runs.
+/// Description of the programs that `carrack selftest` prints.
 #[derive(Serialize)]
 struct About {
     version: String,
@@ -83,7 +83,7 @@ struct About {
     built: String,
 }
 
-/// Where each program is, by its place in the bundle.
+/// Built programs, by their place in the bundle.
 type Programs = BTreeMap<PathBuf, PathBuf>;
 
 /// A line of Cargo's messages.
@@ -105,7 +105,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let folder = options.dir.clone().unwrap_or_else(|| workspace.target.join("bundle"));
     let tests = tests(&workspace)?;
-    // Before the build, which takes minutes: the tree may be another one then.
+    // Before the build, which takes minutes: the tree may change meanwhile.
     let about = serde_json::to_string_pretty(&about(&workspace)?).unwrap_or_default() + "\n";
     let can_strip = slim::can_strip();
     let programs = build(&workspace, &tests, can_strip)?;
@@ -168,8 +168,8 @@ fn carried(folder: &Path) -> Result<u64, TaskError> {
     Ok(entries.map_err(TaskError::file(folder))?.iter().sum())
 }
 
-/// The test programs that belong in: all that the tree has, but for those that are left out. A name
-/// in the lists above that is not in the tree is an error, and no silent gap.
+/// Returns the tree's test programs except those of [`LEFT_OUT`]. A name of [`LEFT_OUT`] or
+/// [`NEEDED`] that the tree does not have is an error.
 fn tests(workspace: &Workspace) -> Result<Vec<String>, TaskError> {
     let ours = workspace.packages.iter().filter(|package| package.source.is_none());
     let targets = ours.flat_map(|package| &package.targets);
@@ -191,8 +191,8 @@ fn belonging(all: Vec<String>) -> Result<Vec<String>, TaskError> {
     Ok(tests)
 }
 
-/// Builds everything, and tells where each program is, by its place in the bundle. The command is a
-/// release build, since it measures; of the others there are many, and they are built to be small.
+/// Builds everything, and returns the path of each program by its place in the bundle. The command
+/// is a release build, since it measures. The many other programs are built to be small.
 fn build(workspace: &Workspace, tests: &[String], can_strip: bool) -> Result<Programs, TaskError> {
     let mut command = workspace.cargo();
     command.args(["build", "--release", "--workspace", "--bin", COMMAND]);

@@ -1,5 +1,5 @@
-//! Runs a command with a watchdog: its output streams through, and at its limit it ends with all it
-//! has started.
+//! Runs a command with a watchdog. The output streams through. At the limit, the command and all
+//! processes that it has started are ended.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,19 +14,19 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::TaskError;
 
-/// How long to go on reading once a command has ended: something it left behind may hold the pipe
-/// for ever.
+/// Time for which output is still read after a command has ended. A process that it left behind
+/// may keep the pipe open for ever.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
-/// How often the command is asked whether it has ended.
+/// Interval at which the end of a command is polled.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// Runs `command` and hands each line of its standard output to `on_line`, which also prints it if
-/// it wants to. Standard error streams through.
+/// Runs `command` and hands each line of its standard output to `on_line`, which may print it.
+/// Standard error streams through.
 ///
 /// # Errors
-/// When it cannot be started, fails, or is not done within `limit`; in each case nothing of it is
-/// left running.
+/// When the command cannot be started, fails, or is not done within `limit`; in each case all its
+/// processes are ended.
 pub(crate) fn run(
     command: &mut Command,
     limit: Duration,
@@ -43,7 +43,7 @@ pub(crate) fn run(
     })
 }
 
-/// What a command said, and how it ended.
+/// Output and status of a command.
 #[derive(Debug)]
 pub(crate) struct Heard {
     pub(crate) status: ExitStatus,
@@ -53,11 +53,12 @@ pub(crate) struct Heard {
     pub(crate) complained: String,
 }
 
-/// Runs `command` in silence, and gives what it said and how it ended: for whom a failure is an
-/// answer, too.
+/// Runs `command` without printing its output, and returns output and status. A command that fails
+/// is no error here.
 ///
 /// # Errors
-/// When it cannot be started, is not done within `limit`, or leaves something running.
+/// When the command cannot be started, is not done within `limit`, or succeeds and leaves
+/// processes running.
 pub(crate) fn hear(command: &mut Command, limit: Duration) -> Result<Heard, TaskError> {
     let (mut said, mut complained) = (String::new(), String::new());
     let status = follow(command.stdout(Stdio::piped()).stderr(Stdio::piped()), limit, |line| {
@@ -69,7 +70,7 @@ pub(crate) fn hear(command: &mut Command, limit: Duration) -> Result<Heard, Task
 }
 
 impl Heard {
-    /// What it said, if it succeeded.
+    /// Returns the standard output, if the command succeeded.
     pub(crate) fn unless_failed(self, command: &Command) -> Result<String, TaskError> {
         if self.status.success() {
             return Ok(self.said);
@@ -79,7 +80,7 @@ impl Heard {
     }
 }
 
-/// Runs `command` to its end, and hands over the lines of what of its output is piped.
+/// Runs `command` to its end, and hands over the lines of its piped outputs.
 fn follow(
     command: &mut Command,
     limit: Duration,
@@ -99,7 +100,7 @@ fn follow(
         match lines.recv_timeout(GLANCE) {
             Ok(line) => on_line(&line),
             Err(RecvTimeoutError::Timeout) => {}
-            // All is read, or its ends of the pipes are closed: the command itself may still run.
+            // The command may still run: it can close its ends of the pipes before it ends.
             Err(RecvTimeoutError::Disconnected) => thread::sleep(GLANCE),
         }
         if let Some(status) = running.ended()? {
@@ -121,7 +122,7 @@ fn follow(
     Ok(status)
 }
 
-/// As [`run`], with the output as the result and silence otherwise.
+/// Runs `command` like [`run`], but returns its standard output and discards its standard error.
 pub(crate) fn read(command: &mut Command, limit: Duration) -> Result<String, TaskError> {
     let mut said = String::new();
     let result = run(command.stderr(Stdio::null()), limit, |line| {
@@ -137,23 +138,23 @@ pub(crate) fn read(command: &mut Command, limit: Duration) -> Result<String, Tas
     }
 }
 
-/// Whether a program is there and answers.
+/// Returns `true` if a program is installed and succeeds.
 pub(crate) fn answers(command: &mut Command) -> bool {
     read(command, Duration::from_secs(60)).is_ok()
 }
 
-/// A command that is under way, with all that it starts. Dropping it ends all of them.
+/// Running command, with all processes that it starts. Dropping it ends all of them.
 pub(crate) struct Running {
     child: Child,
     mark: String,
 }
 
 impl Running {
-    /// Starts a command with nothing to read.
+    /// Starts a command with an empty standard input.
     ///
-    /// Everything it starts inherits a variable that marks it, by which even a process whose parent
-    /// is gone is found again. A process group would do that too, but take Ctrl-C away from the
-    /// user.
+    /// All its processes inherit a variable that marks them, by which even a process whose parent
+    /// has ended is found. A process group would do the same, but Ctrl-C would no longer reach the
+    /// command.
     pub(crate) fn start(command: &mut Command) -> Result<Self, TaskError> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -166,22 +167,22 @@ impl Running {
         Ok(Self { child, mark })
     }
 
-    /// Sends it a signal; not to what it has started.
+    /// Sends a signal to the command, not to the processes that it has started.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
-            // The one error is that it has ended by itself.
+            // The only possible error is that the process has ended.
             let _ = kill_process(pid, signal);
         }
     }
 
-    /// Its status, once it has ended.
+    /// Returns the status, once the command has ended.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>, TaskError> {
         self.child.try_wait().map_err(TaskError::file(format!("/proc/{}", self.child.id())))
     }
 
-    /// Ends what a command that is done has left running, and says what it was.
+    /// Ends the processes that an ended command has left running, and returns their descriptions.
     fn left_behind(&self) -> Vec<String> {
-        // What is just ending has a moment to do so.
+        // Processes that are about to end get half a second.
         for _ in 0..25 {
             if self.marked().next().is_none() {
                 return Vec::new();
@@ -191,7 +192,7 @@ impl Running {
         self.marked().map(end).collect()
     }
 
-    /// The processes that carry the mark.
+    /// Returns the processes that carry the mark.
     fn marked(&self) -> impl Iterator<Item = Pid> {
         let mark = format!("XTASK_STEP={}", self.mark).into_bytes();
         fs::read_dir("/proc")
@@ -199,8 +200,8 @@ impl Running {
             .flatten()
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
             .filter(move |pid| {
-                // A zombie has no environment left, and another user's cannot be read: neither is
-                // ours to end.
+                // A zombie has no environment, and another user's is unreadable: neither can be
+                // ended here.
                 let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
                 environment.split(|byte| *byte == 0).any(|variable| variable == mark)
             })

@@ -1,10 +1,10 @@
-//! What can go wrong in a task, each with what to do about it.
+//! Errors of tasks, each with its remedy.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a task could not be carried out.
+/// Error of a task.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TaskError {
     /// A program could not be started.
@@ -37,7 +37,7 @@ pub(crate) enum TaskError {
 }
 
 impl TaskError {
-    /// For `map_err` on what is done to the file at `path`.
+    /// Returns a function for `map_err` that adds `path` to an I/O error.
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { path, source }

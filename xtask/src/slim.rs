@@ -1,5 +1,4 @@
-//! Puts programs and libraries where they are to be carried from, without what only a debugger
-//! reads.
+//! Copies programs and libraries without their debug information.
 
 use std::fs;
 use std::io;
@@ -13,7 +12,7 @@ use crate::error::TaskError;
 /// A file of tens of megabytes, on a slow disk.
 const STRIP: Duration = Duration::from_secs(120);
 
-/// Whether `strip` is there.
+/// Returns `true` if `strip` is installed.
 pub(crate) fn can_strip() -> bool {
     child::answers(Command::new("strip").arg("--version"))
 }

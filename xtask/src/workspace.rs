@@ -1,4 +1,4 @@
-//! Where things are, as Cargo itself tells it.
+//! Paths of the workspace, from Cargo's metadata.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,10 +1,12 @@
-//! Whether there can be a resident copier on this rank's GPU, found out by having one: no driver
-//! tells beforehand, and that other ranks want one on the same GPU, too, shows only when they do.
+//! Trial of the resident copier on this rank's GPU.
 //!
-//! Each rank makes a small copy within the GPU of its turn, at which a copier is set up or refused:
-//! the rank claims the GPU, or tells who has that it is shared. When all ranks have come so far,
-//! those that have a copier go on until it has had a copy, and a kernel was launched once more,
-//! before which the claim is looked at.
+//! No driver tells beforehand whether a copier can run. Other ranks that want a copier on the same
+//! GPU are noticed only once theirs is set up.
+//!
+//! Each rank makes a small copy within the GPU of its turn. With that copy the rank claims the GPU
+//! for its copier, or reports that another process shares it. When all ranks have come this far,
+//! each rank with a copier goes on copying. It stops once the copier has made a copy and its
+//! kernel was launched again, because each launch checks the claim.
 
 use super::meeting::Meeting;
 use crate::gpus;
@@ -19,21 +21,21 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a copy.
 const LEN: usize = 64;
-/// How long to wait for the end of a copy, and for a kernel that takes one.
+/// Longest wait for the end of a copy, and for a kernel that takes one.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long to wait for ranks that make theirs. Several contexts on one GPU take seconds to set up.
+/// Longest wait for the trials of other ranks. Several contexts on one GPU take seconds to set up.
 const OTHERS: Duration = Duration::from_secs(30);
 
-/// A GPU on which a copier was tried. What there is of it, its GPU says.
+/// GPU on which a copier was tried. The state of the copier is asked of the GPU itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Tried {
     pub(super) gpu: GpuUuid,
-    /// What went wrong with that.
+    /// Failure of the trial.
     pub(super) trouble: Option<String>,
 }
 
 impl Tried {
-    /// Adds what went wrong to what is known of memory of that GPU, where a copier is spoken of.
+    /// Adds the failure to the `why` of memory of that GPU, if `kind` reports a copier.
     pub(super) fn tell(&self, kind: &mut KindPath) {
         let Some(trouble) = &self.trouble else { return };
         if kind.gpu == Some(self.gpu) && kind.copier.is_some() {
@@ -43,8 +45,8 @@ impl Tried {
     }
 }
 
-/// Tries the copier, if one was asked for and there is a GPU. The ranks may have been told
-/// different things, so none waits for the others but one that has a copier.
+/// Tries the copier, if one was asked for and there is a GPU. Ranks may have different settings,
+/// so only a rank that has a copier waits for the others.
 pub(super) fn try_out(runtime: &Runtime, meeting: &Meeting<'_>) -> Option<Tried> {
     if !runtime.settings().gpu_copier() {
         return None;
@@ -72,10 +74,10 @@ struct Trial<'r> {
     runtime: &'r Runtime,
     gpu: &'r Arc<dyn Gpu>,
     patience: Duration,
-    /// What is copied, and behind it where it goes.
+    /// Source of the copy, followed by its destination.
     region: Region,
     rmr: Rmr,
-    /// Ends with the trial.
+    /// Keeps the region registered until the trial ends.
     _mr: Mr,
 }
 
@@ -86,13 +88,13 @@ impl<'r> Trial<'r> {
         Ok(Self { runtime, gpu, patience, region, rmr: runtime.get_rmr(&mr), _mr: mr })
     }
 
-    /// Copies until there is a copier, or can be none: once, as a rule.
+    /// Copies until the copier is set up or refused. One copy suffices, as a rule.
     fn until_set_up(&self) -> Result<(), String> {
         self.until(|state| *state != CopierState::Wanted)
     }
 
-    /// Copies until the copier has had one, and more kernels than these were launched for it, of
-    /// which each ends after some milliseconds; or there is none any more.
+    /// Copies until the copier has made a copy and its kernel was launched more than `before`
+    /// times, or until the copier is refused. A kernel ends after some milliseconds.
     fn until_had_and_launched_anew(&self, before: u64) -> Result<(), String> {
         self.until(|state| match state {
             CopierState::On { launches, copies } => *launches > before && *copies > 0,
@@ -115,8 +117,8 @@ impl<'r> Trial<'r> {
         }
     }
 
-    /// Puts some bytes to this rank itself, and looks whether they have come. Others than in the
-    /// turn before.
+    /// Puts bytes, which differ from turn to turn, to this rank itself and checks that they
+    /// arrived.
     fn copy(&self, turn: u8) -> Result<(), String> {
         let bytes: Vec<u8> =
             (0..LEN as u8).map(|at| turn.wrapping_mul(LEN as u8 + 1).wrapping_add(at)).collect();
@@ -144,7 +146,7 @@ impl<'r> Trial<'r> {
         failure.map_or(Ok(()), |why| Err(format!("a put: {why}")))
     }
 
-    /// What is copied, or where it goes.
+    /// Returns the copy's source (`at` 0) or destination (`at` [`LEN`]).
     fn part(&self, at: usize) -> Result<RegionSlice, String> {
         self.region
             .slice(at, LEN)

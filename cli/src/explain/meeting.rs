@@ -1,5 +1,5 @@
-//! A barrier that is given some time, and waited for at the end: what can be said without the
-//! others is said before.
+//! A barrier with a time limit at first, and without one at the end. In between, a rank prints
+//! everything that does not depend on the others.
 
 use super::ExplainError;
 use carrack::{CollectiveError, Group, Runtime};
@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// All members of a group meet.
+/// Barrier of all members of a group.
 pub(super) struct Meeting<'g>(RefCell<State<'g>>);
 
 enum State<'g> {
@@ -18,16 +18,16 @@ enum State<'g> {
 }
 
 impl<'g> Meeting<'g> {
-    /// It is the group's next operation, in which the others hear of this member when it waits for
-    /// them.
+    /// Begins the barrier. It is the group's next operation; the others learn of this member when
+    /// it waits for them.
     pub(super) fn of(group: &'g Group) -> Self {
         Self(RefCell::new(State::Begun(Box::pin(group.barrier_async()))))
     }
 
-    /// Waits until all others do, or have done, for so long at the most.
+    /// Waits, for `limit` at most, until all members have entered the barrier.
     ///
     /// # Errors
-    /// Why nothing is known of them.
+    /// The reason why nothing is known of the others.
     pub(super) fn wait(&self, runtime: &Runtime, limit: Duration) -> Result<(), String> {
         runtime.wait_for(limit, || self.is_over()).map_err(|why| why.to_string())?;
         match &*self.0.borrow() {
@@ -36,7 +36,7 @@ impl<'g> Meeting<'g> {
         }
     }
 
-    /// It is asked whenever progress has been made, so nothing has to wake it.
+    /// Polls the barrier. The caller does so after all progress, so the future needs no waker.
     fn is_over(&self) -> bool {
         let mut state = self.0.borrow_mut();
         let State::Begun(barrier) = &mut *state else { return true };
@@ -48,7 +48,7 @@ impl<'g> Meeting<'g> {
         true
     }
 
-    /// Waits for it to the end.
+    /// Waits without a limit until all members have entered the barrier.
     pub(super) fn end(self, runtime: &Runtime) -> Result<(), ExplainError> {
         match self.0.into_inner() {
             State::Begun(barrier) => Ok(runtime.block_on(barrier)??),

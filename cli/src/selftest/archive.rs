@@ -1,8 +1,7 @@
-//! The archive of a bundle's programs: what may stand in it, and how it becomes files.
+//! Archive of a bundle's programs: its permitted content, and its unpacking.
 //!
-//! `xtask/src/bundle/pack.rs` writes it. It comes from somewhere else all the same: nothing in it
-//! can name a file outside of the folder that it is unpacked into, and what is not all there is an
-//! error.
+//! `xtask/src/bundle/pack.rs` writes the archive. Its reader does not trust it: no entry can name
+//! a file outside of the target folder, and an incomplete archive is an error.
 
 use lzma_rust2::{XzReader, xz_uncompressed_size};
 use sha2::{Digest, Sha256};
@@ -12,20 +11,20 @@ use std::io::{self, Cursor, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
-/// Its name, beside the command.
+/// Name of the archive, which lies next to the command.
 pub(super) const ARCHIVE: &str = "programs.tar.xz";
 
-/// The folders that it has, with a program in each place below.
+/// Folders of the archive. Each entry is a program directly in one of them.
 const FOLDERS: [&str; 2] = ["tests", "examples"];
 
-/// What unpacking may take, in KiB: four times what our archives need, and not what a header may
-/// ask for (4 GiB).
+/// Memory limit of unpacking, in KiB: four times the need of our archives. A header may ask for 4
+/// GiB.
 const MOST_MEMORY: u32 = 256 << 10;
 
-/// What is read and written at once.
+/// Bytes read and written at once.
 const BLOCK: usize = 1 << 16;
 
-/// Why the programs are not there.
+/// Errors of finding and unpacking the programs.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UnpackError {
     #[error("{}: {source}; it has to be readable", archive.display())]
@@ -51,7 +50,7 @@ pub(super) enum UnpackError {
     Interrupted,
 }
 
-/// Why programs cannot be unpacked into a place.
+/// Errors of unpacking programs into one place.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unfit {
     #[error("{}: {source}", path.display())]
@@ -60,42 +59,43 @@ pub(super) enum Unfit {
     NoExec(PathBuf),
     #[error("{}: there is room for {:.1} MB, and {:.1} MB are needed", path.display(), megabytes(*free), megabytes(*needed))]
     NoRoom { path: PathBuf, free: u64, needed: u64 },
-    #[error("{}, and others beside it, are not as they were unpacked: remove them", .0.display())]
+    #[error("{} and the numbered folders next to it are damaged: remove them", .0.display())]
     Spoiled(PathBuf),
 }
 
 impl Unfit {
-    /// For `map_err` on what is done to the file at `path`.
+    /// Returns a function for `map_err` that adds `path` to an I/O error.
     pub(super) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::File { path, source }
     }
 }
 
-/// Bytes as people count them.
+/// Converts bytes to megabytes.
 pub(super) fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-/// What was unpacked: the files, and how many bytes each has.
+/// Unpacked files, with the length of each in bytes.
 pub(super) type Files = BTreeMap<String, u64>;
 
 /// An archive that may be unpacked.
 pub(super) struct Archive {
     path: PathBuf,
-    /// All of it, so that nobody can exchange it between two looks: some ten megabytes.
+    /// Content of the file, some ten megabytes. It is read once, so that no process can exchange
+    /// the file between its check and its use.
     bytes: Vec<u8>,
     /// SHA-256 of the file, in hexadecimal digits: archives that differ have different ones.
     pub(super) sum: String,
-    /// What all of it takes when unpacked, in bytes.
+    /// Length of all entries when unpacked, in bytes.
     pub(super) unpacked: u64,
     /// The user whose file it is.
     pub(super) owner: u32,
 }
 
 impl Archive {
-    /// Reads an archive. What its bytes mean is not looked at, but for their end: one that was cut
-    /// off is known at once.
+    /// Reads an archive and the index at its end, so a truncated file fails at once. The entries
+    /// are checked when they are unpacked.
     pub(super) fn open(path: PathBuf) -> Result<Self, UnpackError> {
         let unreadable = |source| UnpackError::Unreadable { archive: path.clone(), source };
         let bytes = fs::read(&path).map_err(unreadable)?;
@@ -106,7 +106,8 @@ impl Archive {
         Ok(Self { path, bytes, sum, unpacked, owner })
     }
 
-    /// Unpacks all of it into a folder of ours that is empty, unless `stop` says that it is to end.
+    /// Unpacks all entries into `into`, an empty folder of this process, until `stop` returns
+    /// `true`.
     pub(super) fn unpack(
         &self,
         into: &Path,
@@ -139,7 +140,7 @@ impl Archive {
         Ok(files)
     }
 
-    /// One entry's bytes. What fails is told apart: the archive, or the place.
+    /// Copies one entry's bytes. Errors of the archive and of the target differ.
     fn copy(
         &self,
         from: &mut impl Read,
@@ -177,7 +178,7 @@ impl Archive {
     }
 }
 
-/// The program that an entry is, as FOLDER/NAME: no link, no folder, and no file anywhere else.
+/// Returns an entry's program as FOLDER/NAME; `None` for links, folders, and files anywhere else.
 fn program(entry: &tar::Entry<'_, impl Read>) -> Option<String> {
     let path =
         entry.path().ok().filter(|_| entry.header().entry_type() == tar::EntryType::Regular)?;

@@ -1,4 +1,4 @@
-//! Runs one process to its end, or to its limit, and leaves nothing of it behind.
+//! Runs one process to its end or its limit, and ends all processes that it leaves behind.
 
 use super::SelftestError;
 use crate::launch::{adopt_orphans, sweep};
@@ -13,19 +13,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often a process is asked whether it has ended, where the kernel does not tell, and how often
-/// the bar moves.
+/// Interval of the calls of `on_tick`, and of polling for a process's end on a kernel without
+/// pidfds.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// What a process gets to end by itself once it was told to.
+/// Time for a process to end by itself after SIGTERM.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Whether the user wants all of it to end.
+/// Flag that a terminating signal sets.
 pub(super) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Takes note of the terminating signals from now on, and makes this process the parent of what
-    /// its children leave behind.
+    /// Watches for terminating signals from now on, and makes this process the parent of its
+    /// children's orphans.
     pub(super) fn watch() -> Result<Self, SelftestError> {
         let came = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -37,13 +37,13 @@ impl Interrupt {
         Ok(Self(came))
     }
 
-    /// Whether a signal has come.
+    /// Returns `true` if a signal has come.
     pub(super) fn came(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How a process ended.
+/// End of a process.
 #[derive(Debug)]
 pub(super) enum End {
     /// By itself.
@@ -56,8 +56,8 @@ pub(super) enum End {
     NotStarted(io::Error),
 }
 
-/// Runs a command in a process group of its own, and ends that, with whatever it has started, at
-/// the limit or on a signal. `on_tick` is called now and then.
+/// Runs a command in a process group of its own. At the limit or on a signal it ends the group and
+/// all processes that the command has started. `on_tick` is called every [`GLANCE`].
 pub(super) fn run(
     command: &mut Command,
     limit: Duration,
@@ -85,14 +85,14 @@ pub(super) fn run(
             break End::Overran(limit);
         }
     };
-    // What it had started, in whatever groups and sessions, has become ours with its end.
+    // This process is now the parent of the command's orphans, in any group and session.
     if let Err(error) = sweep() {
         crate::complain(format_args!("selftest: looking for processes to end failed: {error}"));
     }
     end
 }
 
-/// Waits for a process for a moment.
+/// Waits for the end of a process, `moment` (below a second) at most.
 fn ended_within(child: &mut Child, moment: Duration) -> io::Result<Option<ExitStatus>> {
     if let Some(status) = child.try_wait()? {
         return Ok(Some(status));
@@ -111,7 +111,7 @@ fn ended_within(child: &mut Child, moment: Duration) -> io::Result<Option<ExitSt
 /// Ends a process and its group: asks first, so that a launcher among them can end its job.
 fn stop(child: &mut Child) {
     let group = Pid::from_child(child);
-    // Not waited for yet, so the number is still its own.
+    // The process is not reaped yet, so the kernel cannot have given its number to another one.
     let _ = kill_process_group(group, Signal::TERM);
     let until = Instant::now() + GRACE;
     while Instant::now() < until {

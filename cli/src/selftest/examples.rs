@@ -27,12 +27,12 @@ const EXAMPLES: &[(&str, u32, Memory)] = &[
     ("growable_buffer", 3, Memory::Gpu),
 ];
 
-/// What memory an example works on.
+/// Kind of memory that an example works on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Memory {
     Host,
     Gpu,
-    /// With a rank for each GPU, if those are more.
+    /// GPU memory, with a rank for each GPU if there are more GPUs than ranks.
     EachGpu,
 }
 

@@ -1,6 +1,6 @@
-//! The heat equation of `examples/halo_2d` on one GPU, on two, and so on: what the exchange of
-//! edges costs, and what a step takes as GPUs become more, as figures, with a picture of the field
-//! and a plot.
+//! Heat equation of `examples/halo_2d` on one GPU, on two, and so on. The figures are the cost of
+//! the edge exchange and the time of a step on more GPUs. A picture of the field and a plot come
+//! with them.
 
 use super::kit::Kit;
 use super::machine::{Gpus, Machine};
@@ -16,15 +16,15 @@ const ON_GPUS: [&str; 2] = ["8192", "300"];
 /// A simulated GPU is a thread, and its figures say nothing.
 const SIMULATED: [&str; 2] = ["48", "20"];
 
-/// A run: on so many GPUs.
+/// Figures of a run on `gpus` GPUs.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(super) struct Halo {
     pub(super) gpus: usize,
     /// Cells each way of a GPU's block.
     pub(super) cells: usize,
-    /// Microseconds a step takes with the exchange of edges.
+    /// Microseconds that a step takes with the exchange of edges.
     pub(super) step_us: f64,
-    /// Without it.
+    /// Microseconds that a step takes without the exchange.
     pub(super) alone_us: f64,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn drawn(suffix: Option<&str>) -> [String; 2] {
     ["field", "scaling"].map(|what| format!("halo-{what}{node}.svg"))
 }
 
-/// On 1, 2, 4 … GPUs, and on all; those draw the picture.
+/// Returns the runs on 1, 2, 4 ... GPUs and on all. The run on all draws the picture.
 pub(super) fn parts(
     kit: &Kit,
     machine: &Machine,
@@ -72,7 +72,7 @@ fn part(kit: &Kit, machine: &Machine, count: usize, picture: &Path) -> Part {
 }
 
 impl Halo {
-    /// What the runs found, those on fewer GPUs first.
+    /// Returns the figures of the runs that passed, fewer GPUs first.
     pub(super) fn of(ran: &[Ran]) -> Vec<Self> {
         let one = |ran: &Ran| match (&ran.outcome, ran.part.sort) {
             (Outcome::Passed, Sort::Halo(gpus)) => Self::read(gpus, ran.last.as_deref()?),
@@ -81,7 +81,7 @@ impl Halo {
         ran.iter().filter_map(one).collect()
     }
 
-    /// From the line `rank 0: 8192² cells: 315.6 us a step, 314.2 without the exchange: 1.004`.
+    /// Reads the line `rank 0: 8192² cells: 315.6 us a step, 314.2 without the exchange: 1.004`.
     pub(super) fn read(gpus: usize, line: &str) -> Option<Self> {
         let (_, rest) = line.split_once(": ")?;
         let (cells, rest) = rest.split_once("² cells: ")?;
@@ -95,7 +95,7 @@ impl Halo {
         })
     }
 
-    /// What a step takes on the first of the runs, over what it takes here: 1 where more GPUs cost
+    /// Returns the step time of the first run divided by that of this one: 1 if more GPUs cost
     /// nothing.
     pub(super) fn scaling(&self, first: &Self) -> f64 {
         first.step_us / self.step_us

@@ -1,5 +1,5 @@
-//! Where the programs are: in the archive that `cargo xtask bundle` puts beside this one, unpacked
-//! beside it, or in a built tree.
+//! Programs of the selftest. A bundle has them in the archive that `cargo xtask bundle` puts next
+//! to the command, or unpacked next to it. A built tree has them in its target folder.
 
 use super::archive::{ARCHIVE, Archive};
 use super::child::Interrupt;
@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
-/// What tells of a bundle, and is in its folder.
+/// File that describes a bundle, in the bundle's folder.
 const ABOUT: &str = "bundle.json";
 
-/// The programs that there are.
+/// Programs of the selftest, by name.
 pub(super) struct Kit {
     /// The carrack command, to be started again.
     pub(super) carrack: PathBuf,
@@ -26,18 +26,18 @@ pub(super) struct Kit {
     pub(super) about: About,
 }
 
-/// What was built, and from what.
+/// Origin of the programs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct About {
     pub(super) version: String,
     pub(super) commit: String,
-    /// How, and when where that is known.
+    /// Profile, and date if it is known.
     pub(super) built: String,
 }
 
 impl Kit {
-    /// Those beside the running command. An archive is unpacked there, or in the folder of the
-    /// report.
+    /// Finds the programs next to the running command. An archive is unpacked there, or in the
+    /// folder of the report.
     pub(super) fn find(report: &Path, interrupt: &Interrupt) -> Result<Self, SelftestError> {
         let system = |source| SelftestError::System {
             doing: "finding this program (/proc/self/exe)",
@@ -68,8 +68,8 @@ impl Kit {
     }
 }
 
-/// The folder of a bundle's programs: its own, if they were unpacked by hand, and the archive is
-/// gone.
+/// Returns the folder of a bundle's programs. Without an archive that is the bundle itself, whose
+/// programs the user unpacked by hand.
 fn unpacked(
     bundle: &Path,
     carrack: &Path,
@@ -123,7 +123,7 @@ fn programs(folder: &Path) -> BTreeMap<String, PathBuf> {
     files.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), path))).collect()
 }
 
-/// The test programs that we know among what Cargo has built: `NAME-HASH`, the newest of each name.
+/// Returns the known test programs among Cargo's outputs (`NAME-HASH`), the newest of each name.
 fn of_cargo(folder: &Path) -> BTreeMap<String, PathBuf> {
     let mut newest: BTreeMap<String, (SystemTime, PathBuf)> = BTreeMap::new();
     for (file, path) in programs(folder) {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What a test program has said of its tests.
+/// Results that a test program printed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Tally {
     pub(super) passed: u64,
@@ -11,17 +11,17 @@ pub(super) struct Tally {
     pub(super) ignored: u64,
     /// The tests that failed, by name.
     pub(super) failures: Vec<String>,
-    /// Why tests have left out what they test, or a part of it, and how often each reason was
-    /// given.
+    /// Reasons why tests skipped all or part of their checks, with the number of times each was
+    /// printed.
     pub(super) left_out: BTreeMap<String, u64>,
 }
 
 impl Tally {
-    /// Reads what was printed. `None` where there is no result: the program ended before its tests
-    /// did.
+    /// Reads a test program's output; `None` if there is no result, because the program ended
+    /// before its tests did.
     ///
-    /// Tests start this program again as ranks, and what those print may be among it. The program
-    /// itself has the last word.
+    /// Tests start their program again as ranks, whose output may be among it. The last result is
+    /// that of the program itself.
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut tally = None;
         let mut failures = Vec::new();

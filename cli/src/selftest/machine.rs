@@ -1,5 +1,5 @@
-//! What the machine has, as `carrack info` says. Asked of another process: a driver that hangs then
-//! ends nothing but that.
+//! Hardware of the machine, as `carrack info` reports it. A process of its own asks the drivers,
+//! so a driver that hangs ends only that process.
 
 use super::child::{self, End, Interrupt};
 use super::kit::Kit;
@@ -14,18 +14,18 @@ use std::time::Duration;
 /// The start of a driver that has many devices takes seconds.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The machine, and which of its GPUs are tested.
+/// Machine, and the GPUs that are tested.
 pub(super) struct Machine {
-    /// What `carrack info --json` printed, with the drivers that are tested.
+    /// Output of `carrack info --json`, with the drivers that are tested.
     pub(super) info: Value,
     pub(super) gpus: Gpus,
-    /// How many devices are tested.
+    /// Number of devices that are tested.
     pub(super) count: usize,
-    /// Why NVIDIA's GPUs are not tested, where they are not.
+    /// Reason why NVIDIA's GPUs are not tested; `None` if they are.
     pub(super) no_cuda: Option<String>,
 }
 
-/// Which GPUs are tested.
+/// Kind of GPUs that are tested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Gpus {
     Cuda,
@@ -33,7 +33,7 @@ pub(super) enum Gpus {
 }
 
 impl Gpus {
-    /// As `CARRACK_GPU` and `TEST_GPU` have it.
+    /// Returns the value for `CARRACK_GPU` and `TEST_GPU`.
     pub(super) fn setting(self) -> &'static str {
         match self {
             Self::Cuda => "cuda",
@@ -41,7 +41,7 @@ impl Gpus {
         }
     }
 
-    /// For people.
+    /// Returns the name in reports.
     pub(super) fn in_words(self) -> &'static str {
         match self {
             Self::Cuda => "cuda",
@@ -78,7 +78,8 @@ impl Machine {
     }
 }
 
-/// How many devices the driver has whose name begins like that, or why it has none.
+/// Returns the number of devices of the driver whose name begins with `driver`, or the reason why
+/// there are none.
 fn devices(info: &Value, driver: &str) -> Result<usize, String> {
     let drivers = info["gpus"].as_array().into_iter().flatten();
     let named =

@@ -107,7 +107,7 @@ fn write_machine(report: &Report, text: &mut String) -> Result {
     Ok(())
 }
 
-/// What tests have skipped by themselves, with their reasons.
+/// Writes the reasons for which tests skipped their checks.
 fn write_left_out(report: &Report, text: &mut String) -> Result {
     let rows = report.parts.iter().filter_map(|row| Some((&row.name, row.tests.as_ref()?)));
     let mut reasons = rows.flat_map(|(name, tally)| {
@@ -121,7 +121,7 @@ fn write_left_out(report: &Report, text: &mut String) -> Result {
     Ok(())
 }
 
-/// What the heat equation takes on more and more GPUs.
+/// Writes the step times of the heat equation on more and more GPUs.
 fn write_halo(report: &Report, text: &mut String) -> Result {
     let Some(first) = report.halo.first() else { return Ok(()) };
     writeln!(text, "\n## Halo exchange (`halo_2d`)\n")?;
@@ -200,7 +200,7 @@ fn words(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// As it can stand in a table.
+/// Escapes a text for a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }

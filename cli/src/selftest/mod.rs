@@ -1,21 +1,22 @@
-//! `carrack selftest`: conformance, examples and performance of this machine, as one program that a
-//! user runs from the folder of `cargo xtask bundle` or from a built tree, under any launcher or
-//! none; it writes report.md and report.json.
+//! `carrack selftest`: conformance, examples and performance of this machine.
 //!
-//! Each part is a process of its own with a time limit, and its output goes to a file: so nothing
-//! that a part does can end or hang this one. In the order in which a run passes through:
+//! A user runs it from the folder of `cargo xtask bundle` or from a built tree, under any launcher
+//! or none. It writes report.md and report.json.
+//!
+//! Each part is a process of its own with a time limit, and its output goes to a file. So no part
+//! can end or hang the selftest. The modules, in the order in which a run passes through them:
 //!
 //! | module | idea |
 //! |---|---|
 //! | [`options`] | the command line |
-//! | [`node`] | which of a launcher's ranks does the work of a node |
-//! | [`kit`] | where the programs are: beside this one, or in target/ |
-//! | [`archive`], [`unpacked`] | those of a bundle: how they become files, and where |
-//! | [`machine`] | what the machine has, as `carrack info` says |
-//! | [`suites`], [`examples`], [`halo`], [`perf`] | the parts that there are |
-//! | [`part`] | a part, what is run for it, and how it ended |
+//! | [`node`] | the choice of the rank that does the work of a node |
+//! | [`kit`] | the programs, next to this one or in target/ |
+//! | [`archive`], [`unpacked`] | a bundle's programs: their unpacking, and its place |
+//! | [`machine`] | the hardware, as `carrack info` reports it |
+//! | [`suites`], [`examples`], [`halo`], [`perf`] | the parts |
+//! | [`part`] | a part: its command line, its run and its outcome |
 //! | [`child`] | runs one process to its end or its limit |
-//! | [`libtest`] | counts tests in what they print |
+//! | [`libtest`] | counts tests in the output of a test program |
 //! | [`date`] | the time, in words |
 //! | [`report`], [`markdown`] | the report, as JSON and for people |
 
@@ -54,10 +55,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// As a shell tells of a program that Ctrl-C has ended.
+/// Exit status of a program that Ctrl-C has ended, as shells report it.
 const INTERRUPTED: u8 = 130;
 
-/// Why there is no report, or not all of one.
+/// Errors that leave no report, or an incomplete one.
 #[derive(Debug, thiserror::Error)]
 enum SelftestError {
     #[error("{}: {source}; name another folder with --report", path.display())]
@@ -157,7 +158,7 @@ fn chosen(
     Ok(parts)
 }
 
-/// Runs one part after another, with a line for each that is over, and a bar where there is a
+/// Runs one part after another. Prints a line for each ended part, and a progress bar on a
 /// terminal.
 fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt) -> Vec<Ran> {
     let bar = ProgressBar::with_draw_target(Some(parts.len() as u64), ProgressDrawTarget::stderr());
@@ -178,7 +179,7 @@ fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt)
     ran
 }
 
-/// A folder for what the parts need for a while; removed in the end.
+/// Folder for temporary files of the parts, removed in the end.
 struct Scratch(PathBuf);
 
 impl Scratch {

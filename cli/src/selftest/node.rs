@@ -1,8 +1,8 @@
-//! Which of a launcher's ranks does the work of a node.
+//! Choice of the rank that does the work of a node.
 //!
-//! Launchers tell their ranks who they are in environment variables, and most of them which rank of
-//! its node each is. Where only the rank in the job is told, the first to come on a node does its
-//! work.
+//! Launchers give ranks their number in the job by environment variables, and most of them the
+//! number on the node, too. If the launcher gives only the former, the first rank to come on a
+//! node does its work.
 
 use carrack::bootstrap::launchers::{LAUNCHERS, Launcher};
 use std::os::linux::net::SocketAddrExt;
@@ -19,14 +19,14 @@ const OURS: Launcher = Launcher {
     nodes: "",
 };
 
-/// What tells one job of a launcher from another on the same node, where anything does.
+/// Variables that tell one job of a launcher from another on the same node.
 const JOBS: [&str; 3] = ["PMIX_NAMESPACE", "PMI_JOBID", "SLURM_JOB_ID"];
 
 /// This process among those of its node.
 pub(super) struct Node {
-    /// Who started it, and as which rank; `None` without a launcher.
+    /// Launcher and rank of this process; `None` without a launcher.
     seat: Option<Seat>,
-    /// Holds the work of the node, where it fell to the first to come.
+    /// Socket that holds the work of the node, if this process was the first to come.
     turn: Option<UnixListener>,
 }
 
@@ -34,9 +34,9 @@ pub(super) struct Node {
 struct Seat {
     launcher: &'static str,
     rank: u32,
-    /// `None` where the launcher does not tell.
+    /// Local rank; `None` if the launcher does not tell it.
     on_node: Option<u32>,
-    /// Whether there may be other nodes.
+    /// `true` if the job may have other nodes.
     has_others: bool,
 }
 
@@ -70,7 +70,7 @@ impl Node {
         Self { seat, turn: if is_untold { first_come() } else { None } }
     }
 
-    /// Why this process does nothing, if another one of its node does the work.
+    /// Returns the reason why this process does nothing, if another one does the work of its node.
     pub(super) fn stands_by(&self) -> Option<String> {
         let Seat { launcher, rank, on_node, .. } = self.seat.as_ref()?;
         match on_node {
@@ -93,13 +93,13 @@ impl Node {
         )
     }
 
-    /// What the names of the report's files have in addition where several nodes write theirs.
+    /// Returns the suffix of the report's file names, if several nodes write reports.
     pub(super) fn suffix(&self) -> Option<String> {
         self.seat.as_ref().filter(|seat| seat.has_others).map(|_| host())
     }
 }
 
-/// This machine's name, as it can stand in a file's name.
+/// Returns this machine's name, with only those characters that a file name can have.
 pub(super) fn host() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     name.chars()
@@ -107,8 +107,8 @@ pub(super) fn host() -> String {
         .collect()
 }
 
-/// Takes the work of this node, unless somebody of the same job has it: a name of the abstract
-/// namespace goes with its process.
+/// Takes the work of this node, unless another process of the same job has it. The name in the
+/// abstract namespace ends with its process.
 fn first_come() -> Option<UnixListener> {
     let job = JOBS.iter().find_map(|name| std::env::var(name).ok());
     // The ranks of a node have the same parent, as a rule.

@@ -35,8 +35,8 @@ pub(crate) struct SelftestOptions {
     #[arg(long, value_enum, value_name = "auto|cuda|fake", default_value_t = Choice::Auto, hide_possible_values = true)]
     pub(super) gpu: Choice,
 
-    /// How long to measure each figure of `carrack perf`, in seconds; 0.1 if not given, 0.02 of
-    /// simulated GPUs and with --quick.
+    /// Seconds to measure each figure of `carrack perf`; 0.1 if not given, 0.02 for simulated GPUs
+    /// and with --quick.
     #[arg(long, value_parser = crate::perf::seconds, value_name = "SECONDS")]
     pub(super) seconds: Option<Duration>,
 
@@ -53,7 +53,7 @@ pub(crate) struct SelftestOptions {
     pub(super) limit: Option<Duration>,
 }
 
-/// Which GPUs are tested.
+/// GPUs to test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Choice {
     /// NVIDIA's if there are any, else simulated ones.

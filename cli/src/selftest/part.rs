@@ -1,4 +1,4 @@
-//! A part of the selftest: what is run for it, and how it ended.
+//! Part of the selftest: its command line, its run and its outcome.
 
 use super::child::{self, End, Interrupt};
 use super::halo::Halo;
@@ -16,29 +16,29 @@ use std::time::{Duration, Instant};
 /// Lines of a failed part's output that are in the report.
 const TAIL: usize = 40;
 
-/// Something to run.
+/// Command to run.
 pub(super) struct Part {
-    /// Unlike that of any other.
+    /// Unique name.
     pub(super) name: String,
     pub(super) sort: Sort,
-    /// On which GPUs, if on any.
+    /// GPUs that it runs on, if any.
     pub(super) gpus: Option<Gpus>,
     pub(super) program: PathBuf,
     pub(super) args: Vec<String>,
     pub(super) env: Vec<(&'static str, String)>,
     pub(super) limit: Duration,
-    /// Why it is not run, if it is not.
+    /// Reason for skipping it; `None` if it is run.
     pub(super) skip: Option<String>,
 }
 
-/// What a part's output is.
+/// Kind of a part's output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sort {
-    /// A test program's.
+    /// Output of a test program.
     Tests,
-    /// An example's, which ends with an error unless it has verified what it did.
+    /// Output of an example, which ends with an error unless it has verified its results.
     Example,
-    /// One that measures: the heat equation on so many GPUs.
+    /// Figures of the heat equation on this number of GPUs.
     Halo(usize),
     /// Lines of JSON of `carrack perf`.
     Perf,
@@ -55,7 +55,7 @@ impl Sort {
     }
 }
 
-/// How a part ended.
+/// Outcome of a part.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     Passed,
@@ -80,7 +80,7 @@ impl Outcome {
     }
 }
 
-/// A part that is over.
+/// Part that has ended.
 pub(super) struct Ran {
     pub(super) part: Part,
     pub(super) outcome: Outcome,
@@ -99,7 +99,7 @@ impl Part {
         self.skip.as_ref().map_or_else(String::new, |why| format!(" (skipped: {why})"))
     }
 
-    /// As a person would type it.
+    /// Returns the command line as a user would type it.
     pub(super) fn command_line(&self) -> String {
         let env = self.env.iter().map(|(name, value)| format!("{name}={value}"));
         env.chain([self.program.display().to_string()])
@@ -108,7 +108,7 @@ impl Part {
             .join(" ")
     }
 
-    /// Runs it. Its output goes to files in `logs`.
+    /// Runs the part. Its output goes to files in `logs`.
     pub(super) fn run(
         self,
         logs: &Path,
@@ -183,7 +183,8 @@ impl Part {
         };
         let last = said.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned);
         let outcome = match (ended, self.sort) {
-            // Not every pair of kinds can be put and got; what cannot is told in these words.
+            // Some pairs of memory kinds allow no puts and gets; `carrack perf` fails with these
+            // words.
             (Some(Outcome::Failed(_)), Sort::Perf)
                 if complaints.contains("cannot be mapped here") =>
             {
@@ -238,7 +239,7 @@ impl Ran {
         }
     }
 
-    /// What there is to say in a few words.
+    /// Returns a short summary.
     pub(super) fn in_words(&self) -> String {
         let counts = self.tally.as_ref().map(|tally| match tally.left_out.values().sum::<u64>() {
             0 => format!("{} tests", tally.passed),
@@ -260,14 +261,14 @@ impl Ran {
     }
 }
 
-/// The last lines of a text.
+/// Returns the last lines of a text.
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     lines[lines.len().saturating_sub(TAIL)..].join("\n")
 }
 
-/// Takes away the caller's settings: the defaults are tested, and what each part sets. So is what
-/// makes a rank of a process: parts are jobs of their own.
+/// Removes the caller's settings, so that a part tests the defaults and its own settings. Removes
+/// a launcher's variables, too, since parts are jobs of their own.
 pub(super) fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let lossy = name.to_string_lossy();

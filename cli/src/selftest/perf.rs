@@ -7,12 +7,12 @@ use super::part::{Part, Sort};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(600);
-/// Those of a GPU are beyond what a core copies in a moment.
+/// Sizes for GPU memory, up to more than a core copies in a moment.
 const GPU_SIZES: &str = "8,4K,64K,1M,16M";
-/// A simulated engine is a thread, and its figures say nothing.
+/// Sizes for simulated GPUs. A simulated engine is a thread, so its figures say nothing.
 const SIMULATED_SIZES: &str = "8,64K";
 
-/// All measurements, each figure of `seconds`, if those are given.
+/// Returns all measurements; `seconds` is the time of each figure.
 pub(super) fn parts(
     kit: &Kit,
     machine: &Machine,
@@ -46,7 +46,7 @@ pub(super) fn parts(
     let kinds = kinds(machine.count);
     for (from, to) in kinds.iter().flat_map(|from| kinds.iter().map(move |to| (from, to))) {
         let is_host = |kind: &String| kind == "host";
-        // Two of one sort, and what goes into a GPU and out of it.
+        // Two GPUs, or host memory on one side.
         let is_important =
             from.starts_with("device") && to.starts_with("device") || is_host(from) || is_host(to);
         if is_host(from) && is_host(to) || quick && !is_important {
@@ -63,7 +63,7 @@ pub(super) fn parts(
     parts
 }
 
-/// The kinds of memory there are, of two devices at most: others are like those.
+/// Returns the kinds of memory, with two devices at most: others are like those.
 fn kinds(devices: usize) -> Vec<String> {
     let devices = (0..devices.min(2)).map(|number| format!("device:{number}"));
     ["host", "pinned"].map(str::to_owned).into_iter().chain(devices).collect()

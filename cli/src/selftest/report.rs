@@ -14,28 +14,28 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// All of a run.
+/// Results of a run.
 #[derive(Serialize)]
 pub(super) struct Report {
     pub(super) date: String,
     pub(super) host: String,
-    /// As it was typed.
+    /// Command line of the selftest.
     pub(super) command: String,
     pub(super) launcher: String,
     #[serde(flatten)]
     pub(super) about: About,
     /// `cuda` or `simulated`.
     pub(super) gpus: &'static str,
-    /// Why not NVIDIA's, where those are not tested.
+    /// Reason why NVIDIA's GPUs are not tested.
     pub(super) no_cuda: Option<String>,
-    /// What `carrack info --json` says: machine, transports, gpus, settings.
+    /// Output of `carrack info --json`: machine, transports, gpus, settings.
     pub(super) info: Value,
     pub(super) seconds: f64,
     pub(super) totals: Totals,
     pub(super) parts: Vec<Row>,
     /// The heat equation, on fewer GPUs first.
     pub(super) halo: Vec<Halo>,
-    /// The picture of its field, if all GPUs drew one, and the plot, beside the report.
+    /// File names of the field's picture, if a run on all GPUs drew one, and of the plot.
     #[serde(skip)]
     pub(super) drawn: [Option<String>; 2],
     /// Lines of `carrack perf --json`, in the order of the parts.
@@ -63,7 +63,7 @@ pub(super) struct Row {
     pub(super) gpus: Option<&'static str>,
     /// `passed`, `failed` or `skipped`.
     pub(super) outcome: &'static str,
-    /// Why, unless it passed.
+    /// Reason, unless the part passed.
     pub(super) reason: Option<String>,
     pub(super) words: String,
     pub(super) seconds: f64,

@@ -1,8 +1,7 @@
-//! The suites: the modules of the test programs, on which GPUs each runs, and how long it may take.
-//! Each is a process of its own.
+//! Test programs: their names, GPUs and time limits.
 //!
-//! A bundle's are run also if they are not known here, but for those that are no parts. In a built
-//! tree, where programs of many sorts lie side by side, only those that are known.
+//! From a bundle, programs that are not listed here run as well, except [`NO_PARTS`]. From a built
+//! tree, where many other programs lie in the same folder, only listed ones run.
 
 use super::kit::Kit;
 use super::machine::{Gpus, Machine};
@@ -15,21 +14,21 @@ struct Suite {
     program: &'static str,
     name: &'static str,
     on: On,
-    /// Whether `--quick` runs it.
+    /// Returns `true` if `--quick` runs it.
     quick: bool,
     minutes: u64,
-    /// The part of it that runs on simulated GPUs beside real ones.
+    /// Filter of the tests that also run on simulated GPUs when real ones are tested.
     beside: Option<&'static str>,
 }
 
-/// Which GPUs a test program runs on.
+/// GPUs that a test program runs on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum On {
-    /// None, or simulated ones that it makes for itself.
+    /// No GPU, or simulated ones that the program makes for itself.
     Nothing,
-    /// Those that are tested, as `TEST_GPU` says; and simulated ones, too.
+    /// The tested GPUs, as `TEST_GPU` says, and simulated ones.
     Any,
-    /// NVIDIA's alone.
+    /// NVIDIA's GPUs only.
     Cuda,
 }
 
@@ -104,12 +103,12 @@ const NO_PARTS: &[&str] = &[
     "verbs_guest",
 ];
 
-/// Returns `true` if suites are modules of a test program of that name.
+/// Returns `true` if a test program of that name is one of the parts.
 pub(super) fn is_known(program: &str) -> bool {
     SUITES.iter().any(|suite| suite.program == program)
 }
 
-/// All test programs, on all GPUs that they are to run on.
+/// Returns all test programs, each with the GPUs that it runs on.
 pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
     let mut parts: Vec<Part> =
         SUITES.iter().flat_map(|suite| suite.parts(kit, machine, quick)).collect();
@@ -120,7 +119,7 @@ pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
     parts
 }
 
-/// A few names in the life of a process.
+/// Leaks a name. A process leaks a few names at most.
 fn name_for_ever(name: &str) -> &'static str {
     Box::leak(name.to_owned().into_boxed_str())
 }
@@ -181,8 +180,8 @@ impl Suite {
             env.push(("TEST_GPU", gpus.setting().to_owned()));
         }
         if gpus == Some(Gpus::Cuda) {
-            // Two processes that share a device take turns of milliseconds: several tests at once
-            // take longer, not shorter.
+            // Processes that share a device take turns of milliseconds, so parallel tests take
+            // longer.
             args.push("--test-threads=1".into());
         }
         if self.on == On::Cuda {

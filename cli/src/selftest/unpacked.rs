@@ -1,11 +1,12 @@
-//! Where a bundle's programs are unpacked: beside the command where that can be, else below the
-//! report's folder. Once: the next selftest of the same bundle finds them there.
+//! Folder of a bundle's unpacked programs: next to the command if possible, else below the
+//! report's folder. The next selftest of the same bundle uses it again.
 //!
-//! Several selftests may do this at once on one file system, the first rank of each node of a job.
-//! So the folder is named by its archive, is filled under another name that nobody else has, and
-//! gets its own by one rename: whoever sees it sees all of it. Who comes second uses what is there.
-//! Nothing under that name is ever written to, renamed or removed again, since the programs of
-//! others run from it; what was spoiled stays, and the next name is taken.
+//! The first ranks of a job's nodes may unpack at the same time on one file system. So the
+//! folder's name holds the archive's checksum. Each process fills a folder with a random name, and
+//! one rename gives it the final name: other processes see it complete or not at all. A process
+//! that loses the race uses the winner's folder. A folder with its final name is never written to,
+//! renamed or removed, since other processes run its programs. A damaged one stays, and the next
+//! name is used.
 
 use super::archive::{Archive, Files, Unfit, UnpackError, megabytes};
 use rustix::fs::{Access, StatVfs, StatVfsMountFlags, access, statvfs};
@@ -16,14 +17,14 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// What tells that all of it is there, and what that is. Written last.
+/// File that is written last: it marks the folder as complete and lists its content.
 const MARK: &str = "unpacked.json";
 
 /// The command, which test programs look for in the folder above their own.
 const COMMAND: &str = "carrack";
 
-/// How many folders of one archive there may be in a place. The second is taken when the first was
-/// spoiled.
+/// Number of folder names that are tried for an archive in one place. A further one is used when
+/// the ones before are damaged.
 const TRIES: usize = 9;
 
 #[derive(Serialize, Deserialize)]
@@ -33,7 +34,7 @@ struct Mark {
     files: Files,
 }
 
-/// What is found under a folder's name.
+/// State of a folder of a given name.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Nothing,
@@ -43,18 +44,18 @@ enum Found {
     Spoiled,
 }
 
-/// An archive, and the command that lies beside it.
+/// Archive, and the command next to it.
 pub(super) struct Programs<'a> {
     pub(super) archive: Archive,
     pub(super) carrack: &'a Path,
-    /// Whether the user wants all of it to end.
+    /// Returns `true` once a signal asks the selftest to end.
     pub(super) stop: &'a dyn Fn() -> bool,
-    /// Hears in one line what is unpacked, and where to: it takes seconds, and a hundred megabytes.
+    /// Prints the target of the unpacking, which takes seconds and a hundred megabytes.
     pub(super) tell: &'a dyn Fn(&str),
 }
 
 impl Programs<'_> {
-    /// The folder that has tests/ and examples/: in `bundle` if that can be, else in `report`.
+    /// Returns the folder with tests/ and examples/: in `bundle` if possible, else in `report`.
     pub(super) fn folder(&self, bundle: &Path, report: &Path) -> Result<PathBuf, UnpackError> {
         let beside = match self.in_place(bundle, None) {
             Err(UnpackError::Unfit(beside)) => beside,
@@ -71,8 +72,8 @@ impl Programs<'_> {
         }
     }
 
-    /// The folder in one place; unpacks it there if it is missing. `since` says what was wrong with
-    /// a better place.
+    /// Returns the folder in one place, and unpacks there if it is missing. `since` is the reason
+    /// why a better place was not taken.
     fn in_place(&self, place: &Path, since: Option<&Unfit>) -> Result<PathBuf, UnpackError> {
         let name = format!("programs-{}", &self.archive.sum[..16]);
         let mut part = None;
@@ -100,7 +101,7 @@ impl Programs<'_> {
     fn look(&self, folder: &Path) -> Found {
         match fs::symlink_metadata(folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Nothing,
-            // What others have put there may be anything, under whatever name.
+            // Other users may have put anything there under that name.
             Ok(about)
                 if about.is_dir() && self.is_trusted(about.uid()) && self.is_whole(folder) =>
             {
@@ -129,7 +130,7 @@ impl Programs<'_> {
             && mark.files.iter().all(is_there)
     }
 
-    /// Unpacks into a folder of a name that is only ours, beside the one that it is to be.
+    /// Unpacks into a folder with a random name, next to the final one.
     fn unpack(
         &self,
         place: &Path,
@@ -149,7 +150,7 @@ impl Programs<'_> {
         ));
         let files = self.archive.unpack(&part.0, self.stop)?;
         let command = part.0.join(COMMAND);
-        // A bundle that is moved keeps its programs.
+        // A relative link keeps working when the bundle is moved.
         let beside = self.carrack.parent() == Some(place);
         let target = if beside { Path::new("..").join(COMMAND) } else { self.carrack.to_owned() };
         symlink(target, &command).map_err(Unfit::file(&command))?;
@@ -159,13 +160,13 @@ impl Programs<'_> {
         Ok(part)
     }
 
-    /// Whether a place can have programs, as far as its file system tells.
+    /// Checks that the file system of a place allows programs and has room.
     fn fits(&self, place: &Path, about: &StatVfs) -> Result<(), Unfit> {
         if about.f_flag.contains(StatVfsMountFlags::NOEXEC) {
             return Err(Unfit::NoExec(place.to_owned()));
         }
         let (free, needed) = (about.f_bavail.saturating_mul(about.f_frsize), self.archive.unpacked);
-        // Some do not count their blocks.
+        // Some file systems do not count their blocks.
         if about.f_blocks > 0 && free < needed {
             return Err(Unfit::NoRoom { path: place.to_owned(), free, needed });
         }
@@ -178,7 +179,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
     file(a).is_some_and(|a| Some(a) == file(b))
 }
 
-/// A folder that is being filled; removed unless it gets its name.
+/// Folder that is being filled. Dropping it removes the folder, unless it got its final name.
 struct Part(PathBuf);
 
 impl Part {
@@ -191,7 +192,7 @@ impl Part {
         Ok(Self(path))
     }
 
-    /// Gives it its name; gives it back if something has that by now.
+    /// Gives the folder its final name; returns the folder if that name was taken meanwhile.
     fn settle(self, folder: &Path) -> Result<Option<Self>, Unfit> {
         use io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
         match fs::rename(&self.0, folder) {
@@ -207,7 +208,7 @@ impl Part {
 }
 
 impl Drop for Part {
-    /// What has got its name is not here any more.
+    /// Removes the folder. One that was renamed is no longer at this path.
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

@@ -10,7 +10,7 @@ fn perf_on_fake_gpus(args: &[&str]) -> Output {
     command(&[&perf, args].concat()).env("CARRACK_GPU", "fake").output().unwrap()
 }
 
-/// As a kind of memory is called in the results, if its GPU is simulated.
+/// Returns the name of a memory kind in the results of simulated GPUs.
 fn simulated(kind: &str) -> String {
     if kind == "host" { kind.into() } else { format!("{kind} (simulated)") }
 }

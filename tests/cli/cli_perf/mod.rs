@@ -69,7 +69,7 @@ fn assert_sane(line: &Value) {
     }
 }
 
-/// Which point a line is of.
+/// Returns the point that a line describes.
 fn point(line: &Value) -> (String, String, u64, u64) {
     let text = |name: &str| line[name].as_str().unwrap().to_owned();
     (text("op"), text("test"), line["size"].as_u64().unwrap(), line["threads"].as_u64().unwrap())

@@ -1,10 +1,9 @@
-//! `carrack run`, with real processes: what ranks get, what the user sees, and that nothing is
-//! left.
+//! `carrack run`, with real processes: the environment of ranks, the user's view, and the absence
+//! of leftovers.
 //!
 //! The programs are shell one-liners, or this very test binary in a role (see
-//! `a_rank_in_its_role`). Every job bears a mark in its environment, by which survivors are found
-//! in /proc. No test asserts how long something takes; the watchdog only turns a hang into a
-//! failure.
+//! `a_rank_in_its_role`). Every job has a mark in its environment, by which survivors are found in
+//! /proc. No test asserts a duration; the watchdog only turns a hang into a failure.
 
 mod killing;
 
@@ -97,7 +96,7 @@ impl Job {
         run
     }
 
-    /// Starts it and waits until so many lines of its output have come.
+    /// Starts the job and waits until `lines` lines of its output have come.
     fn start(mut self, lines: usize) -> Running {
         let mut child = self.command.spawn().unwrap();
         let mut stdout = child.stdout.take().unwrap();
@@ -227,8 +226,8 @@ fn without_tags_lines_come_as_they_are() {
     assert_eq!((run.code(), run.stdout_lines()), (0, BTreeSet::from(["rank 0", "rank 1"])));
 }
 
-/// CUDA's library starts a thread in whatever process uses it, the launcher of `carrack perf`
-/// included: the kernel may give that one the signal that a child has ended.
+/// CUDA's library starts a thread in any process that uses it, the launcher of `carrack perf`
+/// included. The kernel may give that thread the signal that a child has ended.
 #[test]
 fn a_job_ends_also_where_a_library_has_a_thread_in_the_launcher() {
     if Command::new("cc").arg("--version").output().is_err() {
@@ -262,8 +261,8 @@ fn the_first_rank_that_fails_decides_the_status_and_the_others_are_ended() {
     assert_eq!(run.stderr.lines().count(), 1, "the others' ends are no news: {}", run.stderr);
 }
 
-/// It has ended well, so the launcher ends nobody for it. Before the others look for it, and when
-/// they have waited for some time.
+/// The rank ends with status 0, so the launcher ends no other rank for it. It ends before the
+/// others look for it, or after they have waited for some time.
 #[test]
 fn ranks_that_meet_are_told_of_one_that_never_comes() {
     for when in ["exit 0", "sleep 1; exit 0"] {
@@ -273,8 +272,8 @@ fn ranks_that_meet_are_told_of_one_that_never_comes() {
         );
         let run = script(3, &[], &explain).run();
         assert_eq!(run.code(), 1);
-        // Whichever says it first: then the others are ended. Who has heard it from another names
-        // the rank.
+        // The first rank that reports it has the others ended. A rank that has heard it from
+        // another names the missing rank.
         let told = |line: &str| line.contains("] carrack: barrier: ") && line.contains("rank 1");
         assert!(run.stderr.lines().any(told), "{when}: {}", run.stderr);
     }
@@ -361,7 +360,7 @@ fn a_program_that_only_the_attempt_shows_to_be_broken_is_one_clear_error() {
 
 #[test]
 fn a_program_is_found_beside_the_carrack_command() {
-    // `carrack` is not in PATH, and lies beside itself.
+    // `carrack` is not in PATH, and is found in the folder of the command itself.
     let mut job = job(1, &["--no-tag"], &["carrack", "--help"]);
     job.command.env("PATH", "/nowhere");
     let run = job.run();
@@ -529,7 +528,7 @@ fn a_process_that_a_rank_starts_is_told_that_it_is_no_rank() {
     assert!(run.stdout.contains("[0] not joined: CARRACK_BOOTSTRAP_FD is 987"), "{}", run.stdout);
 }
 
-/// Not a test but what the ranks of some jobs above do; it passes at once when Cargo runs it.
+/// Plays the role of a rank of the jobs above. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };

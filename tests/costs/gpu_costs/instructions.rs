@@ -1,10 +1,10 @@
-//! How many instructions operations on memory of a GPU take in this library, outside of the driver:
-//! a small copy takes the driver some two microseconds, of which a thousand instructions are a
+//! Instructions of this library for operations on memory of a GPU, without those of the driver. A
+//! small copy takes the driver some two microseconds, of which a thousand instructions are a
 //! seventh.
 //!
-//! Counted by callgrind, which runs this program once more; what the mock's functions take, and
-//! whatever they call, is taken off. A build that is not optimised as a release is, or a machine
-//! without valgrind, has nothing to count: the test says so.
+//! Callgrind runs this program once more and counts them. Instructions of the mock's functions,
+//! and of their callees, are subtracted. Without release optimisation or valgrind, the test says
+//! so and counts nothing.
 
 use super::{Ground, mock, put};
 use crate::profile::{at_most, counted, why_not};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 const ROLE: &str = "TEST_GPU_INSTRUCTIONS";
 
-/// Puts that are under way at a time, and that are counted.
+/// Puts that are in flight at a time, and puts that are counted.
 const WINDOW: u64 = 512;
 const PUTS: u64 = 2 * WINDOW;
 
@@ -32,10 +32,10 @@ const WARM_UP: u64 = 8;
 const MOST: [(&str, &str, u64, u64); 10] = [
     ("puts_in_their_role", "measured_puts", PUTS, 1290),
     ("puts_in_their_role", "measured_ends", PUTS, 630),
-    // Two copies are under way: the first one's event is asked for.
+    // Two copies are in flight, and progress queries the first one's event.
     ("puts_in_their_role", "measured_fruitless", PASSES, 720),
     ("messages_in_their_role", "measured_send", MESSAGES, 1310),
-    // Until the copy is under way.
+    // Until the copy is in flight.
     ("messages_in_their_role", "measured_arrival", MESSAGES, 3230),
     // The receiver asks for the copy three times, of which the last finds it over; and its sender
     // hears of it.

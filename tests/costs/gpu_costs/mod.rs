@@ -1,6 +1,5 @@
-//! What operations on memory of a GPU cost in calls of the driver, counted by the mock library:
-//! with each they take longer by as much as a small message takes (gpu.md, "Measured"), so a call
-//! more is a test that fails.
+//! Driver calls of operations on memory of a GPU, counted by the mock library. Each call takes as
+//! long as a small message (gpu.md, "Measured"), so one more call fails a test.
 
 mod instructions;
 
@@ -20,12 +19,12 @@ use std::sync::Arc;
 struct Calls {
     copies: i32,
     records: i32,
-    /// Whether work is over.
+    /// Queries for the end of work.
     queries: i32,
     waits: i32,
     /// Contexts made current, and no longer so.
     switches: i32,
-    /// What an address or a device is.
+    /// Questions about addresses and devices.
     questions: i32,
 }
 
@@ -66,7 +65,7 @@ impl Ground {
         self.gpu.allocate(64, Flavour::Plain).unwrap()
     }
 
-    /// What has been called so far.
+    /// Returns the calls so far.
     fn calls(&self) -> Calls {
         Calls {
             copies: self.word("mock_copies"),
@@ -105,7 +104,7 @@ fn put(ground: &Ground, from: impl Into<Buffer>, to: &Rmr, comp: &Counter) {
     assert!(put.allow_retry(false).call().unwrap().is_posted());
 }
 
-/// So many copies, and so many changes of the context; nothing is asked.
+/// Returns a count of `copies` copies and `switches` changes of the context, without any query.
 fn copies(copies: i32, switches: i32) -> Calls {
     Calls { copies, switches, records: 0, queries: 0, waits: 0, questions: 0 }
 }
@@ -127,7 +126,7 @@ fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
         let ends = ground.during(|| ground.until(|| over.get() == wanted));
         assert!(ends.queries <= 3 && ends.records <= 1 && ends.questions == 0, "{many}: {ends:?}");
     }
-    // However many are under way, progress asks for one of them, once.
+    // With any number in flight, progress asks for one of them, once.
     ground.word("mock_hold");
     let wanted = over.get() + 40;
     (0..40).for_each(|_| put(&ground, from.whole(), &to, &over));
@@ -206,7 +205,7 @@ fn a_put_of_raw_memory_costs_one_question_where_nothing_is_promised() {
     let registered = ground.runtime.register_memory(&window).unwrap();
     let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
     let region = |hint| {
-        // SAFETY: `from` stays to the end, and nobody has references to it.
+        // SAFETY: `from` stays to the end, and there are no references to its bytes.
         unsafe { raw::region(from.addr() as *mut u8, 8, hint, ground.runtime.gpu_drivers()) }
             .unwrap()
     };
@@ -289,8 +288,7 @@ fn a_step_of_a_ring_costs_a_copy_an_event_and_a_wait() {
             );
             arrived.wait_on(&stream, step + 1).unwrap();
         });
-        // The first one asks what the device is like. Nobody is ever asked how far the waits before
-        // it are.
+        // The first step asks for the device's properties. No step queries earlier waits.
         let questions = i32::from(step == 0);
         let wanted = Calls { copies: 1, records: 1, waits: 1, queries: 0, switches: 4, questions };
         assert_eq!(calls, wanted, "step {step}");

@@ -84,8 +84,9 @@ impl<F> fmt::Debug for Says<F> {
     }
 }
 
-// SAFETY: those made of it here break the promise on purpose, in ways that are found out before the
-// memory is used, but for `little`, whose memory is that of a `GpuAllocator`.
+// SAFETY: the allocators made of it here break the promise on purpose. The device detects that
+// before the memory is used. Only `little` keeps the promise: its memory is that of a
+// `GpuAllocator`.
 unsafe impl<F> PacketAllocator for Says<F>
 where
     F: Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync,
@@ -103,7 +104,7 @@ where
     }
 }
 
-/// One that says that its memory is on a GPU.
+/// Returns an allocator that claims that its memory is on a GPU.
 fn says_on<F>(gpu: &Arc<dyn Gpu>, gives: F) -> Arc<dyn PacketAllocator>
 where
     F: Fn(Layout) -> Result<Chunk, AllocError> + Send + Sync + 'static,
@@ -121,7 +122,8 @@ fn of_flavour(
 
 /// Part of what another chunk is, and so not its own.
 fn part(of: &Arc<Chunk>, offset: usize, len: usize) -> Chunk {
-    // SAFETY: it does not go beyond the other one; that nobody else uses it is the lie.
+    // SAFETY: the part lies within `of`. That the part is not shared is the lie, which is
+    // detected.
     unsafe { Chunk::from_parts(of.base().add(offset), len, Box::new(of.clone())) }
 }
 
@@ -171,7 +173,7 @@ pub(crate) fn lies(runtime: &Runtime) {
     assert!(matches!(askew, AllocError::Misaligned { base, .. } if base % 64 == 8), "{askew}");
     let nowhere = refused(says_on(gpu, |layout| {
         let base = NonNull::new(std::ptr::without_provenance_mut(64)).unwrap();
-        // SAFETY: it is nobody's memory, which is the lie.
+        // SAFETY: no memory lies there, which is the lie; the device refuses it before any access.
         Ok(unsafe { Chunk::from_parts(base, layout.size(), Box::new(())) })
     }));
     assert!(matches!(nowhere, AllocError::Nowhere { base: 64, .. }), "{nowhere}");

@@ -1,6 +1,6 @@
-//! Active messages whose place is memory of a GPU: of every length, from memory of every kind, over
-//! shared memory between processes and within one; with simulated GPUs here, and with real ones
-//! where `TEST_GPU=cuda` says so.
+//! Active messages into memory of a GPU: of every length, from memory of every kind, over shared
+//! memory between processes and within one. They run on simulated GPUs, and on real ones with
+//! `TEST_GPU=cuda`.
 
 mod allocators;
 mod roles;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// What two ranks do: rank 0 sends, into memory of a GPU of rank 1.
+/// Part of two ranks: rank 0 sends, into memory of a GPU of rank 1.
 type Play = fn(&Runtime);
 
 const ROLES: [(&str, Play); 6] = [

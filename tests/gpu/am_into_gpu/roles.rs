@@ -1,4 +1,4 @@
-//! What two ranks do: the first sends, and the second has the packets of its second device on a
+//! Roles of two ranks: the first sends, and the packets of the second's second device lie on a
 //! GPU.
 
 use super::PATIENCE;
@@ -49,7 +49,7 @@ pub(crate) fn device_of(runtime: &Runtime, allocator: Option<Arc<dyn PacketAlloc
     runtime.device().packet_pool(&pool).build().unwrap()
 }
 
-/// What has come to a handler.
+/// Statuses that have come to a handler.
 #[derive(Default, Clone)]
 pub(crate) struct Came(Arc<Mutex<Vec<Status>>>);
 
@@ -194,7 +194,7 @@ pub(crate) fn lands(runtime: &Runtime) {
             send.comp(done).allow_retry(false).call()
         });
         status.buffer = back.unwrap().buffer;
-        // Nothing but the payload lies in the chunk: no header, before it or behind it.
+        // Only the payload lies in the chunk: there is no header before it or behind it.
         if let Buffer::Packet(packet) = &mut status.buffer {
             packet.set_len(PACKET);
             let rest = status.buffer.to_vec().unwrap().split_off(size);
@@ -215,8 +215,8 @@ pub(crate) fn lands(runtime: &Runtime) {
     assert_eq!(again.len(), packets);
 }
 
-/// So many that the pool runs dry again and again; some are checked where they are handed over, all
-/// for their turn.
+/// Sends more messages than the pool has packets, so that it runs dry repeatedly. Some are checked
+/// in the handler, and all for their order.
 pub(crate) fn order(runtime: &Runtime) {
     const COUNT: u64 = 3000;
     let size = |at: u64| [8, 0, 8192, 40, 1000, 41, 209, 3][(at % 8) as usize];

@@ -220,7 +220,7 @@ fn the_library_copies_go_on_while_a_stream_of_the_user_is_busy() {
     stream.synchronize().unwrap();
 }
 
-/// gpu.md, life and death rule 3: an error of the user's own work is told, and is nobody else's.
+/// gpu.md, life and death rule 3: an error of the user's own work is reported, and only there.
 #[test]
 fn a_kernel_that_panics_or_touches_foreign_memory_fails_all_later_events_of_its_stream_only() {
     let driver = driver(2);

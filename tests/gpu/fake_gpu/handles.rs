@@ -110,8 +110,8 @@ fn a_handle_opened_twice_is_one_mapping_that_goes_with_the_last() {
     assert_ne!(gpu.open(&handle).unwrap().id(), id, "opened anew, it is another buffer");
 }
 
-/// gpu.md, life and death rule 1; legacy IPC rule 10: whoever is not to be found may be in another
-/// pid namespace.
+/// gpu.md, life and death rule 1; legacy IPC rule 10: an exporter that is not found may be in
+/// another pid namespace.
 #[test]
 fn an_importer_goes_on_when_the_exporter_is_killed() {
     for word in ["bytes", "fd"] {

@@ -179,7 +179,7 @@ fn a_range_is_walked_by_its_extents_and_may_not_leave_them() {
     assert_eq!(ids(0x1000, 10).unwrap(), [], "host memory");
     // A handle would stand for the first only.
     let base = std::ptr::NonNull::new(one.addr() as *mut u8).unwrap();
-    // SAFETY: both stay until the test is over.
+    // SAFETY: both stay until the test ends.
     let both = unsafe {
         Region::from_parts(base, 4 * MIB, one.kind(), one.id(), one.gpu().cloned(), Box::new(()))
     };

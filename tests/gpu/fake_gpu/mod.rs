@@ -1,14 +1,14 @@
-//! The simulated GPU: that its memory bites, that handles work between real processes, that it
-//! misbehaves as ordered.
+//! The simulated GPU: its memory traps the CPU, its handles work between real processes, and it
+//! takes injected faults.
 //!
-//! The processes are this test binary again: a test starts it for the one test [`child`], with what
-//! to do in an environment variable and one end of a socket pair as its standard input.
+//! The processes are this test binary again. A test starts it for the one test [`child`], with a
+//! command in an environment variable and one end of a socket pair as its standard input.
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `memory` | that it bites the CPU, what an address is of, how much there is |
-//! | `engines` | copies, streams and kernels: their order, and how they fail |
-//! | `handles` | memory of other processes, and that nothing of it is left behind |
+//! | `memory` | its trap for the CPU, classification of addresses, its amount |
+//! | `engines` | copies, streams and kernels: their order, and their failures |
+//! | `handles` | memory of other processes, and its release |
 
 mod engines;
 mod handles;
@@ -124,7 +124,7 @@ fn hear_handle(wire: &UnixStream) -> Handle {
     Handle::decode(&text, fds.next()).unwrap()
 }
 
-/// Not a test by itself: what a process started by another test does.
+/// Plays the role of a process that another test has started. Without a role it does nothing.
 #[test]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -36,7 +36,7 @@ fn ended(mut transfer: Transfer) -> Result<(), CopyError> {
     }
 }
 
-/// How both ends lie: to what the kernel takes at a time, and to each other.
+/// Alignment of both ends, relative to the kernel's unit and to each other.
 const PLACES: [(usize, usize); 8] =
     [(0, 0), (16, 32), (15, 15), (1, 0), (0, 3), (4, 8), (24, 0), (9, 13)];
 
@@ -85,8 +85,8 @@ fn copies_of_every_length_between_any_places_are_whole_and_touch_nothing_else() 
 /// Pieces of one batch: where they go, where they come from, how long they are.
 type Pieces = Vec<(usize, usize, usize)>;
 
-/// So many, of lengths up to the longest, each end at a multiple of `unit`, in an order of its own
-/// on either side.
+/// Returns `count` pieces with lengths up to `most`. Their ends are multiples of `unit`, in a
+/// different order on either side.
 fn pieces(count: usize, unit: usize, most: usize) -> Pieces {
     let slot = |at: usize| GUARD + at * 2 * most;
     let piece = |at: usize| {
@@ -212,7 +212,7 @@ fn what_is_longer_or_in_host_memory_is_an_engines() {
     assert_eq!(counts(&**gpu).1, before);
 }
 
-/// What is copied over what was copied before stays, whoever copies.
+/// A later copy to the same bytes wins, by kernel or engine.
 #[test]
 fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
     let _watchdog = Watchdog::over("order");
@@ -249,8 +249,8 @@ fn a_small_copy_behind_a_big_one_comes_last_and_the_other_way_round() {
     assert!(counts(&**gpu).1 > before);
 }
 
-/// Each reads what the one before has written, whatever part of the kernel has which byte, and
-/// though one look finds all of them.
+/// Each copy reads the bytes that the one before has written, though one look of the kernel finds
+/// all of them and its threads divide the bytes differently.
 #[test]
 fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
     let _watchdog = Watchdog::over("chains");
@@ -281,8 +281,8 @@ fn copies_that_are_under_way_at_a_time_are_done_one_after_the_other() {
     }
 }
 
-/// Pieces and faces are an engine's: they come behind what the kernel was given, and the kernel is
-/// given nothing while they are under way.
+/// Engines copy pieces and strided data. These follow the kernel's copies, and the kernel gets no
+/// copies while they are in flight.
 #[test]
 fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
     let _watchdog = Watchdog::over("order of batches");
@@ -316,7 +316,7 @@ fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
         let (over, under) = (random(&mut rng, all), random(&mut rng, all));
         many.whole().write(&over).unwrap();
         small.slice(0, all).unwrap().write(&under).unwrap();
-        // Those writes are over, so no engine is at anything, and the kernel may have the copy.
+        // Those writes have ended, so all engines are idle, and the kernel may take the copy.
         let batch: &dyn Fn() -> Transfer = if turn % 4 < 2 { &together } else { &grid };
         let is_last = turn % 2 == 1;
         let (first, second, is_known) = if is_last {
@@ -340,15 +340,15 @@ fn a_batch_or_a_face_between_small_copies_of_the_same_bytes_keeps_its_place() {
             }
         }
         seen[usize::from(is_last)] += u32::from(is_known);
-        // Behind a batch the kernel has a copy only where that was over at once, so that is not
-        // waited for.
+        // Behind a batch the kernel takes a copy only if the batch has ended at once, so the loop
+        // does not wait for that.
         if seen[0] >= 100 {
             break;
         }
     }
 }
 
-/// Many under way at a time, from several threads, more than the page has lines.
+/// More copies in flight at a time, from several threads, than the page has lines.
 #[test]
 fn threads_that_copy_at_the_same_time_get_what_they_copied() {
     let _watchdog = Watchdog::over("threads");
@@ -398,8 +398,8 @@ fn the_kernel_ends_when_there_is_nothing_to_do_and_is_launched_anew() {
     }
 }
 
-/// A kernel that stayed as long as there are copies would hold up for ever whoever waits for the
-/// device.
+/// A kernel that stayed as long as copies come would block a thread that waits for the device for
+/// ever.
 #[test]
 fn memory_is_freed_and_the_device_waited_for_while_copies_never_cease() {
     let _watchdog = Watchdog::over("freed under traffic");
@@ -465,7 +465,7 @@ fn where_another_process_wants_a_copier_too_there_is_none_whenever_it_comes() {
             until_by_copier(&ground.gpus, &mut copy);
         }
         fake.faults().share_copiers(Some(4711));
-        // The kernel that runs has what it is given until its lease is over.
+        // The running kernel takes copies until its lease ends.
         while !matches!(gpu.copier(), CopierState::Refused(_)) {
             copy();
         }
@@ -483,7 +483,7 @@ fn where_another_process_wants_a_copier_too_there_is_none_whenever_it_comes() {
     }
 }
 
-/// As behind a kernel of the program's that fills the device.
+/// The copier's kernel does not begin, as behind a kernel of the program that fills the device.
 #[test]
 fn a_kernel_that_does_not_begin_holds_no_copy_up() {
     if is_for_simulated_only("kernels cannot be told to wait") {

@@ -10,9 +10,9 @@ use carrack::transports::gpu::Flavour;
 use carrack::{Rank, Tag};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// gpu.md, streams rule 1: what the program does with its devices neither holds our copies up nor
-/// is held up by them. Loading modules, synchronising devices and kernels that need all of a device
-/// are in `transports/tests/cuda/beside.rs`.
+/// gpu.md, streams rule 1: the program's use of its devices neither delays the library's copies
+/// nor is delayed by them. `transports/tests/cuda` tests the loading of modules, the
+/// synchronisation of devices, and kernels that need a whole device.
 #[test]
 fn a_program_that_allocates_frees_and_synchronises_all_the_time_disturbs_no_message() {
     let _watchdog = Watchdog::over("beside");

@@ -19,7 +19,7 @@ fn memory_that_its_owner_has_dropped_is_freed_when_the_last_of_two_importers_has
     }
 }
 
-/// The same, while an engine is at work in it.
+/// The owner drops memory while an engine copies it.
 #[test]
 fn memory_that_its_owner_drops_under_a_copy_stays_until_the_copy_is_over() {
     let _watchdog = Watchdog::over("in flight");
@@ -33,7 +33,7 @@ fn memory_that_its_owner_drops_under_a_copy_stays_until_the_copy_is_over() {
 const KINDS: [Kind; 2] = [Kind::Plain(0), Kind::Shareable(0)];
 const LEN: usize = 3 << 20;
 
-/// Rank 0 exports; 1 lets go at once, 2 keeps its name of the memory.
+/// Rank 0 exports; rank 1 closes the memory at once, rank 2 keeps its remote key.
 pub(crate) fn rank(role: &Role) {
     let kind = KINDS[role.words[0] as usize];
     let gpus = Gpus::here();

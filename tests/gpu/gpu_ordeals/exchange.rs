@@ -1,5 +1,5 @@
-//! Two ranks, of which one puts to and gets from a window of the other, to the last byte; and
-//! messages of every kind of memory.
+//! Exchange between two ranks. One puts to and gets from a window of the other, to the last byte.
+//! Both send messages of every kind of memory.
 
 use crate::support::gpu_ranks::{Gpus, Kind, Went, filled, get, heard, holds, put, receive, send};
 use crate::support::ranks::Role;
@@ -40,7 +40,7 @@ pub(crate) fn uses(
     ways
 }
 
-/// The other one: whose window is written where it is to be, and nowhere else.
+/// Lends a window to the other rank, and checks that it is written only at the right places.
 pub(crate) fn lends(
     role: &Role,
     runtime: &Runtime,

@@ -92,8 +92,8 @@ pub(crate) fn rank(role: &Role) {
     role.meet("over", &runtime, [role.rank, survivor].into_iter());
 }
 
-/// Whatever is asked of a rank that is gone is refused, or ends, as that: also where its memory is
-/// still mapped.
+/// Checks that all operations with a killed rank are refused or fail with that reason, also while
+/// its memory is still mapped.
 fn nothing_is_begun_with(runtime: &Runtime, gpus: &Gpus, gone: Rank, rmr: &Rmr) {
     let buffer = || Kind::Plain(0).empty(gpus, 1000);
     let outcomes = [
@@ -147,7 +147,8 @@ impl<'a> Lane<'a> {
         Self { runtime, me, other, may_die, phase, regions, flows, rmr, is_down: false }
     }
 
-    /// Whether it has done all, or the other has gone and nothing is under way with it any more.
+    /// Returns `true` if all operations are done, or the other rank has ended and none is in
+    /// flight.
     fn is_over(&self) -> bool {
         let is_over =
             |flow: &Flow| flow.under_way.is_none() && (self.is_down || flow.ended >= ROUNDS);
@@ -155,7 +156,7 @@ impl<'a> Lane<'a> {
         self.flows.iter().all(is_over) && self.is_down == self.may_die
     }
 
-    /// How many operations have ended.
+    /// Advances all flows, and returns the number of operations that have ended.
     fn step(&mut self) -> u64 {
         (0..self.flows.len()).map(|which| u64::from(self.step_one(which))).sum()
     }

@@ -1,14 +1,13 @@
-//! What ranks live through that have GPUs: masks that differ, memory of every kind, thousands of
-//! rounds, kills in the midst of copies, memory that is withdrawn under its users, programs that
-//! work their devices meanwhile. With simulated GPUs here, and with real ones where `TEST_GPU=cuda`
-//! says so.
+//! Ranks with GPUs under stress: differing masks, memory of every kind, thousands of rounds, kills
+//! during copies, memory that is withdrawn in use, and programs that use their devices meanwhile.
+//! They run on simulated GPUs, and on real ones with `TEST_GPU=cuda`.
 //!
 //! | module | one idea | more of it |
 //! |---|---|---|
-//! | `exchange` | what the others have in common: two ranks that use each other's memory | |
+//! | `exchange` | the common part: two ranks that use each other's memory | |
 //! | `masks` | ranks that see other devices, or in another order | |
 //! | `kinds` | memory of every kind goes by its way, or by another for a reason | |
-//! | `rounds` | what is given back is given back | `TEST_ROUNDS=10000` |
+//! | `rounds` | resources that are given back are free again | `TEST_ROUNDS=10000` |
 //! | `kills` | a rank is killed while engines copy from and to its memory | `TEST_KILLS=100` |
 //! | `closing` | memory goes when its last importer has closed it | |
 //! | `beside` | the program's own threads use the devices at the same time | |
@@ -28,7 +27,7 @@ mod several;
 use crate::support::ranks::Role;
 use std::time::Duration;
 
-/// What a rank of these tests does. Without a role, nothing.
+/// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let patience = Duration::from_secs(110 + rounds::count() / 20);
@@ -48,7 +47,7 @@ fn a_rank_in_its_role() {
     }
 }
 
-/// How much of something: as the variable says, or else less in a debug build than in a release.
+/// Returns the amount that the variable sets, else a default, which is lower in a debug build.
 fn amount(variable: &str, debug: u64, release: u64) -> u64 {
     let given = std::env::var(variable).ok().map(|text| text.parse().expect("a number"));
     given.unwrap_or(if cfg!(debug_assertions) { debug } else { release })

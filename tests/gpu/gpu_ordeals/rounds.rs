@@ -1,4 +1,4 @@
-//! What is given back is given back.
+//! Resources that are given back are free again.
 
 use super::amount;
 use crate::support::Watchdog;
@@ -91,7 +91,7 @@ fn lends(gpus: &Gpus, runtime: &Runtime, round: u64) -> Names {
     vec![name(&region)]
 }
 
-/// What a rank has.
+/// Resources of a rank.
 #[derive(Debug)]
 struct Possessions {
     descriptors: usize,

@@ -154,7 +154,7 @@ fn remote<J: Job>(
     holds(&status.buffer, len, salt + 1);
 }
 
-/// Until it is over.
+/// Calls an operation and waits for its end.
 fn went(
     ranks: &[Runtime],
     buffer: Buffer,

@@ -1,4 +1,4 @@
-//! How much host memory it takes, and what happens where there is little.
+//! Bounds of the pinned host memory for staging, and operation with little of it.
 
 use super::{BLOCK, BLOCKS, device, over, received, sent, with_driver};
 use crate::support::ranks::Role;
@@ -29,7 +29,7 @@ fn check_all(region: &Region, salt: u64) {
     }
 }
 
-/// No pinned memory is to be had, at either rank.
+/// Neither rank can allocate pinned memory.
 pub(crate) fn poor(role: &Role) {
     let (runtime, driver) = with_driver(role, 64 << 20);
     let driver = driver.unwrap();
@@ -185,7 +185,7 @@ pub(crate) fn crowd(role: &Role) {
         }
     }
     runtime.barrier().unwrap();
-    // Two threads for one device: batches of parts are taken in beside each other.
+    // Two threads for one device: they take in batches of fragments concurrently.
     let over = Arc::new(AtomicBool::new(false));
     let second = {
         let (runtime, over) = (runtime.clone(), over.clone());

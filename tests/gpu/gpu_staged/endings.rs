@@ -32,7 +32,7 @@ fn post(
     }
 }
 
-/// What rank 0 puts to and gets from, if it does.
+/// Returns the memory that rank 0 puts to and gets from, if this way uses any.
 fn told(role: &Role, way: u64) -> Option<Rmr> {
     (way >= 2).then(|| Rmr::from_bytes(&role.told("memory", 1)).unwrap())
 }
@@ -64,7 +64,7 @@ impl OtherEnd {
     }
 }
 
-/// How many bytes of large messages have come or gone, as `pending` tells.
+/// Returns the transferred bytes of large messages, as `pending` tells.
 fn moved(runtime: &Runtime) -> usize {
     let words = |text: &str| text.split(' ').find_map(|word| word.parse::<usize>().ok());
     runtime.pending().operations.iter().filter_map(|one| words(&one.waits_for)).max().unwrap_or(0)
@@ -129,7 +129,7 @@ fn exchange(runtime: &Runtime, me: u32, other: u32, salt: u64) {
     }
 }
 
-/// The peer dies while rank 0's engine is at a block, which takes as long as it likes.
+/// The peer dies while rank 0's engine copies a block, which takes any time.
 pub(crate) fn held(role: &Role) {
     let way = role.words[0];
     let (runtime, driver) = with_driver(role, 256 << 20);
@@ -178,7 +178,7 @@ fn is_refused(status: &Status) -> bool {
     matches!(status.error.as_deref(), Some(OpError::Refused))
 }
 
-/// One copy of one side fails: the first, or one in the midst, when it is begun or when it is over.
+/// One copy of one side fails, at its begin or at its end: the first, or one in the middle.
 pub(crate) fn failing(role: &Role) {
     let (runtime, driver) = with_driver(role, 64 << 20);
     let driver = driver.unwrap();
@@ -240,7 +240,7 @@ pub(crate) fn failing(role: &Role) {
             runtime.barrier().unwrap();
             driver.faults().heal_copies();
             exchange(&runtime, role.rank, 1 - role.rank, 5);
-            // What a get took had left its owner, whatever became of it.
+            // The bytes of a get had left their owner, in each case.
             let is_told = role.rank == 1 && way == 3 && side == 0;
             assert_eq!(queue.pop().is_some(), is_told, "{what}");
             assert!(runtime.pending().operations.is_empty(), "{what}: {}", runtime.pending());
@@ -249,7 +249,7 @@ pub(crate) fn failing(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// The sender stops in the midst, longer than the receive may wait.
+/// The sender stops in the middle, for longer than the receive's deadline.
 pub(crate) fn late(role: &Role) {
     let (runtime, _) = with_driver(role, 256 << 20);
     let region = device(&runtime, LEN);
@@ -274,7 +274,7 @@ pub(crate) fn late(role: &Role) {
         let status = done.take().unwrap().remove(0);
         assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(0)))), "{status:?}");
         assert_eq!(status.buffer.len(), LEN, "the buffer comes back");
-        // Nobody writes to it any more.
+        // No peer writes to it any more.
         region.whole().write(&vec![0xee; LEN]).unwrap();
         role.says("late");
     }
@@ -285,8 +285,8 @@ pub(crate) fn late(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// A rank that stops in the midst of a message there and one back has all the blocks, and keeps
-/// nobody else from the GPU.
+/// A rank that stops in the middle of two messages, one each way, holds all the blocks, and blocks
+/// no other rank from the GPU.
 pub(crate) fn silent(role: &Role) {
     let (runtime, _) = with_driver(role, 256 << 20);
     let region = device(&runtime, 2 * LEN);

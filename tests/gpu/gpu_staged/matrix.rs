@@ -1,4 +1,4 @@
-//! What is moved, between what, and how much of it.
+//! Matrix of memory kinds, lengths and operations.
 
 use super::{BLOCK, gpus, over, received, sent, settings};
 use crate::support::ranks::Role;
@@ -109,7 +109,7 @@ pub(crate) fn every_pair(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// What both ranks do in turn.
+/// Returns the turns that both ranks take.
 fn turns() -> impl Iterator<Item = (usize, usize, usize, u64)> {
     let pairs = (0..KINDS).flat_map(|near| (0..KINDS).map(move |far| (near, far)));
     let all = pairs.flat_map(|(near, far)| SIZES.map(|len| (near, far, len)));
@@ -270,7 +270,7 @@ pub(crate) fn words(role: &Role) {
     role.meet("over", &runtime, 0..3);
 }
 
-/// What makes no sense is refused by whoever finds out, and changes nothing.
+/// Checks that invalid requests are refused, by either side, and change nothing.
 fn refused(runtime: &Runtime, rmrs: &[Rmr]) {
     for rmr in rmrs {
         let mut forged = rmr.to_bytes();
@@ -336,7 +336,7 @@ pub(crate) fn truncated(role: &Role) {
                 Some(OpError::Truncated { message, buffer }) => {
                     assert_eq!((*message, *buffer), (len, len - 1))
                 }
-                // It was small, and on its way before anybody looked.
+                // The message was small, and in flight before the check.
                 None if role.rank == 0 && len <= 8192 => {}
                 other => panic!("{other:?}"),
             }
@@ -345,7 +345,7 @@ pub(crate) fn truncated(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-/// Managed memory moves while it is used: nobody touches it, and whoever asks is told so by name.
+/// Managed memory moves while it is used. The library does not touch it, and its errors name it.
 pub(crate) fn managed(role: &Role) {
     let runtime = role.runtime(settings(role.words[0] == 1));
     let region = gpus(&runtime)[0].allocate(BLOCK, Flavour::Managed).unwrap();

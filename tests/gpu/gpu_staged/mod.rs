@@ -1,7 +1,7 @@
 //! GPU memory that cannot be mapped: messages, puts, gets and atomic operations between processes,
-//! by way of blocks of pinned host memory and with the owner's help. And beside it, by the same
-//! steps, where it can be mapped. With simulated GPUs, and with real ones where `TEST_GPU=cuda`
-//! says so; what needs a driver that misbehaves to order is left out there.
+//! through blocks of pinned host memory and with the owner's help. The same steps also run on
+//! memory that can be mapped. They run on simulated GPUs, and on real ones with `TEST_GPU=cuda`,
+//! without the tests that need injected faults.
 
 mod bounds;
 mod endings;

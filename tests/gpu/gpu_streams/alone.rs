@@ -108,7 +108,7 @@ fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on()
     assert_eq!(window.whole().to_vec().unwrap(), [5; 64]);
 }
 
-/// Why there is rule a.
+/// The reason for rule a.
 #[test]
 fn a_simulated_device_stands_still_when_waiting_streams_take_up_all_connections() {
     let fake = FakeDriver::new(FakeConfig { connections: 8, ..FakeConfig::default() }).unwrap();
@@ -367,8 +367,8 @@ fn an_event_that_fails_fails_what_waits_for_it_and_a_stream_that_failed_is_told_
     stream.synchronize().unwrap();
 }
 
-/// What a stream waits for may depend on an answer of this rank's, to a rank that has a message
-/// coming behind that stream.
+/// A stream may wait for an answer of this rank to a peer, whose message to this rank waits behind
+/// that stream.
 #[test]
 fn the_runtimes_own_messages_do_not_wait_behind_a_message_that_waits_for_an_event() {
     let ground = Ground::new("control");
@@ -376,7 +376,7 @@ fn the_runtimes_own_messages_do_not_wait_behind_a_message_that_waits_for_an_even
     let (brake, left, came) = (ground.brake(), Sink::keeping(), Sink::keeping());
     let stream = ground.held(&brake);
     let event = stream.record().unwrap();
-    // Memory that nobody else maps: its owner answers.
+    // Memory that no other rank maps: its owner answers.
     let region = Region::host(64);
     let mr = ranks[0].register_memory(&region).unwrap();
     let rmr = ranks[0].get_rmr(&mr);

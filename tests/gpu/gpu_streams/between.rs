@@ -54,7 +54,7 @@ fn part(region: &Region, at: u64) -> RegionSlice {
     region.slice(at as usize * PIECE, PIECE).unwrap()
 }
 
-/// What stands for a kernel: work on the stream that reads one place and writes another.
+/// Stands for a kernel: work on the stream that reads one place and writes another.
 fn kernel(stream: &Arc<dyn Stream>, to: RegionSlice, from: RegionSlice) -> Transfer {
     Transfer::start_on(&**stream, to.into(), from.into()).expect("a copy on the stream")
 }
@@ -167,7 +167,7 @@ fn in_order<'a, K>(
     }
 }
 
-/// Rank 0 does each operation behind a stream that stands still, which is then let go; rank 1 takes
+/// Rank 0 posts each operation behind a held stream, and then releases the stream; rank 1 takes
 /// part.
 pub(crate) fn every(role: &Role) {
     let runtime = role.runtime(settings());
@@ -214,7 +214,7 @@ fn accept(role: &Role, runtime: &Runtime, came: &CompQueue) {
     role.meet("over", runtime, 0..2);
 }
 
-/// Calls an operation until it is under way.
+/// Calls an operation until it is in flight.
 fn begin(runtime: &Runtime, mut call: impl FnMut() -> Result<Outcome, PostError>) {
     loop {
         match call().unwrap() {
@@ -391,7 +391,7 @@ pub(crate) fn killed(role: &Role) {
     (0..100).for_each(|_| assert!(runtime.progress().is_ok()));
     assert!(
         ended.is_empty() && released.iter().all(|event| !is_past(event)),
-        "nobody has gone yet"
+        "no rank has ended yet"
     );
     role.says("waits");
     let mut contexts = Vec::new();

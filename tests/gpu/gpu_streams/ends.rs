@@ -131,7 +131,7 @@ fn a_runtime_that_ends_lets_streams_go_and_ends_each_operation_once() {
     stream.synchronize().unwrap();
 }
 
-/// Whatever becomes of operations that wait: each ends exactly once, with its buffer.
+/// Each waiting operation ends exactly once, with its buffer, in any order of events.
 #[test]
 fn operations_in_random_orders_end_exactly_once() {
     let ground = Ground::new("random");

@@ -53,7 +53,7 @@ fn memory(gpu: &Arc<dyn Gpu>, kind: usize, bytes: &[u8]) -> Buffer {
     slice.into()
 }
 
-/// Holds a stream up until it is let go.
+/// Holds a stream up until it is released.
 struct Brake {
     counter: StreamCounter,
     turns: std::cell::Cell<u64>,
@@ -75,7 +75,7 @@ impl Brake {
     }
 }
 
-/// As an operation that ends well does.
+/// Raises a counter like a successful operation.
 fn raise(counter: &StreamCounter) {
     let (rank, tag, user_context) = (Rank(0), Tag(0), UserContext(0));
     let status = Status { rank, tag, size: 0, user_context, buffer: Buffer::Empty, error: None };

@@ -1,4 +1,4 @@
-//! One process: what lies where, and that it stays.
+//! One process: the layout of a buffer, and its stability.
 
 use super::{STRIPE, buffer, check, fill, stripes};
 use crate::support::Watchdog;
@@ -11,8 +11,8 @@ use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::{MemKind, Transfer};
 use std::sync::Arc;
 
-/// Whether the driver knows memory there. Of addresses without it a real one may say so by an
-/// error.
+/// Returns `true` if the driver knows memory there. A real one may answer with an error for
+/// addresses without memory.
 fn has_memory(gpus: &Gpus, addr: usize) -> bool {
     matches!(gpus.driver.classify(addr), Ok(Some(_)))
 }
@@ -122,7 +122,7 @@ fn every_gpu_of_the_buffer_copies_from_and_to_all_of_it() {
     }
 }
 
-/// Between two of them there is no gap, and none is written beside.
+/// There is no gap between two stripes, and no write reaches outside of its range.
 #[test]
 fn a_range_over_several_stripes_of_one_gpu_or_of_several_is_one_region() {
     let _watchdog = Watchdog::over("one region");
@@ -196,7 +196,7 @@ fn a_buffer_that_is_dropped_leaves_what_its_regions_hold() {
     }
 }
 
-/// What is freed is freed in truth: others have it.
+/// Freed memory is really free: another allocation gets it.
 #[test]
 fn what_a_buffer_gives_back_the_device_has_again() {
     let _watchdog = Watchdog::over("back");

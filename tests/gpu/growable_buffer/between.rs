@@ -1,4 +1,4 @@
-//! Peers that have mapped what there was, while the buffer grows and shrinks.
+//! Peers that have mapped a buffer, while it grows and shrinks.
 
 use super::{STRIPE, buffer, check, fill};
 use crate::support::Watchdog;
@@ -13,7 +13,7 @@ use carrack::{OpError, PeerState, Piece, Rank, Rmr, Runtime, Tag};
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// What a peer puts into each stripe, and bytes in front of it.
+/// Bytes that a peer puts into each stripe, and bytes before them.
 const LEN: usize = 100_003;
 const GUARD: usize = 4093;
 const STRIPES: usize = 5;
@@ -49,7 +49,7 @@ fn lends(
     registered(role, runtime, &format!("stripe {turn}"), &piece.subregion(GUARD, LEN).unwrap())
 }
 
-/// What the peer has put, and that nothing lies beside it.
+/// Checks the peer's bytes, and that the bytes around them are unchanged.
 fn check_lent(buffer: &GrowableBuffer, stripe: usize, salt: u64) {
     let piece = buffer.pieces(stripe * STRIPE, STRIPE).unwrap().remove(0);
     check(&piece.subregion(GUARD, LEN).unwrap(), salt);
@@ -111,8 +111,8 @@ fn owner_of_what_grows(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     runtime.barrier().unwrap();
 }
 
-/// Shrinks it as soon as peers have let go of it: those that are idle, in a barrier for instance,
-/// do so at once.
+/// Shrinks the buffer as soon as peers have released it. Peers that only make progress, in a
+/// barrier for instance, do so at once.
 pub(crate) fn shrink(runtime: &Runtime, buffer: &mut GrowableBuffer, len: usize) {
     loop {
         match buffer.shrink_to(len) {
@@ -154,7 +154,7 @@ fn putter(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     for (at, (rmr, _)) in known.iter().enumerate().take(2) {
         put(runtime, || Kind::Plain(0).full(gpus, LEN, 1000 + at as u64), rmr, 0);
     }
-    // Whoever keeps the name of what has gone keeps the mapping.
+    // A rank that keeps the remote key of freed memory keeps the mapping.
     let old = known[STRIPES - 1].0.to_bytes();
     drop(known);
     runtime.barrier().unwrap();

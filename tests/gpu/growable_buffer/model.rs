@@ -1,5 +1,4 @@
-//! Any order of growing, shrinking, taking parts and dropping them, beside a list that says what
-//! has to become of each.
+//! Random growing, shrinking, taking and dropping of parts, compared with a model of each part.
 
 use super::{STRIPE, buffer, check, fill};
 use crate::support::Watchdog;
@@ -10,7 +9,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 const MOST: usize = 7;
 
-/// A part that somebody has, the stripes that it reaches into, and what was written there.
+/// Part in use, the last stripe that it reaches into, and the bytes written there.
 struct Held {
     region: Region,
     last: usize,

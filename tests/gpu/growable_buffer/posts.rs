@@ -11,7 +11,7 @@ use carrack::alloc::GrowableBuffer;
 use carrack::region::Region;
 use carrack::{Face, Piece, Rank, Rmr, Runtime, Tag};
 
-/// Where a window over several GPUs' stripes goes from one to the next.
+/// Place in a window at which one GPU's stripes end and another's begin.
 const BORDER: usize = 1_000_003;
 
 /// gpu.md, VMM rule 2.
@@ -147,7 +147,7 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &Rmr, own: &Region) {
     }
 }
 
-/// Where behind an address a word may be.
+/// Returns the offset of an aligned word behind an address.
 fn word_of(addr: usize) -> usize {
     addr.next_multiple_of(8) - addr + 800
 }

@@ -10,7 +10,7 @@ use carrack::transports::mem::Transfer;
 use carrack::{Rank, Runtime, Synchronizer, trial};
 use std::sync::Arc;
 
-/// Not a test by itself: what a process does that was started for a trial.
+/// Plays the role of a process that was started for a trial. Without one it does nothing.
 #[test]
 fn answers_in_its_own_process() {
     if std::env::var_os("CARRACK_TRIAL").is_some() {
@@ -34,7 +34,7 @@ fn buffer(gpus: &Gpus, rights: Rights) -> GrowableBuffer {
     builder.build().unwrap()
 }
 
-/// What a GPU may do with each stripe, as its driver says.
+/// Returns a GPU's rights to each stripe, as its driver reports them.
 fn rights(gpu: &Arc<dyn Gpu>, buffer: &GrowableBuffer) -> Vec<Option<Rights>> {
     stripes(buffer).iter().map(|stripe| gpu.rights_at(stripe.addr()).unwrap()).collect()
 }
@@ -59,7 +59,7 @@ fn a_reader_is_given_every_stripe_for_reading_and_those_that_come_later() {
     assert!(gpus.all[0].rights_at(buffer.addr() + 3 * STRIPE).is_err(), "nothing is there");
 }
 
-/// Real drivers refuse what is written in the reader's context; a simulated one keeps nobody out.
+/// Real drivers refuse writes in the reader's context; a simulated one does not.
 #[test]
 fn what_the_runtime_writes_there_is_written_by_the_owner_wherever_it_comes_from() {
     let _watchdog = Watchdog::over("by the owner");

@@ -1,4 +1,4 @@
-//! What cannot be had is refused with what to do, and changes nothing.
+//! Impossible requests: each error says what to do, and changes nothing.
 
 use super::{STRIPE, buffer, check, fill};
 use crate::support::gpu_ranks::{Gpus, PATIENCE, can_order, over};
@@ -137,7 +137,8 @@ fn growth_beyond_the_reservation_and_ranges_that_are_not_there_are_refused_with_
     }
 }
 
-/// That they go there is nowhere promised: so it is tried, and what a driver cannot do is told.
+/// No driver promises copies between all GPUs of a range. So a trial decides, and the error names
+/// its result.
 #[test]
 fn a_range_over_gpus_between_which_no_copy_goes_is_no_region_and_its_pieces_are() {
     let _watchdog = Watchdog::over("across");
@@ -174,7 +175,7 @@ fn a_range_over_gpus_between_which_no_copy_goes_is_no_region_and_its_pieces_are(
     assert!(buffer.region(1, 4 * STRIPE).is_ok());
     driver.faults().refuse_copies_across(true);
     assert!(buffer.region(1, 4 * STRIPE).is_ok());
-    // Without memory to try it with nobody knows.
+    // Without memory for a trial, the answer stays unknown.
     driver.faults().refuse_copies_across(false);
     let mut other = GrowableBuffer::reserve(&gpus, 3 * STRIPE).stripe(STRIPE).build().unwrap();
     other.grow_to(3 * STRIPE).unwrap();

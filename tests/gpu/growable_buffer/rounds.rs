@@ -1,4 +1,4 @@
-//! What is given back is given back.
+//! Resources that are given back are free again.
 
 use super::{STRIPE, between, buffer, check};
 use crate::support::Watchdog;

@@ -65,7 +65,7 @@ pub(crate) fn killed(role: &Role) {
     role.meet("over", &runtime, (0..3).filter(|rank| *rank != victim));
 }
 
-/// Whatever the others are in at that moment, each comes to an end.
+/// All calls of the others end, at any moment of the kill.
 #[test]
 fn a_rank_that_is_killed_in_the_midst_of_calls_leaves_nobody_waiting() {
     let _watchdog = Watchdog::over("anytime");
@@ -110,7 +110,7 @@ pub(crate) fn anytime(role: &Role) {
     role.meet("over", &runtime, (0..4).filter(|rank| *rank != victim));
 }
 
-/// Whether it is another rank's failure: that one's error says more.
+/// Returns `true` if the error reports another rank's failure, whose own error says more.
 fn is_told(runtime: &Runtime, why: &SharedAllocError) -> bool {
     let others = (0..4).filter(|rank| Rank(*rank) != runtime.rank());
     matches!(why, SharedAllocError::Ended(_))

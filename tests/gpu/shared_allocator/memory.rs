@@ -1,4 +1,4 @@
-//! What one rank writes, all others read, to the last byte.
+//! Memory that one rank writes and all others read, to the last byte.
 
 use super::{BLOCK, MIB, check, fill, gpu_of, on_one_gpu};
 use crate::support::gpu_ranks::Gpus;
@@ -48,7 +48,7 @@ pub(crate) fn rank(role: &Role) {
         }
         kept.push(shared);
     }
-    // They all stand beside each other.
+    // All allocations exist at the same time.
     let last = u64::from(role.size - 1);
     for (turn, shared) in (0..).zip(&kept) {
         check(shared, 1000 * turn + last);
@@ -62,7 +62,7 @@ pub(crate) fn rank(role: &Role) {
         (LENGTHS.len(), LENGTHS.len() as u64, in_use)
     );
     assert_eq!((stats.held, stats.highest), (held, in_use));
-    // A part of it keeps it; then it is let go of.
+    // A part keeps the allocation; dropping the part frees it.
     let part = kept[2].subregion(10, 100).unwrap();
     kept.clear();
     assert_eq!(allocator.stats().allocations, 1);
@@ -100,7 +100,7 @@ fn in_one_process<J: Job>() {
         all.into_iter().map(|one| one.join().unwrap()).collect()
     });
     assert!(found.iter().all(|one| *one == found[0]), "{found:x?}");
-    // Nobody has it any more.
+    // No rank has it any more.
     for rank in &ranks {
         rank.progress().unwrap();
     }

@@ -19,7 +19,7 @@ use carrack::transports::gpu::Gpu;
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
-/// What the driver hands out to others.
+/// Granularity of memory that the driver shares with other processes.
 const BLOCK: usize = 2 * MIB;
 
 #[test]

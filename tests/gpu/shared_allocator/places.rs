@@ -1,4 +1,4 @@
-//! Which ranks have memory together, and on whose GPU.
+//! Sets of ranks that share memory, and the GPUs that it lies on.
 
 use super::{check, fill, gpu_of};
 use crate::support::Watchdog;
@@ -134,7 +134,7 @@ pub(crate) fn sockets(role: &Role) {
     let runtime = gpus.runtime(role);
     let socket_of = |rank: u32| gpus.all[rank as usize % gpus.all.len()].numa_node().ok();
     let mine = socket_of(role.rank);
-    // Whatever the order of the group is.
+    // In any order of the group's ranks.
     let group = runtime.group(3, &[3, 1, 0, 2].map(Rank)).unwrap();
     let allocator = SharedDeviceAllocator::new(&group, gpu_of(&gpus, role), Scope::Socket).unwrap();
     let expected: Vec<_> = (0..4).filter(|rank| socket_of(*rank) == mine).map(Rank).collect();

@@ -1,4 +1,5 @@
-//! Pieces of blocks: no two meet, at any rank, and none is used again before all have let go of it.
+//! Pieces of blocks: no two overlap, at any rank, and none is used again before all ranks have
+//! released it.
 
 use super::{BLOCK, MIB, check, fill, on_one_gpu};
 use crate::support::gpu_ranks::{Gpus, PATIENCE};
@@ -16,8 +17,7 @@ fn a_piece_is_used_again_when_all_ranks_have_let_go_of_it_and_not_before() {
     Ranks::start("shared_allocator::pieces", 3, &[seed]).succeed();
 }
 
-/// All allocate alike; each lets go when it likes, and looks before that whether its bytes are
-/// still there.
+/// All ranks allocate alike. Each drops pieces at its own pace, and checks their bytes before.
 pub(crate) fn pieces(role: &Role) {
     let seed = role.words[0];
     let gpus = Gpus::here();
@@ -43,7 +43,7 @@ pub(crate) fn pieces(role: &Role) {
         runtime.barrier().unwrap();
         kept.push_back((shared, turn));
         highest = highest.max(kept.iter().map(|(shared, _)| shared.len()).sum());
-        // As this rank likes: somebody else may have it for long.
+        // Each rank drops pieces at its own pace: another one may keep a piece for long.
         let own = mix(seed ^ turn << 20 ^ u64::from(role.rank) << 50);
         let mut going = own % 3;
         while going > 0 && kept.len() > 3 || kept.len() > 40 {
@@ -94,8 +94,8 @@ pub(crate) fn pool(role: &Role) {
     let mut sorted = places.clone();
     sorted.sort_unstable();
     assert!(sorted.windows(2).all(|pair| pair[1] - pair[0] >= 1024), "{sorted:?}");
-    // More is let go of than one call tells; the next that does not fit asks for all of it before
-    // it takes a new block.
+    // More pieces are released than one call reports. The next allocation that does not fit asks
+    // for the rest before it takes a new block.
     let number = many[0].number();
     if role.rank == 0 {
         many.clear();

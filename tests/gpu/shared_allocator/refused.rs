@@ -1,5 +1,5 @@
-//! What cannot be had is refused at all ranks, by name; nothing of it stays, and the allocator goes
-//! on.
+//! Impossible requests: every rank gets an error that names the cause. No memory stays, and the
+//! allocator goes on.
 
 use super::{BLOCK, MIB, check, fill, on_one_gpu};
 use crate::support::gpu_ranks::{Gpus, PATIENCE, can_order};
@@ -166,7 +166,7 @@ pub(crate) fn differ(role: &Role) {
     for turn in 0..3 {
         let why = allocator.allocate(if odd { 200 } else { 100 }).unwrap_err();
         named(role, &why, ["allocate(200)", "allocate(100)"]);
-        // What was let go of is told again.
+        // Releases that were reported in a failed call are reported again.
         let gone = first.allocate(400).unwrap();
         drop(gone);
         let why = if odd { second.allocate(300) } else { first.allocate(300) }.unwrap_err();
@@ -199,7 +199,7 @@ fn named(role: &Role, why: &SharedAllocError, [odd, others]: [&str; 2]) {
     assert!(theirs.contains(theirs_is) && ours.contains(ours_is), "{why}");
 }
 
-/// A handler runs in the midst of a call that makes progress: of this very allocator, for one.
+/// A handler runs within a call that makes progress, for example one of this very allocator.
 #[test]
 fn inside_of_a_handler_nothing_is_allocated_and_nothing_waits_and_the_allocator_goes_on() {
     let _watchdog = Watchdog::over("handler");

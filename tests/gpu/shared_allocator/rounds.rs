@@ -1,4 +1,4 @@
-//! What is given back is given back.
+//! Resources that are given back are free again.
 
 use super::{BLOCK, check, fill, on_one_gpu};
 use crate::support::Watchdog;
@@ -22,7 +22,7 @@ pub(crate) fn rank(role: &Role) {
     let mut middle = None;
     let mut last = Vec::new();
     for round in 0..ROUNDS {
-        // Two at a time now and then, let go of in this order or that.
+        // Two at a time now and then, dropped in one order or the other.
         let mut all = vec![allocator.allocate(5000 + round as usize).unwrap()];
         if round % 4 == 0 {
             all.push(allocator.allocate(BLOCK + 1).unwrap());

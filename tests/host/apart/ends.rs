@@ -24,7 +24,7 @@ pub(crate) fn too_long(me: &Me) {
             let sink = Sink::keeping();
             let mut send = me.runtime.post_send(me.peer, vec![3; size], tag).comp(&sink);
             let status = me.ended(&sink, || send.call());
-            // A short one is over when it has gone.
+            // A short message is complete once it is sent.
             let is_told = status.error.is_some();
             assert_eq!(is_told, size > 8192, "{size} into {room}: {status:?}");
         } else {

@@ -1,5 +1,5 @@
-//! Puts, gets, atomic operations and flushes: on memory that the other rank may map, and on memory
-//! that its owner has to reach.
+//! Puts, gets, atomic operations and flushes, on memory that the other rank may map, and on memory
+//! that only its owner accesses.
 
 use super::Me;
 use crate::support::guard::Guarded;
@@ -27,8 +27,8 @@ fn shared(me: &Me, len: usize) -> [Shared; 2] {
     })
 }
 
-/// What a rank does to the other one's memory, and what that one looks at meanwhile; then the other
-/// way round.
+/// Has one rank act on the other's memory while the other one watches, and then the other way
+/// round.
 fn in_turn(me: &Me, act: impl Fn(), watch: impl Fn()) {
     for is_active in [me.is_first(), !me.is_first()] {
         if is_active {
@@ -91,7 +91,7 @@ pub(crate) fn counted(me: &Me) {
         for _ in 0..EACH {
             let add = me.runtime.post_fetch_add(me.peer, &shared.theirs, 8, 3).call().unwrap();
             assert!(done(add).value().is_some_and(|found| found % 3 == 0));
-            // The owner's own, in the midst of the other one's.
+            // The owner's own addition, between those of the other rank.
             let own = me.runtime.get_rmr(&shared.registered);
             done(me.runtime.post_fetch_add(me.runtime.rank(), &own, 8, 3).call().unwrap());
             // And a lock-free increment by hand.
@@ -163,7 +163,7 @@ pub(crate) fn refused(me: &Me) {
         me.meet();
         assert_eq!(mine.whole().to_vec().unwrap(), [0; LEN]);
         me.meet();
-        // What is over on one side is soon known on the other.
+        // The other rank soon learns of a deregistration.
         me.runtime.deregister_memory(registered);
         let is_stale =
             || match me.runtime.post_put(me.peer, vec![7; 100], &theirs, 0).comp(&sink).call() {
@@ -186,7 +186,7 @@ pub(crate) fn refused(me: &Me) {
     }
 }
 
-/// Whether a put came too late; else it was in time.
+/// Returns `true` if a put came too late and was refused, and `false` if it was in time.
 fn is_refusal(me: &Me, error: Option<&OpError>) -> bool {
     assert!(
         error.is_none_or(|error| matches!(error, OpError::Stale(rank) if *rank == me.peer)),

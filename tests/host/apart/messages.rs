@@ -13,7 +13,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 const SIZES: [usize; 16] =
     [0, 1, 8, 39, 40, 41, 152, 208, 209, 4000, 8191, 8192, 8193, 65_537, 200_003, (1 << 20) + 1];
 
-/// Nothing longer goes in one piece.
+/// Longest message in one piece, in bytes.
 const PACKET: usize = 8192;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ struct Case {
     from: Kind,
     into: Kind,
     sender: Rank,
-    /// Whether the receive is posted before the message is sent, or when it has come.
+    /// `true` if the receive is posted before the message is sent, `false` if after its arrival.
     expected: bool,
     allow_done: bool,
     allow_retry: bool,
@@ -73,7 +73,7 @@ impl Case {
         pattern(seed ^ self.number, self.size)
     }
 
-    /// What an active message goes to.
+    /// Returns the kind of completion object that an active message goes to.
     fn target(&self) -> Sort {
         self.receiver_comp.unwrap_or(Sort::Handler)
     }

@@ -1,9 +1,8 @@
-//! What the conformance suite says of ranks that are in one process, between two that are not: they
-//! cannot look into each other's memory, make progress for each other, or wait for anything but
-//! messages. On one machine, in a guest, and on two nodes, which are two guests.
+//! Claims of the conformance suite, between two ranks of different processes. These cannot look
+//! into each other's memory, make progress for each other, or wait for anything except messages.
+//! They run on one machine, in a guest, and on two nodes, which are two guests.
 //!
-//! Each test is carried out by both ranks, which go through the same cases, told apart by their
-//! numbers.
+//! Both ranks carry out each test. They go through the same cases, told apart by their numbers.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -31,19 +30,19 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a test may take, and a rank of it before it counts as hanging.
+/// Time limit of a test, and of a rank of it.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const SIZE: u32 = 2;
 
-/// What is between the two.
+/// Transport between the two ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Between {
     Shm,
     SimulatedNic,
     /// RDMA devices of one guest.
     Devices,
-    /// Those of two.
+    /// The real NICs of two nodes.
     Nodes,
 }
 
@@ -76,7 +75,7 @@ apart! {
     8: what_was_sent_before_a_rank_went_arrives_and_what_it_would_have_sent_fails,
 }
 
-/// What a rank does. Without a role, nothing.
+/// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(patience(LIMIT)) else { return };
@@ -108,7 +107,7 @@ fn between(what: Between, (role, number): (&str, u16)) {
         _ => {}
     }
     let _watchdog = Watchdog::patient(role, patience(LIMIT) + Duration::from_secs(20));
-    // The ranks of two machines have to be told the same, and no machine can tell the other's.
+    // The ranks of two machines need the same seed, and neither can tell it to the other.
     let seed = if what == Between::Nodes { 11 } else { rng().next_u64() };
     let words = [seed, what as u64];
     let role_here = format!("apart::{role}");
@@ -122,7 +121,7 @@ fn between(what: Between, (role, number): (&str, u16)) {
     assert!(ended.status.success(), "{}\n{}", ended.status, String::from_utf8_lossy(&ended.stderr));
 }
 
-/// What a completion object was told of operations, in the order in which they were posted.
+/// Returns the statuses of operations in the order in which they were posted.
 fn by_context(sink: &Sink) -> Vec<Status> {
     let mut all = sink.take();
     all.sort_by_key(|status| status.user_context.0);
@@ -137,7 +136,7 @@ struct Me {
     seed: u64,
     notes: Sink,
     note: RemoteComp,
-    /// How many were said, and how many were heard.
+    /// Number of meetings that this rank has announced, and that it has heard of.
     said: AtomicU64,
     heard: AtomicU64,
 }

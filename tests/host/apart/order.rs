@@ -7,7 +7,7 @@ use carrack::{Rank, Tag, UserContext};
 
 const COUNT: u64 = 1000;
 
-/// Those that are sent before any end is waited for.
+/// Number of messages that are sent before any wait.
 const AT_ONCE: u64 = 100;
 
 const KEY: Tag = Tag(7);

@@ -1,5 +1,5 @@
-//! Ranks that take no answers, and go on asking: what others keep for them is bounded, and they are
-//! told by name.
+//! Ranks that take no answers and go on asking. The resources that others keep for them are
+//! bounded, and an error names them.
 
 use super::runtime::Job3;
 use super::{GEOMETRY, INLINE};
@@ -25,7 +25,7 @@ const MOST: u64 = 128;
 
 const ATTACKER: Rank = Rank(1);
 
-/// What a rank has waiting at most that was told nothing, and a little more for its threads.
+/// Offers that a rank with default settings keeps at most, with some more for its threads.
 const OFFERS: u64 = (128 << 10) + 4096;
 
 fn words<const N: usize>(words: [u64; N]) -> Vec<u8> {
@@ -97,8 +97,8 @@ fn offers_that_nobody_has_asked_for_are_bounded() {
 #[test]
 fn requests_whose_answers_are_not_taken_are_bounded() {
     let _watchdog = Watchdog::over("requests");
-    // It is looked now and then only. Of atomic operations there is nothing but the answers, for
-    // which there is more room.
+    // The bound is checked only now and then. An atomic operation keeps only its answer, for which
+    // there is more room.
     let often = 1024;
     for (kind, enough) in
         [(GET, OFFERS + often), (OFFER_PUT, OFFERS + often), (ATOMIC, 2 * OFFERS + 1024 + often)]
@@ -127,8 +127,8 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
     let mr = job.ranks[0].register_memory(&Region::host(64)).unwrap();
     let rmr = job.ranks[0].get_rmr(&mr).to_bytes();
     let region = u64::from_le_bytes(rmr[4..12].try_into().unwrap());
-    // No list, one longer than any, more bytes than any has, fewer than the list, bytes beside what
-    // is asked for.
+    // No list, one longer than any, more bytes than any has, fewer than the list, and bytes next
+    // to the requested ones.
     for (landing, count, size) in [
         (0, 0, 0),
         (0, 0, 16),
@@ -146,12 +146,12 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
         assert!(!happens(&job.ranks, Duration::from_millis(2), || job.ranks[0]
             .peer_state(ATTACKER)
             != PeerState::Up));
-        // Nothing but the answers, which it does not take.
+        // Only the answers, which the attacker does not take.
         let is_coming =
             job.ranks[0].pending().operations.iter().any(|op| op.what.contains("on its way here"));
         assert!(!is_coming, "{count} pieces, {size} B");
     }
-    // Lists that never come: as many as an honest rank can have on their way, and no more.
+    // Lists that never come: an honest rank's largest number in flight, and no more.
     push_up_to(&mut job, MOST + 1, "lists of pieces", |number| {
         ([PIECES, number % 2 * 5], words([number, region, 1, 16 + (1 - number % 2) * 8, 0]))
     });

@@ -1,6 +1,6 @@
-//! Peers that break the protocol, on purpose: strangers at the door, senders and receivers that
-//! write nonsense into what they share with a victim. The victim refuses, or reports the peer by
-//! name; it never panics, hangs or crashes, and its other links go on (SECURITY.md).
+//! Peers that break the protocol on purpose: pending connections, and senders and receivers that
+//! write nonsense into memory shared with a victim. The victim refuses, or reports the peer by
+//! name. It never panics, hangs or crashes, and its other links go on (SECURITY.md).
 
 mod greed;
 mod receivers;
@@ -42,7 +42,7 @@ fn device(me: u32) -> Arc<dyn Device> {
     let info = transport.devices().unwrap().remove(0);
     let domain =
         transport.open(&info, Identity { me: PeerId(me), ranks: 3, secret: SECRET }).unwrap();
-    // Packets larger than chunks: that a chunk ends where it ends is for nobody else to check.
+    // Packets larger than chunks, so that only the transport itself checks the end of a chunk.
     domain.device(Arc::new(PacketPool::new(Arc::new(HostAllocator), 16384, 64))).unwrap()
 }
 
@@ -67,7 +67,7 @@ impl Ground {
         ground
     }
 
-    /// What the victim finds, and the honest one's progress.
+    /// Returns the victim's events, and makes progress for the honest peer.
     fn poll(&mut self) -> Vec<Event> {
         self.honest.poll(&mut self.batch, &mut |batch| _ = batch.drain());
         let mut events = Vec::new();
@@ -124,7 +124,7 @@ impl Ground {
         Attacker { channel, producer, slots, segment }
     }
 
-    /// What the victim answers, which may be to hang up.
+    /// Returns the victim's answer, which may be to hang up.
     fn answer(&mut self, channel: &Channel) -> (Option<Message>, Vec<OwnedFd>) {
         let start = Instant::now();
         loop {
@@ -287,7 +287,7 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
     ground.enter();
 }
 
-/// As `Channel::send`, with as many descriptors as the kernel lets through.
+/// Sends like `Channel::send`, with `count` descriptors.
 fn send_many(channel: &Channel, bytes: &[u8], fd: &OwnedFd, count: usize) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let fds = vec![fd.as_fd(); count];
@@ -378,7 +378,8 @@ fn a_ring_full_of_random_bytes_hurts_nobody_but_its_sender() {
     for round in 0..150 {
         let attacker = ground.enter();
         scribble(&attacker, &mut rng, round % 2 == 0);
-        // Whatever of it can be a message is one; the rest is reported, or is no record at all.
+        // Records that can be messages are messages. The others are reported, or are no records at
+        // all.
         let mut down = false;
         for _ in 0..300 {
             for event in ground.poll() {

@@ -1,5 +1,5 @@
-//! Processes of other users, who can call any name of the abstract namespace, and take one that is
-//! free; and descriptors that are not what they are said to be.
+//! Processes of other users, which can connect to any name of the abstract namespace, and take a
+//! free one; and descriptors of the wrong type.
 
 use super::receivers::{FalseReceiver, am, eventfd};
 use super::{ATTACKER, GEOMETRY, Ground, hello};
@@ -102,7 +102,7 @@ fn send(socket: &OwnedFd, bytes: &[u8], fd: &OwnedFd) {
     sendmsg(socket, &[std::io::IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
 }
 
-/// A write to one of these would block the sender's thread for as long as the receiver likes.
+/// A write to one of these would block the sender's thread, for a time that the receiver chooses.
 #[test]
 fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
     let _watchdog = Watchdog::over("false eventfds");

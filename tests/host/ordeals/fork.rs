@@ -1,5 +1,5 @@
-//! Children of a rank: a fork is told that the runtime is not its own, and does the parent no harm;
-//! a program that is executed gets none of the runtime's descriptors.
+//! Children of a rank. A forked child gets an error from the parent's runtime, and does it no
+//! harm. An executed program gets none of the runtime's descriptors.
 
 use crate::support::ranks::{Ranks, Role, listing};
 use crate::support::sink::Sink;

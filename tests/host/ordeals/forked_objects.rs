@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Waker};
 
 const SHM: u64 = 0;
 const NIC: u64 = 1;
-/// Whether a stream and an engine of the rank's GPU stand still.
+/// States of a stream and an engine of the rank's GPU: running or held.
 const FREE: u64 = 0;
 const WAIT: u64 = 1;
 
@@ -49,7 +49,7 @@ const AWAITED: Tag = Tag(2);
 const FROM_GPU: Tag = Tag(3);
 const ON_STREAM: Tag = Tag(4);
 
-/// What a rank's peers call its completion objects: the same on both ranks.
+/// Names by which peers reach a rank's completion objects: the same on both ranks.
 #[derive(Clone, Copy)]
 struct Names {
     lent: RemoteComp,
@@ -225,7 +225,7 @@ fn serves(role: &Role, gpus: &Gpus, runtime: &Runtime, names: Names) {
     sent(here, || runtime.post_am(to, pattern(9, MEDIUM), names.queued).call());
     heard(role, runtime, "mapped", 0);
     let is_mapped = || runtime.invalidate_memory(regions[1].addr(), MAPPED).is_err();
-    // A NIC lets go of what it reaches when it is told to.
+    // A NIC releases the memory when its owner tells it to.
     let maps = role.words[0] == SHM;
     assert!(is_mapped() || !maps);
     role.says("looked");

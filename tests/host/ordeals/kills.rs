@@ -1,6 +1,6 @@
-//! A rank is killed at a random moment of traffic among three or four. The operations of the others
-//! with it end, with an error that names it where they end badly; those among the others go on;
-//! nothing is left.
+//! A rank is killed at a random moment of traffic among three or four. Operations of the others
+//! with it end, and failed ones name it. Operations among the others go on, and no process or file
+//! is left.
 
 use super::amount;
 use crate::support::ranks::{Ranks, Role, die, listing};

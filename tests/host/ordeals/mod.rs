@@ -1,5 +1,5 @@
-//! What ranks live through: peers that are killed or stopped, long traffic, poor machines, forks.
-//! Each time all kinds of operations run between processes, and every one of them is accounted for.
+//! Ranks under stress: peers that are killed or stopped, long traffic, poor machines, forks. Each
+//! time all kinds of operations run between processes, and every one of them is accounted for.
 //!
 //! | module | one idea | more of it |
 //! |---|---|---|
@@ -20,7 +20,7 @@ mod stop;
 use crate::support::ranks::Role;
 use std::time::Duration;
 
-/// What a rank of these tests does. Without a role, nothing.
+/// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let patience = 90 + stop::seconds() + soak::messages() / 5000;
@@ -44,7 +44,7 @@ fn a_rank_in_its_role() {
     }
 }
 
-/// How much of something: as the variable says, or else less in a debug build than in a release.
+/// Returns the amount that the variable sets, else a default, which is lower in a debug build.
 fn amount(variable: &str, debug: u64, release: u64) -> u64 {
     let given = std::env::var(variable).ok().map(|text| text.parse().expect("a number"));
     given.unwrap_or(if cfg!(debug_assertions) { debug } else { release })

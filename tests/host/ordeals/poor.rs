@@ -41,7 +41,7 @@ fn works_after(what: &str, preparation: &str) {
 }
 
 const TINY_SHM: &str = "mount -t tmpfs -o size=1m tmpfs /dev/shm";
-/// But for the folder by which the ranks of the test find each other.
+/// All of /tmp is read-only except the folder by which the ranks of the test find each other.
 const READ_ONLY_TMP: &str = "mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp && mount \
     --bind $TEST_FOLDER $TEST_FOLDER && mount -o remount,bind,rw $TEST_FOLDER";
 const LITTLE_LOCKED: &str = "ulimit -l 64";
@@ -113,7 +113,7 @@ fn a_kernel_that_refuses_barriers_for_other_processes_costs_speed_only() {
     Ranks::start("ordeals::traffic", 3, &[rng().random(), BARRIERS]).succeed();
 }
 
-/// What relies on barriers that the kernel grants at the start: each by itself.
+/// Structures that rely on barriers which the kernel grants at the start, each by itself.
 const RELIANT: [fn(); 4] = [
     || {
         let lock = BiasedLock::new(0);
@@ -259,8 +259,8 @@ fn whoever_runs_out_of_descriptors_is_told_so_and_goes_on_when_there_are_some() 
     Ranks::start("ordeals::few", 1, &[]).succeed();
 }
 
-/// Two ranks in one process, with ever more descriptors to be had while they start and connect,
-/// until that is enough.
+/// Starts and connects two ranks in one process, with more and more descriptors until they
+/// suffice.
 pub(crate) fn few(_: &Role) {
     let whole = getrlimit(Resource::Nofile);
     let mut waited = 0;
@@ -290,7 +290,7 @@ pub(crate) fn few(_: &Role) {
     }
 }
 
-/// The same while they connect, of which the peers know nothing: in the middle of any step.
+/// Descriptors lack for a moment, in the middle of any step of a connection, unknown to the peers.
 #[test]
 fn a_moment_without_descriptors_ends_no_rank_and_leaves_nothing() {
     let _watchdog = Watchdog::over("a moment");
@@ -349,8 +349,7 @@ fn holdings() -> (usize, usize) {
     )
 }
 
-/// So many more descriptors can be had, and no more, while what is returned lives and the limit
-/// stays.
+/// Leaves exactly `spare` free descriptors, while the returned files are open and the limit stays.
 fn limit(spare: usize) -> Vec<File> {
     let low = Rlimit { current: Some(256), ..getrlimit(Resource::Nofile) };
     setrlimit(Resource::Nofile, low).unwrap();

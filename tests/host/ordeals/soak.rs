@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const RANKS: u32 = 4;
 const LANES: u32 = 2;
-/// What may come and go beside a leak: an arena of the allocator, a page table.
+/// Growth that is no leak: an arena of the allocator, a page table.
 const SLACK: u64 = 8 << 20;
 
 pub(crate) fn messages() -> u64 {

@@ -1,5 +1,5 @@
-//! A rank is stopped in the midst of traffic, and goes on after a while: nothing is lost, nobody
-//! takes it for dead, and no buffer was given back before its bytes were where they should be.
+//! A rank that is stopped during traffic, and goes on after a while. No message is lost, no rank
+//! takes it for dead, and no buffer is given back before its bytes are in place.
 
 use super::amount;
 use crate::support::ranks::{Ranks, Role};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Where they are: target/PROFILE, above the test's own folder.
+/// Returns the folder of the built programs: target/PROFILE, above the test's own folder.
 fn folder() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.parent().and_then(Path::parent).unwrap().to_path_buf()

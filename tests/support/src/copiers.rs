@@ -1,4 +1,4 @@
-//! What resident copiers have done.
+//! Counters of resident copiers.
 
 use carrack::transports::gpu::{CopierState, Gpu};
 use std::sync::Arc;

@@ -1,10 +1,10 @@
-//! What `carrack explain` says of resident copiers, in jobs of real processes.
+//! Output of `carrack explain` about resident copiers, in jobs of real processes.
 
 use crate::built;
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 
-/// What a rank says of a GPU's copier, to one peer.
+/// A rank's view of a GPU's copier, for one peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Told {
     pub rank: u64,
@@ -14,7 +14,7 @@ pub struct Told {
     /// Nothing, `on`, `refused` or `wanted`; why it is refused.
     pub state: Option<String>,
     pub refused: Option<String>,
-    /// How messages go, and why not otherwise.
+    /// Path of the messages, and the reason why no other is taken.
     pub way: String,
     pub why: String,
 }
@@ -31,7 +31,7 @@ pub fn carrack(args: &[&str], vars: &[(&str, &str)]) -> Output {
     command.args(args).envs(vars.iter().copied()).stdin(Stdio::null()).output().unwrap()
 }
 
-/// So many ranks of `carrack explain`, each run by a shell that has done `first` before.
+/// Runs `ranks` ranks of `carrack explain`, each in a shell that executes `first` before.
 pub fn explain(ranks: u32, first: &str, args: &[&str], vars: &[(&str, &str)]) -> Output {
     let (program, ranks) = (built::carrack().to_str().unwrap(), ranks.to_string());
     let script = format!("{first} exec \"$0\" explain \"$@\"");
@@ -43,7 +43,7 @@ pub fn explain(ranks: u32, first: &str, args: &[&str], vars: &[(&str, &str)]) ->
     )
 }
 
-/// What such ranks say, as text: each rank's views in order, as rank 0 prints them.
+/// Returns the output as text: each rank's views in order, as rank 0 prints them.
 #[track_caller]
 pub fn text(output: &Output) -> String {
     let said = String::from_utf8(output.stdout.clone()).unwrap();
@@ -53,7 +53,7 @@ pub fn text(output: &Output) -> String {
     said.lines().map(|line| line.strip_prefix("[0] ").unwrap_or(line).to_owned() + "\n").collect()
 }
 
-/// What such ranks say to `--json` of GPUs, to each other.
+/// Returns the ranks' views of each other's GPUs, from the output of `--json`.
 #[track_caller]
 pub fn told(output: &Output) -> Vec<Told> {
     let views = text(output);
@@ -95,7 +95,7 @@ pub fn assert_shared(told: &[Told], ranks: u64) {
             "{told:#?}"
         );
     }
-    // Who was first is told by all others, and tells of one of these; nobody of itself.
+    // All other ranks name the first one, which names one of the others. No rank names itself.
     let of = |rank: u64| {
         told.iter().zip(&who).filter(move |(told, _)| told.rank == rank).map(|(_, pid)| *pid)
     };

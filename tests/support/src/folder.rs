@@ -1,5 +1,5 @@
-//! A bootstrap over a folder: for real processes whose life and death a test decides by itself,
-//! without a launcher that has its own idea of what a dead rank means.
+//! A bootstrap over a folder, for real processes whose life and death a test decides by itself. A
+//! launcher would end the other ranks when one dies.
 
 use carrack::bootstrap::{Bootstrap, BootstrapError, JobId};
 use std::path::PathBuf;

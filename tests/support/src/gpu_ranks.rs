@@ -1,5 +1,5 @@
-//! GPUs under tests of several ranks: simulated ones here, real ones where `TEST_GPU=cuda` says so.
-//! Memory of all kinds, and operations on memory of another rank, told by the way that they went.
+//! GPUs under tests of several ranks: simulated ones, or real ones with `TEST_GPU=cuda`. Memory of
+//! all kinds, and operations on memory of another rank, with the path that they took.
 
 pub use super::gpus::are_real;
 use super::ranks::Role;
@@ -16,11 +16,11 @@ use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a rank waits for anything.
+/// Longest wait of a rank.
 pub const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Whether there are so many devices; else it is said what is skipped. There are two simulated
-/// ones.
+/// Returns `true` if there are `devices` devices, and else prints the skipped test. Simulated
+/// drivers have two.
 pub fn enough_for(what: &str, devices: usize) -> bool {
     let found = if are_real() { Gpus::here().all.len() } else { 2 };
     if found < devices {
@@ -29,7 +29,7 @@ pub fn enough_for(what: &str, devices: usize) -> bool {
     found >= devices
 }
 
-/// Whether faults can be ordered, which real devices do not take.
+/// Returns `true` if faults can be injected, which only simulated devices allow.
 pub fn can_order(what: &str) -> bool {
     if are_real() {
         println!("skipped: {what}: real devices fail as they like");
@@ -86,7 +86,8 @@ impl Gpus {
         Kind::Plain(0).region(self, len)
     }
 
-    /// Whether a region's memory is still there: its address may have become another's.
+    /// Returns `true` if a region's memory still exists. Its address may belong to other memory
+    /// now.
     pub fn has(&self, (addr, id): (usize, carrack::transports::mem::AllocId)) -> bool {
         self.driver.buffer_id(addr).unwrap() == Some(id)
     }
@@ -103,7 +104,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Of the first device, and of the last.
+    /// All kinds, on the first device and on the last.
     pub const ALL: [Self; 8] = [
         Self::Host,
         Self::Pinned,
@@ -131,14 +132,14 @@ impl Kind {
         self.region(gpus, len + 13).slice(13, len).unwrap().into()
     }
 
-    /// The same, filled.
+    /// Returns memory like [`Self::empty`], filled.
     pub fn full(self, gpus: &Gpus, len: usize, salt: u64) -> Buffer {
         let slice = self.region(gpus, len + 7).slice(7, len).unwrap();
         slice.write(&filled(len, salt)).unwrap();
         slice.into()
     }
 
-    /// Whether processes map it: the memory of a pool goes with its owner.
+    /// Returns `true` if other processes can map it. Memory of a pool ends with its owner.
     pub fn is_mapped(self) -> bool {
         matches!(self, Self::Plain(_) | Self::Shareable(_))
     }
@@ -150,7 +151,7 @@ pub fn holds(buffer: &Buffer, len: usize, salt: u64) {
     assert_eq!(wrong(&bytes[..len], salt, 0), None, "{len} B");
 }
 
-/// Calls an operation until it is over.
+/// Calls an operation and waits for its end.
 pub fn over(
     runtime: &Runtime,
     mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
@@ -192,7 +193,7 @@ pub fn receive(
     over(runtime, |done| runtime.post_recv(from, buffer.take().unwrap(), tag).comp(done).call())
 }
 
-/// By which way an operation on another rank's memory went.
+/// Path of an operation on another rank's memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Went {
     /// By this rank's copy engine, in memory that it has mapped.
@@ -202,7 +203,7 @@ pub enum Went {
 }
 
 impl Went {
-    /// What kept it from being mapped.
+    /// Returns the reason why the memory was not mapped.
     pub fn why(&self) -> &str {
         match self {
             Self::Mapped => "",
@@ -243,7 +244,7 @@ pub fn get(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> 
     went(call)
 }
 
-/// Tries it by the engine, and then by whatever way there is.
+/// Tries the copy engine first, and then any path.
 fn went(call: impl Fn(Option<Path>) -> Result<Status, PostError>) -> (Went, Buffer) {
     let why = match call(Some(Path::CudaIpc)) {
         Ok(status) => return (Went::Mapped, status.ok().expect("it is mapped").buffer),
@@ -258,7 +259,7 @@ fn went(call: impl Fn(Option<Path>) -> Result<Status, PostError>) -> (Went, Buff
     }
 }
 
-/// Waits until a rank has said something. Nobody wakes those who wait for that.
+/// Polls until a rank has said something. No event announces that.
 pub fn heard(role: &Role, runtime: &Runtime, what: &str, by: u32) {
     while !role.has_said(what, by) {
         runtime.progress().unwrap();

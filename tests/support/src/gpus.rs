@@ -1,4 +1,4 @@
-//! Which GPUs a test works on: simulated ones, or real ones where `TEST_GPU=cuda` says so.
+//! GPUs that a test works on: simulated ones, or real ones with `TEST_GPU=cuda`.
 
 use carrack::Runtime;
 use carrack::settings::GpuChoice;
@@ -7,7 +7,7 @@ use carrack::transports::gpu::{Driver, Gpu};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 
-/// Whether the tests are to run on real GPUs.
+/// Returns `true` if the tests run on real GPUs.
 pub fn are_real() -> bool {
     match std::env::var("TEST_GPU").as_deref() {
         Ok("cuda") => true,
@@ -16,7 +16,7 @@ pub fn are_real() -> bool {
     }
 }
 
-/// The same, as a setting.
+/// Returns the tested GPUs as a setting.
 pub fn choice() -> GpuChoice {
     if are_real() { GpuChoice::Cuda } else { GpuChoice::Fake }
 }

@@ -1,5 +1,5 @@
-//! What a program in a guest of `cargo xtask rdma-guest` is told, and how its ranks join those of
-//! the other guest.
+//! Variables of a program in a guest of `cargo xtask rdma-guest`, and the start of its ranks,
+//! which join those of the other guest.
 
 use std::process::{Command, Stdio};
 
@@ -15,7 +15,7 @@ pub fn told(name: &str) -> Option<String> {
     std::env::var(format!("RDMA_GUEST_{name}")).ok()
 }
 
-/// Whether this is a run in so many guests; else it is said what is skipped.
+/// Returns `true` if this run has `guests` guests, and else prints the skipped test.
 pub fn is_in_guests(what: &str, guests: &str) -> bool {
     let here = told("NODES");
     let is_there = here.as_deref() == Some(guests);
@@ -33,8 +33,8 @@ pub fn node() -> u32 {
     told("NODE").map_or(0, |number| number.parse().expect("a number"))
 }
 
-/// Where rank 0 of a test's job listens: each has a port of its own, so that none meets what
-/// another has left.
+/// Port on which rank 0 of a test's job listens. Each test has its own, so that none meets the
+/// remains of another.
 #[derive(Clone, Copy)]
 pub struct Port(pub u16);
 

@@ -1,5 +1,5 @@
-//! What the suites share: ranks in one process, a watchdog, random bytes, buffers with guards
-//! around them, and completion objects of every sort behind one face.
+//! Tools that the suites share: ranks in one process, a watchdog, random bytes, buffers with
+//! guards around them, and one interface to all kinds of completion objects.
 
 #![allow(missing_docs, reason = "helpers of tests, which names describe")]
 
@@ -32,12 +32,12 @@ use std::io::Write;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// A test that takes longer hangs. Most take less than a second; beside other work on a small
-/// machine some have taken minutes.
+/// Time limit of a test. Most take less than a second; on a small busy machine some have taken
+/// minutes.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// What nothing waits longer for, unless it hangs. `TEST_PATIENCE` multiplies the limit, for
-/// machines that are slow.
+/// Returns the longest time of a wait that does not hang. `TEST_PATIENCE` multiplies it, for slow
+/// machines.
 pub fn patience(limit: Duration) -> Duration {
     let times = std::env::var("TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
     limit * times.unwrap_or(1)
@@ -67,24 +67,24 @@ impl Watchdog {
     }
 }
 
-/// Where a suite runs: what is different from one transport to another.
+/// Environment of a suite: the differences between transports.
 pub trait Job: 'static {
     const NAME: &'static str;
     const TRANSPORT: TransportChoice;
     const PATH: Path;
-    /// Whether the sender can be told `Retry(Lock)`.
+    /// `true` if a sender can get `Retry(Lock)`.
     const TRIES_LOCKS: bool;
-    /// Whether a NIC, or one that is simulated, carries the messages.
+    /// `true` if a NIC, real or simulated, carries the messages.
     const IS_RDMA: bool = false;
-    /// Whether devices have resident copiers.
+    /// `true` if devices have resident copiers.
     const HAS_COPIERS: bool = false;
 
-    /// Settings with this transport alone, whatever the environment says.
+    /// Returns settings with this transport alone, independent of the environment.
     fn settings() -> SettingsBuilder {
         Settings::builder().transports(vec![Self::TRANSPORT]).gpu(GpuChoice::None)
     }
 
-    /// A job of so many ranks in this process.
+    /// Starts a job of `size` ranks in this process.
     fn ranks(size: u32) -> Vec<Runtime> {
         Self::ranks_with(size, Self::settings())
     }
@@ -194,7 +194,7 @@ macro_rules! over_each_transport {
     };
 }
 
-/// The same, and once more over a job of another sort.
+/// Runs tests over each transport, and once more over a job of another sort.
 #[macro_export]
 macro_rules! over_each_transport_and {
     ($module:ident, $job:ident; $($test:ident),+ $(,)?) => {
@@ -273,7 +273,7 @@ pub fn until(ranks: &[Runtime], mut done: impl FnMut() -> bool) {
     assert!(errors.is_empty(), "progress complained: {errors:?}");
 }
 
-/// As `until`, and tells what progress complained of, without repetitions.
+/// Waits like `until`, and returns the errors of progress, without repetitions.
 #[track_caller]
 pub fn until_with_errors(ranks: &[Runtime], mut done: impl FnMut() -> bool) -> Vec<ProgressError> {
     let mut errors: Vec<ProgressError> = Vec::new();
@@ -294,8 +294,8 @@ pub fn until_with_errors(ranks: &[Runtime], mut done: impl FnMut() -> bool) -> V
     errors
 }
 
-/// Whether something becomes true while all ranks make progress for a while: for what must not
-/// happen, and for what a bug would keep from happening.
+/// Returns `true` if `done` becomes true within the time, while all ranks make progress. For
+/// events that must not happen, and for those that a bug would prevent.
 pub fn happens(ranks: &[Runtime], within: Duration, mut done: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !done() {
@@ -310,14 +310,14 @@ pub fn happens(ranks: &[Runtime], within: Duration, mut done: impl FnMut() -> bo
     true
 }
 
-/// Lets NICs do something: what one has on its way nobody sees. A simulated one is waited for,
-/// since its thread may not get to run.
+/// Gives NICs time to work, since their work in flight is invisible. The thread of a simulated NIC
+/// is waited for, since it may not get a CPU.
 pub fn nics_go_on() {
     std::thread::sleep(Duration::from_micros(20));
     go_round();
 }
 
-/// Progress enough that whatever was on its way has come, and nothing comes twice unseen.
+/// Makes enough progress that all messages in flight arrive, and that a second arrival would show.
 pub fn settle(ranks: &[Runtime]) {
     let start = Instant::now();
     let is_nics =
@@ -351,7 +351,7 @@ pub fn posted(ranks: &[Runtime], mut call: impl FnMut() -> Result<Outcome, PostE
     }
 }
 
-/// As `posted`, where it does not matter whether it is over already.
+/// Calls like `posted`, and ignores whether the operation is complete already.
 #[track_caller]
 pub fn sent(ranks: &[Runtime], call: impl FnMut() -> Result<Outcome, PostError>) {
     let _ = posted(ranks, call);

@@ -1,9 +1,9 @@
-//! What a process has of the system's and of a driver's: for tests that nothing is lost on the way.
+//! Resources that a process has of the system and of a driver, for tests of leaks.
 
 use super::gpu_ranks::{Gpus, are_real};
 use super::ranks::listing;
 
-/// What a rank has.
+/// Resources of a rank.
 #[derive(Debug)]
 pub struct Possessions {
     pub descriptors: usize,
@@ -26,8 +26,8 @@ impl Possessions {
         Self { descriptors: listing("/proc/self/fd").len(), mappings: maps.lines().count(), live }
     }
 
-    /// Whether there is no more of anything than before. The kernel joins mappings that are
-    /// neighbours, and splits them; a real driver maps for itself, too.
+    /// Returns `true` if no count has grown. The kernel joins and splits neighbouring mappings,
+    /// and a real driver makes its own, so the number of mappings has some slack.
     pub fn within(&self, other: &Self) -> bool {
         let slack = if are_real() { 32 } else { 8 };
         self.descriptors <= other.descriptors && self.mappings <= other.mappings + slack

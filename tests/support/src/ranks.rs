@@ -1,9 +1,9 @@
 //! Ranks that are processes: this very program again, in a role. They find each other through a
-//! folder, so that no launcher has an opinion on what a killed rank means for the others. Those of
-//! two machines, which share no folder, find each other over TCP.
+//! folder, so that no launcher decides what a killed rank means for the others. Ranks of two
+//! machines, which share no folder, find each other over TCP.
 //!
-//! A module that uses this has a test by the name of [`ROLE_TEST`], which does what
-//! [`Role::of_this_process`] says. Roles are named with their module: `gpu_ipc::killed`.
+//! A program that uses this module has a test named [`ROLE_TEST`], which plays the role of
+//! [`Role::of_this_process`].
 
 use super::folder::Folder;
 use super::{built, until};
@@ -34,7 +34,8 @@ pub fn listing(folder: &str) -> BTreeSet<String> {
     entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
 }
 
-/// Where tests put what they need for a while: where `carrack selftest` says, else below target/.
+/// Returns the folder for temporary files of tests: that of `carrack selftest`, else one below
+/// target/.
 pub fn scratch() -> PathBuf {
     let folder = std::env::var_os("TEST_SCRATCH").map_or_else(in_target, PathBuf::from);
     std::fs::create_dir_all(&folder).unwrap();
@@ -56,17 +57,17 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// So many ranks in a role, each told the same `words`.
+    /// Starts `size` ranks in a role, each with the same `words`.
     pub fn start(role: &str, size: u32, words: &[u64]) -> Self {
         Self::start_under(&[], role, size, words)
     }
 
-    /// As `start`, each under a command that executes what follows it.
+    /// Starts ranks like `start`, each under a command that executes its arguments.
     pub fn start_under(wrapper: &[&str], role: &str, size: u32, words: &[u64]) -> Self {
         Self::start_with(wrapper, |_| None, role, size, words)
     }
 
-    /// As `start`, each with a variable of its own.
+    /// Starts ranks like `start`, each with a variable of its own.
     pub fn start_each<'a>(
         variable: impl Fn(u32) -> (&'a str, &'a str),
         role: &str,
@@ -114,7 +115,7 @@ impl Ranks {
         kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
     }
 
-    /// Whether a signal has stopped a rank.
+    /// Returns `true` if a signal has stopped a rank.
     pub fn is_stopped(&self, rank: Rank) -> bool {
         let pid = self.children[rank.0 as usize].id();
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -122,7 +123,7 @@ impl Ranks {
         stat.rsplit_once(") ").unwrap().1.starts_with('T')
     }
 
-    /// Waits until a rank has said something. Whether it has: it may have ended first.
+    /// Waits until a rank has said something. Returns `false` if the rank has ended first.
     pub fn hears(&mut self, what: &str, rank: u32) -> bool {
         let folder = Folder::new(self.folder.clone(), u32::MAX, 0);
         while folder.get(&said(what, rank)).unwrap().is_none() {
@@ -134,7 +135,7 @@ impl Ranks {
         true
     }
 
-    /// Whether a rank has said something so far.
+    /// Returns `true` if a rank has said something so far.
     pub fn has_said(&self, what: &str, rank: u32) -> bool {
         Folder::new(self.folder.clone(), u32::MAX, 0).get(&said(what, rank)).unwrap().is_some()
     }
@@ -153,10 +154,9 @@ impl Ranks {
                 .is_ok_and(|text| text.windows(mark.len()).any(|part| part == mark.as_bytes()))
         });
         assert_eq!(left.count(), 0, "processes are left");
-        // Other programs of the machine come and go there, too: only what stays is a find.
+        // Other programs create short-lived files there, so only a file that stays is a leak.
         let start = Instant::now();
-        // What NVIDIA's driver leaves there of a process that was killed, its next start takes
-        // away.
+        // The next start of NVIDIA's driver removes the files that a killed process left.
         let is_ours = |name: &&String| !name.starts_with("cuda.shm.");
         while let Some(name) = listing("/dev/shm").difference(&self.shm).find(is_ours) {
             assert!(start.elapsed() < Duration::from_secs(10), "{name} is left in /dev/shm");
@@ -183,7 +183,7 @@ impl Ranks {
         }
     }
 
-    /// All of them succeed but one, which is killed.
+    /// Checks that all ranks succeed except one, which is killed.
     #[track_caller]
     pub fn succeed_but_for(self, victim: Rank) {
         use std::os::unix::process::ExitStatusExt;
@@ -248,7 +248,7 @@ impl Drop for Ranks {
 
 // ---- the ranks' side ---------------------------------------------------------------------------------
 
-/// What a process is to be.
+/// Role of a process.
 pub struct Role {
     pub name: String,
     pub rank: u32,
@@ -257,14 +257,15 @@ pub struct Role {
     meeting: Meeting,
 }
 
-/// Where ranks find each other.
+/// Place where ranks find each other.
 enum Meeting {
     Folder(PathBuf),
     Tcp(Arc<FromEnvironment>),
 }
 
 impl Role {
-    /// Nothing, if it is the parent. A rank ends itself when it takes too long.
+    /// Returns this process's role; `None` in the parent. A rank ends itself when it takes too
+    /// long.
     pub fn of_this_process(patience: Duration) -> Option<Self> {
         let text = std::env::var(ROLE).ok()?;
         let mut parts = text.split(' ');
@@ -310,7 +311,7 @@ impl Role {
         Runtime::builder().settings(settings).bootstrap(bootstrap).start().unwrap()
     }
 
-    /// Whether the others may be on other machines.
+    /// Returns `true` if the others may be on other machines.
     pub fn is_far(&self) -> bool {
         matches!(self.meeting, Meeting::Tcp(_))
     }
@@ -335,12 +336,12 @@ impl Role {
         }
     }
 
-    /// Whether some rank has said something so far.
+    /// Returns `true` if a rank has said something so far.
     pub fn has_said(&self, what: &str, by: u32) -> bool {
         self.get(&said(what, by)).is_some()
     }
 
-    /// What some rank has told, once it has.
+    /// Returns the bytes that a rank has told, and waits for them.
     pub fn told(&self, what: &str, by: u32) -> Vec<u8> {
         loop {
             if let Some(bytes) = self.get(&said(what, by)) {

@@ -73,7 +73,7 @@ impl Sink {
         Self { sort, object, source, taken: Mutex::default() }
     }
 
-    /// One that keeps every status.
+    /// Creates a sink that keeps every status.
     pub fn keeping() -> Self {
         Self::new(Sort::Handler)
     }
@@ -90,7 +90,7 @@ impl Sink {
         }
     }
 
-    /// How often it was signalled so far.
+    /// Returns the number of its signals so far.
     pub fn count(&self) -> usize {
         self.collect();
         match &self.source {
@@ -106,7 +106,7 @@ impl Sink {
         }
     }
 
-    /// How often with an error.
+    /// Returns the number of its signals with an error.
     pub fn failed(&self) -> usize {
         self.collect();
         match &self.source {

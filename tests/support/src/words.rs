@@ -34,7 +34,7 @@ pub fn wrong(bytes: &[u8], salt: u64, first: u64) -> Option<usize> {
     bad.map(|at| 8 * at).or_else(|| (rest != &last[..rest.len()]).then_some(8 * words.len()))
 }
 
-/// So many bytes, filled.
+/// Returns `len` bytes, filled.
 pub fn filled(len: usize, salt: u64) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fill(&mut bytes, salt, 0);

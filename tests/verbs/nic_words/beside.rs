@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// A NIC on a network of so many, that nobody else is on.
+/// Creates a NIC for each configuration, on a network of their own.
 fn nics(configs: impl IntoIterator<Item = Config>) -> Vec<Arc<SimulatedNic>> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let fabric = format!("words {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -47,7 +47,7 @@ fn words(owner: &Runtime, region: &Region) -> Result<(Mr, Rmr), RegisterError> {
     Ok((mr, rmr))
 }
 
-/// What the word held, with progress of all.
+/// Adds to a word while all ranks make progress, and returns the word's previous value.
 fn add(ranks: &[Runtime], at: usize, rmr: &Rmr, value: u64) -> Result<u64, String> {
     let sink = Sink::keeping();
     let post = || {

@@ -1,5 +1,5 @@
-//! Words whose agent is a NIC, where messages take another path than through it: each rank has a
-//! simulated NIC beside.
+//! Words whose agent is a NIC, where messages take another path: each rank has a simulated NIC in
+//! addition.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -10,7 +10,7 @@ use crate::support;
 mod beside;
 mod nodes;
 
-/// What a rank of these tests does that is a process. Without a role, nothing.
+/// Plays the role of a rank that is a process. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     if let Some(role) = support::ranks::Role::of_this_process(std::time::Duration::from_secs(100)) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 const SIZE: u32 = 3;
 const EACH: u64 = 500;
 
-/// What a rank of these tests does.
+/// Plays the role of a rank of these tests.
 pub(crate) fn rank(role: &Role) {
     match role.name.as_str() {
         "adds" => adds(role),
@@ -93,7 +93,7 @@ fn dies(role: &Role) {
     }
     add(&runtime, &rmr, 10).unwrap();
     role.says("adding");
-    // Until its end is heard: each that was begun ends, and none waits for ever.
+    // Until the killed rank's end is known: each begun operation ends, and none waits for ever.
     let (mut begun, ended) = (0, carrack::CompQueue::new(1 << 14));
     let mut over = 0;
     let heard = |status: carrack::Status| match status.error.as_deref() {

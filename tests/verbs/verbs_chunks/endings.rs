@@ -1,5 +1,5 @@
-//! What ends in the midst of a message ends once, gives its buffer back, and leaves nothing
-//! registered.
+//! Operations that end in the middle of a message: each ends once, gives its buffer back, and
+//! leaves nothing registered.
 
 use super::ground::{CHUNK, Ground, Kind};
 use crate::support::sink::Sink;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Bytes of a chunk.
 pub(crate) const CHUNK: usize = 64 << 10;
 
-/// Whose memory a message is in.
+/// Owner of a message's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Vec,
@@ -51,12 +51,12 @@ impl Ground {
         Self::with([CHUNK, CHUNK])
     }
 
-    /// With chunks of so many bytes on each side.
+    /// Creates ranks with these chunk sizes in bytes.
     pub(crate) fn with(chunks: [usize; 2]) -> Self {
         Self::over([1, 1], chunks)
     }
 
-    /// With so many devices on each side.
+    /// Creates ranks with these numbers of devices and chunk sizes in bytes.
     pub(crate) fn over(devices: [usize; 2], chunks: [usize; 2]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let fabric =
@@ -86,12 +86,12 @@ impl Ground {
         ground
     }
 
-    /// Of each rank's first device.
+    /// Returns the counters of each rank's first device.
     pub(crate) fn counters(&self) -> [MemoryCounters; 2] {
         self.counters_of(0)
     }
 
-    /// Of each rank's device of that number.
+    /// Returns the counters of each rank's device of that number.
     pub(crate) fn counters_of(&self, device: usize) -> [MemoryCounters; 2] {
         [0, 1].map(|rank: usize| self.nics[rank].memory_counters(device).unwrap())
     }
@@ -100,13 +100,13 @@ impl Ground {
     /// written.
     pub(crate) fn registered(&self) -> [u64; 2] {
         let [first, second] = self.counters();
-        // Beside them peers may write some words.
+        // Peers may write some words in addition.
         [first.to_be_read.now, second.to_be_written.now - self.begun[1].to_be_written.now]
     }
 
-    /// Whole chunks that a rank's peer has written to it since.
+    /// Returns the number of whole chunks that a rank's peer has written to it since.
     pub(crate) fn chunks_written(&self, rank: usize, since: &[MemoryCounters; 2]) -> usize {
-        // Beside them some words that say what was taken in.
+        // The peer also writes some words that acknowledge chunks.
         (self.counters()[rank].written - since[rank].written) as usize / CHUNK
     }
 
@@ -129,7 +129,7 @@ impl Ground {
         (left, came)
     }
 
-    /// Whether the second rank shows something.
+    /// Returns `true` if the second rank has memory registered for its peer's writes.
     pub(crate) fn is_shown(&self) -> bool {
         self.counters()[1].to_be_written.now > self.begun[1].to_be_written.now
     }

@@ -1,6 +1,6 @@
-//! Large messages that NICs write chunk by chunk, over simulated NICs: every byte arrives, no more
-//! than a few chunks are registered at a time, and whatever a NIC refuses or a rank does in the
-//! midst of it, each operation ends once.
+//! Large messages that NICs write chunk by chunk, over simulated NICs. Every byte arrives, and no
+//! more than a few chunks are registered at a time. Each operation ends once, though NICs refuse
+//! requests or ranks end meanwhile.
 
 mod endings;
 mod ground;

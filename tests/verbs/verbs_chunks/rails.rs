@@ -14,8 +14,8 @@ use carrack_simulators::nic::{Call, Config, SimulatedNic, Visibility, Which};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Two ranks of so many devices each, which are all connected: what each of the receiver's devices
-/// was written since is told.
+/// Returns two ranks of `devices` devices, all of which are connected. The counters of each of the
+/// receiver's devices have seen writes since.
 fn connected(devices: [usize; 2]) -> Ground {
     let ground = Ground::over(devices, [CHUNK, CHUNK]);
     let last = devices[0].min(devices[1]) - 1;
@@ -54,7 +54,7 @@ fn a_long_message_goes_over_all_nics_and_each_is_shown_two_chunks_at_a_time() {
             .zip(before)
             .map(|(after, before)| after - before)
             .collect();
-        // Each begins with two; further ones go to whichever is done first.
+        // Each device begins with two chunks; further ones go to the device that is done first.
         assert!(
             new.iter().all(|&chunks| chunks >= 2) && new.iter().sum::<usize>() == chunks,
             "{new:?}"
@@ -62,7 +62,7 @@ fn a_long_message_goes_over_all_nics_and_each_is_shown_two_chunks_at_a_time() {
         for device in 0..nics {
             let [here, there] = ground.counters_of(device);
             assert!((2..=2 * nics).contains(&(here.to_be_read.most as usize / CHUNK)), "{here:?}");
-            // Beside the chunks, some words.
+            // The chunks, and some words.
             assert_eq!(there.to_be_written.most as usize / CHUNK, 2, "{there:?}");
             assert_eq!((here.to_be_read.now, there.to_be_written.now as usize / CHUNK), (0, 0));
         }

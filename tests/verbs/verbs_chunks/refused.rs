@@ -1,5 +1,5 @@
-//! NICs that register some chunks and refuse the next: what was written stays, and the rest comes
-//! by another way.
+//! NICs that register some chunks and refuse the next: written chunks stay, and the rest travels
+//! in fragments.
 
 use super::ground::{CHUNK, Ground, Kind};
 use crate::support::{Watchdog, pattern};

@@ -10,7 +10,7 @@ use std::io;
 const REASONS: [i32; 6] =
     [libc::ENOMEM, libc::EIO, libc::EINVAL, libc::EAGAIN, libc::EPERM, libc::EMFILE];
 
-/// What libibverbs calls it.
+/// Returns libibverbs' name of a call.
 fn name(call: Call) -> &'static str {
     match call {
         Call::GetDeviceList => "ibv_get_device_list",
@@ -78,7 +78,7 @@ fn whatever_fails_at_the_start_is_an_error_that_names_call_and_reason() {
 fn memory_that_may_not_be_locked_is_an_error_of_the_start_that_names_the_limit() {
     let _watchdog = Watchdog::over("memlock");
     let nic = nic(Config::default(), &fabric());
-    // First the table of headers, then the packets: whichever is too much.
+    // The table of headers is registered first, then the packets.
     for nth in [1, 2] {
         nic.faults().fail_call(Call::RegMr, Which::Nth(nth), libc::ENOMEM);
         let opened = Side::open(nic.clone(), options(), identity(0, 2));
@@ -150,7 +150,7 @@ fn a_queue_that_is_full_for_a_moment_loses_nothing() {
     let mut ground = Ground::new();
     for round in 0..40 {
         for (side, call) in [(0, Call::PostSend), (1, Call::PostSrqRecv)] {
-            // In the midst of a list, too: some were taken, the rest was not.
+            // Also within a list of requests, of which the first ones were posted.
             ground.sides[side].faults().fail_call(call, Which::Nth(1 + round % 20), libc::ENOMEM);
         }
         ground.all_go_on(20);

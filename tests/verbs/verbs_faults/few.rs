@@ -10,7 +10,7 @@ use carrack_simulators::nic::FABRIC_VARIABLE;
 use rand::Rng;
 use std::time::Duration;
 
-/// So many times each; `TEST_FEW` says how often.
+/// Runs each choice of settings several times; `TEST_FEW` sets the number.
 fn works_with(what: &str, choices: &[&[&str]], lanes: u64) {
     let times: u32 = std::env::var("TEST_FEW").map_or(2, |text| text.parse().expect("a number"));
     let _watchdog =
@@ -39,8 +39,8 @@ fn few_of_everything_cost_time_only() {
     works_with("all settings small", &[SMALL], 2);
 }
 
-/// Most of what goes is offered, so both have as many offers under way as there may be, nearly all
-/// the time.
+/// Most messages are offered, so both ranks have their largest number of offers in flight nearly
+/// all the time.
 #[test]
 fn ranks_that_both_have_all_their_offers_under_way_do_not_wait_for_each_other() {
     works_with(

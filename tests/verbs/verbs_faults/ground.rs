@@ -1,5 +1,4 @@
-//! Ranks with a simulated NIC each, on one network: what is ordered of one NIC happens to that rank
-//! alone.
+//! Ranks with a simulated NIC each, on one network. A fault of one NIC concerns its rank alone.
 
 use crate::support::{LIMIT, nics_go_on, pattern};
 use carrack::transports::contract::{
@@ -14,12 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long something may take that must come.
+/// Longest wait for an event that must come.
 const PATIENCE: Duration = Duration::from_secs(LIMIT.as_secs() / 2);
 
 pub(crate) const PACKET: usize = 4096;
 
-/// A network that nobody else is on.
+/// Returns the name of a new network.
 pub(crate) fn fabric() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("faults {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
@@ -56,7 +55,7 @@ impl Side {
         Self::open_with(&pool, nic, options, me)
     }
 
-    /// One that receives into packets of that pool.
+    /// Opens a side that receives into packets of that pool.
     pub(crate) fn open_with(
         pool: &PacketPool,
         nic: Arc<SimulatedNic>,
@@ -89,14 +88,14 @@ pub(crate) struct Way {
     turn: u64,
     sent: u64,
     got: u64,
-    /// What the sender's side, and the receiver's, was told of its end; the connection of both ways
-    /// ends at once.
+    /// Cause of the end that the sender's or the receiver's side was told. The connections of both
+    /// ways end together.
     pub(crate) down: Option<DownCause>,
-    /// The receiver has let go of the connection: what was on its way may still come.
+    /// `true` if the receiver has released the connection. Messages in flight may still come.
     let_go: bool,
 }
 
-/// Of a rank that is no part of this.
+/// Event of a rank that is not part of this ground.
 #[derive(Debug)]
 pub(crate) enum Heard {
     Message,
@@ -107,7 +106,7 @@ pub(crate) enum Heard {
 pub(crate) struct Ground {
     pub(crate) sides: Vec<Side>,
     pub(crate) ways: BTreeMap<(usize, usize), Way>,
-    /// What the others are told of a fourth rank, which is none of these.
+    /// Events at the three ranks about a fourth one, which is not part of this ground.
     pub(crate) of_the_fourth: Vec<(usize, Heard)>,
     fabric: String,
 }
@@ -185,7 +184,7 @@ impl Ground {
         self.connect(other, one).unwrap();
     }
 
-    /// One lets go of its link to the other, which still sends: that one hears of it.
+    /// Has one rank release its link to the other, which still sends and hears of it.
     pub(crate) fn let_go(&mut self, one: usize, of: usize) {
         self.way(one, of).link = None;
         self.way(of, one).let_go = true;
@@ -196,8 +195,8 @@ impl Ground {
         self.ways.get_mut(&(from, to)).unwrap()
     }
 
-    /// Lets everybody poll once, and looks at what comes: whole, in order, once, and not after the
-    /// end.
+    /// Lets every rank poll once, and checks the arrivals: whole, in order, once, and not after
+    /// the end.
     #[track_caller]
     pub(crate) fn step(&mut self) {
         for at in 0..self.sides.len() {
@@ -239,7 +238,7 @@ impl Ground {
         }
     }
 
-    /// Sends a message each way where that can be done, and lets everybody poll.
+    /// Sends a message each way that is possible, and lets every rank poll.
     #[track_caller]
     pub(crate) fn talk(&mut self) {
         for way in self.ways.values_mut() {
@@ -279,7 +278,8 @@ impl Ground {
         self.ways.iter().map(state).collect()
     }
 
-    /// So many more messages arrive on every way that has not ended; and all that were sent.
+    /// Waits until `count` more messages, and all that were sent, arrive on every way that has not
+    /// ended.
     #[track_caller]
     pub(crate) fn all_go_on(&mut self, count: u64) {
         let until: Vec<(usize, usize, u64)> = self
@@ -314,7 +314,7 @@ impl Ground {
         self.ways[&(one, other)].down.clone().unwrap()
     }
 
-    /// Whether anything has arrived since that way was made.
+    /// Returns `true` if anything has arrived since that way was made.
     pub(crate) fn has_arrived(&self, from: usize, to: usize) -> bool {
         self.ways[&(from, to)].got > 0
     }
@@ -347,8 +347,7 @@ impl Ground {
         }
     }
 
-    /// The connection of two ranks ends while nobody sends anything, so that all receives are
-    /// posted.
+    /// Ends the connection of two ranks while no rank sends, so that all receives are posted.
     #[track_caller]
     pub(crate) fn end_in_silence(&mut self, one: usize, other: usize) {
         self.settle();
@@ -362,7 +361,7 @@ impl Ground {
         self.end_in_order(one, other);
     }
 
-    /// Whoever is not that rank goes on with the others.
+    /// Checks that all ranks except `rank` go on with each other.
     #[track_caller]
     pub(crate) fn the_others_go_on(&mut self, rank: usize, count: u64) {
         let others: Vec<_> =

@@ -1,6 +1,5 @@
-//! What can go wrong with RDMA, made to happen on simulated NICs: whatever is ordered of a NIC,
-//! each operation ends once, nothing is delivered twice or torn, those who have nothing to do with
-//! it go on, and errors say what to do.
+//! Failures of RDMA, injected into simulated NICs. With any fault of a NIC, each operation ends
+//! once, no message is delivered twice or torn, and other ranks go on. Errors say what to do.
 //!
 //! | module | one idea |
 //! |---|---|
@@ -8,11 +7,11 @@
 //! | `statuses` | requests and receives that fail, with each status |
 //! | `calls` | calls of libibverbs that fail, with each reason |
 //! | `limits` | NICs that have little of something |
-//! | `timing` | what comes late, in another order, or not at all |
-//! | `receives` | where the bytes of a message come to, and what is owed for them |
+//! | `timing` | packets that come late, in another order, or not at all |
+//! | `receives` | destinations of a message's bytes, and the credits owed for them |
 //! | `together` | short messages that go in one request |
 //! | `ranks` | the same, as a runtime's operations see it |
-//! | `words` | what a user is told who has asked for what is not there |
+//! | `words` | errors for devices and ports that are not there |
 //! | `many` | a thousand ranks |
 //! | `few` | processes that have few of something |
 //! | `partings` | queue pairs that fail while they are taking a message in |
@@ -33,7 +32,7 @@ mod timing;
 mod together;
 mod words;
 
-/// What a rank of these tests does that is a process. Without a role, nothing.
+/// Plays the role of a rank that is a process. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     if let Some(role) = support::ranks::Role::of_this_process(std::time::Duration::from_secs(100)) {

@@ -5,7 +5,7 @@ use crate::support::Watchdog;
 use carrack::transports::verbs::Options;
 use carrack_simulators::nic::{Config, Limits};
 
-/// So few that each one that is lost is missed.
+/// Number of receives: small, so that a lost one is missed.
 const RECEIVES: u32 = 8;
 
 fn few() -> Options {

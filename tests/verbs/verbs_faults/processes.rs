@@ -1,5 +1,5 @@
-//! Processes on one network of simulated NICs: one is killed in the midst of traffic, another is
-//! stopped for a while.
+//! Processes on one network of simulated NICs: one is killed during traffic, another is stopped
+//! for a while.
 
 use super::ground::fabric;
 use crate::support::ranks::{Ranks, Role, die};
@@ -15,7 +15,7 @@ use std::time::Duration;
 const STEPS: u64 = 200;
 const SIZE: u32 = 3;
 
-/// What a rank of these tests does.
+/// Plays the role of a rank of these tests.
 pub(crate) fn rank(role: &Role) {
     match role.name.as_str() {
         "killed" => killed(role),
@@ -76,7 +76,7 @@ fn a_rank_that_is_stopped_for_a_while_loses_nothing_and_is_not_taken_for_dead() 
     std::thread::sleep(Duration::from_secs(2));
     assert!(
         (0..SIZE).all(|rank| !ranks.has_said("over", rank)),
-        "somebody was done before: it was no test"
+        "a rank was done before: the test proves nothing"
     );
     ranks.signal(Rank(stopped), Signal::CONT);
     ranks.succeed();

@@ -34,7 +34,7 @@ fn job() -> (Vec<Runtime>, Vec<Arc<SimulatedNic>>) {
 struct Traffic {
     ends: Sink,
     posted: BTreeSet<u64>,
-    /// Those between ranks of which neither is lost.
+    /// Operations between ranks that stay connected.
     must_succeed: BTreeSet<u64>,
     next: u64,
 }
@@ -82,8 +82,8 @@ impl Traffic {
     }
 }
 
-/// What is posted around a fault of rank 0's NIC ends once each; what does not concern rank 0
-/// succeeds.
+/// Checks that each operation posted around a fault of rank 0's NIC ends once. Those that do not
+/// involve rank 0 succeed.
 fn everything_ends_once(what: &str, fault: impl FnOnce(&SimulatedNic)) {
     let (ranks, nics) = job();
     let mut traffic = Traffic {

@@ -1,4 +1,4 @@
-//! Where the bytes of a message come to, and what is owed for them.
+//! Destinations of a message's bytes, and the credits owed for them.
 
 use super::ground::{Side, bytes_of, fabric, identity, nic, options, submit};
 use crate::support::{Watchdog, nics_go_on, pattern};
@@ -116,7 +116,7 @@ fn a_rank_that_goes_to_sleep_owes_its_peers_nothing() {
     let _watchdog = Watchdog::over("credits");
     let mut pair = Pair::with(&pool(4096));
     while pair.send(8) {}
-    // As many as may be under way without having been looked at.
+    // The largest number that may be in flight before the receiver polls.
     let window = pair.sent;
     assert!(window > 8, "more than a batch holds, so that the last poll's are owed for");
     pair.receive_all();

@@ -77,7 +77,7 @@ fn all_requests_of_a_rank_fail_and_the_others_go_on() {
 fn links_that_go_while_the_peer_sends_leave_no_receive_behind() {
     let _watchdog = Watchdog::over("links that go");
     let mut ground = Ground::new();
-    // Each time some receives have been taken by messages that are for nobody any more. Lost ones
+    // Each time some receives were used by messages that no link takes any more. Lost receives
     // would add up.
     for _ in 0..60 {
         for _ in 0..12 {

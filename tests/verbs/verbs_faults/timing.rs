@@ -1,4 +1,4 @@
-//! What comes late, in another order than it was posted, or not at all.
+//! Packets that come late, in another order than they were posted, or not at all.
 
 use super::ground::{Ground, options};
 use crate::support::Watchdog;

@@ -43,7 +43,7 @@ impl Pair {
     /// Messages of which each says that more follow.
     fn gather(&mut self, count: u64) {
         for _ in 0..count {
-            // Its window may have to be opened again.
+            // The peer may have to open its send window again.
             while !self.send(8, true) {
                 self.receive();
             }
@@ -148,7 +148,7 @@ fn messages_of_all_lengths_arrive_whole_and_in_order() {
                 pair.sides[0].poll();
                 pair.receive();
             }
-            // Now and then in the midst of it.
+            // Now and then between two messages.
             if number % 50 == 0 {
                 pair.sides[0].poll();
             }

@@ -1,4 +1,4 @@
-//! What a user is told who has asked for what is not there: device, port, reason and remedy.
+//! Errors for missing devices and ports: they name device, port, reason and remedy.
 
 use super::ground::{Side, fabric, identity, nic, options};
 use crate::support::{Job, LIMIT, OverSimulatedNic, Watchdog, built, happens, until_with_errors};
@@ -11,7 +11,7 @@ use carrack_simulators::nic::{Call, Config, SimulatedNic, Which};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the start of a rank says with these settings, over the process's own simulated NIC.
+/// Returns the error of a rank's start with these settings, over the process's own simulated NIC.
 fn refused(settings: SettingsBuilder) -> String {
     let bootstrap = InProcess::job(1).unwrap().remove(0);
     let started =
@@ -85,7 +85,7 @@ fn pair(nics: [&Arc<SimulatedNic>; 2], packet_sizes: [usize; 2]) -> Vec<Runtime>
     InProcess::job(2).unwrap().into_iter().enumerate().map(start).collect()
 }
 
-/// What a send from rank 0 to rank 1 comes to.
+/// Returns the error of a send from rank 0 to rank 1.
 fn send_fails(ranks: &[Runtime]) -> String {
     let over = crate::support::sink::Sink::keeping();
     let sent =
@@ -106,8 +106,8 @@ fn no_queue_pair_left_is_an_error_of_the_post_with_the_number() {
     let (poor, rich) = (nic(Config::default(), &fabric), nic(Config::default(), &fabric));
     let ranks = pair([&poor, &rich], [8192; 2]);
     poor.faults().fail_call(Call::CreateQp, Which::All, libc::ENOMEM);
-    // A shortage ends no peer: a post that may be told says what is lacking, and what is queued
-    // waits until it is over.
+    // A shortage ends no peer. A post that may fail says what is lacking, and queued operations
+    // wait until the shortage has ended.
     let error = ranks[0].post_send(Rank(1), vec![1; 8], Tag(1)).call().unwrap_err();
     says(&error.to_string(), &["ibv_create_qp", "sim0", "0 connections", "262144 queue pairs"]);
     let over = crate::support::sink::Sink::keeping();

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Where memory is.
+/// Place of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     Host,
@@ -44,7 +44,7 @@ impl Ground {
         Self::with(false)
     }
 
-    /// Whether the NICs reach a GPU's memory by its address, too.
+    /// Creates two ranks. With `addresses`, the NICs also access a GPU's memory by its address.
     pub(crate) fn with(addresses: bool) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let fabric =
@@ -110,7 +110,7 @@ impl Ground {
         Guarded::within(whole.subregion(13, Guarded::room(len)).unwrap(), len, len as u64)
     }
 
-    /// The same, filled.
+    /// Returns memory like `empty`, filled.
     pub(crate) fn full(&self, rank: usize, place: Place, bytes: &[u8]) -> Guarded {
         self.empty(rank, place, bytes.len()).filled(bytes)
     }
@@ -176,7 +176,7 @@ impl Ground {
         assert_eq!(self.try_send((from, source), (to, target)), None);
     }
 
-    /// The same, with the receiver's error.
+    /// Sends like `send`, and returns the receiver's error.
     pub(crate) fn try_send(
         &self,
         (from, source): (usize, &Guarded),
@@ -194,7 +194,8 @@ impl Ground {
         came.error.map(|error: Box<OpError>| error.to_string())
     }
 
-    /// What is said of the way from one rank's GPU to the other rank: how, and why not otherwise.
+    /// Returns the path from one rank's GPU to the other rank, and the reason why no other is
+    /// taken.
     pub(crate) fn explained(&self, from: usize) -> (String, Option<String>) {
         let paths = self.ranks[from].explain(Duration::from_secs(10)).swap_remove(1 - from);
         let gpu = paths.kinds.into_iter().find(|kind| kind.memory.starts_with("device 0"));

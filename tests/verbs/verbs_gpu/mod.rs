@@ -1,6 +1,6 @@
-//! Memory of GPUs over verbs: the NIC moves it, and nobody else. The NIC is simulated, and so are
-//! the GPUs, whose memory ends the process when the CPU touches it; their engines count what they
-//! copy, which is nothing.
+//! Memory of GPUs over verbs, which only the NIC moves. NIC and GPUs are simulated. An access of
+//! the CPU to memory of the GPUs ends the process. Their engines count their copies, of which
+//! there are none.
 
 mod ground;
 mod refused;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// and many parts of a message.
 const SIZES: [usize; 9] = [1, 7, 64, 221, 4096, 8193, 32 << 10, 100_003, 3 << 20];
 
-/// Those of messages that a NIC writes.
+/// Length of messages that a NIC writes.
 const WRITTEN: usize = 32 << 10;
 
 #[test]

@@ -1,5 +1,5 @@
-//! GPUs whose memory a NIC does not reach, or not by the first way: everything still arrives, and
-//! it is said why it goes so.
+//! GPUs whose memory a NIC cannot access, or not by the first way. All bytes still arrive, and the
+//! explanation names the reason.
 
 use super::ground::{Ground, Place};
 use crate::support::{Watchdog, pattern};
@@ -10,7 +10,7 @@ use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_simulators::nic::{Call, Config, SimulatedNic, Which};
 use std::sync::Arc;
 
-/// Everything goes from each kind to each, whatever way it takes.
+/// Sends bytes from each kind of memory to each other one, on any path.
 fn everything_arrives(ground: &Ground) {
     for (seed, size) in (0_u64..).zip([1, 5000, 40_001, 3 << 20]) {
         for (here, there) in Place::PAIRS {

@@ -1,5 +1,5 @@
-//! A GPU that does not see a NIC's writes in order: it is told before anybody hears that they are
-//! there.
+//! A GPU that does not see a NIC's writes in order is flushed before the user hears of their
+//! arrival.
 
 use super::ground::{Ground, Place};
 use crate::support::guard::Guarded;
@@ -11,7 +11,7 @@ use carrack_simulators::nic::Visibility;
 
 const LEN: usize = 100_003;
 
-/// What brings bytes onto a GPU.
+/// Operation that brings bytes onto a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     Message,
@@ -35,8 +35,8 @@ fn ground(gpus_say: RemoteWrites) -> Ground {
     ground
 }
 
-/// Whether the bytes are there when that is told, on whose GPU they were to be, and whether that
-/// was flushed.
+/// Transfers bytes to a GPU. Returns two flags: the bytes are there at the end, and their GPU was
+/// flushed.
 fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
     let ranks = &ground.ranks;
     let len = if way == Way::SmallPut { 5 } else { LEN };
@@ -100,14 +100,14 @@ fn what_a_gpu_sees_late_is_flushed_before_anybody_hears_of_it() {
     for way in WAYS {
         let (there, flushed) = arrive(&ground, way);
         assert!(there, "{way:?}: it was told too early");
-        // A put that is over for its initiator was followed by a read: the owner does nothing.
+        // The initiator of a put has followed it by a read, so the owner does not flush.
         let by_owner = matches!(way, Way::Message | Way::SignalledPut | Way::Get);
         assert!(flushed || !by_owner, "{way:?}: nobody has flushed");
     }
 }
 
-/// That the test above can fail: with a GPU that says that it needs no flush, and NICs that hold
-/// writes back all the same.
+/// Shows that the test above can fail: the GPU claims to need no flush, and the NICs hold writes
+/// back.
 #[test]
 fn without_the_flush_it_is_not_there() {
     let _watchdog = Watchdog::over("late writes that are not flushed");

@@ -10,20 +10,20 @@ use rand::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Which ranks may be lost.
+/// Ranks that may be lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Parting {
     None,
     /// Each of two ranks loses the other one.
     EachOther,
-    /// A rank that kills itself after so many steps.
+    /// A rank that kills itself after `after` steps.
     Kill {
         rank: u32,
         after: u64,
     },
 }
 
-/// What the ranks do.
+/// Parameters of the ranks' traffic.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Course {
     pub(crate) ranks: u32,
@@ -37,7 +37,7 @@ pub(crate) struct Course {
 const GIVES_UP: [(&str, &str); 2] =
     [("CARRACK_VERBS_TIMEOUT", "19"), ("CARRACK_VERBS_RETRIES", "6")];
 
-/// What a rank says when a third of its steps is begun, and when it has lost its peer.
+/// Words of a rank when a third of its steps has begun, and when it has lost its peer.
 pub(crate) const UNDER_WAY: &str = "under way";
 pub(crate) const PARTED: &str = "parted";
 
@@ -53,7 +53,7 @@ impl Course {
             Parting::EachOther => (1, 0, 0),
             Parting::Kill { rank, after } => (2, rank.into(), after),
         };
-        // Ranks of two machines have to be told the same.
+        // Ranks of two machines need the same seed.
         let seed = std::env::var("TEST_SEED").ok().and_then(|text| text.parse().ok());
         let seed = seed.unwrap_or_else(|| {
             if super::told("NODES").as_deref() == Some("2") { 7 } else { rng().random() }
@@ -61,8 +61,8 @@ impl Course {
         vec![seed, self.steps, self.lanes, parting, rank, after]
     }
 
-    /// How long the NIC tries. A rank that is killed is known by its connection over TCP; a network
-    /// that is cut by nothing else.
+    /// Returns the variables for the NIC's retries. The TCP connection shows that a rank was
+    /// killed; only the NIC notices a cut network.
     pub(crate) const fn nic(self) -> [(&'static str, &'static str); 2] {
         match self.parting {
             Parting::EachOther => GIVES_UP,
@@ -136,7 +136,7 @@ pub(crate) fn rank(role: &Role) {
     }
 }
 
-/// Says something to whoever has started this rank.
+/// Says something to the process that has started this rank.
 fn says(role: &Role, what: &str) {
     match role.is_far() {
         // A line of its own: what libtest has begun has no end.

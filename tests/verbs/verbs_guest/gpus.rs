@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Within a packet; what is written by a NIC; more than one request's pages.
 const SIZES: [usize; 5] = [1, 4096, 8193, 100_003, 1 << 20];
 
-/// Whether the driver takes dma-bufs.
+/// Returns `true` if the driver takes dma-bufs.
 fn takes_dmabufs() -> bool {
     let is_there = std::env::var("LD_PRELOAD").is_ok_and(|libraries| libraries.contains("dmabuf"));
     if !is_there {

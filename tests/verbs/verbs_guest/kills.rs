@@ -1,5 +1,5 @@
-//! A rank is killed in the midst of traffic among three. The others' operations with it end, with
-//! an error that names it where they end badly; those among the others go on.
+//! A rank is killed during traffic among three. Operations of the others with it end, and failed
+//! ones name it. Operations among the others go on.
 
 use super::course::{Course, Parting};
 use super::is_in_guests;

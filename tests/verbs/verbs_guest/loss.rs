@@ -1,5 +1,5 @@
-//! A node is lost, as if its power were cut: what remains ends. It is the last test of a run, since
-//! there is nobody left to run another with.
+//! A node is lost, as if its power were cut: operations with it end. This is the last test of a
+//! run, since no second node is left for another.
 
 use super::course::{Course, PARTED, Parting, UNDER_WAY};
 use super::network::LIMIT;

@@ -1,5 +1,5 @@
 //! The transport over verbs on a real kernel, with the Soft-RoCE devices of
-//! `cargo xtask rdma-guest`: what networks, nodes and limits do to ranks in processes of their own.
+//! `cargo xtask rdma-guest`. Ranks in processes meet faults of networks and nodes, and low limits.
 //! Elsewhere each test is skipped, and says so.
 //!
 //! | module | one idea | guests |
@@ -24,10 +24,10 @@ use crate::support::guests::{is_in_guests, node, told};
 use crate::support::ranks::Role;
 use std::time::Duration;
 
-/// How long a rank may take before it counts as hanging: the processor is emulated.
+/// Time limit of a rank: the processor is emulated.
 const PATIENCE: Duration = Duration::from_secs(280);
 
-/// What a rank of these tests does. Without a role, nothing.
+/// Plays the role of a rank. Without a role it does nothing.
 #[test]
 fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(PATIENCE) else { return };

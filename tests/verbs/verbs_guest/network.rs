@@ -33,7 +33,7 @@ impl Drop for Trouble {
     }
 }
 
-/// Those on which packets of the RDMA devices leave.
+/// Returns the interfaces through which packets of the RDMA devices leave.
 fn interfaces() -> Vec<String> {
     let is_one = |name: &String| name.starts_with('v') || name.starts_with('e');
     let names = std::fs::read_dir("/sys/class/net").unwrap();
@@ -49,7 +49,7 @@ fn tool(name: &str, words: &str) {
     );
 }
 
-/// What the devices have counted of one kind of event.
+/// Returns the devices' counter of one kind of event.
 fn counted(name: &str) -> u64 {
     let read = |device: &str| {
         let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/{name}");
@@ -58,7 +58,7 @@ fn counted(name: &str) -> u64 {
     ["rxe0", "rxe1"].into_iter().map(read).sum()
 }
 
-/// Waits until each of two ranks is under way.
+/// Waits until the traffic of each of two ranks is running.
 #[track_caller]
 fn are_under_way(ranks: &mut Ranks) {
     for rank in 0..2 {
@@ -108,7 +108,7 @@ fn packets_that_overtake_others_change_nothing() {
     trouble("delay 1ms reorder 1%", "out_of_seq_request");
 }
 
-/// How many packets the present trouble has swallowed.
+/// Returns the number of packets that the injected fault has dropped.
 fn swallowed() -> u64 {
     let output = Command::new("tc").args(["-s", "qdisc", "show"]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 const NODES: u32 = 2;
 
-/// So many ranks of a program on each node: this one's are started. What each has said, once all
-/// have ended well.
+/// Starts this node's ranks of a program that has `ranks_each` on each node. Returns each one's
+/// output once all have succeeded.
 #[track_caller]
 fn run(program: &Path, arguments: &[&str], ranks_each: u32, port: Port) -> Vec<String> {
     let start = |at: u32| {

@@ -1,4 +1,4 @@
-//! Ranks that may lock little memory, or have few of everything: the job goes on, or it is said
+//! Ranks that may lock little memory, or have few of everything: the job goes on, or an error says
 //! what is missing.
 
 use super::course::Course;
@@ -98,7 +98,7 @@ fn whoever_runs_out_of_descriptors_is_told_so() {
     Ranks::start("verbs_guest::few", 1, &[]).succeed();
 }
 
-/// Two ranks in one process, with ever more descriptors to be had, until it works.
+/// Starts two ranks in one process, with more and more descriptors until they work.
 pub(crate) fn few(_: &Role) {
     // libibverbs looks for its drivers once, and takes those that it cannot open for missing.
     let whole = getrlimit(Resource::Nofile);
@@ -125,8 +125,8 @@ pub(crate) fn few(_: &Role) {
     panic!("a hundred descriptors are not enough");
 }
 
-/// Whoever cannot let a caller in for lack of a descriptor does so when there is one: that is the
-/// `whole` limit after a while.
+/// Connects two ranks. A rank that lacks a descriptor for a caller accepts it once there is one,
+/// which the `whole` limit allows after a while.
 fn attempt(whole: Rlimit) -> Result<(), String> {
     let text = |error: &dyn std::error::Error| error.to_string();
     let mut ranks = Vec::new();

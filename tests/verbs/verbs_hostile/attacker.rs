@@ -1,4 +1,4 @@
-//! Rank 3: a queue pair and a TCP connection, and nobody who keeps to any rules.
+//! Rank 3: an attacker with a queue pair and a TCP connection, which follows no protocol.
 
 use crate::support::LIMIT;
 use crate::verbs_faults::ground::{Ground, Heard, PACKET, fabric_of, nic};
@@ -38,13 +38,13 @@ pub(crate) struct Attacker {
     _nic: Arc<SimulatedNic>,
 }
 
-/// Where the TCP port of a rank is.
+/// Returns the address of a rank's TCP port.
 pub(crate) fn door(ground: &Ground, rank: usize) -> std::net::SocketAddr {
     let address = Address::decode(&ground.sides[rank].device.address()).unwrap();
     address.hosts[0].at(address.tcp_port, 0)
 }
 
-/// What somebody at the door is told next, while all ranks make progress.
+/// Returns the next answer to a pending connection, while all ranks make progress.
 #[track_caller]
 pub(crate) fn answer(ground: &mut Ground, channel: &mut Channel) -> Received {
     let start = Instant::now();
@@ -221,7 +221,7 @@ impl Attacker {
         self.pair.modify(&mut attr, mask).unwrap();
     }
 
-    /// Posts a request of so many bytes of its memory.
+    /// Posts a request of `len` bytes of its memory.
     fn post(&mut self, len: usize, opcode: u32, change: impl FnOnce(&mut ibv_send_wr)) {
         let mut part = ibv_sge {
             addr: self.region.addr() as u64,
@@ -236,8 +236,7 @@ impl Attacker {
             ..Default::default()
         };
         change(&mut request);
-        // SAFETY: its memory lives as long as this, and is written by nobody but this, between
-        // requests.
+        // SAFETY: its memory lives as long as `self`, which alone writes it, between requests.
         unsafe { self.pair.post_send(&mut request) }.unwrap();
     }
 
@@ -289,13 +288,13 @@ impl Attacker {
         });
     }
 
-    /// How its next request has ended.
+    /// Returns the status of its next request.
     #[track_caller]
     pub(crate) fn status(&mut self, ground: &mut Ground) -> u32 {
         self.status_while(|| ground.step())
     }
 
-    /// The same; what the others do meanwhile.
+    /// Returns the status of its next request, and calls `others` while it waits.
     #[track_caller]
     pub(crate) fn status_while(&mut self, mut others: impl FnMut()) -> u32 {
         let start = Instant::now();

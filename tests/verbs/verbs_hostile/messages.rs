@@ -1,4 +1,4 @@
-//! What a peer that was let in does over its queue pair.
+//! Attacks of an authenticated peer over its queue pair.
 
 use super::attacker::{Attacker, ME, PATIENCE};
 use crate::support::Watchdog;

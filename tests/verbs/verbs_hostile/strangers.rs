@@ -1,4 +1,4 @@
-//! What is said at the TCP port: by those who know the secret, and by those who do not.
+//! Attacks at the TCP port, with and without the secret.
 
 use super::attacker::{Attacker, ME, PATIENCE, SECRET, answer, door, knock};
 use crate::support::alone::is_alone;
@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 
-/// Somebody says hello, and is turned away with a reason. What that is.
+/// Says hello as a pending connection that is refused, and returns the reason.
 #[track_caller]
 fn turned_away(ground: &mut Ground, hello: impl FnOnce(&Attacker, &[u8; 16]) -> Message) -> String {
     let (mut attacker, asked) = Attacker::at_the_door(ground);
@@ -223,7 +223,7 @@ fn two_thousand_that_say_nothing_or_one_byte_keep_nobody_out() {
         ground.step();
     }
     ground.all_go_on(20);
-    // Those who come now are let in: one that has to prove itself at the door, and a rank.
+    // Now two connections are let in: one that has to authenticate itself, and a rank.
     let mut attacker = Attacker::enter(&mut ground);
     attacker.send(16);
     ground.talk_until("its message", |ground| !ground.of_the_fourth.is_empty());

@@ -1,5 +1,5 @@
-//! A NIC that has not heard the answer to a read asks again, and is given what lies there by then.
-//! So nobody may be told that memory was read before its bytes are here.
+//! A NIC that has not received the answer to a read repeats it, and gets the bytes that are there
+//! by then. So the end of a read may be reported only after its bytes have arrived.
 
 use super::{nics, ranks, soon_again};
 use crate::support::sink::Sink;
@@ -50,8 +50,8 @@ fn an_owner_that_is_told_of_a_get_may_write_there_although_answers_are_lost() {
     }
 }
 
-/// Its registration goes while gets are under way: whoever has not got the answer must still be
-/// able to ask again.
+/// The registration ends while gets are in flight. A rank without its answer must still be able to
+/// repeat the read.
 #[test]
 fn memory_that_was_read_stays_known_to_the_nic_until_the_bytes_have_arrived() {
     let _watchdog = Watchdog::over("deregistered behind gets");

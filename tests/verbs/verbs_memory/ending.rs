@@ -1,5 +1,5 @@
-//! Registrations that end in the midst of puts and gets: operations end, well or with an error that
-//! says so, no stale key reaches a NIC (it would end the connection), and the memory is nobody's
+//! Registrations that end during puts and gets. Operations succeed or fail with an error that says
+//! so. No stale key reaches a NIC (it would end the connection), and no rank uses the memory
 //! afterwards.
 
 use super::{nics, ranks};
@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const LEN: usize = 1 << 20;
 const ROUNDS: u64 = 60;
-/// What has to have succeeded, and to have been refused, before a registration goes and the next
-/// comes.
+/// Operations that must have succeeded, and must have been refused, before a registration ends and
+/// the next one begins.
 const AT_LEAST: u64 = 5;
 
-/// What has come of operations.
+/// Results of operations.
 #[derive(Default)]
 struct Tally {
-    /// Those who post.
+    /// Threads that post.
     at_work: AtomicU64,
     succeeded: AtomicU64,
     stale: AtomicU64,
@@ -37,7 +37,7 @@ impl Tally {
                 let bytes = status.buffer.to_vec().unwrap();
                 assert!(
                     bytes.iter().all(|byte| *byte < filling),
-                    "a get has brought what nobody put there"
+                    "a get has brought bytes that no rank put there"
                 );
                 self.succeeded.fetch_add(1, Ordering::Relaxed);
             }
@@ -52,7 +52,7 @@ impl Tally {
     }
 }
 
-/// Puts and gets, of all lengths, to and from whatever region rank 1 has told of last.
+/// Puts and gets, of all lengths, to and from the region whose key rank 1 has published last.
 fn load(rank: &Runtime, told: &Mutex<Rmr>, over: &AtomicBool, tally: &Tally, seed: u64) {
     let (mut rng, ended) = (SmallRng::seed_from_u64(seed), CompQueue::new(256));
     let mut under_way = 0;
@@ -122,20 +122,20 @@ fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_
             reached(&tally.succeeded, tally.succeeded.load(Ordering::Relaxed));
             let before = tally.stale.load(Ordering::Relaxed);
             drop(mr.take());
-            // Under the old name nothing is to be had any more.
+            // The old key gives no access any more.
             reached(&tally.stale, before);
             let (next, rmr) = register();
             *told.lock().unwrap() = rmr;
             mr = Some(next);
         }
         over.store(true, Ordering::Release);
-        // Those that are left still have to be answered.
+        // The owner still has to answer the operations that are left.
         until(std::slice::from_ref(owner), || tally.at_work.load(Ordering::Acquire) == 0);
     });
     let count = |what: &AtomicU64| what.load(Ordering::Relaxed);
     println!("{} succeeded, {} were stale", count(&tally.succeeded), count(&tally.stale));
     assert!(ranks.iter().all(|rank| rank.pending().down.is_empty()), "a connection has ended");
-    // Nobody has the memory when all have let go of what has ended.
+    // The memory is free once all ranks have released the ended registrations.
     settle(&ranks);
     let memory = region.downgrade();
     drop(region);

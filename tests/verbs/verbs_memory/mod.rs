@@ -1,12 +1,12 @@
-//! How users' memory is registered with a NIC, and what becomes of registrations that end, over
-//! simulated NICs of which each rank has one.
+//! Registration of users' memory with a NIC, and ended registrations, over simulated NICs, of which
+//! each rank has one.
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `registering` | pages on demand, writes in any order, thread domains: where the NIC has them, and where not |
-//! | `ending` | registrations that end in the midst of puts and gets |
-//! | `again` | what a NIC asks for a second time, because the answer was lost |
-//! | `strangers` | names of regions of another job, of a rank that started again, of one that is gone |
+//! | `registering` | pages on demand, relaxed ordering, thread domains: NICs with and without them |
+//! | `ending` | registrations that end during puts and gets |
+//! | `again` | reads that a NIC repeats, because the answer was lost |
+//! | `strangers` | remote keys of another job, of a rank that started again, of one that has ended |
 
 mod again;
 mod ending;
@@ -21,7 +21,7 @@ use carrack_simulators::nic::{Config, SimulatedNic};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// NICs on a network that nobody else is on.
+/// Creates a NIC for each configuration, on a network of their own.
 fn nics(configs: impl IntoIterator<Item = Config>) -> Vec<Arc<SimulatedNic>> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let fabric = format!("memory {} {}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -48,7 +48,8 @@ fn settings() -> SettingsBuilder {
     OverSimulatedNic::settings()
 }
 
-/// What is lost is asked for again after a millisecond (4.096 µs times 2 to the power of 8).
+/// Returns options with which a NIC repeats a lost request after a millisecond (4.096 µs times 2
+/// to the power of 8).
 fn soon_again() -> Options {
     Options { timeout: 8, retries: 7, ..Options::default() }
 }

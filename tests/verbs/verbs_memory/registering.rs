@@ -8,8 +8,8 @@ use carrack::transports::verbs::Options;
 use carrack::{AtomicAgent, Rank, Rmr, Runtime, Tag};
 use carrack_simulators::nic::{Config, Limits};
 
-/// What a rank's own queues and packets take up is well below, what these tests register of the
-/// user's above.
+/// Limit of locked memory: well above the queues and packets of a rank, and below the user memory
+/// that these tests register.
 const LOCKED: u64 = 12 << 20;
 const LONG: usize = 16 << 20;
 
@@ -57,7 +57,7 @@ fn memory_that_is_paged_on_demand_is_not_locked() {
         let mr = ranks[1].register_memory(&region).unwrap();
         let rmr = ranks[1].get_rmr(&mr);
         introduce(&ranks, &rmr);
-        // Where too much would have to be locked it goes by the owner, as ever.
+        // If too much memory would have to be locked, the owner carries the operations out.
         move_bytes(&ranks, &region, &rmr, by_nic);
         // A large message: written into the receive's buffer, or part by part.
         let (sink, bytes) = (Sink::keeping(), pattern(8, LONG));
@@ -84,8 +84,8 @@ fn writes_in_any_order_are_seen_before_anybody_is_told_of_them() {
     let mr = ranks[1].register_memory(&region).unwrap();
     let rmr = ranks[1].get_rmr(&mr);
     introduce(&ranks, &rmr);
-    // Without a signal: nothing is said to the owner, whose memory is looked at nevertheless when
-    // the put is over.
+    // Without a notification the owner hears nothing. Its memory must still hold the bytes when
+    // the put is complete.
     move_bytes(&ranks, &region, &rmr, true);
     for (number, len) in (0..).zip([1, 8, 40, 300, 5000, 70_000, 1 << 20]) {
         let (sink, bytes) = (Sink::keeping(), pattern(number, len));

@@ -1,5 +1,5 @@
-//! Names of regions that are none of this job's, or of nobody any more: each is a clear error, and
-//! no NIC hears of it.
+//! Remote keys of another job, and of ranks that have ended: each is a clear error, and none
+//! reaches a NIC.
 
 use super::{nics, ranks, settings};
 use crate::support::folder::Folder;
@@ -48,7 +48,7 @@ fn all_say(refusals: &[String; 3], what: &str) {
     assert!(refusals.iter().all(|refusal| refusal.contains(what)), "{refusals:?}");
 }
 
-/// That the connection stands, and right names do what they should.
+/// Checks that the connection stands, and that valid keys still work.
 fn still_works(ranks: &[Runtime], rmr: &Rmr) {
     let sink = Sink::keeping();
     for _ in 0..3 {
@@ -92,7 +92,7 @@ fn a_region_of_the_same_rank_before_it_started_again_is_not_registered() {
     let folder = scratch().join(format!("carrack-again-{}", std::process::id()));
     let region = Region::host(1024);
     let life = || {
-        // Empty: nobody finds what was published in an earlier life.
+        // Empty, so that no rank finds keys that an earlier run published.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
         let ranks =

@@ -1,5 +1,5 @@
-//! The machine's archive of Debian, asked for packages of another suite. Nothing of the machine's
-//! own set-up is touched: the lists and the packages go to a folder of ours.
+//! Packages of another suite from the machine's Debian archive. The machine's own setup stays as
+//! it is: lists and packages go to a folder of the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::guest::{GuestError, needs};
 /// The keys of Debian's archive.
 pub(super) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// For 170 MB at most, on a slow line.
+/// Time limit of a download of 170 MB at most, on a slow line.
 const DOWNLOAD: Duration = Duration::from_secs(400);
 
 const LOOK: Duration = Duration::from_secs(60);
@@ -24,8 +24,7 @@ pub(super) struct Suite {
 }
 
 impl Suite {
-    /// Asks the machine's archive for the packages of `suite`, and keeps what it says below
-    /// `folder`.
+    /// Fetches the list of the packages of `suite` into a folder below `folder`.
     pub(super) fn open(folder: &Path, suite: &str) -> Result<Self, GuestError> {
         let folder = folder.join("apt");
         for below in ["lists/partial", "cache/archives/partial"] {
@@ -40,7 +39,7 @@ impl Suite {
         Ok(suite)
     }
 
-    /// What is known of a package; nothing where there is no such package.
+    /// Returns the description of a package, empty if the suite does not have it.
     pub(super) fn show(&self, package: &str) -> String {
         self.ask("apt-cache", &["show", "--no-all-versions", package], LOOK).unwrap_or_default()
     }
@@ -74,7 +73,7 @@ impl Suite {
             "Dir::Etc::Preferences=/dev/null".into(),
             "Dir::Etc::PreferencesParts=/dev/null".into(),
             "Acquire::Languages=none".into(),
-            // The user that apt would download as cannot write to our folder.
+            // apt's own user cannot write to this folder.
             "APT::Sandbox::User=root".into(),
         ] {
             command.args(["-o", &option]);
@@ -83,7 +82,7 @@ impl Suite {
     }
 }
 
-/// The address of the archive that this machine has its own packages from.
+/// Returns the address of the archive that the machine's own packages come from.
 fn main_archive() -> Result<String, GuestError> {
     let known = || {
         let mut command = Command::new("apt-get");
@@ -95,13 +94,13 @@ fn main_archive() -> Result<String, GuestError> {
     if let Some(address) = archive_of(&known()?, &codename) {
         return Ok(address);
     }
-    // On a machine whose lists were thrown away, as in most images, apt knows no labels.
+    // Most container images have no lists, so apt knows no archive before an update.
     let updated = needs::update();
     archive_of(&known()?, &codename).ok_or(GuestError::NoArchive { updated: updated.err() })
 }
 
-/// Of Debian's archives among `targets`, the one with the suite `codename`, or else the first:
-/// there are others for security.
+/// Returns the Debian archive among `targets` that has the suite `codename`, else the first.
+/// Others are for security updates.
 fn archive_of(targets: &str, codename: &str) -> Option<String> {
     let rows = targets.lines().filter_map(|line| {
         let mut fields = line.split('|');

@@ -18,7 +18,7 @@ const BUILD: Duration = Duration::from_secs(20 * 60);
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TestProgram {
     executable: PathBuf,
-    /// Of its package: where Cargo would run it.
+    /// Folder of its package, in which Cargo would run it.
     folder: PathBuf,
 }
 

@@ -33,7 +33,7 @@ impl<W: Write> Archive<W> {
         self.add(name, FOLDER, &[])
     }
 
-    /// Adds a file that anybody may run.
+    /// Adds a file that every user may execute.
     pub(super) fn file(&mut self, name: &str, contents: &[u8]) -> Result<(), TaskError> {
         self.add(name, PROGRAM, contents)
     }

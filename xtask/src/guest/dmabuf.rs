@@ -1,6 +1,6 @@
-//! Memory regions over dma-bufs for the guest's soft device, whose driver has none: a module built
-//! from Debian's source of the guest's kernel and a file of ours, and a library to be preloaded for
-//! the driver's other half.
+//! Memory regions from dma-bufs for the guest's soft device, whose driver does not support them. A
+//! module is built from Debian's source of the guest's kernel and a file of this tree. A preloaded
+//! library extends the driver's user-space half.
 
 use std::fs;
 use std::num::NonZero;
@@ -19,22 +19,23 @@ use crate::guest::GuestError;
 const DRIVER: &str = include_str!("../../guest/dmabuf/rxe_dmabuf.c");
 const SHIM: &str = include_str!("../../guest/dmabuf/shim.c");
 
-/// For each step: the longest unpacks a kernel's source.
+/// Time limit of each step. The longest unpacks a kernel's source.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What a guest needs for dma-bufs.
+/// Module and preloaded library that give a guest dma-bufs.
 pub(super) struct DmaBuf {
     pub(super) module: PathBuf,
     pub(super) shim: PathBuf,
 }
 
-/// What is built for `kernel`, out of its folder or anew.
+/// Returns the module and the library for `kernel`, and builds them if they are missing or
+/// outdated.
 pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError> {
     let folder = kernel.folder.join("dmabuf");
     let built = DmaBuf { module: folder.join("rdma_rxe.ko"), shim: folder.join("shim.so") };
     fs::create_dir_all(&folder).map_err(TaskError::file(&folder))?;
     let _lock = lock(&folder)?;
-    // Written last, and another one when a source of ours is.
+    // Written last. It differs if one of this tree's sources has changed.
     let mark = folder.join("sources");
     let sources = [DRIVER, SHIM].concat();
     if fs::read_to_string(&mark).is_ok_and(|built_from| built_from == sources) {
@@ -69,7 +70,7 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError
     Ok(built)
 }
 
-/// Brings the headers of the kernel and the source of its soft device to `work`, and gives the
+/// Unpacks the kernel's headers and the source of its soft device to `work`, and returns the
 /// folder that modules are built with.
 fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, GuestError> {
     let suite = Suite::open(work, &source.suite)?;
@@ -98,7 +99,7 @@ fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, GuestE
         .arg(&archive)
         .arg("*/drivers/infiniband/sw/rxe/*"))?;
     let headers = root.join("usr/src").join(main);
-    // It names the other packages' files where they would be installed.
+    // The makefile names the other packages' files at their installed paths.
     let makefile = headers.join("Makefile");
     let root = root.display();
     edit(&makefile, |text| {
@@ -110,7 +111,7 @@ fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, GuestE
     Ok(headers)
 }
 
-/// Headers, those that all kinds of this kernel have in common, the tools of the build, and the
+/// Returns the names of four packages: the headers, their common part, the build tools, and the
 /// source.
 fn packages(version: &str) -> Option<[String; 4]> {
     let base = version.strip_suffix("-amd64")?;
@@ -124,7 +125,7 @@ fn packages(version: &str) -> Option<[String; 4]> {
     ])
 }
 
-/// Hooks our file into the driver's source.
+/// Hooks this tree's file into the driver's source.
 fn add_to(driver: &Path) -> Result<(), TaskError> {
     let ours = driver.join("rxe_dmabuf.c");
     fs::write(&ours, DRIVER).map_err(TaskError::file(&ours))?;
@@ -157,7 +158,7 @@ struct ib_mr *rxe_reg_user_mr_dmabuf(struct ib_pd *, u64, u64, u64, int, int,
 #endif
 				     struct uverbs_attr_bundle *);";
 
-/// The text with `more` after the first line that says `line`, however that is indented and spaced.
+/// Returns the text with `more` inserted after the first line equal to `line`, white space apart.
 fn after(text: &str, line: &str, more: &str) -> Option<String> {
     let plain = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut lines: Vec<_> = text.lines().collect();

@@ -1,10 +1,10 @@
-//! The kernel proper, out of the file that a package brings: a boot loader's stub with the
-//! compressed kernel in it. QEMU boots the kernel itself too, and saves the time of unpacking it
-//! slowly.
+//! Extraction of the kernel from a package's boot image: a boot loader's stub with the compressed
+//! kernel in it. QEMU boots the extracted kernel directly, which saves the slow decompression
+//! under emulation.
 
 use std::ops::Range;
 
-/// How a kernel is compressed, which is also how the file is named that the program unpacks.
+/// Compression of a kernel, which also decides the file name that the decompressor expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     Zstd,
@@ -16,7 +16,7 @@ impl Packing {
     const ALL: [(Self, &[u8]); 3] =
         [(Self::Zstd, b"\x28\xb5\x2f\xfd"), (Self::Xz, b"\xfd7zXZ\0"), (Self::Gzip, b"\x1f\x8b")];
 
-    /// The program that unpacks it, and the ending of its files.
+    /// Returns the decompressor, and the ending of its files.
     pub(super) const fn program(self) -> (&'static str, &'static str) {
         match self {
             Self::Zstd => ("zstd", "zst"),
@@ -26,12 +26,12 @@ impl Packing {
     }
 }
 
-/// Where the compressed kernel lies in `image`, and how it is compressed. `None` if this is no such
-/// file.
+/// Returns the place of the compressed kernel in `image`, and its compression. `None` if this is
+/// no such file.
 ///
-/// Offsets are those of the x86 boot protocol: the number of the stub's sectors, then where in what
-/// follows them the kernel begins, and its length, with the four bytes of its unpacked size, which
-/// zstd and xz would stumble over.
+/// Offsets are those of the Linux x86 boot protocol: the number of the stub's sectors, then the
+/// kernel's offset behind them, and its length. The length counts four bytes with the unpacked
+/// size, which zstd and xz would reject.
 pub(super) fn packed(image: &[u8]) -> Option<(Range<usize>, Packing)> {
     const SECTORS: usize = 0x1f1;
     const MAGIC: Range<usize> = 0x202..0x206;
@@ -44,7 +44,7 @@ pub(super) fn packed(image: &[u8]) -> Option<(Range<usize>, Packing)> {
         let bytes = image.get(at..at + 4)?.try_into().ok()?;
         usize::try_from(u32::from_le_bytes(bytes)).ok()
     };
-    // By the protocol, none means four.
+    // By the protocol, 0 means four sectors.
     let sectors = match image.get(SECTORS)? {
         0 => 4,
         some => usize::from(*some),
@@ -61,7 +61,8 @@ pub(super) fn packed(image: &[u8]) -> Option<(Range<usize>, Packing)> {
 mod tests {
     use super::*;
 
-    /// A file with one sector of stub, in which the kernel begins at 16 and is 10 bytes long.
+    /// Returns an image with one sector of stub, in which the kernel begins at 16 and is 10 bytes
+    /// long.
     fn image(payload: &[u8; 10]) -> Vec<u8> {
         let mut image = vec![0; 1024 + 16];
         image[0x1f1] = 1;

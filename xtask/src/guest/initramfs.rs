@@ -1,5 +1,5 @@
-//! The guest's first file system: a shell, our /init, and the modules that it needs before it has
-//! the machine's files.
+//! The guest's first file system: a shell, /init, and the modules that /init needs before it can
+//! mount the machine's files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use crate::guest::GuestError;
 
 const INIT: &str = include_str!("../../guest/init");
 
-/// Where /init mounts things, and where its programs go.
+/// Mount points of /init, and folders of its programs.
 const FOLDERS: &[&str] =
     &["bin", "sbin", "proc", "sys", "dev", "root", "job", "over", "new", "modules"];
 
-/// Modules by the list that /init loads them from. `crc32_generic` is asked for by name, not by
-/// dependency, by Soft-RoCE.
+/// Modules, by the list that /init loads them from. Soft-RoCE asks for `crc32_generic` by name, so
+/// it is in no list of dependencies.
 const LISTS: &[(&str, &[&str])] = &[
     ("boot", &["virtio_pci", "virtio_console", "9p", "9pnet_virtio", "overlay"]),
     (
@@ -35,11 +35,11 @@ const LISTS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Without this one there are no devices.
+/// Module that makes the devices.
 const DEVICE: &str = "rdma_rxe.ko";
 
-/// Writes it to `to`. Modules among `ours` take the place of the kernel's own of the same name; the
-/// others of `ours` come back, to be loaded later.
+/// Writes the file system to `to`. Modules of `ours` replace the kernel's modules of the same
+/// name. Returns the other modules of `ours`, which are loaded later.
 pub(super) fn write(
     to: &Path,
     kernel: &Kernel,
@@ -67,8 +67,8 @@ pub(super) fn write(
 
 type Lists<'a> = Vec<(&'a str, Vec<PathBuf>)>;
 
-/// The lists without what an earlier one has already, and with `ours` where they belong; and what
-/// of `ours` is in none.
+/// Returns the lists without repeated modules and with those of `ours` in their places, and the
+/// modules of `ours` that are in no list.
 fn arrange<'a>(lists: &[(&'a str, Vec<PathBuf>)], ours: &[PathBuf]) -> (Lists<'a>, Vec<PathBuf>) {
     let mut loaded = BTreeSet::new();
     let mut arranged = Lists::new();

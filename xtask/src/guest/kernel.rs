@@ -1,10 +1,10 @@
-//! The guest's kernel: a Debian package's, with the modules that a guest may want, kept in the
-//! cache.
+//! The guest's kernel, from a Debian package, with the modules that a guest may need, in a cache.
 //!
 //! ```text
-//! CACHE/SUITE/vmlinux                  the kernel proper
-//! CACHE/SUITE/tree/lib/modules/VERSION its modules, unpacked and stripped: so they load three times as fast
-//! CACHE/SUITE/version                  written last: without it the folder is unfinished
+//! CACHE/SUITE_PACKAGE/vmlinux                   the kernel proper
+//! CACHE/SUITE_PACKAGE/tree/lib/modules/VERSION  its modules, unpacked and stripped: these load
+//!                                               three times as fast
+//! CACHE/SUITE_PACKAGE/version                   written last: without it the folder is unfinished
 //! ```
 
 use std::fmt;
@@ -23,24 +23,24 @@ use crate::child;
 use crate::error::TaskError;
 use crate::guest::GuestError;
 
-/// For one program that unpacks or strips, on a slow machine.
+/// Time limit of one program that unpacks or strips, on a slow machine.
 const UNPACK: Duration = Duration::from_secs(180);
 
-/// How many files a program is given at once.
+/// Number of files in one command line.
 const TOGETHER: usize = 200;
 
-/// A suite of Debian's, and which package of it has the kernel.
+/// Debian suite, and its package that has the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(super) suite: String,
     package: String,
 }
 
-/// Follows the newest kernel of its suite.
+/// Package that depends on the newest kernel of its suite.
 const NEWEST: &str = "linux-image-amd64";
 
 impl Default for Source {
-    /// The kernel with which most has been tried.
+    /// Returns the kernel that is tested most.
     fn default() -> Self {
         Self { suite: "bookworm-backports".into(), package: NEWEST.into() }
     }
@@ -76,12 +76,12 @@ impl fmt::Display for Source {
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) folder: PathBuf,
-    /// As `uname -r` gives it.
+    /// Version, as `uname -r` prints it.
     pub(super) version: String,
 }
 
 impl Kernel {
-    /// The kernel of `source` out of the cache, fetched if it is not there.
+    /// Returns the kernel of `source` from the cache, and fetches it if it is not there.
     pub(super) fn get(cache: &Path, source: &Source) -> Result<Self, GuestError> {
         fs::create_dir_all(cache).map_err(TaskError::file(cache))?;
         let folder = cache.join(source.to_string().replace(':', "_"));
@@ -109,20 +109,21 @@ impl Kernel {
         self.folder.join("tree/lib/modules").join(&self.version)
     }
 
-    /// The files of `names` and of all modules that these need, in the order in which they load.
-    /// What is built into the kernel has none.
+    /// Returns the files of `names` and of all modules that they need, in load order. Modules that
+    /// are built into the kernel have no file.
     pub(super) fn files_of(&self, names: &[&str]) -> Result<Vec<PathBuf>, TaskError> {
         let mut command =
             Command::new(needs::find("modprobe").unwrap_or_else(|| "modprobe".into()));
         command.args(["-C", "/dev/null", "--dirname"]).arg(self.folder.join("tree"));
         command.args(["--set-version", &self.version, "--show-depends", "--all"]).args(names);
-        // It complains of modules that this kernel does not have; whoever cannot do without one
-        // looks for it.
+        // modprobe fails for modules that this kernel does not have. Callers check for those that
+        // they require.
         Ok(in_order(&child::hear(&mut command, UNPACK)?.said))
     }
 }
 
-/// Of two that come at once, the second waits here, and finds what the first has made.
+/// Locks a folder. A second process waits here, and then finds the content that the first has
+/// made.
 pub(super) fn lock(folder: &Path) -> Result<File, TaskError> {
     let file = File::create(folder.join("lock")).map_err(TaskError::file(folder))?;
     flock(&file, FlockOperation::LockExclusive)
@@ -142,7 +143,7 @@ fn in_order(said: &str) -> Vec<PathBuf> {
     files
 }
 
-/// A folder that is empty at first, and gone in the end.
+/// Folder that is emptied when it is created, and removed when it is dropped.
 pub(super) struct Emptied(pub(super) PathBuf);
 
 impl Emptied {
@@ -155,12 +156,12 @@ impl Emptied {
 
 impl Drop for Emptied {
     fn drop(&mut self) {
-        // What cannot be removed is removed by the next run.
+        // A folder that cannot be removed now is removed by the next run.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Brings a kernel into a folder below `work`.
+/// Fetches a kernel into a folder below `work`.
 fn fetch(work: &Path, source: &Source) -> Result<Kernel, GuestError> {
     let suite = Suite::open(work, &source.suite)?;
     let packages = packages(&source.package, |package| suite.show(package));
@@ -191,15 +192,15 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, GuestError> {
     let packed = built.image().with_extension(ending);
     fs::write(&packed, &bytes[range]).map_err(TaskError::file(&packed))?;
     run(Command::new(program).args(["-q", "-d"]).arg(&packed))?;
-    // zstd keeps what it unpacks, the others do not.
+    // zstd keeps its input, the other programs remove it.
     let _ = fs::remove_file(&packed);
     let path = built.folder.join("version");
     fs::write(&path, &built.version).map_err(TaskError::file(path))?;
     Ok(built)
 }
 
-/// The packages that have the files of `package`: what it depends on, one level after the other,
-/// where that is a part of a kernel.
+/// Returns the packages that have the files of `package`: its direct and indirect dependencies
+/// that are parts of a kernel.
 fn packages(package: &str, show: impl Fn(&str) -> String) -> Vec<String> {
     let mut found = vec![package.to_owned()];
     for at in 0.. {
@@ -210,12 +211,12 @@ fn packages(package: &str, show: impl Fn(&str) -> String) -> Vec<String> {
             }
         }
     }
-    // This one has nothing but its dependencies.
+    // This package has no files of its own, only dependencies.
     found.retain(|name| name != NEWEST);
     found
 }
 
-/// The parts of a kernel that a package depends on, as `apt-cache show` tells it.
+/// Returns the kernel packages that a package depends on, from the output of `apt-cache show`.
 fn parts(shown: &str) -> Vec<String> {
     let lists = shown.lines().filter_map(|line| line.strip_prefix("Depends: "));
     let words = lists.flat_map(|list| list.split([',', '|']));
@@ -241,7 +242,7 @@ fn version(root: &Path) -> Option<String> {
     entries.next()?.ok()?.file_name().into_string().ok()
 }
 
-/// The entry of a folder whose name begins so.
+/// Returns the entry of a folder whose name begins with `start`.
 fn entry(folder: &Path, start: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(folder).ok()?.flatten();
     entries
@@ -249,7 +250,8 @@ fn entry(folder: &Path, start: &str) -> Option<PathBuf> {
         .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start)))
 }
 
-/// Moves the modules that a guest may want, unpacked and stripped, and what `depmod` reads.
+/// Moves the modules that a guest may need, unpacked and stripped, and the files that `depmod`
+/// reads.
 fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
     let mut files = Vec::new();
     walk(from, "", &mut files)?;
@@ -270,13 +272,13 @@ fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
     }
     let modules: Vec<_> = packed.iter().filter_map(|path| unpacked_module(path)).collect();
     for files in modules.chunks(TOGETHER) {
-        // A signature is behind the file that it signs: this takes it away.
+        // Stripping also removes the signature, which stands behind the signed file.
         run(Command::new("strip").arg("--strip-debug").args(files))?;
     }
     Ok(())
 }
 
-/// The module's file once it is unpacked.
+/// Returns the path of a module's file after its unpacking.
 fn unpacked_module(path: &Path) -> Option<PathBuf> {
     let text = path.to_str()?;
     let end = text.find(".ko")? + 3;
@@ -297,9 +299,9 @@ fn walk(folder: &Path, prefix: &str, files: &mut Vec<String>) -> Result<(), Task
     Ok(())
 }
 
-/// Whether a guest may want a file of the modules' folder: RDMA, networks, what faults are made of,
-/// and the way to the machine's files; no drivers of hardware, and no large family that has nothing
-/// to do with any of these.
+/// Returns `true` if a guest may need a file of the modules' folder. It needs RDMA, networks,
+/// fault injection, and access to the machine's files. Drivers of hardware and large unrelated
+/// families are left out.
 fn is_wanted(below: &str) -> bool {
     const FOLDERS: &[&str] = &[
         "drivers/infiniband/",

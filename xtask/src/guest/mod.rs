@@ -2,15 +2,15 @@
 //! with two RDMA devices, which the guest's kernel simulates (Soft-RoCE). docs/testing.md explains
 //! its use.
 //!
-//! | module | what it does |
+//! | module | idea |
 //! |---|---|
-//! | `plan` | what is to run, and the shell scripts that say so in the guest |
-//! | `needs`, `apt` | what the machine must have, and packages of other suites, without touching the machine's set-up |
+//! | `plan` | command and wiring of a run, and the guest's shell scripts |
+//! | `needs`, `apt` | programs that a guest needs, and packages of other suites |
 //! | `kernel`, `image` | the guest's kernel and its modules, fetched once |
 //! | `initramfs`, `cpio` | the guest's first file system, with `xtask/guest/init` in it |
 //! | `dmabuf` | a driver for the guest that takes dma-bufs |
 //! | `qemu` | QEMU's command line |
-//! | `session`, `words`, `tail` | the guests of a run, what they say, and how it ended |
+//! | `session`, `words`, `tail` | the guests of a run, their output, and their ends |
 //! | `cargo_test` | a test program of Cargo's, built here and run there |
 
 mod apt;
@@ -44,7 +44,7 @@ pub(crate) use cargo_test::TestProgram;
 pub(crate) use plan::{Node, Plan, Wiring};
 pub(crate) use session::{Said, Stream};
 
-/// Why there is no guest on this machine.
+/// Errors of preparing and running a guest.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GuestError {
     /// The guest's kernel is one of Debian's for x86-64.
@@ -97,10 +97,10 @@ pub(crate) struct Options {
     /// A folder of this machine that the guest may write to
     #[arg(long, value_name = "DIR")]
     writable: Vec<PathBuf>,
-    /// Which kernel of Debian's the guest boots [default: bookworm-backports]
+    /// Debian kernel that the guest boots [default: bookworm-backports]
     #[arg(long, value_name = "SUITE[:PACKAGE]")]
     kernel: Option<Source>,
-    /// A module that is loaded instead of the kernel's of the same name, or beside its own
+    /// A module that is loaded in addition, or instead of the kernel's own of the same name
     #[arg(long, value_name = "FILE.ko")]
     module: Vec<PathBuf>,
     /// A driver that takes dma-bufs, built for the default kernel, and its library, preloaded
@@ -120,8 +120,7 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
-/// Runs the command. The status is the command's, 124 at the limit, and 125 where there was no
-/// guest.
+/// Runs the command, and returns its status: 124 at the limit, 125 if the guest failed.
 pub(crate) fn run(options: &Options) -> ExitCode {
     ExitCode::from(carry_out(options).unwrap_or_else(|error| {
         eprintln!("xtask: {error}");
@@ -163,17 +162,17 @@ fn carry_out(options: &Options) -> Result<u8, GuestError> {
 /// A machine that can run guests.
 pub(crate) struct Host {
     kernel: Kernel,
-    /// Where each run has a folder while it lasts.
+    /// Folder of the runs, each of which has a subfolder while it lasts.
     runs: PathBuf,
-    /// For what is built for guests.
+    /// Folder of the programs that are built for guests.
     programs: PathBuf,
 }
 
 impl Host {
-    /// Installs what is missing, if that is possible, and fetches the kernel, if it is not there.
+    /// Installs missing packages, if possible, and fetches the kernel, if it is not cached.
     ///
     /// # Errors
-    /// Why there can be no guest here.
+    /// The reason why this machine can run no guest.
     pub(crate) fn prepare(workspace: &Workspace, source: &Source) -> Result<Self, GuestError> {
         if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
             return Err(GuestError::Platform);
@@ -184,8 +183,8 @@ impl Host {
         Ok(Self { kernel, runs: cache.join("runs"), programs: cache.join("programs") })
     }
 
-    /// Runs a plan, hands over what its command says, and gives its status: the command's, the
-    /// worst of the two in two guests, 124 at the limit, 125 where the guest failed.
+    /// Runs a plan, hands over the command's output, and returns its status. Of two guests that is
+    /// the higher one. It is 124 at the limit, and 125 if the guest failed.
     pub(crate) fn run(
         &self,
         plan: &Plan,
@@ -195,11 +194,11 @@ impl Host {
         session::run(&self.kernel, &self.runs, plan, console, on_line)
     }
 
-    /// Has a plan's guests have a driver that takes dma-bufs, built for the default kernel when it
-    /// is first wanted.
+    /// Adds a driver that takes dma-bufs to a plan's guests. It is built for the default kernel at
+    /// its first use.
     ///
     /// # Errors
-    /// What is missing for that, or does not compile.
+    /// When packages or files for the build are missing, or the driver does not compile.
     pub(crate) fn take_dmabufs(&self, plan: &mut Plan) -> Result<(), GuestError> {
         let built = dmabuf::get(&self.kernel, &Source::default())?;
         plan.modules.push(built.module);
@@ -222,7 +221,7 @@ impl Host {
     }
 }
 
-/// Installs the programs that Carrack is measured beside, where they are missing.
+/// Installs the programs that Carrack is compared with, if they are missing.
 ///
 /// # Errors
 /// When they cannot be installed; the packages are named.
@@ -230,7 +229,7 @@ pub(crate) fn install_peers() -> Result<(), GuestError> {
     needs::see_to(needs::PEERS)
 }
 
-/// What of this machine's environment a command has in the guest as well.
+/// Selects the variables of this machine's environment that a command also has in the guest.
 fn handed_on(
     all: impl Iterator<Item = (OsString, OsString)>,
 ) -> impl Iterator<Item = (OsString, OsString)> {

@@ -1,4 +1,4 @@
-//! What the machine must have for a guest, and its installation.
+//! Programs and files that a guest needs on this machine, and their installation.
 
 use std::env;
 use std::fs;
@@ -11,10 +11,11 @@ use crate::child;
 use crate::error::TaskError;
 use crate::guest::GuestError;
 
-/// For packages of some 30 MB, on a slow line; and for somebody else's installation to end before.
+/// Time limit for some 30 MB of packages on a slow line, and for another process's installation
+/// that apt waits for.
 const INSTALL: Duration = Duration::from_secs(300);
 
-/// Something that a package of Debian's brings.
+/// Program or file, with the Debian package that has it.
 pub(super) struct Need {
     what: What,
     package: &'static str,
@@ -22,11 +23,11 @@ pub(super) struct Need {
 
 #[derive(Clone, Copy)]
 enum What {
-    /// A program in PATH, or where administrators have theirs.
+    /// A program in PATH, or in the folders for administrators.
     Program(&'static str),
-    /// A program without shared libraries: it runs where nothing else is.
+    /// A program without shared libraries, which runs before any other file is there.
     Static(&'static str),
-    /// A file below one of the folders of libraries whose name begins so.
+    /// A file in a folder of libraries whose name begins with this.
     Library(&'static str),
     /// A file at this path.
     File(&'static str),
@@ -36,7 +37,7 @@ const fn program(name: &'static str, package: &'static str) -> Need {
     Need { what: What::Program(name), package }
 }
 
-/// For every guest.
+/// Needs of every guest.
 pub(super) const GUEST: &[Need] = &[
     program("qemu-system-x86_64", "qemu-system-x86"),
     Need { what: What::Static("busybox"), package: "busybox-static" },
@@ -47,7 +48,7 @@ pub(super) const GUEST: &[Need] = &[
     program("strip", "binutils"),
     program("ip", "iproute2"),
     program("rdma", "iproute2"),
-    // It ends a program with its parent.
+    // It ends QEMU when xtask ends.
     program("setpriv", "util-linux"),
     program("dpkg-deb", "dpkg"),
     Need { what: What::File(super::apt::KEYRING), package: "debian-archive-keyring" },
@@ -55,19 +56,19 @@ pub(super) const GUEST: &[Need] = &[
     Need { what: What::Library("libibverbs/librxe-rdmav"), package: "ibverbs-providers" },
 ];
 
-/// What Carrack is measured beside.
+/// Programs that Carrack is compared with.
 pub(super) const PEERS: &[Need] =
     &[program("ib_send_lat", "perftest"), program("ucx_perftest", "ucx-utils")];
 
-/// For C programs that use verbs.
+/// Needs of C programs that use verbs.
 pub(super) const HEADERS: &[Need] =
     &[Need { what: What::File("/usr/include/infiniband/verbs.h"), package: "libibverbs-dev" }];
 
-/// For modules of the guest's kernel, which was built with this compiler.
+/// Needs of modules for the guest's kernel, which was built with this compiler.
 pub(super) const MODULES: &[Need] =
     &[program("make", "make"), program("x86_64-linux-gnu-gcc-12", "gcc-12")];
 
-/// Sees to it that all of `needs` is there.
+/// Installs those of `needs` that are missing.
 ///
 /// # Errors
 /// When something is missing and cannot be installed; the packages are named.
@@ -90,7 +91,7 @@ pub(super) fn see_to(needs: &[Need]) -> Result<(), GuestError> {
         child::hear(&mut command, INSTALL)?.unless_failed(&command)
     };
     let installed = install().or_else(|_| {
-        // The lists of packages may be of yesterday, or not there.
+        // The lists of packages may be outdated or missing.
         update()?;
         install()
     });
@@ -101,7 +102,7 @@ pub(super) fn see_to(needs: &[Need]) -> Result<(), GuestError> {
     }
 }
 
-/// Brings the machine's lists of packages up to date.
+/// Updates the machine's lists of packages.
 pub(super) fn update() -> Result<(), TaskError> {
     let mut command = apt_get();
     child::hear(command.arg("update"), INSTALL)?.unless_failed(&command)?;
@@ -119,7 +120,7 @@ fn apt_get() -> Command {
     command
 }
 
-/// The packages of what is not there, each once.
+/// Returns the packages of missing needs, each once.
 fn missing(needs: &[Need]) -> Vec<&'static str> {
     let mut packages: Vec<_> =
         needs.iter().filter(|need| !need.what.is_there()).map(|need| need.package).collect();
@@ -139,7 +140,7 @@ impl What {
     }
 }
 
-/// A program's path.
+/// Returns a program's path.
 pub(super) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let others = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
@@ -149,7 +150,7 @@ pub(super) fn find(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// A program that needs libraries names the loader that brings them.
+/// Returns `true` if a program names no loader of shared libraries.
 fn is_static(program: &Path) -> io::Result<bool> {
     let loader = b"/ld-linux";
     Ok(!fs::read(program)?.windows(loader.len()).any(|window| window == loader))
@@ -195,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_program_with_libraries_is_not_static() {
-        // Test programs have them.
+        // Test programs have shared libraries.
         let this = env::current_exe().unwrap();
         assert!(!is_static(&this).unwrap());
         assert!(is_static(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/guest/init"))).unwrap());

@@ -1,4 +1,4 @@
-//! What is to be run in a guest, and the scripts that say so there.
+//! Plan of a run in a guest, and the guest's scripts for it.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// One of the guests of a run, from 0.
+/// Number of a guest of a run, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Node(pub(crate) u8);
 
@@ -16,7 +16,7 @@ impl fmt::Display for Node {
     }
 }
 
-/// Between what the two RDMA devices lie.
+/// Places of the two RDMA devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wiring {
     /// Both in one guest, and in one network namespace of it.
@@ -46,7 +46,7 @@ impl Wiring {
 pub(crate) struct Plan {
     /// The program and its arguments. In two guests, both run it at the same time.
     pub(crate) command: Vec<OsString>,
-    /// Where it runs.
+    /// Working directory of the command.
     pub(crate) folder: PathBuf,
     pub(crate) environment: Vec<(OsString, OsString)>,
     pub(crate) wiring: Wiring,
@@ -54,16 +54,16 @@ pub(crate) struct Plan {
     pub(crate) processors: u8,
     /// Memory of each guest in MiB.
     pub(crate) memory: u32,
-    /// For everything, the boot included.
+    /// Limit of the whole run, the boot included.
     pub(crate) limit: Duration,
     /// Folders of this machine that the guests may write to.
     pub(crate) writable: Vec<PathBuf>,
-    /// Files of modules that are loaded instead of the kernel's own, or beside them.
+    /// Files of modules that are loaded in addition, or instead of the kernel's own.
     pub(crate) modules: Vec<PathBuf>,
 }
 
 impl Plan {
-    /// One guest with two devices, and what does for most commands.
+    /// Returns a plan for one guest with two devices, and defaults that suit most commands.
     pub(crate) fn new(command: Vec<OsString>, folder: PathBuf) -> Self {
         Self {
             command,
@@ -78,7 +78,7 @@ impl Plan {
         }
     }
 
-    /// Makes the devices, and ends with an error if that fails: then the guest has failed, not the
+    /// Returns the script that makes the devices. If it fails, the guest has failed, not the
     /// command.
     pub(super) fn setup_script(&self, node: Node, more_modules: &[PathBuf]) -> Vec<u8> {
         let mut script = Script::default();
@@ -94,8 +94,9 @@ impl Plan {
         }
         script.line(&[self.wiring.set_up().as_bytes()]);
         if self.processors > 1 {
-            // Only now: while the kernel patches itself, which the above makes it do, an emulated
-            // processor that runs what is patched may stumble (QEMU up to 10.0 at least).
+            // The other processors start last. The lines above make the kernel patch its code, and
+            // an emulated processor that runs this code at that time may crash (QEMU up to 10.0 at
+            // least).
             script.line(&[
                 b"for cpu in /sys/devices/system/cpu/cpu[1-9]*/online; do echo 1 >\"$cpu\"; done",
             ]);
@@ -103,7 +104,7 @@ impl Plan {
         script.0
     }
 
-    /// Becomes the command.
+    /// Returns the script that executes the command.
     pub(super) fn command_script(&self, node: Node) -> Vec<u8> {
         let mut script = Script::default();
         script.line(&[b"ulimit -l unlimited; ulimit -c 0"]);
@@ -111,7 +112,7 @@ impl Plan {
         for (name, value) in &self.environment {
             script.export(name, value);
         }
-        // After the user's own, since the environment may have a PATH.
+        // Set after the user's variables, which may have a PATH.
         script.line(&[b"export PATH=\"$PATH:/usr/sbin:/sbin:/usr/bin:/bin\""]);
         self.addresses(node, &mut script);
         let words: Vec<u8> =
@@ -120,7 +121,7 @@ impl Plan {
         script.0
     }
 
-    /// The variables by which a command finds itself and the other end.
+    /// Adds the variables that tell a command its own address and that of the other end.
     fn addresses(&self, node: Node, script: &mut Script) {
         let (own, other) =
             if node == Node(0) { ("10.77.0.1", "10.77.0.2") } else { ("10.77.0.2", "10.77.0.1") };
@@ -139,7 +140,7 @@ impl Plan {
     }
 }
 
-/// A script of the shell's.
+/// Shell script.
 #[derive(Default)]
 struct Script(Vec<u8>);
 
@@ -154,7 +155,7 @@ impl Script {
     }
 }
 
-/// A word that the shell takes as it is.
+/// Quotes a word, so that the shell takes it literally.
 fn quoted(word: &OsStr) -> Vec<u8> {
     let mut quoted = vec![b'\''];
     for byte in word.as_bytes() {

@@ -1,7 +1,7 @@
 //! The command line of QEMU for one guest.
 //!
-//! Pure emulation (TCG): a virtual machine in a virtual machine is often not to be had, and where
-//! it is, kernels fail in it. The old `pc` machine comes up two seconds earlier than `q35`.
+//! QEMU emulates the processor (TCG). Nested virtualization is often not available, and kernels
+//! fail in it where it is. The old `pc` machine boots two seconds faster than `q35`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,38 +10,37 @@ use std::time::Duration;
 
 use super::plan::{Node, Plan, Wiring};
 
-/// How much longer than its run a guest may live, should xtask not end it.
+/// Time after the limit of its run at which a guest ends by itself, if xtask does not end it.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// What a guest is booted from and with.
+/// Files that a guest is booted with.
 pub(super) struct Parts {
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,
     pub(super) modules: PathBuf,
-    /// The guest's own folder: the scripts, and what it says.
+    /// The guest's own folder: its scripts and its output.
     pub(super) folder: PathBuf,
 }
 
-/// Files in the guest's folder: what the command says, /init says to xtask, and the command says to
-/// xtask. Ports of the guest have these names.
+/// Files in the guest's folder for the ports of the same names: the command's outputs, and the
+/// messages of /init and of the command to xtask.
 pub(super) const OUTPUT: &str = "stdout";
 pub(super) const ERRORS: &str = "stderr";
 pub(super) const STATUS: &str = "status";
 pub(super) const ORDERS: &str = "host";
 
-/// And what the guest's kernel says, and QEMU.
+/// Files in the guest's folder for the output of the guest's kernel, and of QEMU.
 pub(super) const CONSOLE: &str = "console";
 pub(super) const LOG: &str = "log";
 
-/// In the folder above: the socket that joins the network cards of two guests.
+/// Socket that joins the network cards of two guests, in the folder above the guests' folders.
 pub(super) const NETWORK: &str = "../network";
 
-/// Boots a guest; it is killed when the thread that has started it ends.
+/// Returns the command that boots a guest, which is killed when the thread that started it ends.
 pub(super) fn command(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
-    // Names without a folder stand for files in it, so that no name is longer than a socket's may
-    // be.
+    // Names are relative to this folder, since the path of a socket must be short.
     command.args(arguments(node, plan, parts, left)).current_dir(&parts.folder);
     command
 }
@@ -54,9 +53,9 @@ fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsSt
     );
     line.words(&format!("-smp {} -m {}", plan.processors, plan.memory));
     line.path("-kernel", &parts.kernel).path("-initrd", &parts.initramfs);
-    // Not by the processor's cycle counter: the emulated one is this machine's, which goes on while
-    // a virtual machine is paused, and to calibrate it fails where the processors are busy. A guest
-    // whose clock is ten times too fast takes everybody for silent.
+    // The clock source is not the processor's cycle counter. The emulated counter is this
+    // machine's, which goes on while a virtual machine is paused, and its calibration fails on
+    // busy processors. To a guest whose clock is ten times too fast, every peer is silent.
     let kernel = "console=ttyS0 quiet maxcpus=1 panic=-1 oops=panic clocksource=hpet no_timer_check mitigations=off nowatchdog \
                   rcupdate.rcu_cpu_stall_suppress=1 audit=0 net.ifnames=0";
     line.option("-append", format!("{kernel} guest.limit={}", (left + SLACK).as_secs()));
@@ -88,7 +87,7 @@ fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsSt
     line.0
 }
 
-/// The folders that the guest may write to, with what /init knows them by.
+/// Returns the folders that the guest may write to, with their tags for /init.
 pub(super) fn shares(plan: &Plan) -> impl Iterator<Item = (String, &Path)> {
     plan.writable
         .iter()
@@ -113,9 +112,9 @@ impl Line {
         self.option(name, path)
     }
 
-    /// A folder, by 9p.
+    /// Shares a folder by 9p.
     fn share(&mut self, tag: &str, folder: &Path, read_only: bool) {
-        // In a list of options, a comma is written twice.
+        // QEMU reads a double comma in a list of options as one comma.
         let folder = folder.to_string_lossy().replace(',', ",,");
         let only = if read_only { "on" } else { "off" };
         self.option(

@@ -19,20 +19,19 @@ use crate::child::Running;
 use crate::error::TaskError;
 use crate::guest::GuestError;
 
-/// The status of a run that was not over at its limit.
+/// Status of a run that reached its limit.
 pub(crate) const TIMED_OUT: u8 = 124;
 
-/// The status of a run whose guest failed.
+/// Status of a run whose guest failed.
 pub(crate) const GUEST_FAILED: u8 = 125;
 
-/// How often guests are booted that fail before the command has begun: emulated kernels do so,
-/// rarely.
+/// Number of attempts to boot guests. Emulated kernels fail rarely before the command has begun.
 const ATTEMPTS: u32 = 3;
 
-/// For a boot, which takes 3 seconds on a quiet machine.
+/// Time limit of a boot, which takes 3 seconds on a quiet machine.
 const BOOT: Duration = Duration::from_secs(120);
 
-/// How often the guests are looked at.
+/// Interval at which the guests' output and state are polled.
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// An output of the command.
@@ -42,14 +41,14 @@ pub(crate) enum Stream {
     Err,
 }
 
-/// A line of a command, with its end.
+/// Line of a command's output, with its line ending.
 pub(crate) struct Said {
     pub(crate) node: Node,
     pub(crate) stream: Stream,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Runs a plan, and gives the worst status of its guests. Where that is none of the command's, the
+/// Runs a plan, and returns the highest status of its guests. If that is not the command's, the
 /// reason is printed.
 pub(super) fn run(
     kernel: &Kernel,
@@ -96,23 +95,23 @@ fn sweep(runs: &Path) {
         let name = entry.file_name();
         let process = name.to_str().and_then(|name| name.split('-').next()).unwrap_or_default();
         if process.parse::<u32>().is_ok() && !Path::new("/proc").join(process).exists() {
-            // Where this fails, the next run tries again.
+            // If this fails, the next run tries again.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// How a guest ended.
+/// End of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct End {
-    /// The command's.
+    /// Status of the command; `None` if there is none.
     status: Option<u8>,
-    /// It was to end without one.
+    /// `true` if the command asked for an end without a status.
     excused: bool,
 }
 
-/// The worst of what the guests ended with. A run of which nothing came back has failed, also where
-/// all was asked for.
+/// Returns the highest status of the guests. A run without any status has failed, even if all
+/// guests were to end without one.
 fn verdict(ends: &[End], timed_out: bool) -> u8 {
     let missing = if timed_out { TIMED_OUT } else { GUEST_FAILED };
     let counted = ends.iter().filter(|end| end.status.is_some() || !end.excused);
@@ -124,7 +123,7 @@ struct Session {
     guests: Vec<Guest>,
     began: Instant,
     deadline: Instant,
-    /// Whether the command has begun.
+    /// `true` if the command has begun.
     going: bool,
     timed_out: bool,
 }
@@ -154,7 +153,7 @@ impl Session {
         for node in plan.wiring.nodes() {
             let left = self.deadline.saturating_duration_since(Instant::now());
             self.guests.push(Guest::start(node, plan, &parts(node), more_modules, left)?);
-            // The second connects to where the first one listens.
+            // The second guest connects to a socket on which the first one listens.
             let network = parts(node).folder.join(qemu::NETWORK);
             while plan.wiring.nodes().count() > self.guests.len()
                 && !network.exists()
@@ -164,7 +163,7 @@ impl Session {
             }
         }
         loop {
-            // First: what was said before the end is read after it.
+            // Asked before the output is read: all output before the end is then read after it.
             let over = self.is_over()?;
             let said = self.said(over)?;
             said.iter().for_each(&mut on_line);
@@ -176,7 +175,7 @@ impl Session {
         }
     }
 
-    /// What the command has said since the last look.
+    /// Returns the command's new output.
     fn said(&mut self, over: bool) -> Result<Vec<Said>, TaskError> {
         let mut said = Vec::new();
         for guest in &mut self.guests {
@@ -188,7 +187,7 @@ impl Session {
         Ok(said)
     }
 
-    /// Looks at all guests, does what they want, and says whether all have ended.
+    /// Polls all guests, carries out their orders, and returns `true` if all have ended.
     fn is_over(&mut self) -> Result<bool, TaskError> {
         for at in 0..self.guests.len() {
             for order in self.guests[at].look()? {
@@ -230,7 +229,7 @@ impl Session {
         self.guests.iter().map(|guest| guest.end).collect()
     }
 
-    /// Tells why a guest has no status.
+    /// Prints the reason why a guest has no status.
     fn report(&self, console: bool, limit: Duration) {
         for guest in &self.guests {
             let failed = guest.end.status.is_none() && !guest.end.excused;
@@ -298,7 +297,7 @@ impl Guest {
 
     /// Hears what it has said since the last look, and gives its orders.
     fn look(&mut self) -> Result<Vec<String>, TaskError> {
-        // First: what it said before its end is heard after it.
+        // Asked before the messages are read: all messages before the end are then read after it.
         self.ended = self.ended || self.qemu.ended()?.is_some();
         for line in self.words.lines(false)? {
             match Word::read(String::from_utf8_lossy(&line).trim_end()) {

@@ -1,7 +1,6 @@
-//! Files that QEMU writes what comes through a guest's ports to, read while they grow.
+//! Files in which QEMU stores the output of a guest's ports, read while they grow.
 //!
-//! Files, and no pipes: a pipe may be full, and what then waits in the guest is lost when its power
-//! goes off.
+//! Pipes could be full, and output that waits in the guest is lost when its power goes off.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -11,31 +10,31 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::error::TaskError;
 
-/// The longest line that comes in one piece, in bytes.
+/// Longest line that is returned in one piece, in bytes.
 const LINE: usize = 1 << 16;
 
-/// The most that is read at once, in bytes.
+/// Longest read, in bytes.
 const LOOK: u64 = 1 << 20;
 
-/// The end of a file that grows.
+/// Reader of a file that grows.
 pub(super) struct Tail {
     path: PathBuf,
     file: Option<File>,
-    /// How much of it was read.
+    /// Bytes that were read so far.
     read: u64,
     /// A line that has no end yet.
     begun: Vec<u8>,
 }
 
 impl Tail {
-    /// Of a file that may not be there yet.
+    /// Creates a reader of a file that may not exist yet.
     pub(super) fn new(path: PathBuf) -> Self {
         Self { path, file: None, read: 0, begun: Vec::new() }
     }
 
-    /// Lines that have come since the last call, with their ends; none, when nothing has. Of a file
-    /// that is `over`, the last line needs no end. The file's beginning may be gone after that: it
-    /// would fill the disk.
+    /// Returns the lines that have come since the last call, with their line endings. Once the
+    /// file is `over`, the last line needs none. Bytes that were read are removed from the file,
+    /// which would otherwise fill the disk.
     pub(super) fn lines(&mut self, over: bool) -> Result<Vec<Vec<u8>>, TaskError> {
         let new = self.look().map_err(TaskError::file(&self.path))?;
         let mut lines = Vec::new();
@@ -66,7 +65,7 @@ impl Tail {
             let before = self.read / LOOK;
             self.read += new.len() as u64;
             if self.read / LOOK > before {
-                // Not every file system can; then it is all there until the run is over.
+                // Not every file system can do this. The file then stays whole until the run ends.
                 let _ = fallocate(
                     file,
                     FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,

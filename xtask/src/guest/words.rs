@@ -1,8 +1,8 @@
-//! What a guest says to xtask, in lines: how far it is, and what it wants of the host.
+//! Messages of a guest to xtask, in lines: its progress, and its orders for the host.
 
 use super::plan::Node;
 
-/// What /init says.
+/// Message of /init.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// The devices are there; the command waits for its turn.
@@ -21,22 +21,22 @@ impl Word {
     }
 }
 
-/// What a command may order by a line to `RDMA_GUEST_HOST`.
+/// Order that a command may write as a line to `RDMA_GUEST_HOST`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// Kill that guest's QEMU, as if its power were cut. Its missing status is no failure.
     Kill(Node),
     /// Stop that guest's QEMU: a machine that is there and silent.
     Stop(Node),
-    /// Let it go on.
+    /// Let that guest's QEMU go on.
     Continue(Node),
-    /// That guest is about to end without a status, by its own doing, and that is no failure.
+    /// Excuse that guest, which is about to end itself without a status.
     Lose(Node),
 }
 
 impl Order {
     /// # Errors
-    /// What is wrong with the line, and what may stand there.
+    /// The fault of the line, and the orders that there are.
     pub(super) fn read(line: &str) -> Result<Self, String> {
         let order = line.trim().split_once(' ').and_then(|(verb, node)| {
             let node = Node(node.trim().parse().ok().filter(|node| *node < 2)?);

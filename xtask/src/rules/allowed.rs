@@ -75,7 +75,7 @@ impl Allowed {
     }
 }
 
-/// Whether an entry names this file or a folder above it.
+/// Returns `true` if an entry names this file or a folder above it.
 fn covers(entry: &str, path: &str) -> bool {
     if entry.ends_with('/') { path.starts_with(entry) } else { path == entry }
 }

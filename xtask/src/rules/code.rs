@@ -28,7 +28,8 @@ pub(super) fn only(text: &str) -> String {
     code
 }
 
-/// Where `word` stands in a line of code as a word, or a path of words, of its own.
+/// Returns the offset of `word` in a line of code. It may be a path of words, but not a part of a
+/// longer word.
 pub(super) fn find_word(line: &str, word: &str) -> Option<usize> {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).map(|(at, _)| at).find(|at| {

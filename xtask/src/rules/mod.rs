@@ -22,7 +22,7 @@ use std::path::Path;
 use crate::error::TaskError;
 use allowed::Allowed;
 
-/// What the rules found.
+/// Findings of the rules.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     /// Each fails the check.

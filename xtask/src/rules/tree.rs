@@ -48,7 +48,7 @@ impl Source {
     }
 }
 
-/// Reads every `.rs` file below the root, but for build outputs and hidden folders.
+/// Reads every `.rs` file below the root, except build outputs and hidden folders.
 pub(super) fn read(root: &Path) -> Result<Vec<Source>, TaskError> {
     let mut sources = Vec::new();
     walk(root, "", &mut sources)?;

@@ -7,8 +7,8 @@ use super::tree::Source;
 /// The list.
 pub(super) const LIST: &str = "xtask/unsafe-files.txt";
 
-/// Where a listed file may lie. Tests and benches play the hostile peer, which takes raw access.
-/// Examples hand kernels of their own to the driver.
+/// Places of listed files. Tests and benches play hostile peers, which need raw access. Examples
+/// hand kernels of their own to the driver.
 const HOMES: &[&str] = &[
     "transports/src/",
     "transports/tests/",

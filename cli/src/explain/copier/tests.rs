@@ -19,7 +19,7 @@ fn tried(runtime: &Runtime) -> Option<Tried> {
     try_out(runtime, &Meeting::of(&runtime.world()))
 }
 
-/// What went wrong on the first GPU.
+/// Returns the failure of a trial on the first GPU.
 fn trouble(runtime: &Runtime, driver: &FakeDriver) -> Option<String> {
     let tried = tried(runtime).unwrap();
     assert_eq!(tried.gpu, driver.gpus()[0].info().uuid);

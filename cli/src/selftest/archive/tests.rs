@@ -31,7 +31,7 @@ impl Bundle {
         Self(folder)
     }
 
-    /// As xtask packs it.
+    /// Packs programs into a bundle, as xtask does.
     pub(in crate::selftest) fn of(programs: &[(&str, &[u8])]) -> Self {
         let bundle = Self::empty();
         let mut packing = Packing::begin(&bundle.archive(), DICTIONARY).unwrap();
@@ -242,7 +242,7 @@ fn an_archive_that_asks_for_gigabytes_of_memory_is_refused() {
     assert!(error.contains("mem"), "{error}");
 }
 
-/// That of xz and Ethernet.
+/// Returns the CRC-32 of xz and Ethernet.
 fn crc32(bytes: &[u8]) -> u32 {
     let bit = |sum: u32| (sum >> 1) ^ (0xedb8_8320 * (sum & 1));
     let byte = |sum: u32, byte: &u8| (0..8).fold(sum ^ u32::from(*byte), |sum, _| bit(sum));

@@ -22,7 +22,7 @@ fn folder(bundle: &Bundle, stop: &dyn Fn() -> bool) -> Result<PathBuf, UnpackErr
     programs(bundle, &bundle.0.join(COMMAND), stop).folder(&bundle.0, &bundle.0.join("report"))
 }
 
-/// The same in the bundle alone.
+/// Unpacks into the bundle only.
 fn beside(bundle: &Bundle, stop: &dyn Fn() -> bool) -> Result<PathBuf, UnpackError> {
     programs(bundle, &bundle.0.join(COMMAND), stop).in_place(&bundle.0, None)
 }
@@ -191,7 +191,7 @@ fn a_broken_archive_leaves_nothing() {
     assert!(!bundle.0.join("report").exists(), "and it is not tried elsewhere");
 }
 
-/// A place that nobody can write to, root neither.
+/// Place that no user can write to, not even root.
 const UNWRITABLE: &str = "/proc";
 
 #[test]
@@ -252,7 +252,7 @@ fn what_a_stranger_has_put_there_is_not_used() {
         chown(&folder, Some(0), None).unwrap();
         assert_eq!(programs.look(&folder), Found::Whole);
     }
-    // A link to somebody's folder is not one of ours.
+    // A link to a folder of another user is not accepted.
     let moved = bundle.0.join("moved");
     fs::rename(&folder, &moved).unwrap();
     symlink(&moved, &folder).unwrap();

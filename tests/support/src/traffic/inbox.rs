@@ -1,4 +1,4 @@
-//! What came in by itself: active messages and signals, counted by the ranks that they are from.
+//! Unsolicited arrivals: active messages and notifications, counted by sender.
 
 use super::script::{Kind, Plan, Script, Tally};
 use crate::words::wrong;
@@ -6,23 +6,23 @@ use carrack::{Handler, RemoteComp, Runtime, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// In the tag of an active message: it says how much of this rank's has arrived there.
+/// In the tag of an active message: it says how many of this rank's messages have arrived there.
 pub const ACK: u64 = 1 << 61;
-/// In the tag of an active message: all that its sender had to do has ended.
+/// In the tag of an active message: all operations of its sender have ended.
 pub const DONE: u64 = 1 << 60;
 
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Arrivals {
     pub tally: Tally,
-    /// How much of this rank's has arrived there, as far as it has told.
+    /// Arrivals of this rank's messages that the peer has acknowledged.
     pub acked: u64,
     pub done: bool,
 }
 
-/// Of one lane.
+/// Arrivals of one lane.
 pub struct Inbox {
     peers: Vec<Mutex<Arrivals>>,
-    /// Counts whatever comes.
+    /// Counts all arrivals.
     pub activity: AtomicU64,
     pub am: RemoteComp,
     pub signal: RemoteComp,

@@ -13,17 +13,17 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Operations of a lane to one peer that are under way at a time.
+/// Operations of a lane to one peer that are in flight at a time.
 const UNDER_WAY: usize = 16;
-/// Messages of a lane to one peer that it has not told the arrival of.
+/// Messages of a lane to one peer that the peer has not acknowledged.
 const WINDOW: u64 = 256;
-/// Arrivals after which it is told.
+/// Arrivals after which a lane acknowledges them.
 const EACH: u64 = 64;
 /// Receives that wait for one peer.
 const RECEIVES: usize = 16;
-/// What a buffer is overwritten with once its operation is over.
+/// Byte that overwrites a buffer once its operation has ended.
 const USED: u8 = 0xa5;
-/// What lies behind the message in a receive's buffer.
+/// Byte behind the message in a receive's buffer.
 const BEHIND: u8 = 0x5a;
 
 pub(super) struct Lane<'a> {
@@ -31,41 +31,41 @@ pub(super) struct Lane<'a> {
     lane: u32,
     device: &'a Device,
     inbox: &'a Inbox,
-    /// Where the ends of this lane's operations come, and those of its receives.
+    /// Queues of this lane's ended operations, and of its ended receives.
     ended: CompQueue,
     received: CompQueue,
     peers: Vec<Peer>,
     flights: HashMap<u64, Flight>,
     next: u64,
-    /// Buffers to be used again: what is sent from one that is in use shows in what arrives.
+    /// Buffers to use again. A message that was still read from one shows by its wrong bytes.
     spare: Vec<Vec<u8>>,
     moved: bool,
 }
 
-/// What a lane knows of another rank.
+/// A lane's state for another rank.
 struct Peer {
     rank: Rank,
     mine: Script,
     theirs: Script,
     expected: Tally,
-    /// The step to begin next, and what must have arrived there in the end of those before.
+    /// Next step to begin, and arrivals at the peer that the steps before it cause.
     next: u64,
     sent: u64,
     under_way: usize,
-    /// The next of theirs that needs a receive.
+    /// Next step of the peer that needs a receive.
     coming: Option<Step>,
     receives: usize,
     told: u64,
     told_done: bool,
     busy_slots: [[bool; SLOTS]; 2],
-    /// Gets that are to follow their puts, and were told to be tried again.
+    /// Gets that must follow their puts, and whose post returned a retry.
     due: Vec<(Step, usize)>,
-    /// What the words there hold, by what was added.
+    /// Values of the words there, as the sums of this lane's additions.
     added: [u64; 2],
     gone: bool,
 }
 
-/// An operation under way.
+/// Operation in flight.
 struct Flight {
     peer: usize,
     step: Step,
@@ -142,7 +142,7 @@ impl<'a> Lane<'a> {
             }
             if idle > 50 {
                 assert!(moved.elapsed() < self.at.patience, "nothing moves: {}", self.state());
-                // Room in a ring wakes nobody: hence the short time.
+                // The wait is short because room in a ring wakes no thread.
                 let quiet = || {
                     self.ended.is_empty()
                         && self.received.is_empty()
@@ -157,14 +157,14 @@ impl<'a> Lane<'a> {
         assert!(self.flights.is_empty());
     }
 
-    /// For when it hangs.
+    /// Describes a lane that hangs.
     fn state(&self) -> String {
         let peers = self.peers.iter().map(|peer| {
             let whats =
                 self.flights.values().filter(|flight| self.peers[flight.peer].rank == peer.rank);
             let whats: Vec<_> = whats.map(|flight| (flight.what, flight.step)).collect();
             format!(
-                "\n{} (down: {:?}): step {}, {} receives, told {}, done {}, gone {}, under way \
+                "\n{} (down: {:?}): step {}, {} receives, told {}, done {}, gone {}, in flight \
                 {whats:?}, {:?} of {:?}",
                 peer.rank,
                 self.at.runtime.peer_down(peer.rank),
@@ -192,7 +192,7 @@ impl<'a> Lane<'a> {
         over
     }
 
-    /// Whatever can be begun now.
+    /// Begins all operations that can begin now.
     fn serve(&mut self, at: usize) {
         let peer = &mut self.peers[at];
         peer.gone |=
@@ -232,7 +232,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Tells a peer something about the traffic. Whether that was possible now.
+    /// Tells a peer something about the traffic. Returns `false` if that is not possible now.
     fn say(&mut self, at: usize, tag: u64) -> bool {
         let mut am = self.at.runtime.post_am(self.peers[at].rank, &[], self.inbox.am);
         am = am.tag(Tag(tag)).device(self.device);
@@ -242,7 +242,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// A post was refused: that of an operation to a rank that is gone.
+    /// Checks that a refused post was one to a rank that has ended.
     #[track_caller]
     fn lost(&mut self, at: usize, error: &PostError) -> bool {
         let peer = &mut self.peers[at];
@@ -270,7 +270,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// A receive is over.
+    /// Checks a receive that has ended.
     fn receive(&mut self, status: Status) {
         self.moved = true;
         let (at, number) =
@@ -289,7 +289,7 @@ impl<'a> Lane<'a> {
         self.inbox.note(rank.0, number);
     }
 
-    /// An operation failed: one with a rank that is gone.
+    /// Checks that a failed operation was one with a rank that has ended.
     #[track_caller]
     fn fails(&mut self, at: usize, error: &OpError) {
         let peer = &mut self.peers[at];
@@ -301,7 +301,7 @@ impl<'a> Lane<'a> {
         peer.gone = true;
     }
 
-    /// Begins a step. `false`: not now.
+    /// Begins a step. Returns `false` if that is not possible now.
     fn begin(&mut self, at: usize, step: Step) -> bool {
         match step.kind {
             Kind::Send | Kind::Am => self.send(at, step),
@@ -361,8 +361,8 @@ impl<'a> Lane<'a> {
         begun
     }
 
-    /// A buffer is this side's again: whoever still reads from it sends what its receiver will find
-    /// wrong.
+    /// Takes a buffer back and overwrites it. An operation that still reads it sends bytes that
+    /// the receiver finds wrong.
     fn used(&mut self, mut buffer: Vec<u8>) {
         buffer.fill(USED);
         if self.spare.len() < 2 * UNDER_WAY {
@@ -395,7 +395,7 @@ impl<'a> Lane<'a> {
         layout.slot(self.at.runtime.rank().0, self.lane, slot)
     }
 
-    /// Gets what was put, as soon as that is over.
+    /// Gets the bytes of a put, as soon as the put is complete.
     fn get(&mut self, at: usize, step: Step, slot: usize) {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
@@ -459,7 +459,7 @@ impl<'a> Lane<'a> {
         true
     }
 
-    /// An operation is over.
+    /// Checks an operation that has ended.
     fn end(&mut self, Flight { peer: at, step, what }: Flight, status: Status) {
         self.moved = true;
         let peer = &mut self.peers[at];

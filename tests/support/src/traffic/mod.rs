@@ -1,11 +1,11 @@
-//! Traffic of all kinds of operations between ranks, of which every one is accounted for: by its
-//! own end, by what its other side saw, and by the bytes.
+//! Traffic of all kinds of operations between ranks. Each operation is accounted for: by its end,
+//! by its effect on the other side, and by its bytes.
 //!
 //! | module | one idea |
 //! |---|---|
-//! | [`script`] | what each rank sends each other one, known to both |
+//! | [`script`] | the steps from each rank to each other one, known to both |
 //! | [`lane`] | a thread of a rank with a device of its own: posts, checks, counts |
-//! | [`inbox`] | what came in by itself: active messages and signals |
+//! | [`inbox`] | unsolicited arrivals: active messages and notifications |
 
 pub mod inbox;
 pub mod lane;
@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Settings that leave little of everything but of the backlog: traffic gives its buffers away, and
-/// a full backlog is an error then.
+/// Settings that make all resources scarce except the backlog. Traffic gives its buffers away, and
+/// a full backlog would then be an error.
 pub const SMALL: &[&str] = &[
     "CARRACK_OFFERS=16",
     "CARRACK_VERBS_DEPTH=16",
@@ -33,30 +33,30 @@ pub const SMALL: &[&str] = &[
     "CARRACK_UNEXPECTED=4096",
 ];
 
-/// Puts of a lane to one rank that are under way at a time, in each of its regions.
+/// Puts of a lane to one rank that are in flight at a time, in each of its regions.
 pub const SLOTS: usize = 4;
 
 /// A rank that takes part in traffic.
 pub struct Taking {
     pub runtime: Runtime,
     plan: Plan,
-    /// A rank that may go without notice.
+    /// Rank that may end without notice.
     victim: Option<Rank>,
     devices: Vec<Device>,
     inboxes: Vec<Arc<Inbox>>,
-    /// Memory that the others map, and memory that they cannot.
+    /// Memory that peers map, and memory that they cannot map.
     regions: [Region; 2],
     _registered: [Mr; 2],
-    /// Those of each rank.
+    /// Remote keys of each rank's regions.
     theirs: Vec<[Rmr; 2]>,
     steps: AtomicU64,
-    /// It kills itself when it has begun so many steps.
+    /// Number of begun steps at which the rank kills itself.
     pub dies_at: u64,
-    /// Nothing at all happens for so long only when something is wrong.
+    /// Longest time without any event that is no error.
     pub patience: Duration,
 }
 
-/// Where a lane of a rank finds its places in the regions.
+/// Layout of the regions: the places of each rank's lanes.
 #[derive(Clone, Copy)]
 pub struct Layout {
     ranks: usize,
@@ -69,7 +69,7 @@ impl Layout {
         Self { ranks: ranks as usize, lanes: plan.lanes as usize, room: plan.room }
     }
 
-    /// The word that one lane of one rank adds to.
+    /// Returns the word that one lane of one rank adds to.
     pub fn word(self, from: u32, lane: u32) -> u64 {
         8 * (from as usize * self.lanes + lane as usize) as u64
     }
@@ -85,7 +85,7 @@ impl Layout {
 }
 
 impl Taking {
-    /// Makes what it takes; when this returns, all ranks have done so.
+    /// Creates this rank's resources. It returns when all ranks have created theirs.
     pub fn part(role: &Role, runtime: Runtime, plan: Plan, victim: Option<Rank>) -> Self {
         let mut devices = vec![runtime.default_device().clone()];
         for _ in 1..plan.lanes {
@@ -127,12 +127,12 @@ impl Taking {
         self.steps.load(Ordering::Relaxed)
     }
 
-    /// Does all that is to be done, and waits for what others have to do with this rank.
+    /// Runs all steps of this rank, and waits for the peers' operations with it.
     pub fn run(&self) {
         std::thread::scope(|scope| {
             for lane in 0..self.plan.lanes {
                 scope.spawn(move || {
-                    // Else the other lanes wait for this one until they are taken for hanging.
+                    // Else the other lanes would wait for this one, and seem to hang.
                     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                         Lane::of(self, lane).run()
                     }));

@@ -1,8 +1,8 @@
-//! What each rank sends each other one: a number names a step, and both sides know what it is.
+//! Script of the steps from each rank to each other one. Both sides derive a step from its number.
 
 use crate::words::mix;
 
-/// What a step is.
+/// Kind of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A message that meets a receive.
@@ -22,11 +22,11 @@ pub struct Step {
     pub number: u64,
     pub kind: Kind,
     pub size: usize,
-    /// What its bytes are made from; also the addend.
+    /// Seed of its bytes; also the addend.
     pub salt: u64,
 }
 
-/// How much is sent, and of what sizes.
+/// Amount and sizes of the traffic.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub seed: u64,
@@ -34,11 +34,11 @@ pub struct Plan {
     pub steps: u64,
     /// Devices of a rank, each with a thread.
     pub lanes: u32,
-    /// Of a hundred messages, so many are longer than a packet.
+    /// Percentage of messages that are longer than a packet.
     pub large: u64,
-    /// The longest.
+    /// Longest message, in bytes.
     pub longest: usize,
-    /// The longest put.
+    /// Longest put, in bytes.
     pub room: usize,
 }
 
@@ -52,7 +52,7 @@ pub struct Script {
     plan: Plan,
 }
 
-/// What the other side sees of a script: how many arrivals, and the sum over what names them.
+/// Effect of a script on the other side: number of arrivals, and sum of their mixed tags.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Tally {
     pub count: u64,
@@ -66,7 +66,7 @@ impl Tally {
     }
 }
 
-/// In the tag of a signal: it is a get's.
+/// Bit of a notification's tag that marks a get.
 pub const GET: u64 = 1 << 62;
 
 impl Script {
@@ -105,12 +105,12 @@ impl Script {
         Step { number, kind, size: (size as usize).min(room as usize), salt }
     }
 
-    /// The first step from `number` on that is a message for a receive.
+    /// Returns the first step from `number` on that is a message for a receive.
     pub fn next_send(&self, number: u64) -> Option<Step> {
         (number..self.plan.steps).map(|at| self.step(at)).find(|step| step.kind == Kind::Send)
     }
 
-    /// What its receiver sees in the end.
+    /// Returns all arrivals at the receiver.
     pub fn arrivals(&self) -> Tally {
         let mut tally = Tally::default();
         for number in 0..self.plan.steps {
@@ -126,7 +126,7 @@ impl Script {
         tally
     }
 
-    /// What is added to the word in the end.
+    /// Returns the sum of all additions to the word.
     pub fn added(&self, to_mapped: bool) -> u64 {
         let steps = (0..self.plan.steps).map(|at| self.step(at));
         let adds = steps.filter(|step| step.kind == Kind::Add { mapped: to_mapped });
