@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use crate::apt::{INSTALL, Suite, apt_get};
 use crate::child;
 use crate::error::TaskError;
 use crate::rules::{self, Source};
@@ -158,35 +159,18 @@ struct Headers {
 }
 
 impl Headers {
-    /// Downloads the package of another suite than the machine's, with lists of its own: the system's stay as they are.
+    /// Downloads and unpacks the package of a suite of Debian.
     fn fetch(tools: &Path, suite: &str) -> Result<Self, TaskError> {
         let home = tools.join(format!("headers-{suite}"));
         if home.exists() {
             fs::remove_dir_all(&home).map_err(TaskError::file(&home))?;
         }
-        for folder in ["lists/partial", "cache/archives/partial", "root"] {
-            fs::create_dir_all(home.join(folder)).map_err(TaskError::file(&home))?;
-        }
-        let sources = home.join("sources.list");
-        let key = "/usr/share/keyrings/debian-archive-keyring.gpg";
-        let line = format!("deb [signed-by={key}] {} {suite} main\n", archive()?);
-        fs::write(&sources, line).map_err(TaskError::file(&sources))?;
-        apt(&home, &["update"])?;
-        apt(&home, &["download", "libibverbs-dev"])?;
-        let package = fs::read_dir(&home)
-            .map_err(TaskError::file(&home))?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .ok_or_else(|| TaskError::Missing {
-                what: format!("libibverbs-dev of {suite}"),
-                remedy: "name another suite by --suite",
-            })?;
-        let mut unpack = Command::new("dpkg-deb");
-        unpack.arg("-x").arg(&package).arg(home.join("root"));
-        child::hear(&mut unpack, LIMIT)?.unless_failed(&unpack)?;
-        let mut ask = Command::new("dpkg-deb");
-        ask.arg("-f").arg(&package).arg("Version");
-        let version = child::hear(&mut ask, LIMIT)?.unless_failed(&ask)?.trim().to_owned();
+        let (suite, package) = (Suite::open(&home, suite)?, "libibverbs-dev");
+        let version = suite.version(package).ok_or_else(|| TaskError::Missing {
+            what: format!("a package {package}"),
+            remedy: "name another suite by --suite",
+        })?;
+        suite.unpack(&[package.into()], &home.join("root"))?;
         Ok(Self { include: home.join("root/usr/include"), version })
     }
 
@@ -204,44 +188,6 @@ impl Headers {
             .trim_end_matches("//\n")
             .to_owned())
     }
-}
-
-/// Where this machine's apt has its main Debian archive.
-fn archive() -> Result<String, TaskError> {
-    let mut ask = Command::new("apt-get");
-    ask.args(["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]);
-    let targets = child::hear(&mut ask, LIMIT)?.unless_failed(&ask)?;
-    let uri = targets.lines().find_map(|line| line.strip_prefix("Debian "));
-    uri.map(str::to_owned).ok_or_else(|| TaskError::Missing {
-        what: "a Debian archive among apt's sources".into(),
-        remedy: "run this on Debian, once after `apt-get update`",
-    })
-}
-
-/// Runs apt-get in `home` and with its lists.
-fn apt(home: &Path, arguments: &[&str]) -> Result<(), TaskError> {
-    let mut command = Command::new("apt-get");
-    let ours = [
-        ("Dir::State::Lists", home.join("lists")),
-        ("Dir::Cache", home.join("cache")),
-        ("Dir::Etc::SourceList", home.join("sources.list")),
-        ("Dir::Etc::SourceParts", "/dev/null".into()),
-        ("Dir::Etc::PreferencesParts", "/dev/null".into()),
-        ("Dir::Etc::Preferences", "/dev/null".into()),
-    ];
-    command.current_dir(home).args([
-        "-qq",
-        "-o",
-        "Acquire::Languages=none",
-        "-o",
-        "APT::Sandbox::User=root",
-    ]);
-    for (name, path) in ours {
-        command.arg("-o").arg(format!("{name}={}", path.display()));
-    }
-    command.args(arguments);
-    child::hear(&mut command, LIMIT)?.unless_failed(&command)?;
-    Ok(())
 }
 
 /// Runs bindgen; once more with libclang installed, where it misses that.
@@ -271,9 +217,9 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
     command.args(["--", "-isystem"]).arg(&headers.include);
     let mut heard = child::hear(&mut command, LIMIT)?;
     if !heard.status.success() && heard.complained.contains("libclang") {
-        let mut install = Command::new("apt-get");
-        install.args(["install", "-y", "--no-install-recommends", "libclang-dev"]);
-        child::hear(&mut install, LIMIT)?.unless_failed(&install)?;
+        let mut install = apt_get();
+        install.args(["install", "--no-install-recommends", "libclang-dev"]);
+        child::hear(&mut install, INSTALL)?.unless_failed(&install)?;
         heard = child::hear(&mut command, LIMIT)?;
     }
     let made = narrowed(&heard.unless_failed(&command)?, &used(workspace)?);

@@ -4,15 +4,10 @@ use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
+use crate::apt::{self, INSTALL};
 use crate::child;
-use crate::error::TaskError;
 use crate::guest::GuestError;
-
-/// For packages of some 30 MB, on a slow line; and for somebody else's installation to end before.
-const INSTALL: Duration = Duration::from_secs(300);
 
 /// Something that a package of Debian's brings.
 pub(super) struct Need {
@@ -50,7 +45,7 @@ pub(super) const GUEST: &[Need] = &[
     // It ends a program with its parent.
     program("setpriv", "util-linux"),
     program("dpkg-deb", "dpkg"),
-    Need { what: What::File(super::apt::KEYRING), package: "debian-archive-keyring" },
+    Need { what: What::File(apt::KEYRING), package: "debian-archive-keyring" },
     Need { what: What::Library("libibverbs.so.1"), package: "libibverbs1" },
     Need { what: What::Library("libibverbs/librxe-rdmav"), package: "ibverbs-providers" },
 ];
@@ -85,13 +80,13 @@ pub(super) fn see_to(needs: &[Need]) -> Result<(), GuestError> {
     }
     eprintln!("xtask: installing {}", packages.join(" "));
     let install = || {
-        let mut command = apt_get();
+        let mut command = apt::apt_get();
         command.args(["install", "--no-install-recommends"]).args(&packages);
         child::hear(&mut command, INSTALL)?.unless_failed(&command)
     };
     let installed = install().or_else(|_| {
         // The lists of packages may be of yesterday, or not there.
-        update()?;
+        apt::update()?;
         install()
     });
     installed.map_err(|error| cannot(error.to_string()))?;
@@ -99,24 +94,6 @@ pub(super) fn see_to(needs: &[Need]) -> Result<(), GuestError> {
         still if still.is_empty() => Ok(()),
         _ => Err(cannot("installing them did not bring what is looked for".into())),
     }
-}
-
-/// Brings the machine's lists of packages up to date.
-pub(super) fn update() -> Result<(), TaskError> {
-    let mut command = apt_get();
-    child::hear(command.arg("update"), INSTALL)?.unless_failed(&command)?;
-    Ok(())
-}
-
-fn apt_get() -> Command {
-    let mut command = Command::new("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").args([
-        "-qq",
-        "-y",
-        "-o",
-        "DPkg::Lock::Timeout=200",
-    ]);
-    command
 }
 
 /// The packages of what is not there, each once.
