@@ -16,6 +16,7 @@
 //! | [`fork`] | whether this is still the process that something belongs to |
 //! | [`signals`] | signals to the process that become chores of progress |
 //! | [`trial`] | what is tried in a process of its own, because it may cost it its GPU context |
+//! | `dynamic` | libraries that are opened at run time |
 //! | [`sync`] | rings, queues, free lists: model-checked |
 //!
 //! This crate knows links, memory and operations. It knows nothing of tags, matching, protocols or
@@ -30,6 +31,7 @@ pub mod clock;
 pub mod contract;
 #[cfg(not(loom))]
 pub mod cuda_ipc;
+mod dynamic;
 pub mod fd_channel;
 pub mod fork;
 pub mod gpu;
