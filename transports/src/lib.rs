@@ -30,6 +30,7 @@ pub mod clock;
 pub mod contract;
 #[cfg(not(loom))]
 pub mod cuda_ipc;
+mod dynamic;
 pub mod fd_channel;
 pub mod fork;
 pub mod gpu;

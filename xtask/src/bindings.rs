@@ -5,13 +5,16 @@
 //! one, which does not change), and the lists of types. `--check` makes the file again and
 //! compares.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use crate::apt::{INSTALL, Suite, apt_get};
 use crate::child;
 use crate::error::TaskError;
+use crate::rules::{self, Source};
 use crate::workspace::Workspace;
 
 /// What is made.
@@ -26,145 +29,24 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// What is taken from. Of libmlx5 only a flag: its functions are looked up by name.
 const HEADERS: &str = "#include <infiniband/verbs.h>\n#include <infiniband/mlx5dv.h>\n";
 
-/// The types that Carrack uses, with all that they are made of. Each begins with `ibv_`.
-const TYPES: &[&str] = &[
-    // Devices and what they can do.
-    "device",
-    "device_attr",
-    "device_attr_ex",
-    "device_cap_flags",
-    "atomic_cap",
-    "node_type",
-    "transport_type",
-    "odp_general_caps",
-    "odp_transport_cap_bits",
-    "context",
-    "context_ops",
-    "async_event",
-    "event_type",
-    "fork_status",
-    // Ports and addresses.
-    "port_attr",
-    "port_cap_flags",
-    "port_cap_flags2",
-    "port_state",
-    "mtu",
-    "rate",
-    "gid",
-    "gid_entry",
-    "gid_type",
-    "global_route",
-    "grh",
-    "ah",
-    "ah_attr",
-    // Memory.
-    "pd",
-    "td",
-    "td_init_attr",
-    "parent_domain_init_attr",
-    "parent_domain_init_attr_mask",
-    "mr",
-    "access_flags",
-    // Queues.
-    "comp_channel",
-    "cq",
-    "cq_ex",
-    "cq_init_attr_ex",
-    "cq_init_attr_mask",
-    "create_cq_attr_flags",
-    "create_cq_wc_flags",
-    "poll_cq_attr",
-    "srq",
-    "srq_attr",
-    "srq_attr_mask",
-    "srq_init_attr",
-    "qp",
-    "qp_ex",
-    "qp_attr",
-    "qp_attr_mask",
-    "qp_init_attr",
-    "qp_init_attr_ex",
-    "qp_init_attr_mask",
-    "qp_create_send_ops_flags",
-    "qp_create_flags",
-    "qp_state",
-    "qp_type",
-    "mig_state",
-    "query_qp_data_in_order_flags",
-    "query_qp_data_in_order_caps",
-    // Work and its completion.
-    "sge",
-    "send_wr",
-    "send_flags",
-    "recv_wr",
-    "wr_opcode",
-    "wc",
-    "wc_flags",
-    "wc_opcode",
-    "wc_status",
-];
+/// The result, and a comparison of what stands in it.
+const NO_USERS: [&str; 2] = [RESULT, "transports/layout/tests/layout.rs"];
 
-/// Others by their whole names.
-const OTHER_TYPES: &[&str] = &[
-    "verbs_context",
-    "_compat_ibv_port_attr",
-    "ib_uverbs_access_flags",
-    "mlx5_ib_uapi_reg_dmabuf_flags",
-];
+/// How names of the headers begin.
+const PREFIXES: [&str; 7] =
+    ["ibv_", "IBV_", "verbs_", "ib_uverbs_", "IB_UVERBS_", "mlx5_ib_", "MLX5_IB_"];
 
-/// What the tables of functions point to, and Carrack never looks into.
-const OPAQUE: &[&str] = &[
-    "ibv_alloc_dm_attr",
-    "ibv_counter_attach_attr",
-    "ibv_counters",
-    "ibv_counters_init_attr",
-    "ibv_dm",
-    "ibv_flow",
-    "ibv_flow_action",
-    "ibv_flow_action_esp_attr",
-    "ibv_flow_attr",
-    "ibv_modify_cq_attr",
-    "ibv_mw",
-    "ibv_mw_bind",
-    "ibv_ops_wr",
-    "ibv_qp_open_attr",
-    "ibv_qp_rate_limit_attr",
-    "ibv_rwq_ind_table",
-    "ibv_rwq_ind_table_init_attr",
-    "ibv_srq_init_attr_ex",
-    "ibv_values_ex",
-    "ibv_wq",
-    "ibv_wq_attr",
-    "ibv_wq_init_attr",
-    "ibv_xrcd",
-    "ibv_xrcd_init_attr",
-    "verbs_ex_private",
-];
-
-/// Items that bindgen would write in addition. The locks come from the `libc` crate, since they
-/// differ by machine.
-const LEFT_OUT: &[&str] = &[
-    "pthread_.*",
-    "__pthread.*",
-    "__atomic_wide.*",
-    "timespec",
-    "__time_t",
-    "__syscall_slong_t",
-    "ib_uverbs_flow_.*",
-    "ibv_flow_.*",
-    "ibv_ops_.*",
-    "ibv_wq_.*",
-    "ibv_tm_cap",
-    "ibv_ops_wr__.*",
-];
+/// Types of the C library, whose locks differ by machine: they come from the `libc` crate.
+const LIBC: &str = "pthread_.*|__pthread.*|__atomic_wide.*";
 
 /// What stands at the top of the result, before the notice of the headers.
 const PREFACE: &str = "\
-//! The types and numbers of rdma-core's `verbs.h`, made by `cargo xtask bindings`: not to be edited.
+//! Types and numbers of rdma-core's `verbs.h`, made by `cargo xtask bindings`: not to be edited.
 //!
-//! Enumerations are integers, so that a number which only a newer library knows is no undefined behaviour. Functions
-//! are not here: `table` looks them up by name. Asserted sizes and offsets are those of the machine on which this was
-//! made; they differ elsewhere only where a lock of the C library is part of a structure.
+//! Only items that Carrack's sources name are here, with the types that they hold; others are opaque.
+//! Enumerations are integers: a number which only a newer library knows is no undefined behaviour.
+//! `table` looks functions up by name.
+//! `transports/layout` compares sizes and offsets with those of other crates.
 ";
 
 /// How the line begins that names versions.
@@ -179,13 +61,43 @@ const ALLOWED: &str = "\
     unreachable_pub,
     clippy::pedantic,
     clippy::use_self,
-    clippy::unnecessary_operation,
-    clippy::identity_op,
-    clippy::undocumented_unsafe_blocks,
     reason = \"written by bindgen, in the words of C\"
 )]
 
 use libc::{pthread_cond_t, pthread_mutex_t};
+";
+
+const OPAQUE: &str = "
+impl core::fmt::Debug for ibv_wc {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let (id, status, opcode) = (self.wr_id, self.status, self.opcode);
+        write!(f, \"ibv_wc {{ wr_id: {id}, status: {status}, opcode: {opcode}, .. }}\")
+    }
+}
+
+macro_rules! opaque {
+    ($($name:ident)*) => {
+        $(#[repr(C)]
+        pub struct $name {
+            _opaque: [u8; 0],
+        })*
+    };
+}
+opaque! {
+";
+
+const ZEROED: &str = "
+macro_rules! zeroed {
+    ($($name:ident)*) => {
+        $(impl Default for $name {
+            fn default() -> Self {
+                // SAFETY: they hold numbers, pointers and optional functions.
+                unsafe { core::mem::zeroed() }
+            }
+        })*
+    };
+}
+zeroed! {
 ";
 
 /// Options of `cargo xtask bindings`.
@@ -255,29 +167,12 @@ impl Headers {
         if home.exists() {
             fs::remove_dir_all(&home).map_err(TaskError::file(&home))?;
         }
-        for folder in ["lists/partial", "cache/archives/partial", "root"] {
-            fs::create_dir_all(home.join(folder)).map_err(TaskError::file(&home))?;
-        }
-        let sources = home.join("sources.list");
-        let key = "/usr/share/keyrings/debian-archive-keyring.gpg";
-        let line = format!("deb [signed-by={key}] {} {suite} main\n", archive()?);
-        fs::write(&sources, line).map_err(TaskError::file(&sources))?;
-        apt(&home, &["update"])?;
-        apt(&home, &["download", "libibverbs-dev"])?;
-        let package = fs::read_dir(&home)
-            .map_err(TaskError::file(&home))?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .ok_or_else(|| TaskError::Missing {
-                what: format!("libibverbs-dev of {suite}"),
-                remedy: "name another suite by --suite",
-            })?;
-        let mut unpack = Command::new("dpkg-deb");
-        unpack.arg("-x").arg(&package).arg(home.join("root"));
-        child::hear(&mut unpack, LIMIT)?.unless_failed(&unpack)?;
-        let mut ask = Command::new("dpkg-deb");
-        ask.arg("-f").arg(&package).arg("Version");
-        let version = child::hear(&mut ask, LIMIT)?.unless_failed(&ask)?.trim().to_owned();
+        let (suite, package) = (Suite::open(&home, suite)?, "libibverbs-dev");
+        let version = suite.version(package).ok_or_else(|| TaskError::Missing {
+            what: format!("a package {package}"),
+            remedy: "name another suite by --suite",
+        })?;
+        suite.unpack(&[package.into()], &home.join("root"))?;
         Ok(Self { include: home.join("root/usr/include"), version })
     }
 
@@ -297,44 +192,6 @@ impl Headers {
     }
 }
 
-/// Where this machine's apt has its main Debian archive.
-fn archive() -> Result<String, TaskError> {
-    let mut ask = Command::new("apt-get");
-    ask.args(["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]);
-    let targets = child::hear(&mut ask, LIMIT)?.unless_failed(&ask)?;
-    let uri = targets.lines().find_map(|line| line.strip_prefix("Debian "));
-    uri.map(str::to_owned).ok_or_else(|| TaskError::Missing {
-        what: "a Debian archive among apt's sources".into(),
-        remedy: "run this on Debian, once after `apt-get update`",
-    })
-}
-
-/// Runs apt-get in `home` and with its lists.
-fn apt(home: &Path, arguments: &[&str]) -> Result<(), TaskError> {
-    let mut command = Command::new("apt-get");
-    let ours = [
-        ("Dir::State::Lists", home.join("lists")),
-        ("Dir::Cache", home.join("cache")),
-        ("Dir::Etc::SourceList", home.join("sources.list")),
-        ("Dir::Etc::SourceParts", "/dev/null".into()),
-        ("Dir::Etc::PreferencesParts", "/dev/null".into()),
-        ("Dir::Etc::Preferences", "/dev/null".into()),
-    ];
-    command.current_dir(home).args([
-        "-qq",
-        "-o",
-        "Acquire::Languages=none",
-        "-o",
-        "APT::Sandbox::User=root",
-    ]);
-    for (name, path) in ours {
-        command.arg("-o").arg(format!("{name}={}", path.display()));
-    }
-    command.args(arguments);
-    child::hear(&mut command, LIMIT)?.unless_failed(&command)?;
-    Ok(())
-}
-
 /// Runs bindgen; once more with libclang installed, where it misses that.
 fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<String, TaskError> {
     let input = workspace.target.join("tools/verbs.h");
@@ -348,44 +205,99 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
         "--no-doc-comments",
         "--disable-header-comment",
         "--with-derive-default",
-        "--impl-debug",
+        "--no-layout-tests",
         "--use-core",
         "--ctypes-prefix=core::ffi",
         "--anon-fields-prefix=anon_",
         "--rust-target=1.88",
         "--rust-edition=2024",
+        "--blocklist-type",
+        LIBC,
         "--allowlist-var=IBV_.*",
+        "--allowlist-type=(ib_uverbs|ibv|mlx5_ib|verbs)_.*",
     ]);
-    command.arg(format!("--allowlist-type=ibv_({})|{}", TYPES.join("|"), OTHER_TYPES.join("|")));
-    command.arg(format!("--blocklist-type={}|{}", OPAQUE.join("|"), LEFT_OUT.join("|")));
     command.args(["--", "-isystem"]).arg(&headers.include);
     let mut heard = child::hear(&mut command, LIMIT)?;
     if !heard.status.success() && heard.complained.contains("libclang") {
-        let mut install = Command::new("apt-get");
-        install.args(["install", "-y", "--no-install-recommends", "libclang-dev"]);
-        child::hear(&mut install, LIMIT)?.unless_failed(&install)?;
+        let mut install = apt_get();
+        install.args(["install", "--no-install-recommends", "libclang-dev"]);
+        child::hear(&mut install, INSTALL)?.unless_failed(&install)?;
         heard = child::hear(&mut command, LIMIT)?;
     }
-    let made = only_here(&heard.unless_failed(&command)?);
+    let made = narrowed(&heard.unless_failed(&command)?, &used(workspace)?);
     let source = format!("\n{MADE_OF} {} by bindgen {BINDGEN}.\n", headers.version);
     let notice = headers.notice()?;
     let terms =
         "// The headers are taken under the second of their two licences. Their notice:\n//\n";
-    let opaque: String = OPAQUE
-        .iter()
-        .map(|name| format!("#[repr(C)]\npub struct {name} {{\n    _opaque: [u8; 0],\n}}\n"))
-        .collect();
-    Ok(format!("{PREFACE}{source}{terms}{notice}\n{ALLOWED}\n{made}\n{opaque}"))
+    Ok(format!("{PREFACE}{source}{terms}{notice}\n{ALLOWED}\n{made}"))
 }
 
-/// Limits the assertions of sizes and offsets to the machine that made them, since locks of the C
-/// library differ by machine.
-fn only_here(made: &str) -> String {
-    let allowance = "#[allow(clippy::unnecessary_operation, clippy::identity_op)]\n";
-    made.replace(
-        allowance,
-        "#[cfg(all(target_arch = \"x86_64\", target_pointer_width = \"64\"))]\n",
-    )
+/// Names of the headers' items in the code of the workspace.
+fn used(workspace: &Workspace) -> Result<BTreeSet<String>, TaskError> {
+    let sources = rules::sources(&workspace.root)?;
+    let users = sources.iter().filter(|source| !NO_USERS.contains(&source.path.as_str()));
+    let names =
+        users.flat_map(Source::lines).flat_map(|(_, line)| words(line)).map(|(_, word)| word);
+    let ours = names.filter(|name| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
+    Ok(ours.map(str::to_owned).collect())
+}
+
+/// Words of a text, each with what stands before it.
+fn words(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let mut at = 0;
+    text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').map(move |word| {
+        let before = &text[..at];
+        at += word.len() + text[at + word.len()..].chars().next().map_or(0, char::len_utf8);
+        (before, word)
+    })
+}
+
+/// Keeps the items of bindgen's output that are used, and the types that these hold.
+///
+/// A type that the sources do not name and that is only pointed to becomes opaque.
+fn narrowed(made: &str, used: &BTreeSet<String>) -> String {
+    let items = items(made);
+    let of: BTreeMap<&str, &str> = items.iter().copied().collect();
+    let mut open: Vec<&str> = of.keys().copied().filter(|name| used.contains(*name)).collect();
+    let (mut kept, mut pointed) = (BTreeSet::new(), BTreeSet::new());
+    while let Some(name) = open.pop() {
+        if !kept.insert(name) {
+            continue;
+        }
+        for (before, word) in words(of[name]).filter(|(_, word)| of.contains_key(word)) {
+            let pointer = before.ends_with("*mut ") || before.ends_with("*const ");
+            if pointer {
+                pointed.insert(word);
+            } else {
+                open.push(word);
+            }
+        }
+    }
+    let zeroed = made.lines().filter_map(|line| line.strip_prefix("impl Default for "));
+    let zeroed = zeroed.map(|name| name.trim_end_matches(" {")).filter(|name| kept.contains(name));
+    let list = |names: Vec<&str>| format!("    {}\n}}\n", names.join("\n    "));
+    let kept_items = items.iter().filter(|(name, _)| kept.contains(name)).map(|(_, text)| *text);
+    let opaque = list(pointed.difference(&kept).copied().collect());
+    kept_items.collect::<String>() + OPAQUE + &opaque + ZEROED + &list(zeroed.collect())
+}
+
+/// Constants and types of bindgen's output, by name; `impl` blocks are left out.
+fn items(made: &str) -> Vec<(&str, &str)> {
+    let (mut items, mut begin, mut end, mut depth) = (Vec::new(), 0, 0, 0);
+    for line in made.split_inclusive('\n') {
+        end += line.len();
+        depth += line.matches(['{', '(', '[']).count();
+        depth -= line.matches(['}', ')', ']']).count();
+        if depth > 0 || !line.trim_end().ends_with([';', '}']) {
+            continue;
+        }
+        let text = &made[begin..end];
+        let kinds = ["pub const", "pub type", "pub struct", "pub union"];
+        let head = text.lines().find_map(|line| kinds.iter().find_map(|k| line.strip_prefix(k)));
+        items.extend(head.and_then(|head| words(head).nth(1)).map(|(_, name)| (name, text)));
+        begin = end;
+    }
+    items
 }
 
 /// Returns the first line in which two results differ. The version of the headers does not count.
@@ -425,16 +337,21 @@ mod tests {
     }
 
     #[test]
-    fn asserted_layouts_are_bound_to_the_machine_that_they_were_made_on() {
-        let made =
-            "#[allow(clippy::unnecessary_operation, clippy::identity_op)]\nconst _: () = {};\n";
-        assert!(only_here(made).starts_with("#[cfg("), "{}", only_here(made));
-    }
-
-    #[test]
-    fn no_type_is_both_used_and_opaque() {
-        for name in TYPES {
-            assert!(!OPAQUE.contains(&format!("ibv_{name}").as_str()), "{name}");
+    fn used_items_stay_with_what_they_hold_and_what_they_point_to_becomes_opaque() {
+        let made = "pub const IBV_A: ibv_kind = 1;\npub const IBV_B: ibv_kind = 2;\n\
+            pub type ibv_kind = u32;\n#[repr(C)]\npub struct ibv_gone {\n    pub a: u8,\n}\n\
+            #[repr(C)]\npub struct ibv_used {\n    pub held: ibv_held,\n    \
+            pub far: *mut ibv_far,\n}\nimpl Default for ibv_used {\n    fn x() {}\n}\n\
+            pub union ibv_held {\n    pub a: u8,\n}\npub struct ibv_far {\n    pub a: ibv_gone,\n}\n";
+        let used = ["IBV_A", "ibv_used"].map(str::to_owned).into();
+        let narrow = narrowed(made, &used);
+        let (kept, rest) = narrow.split_once("macro_rules! opaque").expect("opaque types");
+        for name in ["IBV_A:", "type ibv_kind", "struct ibv_used", "union ibv_held"] {
+            assert!(kept.contains(name), "{name} is missing: {kept}");
         }
+        assert!(!kept.contains("IBV_B") && !narrow.contains("ibv_gone"), "{narrow}");
+        let (opaque, zeroed) = rest.split_once("macro_rules! zeroed").expect("defaults");
+        assert!(opaque.ends_with("opaque! {\n    ibv_far\n}\n\n"), "{opaque}");
+        assert!(zeroed.ends_with("zeroed! {\n    ibv_used\n}\n"), "{zeroed}");
     }
 }

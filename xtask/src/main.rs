@@ -9,10 +9,12 @@
 //! | `bindings` | `cargo xtask bindings`: what `verbs/sys` knows of rdma-core's headers |
 //! | `guest` | `cargo xtask rdma-guest`: a command in a small virtual machine with simulated RDMA devices |
 //! | `slim` | copies programs without their symbols |
+//! | `apt` | packages of other suites of Debian, without touching the machine's set-up |
 //! | `workspace` | where things are, as Cargo tells it |
 //! | `child` | runs a command with a watchdog, so that nothing hangs |
 //! | `error` | what can go wrong, and what to do about it |
 
+mod apt;
 mod bindings;
 mod bundle;
 mod child;

@@ -30,6 +30,8 @@
 
 mod choice;
 mod declare;
+#[cfg(test)]
+mod document;
 mod error;
 mod form;
 mod report;

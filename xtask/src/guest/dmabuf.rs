@@ -9,9 +9,9 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use super::apt::Suite;
 use super::kernel::{Emptied, Kernel, Source, lock};
 use super::needs;
+use crate::apt::Suite;
 use crate::child;
 use crate::error::TaskError;
 use crate::guest::GuestError;
@@ -75,22 +75,17 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError
 fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, GuestError> {
     let suite = Suite::open(work, &source.suite)?;
     let main = format!("linux-headers-{version}");
-    let shown = suite.show(&main);
     let gone = || GuestError::Package {
         packages: main.clone(),
         what: "package of that version: the archive has moved on (remove target/guest, and the \
             newer kernel is fetched)"
             .into(),
     };
-    let revision =
-        shown.lines().find_map(|line| line.strip_prefix("Version: ")).ok_or_else(gone)?;
+    let revision = suite.version(&main).ok_or_else(gone)?;
     let packages = packages(version).ok_or_else(gone)?;
     let root = work.join("root");
     let exact: Vec<_> = packages.iter().map(|package| format!("{package}={revision}")).collect();
-    for package in suite.download(&exact)? {
-        run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&root))?;
-        fs::remove_file(&package).map_err(TaskError::file(&package))?;
-    }
+    suite.unpack(&exact, &root)?;
     let archive = root.join("usr/src").join(format!("{}.tar.xz", packages[3]));
     run(Command::new("tar")
         .arg("-C")

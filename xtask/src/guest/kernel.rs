@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::apt::Suite;
 use super::image;
 use super::needs;
+use crate::apt::Suite;
 use crate::child;
 use crate::error::TaskError;
 use crate::guest::GuestError;
@@ -166,10 +166,7 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, GuestError> {
     let suite = Suite::open(work, &source.suite)?;
     let packages = packages(&source.package, |package| suite.show(package));
     let root = work.join("root");
-    for package in suite.download(&packages)? {
-        run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&root))?;
-        fs::remove_file(&package).map_err(TaskError::file(&package))?;
-    }
+    suite.unpack(&packages, &root)?;
     let strange =
         |what: &str| GuestError::Package { packages: packages.join(" "), what: what.into() };
     let version = version(&root).ok_or_else(|| strange("modules"))?;

@@ -13,7 +13,6 @@
 //! | `session`, `words`, `tail` | the guests of a run, their output, and their ends |
 //! | `cargo_test` | a test program of Cargo's, built here and run there |
 
-mod apt;
 mod cargo_test;
 mod cpio;
 mod dmabuf;
@@ -55,14 +54,6 @@ pub(crate) enum GuestError {
     /// Packages are not there, and were not installed.
     #[error("a guest needs the packages {packages} (names are Debian's); {why}")]
     Missing { packages: String, why: String },
-    /// apt knows of no archive of Debian's.
-    #[error(
-        "the guest's kernel comes from Debian, and apt on this machine knows no archive of \
-        Debian's{}",
-        updated.as_ref().map_or_else(String::new, |error| format!("; updating its lists failed, \
-            too: {error}"))
-    )]
-    NoArchive { updated: Option<TaskError> },
     /// A package is not as this task knows them.
     #[error("no {what} in {packages}; name another kernel with --kernel")]
     Package { packages: String, what: String },

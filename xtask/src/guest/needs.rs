@@ -4,18 +4,12 @@ use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
+use crate::apt::{self, INSTALL};
 use crate::child;
-use crate::error::TaskError;
 use crate::guest::GuestError;
 
-/// Time limit for some 30 MB of packages on a slow line, and for another process's installation
-/// that apt waits for.
-const INSTALL: Duration = Duration::from_secs(300);
-
-/// Program or file, with the Debian package that has it.
+/// Something that a package of Debian's brings.
 pub(super) struct Need {
     what: What,
     package: &'static str,
@@ -51,7 +45,7 @@ pub(super) const GUEST: &[Need] = &[
     // It ends QEMU when xtask ends.
     program("setpriv", "util-linux"),
     program("dpkg-deb", "dpkg"),
-    Need { what: What::File(super::apt::KEYRING), package: "debian-archive-keyring" },
+    Need { what: What::File(apt::KEYRING), package: "debian-archive-keyring" },
     Need { what: What::Library("libibverbs.so.1"), package: "libibverbs1" },
     Need { what: What::Library("libibverbs/librxe-rdmav"), package: "ibverbs-providers" },
 ];
@@ -86,13 +80,13 @@ pub(super) fn see_to(needs: &[Need]) -> Result<(), GuestError> {
     }
     eprintln!("xtask: installing {}", packages.join(" "));
     let install = || {
-        let mut command = apt_get();
+        let mut command = apt::apt_get();
         command.args(["install", "--no-install-recommends"]).args(&packages);
         child::hear(&mut command, INSTALL)?.unless_failed(&command)
     };
     let installed = install().or_else(|_| {
         // The lists of packages may be outdated or missing.
-        update()?;
+        apt::update()?;
         install()
     });
     installed.map_err(|error| cannot(error.to_string()))?;
@@ -102,25 +96,7 @@ pub(super) fn see_to(needs: &[Need]) -> Result<(), GuestError> {
     }
 }
 
-/// Updates the machine's lists of packages.
-pub(super) fn update() -> Result<(), TaskError> {
-    let mut command = apt_get();
-    child::hear(command.arg("update"), INSTALL)?.unless_failed(&command)?;
-    Ok(())
-}
-
-fn apt_get() -> Command {
-    let mut command = Command::new("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").args([
-        "-qq",
-        "-y",
-        "-o",
-        "DPkg::Lock::Timeout=200",
-    ]);
-    command
-}
-
-/// Returns the packages of missing needs, each once.
+/// The packages of what is not there, each once.
 fn missing(needs: &[Need]) -> Vec<&'static str> {
     let mut packages: Vec<_> =
         needs.iter().filter(|need| !need.what.is_there()).map(|need| need.package).collect();

@@ -21,6 +21,7 @@ use std::path::Path;
 
 use crate::error::TaskError;
 use allowed::Allowed;
+pub(crate) use tree::{Source, read as sources};
 
 /// Findings of the rules.
 #[derive(Debug, Default)]

@@ -8,9 +8,9 @@ use crate::error::TaskError;
 
 /// A source file.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(crate) struct Source {
     /// From the workspace's root, with slashes.
-    pub(super) path: String,
+    pub(crate) path: String,
     /// Its lines, with comments, strings and characters blanked.
     pub(super) code: Vec<String>,
 }
@@ -43,13 +43,13 @@ impl Source {
     }
 
     /// All lines, numbered from 1.
-    pub(super) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.code.iter().enumerate().map(|(index, line)| (index + 1, line.as_str()))
     }
 }
 
 /// Reads every `.rs` file below the root, except build outputs and hidden folders.
-pub(super) fn read(root: &Path) -> Result<Vec<Source>, TaskError> {
+pub(crate) fn read(root: &Path) -> Result<Vec<Source>, TaskError> {
     let mut sources = Vec::new();
     walk(root, "", &mut sources)?;
     sources.sort_by(|one, other| one.path.cmp(&other.path));

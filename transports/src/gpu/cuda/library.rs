@@ -2,9 +2,10 @@
 
 use super::calls::Calls;
 use super::error::{self, NO_LIBRARY, STUB_LIBRARY, TOO_OLD};
+use crate::dynamic;
 use crate::gpu::GpuError;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 
 /// Names under which the library is looked for. The driver installs the first; the second may be a
@@ -37,8 +38,7 @@ pub(super) fn open(given: Option<&Path>) -> Result<(Calls, c_int), GpuError> {
 fn try_open(name: &Path) -> Result<(Calls, c_int), GpuError> {
     // SAFETY: loading runs the library's initialisers; the driver's are meant to be run in any
     // program, and touch no device before `cuInit`.
-    let library = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) }.map_err(|why| {
-        let why = std::error::Error::source(&why).map_or_else(|| why.to_string(), ToString::to_string);
+    let library = unsafe { dynamic::open(name, RTLD_LAZY | RTLD_LOCAL) }.map_err(|why| {
         let hint = format!(
             "{why}: this machine has no NVIDIA driver, or its libcuda.so.1 is not in the library path (a container \
              has to be given it)"
@@ -84,17 +84,5 @@ pub(super) fn dotted(version: c_int) -> String {
 fn place(library: &Library) -> Option<String> {
     // SAFETY: only the address is taken.
     let symbol = unsafe { library.get::<*mut c_void>(b"cuInit") }.ok()?.as_raw_ptr();
-    let mut info = libc::Dl_info {
-        dli_fname: std::ptr::null(),
-        dli_fbase: std::ptr::null_mut(),
-        dli_sname: std::ptr::null(),
-        dli_saddr: std::ptr::null_mut(),
-    };
-    // SAFETY: the place for the answer is ours.
-    if unsafe { libc::dladdr(symbol, &raw mut info) } == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: a string of the loader's that lives as long as the library, which is open.
-    let file = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(file.to_string_lossy().into_owned())
+    dynamic::place(symbol)
 }

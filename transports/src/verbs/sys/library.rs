@@ -1,9 +1,10 @@
 //! Opening of libraries of rdma-core.
 
 use super::error::VerbsError;
+use crate::dynamic;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::env;
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 
 /// Name of the library for the loader, and for every device's own library. `libibverbs.so` is
 /// installed for builds only.
@@ -16,8 +17,7 @@ pub(super) const MLX5: &str = "libmlx5.so.1";
 pub(super) fn open(name: &str) -> Result<Library, VerbsError> {
     // SAFETY: loading runs the library's initialisers; rdma-core's are meant to be run in any
     // program, and touch no device before it is asked for any.
-    unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.map_err(|why| {
-        let why = std::error::Error::source(&why).map_or_else(|| why.to_string(), ToString::to_string);
+    unsafe { dynamic::open(name, RTLD_NOW | RTLD_LOCAL) }.map_err(|why| {
         let remedy = format!(
             "looked for {name}: {why}; it comes with rdma-core (Debian, Ubuntu: libibverbs1 and ibverbs-providers; Red \
              Hat: libibverbs)"
@@ -42,20 +42,7 @@ fn find_in(library: &Library, symbol: &str) -> Option<*mut c_void> {
 
 /// Returns the file that a library came from, by one of its symbols.
 pub(super) fn place(library: &Library, symbol: &str) -> Option<String> {
-    let symbol = find(library, symbol)?;
-    let mut info = libc::Dl_info {
-        dli_fname: std::ptr::null(),
-        dli_fbase: std::ptr::null_mut(),
-        dli_sname: std::ptr::null(),
-        dli_saddr: std::ptr::null_mut(),
-    };
-    // SAFETY: the place for the answer is ours.
-    if unsafe { libc::dladdr(symbol, &raw mut info) } == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: a string of the loader's that lives as long as the library, which is open.
-    let file = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(file.to_string_lossy().into_owned())
+    dynamic::place(find(library, symbol)?)
 }
 
 #[cfg(test)]

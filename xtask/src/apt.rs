@@ -8,24 +8,26 @@ use std::time::Duration;
 
 use crate::child;
 use crate::error::TaskError;
-use crate::guest::{GuestError, needs};
 
 /// The keys of Debian's archive.
-pub(super) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Time limit of a download of 170 MB at most, on a slow line.
 const DOWNLOAD: Duration = Duration::from_secs(400);
 
+/// For packages of some 30 MB, on a slow line; and for another installation to end before.
+pub(crate) const INSTALL: Duration = Duration::from_secs(300);
+
 const LOOK: Duration = Duration::from_secs(60);
 
 /// The packages of a suite.
-pub(super) struct Suite {
+pub(crate) struct Suite {
     folder: PathBuf,
 }
 
 impl Suite {
     /// Fetches the list of the packages of `suite` into a folder below `folder`.
-    pub(super) fn open(folder: &Path, suite: &str) -> Result<Self, GuestError> {
+    pub(crate) fn open(folder: &Path, suite: &str) -> Result<Self, TaskError> {
         let folder = folder.join("apt");
         for below in ["lists/partial", "cache/archives/partial"] {
             let path = folder.join(below);
@@ -40,19 +42,31 @@ impl Suite {
     }
 
     /// Returns the description of a package, empty if the suite does not have it.
-    pub(super) fn show(&self, package: &str) -> String {
+    pub(crate) fn show(&self, package: &str) -> String {
         self.ask("apt-cache", &["show", "--no-all-versions", package], LOOK).unwrap_or_default()
     }
 
-    /// Downloads packages, and gives their files.
-    pub(super) fn download(&self, packages: &[String]) -> Result<Vec<PathBuf>, TaskError> {
+    /// The version of a package that `unpack` would take.
+    pub(crate) fn version(&self, package: &str) -> Option<String> {
+        let shown = self.show(package);
+        shown.lines().find_map(|line| line.strip_prefix("Version: ")).map(str::to_owned)
+    }
+
+    /// Downloads packages, and unpacks them below `root`.
+    pub(crate) fn unpack(&self, packages: &[String], root: &Path) -> Result<(), TaskError> {
         let to = self.folder.join("packages");
         fs::create_dir_all(&to).map_err(TaskError::file(&to))?;
         let mut command = self.command("apt-get");
         command.arg("download").args(packages).current_dir(&to);
         child::hear(&mut command, DOWNLOAD)?.unless_failed(&command)?;
-        let entries = fs::read_dir(&to).map_err(TaskError::file(&to))?;
-        Ok(entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
+        for entry in fs::read_dir(&to).map_err(TaskError::file(&to))? {
+            let package = entry.map_err(TaskError::file(&to))?.path();
+            let mut unpack = Command::new("dpkg-deb");
+            unpack.arg("-x").arg(&package).arg(root);
+            child::hear(&mut unpack, INSTALL)?.unless_failed(&unpack)?;
+            fs::remove_file(&package).map_err(TaskError::file(&package))?;
+        }
+        Ok(())
     }
 
     fn ask(&self, program: &str, arguments: &[&str], limit: Duration) -> Result<String, TaskError> {
@@ -83,7 +97,7 @@ impl Suite {
 }
 
 /// Returns the address of the archive that the machine's own packages come from.
-fn main_archive() -> Result<String, GuestError> {
+fn main_archive() -> Result<String, TaskError> {
     let known = || {
         let mut command = Command::new("apt-get");
         let format = "$(LABEL)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)";
@@ -94,9 +108,34 @@ fn main_archive() -> Result<String, GuestError> {
     if let Some(address) = archive_of(&known()?, &codename) {
         return Ok(address);
     }
-    // Most container images have no lists, so apt knows no archive before an update.
-    let updated = needs::update();
-    archive_of(&known()?, &codename).ok_or(GuestError::NoArchive { updated: updated.err() })
+    // On a machine whose lists were thrown away, as in most images, apt knows no labels.
+    let updated = update();
+    archive_of(&known()?, &codename).ok_or_else(|| TaskError::Missing {
+        what: match updated {
+            Ok(()) => "an archive of Debian's among apt's sources".into(),
+            Err(error) => format!("an archive of Debian's (updating apt's lists failed: {error})"),
+        },
+        remedy: "run this on Debian",
+    })
+}
+
+/// Brings the machine's lists of packages up to date.
+pub(crate) fn update() -> Result<(), TaskError> {
+    let mut command = apt_get();
+    child::hear(command.arg("update"), INSTALL)?.unless_failed(&command)?;
+    Ok(())
+}
+
+/// apt-get, without questions.
+pub(crate) fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").args([
+        "-qq",
+        "-y",
+        "-o",
+        "DPkg::Lock::Timeout=200",
+    ]);
+    command
 }
 
 /// Returns the Debian archive among `targets` that has the suite `codename`, else the first.
