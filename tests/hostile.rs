@@ -14,7 +14,7 @@ use carrack::transports::contract::{
     Batch, Device, DownCause, Event, Header, Identity, Link, Op, PeerId, Submit, SubmitError,
     Transport,
 };
-use carrack::transports::fd_channel::{Channel, Listener, Received};
+use carrack::transports::net::packets::{Channel, Listener, Received};
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::shm::handshake::{Address, MAX_MESSAGE, Message, Place};
 use carrack::transports::shm::segment::{BellPage, Segment, SegmentSlots};

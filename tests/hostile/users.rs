@@ -4,7 +4,7 @@
 use super::{ATTACKER, GEOMETRY, Ground, am, eventfd, hello};
 use crate::support::Watchdog;
 use carrack::transports::contract::{DownCause, Event, SubmitError};
-use carrack::transports::fd_channel::{Channel, ConnectError, Peer, Received};
+use carrack::transports::net::packets::{Channel, ConnectError, Peer, Received};
 use carrack::transports::shm::handshake::{Address, Message, Place};
 use carrack::transports::shm::segment::{BellPage, Segment};
 use rustix::io::Errno;

@@ -12,7 +12,7 @@
 //! | [`shm`] | the transport between processes of one node: rings and chunks in sealed memfds |
 //! | [`cuda_ipc`] | GPU memory of other processes of the node, mapped |
 //! | [`verbs`] | RDMA devices through libibverbs, opened at run time |
-//! | [`fd_channel`] | Unix sockets that carry file descriptors |
+//! | [`net`] | framed, bounded, authenticated connections between processes |
 //! | [`fork`] | whether this is still the process that something belongs to |
 //! | [`signals`] | signals to the process that become chores of progress |
 //! | [`trial`] | what is tried in a process of its own, because it may cost it its GPU context |
@@ -30,7 +30,7 @@ pub mod clock;
 pub mod contract;
 #[cfg(not(loom))]
 pub mod cuda_ipc;
-pub mod fd_channel;
+pub mod net;
 pub mod fork;
 pub mod gpu;
 #[cfg(not(loom))]

@@ -44,7 +44,7 @@ pub const SOCKET_BUFFER: usize = 256 * 1024;
 const _: () = assert!(2 * MAX_FRAME < SOCKET_BUFFER);
 
 /// The variable with the number of the inherited socket.
-pub const FD_VARIABLE: &str = carrack_transports::fd_channel::INHERITED;
+pub const FD_VARIABLE: &str = carrack_transports::net::adopt::INHERITED;
 
 /// The variable with the number of the rank.
 pub const RANK_VARIABLE: &str = "CARRACK_RANK";

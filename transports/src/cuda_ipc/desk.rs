@@ -7,7 +7,8 @@
 //! from each other would else wait for ever.
 
 use super::exports::Allocation;
-use crate::fd_channel::{Channel, ConnectError, Listener, Received, is_shortage};
+use crate::net::is_shortage;
+use crate::net::packets::{Channel, ConnectError, Listener, Received};
 use crate::fork::Owner;
 use crate::mem::MapError;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};

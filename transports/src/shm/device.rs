@@ -13,7 +13,7 @@ use crate::contract::{
     AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled,
     Reach, Splits, SubmitError, Unavailable,
 };
-use crate::fd_channel::Listener;
+use crate::net::packets::Listener;
 use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::sync::BiasedLock;

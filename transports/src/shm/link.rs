@@ -9,7 +9,8 @@ use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
 };
-use crate::fd_channel::{Channel, ConnectError, Received, is_shortage};
+use crate::net::is_shortage;
+use crate::net::packets::{Channel, ConnectError, Received};
 use crate::fork::Owner;
 use crate::mem::{MapError, MemRef, copy::copy_now};
 use crate::sync::BiasedLock;

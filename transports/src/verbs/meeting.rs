@@ -15,7 +15,7 @@ use super::transfers;
 use super::wire::{End, Message, Nonce, proof};
 use super::wr_id::MOST_CONNECTIONS;
 use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
-use crate::fd_channel::is_shortage;
+use crate::net::is_shortage;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use std::io;

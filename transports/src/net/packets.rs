@@ -8,6 +8,8 @@
 //! So both ends look at the user of the other, as the kernel tells it, before a byte is sent or
 //! read. That the other end belongs to the job is for a secret to show.
 
+use super::greeting::{Carrier, Fault};
+use super::is_shortage;
 use crate::fork::Owner;
 use rustix::io::Errno;
 use rustix::net::{
@@ -15,93 +17,10 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{Pid, PidfdFlags};
-use std::collections::BTreeSet;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
-
-/// Returns `true` if a call failed because something is short for now: descriptors, memory, or room
-/// in a queue. The same call can succeed later, and its failure says nothing about a peer.
-pub fn is_shortage(error: Errno) -> bool {
-    matches!(
-        error,
-        Errno::AGAIN
-            | Errno::MFILE
-            | Errno::NFILE
-            | Errno::NOMEM
-            | Errno::NOBUFS
-            | Errno::NOSPC
-            | Errno::TOOMANYREFS
-    )
-}
-
-/// Why an inherited descriptor was not taken over. It is as it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AdoptError {
-    /// Nothing is open under the number.
-    NotOpen,
-    /// It is no socket.
-    NotASocket,
-    /// It is a socket of another kind.
-    OtherSocket,
-    /// It was taken over before.
-    Taken,
-    /// The system's word.
-    System(Errno),
-}
-
-/// The variable by which a launcher tells a process the number of the socket that it inherits.
-pub const INHERITED: &str = "CARRACK_BOOTSTRAP_FD";
-
-/// Takes over the socket that this process inherited, under the number in [`INHERITED`].
-///
-/// # Errors
-/// See [`AdoptError`].
-pub fn inherited() -> Result<OwnedFd, AdoptError> {
-    let number = std::env::var(INHERITED).ok().and_then(|number| number.parse().ok());
-    // SAFETY: the variable is the launcher's word that the descriptor was passed on for this, and
-    // it alone can pass one on. Safe code of this edition sets no variable.
-    unsafe { adopt(number.ok_or(AdoptError::NotOpen)?) }
-}
-
-/// Takes over a Unix socket of sequenced packets, and sets it to close on exec. Each number can be
-/// taken over once.
-///
-/// # Errors
-/// See [`AdoptError`].
-///
-/// # Safety
-/// The descriptor of that number, if it is open, is owned by nothing else in this process.
-///
-/// ```compile_fail,E0133
-/// let standard_error = carrack_transports::fd_channel::adopt(2);
-/// ```
-pub unsafe fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
-    static TAKEN: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
-    // SAFETY: the call reads a flag and touches no memory; a number that is not open is an error.
-    if number < 0 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
-        return Err(AdoptError::NotOpen);
-    }
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if taken.contains(&number) {
-        return Err(AdoptError::Taken);
-    }
-    // SAFETY: it is open, and only looked at.
-    let seen = unsafe { BorrowedFd::borrow_raw(number) };
-    match (rustix::net::sockopt::socket_domain(seen), rustix::net::sockopt::socket_type(seen)) {
-        (Ok(AddressFamily::UNIX), Ok(SocketType::SEQPACKET)) => {}
-        (Ok(_), Ok(_)) => return Err(AdoptError::OtherSocket),
-        (Err(Errno::NOTSOCK), _) => return Err(AdoptError::NotASocket),
-        (Err(error), _) | (_, Err(error)) => return Err(AdoptError::System(error)),
-    }
-    rustix::io::fcntl_setfd(seen, rustix::io::FdFlags::CLOEXEC).map_err(AdoptError::System)?;
-    taken.insert(number);
-    // SAFETY: it is open. Nothing else owns it, says the caller, and the set remembers that this
-    // does.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
-}
 
 /// Descriptors that one message carries at most.
 pub const MAX_FDS: usize = 4;
@@ -300,6 +219,29 @@ impl Channel {
         Ok(Received::Message(message.bytes, fds))
     }
 
+    /// Receives one message of up to `longest` bytes. Descriptors that come with it are closed by
+    /// the kernel.
+    fn receive_bytes(&self, longest: usize) -> Result<Option<Vec<u8>>, Fault> {
+        let mut bytes = vec![0; longest];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        match rustix::net::recv(&self.0, &mut bytes[..], flags) {
+            Ok((_, 0)) => Err(Fault::Gone("its socket hung up".into())),
+            Ok((_, len)) if len > longest => {
+                Err(Fault::Wrong(format!("a message of {len} bytes: it is no rank of Carrack's")))
+            }
+            Ok((_, len)) => {
+                bytes.truncate(len);
+                Ok(Some(bytes))
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(Errno::CONNRESET | Errno::PIPE) => {
+                Err(Fault::Gone("its socket hung up".into()))
+            }
+            Err(error) if is_shortage(error) => Err(Fault::Short(error)),
+            Err(error) => Err(Fault::Wrong(format!("its socket failed: {error}"))),
+        }
+    }
+
     /// Takes the message off that was looked at. The descriptors that it brought are those that
     /// were given.
     fn take(&self) -> Result<(), Errno> {
@@ -309,6 +251,19 @@ impl Channel {
                 outcome => return outcome.map(drop),
             }
         }
+    }
+}
+
+impl Carrier for Channel {
+    fn say(&mut self, message: &[u8]) -> Result<(), Fault> {
+        self.send(message, &[]).map_err(|error| match error {
+            error if is_shortage(error) => Fault::Short(error),
+            error => Fault::Gone(format!("its socket failed: {error}")),
+        })
+    }
+
+    fn hear(&mut self, longest: usize) -> Result<Option<Vec<u8>>, Fault> {
+        self.receive_bytes(longest)
     }
 }
 
@@ -332,25 +287,6 @@ fn new_socket() -> Result<OwnedFd, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::IntoRawFd;
-
-    #[test]
-    fn a_descriptor_is_taken_over_once_and_only_if_it_is_a_socket_of_packets() {
-        // SAFETY: nothing owns these numbers: they are not open, or were given up.
-        let adopt = |number| unsafe { adopt(number) };
-        for number in [-1, 987_654] {
-            assert_eq!(adopt(number).unwrap_err(), AdoptError::NotOpen);
-        }
-        let file = std::fs::File::open("/dev/null").unwrap().into_raw_fd();
-        assert_eq!(adopt(file).unwrap_err(), AdoptError::NotASocket);
-        let stream = std::os::unix::net::UnixStream::pair().unwrap().0.into_raw_fd();
-        assert_eq!(adopt(stream).unwrap_err(), AdoptError::OtherSocket);
-        let number = new_socket().unwrap().into_raw_fd();
-        let socket = adopt(number).unwrap();
-        assert_eq!(adopt(number).unwrap_err(), AdoptError::Taken);
-        let flags = rustix::io::fcntl_getfd(&socket).unwrap();
-        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
-    }
 
     #[test]
     fn a_message_and_its_descriptors_arrive_whole_and_an_end_is_noticed() {
