@@ -14,9 +14,13 @@ use carrack::transports::contract::{
     Batch, Device, DownCause, Event, Header, Identity, Link, Op, PeerId, Submit, SubmitError,
     Transport,
 };
+use carrack::transports::net::greeting::{Failure, Progress};
 use carrack::transports::net::packets::{Channel, Listener, Received};
+use carrack::transports::net::proof::Role;
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
-use carrack::transports::shm::handshake::{Address, MAX_MESSAGE, Message, Place};
+use carrack::transports::shm::handshake::{
+    Address, MAX_MESSAGE, Message, PROTOCOL, Place, greeting,
+};
 use carrack::transports::shm::segment::{BellPage, Segment, SegmentSlots};
 use carrack::transports::shm::{Geometry, Shm};
 use carrack::transports::sync::ring::{Producer, Slots};
@@ -112,9 +116,35 @@ impl Ground {
         Channel::connect(&Address::decode(&self.victim.address()).unwrap().name).unwrap()
     }
 
+    /// Somebody who has proved that it is this rank, and has not said hello.
+    fn prove(&mut self, rank: PeerId) -> Channel {
+        let mut channel = self.knock();
+        self.greet(Role::Dialer, rank, SECRET, &mut channel).unwrap();
+        channel
+    }
+
+    /// A greeting with the victim, to its end.
+    fn greet(
+        &mut self,
+        role: Role,
+        me: PeerId,
+        secret: [u8; 16],
+        channel: &mut Channel,
+    ) -> Result<(), Failure> {
+        let mut greeting = greeting(role, &Identity { me, ranks: 3, secret }).unwrap();
+        let start = Instant::now();
+        loop {
+            if let Progress::Proven(_) = greeting.advance(channel)? {
+                return Ok(());
+            }
+            assert!(self.poll().is_empty(), "a stranger's doings are nobody's event");
+            assert!(start.elapsed() < LIMIT / 2, "the victim does not answer");
+        }
+    }
+
     /// A hello that is right in everything, and the attacker's end of the link.
     fn enter(&mut self) -> Attacker {
-        let channel = self.knock();
+        let channel = self.prove(ATTACKER);
         let (segment, fd) = Segment::create(GEOMETRY).unwrap();
         channel.send(&hello().encode(), &[fd.as_fd()]).unwrap();
         let (message, _) = self.answer(&channel);
@@ -132,6 +162,9 @@ impl Ground {
             assert!(self.poll().is_empty(), "a stranger's doings are nobody's event");
             let mut bytes = [0; MAX_MESSAGE];
             match channel.receive(&mut bytes).unwrap() {
+                // The victim's part of the greeting is no answer.
+                Received::Message(len, _)
+                    if PROTOCOL.read(&bytes[..len]).is_ok_and(|(kind, _)| kind < 3) => {}
                 Received::Message(len, fds) => {
                     return (Some(Message::decode(&bytes[..len]).unwrap()), fds);
                 }
@@ -175,7 +208,7 @@ impl Attacker {
 }
 
 fn hello() -> Message {
-    Message::Hello { from: ATTACKER, secret: SECRET, geometry: GEOMETRY }
+    Message::Hello { geometry: GEOMETRY }
 }
 
 fn memfd(len: u64, seals: SealFlags) -> OwnedFd {
@@ -206,26 +239,19 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
     )
     .unwrap();
 
-    let of = |from, secret, geometry| Message::Hello { from, secret, geometry }.encode();
     let said = |bytes: Vec<u8>| (bytes, vec![right.as_fd()]);
     let with = |fds: Vec<BorrowedFd<'static>>| (hello().encode(), fds);
     let _ = with(Vec::new());
     let mut other_version = hello().encode();
-    other_version[4] += 1;
+    other_version[12] += 1;
     let mut other_magic = hello().encode();
     other_magic[0] ^= 1;
     let geometry = |change: fn(&mut Geometry)| {
         let mut geometry = GEOMETRY;
         change(&mut geometry);
-        of(ATTACKER, SECRET, geometry)
+        Message::Hello { geometry }.encode()
     };
-    let mut near = SECRET;
-    near[15] ^= 1;
     let mut attempts: Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)> = vec![
-        said(of(ATTACKER, near, GEOMETRY)),
-        said(of(ATTACKER, [0; 16], GEOMETRY)),
-        said(of(PeerId(3), SECRET, GEOMETRY)),
-        said(of(PeerId(u32::MAX), SECRET, GEOMETRY)),
         said(other_version),
         said(other_magic),
         said(geometry(|geometry| geometry.slots = 0)),
@@ -256,11 +282,26 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
         attempts.push((random(&mut rng, len), vec![]));
         // A hello with one bit wrong where every bit counts: magic, version, kind.
         let mut bytes = hello().encode();
-        bytes[rng.random_range(0..12)] ^= 1 << rng.random_range(0..8);
+        bytes[rng.random_range(0..20)] ^= 1 << rng.random_range(0..8);
         attempts.push(said(bytes));
     }
-    for (at, (bytes, fds)) in attempts.iter().enumerate() {
-        let channel = ground.knock();
+    let mut near = SECRET;
+    near[15] ^= 1;
+    for secret in [near, [0; 16]] {
+        let mut channel = ground.knock();
+        let end = ground.greet(Role::Dialer, ATTACKER, secret, &mut channel).unwrap_err();
+        assert!(end.to_string().contains("secret"), "{end}");
+    }
+    for rank in [3, u32::MAX] {
+        let mut channel = ground.knock();
+        // The victim's proof comes in front of its refusal, or is not sent at all.
+        let _ = ground.greet(Role::Dialer, PeerId(rank), SECRET, &mut channel);
+        assert!(!matches!(ground.answer(&channel).0, Some(Message::Welcome { .. })));
+    }
+    // Each by a stranger, and by one that has proved itself: a right hello is not enough for that.
+    let each = attempts.iter().flat_map(|attempt| [(attempt, false), (attempt, true)]);
+    for (at, ((bytes, fds), proves)) in each.enumerate() {
+        let channel = if proves { ground.prove(ATTACKER) } else { ground.knock() };
         channel.send(bytes, fds).unwrap();
         let (answer, fds) = ground.answer(&channel);
         match answer {
@@ -273,8 +314,12 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
             ground.others_go_on();
         }
     }
-    // Who brings more descriptors than a message carries.
     let channel = ground.knock();
+    channel.send(&hello().encode(), &[right.as_fd()]).unwrap();
+    let (answer, fds) = ground.answer(&channel);
+    assert!(matches!(answer, None | Some(Message::Refusal(_))) && fds.is_empty(), "{answer:?}");
+    // Who brings more descriptors than a message carries.
+    let channel = ground.prove(ATTACKER);
     send_many(&channel, &hello().encode(), &right, 20);
     let (answer, fds) = ground.answer(&channel);
     assert!(matches!(answer, None | Some(Message::Refusal(_))) && fds.is_empty());
@@ -286,6 +331,38 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
     ground.others_go_on();
     // After all that an honest one is let in.
     ground.enter();
+}
+
+#[test]
+fn more_than_a_thousand_that_say_nothing_keep_nobody_out() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let _watchdog = Watchdog::over("silence");
+    let limit = getrlimit(Resource::Nofile);
+    // Both ends are of this process.
+    let wanted = 4000;
+    let may = limit.maximum.is_none_or(|most| most >= wanted);
+    if limit.current.is_some_and(|now| now < wanted) && may {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit }).unwrap();
+    }
+    let mut ground = Ground::new();
+    let mut silent = Vec::new();
+    for _ in 0..if may { 1300 } else { 200 } {
+        silent.push(ground.knock());
+        ground.poll();
+    }
+    ground.others_go_on();
+    let mut attacker = ground.enter();
+    attacker.place(u32::MAX, 1);
+    ground.reports_the_attacker("one that came behind them");
+    if may {
+        // The first to come have had to go, and the last have not.
+        let is_closed = |channel: &Channel| {
+            let told = |received| matches!(received, Ok(Received::Message(..)));
+            while told(channel.receive(&mut [0; MAX_MESSAGE])) {}
+            matches!(channel.receive(&mut [0; MAX_MESSAGE]), Ok(Received::Closed))
+        };
+        assert!(is_closed(&silent[0]) && !is_closed(&silent[1299]));
+    }
 }
 
 /// As `Channel::send`, with as many descriptors as the kernel lets through.
@@ -319,7 +396,7 @@ fn refused_strangers_leave_no_descriptor_behind() {
     let mut counts = Vec::new();
     for _ in 0..3 {
         for _ in 0..20 {
-            let channel = ground.knock();
+            let channel = if counts.is_empty() { ground.knock() } else { ground.prove(ATTACKER) };
             send_many(&channel, &hello().encode(), &right, 3);
             ground.answer(&channel);
             let mut attacker = ground.enter();
@@ -477,11 +554,17 @@ impl FalseReceiver {
     }
 
     /// Takes the victim's hello: its segment, as the receiver sees it.
-    fn accept(&self) -> (Channel, Arc<Segment>) {
-        let channel = self.listener.accept().unwrap().unwrap();
+    fn accept(&self, ground: &mut Ground) -> (Channel, Arc<Segment>) {
+        let mut channel = self.listener.accept().unwrap().unwrap();
+        ground.greet(Role::Listener, ATTACKER, SECRET, &mut channel).unwrap();
         let mut bytes = [0; MAX_MESSAGE];
-        let Received::Message(len, fds) = channel.receive(&mut bytes).unwrap() else {
-            panic!("no hello")
+        let (len, fds) = loop {
+            assert!(ground.poll().is_empty());
+            match channel.receive(&mut bytes).unwrap() {
+                Received::Message(len, fds) => break (len, fds),
+                Received::Nothing => {}
+                Received::Closed => panic!("no hello"),
+            }
         };
         let Message::Hello { geometry, .. } = Message::decode(&bytes[..len]).unwrap() else {
             panic!()
@@ -524,7 +607,7 @@ fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
     }));
     for (number, (bytes, fds)) in answers.iter().enumerate() {
         let receiver = FalseReceiver::lure(&ground, number);
-        let (channel, _segment) = receiver.accept();
+        let (channel, _segment) = receiver.accept(&mut ground);
         channel.send(bytes, fds).unwrap();
         ground.reports_the_attacker(&format!("answer {number}"));
         let sent = am(&receiver.link, b"x");
@@ -533,7 +616,7 @@ fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
     // One that refuses says why; one that hangs up is gone.
     for (number, refuses) in [(1000, true), (1001, false)] {
         let receiver = FalseReceiver::lure(&ground, number);
-        let (channel, _segment) = receiver.accept();
+        let (channel, _segment) = receiver.accept(&mut ground);
         if refuses {
             channel.send(&Message::Refusal("not today".into()).encode(), &[]).unwrap();
         }
@@ -558,7 +641,7 @@ fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
     for (number, freed) in [1_u64 << 40, u64::MAX, 17].into_iter().enumerate() {
         // A bell that no page has: ringing it must do no harm.
         let receiver = FalseReceiver::lure(&ground, 2000 + number);
-        let (channel, segment) = receiver.accept();
+        let (channel, segment) = receiver.accept(&mut ground);
         let welcome = Message::Welcome { bell: u32::MAX, fenced: true }.encode();
         channel.send(&welcome, &[page.as_fd(), wake.as_fd()]).unwrap();
         ground.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
@@ -581,7 +664,7 @@ fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
     }
     // Chunks that never come back are no reason to give up: the link is busy, for ever.
     let receiver = FalseReceiver::lure(&ground, 3000);
-    let (channel, segment) = receiver.accept();
+    let (channel, segment) = receiver.accept(&mut ground);
     channel
         .send(&Message::Welcome { bell: 7, fenced: false }.encode(), &[page.as_fd(), wake.as_fd()])
         .unwrap();
@@ -614,9 +697,14 @@ impl Job3 {
         let published = one.get("device/0/0").unwrap().unwrap();
         // The last of what is published is the address of the only transport.
         let name = published.windows(8).position(|part| part == b"carrack-").unwrap();
-        let channel = Channel::connect(&published[name..]).unwrap();
+        let mut channel = Channel::connect(&published[name..]).unwrap();
         let (segment, fd) = Segment::create(geometry).unwrap();
-        let hello = Message::Hello { from: ATTACKER, secret: *one.job().as_bytes(), geometry };
+        let me = Identity { me: ATTACKER, ranks: 3, secret: *one.job().as_bytes() };
+        let mut greeting = greeting(Role::Dialer, &me).unwrap();
+        while !matches!(greeting.advance(&mut channel).unwrap(), Progress::Proven(_)) {
+            ranks.iter().for_each(|rank| _ = rank.progress());
+        }
+        let hello = Message::Hello { geometry };
         channel.send(&hello.encode(), &[fd.as_fd()]).unwrap();
         // SAFETY: the only writing end of a fresh ring.
         let producer = unsafe { Producer::new(SegmentSlots::of(segment.clone())) };

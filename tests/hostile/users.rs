@@ -114,7 +114,7 @@ fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
     let wrong = [&pipe, &blocking, &socket, &file, &page];
     for (number, wake) in wrong.into_iter().enumerate() {
         let receiver = super::FalseReceiver::lure(&ground, 4000 + number);
-        let (channel, _segment) = receiver.accept();
+        let (channel, _segment) = receiver.accept(&mut ground);
         let welcome = Message::Welcome { bell: 1, fenced: false }.encode();
         channel.send(&welcome, &[page.as_fd(), wake.as_fd()]).unwrap();
         ground.reports_the_attacker(&format!("eventfd {number}"));
@@ -123,7 +123,7 @@ fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
     }
     // One that is right is taken.
     let receiver = super::FalseReceiver::lure(&ground, 4100);
-    let (channel, _segment) = receiver.accept();
+    let (channel, _segment) = receiver.accept(&mut ground);
     let welcome = Message::Welcome { bell: 1, fenced: false }.encode();
     channel.send(&welcome, &[page.as_fd(), eventfd().as_fd()]).unwrap();
     ground.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));

@@ -76,11 +76,23 @@ impl<T> Pending<T> {
     }
 
     /// Returns the connection at a place.
+    pub fn get(&self, place: u32) -> Option<&T> {
+        self.places.get(place as usize)?.as_ref().map(|place| &place.value)
+    }
+
+    /// Returns the connection at a place.
     pub fn get_mut(&mut self, place: u32) -> Option<&mut T> {
         self.places.get_mut(place as usize)?.as_mut().map(|place| &mut place.value)
     }
 
-    /// Takes a connection out: it is proved, refused or gone.
+    /// A connection has proved itself: it keeps its place until it is taken out, and is not counted.
+    pub fn proved(&mut self, place: u32) {
+        if let Some(Some(entry)) = self.places.get(place as usize) {
+            self.order.remove(&entry.number);
+        }
+    }
+
+    /// Takes a connection out: it is let in, refused or gone.
     pub fn take(&mut self, place: u32) -> Option<T> {
         let taken = self.places.get_mut(place as usize)?.take()?;
         self.order.remove(&taken.number);
@@ -109,7 +121,10 @@ impl<T> Pending<T> {
 
     /// Returns the places that are taken, in the order in which that happened.
     pub fn places(&self) -> Vec<u32> {
-        self.order.values().copied().collect()
+        let taken = (0..).zip(&self.places).filter_map(|(at, place)| Some((place.as_ref()?, at)));
+        let mut taken: Vec<_> = taken.map(|(place, at)| (place.number, at)).collect();
+        taken.sort_unstable();
+        taken.into_iter().map(|(_, at)| at).collect()
     }
 
     /// Takes all out.
@@ -161,7 +176,12 @@ mod tests {
         assert_eq!(here, (900..1000).collect::<Vec<_>>());
         assert_eq!(pending.take(places[950]), Some(950));
         assert_eq!((pending.take(places[950]), pending.len(), pending.crowded()), (None, 99, None));
-        assert_eq!(pending.drain().len(), 99);
+        // One that has proved itself is not pushed out.
+        pending.proved(places[960]);
+        let later: Vec<u32> = (0..1000).map(|number| pending.admit(number, now)).collect();
+        assert!(!later.contains(&places[960]));
+        assert_eq!((pending.get(places[960]), pending.len()), (Some(&960), 100));
+        assert_eq!(pending.drain().len(), 101);
         assert!(pending.is_empty());
     }
 

@@ -31,6 +31,7 @@ const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
 const INCOMING: u64 = 1 << 32;
 const OUTGOING: u64 = 2 << 32;
+const STRANGER: u64 = 3 << 32;
 
 /// What links and the device share.
 #[derive(Debug)]
@@ -62,6 +63,16 @@ impl Shared {
 
     pub(super) fn watch_incoming(&self, bell: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
         self.watch(fd, INCOMING | u64::from(bell))
+    }
+
+    pub(super) fn watch_stranger(&self, place: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.watch(fd, STRANGER | u64::from(place))
+    }
+
+    /// The socket of a stranger that is one no more.
+    pub(super) fn watch_again(&self, bell: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        let name = EventData::new_u64(INCOMING | u64::from(bell));
+        epoll::modify(&self.epoll, fd, name, EventFlags::IN | EventFlags::RDHUP)
     }
 
     pub(super) fn watch_outgoing(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -164,7 +175,7 @@ impl ShmDevice {
             shared.watch(listener.as_fd(), LISTENER)?;
             shared.watch(shared.wake.as_fd(), WAKE)?;
             let polling = Polling {
-                inbound: Inbound::default(),
+                inbound: Inbound::of(shared.identity.ranks),
                 upkeep: Upkeep::default(),
                 listener: Some(listener),
             };
@@ -202,7 +213,8 @@ impl ShmDevice {
             let key = event.data.u64();
             let number = (key & 0xffff_ffff) as u32;
             match key & !0xffff_ffff {
-                INCOMING => polling.inbound.listen(&self.shared, number),
+                INCOMING => polling.inbound.listen(number),
+                STRANGER => polling.inbound.hear_stranger(&self.shared, number),
                 OUTGOING => self.hear(polling, number, batch),
                 _ if key == WAKE => self.slept(),
                 _ => self.accept(polling),
@@ -219,14 +231,8 @@ impl ShmDevice {
                 // Whoever knocks waits, and is let in when there is what it takes.
                 Err(error) => return self.shared.tell_of_shortage(error),
             };
-            match inbound.admit(channel) {
-                // The hello is there already, most likely; if not the epoll set will tell.
-                Ok(bell) => inbound.listen(&self.shared, bell),
-                Err(channel) => {
-                    let why =
-                        format!("{} links lead here already", crate::sync::bells::Bells::COUNT);
-                    let _ = channel.send(&super::handshake::Message::Refusal(why).encode(), &[]);
-                }
+            if let Err(error) = inbound.admit(&self.shared, channel) {
+                return self.shared.tell_of_shortage(error);
             }
         }
     }
