@@ -152,6 +152,11 @@ impl Handshake {
         self.protocol.message(OPENING, &[self.mine.as_bytes()])
     }
 
+    /// Returns `true` if the other side's opening has come.
+    pub fn has_heard(&self) -> bool {
+        self.theirs.is_some()
+    }
+
     /// Takes in a message.
     ///
     /// # Errors

@@ -80,6 +80,16 @@ impl Channel {
     }
 }
 
+impl Carrier for Channel {
+    fn say(&mut self, message: &[u8]) -> Result<(), Fault> {
+        self.0.say(message)
+    }
+
+    fn hear(&mut self, longest: usize) -> Result<Option<Vec<u8>>, Fault> {
+        self.0.hear(longest)
+    }
+}
+
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -595,7 +595,7 @@ impl Polling {
         self.stash.clear();
         self.opened = None;
         self.partings.clear();
-        self.strangers = Strangers::default();
+        self.strangers = Strangers::of(self.shared.identity.ranks);
         self.listener = None;
         // All queue pairs are gone: nothing is received into packets any more.
         self.receives.close();

@@ -3,8 +3,10 @@
 use super::address::DeviceKey;
 use super::channel::Channel;
 use super::connection::Connection;
-use super::wire::{End, Nonce};
+use super::wire::End;
 use crate::contract::PeerId;
+use crate::net::greeting::Greeting;
+use crate::net::proof::Session;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use std::sync::Arc;
 /// How far a connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// This side calls, and was not challenged so far.
+    /// This side calls, and both sides are not proved so far.
     Calling,
     /// It has introduced itself.
     Introduced,
@@ -54,8 +56,10 @@ pub(super) struct Entry {
     /// Where it was called, and how often again after it had hung up without a word.
     pub(super) called: Option<SocketAddr>,
     pub(super) calls_again: u8,
-    /// What the peer has to prove its knowledge of the secret for.
-    pub(super) nonce: Nonce,
+    /// Of a call of this side, until both sides are proved.
+    pub(super) greeting: Option<Box<Greeting>>,
+    /// What came of it.
+    pub(super) session: Option<Box<Session>>,
     pub(super) mine: End,
     pub(super) queue_pair: u32,
     /// The peer's, once that is known.
