@@ -30,6 +30,11 @@ impl Inbox {
         Self { bytes: Vec::new(), taken: 0, longest }
     }
 
+    /// Changes the length of the longest frame.
+    pub fn allow(&mut self, longest: usize) {
+        self.longest = longest;
+    }
+
     /// Takes in a piece of the stream.
     pub fn extend(&mut self, piece: &[u8]) {
         if self.taken > 0 {

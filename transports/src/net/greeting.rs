@@ -73,6 +73,11 @@ impl Greeting {
         Ok(Self { handshake, longest: protocol.longest, unsaid, proven: None })
     }
 
+    /// Returns what the other side claims to be, proved or not.
+    pub fn claim(&self) -> Option<Claim> {
+        self.handshake.claim()
+    }
+
     /// Returns `true` if the other side has said something: it speaks this protocol.
     pub fn has_heard(&self) -> bool {
         self.handshake.has_heard()

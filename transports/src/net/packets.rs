@@ -128,6 +128,28 @@ impl Channel {
         if peer.is_this_user() { Ok(channel) } else { Err(ConnectError::OtherUser(peer)) }
     }
 
+    /// The two ends of a connection within this process.
+    pub fn pair() -> Result<(Self, Self), Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
+        let owner = Owner::this_process();
+        Ok((Self(one, owner), Self(other, owner)))
+    }
+
+    /// One end of a connection that a process of this user has made and passed on.
+    pub fn inherited(socket: OwnedFd) -> Result<Self, ConnectError> {
+        rustix::fs::fcntl_setfl(&socket, rustix::fs::OFlags::NONBLOCK)?;
+        let channel = Self(socket, Owner::this_process());
+        let peer = channel.peer()?;
+        if peer.is_this_user() { Ok(channel) } else { Err(ConnectError::OtherUser(peer)) }
+    }
+
+    /// The socket itself, for a process that inherits it.
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+
     /// Who is at the other end.
     pub fn peer(&self) -> Result<Peer, Errno> {
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
@@ -222,17 +244,22 @@ impl Channel {
     /// Receives one message of up to `longest` bytes. Descriptors that come with it are closed by
     /// the kernel.
     fn receive_bytes(&self, longest: usize) -> Result<Option<Vec<u8>>, Fault> {
-        let mut bytes = vec![0; longest];
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-        match rustix::net::recv(&self.0, &mut bytes[..], flags) {
-            Ok((_, 0)) => Err(Fault::Gone("its socket hung up".into())),
+        // Its length first: most looks find nothing, and most messages are far from the longest.
+        let received = match rustix::net::recv(&self.0, &mut [0; 0], flags | RecvFlags::PEEK) {
+            Ok((_, 0)) => return Err(Fault::Gone("its socket hung up".into())),
             Ok((_, len)) if len > longest => {
-                Err(Fault::Wrong(format!("a message of {len} bytes: it is no rank of Carrack's")))
+                let why = format!("a message of {len} bytes: it is no rank of Carrack's");
+                return Err(Fault::Wrong(why));
             }
             Ok((_, len)) => {
-                bytes.truncate(len);
-                Ok(Some(bytes))
+                let mut bytes = vec![0; len];
+                rustix::net::recv(&self.0, &mut bytes[..], flags).map(|_| bytes)
             }
+            Err(error) => Err(error),
+        };
+        match received {
+            Ok(bytes) => Ok(Some(bytes)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(Errno::CONNRESET | Errno::PIPE) => {
                 Err(Fault::Gone("its socket hung up".into()))

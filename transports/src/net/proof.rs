@@ -40,6 +40,11 @@ impl Key {
         Self(Hmac::new_from_slice(secret).unwrap_or_else(|_| unreachable!("a key of any length")))
     }
 
+    /// Returns a keyed hash for another purpose, which the label names.
+    pub fn derive(&self, label: &[u8], bytes: &[u8]) -> Proof {
+        self.0.clone().chain_update(label).chain_update(bytes).finalize().into_bytes().into()
+    }
+
     fn hash(&self, said: &Said, message: &[u8]) -> Hmac<Sha256> {
         self.0.clone().chain_update(said.as_bytes()).chain_update(message)
     }
@@ -150,6 +155,11 @@ impl Handshake {
     /// Returns the first message, which is to be sent at once.
     pub fn opening(&self) -> Vec<u8> {
         self.protocol.message(OPENING, &[self.mine.as_bytes()])
+    }
+
+    /// Returns what the other side claims to be, proved or not.
+    pub fn claim(&self) -> Option<Claim> {
+        self.theirs.map(|theirs| theirs.claim)
     }
 
     /// Returns `true` if the other side's opening has come.

@@ -75,6 +75,12 @@ impl TcpChannel {
         Ok(Self { stream, limits, inbox, outbox })
     }
 
+    /// Changes the bounds, for what follows a greeting.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.inbox.allow(limits.longest);
+        self.limits = limits;
+    }
+
     /// Writes what has waited for room.
     ///
     /// # Errors
