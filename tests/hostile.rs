@@ -14,10 +14,10 @@ use carrack::transports::contract::{
     Batch, Device, DownCause, Event, Header, Identity, Link, Op, PeerId, Submit, SubmitError,
     Transport,
 };
+use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::net::greeting::{Failure, Progress};
 use carrack::transports::net::packets::{Channel, Listener, Received};
 use carrack::transports::net::proof::Role;
-use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
 use carrack::transports::shm::handshake::{
     Address, MAX_MESSAGE, Message, PROTOCOL, Place, greeting,
 };

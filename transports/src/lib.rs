@@ -30,12 +30,12 @@ pub mod clock;
 pub mod contract;
 #[cfg(not(loom))]
 pub mod cuda_ipc;
-pub mod net;
 pub mod fork;
 pub mod gpu;
 #[cfg(not(loom))]
 pub mod loopback;
 pub mod mem;
+pub mod net;
 #[cfg(not(loom))]
 pub mod shm;
 #[cfg(not(loom))]

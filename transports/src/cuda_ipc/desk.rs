@@ -144,8 +144,7 @@ impl Broker {
     /// Waits for something to happen, and does what follows. Returns `false` when it is to stop.
     fn turn(&mut self, stopped: &OwnedFd) -> bool {
         let watched = self.callers.places();
-        let callers: Vec<_> =
-            watched.iter().filter_map(|place| self.callers.get(*place)).collect();
+        let callers: Vec<_> = watched.iter().filter_map(|place| self.callers.get(*place)).collect();
         let waits = callers.iter().any(|caller| caller.waits);
         let deadline = self.callers.deadline();
         let limit = match (waits, deadline) {

@@ -115,7 +115,7 @@ impl Greeting {
                 Ok(Step::Say(reply)) => self.unsaid.push_back(reply),
                 Ok(Step::Proven(reply, session)) => {
                     self.unsaid.extend(reply);
-                    self.proven = Some(Box::new(session));
+                    self.proven = Some(session);
                     self.say(carrier)?;
                 }
                 Err(why) => return Ok(Err(why)),

@@ -113,7 +113,9 @@ mod tests {
         assert!(other.read(&bytes).unwrap_err().contains("another protocol"));
         assert!(PROTOCOL.read(b"GET").unwrap_err().contains("not Carrack's"));
         assert!(PROTOCOL.read(&bytes[..HEADER - 1]).unwrap_err().contains("too short"));
-        assert!(PROTOCOL.read(&PROTOCOL.message(20, &[&[0; 60]])).unwrap_err().contains("80 bytes"));
+        assert!(
+            PROTOCOL.read(&PROTOCOL.message(20, &[&[0; 60]])).unwrap_err().contains("80 bytes")
+        );
     }
 
     #[test]

@@ -261,9 +261,7 @@ impl Channel {
         match received {
             Ok(bytes) => Ok(Some(bytes)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(Errno::CONNRESET | Errno::PIPE) => {
-                Err(Fault::Gone("its socket hung up".into()))
-            }
+            Err(Errno::CONNRESET | Errno::PIPE) => Err(Fault::Gone("its socket hung up".into())),
             Err(error) if is_shortage(error) => Err(Fault::Short(error)),
             Err(error) => Err(Fault::Wrong(format!("its socket failed: {error}"))),
         }

@@ -67,8 +67,9 @@ pub enum Role {
 
 /// What one side says that it is. Zero stands for what is not known.
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 pub struct Claim {
     /// The run of the job.
     pub run: U64,
@@ -139,7 +140,7 @@ pub enum Step {
     /// This is to be sent; then its next message is waited for.
     Say(Vec<u8>),
     /// Both sides are proved. The listener still has to send its own proof.
-    Proven(Option<Vec<u8>>, Session),
+    Proven(Option<Vec<u8>>, Box<Session>),
 }
 
 impl Handshake {
@@ -191,7 +192,8 @@ impl Handshake {
                 }
                 let reply = (self.role == Role::Listener).then(|| self.proof(&theirs));
                 let (key, role) = (self.key.clone(), self.role);
-                Ok(Step::Proven(reply, Session { key, role, said, peer: theirs.claim }))
+                let session = Session { key, role, said, peer: theirs.claim };
+                Ok(Step::Proven(reply, Box::new(session)))
             }
             (REFUSAL, _) => Err(Unproven::Refused(words(body))),
             (BYE, _) => Err(Unproven::Bye),

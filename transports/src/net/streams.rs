@@ -280,8 +280,7 @@ mod tests {
         let mut overheard = Vec::<u8>::new();
         // Between the two sits one that hears all.
         let mut relay = || {
-            for (mut from, mut to) in
-                [(&left.stream, &right.stream), (&right.stream, &left.stream)]
+            for (mut from, mut to) in [(&left.stream, &right.stream), (&right.stream, &left.stream)]
             {
                 let mut piece = [0; 7];
                 while let Ok(some) = from.read(&mut piece)
@@ -309,10 +308,8 @@ mod tests {
     #[test]
     fn a_caller_with_another_secret_is_found_out_and_told() {
         let (mut caller, mut called) = pair();
-        let (mut dialer, mut listener) = (
-            greeting(Role::Dialer, b"one secret"),
-            greeting(Role::Listener, b"another secret"),
-        );
+        let (mut dialer, mut listener) =
+            (greeting(Role::Dialer, b"one secret"), greeting(Role::Listener, b"another secret"));
         let why = end(&mut listener, &mut called, || {
             assert!(!matches!(dialer.advance(&mut caller), Ok(Progress::Proven(_))));
         });

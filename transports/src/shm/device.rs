@@ -13,9 +13,9 @@ use crate::contract::{
     AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled,
     Reach, Splits, SubmitError, Unavailable,
 };
-use crate::net::packets::Listener;
 use crate::fork::Owner;
 use crate::mem::PacketSource;
+use crate::net::packets::Listener;
 use crate::sync::BiasedLock;
 use crate::sync::barrier::Barrier;
 use crate::upkeep::Upkeep;

@@ -9,12 +9,12 @@ use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
 };
-use crate::net::is_shortage;
-use crate::net::greeting::{Failure, Greeting, Progress};
-use crate::net::packets::{Channel, ConnectError, Received};
-use crate::net::proof::{Role, Unproven};
 use crate::fork::Owner;
 use crate::mem::{MapError, MemRef, copy::copy_now};
+use crate::net::greeting::{Failure, Greeting, Progress};
+use crate::net::is_shortage;
+use crate::net::packets::{Channel, ConnectError, Received};
+use crate::net::proof::{Role, Unproven};
 use crate::sync::BiasedLock;
 use crate::sync::ring::{FIRST, MAX_PAYLOAD, Producer, PushError};
 use rustix::fs::OFlags;

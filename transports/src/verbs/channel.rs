@@ -11,11 +11,8 @@ use std::time::Duration;
 
 /// A few messages may wait to be written. A machine that has crashed counts as gone after 40
 /// seconds of silence.
-const LIMITS: Limits = Limits {
-    longest: MAX_MESSAGE,
-    unwritten: 8 * MAX_MESSAGE,
-    silence: Duration::from_secs(40),
-};
+const LIMITS: Limits =
+    Limits { longest: MAX_MESSAGE, unwritten: 8 * MAX_MESSAGE, silence: Duration::from_secs(40) };
 
 /// One end of it. None of its calls waits.
 #[derive(Debug)]

@@ -122,11 +122,9 @@ impl Store {
             // A range of the clock's that is too long is as good as none.
             let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
             let mut space = [MaybeUninit::uninit(); 256];
-            let events = match epoll::wait(&self.events, &mut space, limit.as_ref()) {
-                Ok((events, _)) => events,
-                // Interrupted, or out of memory for a moment.
-                Err(_) => continue,
-            };
+            let waited = epoll::wait(&self.events, &mut space, limit.as_ref());
+            // Else interrupted, or out of memory for a moment.
+            let Ok((events, _)) = waited else { continue };
             let tokens: Vec<u64> = events.iter().map(|event| event.data.u64()).collect();
             for token in tokens {
                 // Both were made from numbers of 32 bits.
@@ -312,7 +310,8 @@ impl Store {
             return Some((why, Some(Departure::OtherSize)));
         }
         if rank == 0 || rank >= ours {
-            let why = format!("rank {rank} is not in 1..{ours}; give each process a RANK of its own");
+            let why =
+                format!("rank {rank} is not in 1..{ours}; give each process a RANK of its own");
             return Some((why, None));
         }
         if let Some(other) = self.came_from.get(rank as usize).copied().flatten() {

@@ -8,9 +8,9 @@
 //! not want a copier is not seen, nor what lives in another network namespace, nor who has given
 //! the GPU no work through the library.
 
+use crate::mem::GpuUuid;
 use crate::net::is_shortage;
 use crate::net::packets::{Channel, ConnectError, Listener};
-use crate::mem::GpuUuid;
 use rustix::io::Errno;
 use std::fmt::Display;
 use std::time::Duration;

@@ -26,7 +26,7 @@ fn said(step: Step) -> Vec<u8> {
 }
 
 /// All that both sides say, and how it ends for each.
-type Ends = (Result<Session, Unproven>, Option<Result<Session, Unproven>>);
+type Ends = (Result<Box<Session>, Unproven>, Option<Result<Box<Session>, Unproven>>);
 
 fn converse(mut dialer: Handshake, mut listener: Handshake) -> (Vec<Vec<u8>>, Ends) {
     let mut all = vec![dialer.opening(), listener.opening()];
