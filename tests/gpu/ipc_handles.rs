@@ -9,10 +9,10 @@ use carrack::ipc::{
     EVENT_BYTES, IpcError, IpcMemory, ipc_export, ipc_export_as, ipc_export_event, ipc_open,
     ipc_open_event,
 };
-use carrack::transports::fd_channel::{Channel, Listener, Received};
 use carrack::transports::gpu::{Flavour, HandleForm, Until};
 use carrack::transports::mem::copy::copy_and_wait;
 use carrack::transports::mem::{MemKind, Region};
+use carrack::transports::net::packets::{Channel, Listener, Received};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 

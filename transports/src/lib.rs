@@ -12,7 +12,7 @@
 //! | [`shm`] | the transport between processes of one node: rings and chunks in sealed memfds |
 //! | [`cuda_ipc`] | GPU memory of other processes of the node, mapped |
 //! | [`verbs`] | RDMA devices through libibverbs, opened at run time |
-//! | [`fd_channel`] | Unix sockets that carry file descriptors |
+//! | [`net`] | framed, bounded, authenticated connections between processes |
 //! | [`fork`] | detection of forks: is this still the process that made an object? |
 //! | [`signals`] | signals to the process that become chores of progress |
 //! | [`trial`] | attempts in a process of their own, because they may cost it its GPU context |
@@ -31,12 +31,12 @@ pub mod contract;
 #[cfg(not(loom))]
 pub mod cuda_ipc;
 mod dynamic;
-pub mod fd_channel;
 pub mod fork;
 pub mod gpu;
 #[cfg(not(loom))]
 pub mod loopback;
 pub mod mem;
+pub mod net;
 #[cfg(not(loom))]
 pub mod shm;
 #[cfg(not(loom))]

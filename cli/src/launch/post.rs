@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 use carrack::bootstrap::protocol::{Frame, MAX_FRAME, SOCKET_BUFFER};
 use carrack::bootstrap::server::Server;
 use carrack::bootstrap::{Departure, JobId};
+use carrack::transports::net::greeting::{Carrier as _, Fault};
+use carrack::transports::net::packets::Channel;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
-};
 
 /// How much may wait for a rank that does not read before it is not listened to any more, in bytes.
 /// That bounds memory: every answer was asked for.
@@ -33,11 +32,10 @@ pub(super) struct Post {
     hung_up: VecDeque<(Instant, u32)>,
     /// What ranks have been refused, for the launcher to say.
     complaints: Vec<String>,
-    buffer: Vec<u8>,
 }
 
 struct Mailbox {
-    socket: OwnedFd,
+    socket: Channel,
     outbox: VecDeque<Vec<u8>>,
     outbox_bytes: usize,
     watched_for: epoll::EventFlags,
@@ -52,7 +50,6 @@ impl Post {
             boxes: (0..ranks).map(|_| None).collect(),
             hung_up: VecDeque::new(),
             complaints: Vec::new(),
-            buffer: vec![0; MAX_FRAME + 1],
         }
     }
 
@@ -63,19 +60,18 @@ impl Post {
         main: &OwnedFd,
         token: u64,
     ) -> rustix::io::Result<OwnedFd> {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (ours, theirs) = Channel::pair()?;
         for end in [&ours, &theirs] {
             set_socket_send_buffer_size(end, SOCKET_BUFFER)?;
         }
         let watched_for = epoll::EventFlags::IN;
         epoll::add(main, &ours, epoll::EventData::new_u64(token), watched_for)?;
         let hello = self.server.hello(rank).encode();
-        send(&ours, &hello, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+        ours.send(&hello, &[])?;
         let (outbox, outbox_bytes) = (VecDeque::new(), 0);
         self.boxes[rank as usize] =
             Some(Mailbox { socket: ours, outbox, outbox_bytes, watched_for, token });
-        Ok(theirs)
+        Ok(theirs.into_fd())
     }
 
     /// Handles what a rank has sent, and sends what waits for it.
@@ -131,22 +127,20 @@ impl Post {
         at_most: usize,
     ) -> rustix::io::Result<Received> {
         for _ in 0..at_most {
-            let Some(mailbox) = &self.boxes[rank as usize] else {
+            let Some(mailbox) = &mut self.boxes[rank as usize] else {
                 return Ok(Received::All);
             };
             if mailbox.outbox_bytes > OUTBOX_FULL && at_most != usize::MAX {
                 return Ok(Received::All);
             }
-            match recv(&mailbox.socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) | Err(Errno::CONNRESET) => return Ok(Received::HungUp),
-                Ok((len, _)) => {
-                    let outgoing = self.server.receive(rank, &self.buffer[..len]);
-                    self.deliver(outgoing, main)?;
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(Received::All),
-                Err(errno) => return Err(errno),
-            }
+            let bytes = match mailbox.socket.hear(MAX_FRAME) {
+                Ok(Some(bytes)) => bytes,
+                Ok(None) => return Ok(Received::All),
+                Err(Fault::Short(errno)) => return Err(errno),
+                Err(Fault::Gone(_) | Fault::Wrong(_)) => return Ok(Received::HungUp),
+            };
+            let outgoing = self.server.receive(rank, &bytes);
+            self.deliver(outgoing, main)?;
         }
         Ok(Received::All)
     }
@@ -171,8 +165,8 @@ impl Post {
             return Ok(());
         };
         while let Some(bytes) = mailbox.outbox.front() {
-            match send(&mailbox.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(_) => {
+            match mailbox.socket.send(bytes, &[]) {
+                Ok(()) => {
                     mailbox.outbox_bytes -= bytes.len();
                     mailbox.outbox.pop_front();
                 }

@@ -4,14 +4,14 @@
 
 use std::os::fd::OwnedFd;
 
-use carrack_transports::fd_channel::{self, AdoptError};
+use carrack_transports::net::adopt::{self, AdoptError};
 
 use super::error::BootstrapError;
 use super::protocol::FD_VARIABLE;
 
 /// Takes over the launcher's socket: the descriptor whose `number` stands in the environment.
 pub(super) fn adopt(number: i32) -> Result<OwnedFd, BootstrapError> {
-    fd_channel::inherited().map_err(|error| match error {
+    adopt::inherited().map_err(|error| match error {
         AdoptError::NotOpen => wrong(format!(
             "is {number}, which is not an open descriptor here: only the program that \
              `carrack run` starts inherits it, and not what that program starts in turn"

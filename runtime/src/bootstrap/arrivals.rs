@@ -37,7 +37,7 @@ enum Answer {
 #[derive(Clone, Debug)]
 enum End {
     LauncherGone,
-    AboveGone { rank: u32, address: String },
+    StoreGone { rank: u32, address: String },
     Refused(String),
 }
 
@@ -105,9 +105,14 @@ impl Arrivals {
         self.end(End::LauncherGone);
     }
 
-    /// Takes in that the rank above this one in the tree has hung up.
-    pub(super) fn above_gone(&mut self, rank: u32, address: String) {
-        self.end(End::AboveGone { rank, address });
+    /// Takes in that rank 0, which has the store, has hung up.
+    pub(super) fn store_gone(&mut self, rank: u32, address: String) {
+        self.end(End::StoreGone { rank, address });
+    }
+
+    /// Takes note of what a fence would be woken for.
+    pub(super) fn take_fence_news(&self) {
+        self.for_fences.lower();
     }
 
     fn end(&mut self, end: End) {
@@ -149,8 +154,8 @@ impl Arrivals {
         match &self.end {
             None => Ok(()),
             Some(End::LauncherGone) => Err(BootstrapError::LauncherGone),
-            Some(End::AboveGone { rank, address }) => {
-                Err(BootstrapError::TreeGone { rank: *rank, address: address.clone() })
+            Some(End::StoreGone { rank, address }) => {
+                Err(BootstrapError::StoreGone { rank: *rank, address: address.clone() })
             }
             Some(End::Refused(why)) => Err(BootstrapError::Refused { why: why.clone() }),
         }

@@ -26,6 +26,12 @@ pub enum Departure {
     Misbehaved,
     /// It has not come to the job in time.
     NeverCame,
+    /// A process came as this rank, and does not hold the job's secret.
+    OtherSecret,
+    /// Two processes came as this rank.
+    CameTwice,
+    /// It takes the job for one of another size.
+    OtherSize,
 }
 
 impl Departure {
@@ -49,6 +55,17 @@ impl fmt::Display for Departure {
                 "has not come to the job in time (CARRACK_BOOTSTRAP_TIMEOUT says how many seconds \
                 it has)",
             ),
+            Self::OtherSecret => f.write_str(
+                "came with another job secret: set CARRACK_JOB_SECRET to the same text on all \
+                ranks, or on none",
+            ),
+            Self::CameTwice => f.write_str(
+                "was started twice: give each process a RANK of its own, and end what is left of \
+                earlier jobs",
+            ),
+            Self::OtherSize => {
+                f.write_str("has another WORLD_SIZE than rank 0: give all ranks the same")
+            }
         }
     }
 }
@@ -200,7 +217,7 @@ pub enum BootstrapError {
         "the connection to rank {rank} at {address} is gone, through which this rank found the others; look for that rank's own \
          messages first, and start the job again"
     )]
-    TreeGone {
+    StoreGone {
         /// The rank.
         rank: u32,
         /// Its address.

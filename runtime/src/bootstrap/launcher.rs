@@ -5,22 +5,16 @@
 use std::collections::VecDeque;
 use std::env;
 use std::ffi::OsString;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, epoll, poll};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
-use rustix::process::{Pid, getpid};
+use carrack_transports::net::greeting::Fault;
+use carrack_transports::net::packets::{Channel, ConnectError};
 
 use super::adopt::{adopt, wrong};
-use super::arrivals::Arrivals;
+use super::client::{Client, Host, Wire};
 use super::error::BootstrapError;
 use super::job::JobId;
-use super::protocol::{
-    FD_VARIABLE, Frame, MAX_FRAME, RANK_VARIABLE, SIZE_VARIABLE, VERSION, check_key, check_total,
-    check_value,
-};
+use super::protocol::{FD_VARIABLE, Frame, RANK_VARIABLE, SIZE_VARIABLE, VERSION};
 use super::{Bootstrap, MAX_RANKS};
 
 /// The bootstrap of a program that `carrack run` has started.
@@ -32,25 +26,7 @@ pub struct FromLauncher {
     rank: u32,
     size: u32,
     job: JobId,
-    made_in: Pid,
-    /// Watches the socket and the answers that another thread took in; what `wait_fd` gives.
-    watch: OwnedFd,
-    /// Wakes a fence whose end another thread took in.
-    fence_news: OwnedFd,
-    /// Held through a fence, so that those of several threads take turns.
-    fence_turn: Mutex<()>,
-    connection: Mutex<Connection>,
-    socket: OwnedFd,
-}
-
-#[derive(Debug)]
-struct Connection {
-    arrivals: Arrivals,
-    /// Frames that the socket had no room for. Bounded: by what a rank may put, and ask for.
-    outbox: VecDeque<Vec<u8>>,
-    bytes_put: usize,
-    fences: u64,
-    buffer: Vec<u8>,
+    client: Client,
 }
 
 impl FromLauncher {
@@ -82,125 +58,15 @@ impl FromLauncher {
     /// read before; [`BootstrapError::Version`]; [`BootstrapError::LauncherGone`];
     /// [`BootstrapError::Os`].
     pub fn from_socket(socket: OwnedFd, rank: u32, size: u32) -> Result<Self, BootstrapError> {
-        let mut buffer = vec![0; MAX_FRAME];
-        let job = greeting(&socket, &mut buffer, rank, size)?;
-        let arrivals = Arrivals::new()?;
-        let fence_news = arrivals.for_fences()?;
-        let watch = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .and_then(|watch| {
-                let data = epoll::EventData::new_u64(0);
-                epoll::add(&watch, &socket, data, epoll::EventFlags::IN)?;
-                epoll::add(&watch, arrivals.for_gets(), data, epoll::EventFlags::IN)?;
-                Ok(watch)
-            })
-            .map_err(|errno| BootstrapError::os("making an epoll for the bootstrap", errno))?;
-        Ok(Self {
-            rank,
-            size,
-            job,
-            made_in: getpid(),
-            watch,
-            fence_news,
-            fence_turn: Mutex::new(()),
-            connection: Mutex::new(Connection {
-                arrivals,
-                outbox: VecDeque::new(),
-                bytes_put: 0,
-                fences: 0,
-                buffer,
-            }),
-            socket,
-        })
-    }
-
-    /// The connection, after what has come has been taken in and what waits has been sent as far
-    /// as there is room.
-    fn connection(&self) -> Result<MutexGuard<'_, Connection>, BootstrapError> {
-        // Calls in a forked child are an error: parent and child would take each other's answers
-        // off the one socket.
-        let used_in = getpid();
-        if used_in != self.made_in {
-            return Err(BootstrapError::Forked {
-                made_in: self.made_in.as_raw_pid(),
-                used_in: used_in.as_raw_pid(),
-            });
-        }
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        connection.receive(&self.socket)?;
-        self.flush(&mut connection)?;
-        Ok(connection)
-    }
-
-    /// Sends, or keeps for later when the socket has no room.
-    fn send(&self, connection: &mut Connection, frame: &Frame) -> Result<(), BootstrapError> {
-        connection.arrivals.check_end()?;
-        connection.outbox.push_back(frame.encode());
-        self.flush(connection)
-    }
-
-    fn flush(&self, connection: &mut Connection) -> Result<(), BootstrapError> {
-        let had_to_wait = !connection.outbox.is_empty();
-        while let Some(bytes) = connection.outbox.front() {
-            match send(&self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(_) => drop(connection.outbox.pop_front()),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => break,
-                Err(Errno::PIPE | Errno::CONNRESET) => {
-                    connection.arrivals.launcher_gone();
-                    connection.outbox.clear();
-                }
-                Err(errno) => return Err(BootstrapError::os("sending to the launcher", errno)),
+        let channel = Channel::inherited(socket).map_err(|error| match error {
+            ConnectError::System(errno) => {
+                BootstrapError::os("taking over the launcher's socket", errno)
             }
-        }
-        if had_to_wait {
-            // A sleeper is also to be woken when there is room again, for nobody else would send.
-            let data = epoll::EventData::new_u64(0);
-            epoll::modify(&self.watch, &self.socket, data, connection.interest())
-                .map_err(|errno| BootstrapError::os("watching the launcher's socket", errno))?;
-        }
-        Ok(())
-    }
-
-    /// Sleeps until there is something to take in or send, or another thread has taken it in.
-    fn sleep(&self, connection: MutexGuard<'_, Connection>) -> Result<(), BootstrapError> {
-        let mut interest = PollFlags::IN;
-        if !connection.outbox.is_empty() {
-            interest |= PollFlags::OUT;
-        }
-        drop(connection);
-        let mut fds =
-            [PollFd::new(&self.socket, interest), PollFd::new(&self.fence_news, PollFlags::IN)];
-        match poll(&mut fds, None) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(BootstrapError::os("waiting for the launcher", errno)),
-        }
-    }
-}
-
-impl Connection {
-    fn receive(&mut self, socket: &OwnedFd) -> Result<(), BootstrapError> {
-        loop {
-            match recv(socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) | Err(Errno::CONNRESET) => {
-                    self.arrivals.launcher_gone();
-                    return Ok(());
-                }
-                Ok((len, _)) => self.arrivals.take_in(Frame::decode(&self.buffer[..len])?),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(errno) => {
-                    return Err(BootstrapError::os("receiving from the launcher", errno));
-                }
-            }
-        }
-    }
-
-    fn interest(&self) -> epoll::EventFlags {
-        if self.outbox.is_empty() {
-            epoll::EventFlags::IN
-        } else {
-            epoll::EventFlags::IN | epoll::EventFlags::OUT
-        }
+            stranger => wrong(format!("names a socket that is not the launcher's: {stranger}")),
+        })?;
+        let mut wire = Wire::Packets(channel, VecDeque::new());
+        let job = greeting(&mut wire, rank, size)?;
+        Ok(Self { rank, size, job, client: Client::new(wire, Host::Launcher)? })
     }
 }
 
@@ -218,90 +84,50 @@ impl Bootstrap for FromLauncher {
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        check_key(key)?;
-        check_value(value)?;
-        let mut connection = self.connection()?;
-        let total = connection.bytes_put + key.len() + value.len();
-        check_total(total)?;
-        connection.bytes_put = total;
-        self.send(&mut connection, &Frame::Put { key: key.into(), value: value.into() })
+        self.client.put(key, value)
     }
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
-        check_key(key)?;
-        let mut connection = self.connection()?;
-        if let Some(value) = connection.arrivals.answer(key) {
-            return Ok(Some(value));
-        }
-        if connection.arrivals.ask(key) {
-            // Asked even when a rank is gone: what it put before is still to be had.
-            self.send(&mut connection, &Frame::Get { key: key.into() })?;
-            return Ok(None);
-        }
-        connection.arrivals.check_get()?;
-        Ok(None)
+        self.client.get(key)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {
-        let _turn = self.fence_turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut connection = self.connection()?;
-        // Before it counts: one that cannot end must not be the server's to wait for.
-        connection.arrivals.check_fence()?;
-        let number = connection.fences + 1;
-        connection.fences = number;
-        self.send(&mut connection, &Frame::Fence { number })?;
-        while !connection.arrivals.fence_is_done(number)? {
-            self.sleep(connection)?;
-            connection = self.connection()?;
-        }
-        Ok(())
+        self.client.fence()
     }
 
     fn finish(&self) -> Result<(), BootstrapError> {
-        let mut connection = self.connection()?;
-        self.send(&mut connection, &Frame::Finished)?;
-        // The process may be about to exit, and what is still here would be lost.
-        while !connection.outbox.is_empty() {
-            self.sleep(connection)?;
-            connection = self.connection()?;
-        }
-        connection.arrivals.check_end()
+        self.client.finish()
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.watch.as_fd())
+        Some(self.client.wait_fd())
     }
 }
 
 /// Reads the launcher's `Hello`, which lies in the socket before the program starts.
-fn greeting(
-    socket: &OwnedFd,
-    buffer: &mut [u8],
-    rank: u32,
-    size: u32,
-) -> Result<JobId, BootstrapError> {
-    let len = loop {
-        match recv(socket, &mut *buffer, RecvFlags::DONTWAIT) {
-            Ok((0, _)) | Err(Errno::CONNRESET) => return Err(BootstrapError::LauncherGone),
-            Ok((len, _)) => break len,
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                return Err(wrong(
-                    "names a socket that is in use: a process has one bootstrap, which its \
-                     runtimes share"
-                        .into(),
-                ));
-            }
-            Err(errno) => return Err(BootstrapError::os("receiving from the launcher", errno)),
+fn greeting(wire: &mut Wire, rank: u32, size: u32) -> Result<JobId, BootstrapError> {
+    let bytes = match wire.hear() {
+        Ok(Some(bytes)) => bytes,
+        Ok(None) => {
+            return Err(wrong(
+                "names a socket that is in use: a process has one bootstrap, which its runtimes \
+                share"
+                    .into(),
+            ));
+        }
+        Err(Fault::Gone(_)) => return Err(BootstrapError::LauncherGone),
+        Err(Fault::Wrong(why)) => return Err(wrong(format!("names a socket with {why}"))),
+        Err(Fault::Short(errno)) => {
+            return Err(BootstrapError::os("receiving from the launcher", errno));
         }
     };
-    match Frame::hello_version(&buffer[..len]) {
+    match Frame::hello_version(&bytes) {
         Some(theirs) if theirs != VERSION => {
             return Err(BootstrapError::Version { ours: VERSION, theirs });
         }
         _ => {}
     }
-    match Frame::decode(&buffer[..len])? {
+    match Frame::decode(&bytes)? {
         Frame::Hello { job, rank: theirs, size: their_size, .. } => {
             if theirs != rank {
                 let problem = format!("is {rank}, but the launcher's socket is rank {theirs}'s");

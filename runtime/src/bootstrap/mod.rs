@@ -10,10 +10,11 @@
 //! | `table` | the table of those two |
 //! | [`launcher`] | the client of `carrack run`, over an inherited Unix socket |
 //! | `adopt` | makes the inherited descriptor number an owned socket |
+//! | `client` | a rank's side: one connection to a store |
 //! | `arrivals` | what has come from the launcher and who is to be woken for it |
 //! | [`protocol`] | the frames between launcher and rank |
-//! | [`server`] | the launcher's half, as a state machine without I/O |
-//! | [`tcp`] | the bootstrap under launchers of others: torchrun's variables, a tree of ranks over TCP |
+//! | [`server`] | the store: table, fence and departures, as a state machine without I/O |
+//! | [`tcp`] | the bootstrap under launchers of others: torchrun's variables, a store at rank 0 over TCP |
 //! | [`launchers`] | launchers of others whose jobs cannot be joined yet, known by their variables |
 //! | [`job`] | the identity and secret of a job |
 //! | [`error`] | what can go wrong, and what to do then |
@@ -33,6 +34,7 @@
 mod adopt;
 pub mod alone;
 mod arrivals;
+mod client;
 pub mod error;
 pub mod in_process;
 pub mod job;
@@ -52,8 +54,11 @@ pub use job::JobId;
 pub use launcher::FromLauncher;
 pub use tcp::FromEnvironment;
 
-/// The most ranks that a job may have.
+/// The most ranks that `carrack run` starts.
 pub const MAX_RANKS: u32 = 4096;
+
+/// The most ranks that a job may have, of whatever launcher.
+pub const MAX_JOB: u32 = 16384;
 
 /// What a rank needs to find the others: its number, the job's identity, a shared table, a fence.
 ///
@@ -86,7 +91,7 @@ pub trait Bootstrap: Send + Sync {
     /// [`BootstrapError::TooLarge`] for a key over 256 bytes, a value over 64 KiB, or more than
     /// 16 MiB in all from one rank; [`BootstrapError::AlreadyPut`] for a second, different value,
     /// where that can be known at once (under a launcher it is [`BootstrapError::Refused`] from a
-    /// later call); [`BootstrapError::LauncherGone`]; [`BootstrapError::TreeGone`].
+    /// later call); [`BootstrapError::LauncherGone`]; [`BootstrapError::StoreGone`].
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError>;
 
     /// The value of a key, or `None` while it is not there yet. Never waits.

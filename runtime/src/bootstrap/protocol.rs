@@ -18,7 +18,7 @@ use super::error::{BootstrapError, Departure};
 use super::job::JobId;
 
 /// The version of this protocol. Launcher and rank must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 256;
@@ -44,7 +44,7 @@ pub const SOCKET_BUFFER: usize = 256 * 1024;
 const _: () = assert!(2 * MAX_FRAME < SOCKET_BUFFER);
 
 /// The variable with the number of the inherited socket.
-pub const FD_VARIABLE: &str = carrack_transports::fd_channel::INHERITED;
+pub const FD_VARIABLE: &str = carrack_transports::net::adopt::INHERITED;
 
 /// The variable with the number of the rank.
 pub const RANK_VARIABLE: &str = "CARRACK_RANK";
@@ -273,6 +273,9 @@ fn departure_code(how: Departure) -> (u8, i32) {
         Departure::Disconnected => (3, 0),
         Departure::Misbehaved => (4, 0),
         Departure::NeverCame => (5, 0),
+        Departure::OtherSecret => (6, 0),
+        Departure::CameTwice => (7, 0),
+        Departure::OtherSize => (8, 0),
     }
 }
 
@@ -378,6 +381,9 @@ impl<'a> Reader<'a> {
             (3, 0) => Ok(Departure::Disconnected),
             (4, 0) => Ok(Departure::Misbehaved),
             (5, 0) => Ok(Departure::NeverCame),
+            (6, 0) => Ok(Departure::OtherSecret),
+            (7, 0) => Ok(Departure::CameTwice),
+            (8, 0) => Ok(Departure::OtherSize),
             _ => Err(BadFrame::Departure { code, detail }),
         }
     }
@@ -408,6 +414,9 @@ mod tests {
             Just(Departure::Disconnected),
             Just(Departure::Misbehaved),
             Just(Departure::NeverCame),
+            Just(Departure::OtherSecret),
+            Just(Departure::CameTwice),
+            Just(Departure::OtherSize),
         ]
     }
 

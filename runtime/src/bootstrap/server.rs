@@ -1,6 +1,6 @@
-//! The launcher's half of the bootstrap: frames in, frames out, no I/O.
+//! The store's half of the bootstrap: frames in, frames out, no I/O.
 //!
-//! `carrack run` moves the bytes; here is what they mean. A rank that sends what it may not is
+//! `carrack run`, or rank 0's thread, moves the bytes; here is what they mean. A rank that sends what it may not is
 //! refused and cut off, and the others are told, as if it had died: it can fail its own messages
 //! and nothing else.
 
@@ -51,6 +51,29 @@ impl Server {
         }
     }
 
+    /// Returns how a rank has left, if it has.
+    pub fn departure(&self, rank: u32) -> Option<Departure> {
+        self.ranks.get(rank as usize)?.gone
+    }
+
+    /// Returns what the others were told of the ranks that have left.
+    pub fn departures(&self) -> impl Iterator<Item = Frame> {
+        let gone = (0..).zip(&self.ranks).filter_map(|(rank, state)| Some((rank, state.gone?)));
+        gone.map(|(rank, how)| Frame::Gone { rank, how })
+    }
+
+    /// Returns `true` if all ranks have left.
+    pub fn is_over(&self) -> bool {
+        self.ranks.iter().all(|state| state.gone.is_some())
+    }
+
+    /// Takes in that a rank has not come, and tells no rank of it.
+    pub fn never_came(&mut self, rank: u32) {
+        if let Some(state) = self.ranks.get_mut(rank as usize) {
+            state.gone.get_or_insert(Departure::NeverCame);
+        }
+    }
+
     /// The number of ranks.
     pub fn size(&self) -> u32 {
         // It came from a u32.
@@ -92,7 +115,7 @@ impl Server {
             | Frame::FenceDone { .. }
             | Frame::Gone { .. }
             | Frame::Refused { .. } => {
-                self.refuse(rank, format!("rank {rank} sent a frame that only the launcher sends"))
+                self.refuse(rank, format!("rank {rank} sent a frame that only the store sends"))
             }
         }
     }

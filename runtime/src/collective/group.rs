@@ -7,10 +7,10 @@ use crate::runtime::Runtime;
 use std::sync::Arc;
 
 /// Names from here on are the library's: behind this bit the root's rank, of which there are no
-/// more than `MAX_RANKS`, and its ticket.
+/// more than `MAX_JOB`, and its ticket.
 pub(super) const OWN_NAMES: u32 = 1 << 31;
-const OWN_BITS: u32 = 19;
-const _: () = assert!(crate::bootstrap::MAX_RANKS <= 1 << (31 - OWN_BITS));
+const OWN_BITS: u32 = 17;
+const _: () = assert!(crate::bootstrap::MAX_JOB <= 1 << (31 - OWN_BITS));
 
 /// Ranks that do collective operations together.
 ///

@@ -15,9 +15,13 @@ use carrack::transports::contract::{
     Batch, Device, DownCause, Event, Header, Identity, Link, Op, PeerId, Submit, SubmitError,
     Transport,
 };
-use carrack::transports::fd_channel::{Channel, Listener, Received};
 use carrack::transports::mem::{HostAllocator, MemMut, MemRef, PacketPool, copy::copy_now};
-use carrack::transports::shm::handshake::{Address, MAX_MESSAGE, Message, Place};
+use carrack::transports::net::greeting::{Failure, Progress};
+use carrack::transports::net::packets::{Channel, Listener, Received};
+use carrack::transports::net::proof::Role;
+use carrack::transports::shm::handshake::{
+    Address, MAX_MESSAGE, Message, PROTOCOL, Place, greeting,
+};
 use carrack::transports::shm::segment::{BellPage, Segment, SegmentSlots};
 use carrack::transports::shm::{Geometry, Shm};
 use carrack::transports::sync::ring::{Producer, Slots};
@@ -111,9 +115,35 @@ impl Ground {
         Channel::connect(&Address::decode(&self.victim.address()).unwrap().name).unwrap()
     }
 
+    /// Somebody who has proved that it is this rank, and has not said hello.
+    fn prove(&mut self, rank: PeerId) -> Channel {
+        let mut channel = self.knock();
+        self.greet(Role::Dialer, rank, SECRET, &mut channel).unwrap();
+        channel
+    }
+
+    /// A greeting with the victim, to its end.
+    fn greet(
+        &mut self,
+        role: Role,
+        me: PeerId,
+        secret: [u8; 16],
+        channel: &mut Channel,
+    ) -> Result<(), Failure> {
+        let mut greeting = greeting(role, &Identity { me, ranks: 3, secret }).unwrap();
+        let start = Instant::now();
+        loop {
+            if let Progress::Proven(_) = greeting.advance(channel)? {
+                return Ok(());
+            }
+            assert!(self.poll().is_empty(), "a stranger's doings are nobody's event");
+            assert!(start.elapsed() < LIMIT / 2, "the victim does not answer");
+        }
+    }
+
     /// A hello that is right in everything, and the attacker's end of the link.
     fn enter(&mut self) -> Attacker {
-        let channel = self.knock();
+        let channel = self.prove(ATTACKER);
         let (segment, fd) = Segment::create(GEOMETRY).unwrap();
         channel.send(&hello().encode(), &[fd.as_fd()]).unwrap();
         let (message, _) = self.answer(&channel);
@@ -131,6 +161,9 @@ impl Ground {
             assert!(self.poll().is_empty(), "a stranger's doings are nobody's event");
             let mut bytes = [0; MAX_MESSAGE];
             match channel.receive(&mut bytes).unwrap() {
+                // The victim's part of the greeting is no answer.
+                Received::Message(len, _)
+                    if PROTOCOL.read(&bytes[..len]).is_ok_and(|(kind, _)| kind < 3) => {}
                 Received::Message(len, fds) => {
                     return (Some(Message::decode(&bytes[..len]).unwrap()), fds);
                 }
@@ -174,7 +207,7 @@ impl Attacker {
 }
 
 fn hello() -> Message {
-    Message::Hello { from: ATTACKER, secret: SECRET, geometry: GEOMETRY }
+    Message::Hello { geometry: GEOMETRY }
 }
 
 fn memfd(len: u64, seals: SealFlags) -> OwnedFd {
@@ -205,26 +238,19 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
     )
     .unwrap();
 
-    let of = |from, secret, geometry| Message::Hello { from, secret, geometry }.encode();
     let said = |bytes: Vec<u8>| (bytes, vec![right.as_fd()]);
     let with = |fds: Vec<BorrowedFd<'static>>| (hello().encode(), fds);
     let _ = with(Vec::new());
     let mut other_version = hello().encode();
-    other_version[4] += 1;
+    other_version[12] += 1;
     let mut other_magic = hello().encode();
     other_magic[0] ^= 1;
     let geometry = |change: fn(&mut Geometry)| {
         let mut geometry = GEOMETRY;
         change(&mut geometry);
-        of(ATTACKER, SECRET, geometry)
+        Message::Hello { geometry }.encode()
     };
-    let mut near = SECRET;
-    near[15] ^= 1;
     let mut attempts: Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)> = vec![
-        said(of(ATTACKER, near, GEOMETRY)),
-        said(of(ATTACKER, [0; 16], GEOMETRY)),
-        said(of(PeerId(3), SECRET, GEOMETRY)),
-        said(of(PeerId(u32::MAX), SECRET, GEOMETRY)),
         said(other_version),
         said(other_magic),
         said(geometry(|geometry| geometry.slots = 0)),
@@ -255,11 +281,26 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
         attempts.push((random(&mut rng, len), vec![]));
         // A hello with one bit wrong where every bit counts: magic, version, kind.
         let mut bytes = hello().encode();
-        bytes[rng.random_range(0..12)] ^= 1 << rng.random_range(0..8);
+        bytes[rng.random_range(0..20)] ^= 1 << rng.random_range(0..8);
         attempts.push(said(bytes));
     }
-    for (at, (bytes, fds)) in attempts.iter().enumerate() {
-        let channel = ground.knock();
+    let mut near = SECRET;
+    near[15] ^= 1;
+    for secret in [near, [0; 16]] {
+        let mut channel = ground.knock();
+        let end = ground.greet(Role::Dialer, ATTACKER, secret, &mut channel).unwrap_err();
+        assert!(end.to_string().contains("secret"), "{end}");
+    }
+    for rank in [3, u32::MAX] {
+        let mut channel = ground.knock();
+        // The victim's proof comes in front of its refusal, or is not sent at all.
+        let _ = ground.greet(Role::Dialer, PeerId(rank), SECRET, &mut channel);
+        assert!(!matches!(ground.answer(&channel).0, Some(Message::Welcome { .. })));
+    }
+    // Each by a stranger, and by one that has proved itself: a right hello is not enough for that.
+    let each = attempts.iter().flat_map(|attempt| [(attempt, false), (attempt, true)]);
+    for (at, ((bytes, fds), proves)) in each.enumerate() {
+        let channel = if proves { ground.prove(ATTACKER) } else { ground.knock() };
         channel.send(bytes, fds).unwrap();
         let (answer, fds) = ground.answer(&channel);
         match answer {
@@ -272,8 +313,12 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
             ground.others_go_on();
         }
     }
-    // Who brings more descriptors than a message carries.
     let channel = ground.knock();
+    channel.send(&hello().encode(), &[right.as_fd()]).unwrap();
+    let (answer, fds) = ground.answer(&channel);
+    assert!(matches!(answer, None | Some(Message::Refusal(_))) && fds.is_empty(), "{answer:?}");
+    // Who brings more descriptors than a message carries.
+    let channel = ground.prove(ATTACKER);
     send_many(&channel, &hello().encode(), &right, 20);
     let (answer, fds) = ground.answer(&channel);
     assert!(matches!(answer, None | Some(Message::Refusal(_))) && fds.is_empty());
@@ -287,7 +332,39 @@ fn a_stranger_that_makes_no_sense_is_refused_and_others_go_on() {
     ground.enter();
 }
 
-/// Sends like `Channel::send`, with `count` descriptors.
+#[test]
+fn more_than_a_thousand_that_say_nothing_keep_nobody_out() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let _watchdog = Watchdog::over("silence");
+    let limit = getrlimit(Resource::Nofile);
+    // Both ends are of this process.
+    let wanted = 4000;
+    let may = limit.maximum.is_none_or(|most| most >= wanted);
+    if limit.current.is_some_and(|now| now < wanted) && may {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit }).unwrap();
+    }
+    let mut ground = Ground::new();
+    let mut silent = Vec::new();
+    for _ in 0..if may { 1300 } else { 200 } {
+        silent.push(ground.knock());
+        ground.poll();
+    }
+    ground.others_go_on();
+    let mut attacker = ground.enter();
+    attacker.place(u32::MAX, 1);
+    ground.reports_the_attacker("one that came behind them");
+    if may {
+        // The first to come have had to go, and the last have not.
+        let is_closed = |channel: &Channel| {
+            let told = |received| matches!(received, Ok(Received::Message(..)));
+            while told(channel.receive(&mut [0; MAX_MESSAGE])) {}
+            matches!(channel.receive(&mut [0; MAX_MESSAGE]), Ok(Received::Closed))
+        };
+        assert!(is_closed(&silent[0]) && !is_closed(&silent[1299]));
+    }
+}
+
+/// As `Channel::send`, with as many descriptors as the kernel lets through.
 fn send_many(channel: &Channel, bytes: &[u8], fd: &OwnedFd, count: usize) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let fds = vec![fd.as_fd(); count];
@@ -310,7 +387,7 @@ fn refused_strangers_leave_no_descriptor_behind() {
     let mut counts = Vec::new();
     for _ in 0..3 {
         for _ in 0..20 {
-            let channel = ground.knock();
+            let channel = if counts.is_empty() { ground.knock() } else { ground.prove(ATTACKER) };
             send_many(&channel, &hello().encode(), &right, 3);
             ground.answer(&channel);
             let mut attacker = ground.enter();

@@ -18,11 +18,17 @@ impl FalseReceiver {
     }
 
     /// Takes the victim's hello: its segment, as the receiver sees it.
-    pub(super) fn accept(&self) -> (Channel, Arc<Segment>) {
-        let channel = self.listener.accept().unwrap().unwrap();
+    pub(super) fn accept(&self, ground: &mut Ground) -> (Channel, Arc<Segment>) {
+        let mut channel = self.listener.accept().unwrap().unwrap();
+        ground.greet(Role::Listener, ATTACKER, SECRET, &mut channel).unwrap();
         let mut bytes = [0; MAX_MESSAGE];
-        let Received::Message(len, fds) = channel.receive(&mut bytes).unwrap() else {
-            panic!("no hello")
+        let (len, fds) = loop {
+            assert!(ground.poll().is_empty());
+            match channel.receive(&mut bytes).unwrap() {
+                Received::Message(len, fds) => break (len, fds),
+                Received::Nothing => {}
+                Received::Closed => panic!("no hello"),
+            }
         };
         let Message::Hello { geometry, .. } = Message::decode(&bytes[..len]).unwrap() else {
             panic!()
@@ -65,7 +71,7 @@ fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
     }));
     for (number, (bytes, fds)) in answers.iter().enumerate() {
         let receiver = FalseReceiver::lure(&ground, number);
-        let (channel, _segment) = receiver.accept();
+        let (channel, _segment) = receiver.accept(&mut ground);
         channel.send(bytes, fds).unwrap();
         ground.reports_the_attacker(&format!("answer {number}"));
         let sent = am(&receiver.link, b"x");
@@ -74,7 +80,7 @@ fn a_receiver_that_answers_nonsense_is_reported_and_others_go_on() {
     // One that refuses says why; one that hangs up is gone.
     for (number, refuses) in [(1000, true), (1001, false)] {
         let receiver = FalseReceiver::lure(&ground, number);
-        let (channel, _segment) = receiver.accept();
+        let (channel, _segment) = receiver.accept(&mut ground);
         if refuses {
             channel.send(&Message::Refusal("not today".into()).encode(), &[]).unwrap();
         }
@@ -99,7 +105,7 @@ fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
     for (number, freed) in [1_u64 << 40, u64::MAX, 17].into_iter().enumerate() {
         // A bell that no page has: ringing it must do no harm.
         let receiver = FalseReceiver::lure(&ground, 2000 + number);
-        let (channel, segment) = receiver.accept();
+        let (channel, segment) = receiver.accept(&mut ground);
         let welcome = Message::Welcome { bell: u32::MAX, fenced: true }.encode();
         channel.send(&welcome, &[page.as_fd(), wake.as_fd()]).unwrap();
         ground.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));
@@ -122,7 +128,7 @@ fn a_receiver_that_gives_back_what_it_never_had_is_reported_and_others_go_on() {
     }
     // Chunks that never come back are no reason to give up: the link is busy, for ever.
     let receiver = FalseReceiver::lure(&ground, 3000);
-    let (channel, segment) = receiver.accept();
+    let (channel, segment) = receiver.accept(&mut ground);
     channel
         .send(&Message::Welcome { bell: 7, fenced: false }.encode(), &[page.as_fd(), wake.as_fd()])
         .unwrap();

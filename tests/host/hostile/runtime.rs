@@ -19,9 +19,14 @@ impl Job3 {
         let published = one.get("device/0/0").unwrap().unwrap();
         // The last of what is published is the address of the only transport.
         let name = published.windows(8).position(|part| part == b"carrack-").unwrap();
-        let channel = Channel::connect(&published[name..]).unwrap();
+        let mut channel = Channel::connect(&published[name..]).unwrap();
         let (segment, fd) = Segment::create(geometry).unwrap();
-        let hello = Message::Hello { from: ATTACKER, secret: *one.job().as_bytes(), geometry };
+        let me = Identity { me: ATTACKER, ranks: 3, secret: *one.job().as_bytes() };
+        let mut greeting = greeting(Role::Dialer, &me).unwrap();
+        while !matches!(greeting.advance(&mut channel).unwrap(), Progress::Proven(_)) {
+            ranks.iter().for_each(|rank| _ = rank.progress());
+        }
+        let hello = Message::Hello { geometry };
         channel.send(&hello.encode(), &[fd.as_fd()]).unwrap();
         // SAFETY: the only writing end of a fresh ring.
         let producer = unsafe { Producer::new(SegmentSlots::of(segment.clone())) };

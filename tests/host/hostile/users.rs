@@ -5,7 +5,7 @@ use super::receivers::{FalseReceiver, am, eventfd};
 use super::{ATTACKER, GEOMETRY, Ground, hello};
 use crate::support::Watchdog;
 use carrack::transports::contract::{DownCause, Event, SubmitError};
-use carrack::transports::fd_channel::{Channel, ConnectError, Peer, Received};
+use carrack::transports::net::packets::{Channel, ConnectError, Peer, Received};
 use carrack::transports::shm::handshake::{Address, Message, Place};
 use carrack::transports::shm::segment::{BellPage, Segment};
 use rustix::io::Errno;
@@ -115,7 +115,7 @@ fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
     let wrong = [&pipe, &blocking, &socket, &file, &page];
     for (number, wake) in wrong.into_iter().enumerate() {
         let receiver = FalseReceiver::lure(&ground, 4000 + number);
-        let (channel, _segment) = receiver.accept();
+        let (channel, _segment) = receiver.accept(&mut ground);
         let welcome = Message::Welcome { bell: 1, fenced: false }.encode();
         channel.send(&welcome, &[page.as_fd(), wake.as_fd()]).unwrap();
         ground.reports_the_attacker(&format!("eventfd {number}"));
@@ -124,7 +124,7 @@ fn a_receiver_whose_eventfd_is_none_or_blocks_is_reported_and_others_go_on() {
     }
     // One that is right is taken.
     let receiver = FalseReceiver::lure(&ground, 4100);
-    let (channel, _segment) = receiver.accept();
+    let (channel, _segment) = receiver.accept(&mut ground);
     let welcome = Message::Welcome { bell: 1, fenced: false }.encode();
     channel.send(&welcome, &[page.as_fd(), eventfd().as_fd()]).unwrap();
     ground.until("a welcome", |event| matches!(event, Event::Connected { peer: ATTACKER }));

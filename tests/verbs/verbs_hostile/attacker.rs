@@ -2,7 +2,9 @@
 
 use crate::support::LIMIT;
 use crate::verbs_faults::ground::{Ground, Heard, PACKET, fabric_of, nic};
-use carrack::transports::contract::{DownCause, PeerId};
+use carrack::transports::contract::{DownCause, Identity, PeerId};
+use carrack::transports::net::greeting::{Failure, Progress};
+use carrack::transports::net::proof::{Role, Session};
 use carrack::transports::verbs::address::{Address, DeviceKey};
 use carrack::transports::verbs::channel::{Channel, Received};
 use carrack::transports::verbs::port::choose_gid;
@@ -13,7 +15,7 @@ use carrack::transports::verbs::sys::{
     Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairSpec,
     SharedReceiveQueue,
 };
-use carrack::transports::verbs::wire::{End, Message, Nonce, proof};
+use carrack::transports::verbs::wire::{End, Message, greeting};
 use carrack_simulators::nic::{Config, SimulatedNic};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,19 +59,33 @@ pub(crate) fn answer(ground: &mut Ground, channel: &mut Channel) -> Received {
     }
 }
 
-/// Rings at a rank's door, and is asked who it is.
-#[track_caller]
-pub(crate) fn knock(ground: &mut Ground, rank: usize) -> (Channel, Nonce) {
-    let mut channel = Channel::dial(door(ground, rank)).unwrap();
-    match answer(ground, &mut channel) {
-        Received::Message(Message::Challenge(nonce)) => (channel, nonce),
-        other => panic!("{other:?}"),
+/// Rings at a rank's door.
+pub(crate) fn knock(ground: &Ground, rank: usize) -> Channel {
+    Channel::dial(door(ground, rank)).unwrap()
+}
+
+/// A greeting with a rank, to its end.
+pub(crate) fn greet(
+    ground: &mut Ground,
+    channel: &mut Channel,
+    role: Role,
+    (me, secret): (PeerId, [u8; 16]),
+    device: DeviceKey,
+) -> Result<Box<Session>, Failure> {
+    let mut greeting = greeting(role, &Identity { me, ranks: 4, secret }, device).unwrap();
+    let start = Instant::now();
+    loop {
+        if let Progress::Proven(session) = greeting.advance(channel)? {
+            return Ok(session);
+        }
+        ground.step();
+        assert!(start.elapsed() < PATIENCE, "no answer");
     }
 }
 
 impl Attacker {
     /// Equipment, and a connection to rank 0 that is not let in so far.
-    pub(crate) fn at_the_door(ground: &mut Ground) -> (Self, Nonce) {
+    pub(crate) fn at_the_door(ground: &mut Ground) -> Self {
         let nic = nic(Config::default(), &fabric_of(ground));
         let context = Context::open(&nic.verbs(), "sim0").unwrap();
         let domain = ProtectionDomain::alloc(&context).unwrap();
@@ -109,11 +125,11 @@ impl Attacker {
             mtu: 5,
             reads: 1,
         };
-        let (channel, nonce) = knock(ground, 0);
+        let channel = knock(ground, 0);
         let key = DeviceKey::fresh().unwrap();
         let theirs = End::default();
         let gid_index = gid.index.0;
-        let me = Self {
+        Self {
             channel,
             pair,
             queue,
@@ -125,23 +141,21 @@ impl Attacker {
             gid_index,
             _receives: receives,
             _nic: nic,
-        };
-        (me, nonce)
+        }
     }
 
-    /// Says who it is, rightly or not.
-    pub(crate) fn say_hello(&mut self, asked: &Nonce, from: PeerId) {
-        let proof = proof(&SECRET, asked, (from, self.key), &self.mine);
-        let hello =
-            Message::Hello { device: self.key, from, nonce: [1; 16], proof, end: self.mine };
-        self.channel.send(&hello).unwrap();
+    /// Proves that it is a rank's device, and introduces its end.
+    pub(crate) fn say_hello(&mut self, ground: &mut Ground, from: PeerId) {
+        let who = (from, SECRET);
+        let session = greet(ground, &mut self.channel, Role::Dialer, who, self.key).unwrap();
+        self.channel.send(&Message::hello(&session, self.mine)).unwrap();
     }
 
     /// Lets itself be let in.
     #[track_caller]
     pub(crate) fn enter(ground: &mut Ground) -> Self {
-        let (mut me, asked) = Self::at_the_door(ground);
-        me.say_hello(&asked, ME);
+        let mut me = Self::at_the_door(ground);
+        me.say_hello(ground, ME);
         me.is_let_in(ground);
         me
     }

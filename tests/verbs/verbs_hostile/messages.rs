@@ -4,7 +4,7 @@ use super::attacker::{Attacker, ME, PATIENCE};
 use crate::support::Watchdog;
 use crate::verbs_faults::ground::{Ground, PACKET, submit};
 use carrack::transports::contract::{Armed, DownCause, Link, Submit, SubmitError};
-use carrack::transports::verbs::address::{Address, DeviceKey};
+use carrack::transports::verbs::address::Address;
 use carrack::transports::verbs::sys::bindings::{IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR};
 use carrack::transports::verbs::wire::Message;
 use std::sync::Arc;
@@ -255,13 +255,12 @@ fn a_flood_that_heeds_no_window_costs_the_others_nothing_but_time() {
 fn words_out_of_turn_over_tcp_end_their_connection_alone() {
     let _watchdog = Watchdog::over("out of turn");
     let mut ground = Ground::new();
-    let (device, end) = (DeviceKey([3; 16]), Default::default());
+    let end = Default::default();
     for message in [
         Message::Ready,
         Message::Crossed,
-        Message::Challenge([0; 16]),
-        Message::Welcome { proof: [0; 16], end },
-        Message::Hello { device, from: ME, nonce: [0; 16], proof: [0; 16], end },
+        Message::Welcome { seal: [0; 32], end },
+        Message::Hello { seal: [0; 32], end },
     ] {
         let mut attacker = Attacker::enter(&mut ground);
         ground.all_go_on(1);

@@ -1,24 +1,31 @@
 //! Attacks at the TCP port, with and without the secret.
 
-use super::attacker::{Attacker, ME, PATIENCE, SECRET, answer, door, knock};
+use super::attacker::{Attacker, ME, PATIENCE, SECRET, answer, door, greet, knock};
 use crate::support::alone::is_alone;
 use crate::support::{Watchdog, random, rng};
 use crate::verbs_faults::ground::{Ground, Heard, Side, fabric_of, identity, nic, options};
 use carrack::transports::contract::{DownCause, Event, PeerId};
+use carrack::transports::net::proof::{Role, Session};
 use carrack::transports::verbs::address::{Address, DeviceKey};
 use carrack::transports::verbs::channel::{Channel, Received};
-use carrack::transports::verbs::wire::{End, MAX_MESSAGE, Message, proof};
+use carrack::transports::verbs::wire::{End, MAX_MESSAGE, Message};
 use carrack_simulators::nic::Config;
 use rand::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 
-/// Says hello as a pending connection that is refused, and returns the reason.
+/// Proves to be a rank and says hello, is refused, and returns the reason.
 #[track_caller]
-fn turned_away(ground: &mut Ground, hello: impl FnOnce(&Attacker, &[u8; 16]) -> Message) -> String {
-    let (mut attacker, asked) = Attacker::at_the_door(ground);
-    let message = hello(&attacker, &asked);
+fn turned_away(
+    ground: &mut Ground,
+    from: PeerId,
+    hello: impl FnOnce(&Session) -> Message,
+) -> String {
+    let mut attacker = Attacker::at_the_door(ground);
+    let key = attacker.key;
+    let session = greet(ground, &mut attacker.channel, Role::Dialer, (from, SECRET), key).unwrap();
+    let message = hello(&session);
     attacker.channel.send(&message).unwrap();
     let why = match answer(ground, &mut attacker.channel) {
         Received::Message(Message::Refusal(why)) => why,
@@ -28,33 +35,33 @@ fn turned_away(ground: &mut Ground, hello: impl FnOnce(&Attacker, &[u8; 16]) -> 
     why
 }
 
-fn hello_of(
-    end: End,
-    from: PeerId,
-    secret: [u8; 16],
-) -> impl FnOnce(&Attacker, &[u8; 16]) -> Message {
-    move |attacker, asked| {
-        let proof = proof(&secret, asked, (from, attacker.key), &end);
-        Message::Hello { device: attacker.key, from, nonce: [1; 16], proof, end }
-    }
+fn hello_of(end: End) -> impl FnOnce(&Session) -> Message {
+    move |session| Message::hello(session, end)
 }
 
 #[test]
 fn whoever_cannot_be_let_in_is_told_why() {
     let _watchdog = Watchdog::over("hellos");
     let mut ground = Ground::new();
-    let good = Attacker::at_the_door(&mut ground).0.mine;
-    assert!(turned_away(&mut ground, hello_of(good, ME, [8; 16])).contains("secret"));
-    assert!(
-        turned_away(&mut ground, hello_of(good, PeerId(4), SECRET)).contains("a job of 4 ranks")
-    );
-    assert!(
-        turned_away(&mut ground, hello_of(good, PeerId(u32::MAX), SECRET))
-            .contains("a job of 4 ranks")
-    );
-    // A proof for another number: one that was overheard.
-    let old = |attacker: &Attacker, _: &[u8; 16]| hello_of(good, ME, SECRET)(attacker, &[0; 16]);
-    assert!(turned_away(&mut ground, old).contains("secret"));
+    let good = Attacker::at_the_door(&mut ground).mine;
+    for secret in [[8; 16], [0; 16]] {
+        let mut attacker = Attacker::at_the_door(&mut ground);
+        let (who, key) = ((ME, secret), attacker.key);
+        let why = greet(&mut ground, &mut attacker.channel, Role::Dialer, who, key).unwrap_err();
+        assert!(why.to_string().contains("secret"), "{why}");
+    }
+    for rank in [4, u32::MAX] {
+        let why = turned_away(&mut ground, PeerId(rank), hello_of(good));
+        assert!(why.contains("a job of 4 ranks"), "{why}");
+    }
+    // An end that was changed on the way, and the victim's own seal.
+    let changed = |session: &Session| match Message::hello(session, good) {
+        Message::Hello { seal, end } => {
+            Message::Hello { seal, end: End { word_addr: end.word_addr + 8, ..end } }
+        }
+        other => other,
+    };
+    assert!(turned_away(&mut ground, ME, changed).contains("changed on the way"));
     for wrong in [
         End { queue_pair: 1 << 24, ..good },
         End { first_psn: u32::MAX, ..good },
@@ -63,25 +70,25 @@ fn whoever_cannot_be_let_in_is_told_why() {
         End { mtu: 6, ..good },
         End { word_addr: good.word_addr + 1, ..good },
     ] {
-        assert!(
-            turned_away(&mut ground, hello_of(wrong, ME, SECRET)).contains("makes no sense"),
-            "{wrong:?}"
-        );
+        let why = turned_away(&mut ground, ME, hello_of(wrong));
+        assert!(why.contains("makes no sense"), "{wrong:?}: {why}");
     }
     for size in [0, 1, u32::MAX] {
         let wrong = End { packet_size: size, ..good };
-        assert!(
-            turned_away(&mut ground, hello_of(wrong, ME, SECRET)).contains("CARRACK_PACKET_SIZE")
-        );
+        assert!(turned_away(&mut ground, ME, hello_of(wrong)).contains("CARRACK_PACKET_SIZE"));
     }
-    for message in [
-        Message::Ready,
-        Message::Crossed,
-        Message::Challenge([0; 16]),
-        Message::Refusal("you".into()),
-    ] {
-        assert!(turned_away(&mut ground, |_, _| message).contains("it began with"));
+    for message in [Message::Ready, Message::Crossed, Message::Refusal("you".into())] {
+        assert!(turned_away(&mut ground, ME, |_| message).contains("it began with"));
     }
+    // A hello that is right, by somebody who has proved nothing.
+    let mut attacker = Attacker::at_the_door(&mut ground);
+    attacker.channel.send(&Message::Hello { seal: [0; 32], end: good }).unwrap();
+    let mut said = answer(&mut ground, &mut attacker.channel);
+    while matches!(said, Received::Wrong(_)) {
+        // The victim's opening.
+        said = answer(&mut ground, &mut attacker.channel);
+    }
+    assert!(matches!(said, Received::Message(Message::Refusal(_))), "{said:?}");
     ground.all_go_on(20);
 }
 
@@ -98,9 +105,9 @@ fn ends_that_lead_nowhere_or_to_others_harm_nobody() {
         |end: &mut End, _: &Address| end.window = u32::MAX,
         |end: &mut End, _: &Address| (end.reads, end.lid) = (255, u16::MAX),
     ] {
-        let (mut attacker, asked) = Attacker::at_the_door(&mut ground);
+        let mut attacker = Attacker::at_the_door(&mut ground);
         change(&mut attacker.mine, &honest);
-        attacker.say_hello(&asked, ME);
+        attacker.say_hello(&mut ground, ME);
         match answer(&mut ground, &mut attacker.channel) {
             Received::Message(Message::Welcome { .. }) => {
                 attacker.channel.send(&Message::Ready).unwrap();
@@ -124,9 +131,9 @@ fn a_device_that_is_passed_off_as_another_s_takes_nothing_from_that_one() {
     let mut ground = Ground::new();
     for rank in [0, 1, 2] {
         let theirs = Address::decode(&ground.sides[rank].device.address()).unwrap().key;
-        let (mut attacker, asked) = Attacker::at_the_door(&mut ground);
+        let mut attacker = Attacker::at_the_door(&mut ground);
         attacker.key = theirs;
-        attacker.say_hello(&asked, ME);
+        attacker.say_hello(&mut ground, ME);
         attacker.is_let_in(&mut ground);
         ground.all_go_on(20);
         // Also those that come only now.
@@ -147,9 +154,9 @@ fn hello_twice_is_one_connection_after_the_other() {
     let mut first = Attacker::enter(&mut ground);
     let mut others = Vec::new();
     for _ in 0..20 {
-        let (mut second, asked) = Attacker::at_the_door(&mut ground);
+        let mut second = Attacker::at_the_door(&mut ground);
         second.key = first.key;
-        second.say_hello(&asked, ME);
+        second.say_hello(&mut ground, ME);
         // For it to be heard before the next one is.
         ground.settle();
         others.push(second);
@@ -177,18 +184,11 @@ fn garbage_is_refused_or_hung_up_on() {
         let mut bytes = random(&mut rng, len);
         if round % 2 == 0 {
             // Framed as a message is, and a hello with a bit wrong.
-            let proof = [0; 16];
-            let hello = Message::Hello {
-                device: DeviceKey([1; 16]),
-                from: ME,
-                nonce: [0; 16],
-                proof,
-                end: End::default(),
-            };
+            let hello = Message::Hello { seal: [0; 32], end: End::default() };
             bytes = hello.encode();
             let at = rng.random_range(0..bytes.len());
             bytes[at] ^= 1 << rng.random_range(0..8);
-            let length = (bytes.len() as u16).to_le_bytes();
+            let length = (bytes.len() as u32).to_le_bytes();
             bytes.splice(0..0, length);
         }
         let _ = stream.write_all(&bytes);
@@ -241,7 +241,7 @@ fn two_thousand_that_say_nothing_or_one_byte_keep_nobody_out() {
         assert!(start.elapsed() < PATIENCE);
     }
     // The first to come have had to go.
-    let (mut another, _) = knock(&mut ground, 0);
+    let mut another = knock(&ground, 0);
     another.send(&Message::Bye).unwrap();
     drop(silent);
     ground.all_go_on(20);
@@ -266,7 +266,7 @@ fn a_rank_that_cannot_be_called_again_for_want_of_a_descriptor_is_called_later()
     address.tcp_port = listener.local_addr().unwrap().port();
     let _link = ground.sides[0].device.connect(&address.encode(), ME).unwrap();
     let mut called = accept(&mut ground, &listener);
-    called.send(&Message::Challenge([1; 16])).unwrap();
+    greet(&mut ground, &mut called, Role::Listener, (ME, SECRET), address.key).unwrap();
     let hello = answer(&mut ground, &mut called);
     assert!(matches!(hello, Received::Message(Message::Hello { .. })), "{hello:?}");
     drop(called);

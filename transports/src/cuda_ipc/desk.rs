@@ -7,9 +7,14 @@
 //! processes that import from each other would otherwise wait forever.
 
 use super::exports::Allocation;
-use crate::fd_channel::{Channel, ConnectError, Listener, Received, is_shortage};
 use crate::fork::Owner;
 use crate::mem::MapError;
+use crate::net::greeting::{Failure, Greeting, Progress};
+use crate::net::header::{FIRST_OWN, Protocol};
+use crate::net::is_shortage;
+use crate::net::packets::{Channel, ConnectError, Listener, Received};
+use crate::net::pending::Pending;
+use crate::net::proof::{Claim, Key, Role, Unproven};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -17,18 +22,25 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Address of a broker: the number in its name, and the secret.
+/// How a broker is found, and the secret that it wants: a number in its name, and the key.
 pub(super) type Address = [u8; 24];
 
-/// Seconds that either side waits for the other's few bytes. They come at once, unless the other
-/// process is stopped.
-const PATIENCE: i64 = 2;
-/// Attempts to send a descriptor, a millisecond apart.
-const ATTEMPTS: u32 = 1000;
-const HERE: &[u8] = b"here";
-const GONE: &[u8] = b"gone";
+/// Time that either side has for each of its few messages. It is there, unless it is stopped.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Time until a step is taken again for which something was short.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Callers that have not proved themselves.
+const MOST_CALLERS: usize = 256;
+const LONGEST: usize = 256;
+const PROTOCOL: Protocol = Protocol { tag: *b"desk", version: 2, longest: LONGEST };
+/// A caller wants the allocation with this inode, eight bytes, little-endian.
+const ASK: u32 = FIRST_OWN;
+/// The descriptor comes with it.
+const HERE: u32 = FIRST_OWN + 1;
+/// There is no such allocation any more.
+const GONE: u32 = FIRST_OWN + 2;
 
 /// Allocations by the inodes of their ledgers.
 type Wares = Mutex<HashMap<u64, Weak<Allocation>>>;
@@ -50,23 +62,9 @@ impl Desk {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
         let (wares, stop) = (Arc::<Wares>::default(), Arc::new(stop));
         let (seen, stopped) = (wares.clone(), stop.clone());
-        let answers = move || {
-            while is_readable(&[listener.as_fd(), stopped.as_fd()], None) == Some(0) {
-                let served = match listener.accept() {
-                    Ok(Some(caller)) => serve(&caller, &address, &seen),
-                    Ok(None) => Ok(()),
-                    Err(error) => {
-                        // Usually out of descriptors: the listener stays readable, so wait
-                        // before the next attempt.
-                        let _ = is_readable(&[stopped.as_fd()], Some(1));
-                        Err(error)
-                    }
-                };
-                if let Err(error) = served {
-                    tracing::debug!(%error, "a request for a descriptor was not answered");
-                }
-            }
-        };
+        let callers = Pending::new(MOST_CALLERS, PATIENCE);
+        let mut broker = Broker { listener, key: key(&address), wares: seen, callers };
+        let answers = move || while broker.turn(&stopped) {};
         let thread = std::thread::Builder::new().name("carrack-desk".into()).spawn(answers);
         let thread =
             thread.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)));
@@ -106,70 +104,200 @@ fn name(address: &Address) -> Vec<u8> {
     format!("carrack-desk-{digits}").into_bytes()
 }
 
-fn secret(address: &Address) -> &[u8] {
-    address.split_at(8).1
+fn key(address: &Address) -> Key {
+    Key::of(address.split_at(8).1)
 }
 
-/// Waits for at most `seconds`. Returns the index of the last descriptor that is readable then.
-fn is_readable(fds: &[BorrowedFd<'_>], seconds: Option<i64>) -> Option<usize> {
+fn greeting(role: Role, key: &Key) -> Result<Greeting, Errno> {
+    Greeting::new(role, PROTOCOL, key, Claim::default())
+}
+
+/// The thread's side.
+struct Broker {
+    listener: Listener,
+    key: Key,
+    wares: Arc<Wares>,
+    callers: Pending<Caller>,
+}
+
+/// A process that wants a descriptor.
+struct Caller {
+    channel: Channel,
+    /// Until both sides are proved.
+    greeting: Option<Box<Greeting>>,
+    /// The inode that it has asked for.
+    asked: Option<u64>,
+    /// It waits for something that is short, and not for a word from its other end.
+    waits: bool,
+}
+
+/// Why a caller gets nothing more.
+enum Over {
+    /// It was answered, or has gone.
+    Answered,
+    /// It is not to be answered, for this reason.
+    Refused(String),
+}
+
+impl Broker {
+    /// Waits for something to happen, and does what follows. Returns `false` when it is to stop.
+    fn turn(&mut self, stopped: &OwnedFd) -> bool {
+        let watched = self.callers.places();
+        let callers: Vec<_> = watched.iter().filter_map(|place| self.callers.get(*place)).collect();
+        let waits = callers.iter().any(|caller| caller.waits);
+        let deadline = self.callers.deadline();
+        let limit = match (waits, deadline) {
+            (true, _) => Some(PAUSE),
+            (false, at) => at.map(|at| at.saturating_duration_since(Instant::now())),
+        };
+        let fds: Vec<_> = [stopped.as_fd(), self.listener.as_fd()]
+            .into_iter()
+            .chain(callers.iter().map(|caller| caller.channel.as_fd()))
+            .collect();
+        let ready = readable(&fds, limit);
+        drop((fds, callers));
+        if ready.first() == Some(&true) {
+            return false;
+        }
+        for (place, is_ready) in watched.into_iter().zip(ready.iter().skip(2)) {
+            if *is_ready || self.callers.get(place).is_some_and(|caller| caller.waits) {
+                self.serve(place);
+            }
+        }
+        self.callers.expire(Instant::now());
+        if ready.get(1) == Some(&true) {
+            self.accept();
+        }
+        true
+    }
+
+    fn accept(&mut self) {
+        let admitted = self.listener.accept().and_then(|channel| {
+            let Some(channel) = channel else { return Ok(()) };
+            let greeting = Some(Box::new(greeting(Role::Listener, &self.key)?));
+            let caller = Caller { channel, greeting, asked: None, waits: false };
+            let place = self.callers.admit(caller, Instant::now());
+            self.serve(place);
+            Ok(())
+        });
+        if let Err(error) = admitted {
+            // Out of descriptors, as a rule: the caller goes on calling.
+            tracing::debug!(%error, "a process that asks for a descriptor has to wait");
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn serve(&mut self, place: u32) {
+        let Some(caller) = self.callers.get_mut(place) else { return };
+        let outcome = caller.hear(&self.wares);
+        if caller.greeting.is_none() {
+            self.callers.proved(place);
+        }
+        let Err(over) = outcome else { return };
+        let caller = self.callers.take(place);
+        if let Over::Refused(why) = over {
+            self.callers.refused("a process that asks for a descriptor", &why, Instant::now());
+            let _ = caller.map(|caller| caller.channel.send(&PROTOCOL.refusal(&why), &[]));
+        }
+    }
+}
+
+impl Caller {
+    /// Goes as far as it can.
+    fn hear(&mut self, wares: &Wares) -> Result<(), Over> {
+        self.waits = false;
+        if let Some(greeting) = &mut self.greeting {
+            match greeting.advance(&mut self.channel) {
+                Ok(Progress::Proven(_)) => self.greeting = None,
+                Ok(Progress::Waiting) => return Ok(()),
+                Ok(Progress::Short(_)) => return self.wait(),
+                Err(Failure::Gone(_) | Failure::Unproven(Unproven::Bye)) => {
+                    return Err(Over::Answered);
+                }
+                Err(failure) => return Err(Over::Refused(failure.to_string())),
+            }
+        }
+        let inode = match self.asked {
+            Some(inode) => inode,
+            None => {
+                let mut bytes = [0; LONGEST];
+                match self.channel.receive(&mut bytes) {
+                    Ok(Received::Nothing) => return Ok(()),
+                    Ok(Received::Closed) => return Err(Over::Answered),
+                    Ok(Received::Message(len, _)) => match asked(&bytes[..len]) {
+                        Some(inode) => *self.asked.insert(inode),
+                        None => return Err(Over::Refused("it asks for nothing".into())),
+                    },
+                    Err(error) if is_shortage(error) => return self.wait(),
+                    Err(error) => {
+                        return Err(Over::Refused(format!("its socket failed: {error}")));
+                    }
+                }
+            }
+        };
+        let ware = wares.lock().unwrap_or_else(PoisonError::into_inner);
+        let ware = ware.get(&inode).and_then(Weak::upgrade);
+        let sent = match ware.as_ref().and_then(|allocation| allocation.fd()) {
+            Some(fd) => self.channel.send(&PROTOCOL.message(HERE, &[]), &[fd]),
+            None => self.channel.send(&PROTOCOL.message(GONE, &[]), &[]),
+        };
+        match sent {
+            // As where too many descriptors are in flight.
+            Err(error) if is_shortage(error) => self.wait(),
+            _ => Err(Over::Answered),
+        }
+    }
+
+    fn wait(&mut self) -> Result<(), Over> {
+        self.waits = true;
+        Ok(())
+    }
+}
+
+fn asked(bytes: &[u8]) -> Option<u64> {
+    let (kind, body) = PROTOCOL.read(bytes).ok()?;
+    (kind == ASK).then(|| body.try_into().ok().map(u64::from_le_bytes))?
+}
+
+/// Waits up to a limit for one of the descriptors. Returns which of them are readable.
+fn readable(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Vec<bool> {
     let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    let limit = seconds.map(|tv_sec| Timespec { tv_sec, tv_nsec: 0 });
-    loop {
-        match poll(&mut polled, limit.as_ref()) {
-            Err(Errno::INTR) => {}
-            // The last one takes precedence: it ends a broker.
-            _ => return polled.iter().rposition(|fd| !fd.revents().is_empty()),
-        }
-    }
+    let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+    while poll(&mut polled, limit.as_ref()) == Err(Errno::INTR) {}
+    polled.iter().map(|fd| !fd.revents().is_empty()).collect()
 }
 
-/// Waits for one message.
-fn hear(channel: &Channel) -> Result<(Vec<u8>, Option<OwnedFd>), Errno> {
-    let mut bytes = [0; 64];
-    is_readable(&[channel.as_fd()], Some(PATIENCE)).ok_or(Errno::TIMEDOUT)?;
-    match channel.receive(&mut bytes)? {
-        Received::Message(len, fds) => {
-            Ok((bytes.get(..len).unwrap_or_default().to_vec(), fds.into_iter().next()))
-        }
-        Received::Nothing | Received::Closed => Err(Errno::CONNRESET),
-    }
-}
-
-/// Answers one caller.
-fn serve(caller: &Channel, address: &Address, wares: &Wares) -> Result<(), Errno> {
-    let (asked, _) = hear(caller)?;
-    let inode = asked.strip_prefix(secret(address)).and_then(|rest| rest.try_into().ok());
-    let inode = u64::from_le_bytes(inode.ok_or(Errno::PERM)?);
-    let ware =
-        wares.lock().unwrap_or_else(PoisonError::into_inner).get(&inode).and_then(Weak::upgrade);
-    match ware.as_ref().and_then(|allocation| allocation.fd()) {
-        Some(fd) => hand_out(caller, fd),
-        None => caller.send(GONE, &[]),
-    }
-}
-
-/// Sends a descriptor. While too many are in flight it tries again; the caller waits longer than
-/// these attempts take.
-fn hand_out(caller: &Channel, fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    for _ in 0..ATTEMPTS {
-        match caller.send(HERE, &[fd]) {
-            Err(error) if is_shortage(error) => std::thread::sleep(Duration::from_millis(1)),
-            sent => return sent,
-        }
-    }
-    caller.send(HERE, &[fd])
+/// Waits for the broker's next word.
+fn wait_for(desk: &Channel) -> Result<(), Errno> {
+    let ready = readable(&[desk.as_fd()], Some(PATIENCE));
+    if ready == [true] { Ok(()) } else { Err(Errno::TIMEDOUT) }
 }
 
 /// Asks another process's broker for the descriptor of an allocation.
 pub(super) fn ask(address: &Address, inode: u64) -> Result<OwnedFd, MapError> {
     let failed = |error| MapError::of("its process does not hand it out", error);
-    let desk = Channel::connect(&name(address)).map_err(|error| match error {
+    let mut desk = Channel::connect(&name(address)).map_err(|error| match error {
         ConnectError::System(error) => failed(error),
         stranger => format!("its process does not hand it out: {stranger}").into(),
     })?;
-    desk.send(&[secret(address), &inode.to_le_bytes()].concat(), &[]).map_err(failed)?;
-    match hear(&desk).map_err(failed)? {
-        (answer, Some(fd)) if answer == HERE => Ok(fd),
+    let mut greeting = greeting(Role::Dialer, &key(address)).map_err(failed)?;
+    loop {
+        match greeting.advance(&mut desk) {
+            Ok(Progress::Proven(_)) => break,
+            Ok(Progress::Waiting) => wait_for(&desk).map_err(failed)?,
+            Ok(Progress::Short(error)) => return Err(failed(error)),
+            Err(why) => return Err(format!("its process does not hand it out: {why}").into()),
+        }
+    }
+    desk.send(&PROTOCOL.message(ASK, &[&inode.to_le_bytes()]), &[]).map_err(failed)?;
+    wait_for(&desk).map_err(failed)?;
+    let mut bytes = [0; LONGEST];
+    let Received::Message(len, fds) = desk.receive(&mut bytes).map_err(failed)? else {
+        return Err(failed(Errno::CONNRESET));
+    };
+    let kind = PROTOCOL.read(&bytes[..len]).map(|(kind, _)| kind);
+    match (kind, fds.into_iter().next()) {
+        (Ok(HERE), Some(fd)) => Ok(fd),
         _ => Err("its process has it no more".into()),
     }
 }
@@ -195,8 +323,10 @@ mod tests {
         let silent = Channel::connect(&name(&desk.address())).unwrap();
         let talker = Channel::connect(&name(&desk.address())).unwrap();
         talker.send(&[1; 1000], &[]).unwrap();
-        drop(silent);
+        let start = Instant::now();
         assert!(ask(&desk.address(), 7).is_ok());
+        assert!(start.elapsed() < PATIENCE / 2, "a silent one holds up nobody");
+        drop(silent);
         drop(allocation);
         assert!(ask(&desk.address(), 7).unwrap_err().to_string().contains("no more"));
         let address = desk.address();

@@ -1,6 +1,6 @@
 //! Memory that processes share: sealed memfds and their mappings.
 
-use crate::fd_channel::is_shortage;
+use crate::net::is_shortage;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};

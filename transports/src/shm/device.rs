@@ -13,9 +13,9 @@ use crate::contract::{
     AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled,
     Reach, Splits, SubmitError, Unavailable,
 };
-use crate::fd_channel::Listener;
 use crate::fork::Owner;
 use crate::mem::PacketSource;
+use crate::net::packets::Listener;
 use crate::sync::BiasedLock;
 use crate::sync::barrier::Barrier;
 use crate::upkeep::Upkeep;
@@ -31,6 +31,7 @@ const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
 const INCOMING: u64 = 1 << 32;
 const OUTGOING: u64 = 2 << 32;
+const STRANGER: u64 = 3 << 32;
 
 /// State that links and the device share.
 #[derive(Debug)]
@@ -62,6 +63,16 @@ impl Shared {
 
     pub(super) fn watch_incoming(&self, bell: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
         self.watch(fd, INCOMING | u64::from(bell))
+    }
+
+    pub(super) fn watch_stranger(&self, place: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.watch(fd, STRANGER | u64::from(place))
+    }
+
+    /// The socket of a stranger that is one no more.
+    pub(super) fn watch_again(&self, bell: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        let name = EventData::new_u64(INCOMING | u64::from(bell));
+        epoll::modify(&self.epoll, fd, name, EventFlags::IN | EventFlags::RDHUP)
     }
 
     pub(super) fn watch_outgoing(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -166,7 +177,7 @@ impl ShmDevice {
             shared.watch(listener.as_fd(), LISTENER)?;
             shared.watch(shared.wake.as_fd(), WAKE)?;
             let polling = Polling {
-                inbound: Inbound::default(),
+                inbound: Inbound::of(shared.identity.ranks),
                 upkeep: Upkeep::default(),
                 listener: Some(listener),
             };
@@ -204,7 +215,8 @@ impl ShmDevice {
             let key = event.data.u64();
             let number = (key & 0xffff_ffff) as u32;
             match key & !0xffff_ffff {
-                INCOMING => polling.inbound.listen(&self.shared, number),
+                INCOMING => polling.inbound.listen(number),
+                STRANGER => polling.inbound.hear_stranger(&self.shared, number),
                 OUTGOING => self.hear(polling, number, batch),
                 _ if key == WAKE => self.slept(),
                 _ => self.accept(polling),
@@ -221,14 +233,8 @@ impl ShmDevice {
                 // The caller waits in the queue, and is admitted when the resources are there.
                 Err(error) => return self.shared.tell_of_shortage(error),
             };
-            match inbound.admit(channel) {
-                // The hello is usually there already; if not, the epoll set tells when it comes.
-                Ok(bell) => inbound.listen(&self.shared, bell),
-                Err(channel) => {
-                    let why =
-                        format!("{} links lead here already", crate::sync::bells::Bells::COUNT);
-                    let _ = channel.send(&super::handshake::Message::Refusal(why).encode(), &[]);
-                }
+            if let Err(error) = inbound.admit(&self.shared, channel) {
+                return self.shared.tell_of_shortage(error);
             }
         }
     }

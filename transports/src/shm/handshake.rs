@@ -1,44 +1,53 @@
 //! The few messages over a Unix socket by which a sender shows its segment to a receiver.
 //!
 //! ```text
-//! sender    Hello { version, who, secret, geometry }  + segment
-//! receiver  Welcome { bell, fenced }                   + page of bells, eventfd
+//! both      a greeting, which proves both sides      (net::greeting)
+//! sender    Hello { geometry }                       + segment
+//! receiver  Welcome { bell, fenced }                 + page of bells, eventfd
 //!        or Refusal { why }
 //! either    Bye, before it closes in order
 //! ```
 
 use super::Geometry;
-use crate::contract::{AddressBlob, Identity, PeerId};
+use crate::contract::{AddressBlob, Identity};
+use crate::net::greeting::Greeting;
+use crate::net::header::{BYE, FIRST_OWN, Protocol, REFUSAL, words};
+use crate::net::proof::{Claim, Key, Role};
+use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;
+use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-const MAGIC: u32 = u32::from_le_bytes(*b"CRRK");
-/// Grows with every change to the messages, the segment's layout or the ring's.
-const VERSION: u32 = 2;
 
 /// Longest message in bytes.
 pub const MAX_MESSAGE: usize = 256;
 
+/// Its version grows with every change to the messages, the segment's layout or the ring's.
+pub const PROTOCOL: Protocol = Protocol { tag: *b"shm ", version: 3, longest: MAX_MESSAGE };
+
+const HELLO: u32 = FIRST_OWN;
+const WELCOME: u32 = FIRST_OWN + 1;
+
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Frame {
-    magic: u32,
-    version: u32,
-    kind: u32,
-    words: [u32; 5],
-    secret: [u8; 16],
+struct Hello {
+    slots: U32,
+    chunks: U32,
+    chunk_size: U32,
 }
 
-/// Message between a sender and a receiver.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Welcome {
+    bell: U32,
+    fenced: U32,
+}
+
+/// What one side says to the other, once both are proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The sender introduces itself; comes with the segment's descriptor.
     Hello {
-        /// Name that the receiver uses for the sender.
-        from: PeerId,
-        /// The job's secret.
-        secret: [u8; 16],
-        /// Sizes of the segment.
+        /// The segment's.
         geometry: Geometry,
     },
     /// The receiver lets it in; comes with the descriptors of its bells and its eventfd.
@@ -58,30 +67,20 @@ pub enum Message {
 impl Message {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut frame =
-            Frame { magic: MAGIC, version: VERSION, kind: 0, words: [0; 5], secret: [0; 16] };
-        let mut text = &[][..];
         match self {
-            Self::Hello { from, secret, geometry } => {
-                frame.kind = 1;
-                frame.words = [from.0, geometry.slots, geometry.chunks, geometry.chunk_size, 0];
-                frame.secret = *secret;
+            Self::Hello { geometry: Geometry { slots, chunks, chunk_size } } => {
+                let (slots, chunks) = ((*slots).into(), (*chunks).into());
+                let hello = Hello { slots, chunks, chunk_size: (*chunk_size).into() };
+                PROTOCOL.message(HELLO, &[hello.as_bytes()])
             }
             Self::Welcome { bell, fenced } => {
-                frame.kind = 2;
-                frame.words = [*bell, u32::from(*fenced), 0, 0, 0];
+                let fenced = u32::from(*fenced).into();
+                let welcome = Welcome { bell: (*bell).into(), fenced };
+                PROTOCOL.message(WELCOME, &[welcome.as_bytes()])
             }
-            Self::Refusal(why) => {
-                frame.kind = 3;
-                let room = MAX_MESSAGE - size_of::<Frame>();
-                text = why.as_bytes();
-                text = &text[..text.len().min(room)];
-            }
-            Self::Bye => frame.kind = 4,
+            Self::Refusal(why) => PROTOCOL.refusal(why),
+            Self::Bye => PROTOCOL.bye(),
         }
-        let mut bytes = frame.as_bytes().to_vec();
-        bytes.extend(text);
-        bytes
     }
 
     /// Reads a peer's message.
@@ -89,33 +88,37 @@ impl Message {
     /// # Errors
     /// The defect of the message.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let (frame, text) = Frame::read_from_prefix(bytes)
-            .map_err(|_| format!("a message of {} bytes is too short", bytes.len()))?;
-        if frame.magic != MAGIC {
-            return Err("a message that is not Carrack's".into());
-        }
-        if frame.version != VERSION {
-            return Err(format!(
-                "it speaks version {} of the protocol, this rank {VERSION}: run one build on all \
-                ranks",
-                frame.version
-            ));
-        }
-        let [a, b, c, d, _] = frame.words;
-        match frame.kind {
-            1 => {
-                let geometry = Geometry { slots: b, chunks: c, chunk_size: d };
-                Ok(Self::Hello { from: PeerId(a), secret: frame.secret, geometry })
+        let (kind, body) = PROTOCOL.read(bytes)?;
+        let length = || format!("a message of kind {kind} with {} bytes", body.len());
+        match kind {
+            HELLO => {
+                let hello = Hello::read_from_bytes(body).map_err(|_| length())?;
+                let (slots, chunks) = (hello.slots.get(), hello.chunks.get());
+                let geometry = Geometry { slots, chunks, chunk_size: hello.chunk_size.get() };
+                Ok(Self::Hello { geometry })
             }
-            2 => Ok(Self::Welcome { bell: a, fenced: b != 0 }),
-            3 => Ok(Self::Refusal(String::from_utf8_lossy(text).into_owned())),
-            4 => Ok(Self::Bye),
+            WELCOME => {
+                let welcome = Welcome::read_from_bytes(body).map_err(|_| length())?;
+                Ok(Self::Welcome { bell: welcome.bell.get(), fenced: welcome.fenced.get() != 0 })
+            }
+            REFUSAL => Ok(Self::Refusal(words(body))),
+            BYE if body.is_empty() => Ok(Self::Bye),
             kind => Err(format!("a message of unknown kind {kind}")),
         }
     }
 }
 
-/// Machine and network namespace: the scope of abstract sockets.
+/// Returns the greeting with which a connection of a rank begins.
+///
+/// # Errors
+/// The kernel has no random bytes.
+pub fn greeting(role: Role, identity: &Identity) -> Result<Greeting, Errno> {
+    let (rank, ranks) = (identity.me.0.into(), identity.ranks.into());
+    let claim = Claim { rank, ranks, ..Claim::default() };
+    Greeting::new(role, PROTOCOL, &Key::of(&identity.secret), claim)
+}
+
+/// Which machine, as far as abstract sockets are concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The kernel's boot.
@@ -190,13 +193,14 @@ impl Address {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contract::PeerId;
     use proptest::prelude::*;
 
     #[test]
     fn every_message_comes_back_as_it_was() {
         let geometry = Geometry { slots: 8, chunks: 3, chunk_size: 64 };
         for message in [
-            Message::Hello { from: PeerId(7), secret: [9; 16], geometry },
+            Message::Hello { geometry },
             Message::Welcome { bell: 4095, fenced: true },
             Message::Refusal("not of this job".into()),
             Message::Bye,
@@ -219,10 +223,9 @@ mod tests {
         fn whatever_arrives_is_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = Message::decode(&bytes);
             let _ = Address::decode(&AddressBlob(bytes.clone()));
-            let mut framed = Message::Bye.encode();
-            framed.truncate(8);
-            framed.extend(bytes);
-            let _ = Message::decode(&framed);
+            for kind in [HELLO, WELCOME, REFUSAL, BYE] {
+                let _ = Message::decode(&PROTOCOL.message(kind, &[&bytes]));
+            }
         }
     }
 }

@@ -7,24 +7,33 @@
 use super::device::{Shared, is_dead};
 use super::handshake::Message;
 use super::segment::{Segment, SegmentSlots};
-use super::stranger::{Greeting, Guest, Stranger};
+use super::stranger::{Guest, Heard, NotIn, Stranger};
 use crate::contract::{Batch, DownCause, Event, Header, Loan, Payload, PeerId, SmallArrival};
-use crate::fd_channel::{Channel, Received, is_shortage};
 use crate::mem::{PacketSource, SmallBytes};
+use crate::net::is_shortage;
+use crate::net::packets::{Channel, Received};
+use crate::net::pending::Pending;
 use crate::sync::attention::settle;
 use crate::sync::barrier::Barrier;
 use crate::sync::bells::Bells;
 use crate::sync::ring::{Consumer, Corrupt, Record};
+use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// A record whose payload is the message.
 pub(super) const KIND_INLINE: u8 = 1;
 /// A record whose payload names the chunk with the message.
 pub(super) const KIND_CHUNK: u8 = 2;
 
-/// Number of warm rings up to which cooling one is not worth it.
+/// Senders that have not proved themselves, and twice as many as there are ranks where that is more.
+const MOST_STRANGERS: usize = 1024;
+/// Time in which a sender has to prove itself. A rank that computes for longer calls again.
+const STRANGERS_TIME: Duration = Duration::from_secs(600);
+
+/// Warm rings that are too few to be worth cooling one.
 const FEW: usize = 8;
 /// Empty looks after which one of many warm rings cools.
 const PATIENCE: u32 = 4096;
@@ -58,12 +67,13 @@ impl ChunkPlace {
 }
 
 /// All incoming links of a device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Inbound {
     /// By bell.
     links: Vec<Option<Incoming>>,
-    /// Senders whose rings are looked at. Here and not in `links`, so that a look follows no
-    /// pointer.
+    /// Those that have connected, and were not welcomed so far.
+    strangers: Pending<Stranger>,
+    /// Those that are looked at. Here and not in `links`, so that a look follows no pointer.
     warm: Vec<Sender>,
     /// Index at which the next poll begins, so that no ring is always last.
     turn: usize,
@@ -73,9 +83,7 @@ pub(super) struct Inbound {
 
 #[derive(Debug)]
 enum Incoming {
-    /// Connected, but not yet named or welcomed.
-    Stranger(Stranger),
-    /// Not looked at.
+    /// It is not looked at.
     Cold(Box<Sender>),
     /// Its sender is in `warm`.
     Warm,
@@ -109,7 +117,14 @@ enum Look {
 }
 
 impl Inbound {
-    /// Returns `true` if a warm ring has a record, or a bell has rung.
+    /// For a job of so many ranks, all of which may call at the same time.
+    pub(super) fn of(ranks: u32) -> Self {
+        let most = MOST_STRANGERS.max(2 * ranks as usize);
+        let strangers = Pending::new(most, STRANGERS_TIME);
+        Self { links: Vec::new(), strangers, warm: Vec::new(), turn: 0, owes_welcomes: false }
+    }
+
+    /// Whether any ring that is looked at has something, or any bell has rung.
     pub(super) fn has_something(&self, bells: &Bells) -> bool {
         bells.any() || self.warm.iter().any(|sender| sender.consumer.is_ready())
     }
@@ -222,52 +237,95 @@ impl Inbound {
         }
     }
 
-    /// Adds a pending connection, and returns its bell. Returns the channel when there are too
-    /// many links.
-    pub(super) fn admit(&mut self, channel: Channel) -> Result<u32, Channel> {
+    /// Lets a stranger prove itself. Its first words are there already, most likely; if not the
+    /// epoll set tells.
+    pub(super) fn admit(&mut self, shared: &Shared, channel: Channel) -> Result<(), Errno> {
+        let stranger = Stranger::new(shared, channel)?;
+        let now = Instant::now();
+        self.strangers.expire(now);
+        if let Some(oldest) = self.strangers.crowded() {
+            // It may have something to say by now.
+            self.hear_stranger(shared, oldest);
+        }
+        let place = self.strangers.admit(stranger, now);
+        self.hear_stranger(shared, place);
+        Ok(())
+    }
+
+    /// Takes in what a stranger says, and lets it in when that is enough.
+    pub(super) fn hear_stranger(&mut self, shared: &Shared, place: u32) {
+        let Some(stranger) = self.strangers.get_mut(place) else { return };
+        let heard = stranger.hear(shared, place);
+        if stranger.is_proven() {
+            self.strangers.proved(place);
+        }
+        let why = match heard {
+            Ok(Heard::Silent) => return,
+            Ok(Heard::Short(error)) => return self.lacks(shared, error),
+            Ok(Heard::Gone) => return drop(self.strangers.take(place)),
+            Ok(Heard::Hello) => match self.free_bell() {
+                Some(bell) => return self.welcome(shared, place, bell),
+                None => format!("{} links lead here already", Bells::COUNT),
+            },
+            Err(why) => why,
+        };
+        self.refuse(place, why);
+    }
+
+    fn lacks(&mut self, shared: &Shared, error: Errno) {
+        shared.tell_of_shortage(error);
+        self.owes_welcomes = true;
+    }
+
+    fn refuse(&mut self, place: u32, why: String) {
+        let Some(stranger) = self.strangers.take(place) else { return };
+        let whom = stranger.channel.peer();
+        let whom = whom.map_or_else(|_| "a process".into(), |it| format!("process {}", it.pid));
+        self.strangers.refused(&whom, &why, Instant::now());
+        let _ = stranger.channel.send(&Message::Refusal(why).encode(), &[]);
+    }
+
+    /// Returns a bell that no link has.
+    fn free_bell(&mut self) -> Option<u32> {
         let free = self.links.iter().position(Option::is_none);
-        let bell = free.unwrap_or(self.links.len());
-        match u32::try_from(bell) {
-            Ok(name) if bell < Bells::COUNT => {
-                if free.is_none() {
-                    self.links.push(None);
-                }
-                self.links[bell] = Some(Incoming::Stranger(Stranger::new(channel)));
-                Ok(name)
+        let bell = u32::try_from(free.unwrap_or(self.links.len())).ok()?;
+        ((bell as usize) < Bells::COUNT).then_some(bell)
+    }
+
+    fn welcome(&mut self, shared: &Shared, place: u32, bell: u32) {
+        let Some(stranger) = self.strangers.take(place) else { return };
+        let guest = match stranger.enter(shared, bell) {
+            Ok(guest) => guest,
+            Err((stranger, not_in)) => {
+                // The place that it has left is the next to be given out, and it is watched by it.
+                let place = self.strangers.admit(stranger, Instant::now());
+                self.strangers.proved(place);
+                return match not_in {
+                    NotIn::Short(error) => self.lacks(shared, error),
+                    NotIn::Refused(why) => self.refuse(place, why),
+                };
             }
-            _ => Err(channel),
+        };
+        let sender = Sender::new(guest, bell);
+        shared.nothing_is_short();
+        shared.incoming().insert(sender.from, sender.segment.clone());
+        let link = Some(Incoming::Cold(Box::new(sender)));
+        match self.links.get_mut(bell as usize) {
+            Some(free) => *free = link,
+            None => self.links.push(link),
+        }
+        // A sleeper is woken by its bell. This poll, which finds no message, may be the thread's
+        // last.
+        if shared.sleepers.load(Ordering::SeqCst) == 0 {
+            self.warm_up(bell);
         }
     }
 
-    /// Handles a message on the socket of an incoming link.
-    pub(super) fn listen(&mut self, shared: &Shared, bell: u32) {
+    /// Takes in what the other end of an incoming link says.
+    pub(super) fn listen(&mut self, bell: u32) {
         let Some(place) = self.links.get_mut(bell as usize) else { return };
         match place {
             None => {}
-            Some(Incoming::Stranger(stranger)) => match stranger.greet(shared, bell) {
-                Ok(Greeting::Silent) => {}
-                Ok(Greeting::Short(error)) => {
-                    shared.tell_of_shortage(error);
-                    self.owes_welcomes = true;
-                }
-                Ok(Greeting::Welcome(guest)) => {
-                    let Some(Incoming::Stranger(stranger)) = place.take() else { return };
-                    let sender = Sender::new(*guest, bell, stranger.channel);
-                    shared.nothing_is_short();
-                    shared.incoming().insert(sender.from, sender.segment.clone());
-                    *place = Some(Incoming::Cold(Box::new(sender)));
-                    // The bell wakes a sleeper. This poll, which finds no message, may be the
-                    // thread's last.
-                    if shared.sleepers.load(Ordering::SeqCst) == 0 {
-                        self.warm_up(bell);
-                    }
-                }
-                Err(why) => {
-                    tracing::warn!(%why, "a connection was refused");
-                    let _ = stranger.channel.send(&Message::Refusal(why).encode(), &[]);
-                    *place = None;
-                }
-            },
             Some(Incoming::Cold(sender)) => {
                 let ended = sender.hear();
                 if ended {
@@ -293,11 +351,9 @@ impl Inbound {
         if !std::mem::take(&mut self.owes_welcomes) {
             return;
         }
-        for bell in 0..u32::try_from(self.links.len()).unwrap_or(u32::MAX) {
-            if let Some(Some(Incoming::Stranger(stranger))) = self.links.get(bell as usize)
-                && stranger.waits()
-            {
-                self.listen(shared, bell);
+        for place in self.strangers.places() {
+            if self.strangers.get_mut(place).is_some_and(|stranger| stranger.waits()) {
+                self.hear_stranger(shared, place);
             }
         }
     }
@@ -305,9 +361,11 @@ impl Inbound {
     /// Ends a peer that is known to have gone. Returns `true` if rings of the peer lead here: its
     /// end is then reported when they are empty.
     pub(super) fn end(&mut self, shared: &Shared, peer: PeerId, cause: &DownCause) -> bool {
+        for place in self.strangers.places() {
+            self.hear_stranger(shared, place);
+        }
         for bell in 0..u32::try_from(self.links.len()).unwrap_or(u32::MAX) {
             match self.links.get_mut(bell as usize) {
-                Some(Some(Incoming::Stranger(..))) => self.listen(shared, bell),
                 Some(Some(Incoming::Cold(sender))) if sender.from == peer => self.warm_up(bell),
                 _ => {}
             }
@@ -325,9 +383,10 @@ impl Inbound {
     pub(super) fn close(&mut self) {
         let others = self.links.drain(..).flatten().filter_map(|link| match link {
             Incoming::Cold(sender) => Some(sender.channel),
-            Incoming::Stranger(stranger) => stranger.known(),
             Incoming::Warm => None,
         });
+        let strangers = self.strangers.drain().into_iter().map(|stranger| stranger.channel);
+        let others = others.chain(strangers);
         for channel in self.warm.drain(..).map(|sender| sender.channel).chain(others) {
             let _ = channel.send(&Message::Bye.encode(), &[]);
         }
@@ -335,7 +394,7 @@ impl Inbound {
 }
 
 impl Sender {
-    fn new(Guest { from, segment, process }: Guest, bell: u32, channel: Channel) -> Self {
+    fn new(Guest { from, channel, segment, process }: Guest, bell: u32) -> Self {
         // SAFETY: the segment came with this hello, and this is the only consumer made for it
         // here. If a hostile sender sends one segment twice, two consumers write only `freed`.
         // Each reads memory that it does not trust anyway.

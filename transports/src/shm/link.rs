@@ -2,16 +2,19 @@
 
 use super::Geometry;
 use super::device::{Shared, is_dead};
-use super::handshake::{Address, Message};
+use super::handshake::{Address, Message, greeting};
 use super::inbound::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
 use super::kernel_copy::{KernelCopy, is_this_process};
 use super::segment::{BellPage, MAX_CHUNKS, Segment, SegmentSlots};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, PeerId, PeerMemory, Short, Splits, Submit, SubmitError,
 };
-use crate::fd_channel::{Channel, ConnectError, Received, is_shortage};
 use crate::fork::Owner;
 use crate::mem::{MapError, MemRef, copy::copy_now};
+use crate::net::greeting::{Failure, Greeting, Progress};
+use crate::net::is_shortage;
+use crate::net::packets::{Channel, ConnectError, Received};
+use crate::net::proof::{Role, Unproven};
 use crate::sync::BiasedLock;
 use crate::sync::ring::{FIRST, MAX_PAYLOAD, Producer, PushError};
 use rustix::fs::OFlags;
@@ -19,6 +22,10 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock};
+
+/// How often a receiver is called again that hangs up during the greeting: it may have made room
+/// for others.
+const CALLS_AGAIN: u8 = 20;
 
 const CONNECTING: u8 = 0;
 const UP: u8 = 1;
@@ -40,6 +47,10 @@ struct Sender {
     address: Address,
     /// A channel to a process of this user, in the epoll set.
     channel: Option<Channel>,
+    /// Until both sides are proved.
+    greeting: Option<Box<Greeting>>,
+    is_proven: bool,
+    calls_again: u8,
     /// Readable when the receiver's process is dead.
     process: Option<Arc<OwnedFd>>,
     segment: Arc<Segment>,
@@ -64,7 +75,25 @@ pub(super) enum Dialled {
     Short(Errno),
 }
 
-/// Content of the receiver's welcome.
+/// Why the hello is not said.
+enum Unsaid {
+    /// Something is short: try again.
+    Short(Errno),
+    /// It cannot be.
+    Down(DownCause),
+}
+
+impl Unsaid {
+    /// A system call failed.
+    fn of(what: &str, error: ConnectError) -> Self {
+        match error {
+            ConnectError::System(error) if is_shortage(error) => Self::Short(error),
+            error => Self::Down(DownCause::Gone(format!("{what}: {error}"))),
+        }
+    }
+}
+
+/// What the receiver's welcome brought.
 #[derive(Debug)]
 struct Welcome {
     bell: u32,
@@ -96,6 +125,9 @@ impl Outgoing {
             sender: BiasedLock::new(Sender {
                 address,
                 channel: None,
+                greeting: None,
+                is_proven: false,
+                calls_again: 0,
                 process: None,
                 segment,
                 segment_fd: Some(fd),
@@ -126,10 +158,7 @@ impl Outgoing {
         if let Some(cause) = self.doomed.get() {
             return Err(cause.clone());
         }
-        self.sender.lock().say_hello(shared, index).or_else(|(what, error)| match error {
-            ConnectError::System(error) if is_shortage(error) => Ok(Dialled::Short(error)),
-            error => Err(DownCause::Gone(format!("{what}: {error}"))),
-        })
+        self.sender.lock().dial(self.peer, shared, index)
     }
 
     /// Handles a message of the receiver. `Some(Ok)`: it is up now. `Some(Err)`: it is down now.
@@ -139,7 +168,7 @@ impl Outgoing {
             return None;
         }
         let sender = &mut *sender;
-        let cause = match sender.hear(shared) {
+        let cause = match sender.hear(self.peer, shared) {
             Ok(true) => {
                 self.state.store(UP, Ordering::Release);
                 return Some(Ok(()));
@@ -167,6 +196,7 @@ impl Outgoing {
         // Closing the descriptors takes them out of the epoll set.
         (sender.channel, sender.process, sender.segment_fd, sender.welcome) =
             (None, None, None, None);
+        sender.greeting = None;
     }
 
     /// Returns `true` if the receiver has answered: from then on it can revoke this rank's access.
@@ -237,54 +267,114 @@ impl Outgoing {
 impl Sender {
     /// Goes through the steps as far as possible, and continues from there the next time. The
     /// error comes with the name of the failed step.
-    fn say_hello(
-        &mut self,
-        shared: &Shared,
-        index: u32,
-    ) -> Result<Dialled, (&'static str, ConnectError)> {
-        let Some(segment_fd) = &self.segment_fd else { return Ok(Dialled::Yes) };
-        let channel = match self.channel.take() {
-            Some(channel) => channel,
-            None => {
-                let channel = Channel::connect(&self.address.name);
-                let channel =
-                    channel.map_err(|error| ("it does not listen at its address", error))?;
-                let watched = shared.watch_outgoing(index, channel.as_fd());
-                watched.map_err(|error| ("epoll refused its socket", error.into()))?;
-                channel
-            }
-        };
-        let channel = self.channel.insert(channel);
-        if self.process.is_none() {
+    fn dial(&mut self, peer: PeerId, shared: &Shared, index: u32) -> Result<Dialled, DownCause> {
+        match self.connect(shared, index).and_then(|()| self.say_hello(peer, shared)) {
+            Ok(()) => Ok(Dialled::Yes),
+            Err(Unsaid::Short(error)) => Ok(Dialled::Short(error)),
+            Err(Unsaid::Down(cause)) => Err(cause),
+        }
+    }
+
+    /// Calls the receiver, unless that is done.
+    fn connect(&mut self, shared: &Shared, index: u32) -> Result<(), Unsaid> {
+        if self.channel.is_none() && self.segment_fd.is_some() {
+            let channel = Channel::connect(&self.address.name);
+            let channel =
+                channel.map_err(|error| Unsaid::of("it does not listen at its address", error))?;
+            let watched = shared.watch_outgoing(index, channel.as_fd());
+            watched.map_err(|error| Unsaid::of("epoll refused its socket", error.into()))?;
+            self.channel = Some(channel);
+        }
+        let Some(channel) = &self.channel else { return Ok(()) };
+        if self.process.is_none() && self.segment_fd.is_some() {
             let watched = channel.peer_process().and_then(|process| {
                 shared.watch_outgoing(index, process.as_fd())?;
                 Ok(process)
             });
             match watched {
                 Ok(process) => self.process = Some(Arc::new(process)),
-                Err(error) if is_shortage(error) => {
-                    return Err(("its process cannot be watched", error.into()));
-                }
-                // Another pid namespace, or an old kernel: only the socket's hang-up tells of the
-                // end.
+                Err(error) if is_shortage(error) => return Err(Unsaid::Short(error)),
+                // Another pid namespace, or an old kernel: the socket's hang-up must do.
                 Err(_) => {}
             }
         }
-        let hello = Message::Hello {
-            from: shared.identity.me,
-            secret: shared.identity.secret,
-            geometry: self.segment.geometry(),
+        Ok(())
+    }
+
+    /// Goes on with the greeting, and says hello when both sides are proved.
+    fn say_hello(&mut self, peer: PeerId, shared: &Shared) -> Result<(), Unsaid> {
+        let (Some(segment_fd), Some(channel)) = (&self.segment_fd, &mut self.channel) else {
+            return Ok(());
         };
+        if !self.is_proven {
+            let begun = match self.greeting.take() {
+                Some(greeting) => greeting,
+                None => Box::new(
+                    greeting(Role::Dialer, &shared.identity)
+                        .map_err(|error| Unsaid::of("no random bytes", error.into()))?,
+                ),
+            };
+            let session = match self.greeting.insert(begun).advance(channel) {
+                Ok(Progress::Waiting) => return Ok(()),
+                Ok(Progress::Short(error)) => return Err(Unsaid::Short(error)),
+                Ok(Progress::Proven(session)) => session,
+                Err(failure) => return self.not_proven(failure, shared),
+            };
+            if session.peer.rank.get() != peer.0 {
+                let rank = session.peer.rank;
+                let why = format!("it is rank {rank}, and not {peer}, as its address says");
+                return Err(Unsaid::Down(DownCause::Protocol(why)));
+            }
+            (self.greeting, self.is_proven) = (None, true);
+        }
+        let hello = Message::Hello { geometry: self.segment.geometry() };
         let said = channel.send(&hello.encode(), &[segment_fd.as_fd()]);
-        said.map_err(|error| ("saying hello failed", error.into()))?;
+        said.map_err(|error| Unsaid::of("saying hello failed", error.into()))?;
         self.segment_fd = None;
-        Ok(Dialled::Yes)
+        Ok(())
+    }
+
+    /// The greeting has failed. A receiver that has only hung up is called again.
+    fn not_proven(&mut self, failure: Failure, shared: &Shared) -> Result<(), Unsaid> {
+        let cause = match failure {
+            Failure::Gone(_) if self.calls_again < CALLS_AGAIN && !self.is_receiver_dead() => {
+                self.calls_again += 1;
+                (self.channel, self.greeting, self.process) = (None, None, None);
+                shared.try_again();
+                return Ok(());
+            }
+            Failure::Gone(why) => DownCause::Gone(why),
+            Failure::Unproven(Unproven::Refused(why)) => DownCause::Refused(why),
+            Failure::Unproven(Unproven::Bye) => DownCause::Closed,
+            Failure::Unproven(why) => DownCause::Protocol(why.to_string()),
+        };
+        Err(Unsaid::Down(cause))
+    }
+
+    fn is_receiver_dead(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| is_dead(process.as_fd()))
     }
 
     /// Handles a message of the receiver. Returns `true` if it is a welcome.
-    fn hear(&mut self, shared: &Shared) -> Result<bool, DownCause> {
+    fn hear(&mut self, peer: PeerId, shared: &Shared) -> Result<bool, DownCause> {
         if let Some(welcome) = self.welcome.take() {
             return self.enter(*welcome, shared);
+        }
+        if self.segment_fd.is_some() {
+            match self.say_hello(peer, shared) {
+                Ok(()) => {}
+                Err(Unsaid::Down(cause)) => return Err(cause),
+                Err(Unsaid::Short(error)) => {
+                    shared.tell_of_shortage(error);
+                    shared.try_again();
+                }
+            }
+            if self.segment_fd.is_some() {
+                return match self.is_receiver_dead() {
+                    true => Err(DownCause::Gone("its process has ended".into())),
+                    false => Ok(false),
+                };
+            }
         }
         let Some(channel) = &self.channel else { return Ok(false) };
         let mut bytes = [0; super::handshake::MAX_MESSAGE];

@@ -5,11 +5,14 @@
 
 use super::Geometry;
 use super::device::Shared;
-use super::handshake::Message;
+use super::handshake::{MAX_MESSAGE, Message, greeting};
 use super::segment::Segment;
 use crate::contract::PeerId;
-use crate::fd_channel::{Channel, Received, is_shortage};
 use crate::mem::MapError;
+use crate::net::greeting::{Failure, Greeting, Progress};
+use crate::net::is_shortage;
+use crate::net::packets::{Channel, Received};
+use crate::net::proof::{Role, Unproven};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -19,124 +22,168 @@ use std::sync::Arc;
 pub(super) struct Stranger {
     pub(super) channel: Channel,
     is_watched: bool,
-    /// Its hello, once received.
-    hello: Option<Box<Hello>>,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// It has to prove itself.
+    Greeting(Box<Greeting>),
+    /// It has, and has to say hello.
+    Proven(PeerId),
+    /// It has said hello.
+    Known(Box<Hello>),
 }
 
 /// Content of a hello: the sender's name, and its segment.
 #[derive(Debug)]
-struct Hello {
-    from: PeerId,
+pub(super) struct Hello {
+    pub(super) from: PeerId,
     segment_fd: OwnedFd,
     geometry: Geometry,
+    segment: Option<Arc<Segment>>,
 }
 
 /// A sender that is admitted.
 pub(super) struct Guest {
     pub(super) from: PeerId,
+    pub(super) channel: Channel,
     pub(super) segment: Arc<Segment>,
     /// Readable when its process is dead.
     pub(super) process: Option<OwnedFd>,
 }
 
 /// Progress of a pending connection.
-pub(super) enum Greeting {
+pub(super) enum Heard {
     /// Its hello has not come.
     Silent,
     /// A resource that its admission takes is short. A later poll tries again.
     Short(Errno),
-    /// It is admitted.
-    Welcome(Box<Guest>),
+    /// It can be let in.
+    Hello,
+    /// It has gone before it had proved itself, or hangs up in order.
+    Gone,
 }
 
 impl Stranger {
-    pub(super) fn new(channel: Channel) -> Self {
-        Self { channel, is_watched: false, hello: None }
+    pub(super) fn new(shared: &Shared, channel: Channel) -> Result<Self, Errno> {
+        let greeting = greeting(Role::Listener, &shared.identity)?;
+        Ok(Self { channel, is_watched: false, stage: Stage::Greeting(Box::new(greeting)) })
     }
 
     /// Returns `true` if it waits for a resource that was short, and not for a message of its
     /// sender.
     pub(super) fn waits(&self) -> bool {
-        !self.is_watched || self.hello.is_some()
+        !self.is_watched || matches!(self.stage, Stage::Known(_))
     }
 
     /// Returns its channel, if its sender has shown that it belongs to the job.
-    pub(super) fn known(self) -> Option<Channel> {
-        self.hello.is_some().then_some(self.channel)
+    pub(super) fn is_proven(&self) -> bool {
+        !matches!(self.stage, Stage::Greeting(_))
     }
 
     /// Receives the hello, unless that is done, and admits the sender.
-    pub(super) fn greet(&mut self, shared: &Shared, bell: u32) -> Result<Greeting, String> {
+    pub(super) fn hear(&mut self, shared: &Shared, place: u32) -> Result<Heard, String> {
         if !self.is_watched {
-            match shared.watch_incoming(bell, self.channel.as_fd()) {
+            match shared.watch_stranger(place, self.channel.as_fd()) {
                 Ok(()) => self.is_watched = true,
-                Err(error) if is_shortage(error) => return Ok(Greeting::Short(error)),
+                Err(error) if is_shortage(error) => return Ok(Heard::Short(error)),
                 Err(error) => return Err(format!("epoll refused its socket: {error}")),
             }
         }
-        if self.hello.is_none() {
-            self.hello = match hear_hello(shared, &self.channel)? {
-                Heard::Nothing => return Ok(Greeting::Silent),
-                Heard::Short(error) => return Ok(Greeting::Short(error)),
-                Heard::Hello(hello) => Some(hello),
+        if let Stage::Greeting(greeting) = &mut self.stage {
+            let session = match greeting.advance(&mut self.channel) {
+                Ok(Progress::Waiting) => return Ok(Heard::Silent),
+                Ok(Progress::Short(error)) => return Ok(Heard::Short(error)),
+                Ok(Progress::Proven(session)) => session,
+                Err(Failure::Gone(_) | Failure::Unproven(Unproven::Bye)) => {
+                    return Ok(Heard::Gone);
+                }
+                Err(failure) => return Err(failure.to_string()),
             };
+            let (from, ranks) = (PeerId(session.peer.rank.get()), shared.identity.ranks);
+            if from.0 >= ranks {
+                return Err(format!("it calls itself {from}, in a job of {ranks} ranks"));
+            }
+            self.stage = Stage::Proven(from);
         }
-        let Some(hello) = &self.hello else { return Ok(Greeting::Silent) };
-        let segment = match Segment::open(&hello.segment_fd, hello.geometry) {
-            Ok(segment) => segment,
-            Err(MapError::Lacking(error)) => return Ok(Greeting::Short(error)),
-            Err(MapError::Refused(why)) => return Err(why),
+        if let Stage::Proven(from) = self.stage {
+            match hear_hello(&self.channel, from)? {
+                Ok(Some(hello)) => self.stage = Stage::Known(Box::new(hello)),
+                Ok(None) => return Ok(Heard::Silent),
+                Err(error) => return Ok(Heard::Short(error)),
+            }
+        }
+        let Stage::Known(hello) = &mut self.stage else { return Ok(Heard::Silent) };
+        if hello.segment.is_none() {
+            match Segment::open(&hello.segment_fd, hello.geometry) {
+                Ok(segment) => hello.segment = Some(segment),
+                Err(MapError::Lacking(error)) => return Ok(Heard::Short(error)),
+                Err(MapError::Refused(why)) => return Err(why),
+            }
+        }
+        Ok(Heard::Hello)
+    }
+
+    /// Lets in one that has said hello, under this bell. One for which something is short comes
+    /// back.
+    pub(super) fn enter(self, shared: &Shared, bell: u32) -> Result<Guest, (Self, NotIn)> {
+        let Stage::Known(hello) = &self.stage else {
+            return Err((self, NotIn::Short(Errno::AGAIN)));
         };
+        let (from, Some(segment)) = (hello.from, hello.segment.clone()) else {
+            return Err((self, NotIn::Short(Errno::AGAIN)));
+        };
+        // A pidfd is watched first: what it takes may be short.
         let watched = self.channel.peer_process().and_then(|process| {
             shared.watch_incoming(bell, process.as_fd())?;
             Ok(process)
         });
         let process = match watched {
             Ok(process) => Some(process),
-            Err(error) if is_shortage(error) => return Ok(Greeting::Short(error)),
+            Err(error) if is_shortage(error) => return Err((self, NotIn::Short(error))),
             // Another pid namespace, or an old kernel: only the socket's hang-up tells of the end.
             Err(_) => None,
         };
         let welcome = Message::Welcome { bell, fenced: !shared.barrier.heavy };
-        match self.channel.send(&welcome.encode(), &[shared.page_fd.as_fd(), shared.wake.as_fd()]) {
-            Ok(()) => Ok(Greeting::Welcome(Box::new(Guest { from: hello.from, segment, process }))),
-            Err(error) if is_shortage(error) => Ok(Greeting::Short(error)),
-            Err(error) => Err(format!("the welcome could not be sent: {error}")),
+        let fds = [shared.page_fd.as_fd(), shared.wake.as_fd()];
+        let let_in = shared
+            .watch_again(bell, self.channel.as_fd())
+            .and_then(|()| self.channel.send(&welcome.encode(), &fds));
+        match let_in {
+            Ok(()) => Ok(Guest { from, channel: self.channel, segment, process }),
+            Err(error) if is_shortage(error) => Err((self, NotIn::Short(error))),
+            Err(error) => {
+                let why = format!("the welcome could not be sent: {error}");
+                Err((self, NotIn::Refused(why)))
+            }
         }
     }
 }
 
-/// Result of waiting for a hello.
-enum Heard {
-    /// No message so far.
-    Nothing,
-    /// A message for which this process lacks the descriptors. It is received later.
+/// Why a stranger is not let in.
+pub(super) enum NotIn {
+    /// Something is short.
     Short(Errno),
-    /// The hello.
-    Hello(Box<Hello>),
+    /// It cannot be.
+    Refused(String),
 }
 
-fn hear_hello(shared: &Shared, channel: &Channel) -> Result<Heard, String> {
-    let mut bytes = [0; super::handshake::MAX_MESSAGE];
+fn hear_hello(channel: &Channel, from: PeerId) -> Result<Result<Option<Hello>, Errno>, String> {
+    let mut bytes = [0; MAX_MESSAGE];
     let (len, fds) = match channel.receive(&mut bytes) {
-        Ok(Received::Nothing) => return Ok(Heard::Nothing),
-        Ok(Received::Closed) => return Err("it hung up before it said who it is".into()),
+        Ok(Received::Nothing) => return Ok(Ok(None)),
+        Ok(Received::Closed) => return Err("it hung up before it had said hello".into()),
         Ok(Received::Message(len, fds)) => (len, fds),
-        Err(error) if is_shortage(error) => return Ok(Heard::Short(error)),
+        Err(error) if is_shortage(error) => return Ok(Err(error)),
         Err(error) => return Err(format!("its socket failed: {error}")),
     };
     let message = Message::decode(&bytes[..len])?;
-    let Message::Hello { from, secret, geometry } = message else {
+    let Message::Hello { geometry } = message else {
         return Err(format!("it began with {message:?}"));
     };
-    if secret != shared.identity.secret {
-        return Err("it does not know this job's secret: it belongs to another job".into());
-    }
-    if from.0 >= shared.identity.ranks {
-        return Err(format!("it calls itself {from}, in a job of {} ranks", shared.identity.ranks));
-    }
     let [segment_fd]: [OwnedFd; 1] = fds
         .try_into()
         .map_err(|fds: Vec<_>| format!("its hello came with {} descriptors, not one", fds.len()))?;
-    Ok(Heard::Hello(Box::new(Hello { from, segment_fd, geometry })))
+    Ok(Ok(Some(Hello { from, segment_fd, geometry, segment: None })))
 }

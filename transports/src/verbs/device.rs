@@ -3,7 +3,6 @@
 
 use super::address::{Address, DeviceKey, Fabric, Host, THIS_MACHINE, ip_of};
 use super::bounces::Bounces;
-use super::channel;
 use super::domain::Shared;
 use super::entries::{Entries, Phase};
 use super::interfaces;
@@ -141,7 +140,7 @@ impl RdmaDevice {
             return Err(failed("nothing could be received", why));
         }
         let key = DeviceKey::fresh().map_err(|error| system(error.into()))?;
-        let listener = channel::listen(at(&shared)).map_err(system)?;
+        let listener = crate::net::streams::listen(at(&shared)).map_err(system)?;
         let tcp_port = listener.local_addr().map_err(system)?.port();
         let hosts = hosts(&shared);
         if hosts.is_empty() {
@@ -593,7 +592,7 @@ impl Polling {
         self.stash.clear();
         self.opened = None;
         self.partings.clear();
-        self.strangers = Strangers::default();
+        self.strangers = Strangers::of(self.shared.identity.ranks);
         self.listener = None;
         // All queue pairs are gone: no packet is received into any more.
         self.receives.close();

@@ -3,8 +3,10 @@
 use super::address::DeviceKey;
 use super::channel::Channel;
 use super::connection::Connection;
-use super::wire::{End, Nonce};
+use super::wire::End;
 use crate::contract::PeerId;
+use crate::net::greeting::Greeting;
+use crate::net::proof::Session;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -54,8 +56,10 @@ pub(super) struct Entry {
     /// Address that was called, and the calls repeated after a hang-up without a word.
     pub(super) called: Option<SocketAddr>,
     pub(super) calls_again: u8,
-    /// Number for which the peer has to prove its knowledge of the secret.
-    pub(super) nonce: Nonce,
+    /// Of a call of this side, until both sides are proved.
+    pub(super) greeting: Option<Box<Greeting>>,
+    /// What came of it.
+    pub(super) session: Option<Box<Session>>,
     pub(super) mine: End,
     pub(super) queue_pair: u32,
     /// Queue pair of the peer, once that is known.

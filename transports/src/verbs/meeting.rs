@@ -9,13 +9,15 @@ use super::entries::{Entry, Phase};
 use super::memory::Words;
 use super::partings::{Lingering, Parting};
 use super::queue_pairs;
-use super::strangers::{Guest, refuse};
+use super::strangers::Guest;
 use super::sys::VerbsError;
 use super::transfers;
-use super::wire::{End, Message, Nonce, proof};
+use super::wire::{End, Message, greeting};
 use super::wr_id::MOST_CONNECTIONS;
 use crate::contract::{DownCause, Event, OpFailure, PeerId, SubmitError};
-use crate::fd_channel::is_shortage;
+use crate::net::greeting::{Failure, Progress};
+use crate::net::is_shortage;
+use crate::net::proof::{Role, Session, Unproven};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use std::io;
@@ -26,10 +28,6 @@ use std::sync::Arc;
 /// How often a peer is called again that hangs up before it has answered: it may have made room for
 /// others.
 const CALLS_AGAIN: u8 = 20;
-
-pub(super) fn fresh_nonce() -> io::Result<Nonce> {
-    Ok(DeviceKey::fresh()?.0)
-}
 
 impl Polling {
     /// A connection to a device, called if there is none.
@@ -138,7 +136,6 @@ impl Polling {
             mtu: port.mtu,
             reads: port.reads.0,
         };
-        let nonce = fresh_nonce().map_err(|_| VerbsError::because("getrandom", libc::EIO, ""))?;
         let connection = Connection::new(
             index,
             (peer, device),
@@ -154,7 +151,8 @@ impl Polling {
             hosts: Vec::new(),
             called: None,
             calls_again: 0,
-            nonce,
+            greeting: None,
+            session: None,
             mine,
             queue_pair: number,
             peers_queue_pair: None,
@@ -199,13 +197,17 @@ impl Polling {
         let mut last =
             io::Error::new(io::ErrorKind::AddrNotAvailable, "it has published no address");
         while let Some(host) = self.next_host(index) {
-            let dialled = Channel::dial(host).and_then(|channel| {
+            let dialled = Channel::dial(host).and_then(|mut channel| {
+                let mut greeting = greeting(Role::Dialer, &self.shared.identity, self.key)?;
+                // It begins as soon as the other side is there. Where it is not, that is heard.
+                let _ = greeting.advance(&mut channel);
                 self.watch(channel.as_fd(), CALL | u64::from(index))?;
-                Ok(channel)
+                Ok((channel, greeting))
             });
             match (dialled, self.entries.get(index)) {
-                (Ok(channel), Some(entry)) => {
+                (Ok((channel, greeting)), Some(entry)) => {
                     (entry.channel, entry.phase) = (Some(channel), Phase::Calling);
+                    (entry.greeting, entry.session) = (Some(Box::new(greeting)), None);
                     entry.called = Some(host);
                     return Ok(());
                 }
@@ -253,15 +255,14 @@ impl Polling {
 
     /// Answers a call with a queue pair of this side.
     pub(super) fn answer(&mut self, index: u32, guest: Guest) {
-        let Guest { mut channel, nonce, end, .. } = guest;
+        let Guest { mut channel, session, end, .. } = guest;
         if let Err(why) = self.join(index, &end) {
-            refuse(channel, why.clone());
+            self.refuse(channel, why.clone());
             return self.end(index, DownCause::Lacking(why));
         }
-        let (identity, me) = (&self.shared.identity, self.key);
         let Some(entry) = self.entries.get(index) else { return };
-        let proof = proof(&identity.secret, &nonce, (identity.me, me), &entry.mine);
-        let said = channel.send(&Message::Welcome { proof, end: entry.mine });
+        let said = channel.send(&Message::welcome(&session, entry.mine));
+        (entry.greeting, entry.session) = (None, Some(session));
         let changes = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let name = EventData::new_u64(CALL | u64::from(index));
         let watched = epoll::modify(self.epoll.as_fd(), channel.as_fd(), name, changes);
@@ -276,6 +277,17 @@ impl Polling {
         loop {
             let Some(entry) = self.entries.get(index) else { return };
             let Some(channel) = &mut entry.channel else { return };
+            if let Some(greeting) = &mut entry.greeting {
+                match greeting.advance(channel) {
+                    Ok(Progress::Waiting | Progress::Short(_)) => return,
+                    Ok(Progress::Proven(session)) => match self.introduce(index, session) {
+                        Ok(()) => continue,
+                        Err(cause) => return self.end(index, cause),
+                    },
+                    Err(Failure::Gone(why)) => return self.hung_up(index, why),
+                    Err(Failure::Unproven(why)) => return self.end(index, not_proven(why)),
+                }
+            }
             match channel.receive() {
                 Received::Nothing => return,
                 Received::Message(message) => {
@@ -289,24 +301,30 @@ impl Polling {
         }
     }
 
+    /// The greeting of a call of this side is over: introduces this end.
+    fn introduce(&mut self, index: u32, session: Box<Session>) -> Result<(), DownCause> {
+        let Some(entry) = self.entries.get(index) else { return Ok(()) };
+        let (peer, device) = entry.connection.whom();
+        if session.peer.rank.get() != peer.0 || session.peer.device != device.0 {
+            let why = "it is another rank, or another device, than its address says";
+            return Err(DownCause::Protocol(why.into()));
+        }
+        let hello = Message::hello(&session, entry.mine);
+        (entry.greeting, entry.session) = (None, Some(session));
+        entry.phase = Phase::Introduced;
+        // Where it has hung up meanwhile, that is heard next.
+        let _ = self.say(index, &hello);
+        Ok(())
+    }
+
     fn heed(&mut self, index: u32, message: Message) -> Result<(), DownCause> {
         let Some(entry) = self.entries.get(index) else { return Ok(()) };
-        let identity = &self.shared.identity;
         match (entry.phase, message) {
             (Phase::Leaving | Phase::Failing, _) => Ok(()),
-            (Phase::Calling, Message::Challenge(asked)) => {
-                let proof = proof(&identity.secret, &asked, (identity.me, self.key), &entry.mine);
-                let (device, from, nonce, end) = (self.key, identity.me, entry.nonce, entry.mine);
-                entry.phase = Phase::Introduced;
-                // Where it has hung up meanwhile, that is heard next.
-                let _ = self.say(index, &Message::Hello { device, from, nonce, proof, end });
-                Ok(())
-            }
-            (Phase::Introduced, Message::Welcome { proof: shown, end }) => {
-                let who = (entry.connection.peer, entry.connection.device);
-                if shown != proof(&identity.secret, &entry.nonce, who, &end) {
-                    let why = "it does not know this job's secret, or is another rank than its \
-                        address says";
+            (Phase::Introduced, Message::Welcome { seal, end }) => {
+                let session = entry.session.as_deref();
+                if !session.is_some_and(|session| end.is_sealed(session, &seal)) {
+                    let why = "its welcome was changed on the way";
                     return Err(DownCause::Protocol(why.into()));
                 }
                 end.check(self.shared.options.packet_size).map_err(DownCause::Refused)?;
@@ -342,7 +360,9 @@ impl Polling {
     fn hung_up(&mut self, index: u32, why: String) {
         let Some(entry) = self.entries.get(index) else { return };
         entry.channel = None;
-        if entry.phase == Phase::Introduced && entry.calls_again < CALLS_AGAIN {
+        let is_there = entry.greeting.take().is_some_and(|greeting| greeting.has_heard());
+        let is_there = is_there || entry.phase == Phase::Introduced;
+        if is_there && entry.calls_again < CALLS_AGAIN {
             // It is there, and has not said no. One that has gone refuses to be called.
             entry.calls_again += 1;
             entry.hosts.extend(entry.called);
@@ -543,6 +563,15 @@ impl Polling {
         for index in self.entries.numbers() {
             self.partings.forsake(index);
         }
+    }
+}
+
+/// Why a connection ends whose other side has not proved itself.
+fn not_proven(why: Unproven) -> DownCause {
+    match why {
+        Unproven::Refused(why) => DownCause::Refused(why),
+        Unproven::Bye => DownCause::Closed,
+        why => DownCause::Protocol(why.to_string()),
     }
 }
 

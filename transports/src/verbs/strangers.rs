@@ -1,29 +1,41 @@
-//! Who has called and is not known so far: it says who it is and that it belongs to the job, or is
-//! sent away.
+//! Callers that are not known so far: each proves that it belongs to the job and introduces its
+//! end, or is sent away.
 
 use super::address::DeviceKey;
 use super::channel::{Channel, Received};
 use super::device::{Polling, STRANGER};
 use super::entries::Phase;
-use super::meeting::{fresh_nonce, is_lack};
-use super::wire::{End, Message, Nonce, proof};
+use super::meeting::is_lack;
+use super::wire::{End, Message, greeting};
 use crate::contract::PeerId;
+use crate::net::greeting::{Failure, Greeting, Progress};
+use crate::net::pending::Pending;
+use crate::net::proof::{Role, Session, Unproven};
 use std::io;
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
-/// Callers that have not introduced themselves, and twice as many as there are ranks where that is
+/// Callers that have not proved themselves, and twice as many as there are ranks where that is
 /// more. One more, and the first has to go.
 const MOST_STRANGERS: usize = 1024;
+/// Time in which a caller has to prove itself. A rank that computes for longer calls again.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Those who have called, and are not let in so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Strangers {
-    all: Vec<Option<(Channel, Nonce)>>,
+    pending: Pending<Stranger>,
     /// Those who have an older connection here, which has to end first.
     held: Vec<Guest>,
-    /// How many there may be, and which one has gone last when there were more.
-    most: usize,
-    oldest: usize,
+}
+
+/// A caller that has not introduced its end.
+#[derive(Debug)]
+struct Stranger {
+    channel: Channel,
+    /// Until both sides are proved.
+    greeting: Option<Box<Greeting>>,
+    session: Option<Box<Session>>,
 }
 
 /// A caller that has shown that it belongs to the job.
@@ -32,37 +44,15 @@ pub(super) struct Guest {
     pub(super) channel: Channel,
     pub(super) from: PeerId,
     pub(super) device: DeviceKey,
-    pub(super) nonce: Nonce,
+    pub(super) session: Box<Session>,
     pub(super) end: End,
 }
 
 impl Strangers {
     /// For a job of so many ranks, all of which may call at the same time.
     pub(super) fn of(ranks: u32) -> Self {
-        Self { most: MOST_STRANGERS.max(2 * ranks as usize), ..Self::default() }
-    }
-
-    /// A place for one more, if there is one.
-    fn place(&mut self) -> Option<usize> {
-        let free = self.all.iter().position(Option::is_none);
-        if free.is_none() && self.all.len() < self.most {
-            self.all.push(None);
-            return Some(self.all.len() - 1);
-        }
-        free
-    }
-
-    /// Whose turn it is to go: they came in about this order.
-    fn next_to_go(&mut self) -> usize {
-        let count = self.all.len().max(1);
-        let after = (1..=count).map(|step| (self.oldest + step) % count);
-        self.oldest =
-            after.clone().find(|&at| self.all.get(at).is_some_and(Option::is_some)).unwrap_or(0);
-        self.oldest
-    }
-
-    fn is_empty(&self) -> bool {
-        self.all.iter().all(Option::is_none)
+        let most = MOST_STRANGERS.max(2 * ranks as usize);
+        Self { pending: Pending::new(most, PATIENCE), held: Vec::new() }
     }
 
     /// Keeps a guest until the older connection of its device has ended. An earlier one of that
@@ -79,8 +69,44 @@ impl Strangers {
     }
 }
 
+impl Stranger {
+    /// Goes as far as the introduction of its end, if that has come. `Err(None)`: it has gone.
+    fn hear(&mut self, packet_size: usize, ranks: u32) -> Result<Option<End>, Option<String>> {
+        if let Some(greeting) = &mut self.greeting {
+            match greeting.advance(&mut self.channel) {
+                Ok(Progress::Waiting | Progress::Short(_)) => return Ok(None),
+                Ok(Progress::Proven(session)) => {
+                    (self.greeting, self.session) = (None, Some(session));
+                }
+                Err(Failure::Gone(_) | Failure::Unproven(Unproven::Bye)) => return Err(None),
+                Err(why) => return Err(Some(why.to_string())),
+            }
+        }
+        let Some(session) = &self.session else { return Ok(None) };
+        let rank = session.peer.rank.get();
+        match self.channel.receive() {
+            Received::Nothing => Ok(None),
+            Received::Message(Message::Hello { seal, end }) => {
+                let why = if !end.is_sealed(session, &seal) {
+                    "its hello was changed on the way".to_owned()
+                } else if rank >= ranks {
+                    format!("it calls itself {}, in a job of {ranks} ranks", PeerId(rank))
+                } else if let Err(why) = end.check(packet_size) {
+                    why
+                } else {
+                    return Ok(Some(end));
+                };
+                Err(Some(why))
+            }
+            Received::Message(Message::Bye) | Received::Closed(_) => Err(None),
+            Received::Message(other) => Err(Some(format!("it began with {other:?}"))),
+            Received::Wrong(why) => Err(Some(why)),
+        }
+    }
+}
+
 impl Polling {
-    /// Lets in whoever calls, to say who it is.
+    /// Lets in whoever calls, to prove itself.
     pub(super) fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
         let mut calls = Vec::new();
@@ -93,7 +119,7 @@ impl Polling {
                 Err(error) => {
                     // Descriptors that others hold without saying anything are better spent on
                     // whoever comes now.
-                    wanting = is_lack(&error) && !self.strangers.is_empty();
+                    wanting = is_lack(&error) && !self.strangers.pending.is_empty();
                     if !wanting {
                         tracing::warn!(%error, "a rank that calls cannot be let in, and waits");
                     }
@@ -101,71 +127,72 @@ impl Polling {
                 }
             }
         }
+        let now = Instant::now();
+        self.strangers.pending.expire(now);
         for stream in calls {
-            let Ok(mut channel) = Channel::over(stream) else { continue };
-            let Ok(nonce) = fresh_nonce() else { continue };
-            let at = match self.strangers.place() {
-                Some(at) => at,
-                None => self.dismiss(),
-            };
+            let Ok(channel) = Channel::over(stream) else { continue };
+            let identity = &self.shared.identity;
+            let Ok(greeting) = greeting(Role::Listener, identity, self.key) else { continue };
+            while let Some(oldest) = self.strangers.pending.crowded() {
+                self.dismiss(oldest);
+            }
+            let greeting = Some(Box::new(greeting));
+            let stranger = Stranger { channel, greeting, session: None };
+            let place = self.strangers.pending.admit(stranger, now);
+            let Some(stranger) = self.strangers.pending.get(place) else { continue };
+            if self.watch(stranger.channel.as_fd(), STRANGER | u64::from(place)).is_err() {
+                self.strangers.pending.take(place);
+            }
             // First the word by which it knows that a rank is here, and calls again if it is not
             // kept.
-            let told = channel.send(&Message::Challenge(nonce)).is_ok();
-            if told && self.watch(channel.as_fd(), STRANGER | at as u64).is_ok() {
-                self.strangers.all[at] = Some((channel, nonce));
-            }
+            self.hear_stranger(place);
         }
-        if wanting {
-            self.dismiss();
+        if wanting && let Some(oldest) = self.strangers.pending.oldest() {
+            self.dismiss(oldest);
         }
     }
 
-    /// Has the stranger go that has been here longest, unless it has something to say by now. Its
-    /// place.
-    fn dismiss(&mut self) -> usize {
-        let at = self.strangers.next_to_go();
-        self.hear_stranger(u32::try_from(at).unwrap_or(u32::MAX));
-        if let Some(stranger) = self.strangers.all.get_mut(at) {
-            *stranger = None;
+    /// Has a stranger go, unless it has something to say by now.
+    fn dismiss(&mut self, place: u32) {
+        self.hear_stranger(place);
+        if self.strangers.pending.oldest() == Some(place) {
+            self.strangers.pending.take(place);
         }
-        at
     }
 
     /// Takes in what a stranger says.
-    pub(super) fn hear_stranger(&mut self, number: u32) {
-        let Some(place) = self.strangers.all.get_mut(number as usize) else { return };
-        let Some((mut channel, asked)) = place.take() else { return };
-        match channel.receive() {
-            Received::Nothing => *place = Some((channel, asked)),
-            Received::Message(Message::Hello { device, from, nonce, proof: shown, end }) => {
-                let identity = &self.shared.identity;
-                let why = if shown != proof(&identity.secret, &asked, (from, device), &end) {
-                    "it does not know this job's secret: it belongs to another job".to_owned()
-                } else if from.0 >= identity.ranks {
-                    format!("it calls itself {from}, in a job of {} ranks", identity.ranks)
-                } else if let Err(why) = end.check(self.shared.options.packet_size) {
-                    why
-                } else {
-                    return self.meet(Guest { channel, from, device, nonce, end });
-                };
-                refuse(channel, why);
+    pub(super) fn hear_stranger(&mut self, place: u32) {
+        let (packet_size, ranks) = (self.shared.options.packet_size, self.shared.identity.ranks);
+        let Some(stranger) = self.strangers.pending.get_mut(place) else { return };
+        let heard = stranger.hear(packet_size, ranks);
+        if stranger.session.is_some() {
+            self.strangers.pending.proved(place);
+        }
+        if let Ok(None) = heard {
+            return;
+        }
+        let Some(stranger) = self.strangers.pending.take(place) else { return };
+        match (heard, stranger) {
+            (Ok(Some(end)), Stranger { channel, session: Some(session), .. }) => {
+                let (from, device) =
+                    (PeerId(session.peer.rank.get()), DeviceKey(session.peer.device));
+                self.meet(Guest { channel, from, device, session, end });
             }
-            Received::Message(Message::Bye) | Received::Closed(_) => {}
-            Received::Message(other) => refuse(channel, format!("it began with {other:?}")),
-            Received::Wrong(why) => refuse(channel, why),
+            (Err(Some(why)), stranger) => self.refuse(stranger.channel, why),
+            _ => {}
         }
     }
 
     /// A device of this job calls.
     pub(super) fn meet(&mut self, guest: Guest) {
         let key = self.key;
-        if let Some(why) = &self.broken {
-            return refuse(guest.channel, why.clone());
+        if let Some(why) = self.broken.clone() {
+            return self.refuse(guest.channel, why);
         }
         let Some(entry) = self.entries.of_device((guest.from, guest.device)) else {
             return match self.prepare(guest.from, guest.device) {
                 Ok(index) => self.answer(index, guest),
-                Err(why) => refuse(guest.channel, why),
+                Err(why) => self.refuse(guest.channel, why),
             };
         };
         let index = entry.connection.index;
@@ -186,10 +213,10 @@ impl Polling {
             Phase::Calling | Phase::Introduced | Phase::Crossed => self.answer(index, guest),
         }
     }
-}
 
-/// Sends a caller away with the reason.
-pub(super) fn refuse(mut channel: Channel, why: String) {
-    tracing::warn!(whom = channel.whom(), why, "a connection was refused");
-    let _ = channel.send(&Message::Refusal(why));
+    /// Sends a caller away with the reason.
+    pub(super) fn refuse(&mut self, mut channel: Channel, why: String) {
+        self.strangers.pending.refused(&channel.whom(), &why, Instant::now());
+        let _ = channel.send(&Message::Refusal(why));
+    }
 }

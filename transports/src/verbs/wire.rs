@@ -1,9 +1,9 @@
 //! The messages by which two devices make a connection.
 //!
 //! ```text
-//! called   Challenge { number }
-//! caller   Hello { who, which device, proof, number, its end }
-//! called   Welcome { proof, its end }    or Crossed, or Refusal { why }
+//! both     a greeting, which proves both sides: their ranks and devices    (net::greeting)
+//! caller   Hello { seal, its end }
+//! called   Welcome { seal, its end }    or Crossed, or Refusal { why }
 //! caller   Ready
 //! either   Bye, before it closes in order;  or Refusal { why }, when it gives the connection up
 //! ```
@@ -13,20 +13,23 @@
 //! the job's secret, which itself is never sent.
 
 use super::address::DeviceKey;
-use crate::contract::PeerId;
-use siphasher::sip128::{Hasher128, SipHasher24};
-use std::hash::Hasher;
+use crate::contract::Identity;
+use crate::net::greeting::Greeting;
+use crate::net::header::{BYE, FIRST_OWN, Protocol, REFUSAL, words};
+use crate::net::proof::{Claim, Key, Proof, Role, Session};
+use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-const MAGIC: u32 = u32::from_le_bytes(*b"CRVB");
-/// Increased with every change to the messages, or to the traffic of connections.
-const VERSION: u32 = 2;
 
 /// Longest message in bytes, its length not counted.
 pub const MAX_MESSAGE: usize = 256;
 
-/// A number that is used once.
-pub type Nonce = [u8; 16];
+/// Its version grows with every change to the messages, or to what connections carry.
+pub const PROTOCOL: Protocol = Protocol { tag: *b"verb", version: 3, longest: MAX_MESSAGE };
+
+const HELLO: u32 = FIRST_OWN;
+const WELCOME: u32 = FIRST_OWN + 1;
+const CROSSED: u32 = FIRST_OWN + 2;
+const READY: u32 = FIRST_OWN + 3;
 
 /// One end of a connection, as the other side needs it.
 #[repr(C)]
@@ -56,28 +59,20 @@ pub struct End {
     pub reads: u8,
 }
 
-/// A message of one side to the other.
+/// What one side says to the other, once both are proved.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// The called side begins.
-    Challenge(Nonce),
     /// The caller introduces itself.
     Hello {
-        /// The device that calls.
-        device: DeviceKey,
-        /// Its rank.
-        from: PeerId,
-        /// The other's challenge.
-        nonce: Nonce,
-        /// Proof that it knows the secret.
-        proof: [u8; 16],
+        /// Binds its end to the connection.
+        seal: Proof,
         /// Its end.
         end: End,
     },
     /// The caller is let in.
     Welcome {
         /// Proof that this side knows the secret, too.
-        proof: [u8; 16],
+        seal: Proof,
         /// Its end.
         end: End,
     },
@@ -93,59 +88,43 @@ pub enum Message {
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Frame {
-    magic: u32,
-    version: u32,
-    kind: u32,
-    from: u32,
-    device: [u8; 16],
-    nonce: [u8; 16],
-    proof: [u8; 16],
+struct Sealed {
+    seal: Proof,
     end: End,
 }
 
 /// Returns the proof of a side that knows the secret, for itself and its end, in answer to that
 /// number.
-pub fn proof(
-    secret: &[u8; 16],
-    asked: &Nonce,
-    (who, device): (PeerId, DeviceKey),
-    end: &End,
-) -> [u8; 16] {
-    let mut hasher = SipHasher24::new_with_key(secret);
-    hasher.write(asked);
-    hasher.write(&who.0.to_le_bytes());
-    hasher.write(&device.0);
-    hasher.write(end.as_bytes());
-    hasher.finish128().as_bytes()
+pub fn greeting(role: Role, identity: &Identity, device: DeviceKey) -> Result<Greeting, Errno> {
+    let (rank, ranks) = (identity.me.0.into(), identity.ranks.into());
+    let claim = Claim { rank, ranks, device: device.0, ..Claim::default() };
+    Greeting::new(role, PROTOCOL, &Key::of(&identity.secret), claim)
 }
 
 impl Message {
+    /// The caller's introduction of its end.
+    pub fn hello(session: &Session, end: End) -> Self {
+        Self::Hello { seal: session.seal(end.as_bytes()), end }
+    }
+
+    /// The answer to it, with the other end.
+    pub fn welcome(session: &Session, end: End) -> Self {
+        Self::Welcome { seal: session.seal(end.as_bytes()), end }
+    }
+
     /// Encodes the message, without its length.
     pub fn encode(&self) -> Vec<u8> {
-        let mut frame = Frame::new_zeroed_of(MAGIC, VERSION);
-        let mut text = &[][..];
+        let sealed = |kind, seal: &Proof, end: &End| {
+            PROTOCOL.message(kind, &[Sealed { seal: *seal, end: *end }.as_bytes()])
+        };
         match self {
-            Self::Challenge(nonce) => (frame.kind, frame.nonce) = (1, *nonce),
-            Self::Hello { device, from, nonce, proof, end } => {
-                (frame.kind, frame.device, frame.from) = (2, device.0, from.0);
-                (frame.nonce, frame.proof, frame.end) = (*nonce, *proof, *end);
-            }
-            Self::Welcome { proof, end } => {
-                (frame.kind, frame.proof, frame.end) = (3, *proof, *end)
-            }
-            Self::Crossed => frame.kind = 4,
-            Self::Ready => frame.kind = 5,
-            Self::Refusal(why) => {
-                frame.kind = 6;
-                text = why.as_bytes();
-                text = &text[..text.len().min(MAX_MESSAGE - size_of::<Frame>())];
-            }
-            Self::Bye => frame.kind = 7,
+            Self::Hello { seal, end } => sealed(HELLO, seal, end),
+            Self::Welcome { seal, end } => sealed(WELCOME, seal, end),
+            Self::Crossed => PROTOCOL.message(CROSSED, &[]),
+            Self::Ready => PROTOCOL.message(READY, &[]),
+            Self::Refusal(why) => PROTOCOL.refusal(why),
+            Self::Bye => PROTOCOL.bye(),
         }
-        let mut bytes = frame.as_bytes().to_vec();
-        bytes.extend(text);
-        bytes
     }
 
     /// Decodes a peer's message.
@@ -153,46 +132,30 @@ impl Message {
     /// # Errors
     /// A description of the mistake.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let (frame, text) = Frame::read_from_prefix(bytes)
-            .map_err(|_| format!("a message of {} bytes is too short", bytes.len()))?;
-        if frame.magic != MAGIC {
-            return Err("a message that is not Carrack's".into());
-        }
-        if frame.version != VERSION {
-            return Err(format!(
-                "it speaks version {} of the protocol, this rank {VERSION}: run one build on all \
-                ranks",
-                frame.version
-            ));
-        }
-        match frame.kind {
-            1 => Ok(Self::Challenge(frame.nonce)),
-            2 => Ok(Self::Hello {
-                device: DeviceKey(frame.device),
-                from: PeerId(frame.from),
-                nonce: frame.nonce,
-                proof: frame.proof,
-                end: frame.end,
-            }),
-            3 => Ok(Self::Welcome { proof: frame.proof, end: frame.end }),
-            4 => Ok(Self::Crossed),
-            5 => Ok(Self::Ready),
-            6 => Ok(Self::Refusal(String::from_utf8_lossy(text).into_owned())),
-            7 => Ok(Self::Bye),
+        let (kind, body) = PROTOCOL.read(bytes)?;
+        let sealed = || {
+            Sealed::read_from_bytes(body)
+                .map_err(|_| format!("a message of kind {kind} with {} bytes", body.len()))
+        };
+        match kind {
+            HELLO => sealed().map(|Sealed { seal, end }| Self::Hello { seal, end }),
+            WELCOME => sealed().map(|Sealed { seal, end }| Self::Welcome { seal, end }),
+            CROSSED if body.is_empty() => Ok(Self::Crossed),
+            READY if body.is_empty() => Ok(Self::Ready),
+            REFUSAL => Ok(Self::Refusal(words(body))),
+            BYE if body.is_empty() => Ok(Self::Bye),
             kind => Err(format!("a message of unknown kind {kind}")),
         }
     }
 }
 
-impl Frame {
-    fn new_zeroed_of(magic: u32, version: u32) -> Self {
-        let (device, nonce, proof) = ([0; 16], [0; 16], [0; 16]);
-        Self { magic, version, kind: 0, from: 0, device, nonce, proof, end: End::default() }
-    }
-}
-
 impl End {
-    /// Checks that a connection can be made to it.
+    /// Returns `true` if the other side of a connection has sealed this end.
+    pub fn is_sealed(&self, session: &Session, seal: &Proof) -> bool {
+        session.is_sealed(self.as_bytes(), seal)
+    }
+
+    /// Whether a connection can be made to it.
     ///
     /// # Errors
     /// A description of the mistake.
@@ -242,11 +205,9 @@ mod tests {
 
     #[test]
     fn every_message_comes_back_as_it_was() {
-        let (device, from) = (DeviceKey([1; 16]), PeerId(9));
         for message in [
-            Message::Challenge([3; 16]),
-            Message::Hello { device, from, nonce: [2; 16], proof: [4; 16], end: end() },
-            Message::Welcome { proof: [8; 16], end: end() },
+            Message::Hello { seal: [4; 32], end: end() },
+            Message::Welcome { seal: [8; 32], end: end() },
             Message::Crossed,
             Message::Ready,
             Message::Refusal("not of this job".into()),
@@ -257,23 +218,6 @@ mod tests {
             assert_eq!(Message::decode(&bytes), Ok(message));
         }
         assert!(Message::Refusal("x".repeat(1000)).encode().len() <= MAX_MESSAGE);
-    }
-
-    #[test]
-    fn a_proof_is_good_for_one_secret_one_number_one_device_of_one_rank_and_one_end() {
-        let who = (PeerId(7), DeviceKey([1; 16]));
-        let good = proof(&[1; 16], &[2; 16], who, &end());
-        assert_eq!(proof(&[1; 16], &[2; 16], who, &end()), good);
-        let moved = End { word_addr: 0, ..end() };
-        for other in [
-            proof(&[0; 16], &[2; 16], who, &end()),
-            proof(&[1; 16], &[3; 16], who, &end()),
-            proof(&[1; 16], &[2; 16], (who.0, DeviceKey([2; 16])), &end()),
-            proof(&[1; 16], &[2; 16], (PeerId(8), who.1), &end()),
-            proof(&[1; 16], &[2; 16], who, &moved),
-        ] {
-            assert_ne!(other, good);
-        }
     }
 
     #[test]
@@ -294,9 +238,7 @@ mod tests {
         #[test]
         fn whatever_arrives_is_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = Message::decode(&bytes);
-            let mut framed = Message::Bye.encode();
-            framed.truncate(8);
-            framed.extend(bytes);
+            let framed = PROTOCOL.message(HELLO, &[&bytes]);
             if let Ok(Message::Hello { end, .. } | Message::Welcome { end, .. }) = Message::decode(&framed) {
                 let _ = end.check(8192);
             }

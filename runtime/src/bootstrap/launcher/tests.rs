@@ -1,5 +1,8 @@
 //! The client against a launcher that is played by the test.
 
+use crate::bootstrap::protocol::MAX_FRAME;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::thread;
 use std::time::Duration;
 

@@ -23,95 +23,60 @@
 //! # The secret
 //!
 //! `CARRACK_JOB_SECRET`, at least 16 bytes of any text, the same for all ranks. It is not sent:
-//! each connection begins with a challenge and a keyed hash ([`JobKey`] has the formulas). Without
-//! it the key is made from `MASTER_PORT` and `TORCHELASTIC_RUN_ID`, which anyone can know who
-//! reaches the port; that is logged as a warning. What is sent afterwards is neither encrypted nor
-//! signed: the bootstrap keeps strangers and other jobs out, and trusts the network in between. A
-//! short secret can be guessed from what is overheard: draw a random one.
+//! both sides of a connection prove that they hold it ([`JobKey`] has the formulas). Without it the
+//! key is made from `MASTER_PORT` and `TORCHELASTIC_RUN_ID`, which anyone can know who reaches the
+//! port; rank 0 warns of that on stderr. What is sent afterwards is neither encrypted nor signed:
+//! the bootstrap keeps strangers and other jobs out, and trusts the network in between. A short
+//! secret can be guessed from what is overheard: draw a random one.
 //!
-//! # The tree, and what it costs
+//! # The store, and what it costs
 //!
-//! Ranks are places of a tree in which [`ARITY`](tree::ARITY) are below each; 4096 ranks are three
-//! levels. Each calls rank 0 once, is told its place and who is above it, and connects there. So
-//! rank 0 sees a short connection for each rank, and knows some forty bytes of it; nobody has more
-//! than 17 connections that last.
-//!
-//! | | frames |
-//! |---|---|
-//! | put | one for each level up; rank 0 has the whole table, and gets one for each put |
-//! | get | one for each level up, until a rank knows, and as many down; what came down is kept (1 MiB) |
-//! | fence | one up and one down on each connection |
-//! | first departure | the same |
-//!
-//! A start-up of N ranks, a put and some gets each, is O(log N) frames a rank on the average, O(N)
-//! at rank 0.
+//! Rank 0 has the table, and one connection for each rank, which lasts as long as the job. A put is
+//! one frame, a get two, a fence two for each rank. A start-up of N ranks is O(N) at rank 0.
 //!
 //! # Threads
 //!
-//! A rank of such a job has a thread that sleeps, `carrack-tree`: the ranks below it ask through
-//! it, whatever the program is doing. It is one of two threads that a rank has without having asked
-//! (docs/architecture.md, "Threads"): a rank that answered only in the program's own calls would
-//! hold up all ranks below it. It ends with the bootstrap.
+//! Rank 0 of such a job has a thread that sleeps, `carrack-store`: the other ranks ask it, whatever
+//! the program is doing (docs/architecture.md, "Threads"). It ends with the bootstrap. The other
+//! ranks have none.
 //!
 //! # Ends
 //!
-//! A rank whose connection ends without a word is lost ([`BootstrapError::RankGone`] for all):
-//! those below it cannot ask any more, what they know stays. [`finish`](Bootstrap::finish) waits
-//! until all ranks below have finished or are lost, and so rank 0 is the last, as in MPI.
-//! Bootstraps of several ranks in one process are for threads of their own. A rank that has not
-//! come within `CARRACK_BOOTSTRAP_TIMEOUT` is lost, too.
+//! A rank whose connection ends without a word is lost ([`BootstrapError::RankGone`] for all); so is
+//! one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. A process that comes as a missing rank
+//! with another secret or another size, and one that comes as a rank which is there, end the job:
+//! all ranks are told at once. [`finish`](Bootstrap::finish) of rank 0 waits until all others have
+//! finished or are lost, and so rank 0 is the last, as in MPI. Bootstraps of several ranks in one
+//! process are for threads of their own.
 //!
 //! | module | idea |
 //! |---|---|
 //! | [`variables`] | what the environment says |
-//! | [`key`] | the secret, and proofs of it |
-//! | [`greeting`] | how a connection begins |
-//! | `join` | calling rank 0, and the rank above |
-//! | `register` | rank 0's list of who has come |
-//! | `porch` | those who have connected, and have not said who they are |
-//! | [`wire`] | frames on a stream |
-//! | [`tree`] | puts, gets, fences and departures, without I/O |
-//! | `link` | a connection to a neighbour |
-//! | `state` | the tree and its links |
-//! | `thread` | what serves them |
+//! | [`key`] | the secret, and what is made of it |
+//! | `join` | calling rank 0 |
+//! | `store` | the thread of rank 0 |
 
 #![forbid(unsafe_code)]
 
-pub mod greeting;
 mod join;
 pub mod key;
-mod link;
-mod porch;
-mod register;
-mod state;
-mod thread;
-pub mod tree;
+mod store;
 pub mod variables;
-pub mod wire;
 
 use std::env;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use carrack_transports::fork::Owner;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
-use rustix::process::{Pid, getpid};
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::Bootstrap;
-use super::arrivals::Arrivals;
+use super::client::{Client, Host, Wire};
 use super::error::BootstrapError;
 use super::job::JobId;
-use super::protocol::{Frame, check_key, check_total, check_value};
+use super::server::Server;
 use crate::settings::Settings;
-use link::Link;
-use porch::{Host, Porch};
-use register::Register;
-use state::State;
-use thread::Shared;
-use tree::Tree;
+use store::Store;
 
 pub use key::JobKey;
 pub use variables::{Invitation, PORT_OFFSET, port_beside};
@@ -126,15 +91,10 @@ pub struct FromEnvironment {
     size: u32,
     place_on_node: u32,
     job: JobId,
-    made_in: Pid,
+    client: Client,
+    /// At rank 0: what ends the store's thread, and the thread.
+    store: Option<(OwnedFd, JoinHandle<()>)>,
     owner: Owner,
-    shared: Arc<Shared>,
-    /// What `wait_fd` gives.
-    get_news: OwnedFd,
-    fence_news: OwnedFd,
-    /// Held through a fence, so that those of several threads take turns.
-    fence_turn: Mutex<()>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl FromEnvironment {
@@ -158,84 +118,40 @@ impl FromEnvironment {
     ///
     /// Those of [`from_env`](Self::from_env).
     pub fn join(invitation: &Invitation) -> Result<Self, BootstrapError> {
-        let Invitation { rank, size, .. } = *invitation;
-        if rank == 0 {
-            let salt = join::nonce()?;
-            let state = State::new(Tree::new(0, 0, size), 0, Arrivals::new()?, None);
-            let Some(listener) =
-                (size > 1).then(|| join::listen_as_zero(invitation)).transpose()?
-            else {
-                return Self::start(invitation, salt, state, None);
-            };
-            let host = Host::Zero(Register::new(size, salt), Instant::now() + invitation.patience);
-            let porch = Porch::new(invitation.key.clone(), host, listener);
-            return Self::start(invitation, salt, state, Some(porch));
-        }
-        let joined = join::join(invitation)?;
-        let (stream, above, address) = joined.above;
-        let link = Link::new(stream, above, address)
-            .map_err(|source| BootstrapError::Os { doing: "setting a connection up", source })?;
-        let (place, salt) = (joined.welcome.place, joined.welcome.salt);
-        let state = State::new(Tree::new(rank, place, size), rank, Arrivals::new()?, Some(link));
-        let porch = Porch::new(invitation.key.clone(), Host::Other { salt, size }, joined.listener);
-        Self::start(invitation, salt, state, Some(porch))
-    }
-
-    /// Without a porch there is nobody else, and so no thread.
-    fn start(
-        invitation: &Invitation,
-        salt: key::Nonce,
-        mut state: State,
-        porch: Option<Porch>,
-    ) -> Result<Self, BootstrapError> {
-        let get_news = state.arrivals.for_gets().try_clone_to_owned();
-        let get_news = get_news
-            .map_err(|source| BootstrapError::Os { doing: "duplicating an eventfd", source })?;
-        let fence_news = state.arrivals.for_fences()?;
-        state.is_over = porch.is_none();
-        let shared = Shared::new(state)?;
-        let served = Arc::clone(&shared);
-        let start = |porch| {
-            std::thread::Builder::new()
-                .name("carrack-tree".into())
-                .spawn(move || thread::serve(&served, porch))
-                .map_err(|source| BootstrapError::Os {
-                    doing: "starting the bootstrap's thread",
-                    source,
-                })
+        let Invitation { rank, size, place_on_node, .. } = *invitation;
+        let (wire, host, salt, store) = if rank == 0 {
+            let salt = join::salt()?;
+            let (wire, store) = Self::serve(invitation, &salt)?;
+            (wire, invitation.to_string(), salt, Some(store))
+        } else {
+            let joined = join::join(invitation)?;
+            (Wire::Tcp(joined.channel), joined.address.to_string(), joined.salt, None)
         };
-        Ok(Self {
-            rank: invitation.rank,
-            size: invitation.size,
-            place_on_node: invitation.place_on_node,
-            job: invitation.key.job(&salt),
-            made_in: getpid(),
-            owner: Owner::this_process(),
-            thread: porch.map(start).transpose()?,
-            shared,
-            get_news,
-            fence_news,
-            fence_turn: Mutex::new(()),
-        })
+        let (client, job) = (Client::new(wire, Host::Zero(host))?, invitation.key.job(&salt));
+        Ok(Self { rank, size, place_on_node, job, client, store, owner: Owner::this_process() })
     }
 
-    fn state(&self) -> Result<MutexGuard<'_, State>, BootstrapError> {
-        if !self.owner.is_here() {
-            // The thread and its connections are the parent's.
-            let used_in = getpid().as_raw_pid();
-            return Err(BootstrapError::Forked { made_in: self.made_in.as_raw_pid(), used_in });
-        }
-        Ok(self.shared.state())
-    }
-
-    /// Sends as much as there is room for; the thread does the rest.
-    fn say(&self, state: &mut State, frame: Frame) -> Result<(), BootstrapError> {
-        state.arrivals.check_end()?;
-        state.say(frame);
-        if state.has_to_send() {
-            self.shared.wake();
-        }
-        Ok(())
+    /// Starts the store's thread. Returns rank 0's own connection to it.
+    fn serve(
+        invitation: &Invitation,
+        salt: &key::Salt,
+    ) -> Result<(Wire, (OwnedFd, JoinHandle<()>)), BootstrapError> {
+        let os = |doing| move |source| BootstrapError::Os { doing, source };
+        let size = invitation.size;
+        let listener = (size > 1).then(|| join::listen_as_zero(invitation)).transpose()?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| BootstrapError::os("making an eventfd", errno))?;
+        let stopped = stop.try_clone().map_err(os("duplicating an eventfd"))?;
+        let (own, theirs) = store::pair()?;
+        let server = Server::new(invitation.key.job(salt), size);
+        let proof = (invitation.key.key(), join::claim(invitation, salt));
+        let ends = (invitation.patience, stopped);
+        let store = Store::new(listener, proof, server, theirs, ends)?;
+        let thread = std::thread::Builder::new()
+            .name("carrack-store".into())
+            .spawn(move || store.serve())
+            .map_err(os("starting the bootstrap's thread"))?;
+        Ok((own, (stop, thread)))
     }
 }
 
@@ -257,78 +173,37 @@ impl Bootstrap for FromEnvironment {
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        check_key(key)?;
-        check_value(value)?;
-        let mut state = self.state()?;
-        let total = state.bytes_put + key.len() + value.len();
-        check_total(total)?;
-        state.bytes_put = total;
-        self.say(&mut state, Frame::Put { key: key.into(), value: value.into() })
+        self.client.put(key, value)
     }
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
-        check_key(key)?;
-        let mut state = self.state()?;
-        if let Some(value) = state.arrivals.answer(key) {
-            return Ok(Some(value));
-        }
-        if state.arrivals.ask(key) {
-            // Asked even when a rank is gone: what it put before is still to be had.
-            self.say(&mut state, Frame::Get { key: key.into() })?;
-            // Where it is known here, it is here.
-            return Ok(state.arrivals.answer(key));
-        }
-        state.arrivals.check_get()?;
-        Ok(None)
+        self.client.get(key)
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {
-        let _turn = self.fence_turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.state()?;
-        state.arrivals.check_fence()?;
-        let number = state.fences + 1;
-        state.fences = number;
-        self.say(&mut state, Frame::Fence { number })?;
-        while !state.arrivals.fence_is_done(number)? {
-            drop(state);
-            match poll(&mut [PollFd::new(&self.fence_news, PollFlags::IN)], None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(BootstrapError::os("waiting for a fence", errno)),
-            }
-            state = self.state()?;
-        }
-        Ok(())
+        self.client.fence()
     }
 
-    /// As the trait says; and waits for all ranks below in the tree to finish, who ask through this
-    /// one.
+    /// As the trait says; rank 0 also waits for all others to finish, who ask it.
     fn finish(&self) -> Result<(), BootstrapError> {
-        let mut state = self.state()?;
-        // Also when the rank above is gone: those below are to leave in order.
-        state.say(Frame::Finished);
-        let end = state.arrivals.check_end();
-        drop(state);
-        self.shared.wake();
-        self.shared.wait_until_over();
-        end
+        self.client.finish()
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.get_news.as_fd())
+        Some(self.client.wait_fd())
     }
 }
 
 impl Drop for FromEnvironment {
     fn drop(&mut self) {
+        let Some((stop, thread)) = self.store.take() else { return };
         if !self.owner.is_here() {
             // The thread is the parent's, and goes on: here is none to wait for, or to detach.
-            return std::mem::forget(self.thread.take());
+            return std::mem::forget(thread);
         }
-        self.shared.state().stop = true;
-        self.shared.wake();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        // It can only fail when the counter is full: then it is told.
+        let _ = rustix::io::write(&stop, &1_u64.to_ne_bytes());
+        let _ = thread.join();
     }
 }
 

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::super::MAX_RANKS;
+use super::super::MAX_JOB;
 use super::super::error::BootstrapError;
 use super::key::{JobKey, LEAST_SECRET};
 use crate::settings::Settings;
@@ -27,6 +27,8 @@ pub const MASTER_PORT: &str = "MASTER_PORT";
 pub const SECRET: &str = "CARRACK_JOB_SECRET";
 /// What torchrun calls the job by.
 const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+/// How often torchrun has started the job again.
+const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
 
 /// How far our port is from the agent's: beyond the ports that jobs on one machine commonly count
 /// up by one, and, from the usual 29500, below those that the kernel gives out.
@@ -50,6 +52,8 @@ pub struct Invitation {
     pub port: u16,
     /// What all ranks have in common.
     pub key: JobKey,
+    /// How often the job was started again.
+    pub restart: u32,
     /// How long the ranks wait for each other to come.
     pub patience: Duration,
 }
@@ -87,8 +91,8 @@ impl Invitation {
             (None, Some(_)) => return Err(missing(RANK, WORLD_SIZE)),
             (Some(_), None) => return Err(missing(WORLD_SIZE, RANK)),
         };
-        if !(1..=MAX_RANKS).contains(&size) {
-            return Err(wrong(WORLD_SIZE, format!("is {size}, not in 1..={MAX_RANKS}")));
+        if !(1..=MAX_JOB).contains(&size) {
+            return Err(wrong(WORLD_SIZE, format!("is {size}, not in 1..={MAX_JOB}")));
         }
         if rank >= size {
             return Err(wrong(RANK, format!("is {rank}, not below WORLD_SIZE={size}")));
@@ -118,17 +122,20 @@ impl Invitation {
             None => {
                 // Once for the job: rank 0 has the port.
                 if rank == 0 && size > 1 {
-                    tracing::warn!(
-                        port,
-                        "no CARRACK_JOB_SECRET: whoever reaches this port can join the job; set it to the same \
-                         {LEAST_SECRET} bytes or more on all ranks"
+                    let warning = format!(
+                        "no CARRACK_JOB_SECRET: any process that reaches port {port} can join the \
+                        job; set it to the same {LEAST_SECRET} bytes or more on all ranks"
                     );
+                    // On stderr, too: few programs show what is traced.
+                    eprintln!("carrack: {warning}");
+                    tracing::warn!("{warning}");
                 }
                 JobKey::without_secret(master, variable(RUN_ID).as_deref())
             }
         };
         let patience = Duration::from_secs(settings.bootstrap_timeout() as u64);
-        Ok(Some(Self { rank, size, place_on_node, host, port, key, patience }))
+        let restart = variable(RESTARTS).and_then(|text| text.parse().ok()).unwrap_or(0);
+        Ok(Some(Self { rank, size, place_on_node, host, port, key, restart, patience }))
     }
 }
 
@@ -238,7 +245,7 @@ mod tests {
             (RANK, Some("+1")),
             (RANK, Some("one")),
             (WORLD_SIZE, Some("0")),
-            (WORLD_SIZE, Some("4097")),
+            (WORLD_SIZE, Some("16385")),
             (LOCAL_RANK, Some("2")),
             (LOCAL_RANK, Some("-1")),
             (LOCAL_RANK, Some("")),

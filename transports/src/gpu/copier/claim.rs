@@ -10,8 +10,9 @@
 //! want no copier, that live in another network namespace, or that have given the GPU no work
 //! through the library.
 
-use crate::fd_channel::{Channel, ConnectError, Listener, is_shortage};
 use crate::mem::GpuUuid;
+use crate::net::is_shortage;
+use crate::net::packets::{Channel, ConnectError, Listener};
 use rustix::io::Errno;
 use std::fmt::Display;
 use std::time::Duration;

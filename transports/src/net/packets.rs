@@ -8,6 +8,8 @@
 //! has left. So each end checks the other's user, as the kernel reports it, before it sends or
 //! reads a byte. A secret shows that the other end belongs to the job.
 
+use super::greeting::{Carrier, Fault};
+use super::is_shortage;
 use crate::fork::Owner;
 use rustix::io::Errno;
 use rustix::net::{
@@ -15,93 +17,10 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{Pid, PidfdFlags};
-use std::collections::BTreeSet;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
-
-/// Returns `true` if a call failed for a temporary shortage: of descriptors, memory, or room in a
-/// queue. The same call can succeed later, and its failure says nothing about a peer.
-pub fn is_shortage(error: Errno) -> bool {
-    matches!(
-        error,
-        Errno::AGAIN
-            | Errno::MFILE
-            | Errno::NFILE
-            | Errno::NOMEM
-            | Errno::NOBUFS
-            | Errno::NOSPC
-            | Errno::TOOMANYREFS
-    )
-}
-
-/// Reason why an inherited descriptor was not taken over. The descriptor is unchanged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AdoptError {
-    /// Nothing is open under the number.
-    NotOpen,
-    /// It is no socket.
-    NotASocket,
-    /// It is a socket of another kind.
-    OtherSocket,
-    /// It was taken over before.
-    Taken,
-    /// The system's error.
-    System(Errno),
-}
-
-/// The variable by which a launcher tells a process the number of the socket that it inherits.
-pub const INHERITED: &str = "CARRACK_BOOTSTRAP_FD";
-
-/// Takes over the socket that this process inherited, under the number in [`INHERITED`].
-///
-/// # Errors
-/// See [`AdoptError`].
-pub fn inherited() -> Result<OwnedFd, AdoptError> {
-    let number = std::env::var(INHERITED).ok().and_then(|number| number.parse().ok());
-    // SAFETY: the variable is the launcher's word that the descriptor was passed on for this, and
-    // it alone can pass one on. Safe code of this edition sets no variable.
-    unsafe { adopt(number.ok_or(AdoptError::NotOpen)?) }
-}
-
-/// Takes over a Unix socket of sequenced packets, and sets it to close on exec. Each number can be
-/// taken over once.
-///
-/// # Errors
-/// See [`AdoptError`].
-///
-/// # Safety
-/// The descriptor of that number, if it is open, is owned by nothing else in this process.
-///
-/// ```compile_fail,E0133
-/// let standard_error = carrack_transports::fd_channel::adopt(2);
-/// ```
-pub unsafe fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
-    static TAKEN: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
-    // SAFETY: the call reads a flag and touches no memory; a number that is not open is an error.
-    if number < 0 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
-        return Err(AdoptError::NotOpen);
-    }
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if taken.contains(&number) {
-        return Err(AdoptError::Taken);
-    }
-    // SAFETY: it is open, and only looked at.
-    let seen = unsafe { BorrowedFd::borrow_raw(number) };
-    match (rustix::net::sockopt::socket_domain(seen), rustix::net::sockopt::socket_type(seen)) {
-        (Ok(AddressFamily::UNIX), Ok(SocketType::SEQPACKET)) => {}
-        (Ok(_), Ok(_)) => return Err(AdoptError::OtherSocket),
-        (Err(Errno::NOTSOCK), _) => return Err(AdoptError::NotASocket),
-        (Err(error), _) | (_, Err(error)) => return Err(AdoptError::System(error)),
-    }
-    rustix::io::fcntl_setfd(seen, rustix::io::FdFlags::CLOEXEC).map_err(AdoptError::System)?;
-    taken.insert(number);
-    // SAFETY: it is open. Nothing else owns it, says the caller, and the set remembers that this
-    // does.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
-}
 
 /// Descriptors that one message carries at most.
 pub const MAX_FDS: usize = 4;
@@ -210,7 +129,29 @@ impl Channel {
         if peer.is_this_user() { Ok(channel) } else { Err(ConnectError::OtherUser(peer)) }
     }
 
-    /// Returns the process at the other end.
+    /// The two ends of a connection within this process.
+    pub fn pair() -> Result<(Self, Self), Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
+        let owner = Owner::this_process();
+        Ok((Self(one, owner), Self(other, owner)))
+    }
+
+    /// One end of a connection that a process of this user has made and passed on.
+    pub fn inherited(socket: OwnedFd) -> Result<Self, ConnectError> {
+        rustix::fs::fcntl_setfl(&socket, rustix::fs::OFlags::NONBLOCK)?;
+        let channel = Self(socket, Owner::this_process());
+        let peer = channel.peer()?;
+        if peer.is_this_user() { Ok(channel) } else { Err(ConnectError::OtherUser(peer)) }
+    }
+
+    /// The socket itself, for a process that inherits it.
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+
+    /// Who is at the other end.
     pub fn peer(&self) -> Result<Peer, Errno> {
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let len = libc::socklen_t::try_from(size_of::<libc::ucred>());
@@ -302,7 +243,34 @@ impl Channel {
         Ok(Received::Message(message.bytes, fds))
     }
 
-    /// Removes the message that was peeked. The peek has installed its descriptors already.
+    /// Receives one message of up to `longest` bytes. Descriptors that come with it are closed by
+    /// the kernel.
+    fn receive_bytes(&self, longest: usize) -> Result<Option<Vec<u8>>, Fault> {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        // Its length first: most looks find nothing, and most messages are far from the longest.
+        let received = match rustix::net::recv(&self.0, &mut [0; 0], flags | RecvFlags::PEEK) {
+            Ok((_, 0)) => return Err(Fault::Gone("its socket hung up".into())),
+            Ok((_, len)) if len > longest => {
+                let why = format!("a message of {len} bytes: it is no rank of Carrack's");
+                return Err(Fault::Wrong(why));
+            }
+            Ok((_, len)) => {
+                let mut bytes = vec![0; len];
+                rustix::net::recv(&self.0, &mut bytes[..], flags).map(|_| bytes)
+            }
+            Err(error) => Err(error),
+        };
+        match received {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(Errno::CONNRESET | Errno::PIPE) => Err(Fault::Gone("its socket hung up".into())),
+            Err(error) if is_shortage(error) => Err(Fault::Short(error)),
+            Err(error) => Err(Fault::Wrong(format!("its socket failed: {error}"))),
+        }
+    }
+
+    /// Takes the message off that was looked at. The descriptors that it brought are those that
+    /// were given.
     fn take(&self) -> Result<(), Errno> {
         loop {
             match rustix::net::recv(&self.0, &mut [0; 0], RecvFlags::DONTWAIT) {
@@ -310,6 +278,19 @@ impl Channel {
                 outcome => return outcome.map(drop),
             }
         }
+    }
+}
+
+impl Carrier for Channel {
+    fn say(&mut self, message: &[u8]) -> Result<(), Fault> {
+        self.send(message, &[]).map_err(|error| match error {
+            error if is_shortage(error) => Fault::Short(error),
+            error => Fault::Gone(format!("its socket failed: {error}")),
+        })
+    }
+
+    fn hear(&mut self, longest: usize) -> Result<Option<Vec<u8>>, Fault> {
+        self.receive_bytes(longest)
     }
 }
 
@@ -333,25 +314,6 @@ fn new_socket() -> Result<OwnedFd, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::IntoRawFd;
-
-    #[test]
-    fn a_descriptor_is_taken_over_once_and_only_if_it_is_a_socket_of_packets() {
-        // SAFETY: nothing owns these numbers: they are not open, or were given up.
-        let adopt = |number| unsafe { adopt(number) };
-        for number in [-1, 987_654] {
-            assert_eq!(adopt(number).unwrap_err(), AdoptError::NotOpen);
-        }
-        let file = std::fs::File::open("/dev/null").unwrap().into_raw_fd();
-        assert_eq!(adopt(file).unwrap_err(), AdoptError::NotASocket);
-        let stream = std::os::unix::net::UnixStream::pair().unwrap().0.into_raw_fd();
-        assert_eq!(adopt(stream).unwrap_err(), AdoptError::OtherSocket);
-        let number = new_socket().unwrap().into_raw_fd();
-        let socket = adopt(number).unwrap();
-        assert_eq!(adopt(number).unwrap_err(), AdoptError::Taken);
-        let flags = rustix::io::fcntl_getfd(&socket).unwrap();
-        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
-    }
 
     #[test]
     fn a_message_and_its_descriptors_arrive_whole_and_an_end_is_noticed() {

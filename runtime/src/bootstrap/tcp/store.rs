@@ -1,0 +1,412 @@
+//! The store at rank 0: one thread, one event loop, one connection for each rank.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use carrack_transports::net::greeting::{Carrier as _, Failure, Fault, Greeting, Progress};
+use carrack_transports::net::pending::Pending;
+use carrack_transports::net::proof::{Claim, Key, Role, Session, Unproven};
+use carrack_transports::net::streams::TcpChannel;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use super::super::client::Wire;
+use super::super::error::{BootstrapError, Departure};
+use super::super::protocol::{Frame, VERSION};
+use super::super::server::{Outgoing, Server};
+use super::join::{FRAMES, LIMITS, PROTOCOL, WELCOME, WRONG_SECRET};
+
+/// Connections that have not proved anything, at a time.
+const MOST_STRANGERS: usize = 1024;
+
+/// Time that each has for that.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time in which no connection is accepted after the process has run out of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Bytes that may wait for a rank before it is not listened to any more: every answer was asked
+/// for.
+const FULL: usize = 1 << 20;
+
+/// Bytes that wait for a rank which does not read at all: it is lost.
+const MOST: usize = 256 << 20;
+
+const STOP: u64 = 0;
+const LISTENER: u64 = 1;
+const MEMBER: u64 = 1 << 32;
+const CALLER: u64 = 2 << 32;
+
+/// What the thread owns.
+pub(super) struct Store {
+    listener: Option<TcpListener>,
+    key: Key,
+    claim: Claim,
+    server: Server,
+    /// By rank. Rank 0 is this process.
+    members: Vec<Option<Member>>,
+    /// Where each came from.
+    came_from: Vec<Option<SocketAddr>>,
+    missing: usize,
+    callers: Pending<Caller>,
+    /// The ranks that have not come by then are lost.
+    deadline: Option<Instant>,
+    shut_until: Option<Instant>,
+    events: OwnedFd,
+    stop: OwnedFd,
+}
+
+struct Member {
+    wire: Wire,
+    watched_for: epoll::EventFlags,
+}
+
+struct Caller {
+    channel: TcpChannel,
+    greeting: Greeting,
+    from: SocketAddr,
+}
+
+impl Store {
+    /// A store for as many ranks as the claim says, of which rank 0 is at the other end of a wire.
+    pub(super) fn new(
+        listener: Option<TcpListener>,
+        (key, claim): (Key, Claim),
+        server: Server,
+        zero: Wire,
+        (patience, stop): (Duration, OwnedFd),
+    ) -> Result<Self, BootstrapError> {
+        let failed = |errno| BootstrapError::os("making an epoll for the bootstrap", errno);
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let size = server.size() as usize;
+        let mut store = Self {
+            listener,
+            key,
+            claim,
+            server,
+            members: (0..size).map(|_| None).collect(),
+            came_from: vec![None; size],
+            missing: size - 1,
+            callers: Pending::new(MOST_STRANGERS, PATIENCE),
+            deadline: Instant::now().checked_add(patience),
+            shut_until: None,
+            events,
+            stop,
+        };
+        store.watch(store.stop.as_fd(), STOP).map_err(failed)?;
+        if let Some(listener) = &store.listener {
+            store.watch(listener.as_fd(), LISTENER).map_err(failed)?;
+        }
+        store.watch(zero.as_fd(), MEMBER).map_err(failed)?;
+        store.members[0] = Some(Member { wire: zero, watched_for: epoll::EventFlags::IN });
+        Ok(store)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        epoll::add(&self.events, fd, data, epoll::EventFlags::IN)
+    }
+
+    /// Serves the ranks until all have finished or are lost, or the bootstrap is dropped.
+    pub(super) fn serve(mut self) {
+        while !(self.server.is_over() && self.unsent() == 0) {
+            let now = Instant::now();
+            let late = self.deadline.filter(|_| self.missing > 0);
+            let due = [late, self.callers.deadline(), self.shut_until].into_iter().flatten().min();
+            let limit = due.map(|at| at.saturating_duration_since(now));
+            // A range of the clock's that is too long is as good as none.
+            let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+            let mut space = [MaybeUninit::uninit(); 256];
+            let waited = epoll::wait(&self.events, &mut space, limit.as_ref());
+            // Else interrupted, or out of memory for a moment.
+            let Ok((events, _)) = waited else { continue };
+            let tokens: Vec<u64> = events.iter().map(|event| event.data.u64()).collect();
+            for token in tokens {
+                // Both were made from numbers of 32 bits.
+                let number = u32::try_from(token & 0xffff_ffff).unwrap_or(u32::MAX);
+                match token & !0xffff_ffff {
+                    MEMBER => self.hear(number),
+                    CALLER => self.greet(number),
+                    _ if token == STOP => return,
+                    _ => self.accept(),
+                }
+            }
+            self.expire(Instant::now());
+        }
+    }
+
+    /// Bytes for ranks that wait for the store to hang up.
+    fn unsent(&self) -> usize {
+        let members = (0..).zip(&self.members);
+        let waiting =
+            members.filter(|(rank, _)| self.server.departure(*rank) == Some(Departure::Finished));
+        waiting.filter_map(|(_, member)| member.as_ref()).map(|member| member.wire.unsent()).sum()
+    }
+
+    /// Ends what has taken too long.
+    fn expire(&mut self, now: Instant) {
+        let silent = self.callers.expire(now);
+        if silent > 0 {
+            let why = "it has not proved that it belongs to the job";
+            self.callers.refused(&format!("{silent} of them"), why, now);
+        }
+        if self.missing > 0 && self.deadline.is_some_and(|at| at <= now) {
+            self.missing = 0;
+            let ranks = 1..self.server.size();
+            let late: Vec<u32> =
+                ranks.filter(|rank| self.came_from[*rank as usize].is_none()).collect();
+            // One is named to all. That there are more says no more to anybody.
+            if let Some((first, others)) = late.split_first() {
+                others.iter().for_each(|rank| self.server.never_came(*rank));
+                let outgoing = self.server.departed(*first, Departure::NeverCame);
+                self.deliver(outgoing);
+            }
+        }
+        if self.shut_until.is_some_and(|at| at <= now) {
+            self.shut_until = None;
+            if let Some(listener) = &self.listener {
+                // It can only fail for want of memory; then it is tried at the next event.
+                let _ = self.watch(listener.as_fd(), LISTENER);
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        loop {
+            let Some(listener) = &self.listener else { return };
+            let (stream, from) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionAborted => continue,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    tracing::warn!(
+                        %error,
+                        "a rank that connects has to wait; on open files `ulimit -n` is the limit"
+                    );
+                    let _ = epoll::delete(&self.events, listener);
+                    self.shut_until = Some(Instant::now() + PAUSE);
+                    return;
+                }
+            };
+            let Ok(channel) = TcpChannel::over(stream, LIMITS) else { continue };
+            let greeting = Greeting::new(Role::Listener, PROTOCOL, &self.key, self.claim);
+            let Ok(greeting) = greeting else { continue };
+            if let Some(oldest) = self.callers.crowded() {
+                // It may have something to say by now.
+                self.greet(oldest);
+            }
+            let now = Instant::now();
+            let place = self.callers.admit(Caller { channel, greeting, from }, now);
+            let Some(caller) = self.callers.get(place) else { continue };
+            if self.watch(caller.channel.as_fd(), CALLER | u64::from(place)).is_err() {
+                self.callers.take(place);
+            }
+            self.greet(place);
+        }
+    }
+
+    /// Takes in what a process says that has not proved anything.
+    fn greet(&mut self, place: u32) {
+        let Some(caller) = self.callers.get_mut(place) else { return };
+        let outcome = match caller.greeting.advance(&mut caller.channel) {
+            Ok(Progress::Waiting | Progress::Short(_)) => return,
+            Ok(Progress::Proven(session)) => Ok(session),
+            Err(failure) => Err(failure),
+        };
+        let Some(caller) = self.callers.take(place) else { return };
+        match outcome {
+            Ok(session) => self.admit(caller, &session),
+            Err(failure) => self.turn_away(caller, failure),
+        }
+    }
+
+    fn turn_away(&mut self, mut caller: Caller, failure: Failure) {
+        let (whom, now) = (caller.from.to_string(), Instant::now());
+        match failure {
+            Failure::Unproven(Unproven::Secret) => {
+                self.callers.refused(&whom, WRONG_SECRET, now);
+                let _ = caller.channel.say(&PROTOCOL.refusal(WRONG_SECRET));
+                let claim = caller.greeting.claim().unwrap_or_default();
+                self.lost(claim.rank.get(), Departure::OtherSecret);
+            }
+            // A stranger is told nothing.
+            failure => self.callers.refused(&whom, &failure.to_string(), now),
+        }
+    }
+
+    /// A process that came as a rank cannot be it. All are told at once, unless that rank is there.
+    fn lost(&mut self, rank: u32, how: Departure) {
+        let is_missing = rank > 0
+            && self.came_from.get(rank as usize).is_some_and(Option::is_none)
+            && self.server.departure(rank).is_none();
+        if is_missing {
+            self.missing = self.missing.saturating_sub(1);
+            let outgoing = self.server.departed(rank, how);
+            self.deliver(outgoing);
+        }
+    }
+
+    /// A process that holds the secret.
+    fn admit(&mut self, mut caller: Caller, session: &Session) {
+        let claim = session.peer;
+        let rank = claim.rank.get();
+        let refused = match self.objection(&claim) {
+            None => None,
+            Some((why, how)) => {
+                let from = caller.from;
+                tracing::warn!(%from, rank, why, "a rank was not let in");
+                let _ = caller.channel.say(&PROTOCOL.refusal(&why));
+                Some(how)
+            }
+        };
+        match refused {
+            None => {}
+            Some(Some(Departure::CameTwice)) => {
+                let mut outgoing = self.server.departed(rank, Departure::CameTwice);
+                if !outgoing.is_empty() {
+                    outgoing.push((rank, Frame::Gone { rank, how: Departure::CameTwice }));
+                }
+                return self.deliver(outgoing);
+            }
+            Some(how) => return how.into_iter().for_each(|how| self.lost(rank, how)),
+        }
+        caller.channel.set_limits(FRAMES);
+        let token = epoll::EventData::new_u64(MEMBER | u64::from(rank));
+        let watched_for = epoll::EventFlags::IN;
+        let welcome = PROTOCOL.message(WELCOME, &[&VERSION.to_le_bytes()]);
+        let welcomed = caller.channel.say(&welcome).is_ok()
+            && epoll::modify(&self.events, &caller.channel, token, watched_for).is_ok();
+        self.came_from[rank as usize] = Some(caller.from);
+        self.missing = self.missing.saturating_sub(1);
+        if !welcomed {
+            let outgoing = self.server.departed(rank, Departure::Disconnected);
+            return self.deliver(outgoing);
+        }
+        let wire = Wire::Tcp(caller.channel);
+        self.members[rank as usize] = Some(Member { wire, watched_for });
+        let earlier = self.server.departures().map(|gone| (rank, gone)).collect();
+        self.deliver(earlier);
+        self.hear(rank);
+    }
+
+    /// Returns why a process cannot be the rank that it says it is, and what that means for all.
+    fn objection(&self, claim: &Claim) -> Option<(String, Option<Departure>)> {
+        let (rank, size, ours) = (claim.rank.get(), claim.ranks.get(), self.server.size());
+        if claim.run != self.claim.run || claim.restart != self.claim.restart {
+            let why = "it belongs to another run of the job: end what is left of that";
+            return Some((why.into(), None));
+        }
+        if size != ours {
+            let why = format!(
+                "rank {rank} has WORLD_SIZE={size} and rank 0 has WORLD_SIZE={ours}; give all \
+                ranks the same"
+            );
+            return Some((why, Some(Departure::OtherSize)));
+        }
+        if rank == 0 || rank >= ours {
+            let why =
+                format!("rank {rank} is not in 1..{ours}; give each process a RANK of its own");
+            return Some((why, None));
+        }
+        if let Some(other) = self.came_from.get(rank as usize).copied().flatten() {
+            let why = format!(
+                "rank {rank} has come before, from {}; give each process a RANK of its own, and \
+                end what is left of earlier jobs",
+                other.ip().to_canonical()
+            );
+            return Some((why, Some(Departure::CameTwice)));
+        }
+        self.server.departure(rank).map(|how| {
+            let why = format!(
+                "it is too late: rank 0 has given the job up, since rank {rank} {how}; start the \
+                job again, or raise CARRACK_BOOTSTRAP_TIMEOUT"
+            );
+            (why, None)
+        })
+    }
+
+    /// Takes in what a rank has sent, and sends what waits for it.
+    fn hear(&mut self, rank: u32) {
+        loop {
+            let Some(Some(member)) = self.members.get_mut(rank as usize) else { return };
+            let _ = member.wire.flush();
+            if member.wire.unsent() > FULL {
+                break;
+            }
+            match member.wire.hear() {
+                Ok(Some(bytes)) => {
+                    let outgoing = self.server.receive(rank, &bytes);
+                    self.deliver(outgoing);
+                }
+                Ok(None) | Err(Fault::Short(_)) => break,
+                Err(fault) => {
+                    self.members[rank as usize] = None;
+                    let how = match fault {
+                        Fault::Wrong(_) => Departure::Misbehaved,
+                        _ => Departure::Disconnected,
+                    };
+                    let outgoing = self.server.departed(rank, how);
+                    return self.deliver(outgoing);
+                }
+            }
+        }
+        self.settle(rank);
+    }
+
+    /// Watches a rank for what it can do next; hangs up on one that has finished.
+    fn settle(&mut self, rank: u32) {
+        let Some(Some(member)) = self.members.get_mut(rank as usize) else { return };
+        let unsent = member.wire.unsent();
+        let has_finished = self.server.departure(rank) == Some(Departure::Finished);
+        if rank > 0 && has_finished && unsent == 0 {
+            // It waits for that, and has sent nothing behind its last word.
+            self.members[rank as usize] = None;
+            return;
+        }
+        let mut wanted = epoll::EventFlags::empty();
+        wanted.set(epoll::EventFlags::IN, unsent <= FULL);
+        wanted.set(epoll::EventFlags::OUT, unsent > 0);
+        if wanted != member.watched_for {
+            let token = epoll::EventData::new_u64(MEMBER | u64::from(rank));
+            if epoll::modify(&self.events, &member.wire, token, wanted).is_ok() {
+                member.watched_for = wanted;
+            }
+        }
+    }
+
+    fn deliver(&mut self, outgoing: Outgoing) {
+        let mut outgoing = VecDeque::from(outgoing);
+        while let Some((rank, frame)) = outgoing.pop_front() {
+            if let Frame::Refused { why } = &frame {
+                tracing::warn!(rank, why, "a rank sent what no rank sends, and is cut off");
+            }
+            if let Some(Some(member)) = self.members.get_mut(rank as usize) {
+                // One that is gone is noticed where it is read.
+                let _ = member.wire.push(&frame);
+                if member.wire.unsent() > MOST {
+                    self.members[rank as usize] = None;
+                    outgoing.extend(self.server.departed(rank, Departure::Disconnected));
+                }
+                self.settle(rank);
+            }
+        }
+    }
+}
+
+/// Returns a socket pair: rank 0's own end, and the store's.
+pub(super) fn pair() -> Result<(Wire, Wire), BootstrapError> {
+    use carrack_transports::net::packets::Channel;
+    let failed = |errno: Errno| BootstrapError::os("making the bootstrap's own socket", errno);
+    let (one, other) = Channel::pair().map_err(failed)?;
+    for end in [&one, &other] {
+        let room = super::super::protocol::SOCKET_BUFFER;
+        rustix::net::sockopt::set_socket_send_buffer_size(end, room).map_err(failed)?;
+    }
+    Ok((Wire::Packets(one, Default::default()), Wire::Packets(other, Default::default())))
+}

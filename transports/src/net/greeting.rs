@@ -1,0 +1,133 @@
+//! A proof over a connection, without a blocking wait.
+
+use super::header::Protocol;
+use super::proof::{Claim, Handshake, Key, Role, Session, Step, Unproven};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+
+/// A connection that carries whole messages.
+pub trait Carrier {
+    /// Sends a message, or keeps it until there is room.
+    ///
+    /// # Errors
+    /// See [`Fault`].
+    fn say(&mut self, message: &[u8]) -> Result<(), Fault>;
+
+    /// Takes the next message, if it is there. Descriptors that come with it are dropped.
+    ///
+    /// # Errors
+    /// See [`Fault`].
+    fn hear(&mut self, longest: usize) -> Result<Option<Vec<u8>>, Fault>;
+}
+
+/// Why a message was neither sent nor received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// This process lacks something for now. The call can be repeated.
+    Short(Errno),
+    /// The other side is gone, or was never there.
+    Gone(String),
+    /// What has come is no message of this connection.
+    Wrong(String),
+}
+
+/// Why a greeting has failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The connection has ended before both sides were proved.
+    #[error("{0}")]
+    Gone(String),
+    /// The other side has not proved that it holds the secret.
+    #[error(transparent)]
+    Unproven(#[from] Unproven),
+}
+
+/// How far a greeting is.
+#[derive(Debug)]
+pub enum Progress {
+    /// The other side's next message has not come.
+    Waiting,
+    /// This process lacks something for now. The greeting goes on at the next call.
+    Short(Errno),
+    /// Both sides are proved.
+    Proven(Box<Session>),
+}
+
+/// A proof under way on one connection.
+#[derive(Debug)]
+pub struct Greeting {
+    handshake: Handshake,
+    longest: usize,
+    unsaid: VecDeque<Vec<u8>>,
+    proven: Option<Box<Session>>,
+}
+
+impl Greeting {
+    /// A greeting that has not begun. [`advance`](Self::advance) begins it.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes.
+    pub fn new(role: Role, protocol: Protocol, key: &Key, claim: Claim) -> Result<Self, Errno> {
+        let handshake = Handshake::new(role, protocol, key.clone(), claim)?;
+        let unsaid = VecDeque::from([handshake.opening()]);
+        Ok(Self { handshake, longest: protocol.longest, unsaid, proven: None })
+    }
+
+    /// Returns what the other side claims to be, proved or not.
+    pub fn claim(&self) -> Option<Claim> {
+        self.handshake.claim()
+    }
+
+    /// Returns `true` if the other side has said something: it speaks this protocol.
+    pub fn has_heard(&self) -> bool {
+        self.handshake.has_heard()
+    }
+
+    /// Sends and receives what is possible now.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn advance(&mut self, carrier: &mut impl Carrier) -> Result<Progress, Failure> {
+        match self.go(carrier) {
+            Ok(progress) => Ok(progress?),
+            Err(Fault::Short(error)) => Ok(Progress::Short(error)),
+            Err(Fault::Gone(why)) => Err(Failure::Gone(why)),
+            Err(Fault::Wrong(why)) => Err(Failure::Unproven(Unproven::Wrong(why))),
+        }
+    }
+
+    fn go(&mut self, carrier: &mut impl Carrier) -> Result<Result<Progress, Unproven>, Fault> {
+        loop {
+            // A dialer that has been refused cannot send any more, and still hears why.
+            let said = self.say(carrier);
+            if said.is_ok()
+                && let Some(session) = self.proven.take()
+            {
+                return Ok(Ok(Progress::Proven(session)));
+            }
+            let message = match carrier.hear(self.longest) {
+                Ok(Some(message)) => message,
+                Ok(None) => return said.map(|()| Ok(Progress::Waiting)),
+                Err(fault) => return Err(fault),
+            };
+            match self.handshake.hear(&message) {
+                Ok(Step::Wait) => {}
+                Ok(Step::Say(reply)) => self.unsaid.push_back(reply),
+                Ok(Step::Proven(reply, session)) => {
+                    self.unsaid.extend(reply);
+                    self.proven = Some(session);
+                    self.say(carrier)?;
+                }
+                Err(why) => return Ok(Err(why)),
+            }
+        }
+    }
+
+    fn say(&mut self, carrier: &mut impl Carrier) -> Result<(), Fault> {
+        while let Some(message) = self.unsaid.front() {
+            carrier.say(message)?;
+            self.unsaid.pop_front();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,41 @@
+//! Connections between processes that do not trust each other yet: framed, bounded, authenticated.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | [`header`] | the first bytes of each message: which protocol, which version, which kind |
+//! | [`frames`] | messages on a stream of bytes, each with its length in front |
+//! | [`streams`] | a TCP connection that carries frames |
+//! | [`packets`] | a Unix socket that carries records and file descriptors |
+//! | [`adopt`] | the socket that a process inherits from its launcher |
+//! | [`proof`] | both sides prove that they hold a secret, which is never sent |
+//! | [`greeting`] | a proof over a connection, without a blocking wait |
+//! | [`pending`] | connections that have not proved anything yet: bounded in number and time |
+//!
+//! The order on a connection is fixed: a greeting, then the messages of its protocol.
+//! No descriptor, key or address goes over before the greeting has proved both sides.
+
+pub mod adopt;
+pub mod frames;
+pub mod greeting;
+pub mod header;
+pub mod packets;
+pub mod pending;
+pub mod proof;
+pub mod streams;
+
+use rustix::io::Errno;
+
+/// Returns `true` if a call failed because something is short for now: descriptors, memory, or room
+/// in a queue. The same call can succeed later, and its failure says nothing about a peer.
+pub fn is_shortage(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::AGAIN
+            | Errno::MFILE
+            | Errno::NFILE
+            | Errno::NOMEM
+            | Errno::NOBUFS
+            | Errno::NOSPC
+            | Errno::TOOMANYREFS
+    )
+}

@@ -1,0 +1,208 @@
+//! Connections that have not proved anything yet: bounded in number and time.
+//!
+//! Each holds the bytes of one unfinished message at most. When there are too many, or one has been
+//! here for too long, the oldest goes. A rank to which that happens calls again.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Time between two lines about connections that were refused.
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
+
+/// Pending connections, by place.
+#[derive(Debug)]
+pub struct Pending<T> {
+    places: Vec<Option<Place<T>>>,
+    free: Vec<u32>,
+    /// Places by the order in which they were taken.
+    order: BTreeMap<u64, u32>,
+    next: u64,
+    most: usize,
+    patience: Duration,
+    turned_away: u64,
+    /// When a line was last written, and how many had been turned away then.
+    told: Option<(Instant, u64)>,
+}
+
+#[derive(Debug)]
+struct Place<T> {
+    number: u64,
+    since: Instant,
+    value: T,
+}
+
+impl<T> Pending<T> {
+    /// None so far; at most so many at a time, each for so long.
+    pub fn new(most: usize, patience: Duration) -> Self {
+        Self {
+            places: Vec::new(),
+            free: Vec::new(),
+            order: BTreeMap::new(),
+            next: 0,
+            most,
+            patience,
+            turned_away: 0,
+            told: None,
+        }
+    }
+
+    /// Returns the place that has to go before another connection is admitted, if there is no room.
+    pub fn crowded(&self) -> Option<u32> {
+        if self.order.len() < self.most { None } else { self.oldest() }
+    }
+
+    /// Returns the place of the oldest connection.
+    pub fn oldest(&self) -> Option<u32> {
+        self.order.first_key_value().map(|(_, place)| *place)
+    }
+
+    /// Admits a connection to a place. The oldest goes if there is no room.
+    pub fn admit(&mut self, value: T, now: Instant) -> u32 {
+        while let Some(place) = self.crowded() {
+            self.take(place);
+        }
+        let place = Place { number: self.next, since: now, value };
+        self.next += 1;
+        let at = match self.free.pop() {
+            Some(at) => at,
+            None => {
+                self.places.push(None);
+                u32::try_from(self.places.len() - 1).unwrap_or(u32::MAX)
+            }
+        };
+        self.order.insert(place.number, at);
+        self.places[at as usize] = Some(place);
+        at
+    }
+
+    /// Returns the connection at a place.
+    pub fn get(&self, place: u32) -> Option<&T> {
+        self.places.get(place as usize)?.as_ref().map(|place| &place.value)
+    }
+
+    /// Returns the connection at a place.
+    pub fn get_mut(&mut self, place: u32) -> Option<&mut T> {
+        self.places.get_mut(place as usize)?.as_mut().map(|place| &mut place.value)
+    }
+
+    /// A connection has proved itself: it keeps its place until it is taken out, and is not counted.
+    pub fn proved(&mut self, place: u32) {
+        if let Some(Some(entry)) = self.places.get(place as usize) {
+            self.order.remove(&entry.number);
+        }
+    }
+
+    /// Takes a connection out: it is let in, refused or gone.
+    pub fn take(&mut self, place: u32) -> Option<T> {
+        let taken = self.places.get_mut(place as usize)?.take()?;
+        self.order.remove(&taken.number);
+        self.free.push(place);
+        Some(taken.value)
+    }
+
+    /// Takes out those that have been here for too long. Returns how many.
+    pub fn expire(&mut self, now: Instant) -> usize {
+        let mut expired = 0;
+        while let Some(place) = self.oldest()
+            && let Some(Some(entry)) = self.places.get(place as usize)
+            && now.saturating_duration_since(entry.since) >= self.patience
+        {
+            self.take(place);
+            expired += 1;
+        }
+        expired
+    }
+
+    /// Returns the moment at which the next one has been here for too long.
+    pub fn deadline(&self) -> Option<Instant> {
+        let entry = self.places.get(self.oldest()? as usize)?.as_ref()?;
+        entry.since.checked_add(self.patience)
+    }
+
+    /// Returns the places that are taken, in the order in which that happened.
+    pub fn places(&self) -> Vec<u32> {
+        let taken = (0..).zip(&self.places).filter_map(|(at, place)| Some((place.as_ref()?, at)));
+        let mut taken: Vec<_> = taken.map(|(place, at)| (place.number, at)).collect();
+        taken.sort_unstable();
+        taken.into_iter().map(|(_, at)| at).collect()
+    }
+
+    /// Takes all out.
+    pub fn drain(&mut self) -> Vec<T> {
+        self.places().into_iter().filter_map(|place| self.take(place)).collect()
+    }
+
+    /// Returns the number of pending connections.
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Returns `true` if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// Counts a connection that was refused, and logs it unless that was done a short time ago.
+    pub fn refused(&mut self, whom: &str, why: &str, now: Instant) {
+        self.turned_away += 1;
+        let is_due =
+            self.told.is_none_or(|(last, _)| now.saturating_duration_since(last) >= BETWEEN_LINES);
+        if is_due {
+            let since = self.turned_away - self.told.map_or(0, |(_, before)| before);
+            self.told = Some((now, self.turned_away));
+            tracing::warn!(whom, why, since, "a connection was refused");
+        }
+    }
+
+    /// Returns the number of connections that were refused.
+    pub fn turned_away(&self) -> u64 {
+        self.turned_away
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thousand_strangers_leave_room_for_the_last_to_come() {
+        let (mut pending, now) = (Pending::new(100, Duration::from_secs(10)), Instant::now());
+        let places: Vec<u32> = (0..1000).map(|number| pending.admit(number, now)).collect();
+        assert_eq!(pending.len(), 100);
+        assert!(places.iter().all(|place| *place < 100), "places are used again");
+        let here: Vec<i32> =
+            pending.places().into_iter().map(|place| *pending.get_mut(place).unwrap()).collect();
+        assert_eq!(here, (900..1000).collect::<Vec<_>>());
+        assert_eq!(pending.take(places[950]), Some(950));
+        assert_eq!((pending.take(places[950]), pending.len(), pending.crowded()), (None, 99, None));
+        // One that has proved itself is not pushed out.
+        pending.proved(places[960]);
+        let later: Vec<u32> = (0..1000).map(|number| pending.admit(number, now)).collect();
+        assert!(!later.contains(&places[960]));
+        assert_eq!((pending.get(places[960]), pending.len()), (Some(&960), 100));
+        assert_eq!(pending.drain().len(), 101);
+        assert!(pending.is_empty());
+    }
+
+    #[test]
+    fn one_that_says_nothing_goes_when_its_time_is_over() {
+        let (mut pending, now) = (Pending::new(100, Duration::from_secs(10)), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(pending.deadline(), None);
+        pending.admit("first", at(0));
+        let second = pending.admit("second", at(3));
+        assert_eq!((pending.deadline(), pending.expire(at(9))), (Some(at(10)), 0));
+        assert_eq!((pending.expire(at(12)), pending.deadline()), (1, Some(at(13))));
+        assert_eq!(pending.get_mut(second), Some(&mut "second"));
+        assert_eq!((pending.expire(at(13)), pending.len()), (1, 0));
+    }
+
+    #[test]
+    fn those_that_are_refused_are_counted() {
+        let (mut pending, now) = (Pending::<()>::new(1, Duration::from_secs(10)), Instant::now());
+        for _ in 0..1000 {
+            pending.refused("a stranger", "it knows no secret", now);
+        }
+        assert_eq!((pending.turned_away(), pending.told), (1000, Some((now, 1))));
+    }
+}
