@@ -1,6 +1,8 @@
 //! A block of threads that carries out a program. Each thread advances alone as far as it can: to
 //! a common instruction of its warp, or to a barrier of the block.
 
+#![allow(clippy::cast_possible_truncation, reason = "registers of 64 bits hold narrower values")]
+
 use super::text::{Instruction, Operand, Program};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Instant;
@@ -60,7 +62,14 @@ impl<'p> Block<'p> {
         }
     }
 
-    /// Runs to the end of all threads.
+    /// Runs all threads to their end.
+    ///
+    /// # Panics
+    /// The lanes of a warp part where they do something together, or a barrier never opens.
+    ///
+    /// # Safety
+    /// What the kernel reads and writes at addresses is valid while it runs. Memory that others
+    /// reach meanwhile consists of atomic words.
     pub unsafe fn run(&mut self) {
         let warps = self.threads.len() / WARP;
         let mut stops = vec![None; warps];

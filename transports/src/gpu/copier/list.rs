@@ -47,6 +47,12 @@ const _: () = {
     assert!(size_of::<Board>() == 17 * 4096);
 };
 
+impl Default for Board {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Board {
     /// An empty board.
     pub fn new() -> Self {

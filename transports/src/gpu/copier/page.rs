@@ -73,6 +73,12 @@ const _: () = {
     assert!(std::mem::offset_of!(Page, told) == 1024);
 };
 
+impl Default for Page {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Page {
     /// A page without a command.
     pub fn new() -> Self {
