@@ -7,7 +7,7 @@
 //! ```
 //! // First thing in `main`:
 //! carrack_transports::trial::answer();
-//! Then the program's own work.
+//! // Then the work of the program.
 //! ```
 
 use rustix::process::{Pid, Signal, kill_process_group};

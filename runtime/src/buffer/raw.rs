@@ -14,8 +14,9 @@
 //!
 //! ```
 //! use carrack::buffer::raw;
-//! use carrack::transports::gpu::{Flavour, Gpu, fake};
+//! use carrack::transports::gpu::{Flavour, Gpu};
 //! use carrack::{MR_UNKNOWN, Runtime};
+//! use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 //! use std::sync::Arc;
 //!
 //! let driver = FakeDriver::new(FakeConfig::devices(1))?;

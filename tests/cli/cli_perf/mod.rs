@@ -609,7 +609,7 @@ fn the_command_answers_whoever_has_it_make_a_trial_and_does_nothing_else() {
     let said = command(&["info"]).env("CARRACK_TRIAL", "whether this is known").output().unwrap();
     assert_eq!(
         stdout(&said),
-        "carrack trial: failed: nobody here knows what `whether this is known` asks\n"
+        "carrack trial: failed: this program knows no trial `whether this is known`\n"
     );
     assert_eq!(stderr(&said), "");
 }

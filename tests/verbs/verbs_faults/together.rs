@@ -2,7 +2,9 @@
 
 use super::ground::{Side, bytes_of, fabric, identity, nic, options, submit, submit_with_more};
 use crate::support::{Watchdog, pattern};
-use carrack::transports::contract::{Armed, DownCause, Event, Header, Link, PeerId, Submit};
+use carrack::transports::contract::{
+    Armed, DownCause, Event, Header, Link, Payload, PeerId, Submit,
+};
 use carrack_simulators::nic::{Call, Config, Which};
 use std::sync::Arc;
 
@@ -13,6 +15,8 @@ struct Pair {
     sides: [Side; 2],
     sent: u64,
     got: u64,
+    /// Payloads that the receiver keeps, if it does.
+    kept: Option<Vec<Payload>>,
     down: Option<DownCause>,
 }
 
@@ -26,7 +30,7 @@ impl Pair {
         while !link.is_up() {
             sides.iter_mut().for_each(|side| drop(side.poll()));
         }
-        Self { link, sides, sent: 0, got: 0, down: None }
+        Self { link, sides, sent: 0, got: 0, kept: None, down: None }
     }
 
     /// Sends one message, perhaps with word that more follow. Whether there was room.
@@ -61,6 +65,9 @@ impl Pair {
                         "{number} is torn"
                     );
                     self.got += 1;
+                    if let Some(kept) = &mut self.kept {
+                        kept.push(payload);
+                    }
                 }
                 Event::PeerDown { cause, .. } => self.down = Some(cause),
                 Event::Connected { .. } => {}
@@ -133,6 +140,30 @@ fn what_waits_goes_with_the_next_message_or_poll() {
         pair.receive_until(10 * round);
         pair.sides[0].poll();
     }
+}
+
+/// The receiver copies requests out of their packets while it has few packets.
+#[test]
+fn what_goes_together_arrives_when_the_receivers_packets_are_out() {
+    let _watchdog = Watchdog::over("no packets");
+    let mut pair = Pair::new();
+    pair.kept = Some(Vec::new());
+    let is_short = |pair: &Pair| {
+        pair.kept.iter().flatten().any(|payload| matches!(payload, Payload::Aside(_)))
+    };
+    while !is_short(&pair) {
+        pair.send(1000, false);
+        pair.sides[0].poll();
+        pair.receive();
+    }
+    pair.settle();
+    for _ in 0..20 {
+        pair.gather(30);
+        pair.settle();
+    }
+    pair.kept = None;
+    pair.gather(30);
+    pair.settle();
 }
 
 #[test]

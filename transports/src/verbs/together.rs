@@ -87,7 +87,8 @@ impl Opened {
         let all = match &self.payload {
             Payload::Small(bytes) => bytes.as_slice(),
             Payload::Packet(packet) => packet.as_slice().ok_or("they are not in host memory")?,
-            Payload::Loan(_) | Payload::Aside(_) => &[],
+            Payload::Aside(bytes) => bytes,
+            Payload::Loan(_) => return Err("they are on loan"),
         };
         let rest = all.get(self.at..).unwrap_or(&[]);
         if rest.is_empty() {
@@ -117,12 +118,19 @@ mod tests {
         Opened::new(0, PeerId(7), Payload::Packet(packet))
     }
 
-    fn all(bytes: &[u8]) -> Result<Vec<(Header, Vec<u8>)>, &'static str> {
-        let mut opened = opened(bytes);
+    fn all_of(mut opened: Opened) -> Result<Vec<(Header, Vec<u8>)>, &'static str> {
         let next = || opened.next().transpose();
         std::iter::from_fn(next)
             .map(|one| one.map(|one| (one.header, one.bytes.as_slice().to_vec())))
             .collect()
+    }
+
+    /// The messages of a request, the same whether it is in a packet or was copied out of one.
+    fn all(bytes: &[u8]) -> Result<Vec<(Header, Vec<u8>)>, &'static str> {
+        let found = all_of(opened(bytes));
+        let aside = Opened::new(0, PeerId(7), Payload::Aside(bytes.to_vec()));
+        assert_eq!(all_of(aside), found);
+        found
     }
 
     #[test]
