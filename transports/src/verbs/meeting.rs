@@ -197,10 +197,10 @@ impl Polling {
         let mut last =
             io::Error::new(io::ErrorKind::AddrNotAvailable, "it has published no address");
         while let Some(host) = self.next_host(index) {
-            let dialled = Channel::dial(host).and_then(|mut channel| {
-                let mut greeting = greeting(Role::Dialer, &self.shared.identity, self.key)?;
-                // It begins as soon as the other side is there. Where it is not, that is heard.
-                let _ = greeting.advance(&mut channel);
+            let dialled = Channel::dial(host).and_then(|channel| {
+                // It advances in `hear` alone, which heeds what comes of it: the epoll set reports
+                // a descriptor that is ready when it is added.
+                let greeting = greeting(Role::Dialer, &self.shared.identity, self.key)?;
                 self.watch(channel.as_fd(), CALL | u64::from(index))?;
                 Ok((channel, greeting))
             });
