@@ -3,7 +3,6 @@
 //! | module | which |
 //! |---|---|
 //! | [`none`] | no GPU, for machines without a driver: every answer says so |
-//! | [`fake`] | simulated GPUs, whose memory really faults when the CPU touches it |
 //! | [`cuda`] | NVIDIA's, through the driver's library, opened at run time |
 //! | [`copier`] | small copies by a kernel that waits for them |
 //!

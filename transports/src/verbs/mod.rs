@@ -3,7 +3,6 @@
 //! | module | one idea |
 //! |---|---|
 //! | [`sys`] | libibverbs: bindings, a table of functions, objects with a safe drop order |
-//! | [`simulated`] | a libibverbs in software, for tests and for machines without RDMA |
 //! | [`options`] | options of queue pairs and paths |
 //! | `survey`, `choice` | this machine's devices, and a rank's choice among them |
 //! | [`port`] | choice of a port, and of its GID |

@@ -62,7 +62,7 @@ impl Board {
 
     /// Writes the list of the command of that number, and returns the command. The previous one of
     /// that line has been answered. `board`: the kernel's address of this. Callers give at most
-    /// [`PIECES`] pieces, all of them [listed](is_listed).
+    /// [`PIECES`] pieces, each of which `is_listed`.
     #[inline]
     pub fn write(&self, board: u64, number: u64, places: impl Iterator<Item = Place>) -> Command {
         let line = number % LINES;
