@@ -6,6 +6,7 @@ use super::fetch;
 use super::memory::Memory;
 use super::options::Op;
 use super::plan::{Point, Test};
+use super::round::Round;
 use super::seat::Seat;
 use super::window::Window;
 use carrack::buffer::SendBuffer;
@@ -29,71 +30,70 @@ pub(super) fn payload(seed: u64, size: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends a payload made of `seed`, and takes in the peer's, as far as the point has both. Each side
-/// knows what the other one sends.
-pub(super) fn there_and_back(
-    seat: &Seat,
-    memory: &Memory,
-    point: Point,
-    seed: u64,
-    leads: bool,
-) -> Result<(), PerfError> {
-    let (mine, theirs) = if leads { (seed, !seed) } else { (!seed, seed) };
-    let mine = payload(mine, point.size);
-    let theirs = payload(theirs, point.size);
-    match point.op {
-        Op::Am | Op::Send => {
-            let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
-            // Also the side that takes first: what it gave last may still wait for an engine, and
-            // nobody looks after this seat's device when it goes on to the next.
-            let give = || send(seat, point.op, &mine).and_then(|()| seat.settle(0));
-            in_turn(leads, give, || receive(seat, memory, point, &theirs))
-        }
-        Op::Put | Op::PutSeen | Op::PutOver => {
-            let window = Window::open(seat, memory, &poison(&theirs))?;
-            let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
-            let Seat { runtime, device, peer, checks_name, checks, over, .. } = seat;
-            let put = || {
-                let put = runtime.post_put(*peer, lent(&mine), &window.theirs, 0);
-                let mut put = put.device(device).comp(over).remote_comp(*checks_name);
-                seat.start(|| put.call())?;
-                seat.settle(0)
-            };
-            let look = || compare(window.holds(seat.next_of(checks)?), &theirs, point);
-            match point.test {
-                Test::Latency => in_turn(leads, put, look),
-                // Nothing is put back, and not all that can be put there could be.
-                Test::Bandwidth | Test::Rate if leads => put(),
-                Test::Bandwidth | Test::Rate => look(),
-            }
-        }
-        Op::Get => {
-            let window = Window::open(seat, memory, &mine)?;
-            let look = || {
-                let room =
-                    memory.holding(&poison(&theirs), memory.is_lent(point, &seat.runtime))?;
-                compare(fetch::get_once(seat, &window, room)?, &theirs, point)
-            };
-            by_leader(seat, leads, look)
-        }
-        Op::FetchAdd => {
-            let window = Window::open(seat, memory, &[0; 8])?;
-            by_leader(seat, leads, || {
-                let mut added = 0_u64;
-                for value in [seed, !seed ^ 0xff, 0] {
-                    let held = fetch::add_once(seat, &window, value)?;
-                    if held != added {
-                        return Err(PerfError::Sum { added, held });
-                    }
-                    added = added.wrapping_add(value);
-                }
-                Ok(())
-            })
-        }
-        // Of all ranks, and of one.
-        // These are checked in their own ways.
-        Op::Barrier | Op::Copy | Op::PutBatch => Ok(()),
+/// Returns the payloads of this rank and of its peer: each side knows both.
+fn payloads(round: &Round<'_>, seed: u64) -> (Vec<u8>, Vec<u8>) {
+    let (mine, theirs) = if round.leads { (seed, !seed) } else { (!seed, seed) };
+    (payload(mine, round.point.size), payload(theirs, round.point.size))
+}
+
+/// Sends a payload, and receives the peer's.
+pub(super) fn messages(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
+    let Round { memory, point, leads, .. } = *round;
+    let (mine, theirs) = payloads(round, seed);
+    let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
+    // The rank that receives first settles, too: an engine may still have work for its last
+    // message, and the next seat's check makes no progress on this seat's device.
+    let give = || send(seat, point.op, &mine).and_then(|()| seat.settle(0));
+    in_turn(leads, give, || receive(seat, memory, point, &theirs))
+}
+
+/// Puts a payload into the peer's memory, and for a latency the other way, too.
+pub(super) fn puts(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
+    let Round { memory, point, leads, .. } = *round;
+    let (mine, theirs) = payloads(round, seed);
+    let window = Window::open(seat, memory, &poison(&theirs))?;
+    let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
+    let Seat { runtime, device, peer, checks_name, checks, over, .. } = seat;
+    let put = || {
+        let put = runtime.post_put(*peer, lent(&mine), &window.theirs, 0);
+        let mut put = put.device(device).comp(over).remote_comp(*checks_name);
+        seat.start(|| put.call())?;
+        seat.settle(0)
+    };
+    let look = || compare(window.holds(seat.next_of(checks)?), &theirs, point);
+    match point.test {
+        Test::Latency => in_turn(leads, put, look),
+        // A stream goes one way, and not every kind of memory accepts puts the other way.
+        Test::Bandwidth | Test::Rate if leads => put(),
+        Test::Bandwidth | Test::Rate => look(),
     }
+}
+
+/// Gets the peer's payload.
+pub(super) fn gets(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
+    let Round { memory, point, leads, .. } = *round;
+    let (mine, theirs) = payloads(round, seed);
+    let window = Window::open(seat, memory, &mine)?;
+    by_leader(seat, leads, || {
+        let room = memory.holding(&poison(&theirs), memory.is_lent(point, &seat.runtime))?;
+        compare(fetch::get_once(seat, &window, room)?, &theirs, point)
+    })
+}
+
+/// Adds to a word of the peer's memory, and compares its values.
+pub(super) fn additions(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
+    let window = Window::open(seat, round.memory, &[0; 8])?;
+    by_leader(seat, round.leads, || {
+        let mut added = 0_u64;
+        for value in [seed, !seed ^ 0xff, 0] {
+            let held = fetch::add_once(seat, &window, value)?;
+            if held != added {
+                return Err(PerfError::Sum { added, held });
+            }
+            added = added.wrapping_add(value);
+        }
+        Ok(())
+    })
 }
 
 /// One side gives first, and the other one takes first.

@@ -1,7 +1,7 @@
 //! Where messages lie at this rank.
 
+use super::benchmark::Reach;
 use super::error::PerfError;
-use super::options::Op;
 use super::plan::{Plan, Point};
 use super::sides::{Kind, Sides};
 use carrack::buffer::{Region, RegionSlice};
@@ -83,8 +83,8 @@ impl Memory {
     /// over with their calls: large messages, and all that a GPU's engine or the owner of remote
     /// memory carries out.
     pub(super) fn is_lent(&self, point: Point, runtime: &Runtime) -> bool {
-        match point.op {
-            Op::Put | Op::PutSeen | Op::PutOver | Op::PutBatch | Op::Get => !self.all_host,
+        match point.op.benchmark().reach {
+            Reach::RemoteMemory => !self.all_host,
             _ => point.size > runtime.max_eager(),
         }
     }

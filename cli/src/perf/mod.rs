@@ -10,6 +10,7 @@
 //! | module | idea |
 //! |---|---|
 //! | [`options`] | the command line |
+//! | [`benchmark`] | **the table**: names, tests, sizes, round and check of each operation |
 //! | [`sides`] | which memory each rank has |
 //! | [`plan`] | the points to measure, checked against what the runtime can do |
 //! | [`start`] | where the two ranks come from: this command again, a launcher, or two threads |
@@ -35,6 +36,7 @@ mod am;
 mod bar;
 mod barrier;
 mod batch;
+mod benchmark;
 mod check;
 mod copy;
 mod error;

@@ -1,10 +1,12 @@
 //! The command line of `perf`.
 
+use super::benchmark::{BENCHMARKS, Benchmark};
 use super::osu::OsuTest;
 use super::sides::Sides;
 use crate::launch::Bind;
 use carrack::bootstrap::MAX_RANKS;
 use carrack::settings::{Settings, TransportChoice, parse_size};
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -144,51 +146,50 @@ pub(super) enum Wanted {
     All,
 }
 
-/// An operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+/// An operation. The table of benchmarks has a row for each, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Op {
-    /// Active messages.
     Am,
-    /// Messages that are matched by receives.
     Send,
-    /// Puts into memory that the peer has mapped.
     Put,
-    /// Puts without a signal, whose receiver looks at its memory until they are there.
-    #[value(name = "put_seen")]
     PutSeen,
-    /// Puts without a signal, of which each is waited for before the next.
-    #[value(name = "put_over")]
     PutOver,
-    /// Puts of many pieces at once.
-    #[value(name = "put_batch")]
     PutBatch,
-    /// Gets from memory of the peer.
     Get,
-    /// Additions to a word of the peer's memory.
-    #[value(name = "fetch_add")]
     FetchAdd,
-    /// Barriers of all ranks.
     Barrier,
-    /// Copies within rank 0, from its memory to memory of rank 1's kind: what puts are compared
-    /// with.
     Copy,
 }
 
 impl Op {
-    /// As on the command line.
+    /// Returns the row of the table.
+    pub(super) fn benchmark(self) -> &'static Benchmark {
+        &BENCHMARKS[self as usize]
+    }
+
+    /// Returns the name on the command line.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Am => "am",
-            Self::Send => "send",
-            Self::Put => "put",
-            Self::PutSeen => "put_seen",
-            Self::PutOver => "put_over",
-            Self::PutBatch => "put_batch",
-            Self::Get => "get",
-            Self::FetchAdd => "fetch_add",
-            Self::Barrier => "barrier",
-            Self::Copy => "copy",
-        }
+        self.benchmark().name
+    }
+}
+
+impl ValueEnum for Op {
+    fn value_variants<'a>() -> &'a [Self] {
+        const OPS: [Op; BENCHMARKS.len()] = {
+            let mut ops = [Op::Am; BENCHMARKS.len()];
+            let mut at = 0;
+            while at < ops.len() {
+                ops[at] = BENCHMARKS[at].op;
+                at += 1;
+            }
+            ops
+        };
+        &OPS
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let row = self.benchmark();
+        Some(PossibleValue::new(row.name).help(row.help))
     }
 }
 

@@ -5,6 +5,7 @@
 //! that names the columns, and a row for each size: the size in ten columns, figures in eighteen
 //! each, with two decimals. Latencies are means in microseconds, as theirs; a MB is 10^6 bytes.
 
+use super::benchmark::Reach;
 use super::options::{self, Op, PerfOptions, Wanted};
 use super::plan::Test;
 use super::record::Record;
@@ -349,8 +350,8 @@ pub(super) fn heading(osu: OsuTest, sides: Sides) -> String {
     };
     let version = env!("CARGO_PKG_VERSION");
     // As theirs have it: of one-sided tests it is not said which way the bytes go.
-    let memory = match osu.op {
-        Op::Send | Op::Am => format!("# Send Buffer on {first} and Receive Buffer on {others}"),
+    let memory = match osu.op.benchmark().reach {
+        Reach::Messages => format!("# Send Buffer on {first} and Receive Buffer on {others}"),
         _ => format!("# Rank 0 Memory on {first} and Rank 1 Memory on {others}"),
     };
     format!(

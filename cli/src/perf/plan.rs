@@ -1,8 +1,9 @@
 //! The points to measure.
 
+use super::benchmark::{Reach, Sizes};
 use super::error::PerfError;
 use super::options::{Op, PerfOptions, Wanted};
-use super::sides::{Kind, Sides};
+use super::sides::Sides;
 use crate::launch::Bind;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::hint::black_box;
@@ -13,13 +14,6 @@ use std::time::Duration;
 const SIZES: [usize; 7] = [8, 64, 512, 4 << 10, 8 << 10, 64 << 10, 1 << 20];
 /// Size of rate when none is given.
 const RATE_SIZE: usize = 8;
-/// Bytes of a piece of a batch when none are given.
-const PIECE: usize = 64;
-/// What is added to.
-const WORD: usize = 8;
-/// There is one barrier, whatever the sizes and threads of others.
-const BARRIER: Point =
-    Point { op: Op::Barrier, test: Test::Latency, size: 0, threads: 1, pieces: 1 };
 
 /// What is measured at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +51,7 @@ pub(super) struct Point {
 impl Point {
     /// Seats that it takes at each rank.
     pub(super) fn seats(self) -> usize {
-        if self.op == Op::Barrier { 0 } else { self.threads }
+        if self.op.benchmark().reach == Reach::AllRanks { 0 } else { self.threads }
     }
 }
 
@@ -87,30 +81,25 @@ impl Plan {
         };
         let mut points: Vec<Point> = Vec::new();
         for &op in &options.op {
+            let row = op.benchmark();
+            let pieces = if row.has_pieces { options.pieces } else { 1 };
             for &threads in &options.threads {
-                for &test in tests {
-                    let sizes: &[usize] = match (op, test) {
-                        (Op::FetchAdd, Test::Bandwidth) => &[],
-                        (
-                            Op::PutSeen | Op::PutOver | Op::PutBatch,
-                            Test::Bandwidth | Test::Rate,
-                        ) => &[],
-                        (Op::PutBatch, _) if !given => &[PIECE],
-                        (Op::FetchAdd, _) => &[WORD],
-                        (Op::Barrier, Test::Latency) if !points.contains(&BARRIER) => &[0],
-                        (Op::Barrier, _) => &[],
-                        (_, Test::Rate) => rate_sizes,
+                for &test in tests.iter().filter(|test| row.tests.contains(test)) {
+                    let sizes: &[usize] = match row.sizes {
+                        Sizes::Fixed(fixed) => fixed,
+                        Sizes::AskedOr(default) if !given => default,
+                        _ if test == Test::Rate => rate_sizes,
                         _ => sizes,
                     };
-                    let threads = if op == Op::Barrier { 1 } else { threads };
-                    let pieces = if op == Op::PutBatch { options.pieces } else { 1 };
-                    points.extend(sizes.iter().map(|&size| Point {
-                        op,
-                        test,
-                        size,
-                        threads,
-                        pieces,
-                    }));
+                    let all_ranks = row.reach == Reach::AllRanks;
+                    let threads = if all_ranks { 1 } else { threads };
+                    for &size in sizes {
+                        let point = Point { op, test, size, threads, pieces };
+                        // All requests for a barrier are one point.
+                        if !(all_ranks && points.contains(&point)) {
+                            points.push(point);
+                        }
+                    }
                 }
             }
         }
@@ -134,17 +123,13 @@ impl Plan {
 
     /// Whether rank 0 copies within itself.
     pub(super) fn has_copies(&self) -> bool {
-        self.points.iter().any(|point| point.op == Op::Copy)
+        self.points.iter().any(|point| point.op.benchmark().reach == Reach::WithinRank)
     }
 
     /// Whether each operation can work on the memory that was chosen.
     pub(super) fn suits_memory(&self) -> Result<(), PerfError> {
-        let host_only = |point: &&Point| match point.op {
-            Op::FetchAdd => matches!(self.sides.others, Kind::Device(_)),
-            Op::PutSeen => !self.sides.are_host(),
-            _ => false,
-        };
-        match self.points.iter().find(host_only) {
+        let refuses = |point: &&Point| !point.op.benchmark().needs.accepts(self.sides);
+        match self.points.iter().find(refuses) {
             Some(point) => {
                 Err(PerfError::HostOnly { op: point.op.name(), kind: self.sides.others })
             }
@@ -209,7 +194,8 @@ mod tests {
     fn a_barrier_is_one_point_and_a_fetch_add_is_of_a_word() {
         let all = plan(&["--op", "barrier,fetch_add", "--threads", "1,2", "--size", "0,64"]).points;
         let barrier: Vec<_> = all.iter().filter(|point| point.op == Op::Barrier).copied().collect();
-        assert_eq!(barrier, [BARRIER]);
+        let one = Point { op: Op::Barrier, test: Test::Latency, size: 0, threads: 1, pieces: 1 };
+        assert_eq!(barrier, [one]);
         let adds: Vec<_> = all
             .iter()
             .filter(|point| point.op == Op::FetchAdd)

@@ -1,20 +1,15 @@
 //! One round: all seats of a point at once, each with a thread of its own.
 
-use super::am::AmLine;
 use super::check::payload;
-use super::copy::Copying;
 use super::error::PerfError;
 use super::fetch::Fetch;
 use super::figures::Measured;
-use super::line::Line;
+use super::line::{Line, Traffic};
 use super::memory::Memory;
-use super::options::Op;
 use super::plan::{Point, Test};
-use super::put::{PutLine, SeenLine};
 use super::seat::Seat;
-use super::send::SendLine;
-use super::window::Window;
-use super::{batch, fetch, latency, place, stream};
+use super::{fetch, latency, place, stream};
+use carrack::Buffer;
 use quanta::Clock;
 use std::thread;
 
@@ -71,54 +66,26 @@ impl Round<'_> {
     fn sit(&self, seat: &Seat) -> Result<Measured, PerfError> {
         place::run_on(&seat.cpus)?;
         self.memory.make_current()?;
-        let Point { op, test, size, .. } = self.point;
-        let content = payload(1, size);
-        let outgoing =
-            || self.memory.holding(&content, self.memory.is_lent(self.point, &seat.runtime));
-        let traffic = match test {
-            Test::Latency => latency::traffic(size, self.count),
-            Test::Bandwidth | Test::Rate if self.leads => stream::outward(size),
-            Test::Bandwidth | Test::Rate => stream::inward(size, self.count),
-        };
-        match op {
-            Op::Am => self.measure(&mut AmLine::new(seat, &outgoing()?), seat),
-            Op::Send => {
-                self.measure(&mut SendLine::new(seat, &outgoing()?, self.memory, traffic)?, seat)
-            }
-            Op::Get => {
-                let window = Window::open(seat, self.memory, &content)?;
-                self.fetch(seat, || Fetch::get(seat, &window, self.memory, size))
-            }
-            Op::FetchAdd => {
-                let window = Window::open(seat, self.memory, &[0; 8])?;
-                self.fetch(seat, || Ok(Fetch::add(seat, &window)))
-            }
-            Op::Copy => match self.beside {
-                Some(beside) => Copying::new(self.memory, beside, &content, seat.pace)?
-                    .measure(test, self.clock, self.count),
-                None => Ok(Measured::Nothing),
-            },
-            Op::Barrier => Ok(Measured::Nothing),
-            Op::PutBatch => {
-                batch::measure(seat, self.memory, self.point, self.clock, self.count, self.leads)
-            }
-            Op::PutSeen => {
-                let window = Window::open(seat, self.memory, &vec![0; size.max(1)])?;
-                self.measure(&mut SeenLine::new(seat, &window, size), seat)
-            }
-            Op::PutOver => {
-                let window = Window::open(seat, self.memory, &vec![0; size])?;
-                self.fetch(seat, || Ok(Fetch::put(seat, &window, outgoing()?)))
-            }
-            Op::Put => {
-                let window = Window::open(seat, self.memory, &vec![0; size])?;
-                let every = if test == Test::Latency { 1 } else { stream::window(size) };
-                self.measure(&mut PutLine::new(seat, &window, &outgoing()?, every), seat)
-            }
+        (self.point.op.benchmark().round)(self, seat)
+    }
+
+    /// Makes the payload that a line sends or puts.
+    pub(super) fn outgoing(&self, seat: &Seat) -> Result<Buffer, PerfError> {
+        let lent = self.memory.is_lent(self.point, &seat.runtime);
+        self.memory.holding(&payload(1, self.point.size), lent)
+    }
+
+    /// Returns the messages that come in at this rank.
+    pub(super) fn traffic(&self) -> Traffic {
+        match self.point.test {
+            Test::Latency => latency::traffic(self.point.size, self.count),
+            Test::Bandwidth | Test::Rate if self.leads => stream::outward(self.point.size),
+            Test::Bandwidth | Test::Rate => stream::inward(self.point.size, self.count),
         }
     }
 
-    fn fetch<'a>(
+    /// Measures a fetch as rank 0; lends memory to it as rank 1.
+    pub(super) fn fetch<'a>(
         &self,
         seat: &Seat,
         make: impl FnOnce() -> Result<Fetch<'a>, PerfError>,
@@ -131,7 +98,8 @@ impl Round<'_> {
         }
     }
 
-    fn measure(&self, line: &mut impl Line, seat: &Seat) -> Result<Measured, PerfError> {
+    /// Measures a line: the loop is compiled for each kind of line.
+    pub(super) fn line(&self, line: &mut impl Line, seat: &Seat) -> Result<Measured, PerfError> {
         let window = stream::window(self.point.size);
         match (self.point.test, self.leads) {
             (Test::Latency, true) => {

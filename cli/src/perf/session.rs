@@ -1,16 +1,16 @@
 //! One rank: its seats, and the points one after another.
 
+use super::benchmark::Reach;
 use super::error::PerfError;
 use super::figures::{Figures, Measured, together};
 use super::memory::Memories;
-use super::options::Op;
 use super::order::Order;
 use super::place::Cpus;
 use super::plan::{Plan, Point};
 use super::record::{Conditions, Record};
 use super::round::{Round, fitting};
 use super::seat::{Pace, Seat};
-use super::{barrier, batch, check, copy, place};
+use super::{barrier, place};
 use crate::own_ranks::{allowed_cpus, cpu_list};
 use carrack::{Rank, Runtime};
 use quanta::Clock;
@@ -154,7 +154,7 @@ impl Session {
         let (figures, _) = self.measure(point, count)?;
         let messages = count * point.threads as u64;
         let mut conditions = self.conditions.clone();
-        if point.op == Op::Copy {
+        if point.op.benchmark().reach == Reach::WithinRank {
             conditions.transport = "none";
         }
         Ok(Record::new(point, conditions, messages, figures))
@@ -194,7 +194,7 @@ impl Session {
         let pace = place::pace(&self.cpus, point.threads);
         let me = self.runtime.rank().0 as usize;
         let cores = place::cores(&self.cpus, point.threads).filter(|_| self.plan.pin);
-        if point.op == Op::Barrier {
+        if point.seats() == 0 {
             let own = cores.as_ref().map_or(&self.cpus[me], |cores| &cores[me]);
             place::run_on(own)?;
         }
@@ -210,22 +210,18 @@ impl Session {
     }
 
     fn check(&self, point: Point, seed: u64, leads: bool) -> Result<(), PerfError> {
-        let Memories { own, beside } = &self.memories;
-        let mut seats = self.seats[..point.seats()].iter();
-        match (point.op, beside) {
-            (Op::Barrier, _) => barrier::check(&self.runtime, seed),
-            (Op::Copy, Some(beside)) => {
-                seats.try_for_each(|seat| copy::check(own, beside, point, seed, seat.pace))
-            }
-            (Op::PutBatch, _) => {
-                seats.try_for_each(|seat| batch::check(seat, own, point, seed, leads))
-            }
-            _ => seats.try_for_each(|seat| check::there_and_back(seat, own, point, seed, leads)),
+        if point.seats() == 0 {
+            return barrier::check(&self.runtime, seed);
         }
+        let Memories { own: memory, beside } = &self.memories;
+        let beside = beside.as_ref();
+        let round = Round { memory, beside, clock: &self.clock, point, count: 0, leads };
+        let check = point.op.benchmark().check;
+        self.seats[..point.seats()].iter().try_for_each(|seat| check(&round, seat, seed))
     }
 
     fn round(&mut self, point: Point, count: u64, leads: bool) -> Result<Vec<Measured>, PerfError> {
-        if point.op == Op::Barrier {
+        if point.seats() == 0 {
             return barrier::round(&self.runtime, &self.clock, count, leads);
         }
         let Memories { own: memory, beside } = &self.memories;
