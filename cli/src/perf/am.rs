@@ -13,7 +13,7 @@ pub(super) struct AmLine<'a> {
     message: Message<'a>,
 }
 
-/// What is sent again and again.
+/// The message of a line.
 enum Message<'a> {
     /// Borrowed bytes: one operation that is called for each message.
     Borrowed(PostAm<'a>),

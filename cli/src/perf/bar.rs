@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub(super) struct Bar(ProgressBar);
 
 impl Bar {
-    /// For so many points.
+    /// Creates a bar for this number of points.
     pub(super) fn new(points: usize) -> Self {
         let bar = ProgressBar::with_draw_target(Some(points as u64), ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("[{bar:24}] {pos}/{len} {msg}") {

@@ -8,7 +8,7 @@ use quanta::Clock;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// How late one rank is when it is looked whether the others wait for it.
+/// Delay of the late rank in the check that the other ranks wait for it.
 const LATE: Duration = Duration::from_millis(2);
 
 /// One round of `count` barriers. Rank 0 measures them.

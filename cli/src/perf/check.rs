@@ -137,7 +137,7 @@ fn send(seat: &Seat, op: Op, payload: &Buffer) -> Result<(), PerfError> {
     }
 }
 
-/// What an operation gets of a buffer: the memory itself where the buffer is to be lent.
+/// Returns what an operation takes of a buffer: a slice of its region, or its borrowed bytes.
 pub(super) fn lent(payload: &Buffer) -> SendBuffer<'_> {
     match payload {
         Buffer::Region(slice) => SendBuffer::from(slice.clone()),

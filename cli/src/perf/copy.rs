@@ -15,7 +15,7 @@ use carrack::transports::mem::Transfer;
 use quanta::Clock;
 use std::collections::VecDeque;
 
-/// What is copied again and again, and how the thread waits for it.
+/// A repeated copy, and the way in which its thread waits.
 pub(super) struct Copying {
     from: RegionSlice,
     to: RegionSlice,
@@ -68,7 +68,7 @@ impl Copying {
         Ok(Measured::Stream(clock.raw().saturating_sub(start).max(1)))
     }
 
-    /// `count` of them, of which so many are under way at the most: as many as puts.
+    /// Makes `count` copies with at most `most` in flight, which is the limit of puts.
     fn back_to_back(&self, count: u64, most: u64) -> Result<(), PerfError> {
         let mut under_way = VecDeque::new();
         for _ in 0..count {

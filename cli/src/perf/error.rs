@@ -1,4 +1,4 @@
-//! What can go wrong, and what to do then.
+//! Errors of `perf`, each with its remedy.
 
 use super::sides::Kind;
 use crate::launch::LaunchError;
@@ -16,7 +16,7 @@ use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// Why nothing, or not everything, was measured.
+/// An error that ended the measurement, or prevented it.
 #[derive(Debug, Error)]
 pub(super) enum PerfError {
     #[error(transparent)]
@@ -123,7 +123,7 @@ pub(super) enum PerfError {
 }
 
 impl PerfError {
-    /// Whether the command line or the environment is to blame.
+    /// Returns `true` if the command line or the environment is the cause.
     pub(super) fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -138,12 +138,12 @@ impl PerfError {
         )
     }
 
-    /// Whether it only follows from another rank's going.
+    /// Returns `true` if the error is a consequence of another rank's end.
     pub(super) fn is_of_peer(&self) -> bool {
         matches!(self, Self::PeerGone { .. })
     }
 
-    /// Whether it only follows from another error of this rank.
+    /// Returns `true` if the error is a consequence of another error of this rank.
     pub(super) fn is_echo(&self) -> bool {
         matches!(self, Self::GivenUp)
     }

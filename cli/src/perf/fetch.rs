@@ -15,7 +15,7 @@ use super::{latency, stream};
 use carrack::{Buffer, CompQueue, Status};
 use quanta::Clock;
 
-/// What is fetched again and again, and how far it is.
+/// A repeated operation on remote memory, and its progress.
 pub(super) struct Fetch<'a> {
     seat: &'a Seat,
     window: &'a Window,
@@ -25,7 +25,7 @@ pub(super) struct Fetch<'a> {
 
 enum What {
     /// The whole window, into the same memory each time. The buffer that came back is at hand for
-    /// the next one; while others are under way, another handle to that memory is made.
+    /// the next one; while others are in flight, another handle to that memory is made.
     Get { room: Buffer, spare: Option<Buffer> },
     /// The same bytes are put into the window.
     Put(Buffer),
@@ -112,7 +112,7 @@ impl<'a> Fetch<'a> {
         Ok(measured)
     }
 
-    /// So many windows, of which some may be under way at once.
+    /// Runs this number of windows, some of them in flight at once.
     fn windows(&mut self, windows: u64, length: u64) -> Result<(), PerfError> {
         for _ in 0..windows {
             self.seat.settle((AHEAD - 1) * length)?;

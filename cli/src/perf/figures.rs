@@ -1,4 +1,4 @@
-//! What a round came to.
+//! Figures of a round.
 
 use super::error::PerfError;
 use hdrhistogram::Histogram;
@@ -17,19 +17,19 @@ pub(super) fn new_times() -> Times {
     }
 }
 
-/// What one seat measured in one round.
+/// The measurement of one seat in one round.
 pub(super) enum Measured {
     /// Round trips, one by one.
     Trips(Times),
-    /// What is over when it has gone one way, one by one.
+    /// One-way operations, one by one.
     Spans(Times),
-    /// So many ticks for the whole stream.
+    /// Ticks of the whole stream.
     Stream(u64),
     /// The other side measures.
     Nothing,
 }
 
-/// What all seats measured.
+/// The measurement of all seats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Figures {
     /// One way.
@@ -98,7 +98,7 @@ pub(super) fn together(
 }
 
 impl Latency {
-    /// Of times in ticks, each of so many seconds.
+    /// Summarises times in ticks; `tick` is the length of one in seconds.
     fn of(times: &Times, tick: f64) -> Self {
         let us = |ticks: f64| ticks * tick * 1e6;
         let at = |quantile| us(times.value_at_quantile(quantile) as f64);

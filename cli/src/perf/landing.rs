@@ -1,4 +1,4 @@
-//! Where active messages land that are too long for a packet.
+//! Memory for active messages that are too long for a packet.
 
 use super::memory::Memory;
 use carrack::buffer::RegionSlice;
@@ -6,7 +6,7 @@ use carrack::comp::{AsCompletion, Completion, Status};
 use carrack::{Buffer, CompQueue, Rank, Tag};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One piece of memory for all that are under way, as in `ucx_perftest`.
+/// One piece of memory for all messages in flight, as in `ucx_perftest`.
 pub(super) struct Landing {
     memory: Memory,
     room: Mutex<Option<RegionSlice>>,

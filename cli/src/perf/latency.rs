@@ -11,9 +11,9 @@ const WARM_UP: u64 = 64;
 /// KiB.
 const BLOCK: usize = 1024;
 
-/// What comes in on either side.
+/// Returns the incoming traffic of either side.
 pub(super) fn traffic(size: usize, count: u64) -> Traffic {
-    // One receive for the message under way, and one that is posted while that one is.
+    // One receive for the message in flight, and one that is posted meanwhile.
     Traffic { size, incoming: WARM_UP + count, depth: 2 }
 }
 
@@ -56,7 +56,7 @@ pub(super) fn each(
     Ok(times)
 }
 
-/// The steps that others measure: as many as [`each`] takes.
+/// Takes the same number of steps as [`each`], unmeasured.
 pub(super) fn join_in(
     count: u64,
     mut step: impl FnMut() -> Result<(), PerfError>,

@@ -1,4 +1,4 @@
-//! What the measured loops need of an operation.
+//! The interface between the measured loops and an operation.
 
 use super::error::PerfError;
 
@@ -17,9 +17,8 @@ pub(super) trait Line {
     /// Waits for `count` more messages.
     fn receive(&mut self, count: u64) -> Result<(), PerfError>;
 
-    /// Waits until at most `most` of those that were sent are under way as far as this side knows.
-    /// Of what the receiver has to take in there is nothing to know here: it is there when it was
-    /// received.
+    /// Waits until at most `most` of the sent messages are in flight as far as this side knows.
+    /// The default waits for nothing: such a message has arrived once the receiver has taken it.
     #[inline]
     fn settle(&mut self, most: u64) -> Result<(), PerfError> {
         let _ = most;
@@ -27,7 +26,7 @@ pub(super) trait Line {
     }
 }
 
-/// What is measured over a line: told to it in advance, so that it can prepare.
+/// The traffic of a line, known in advance so that the line can prepare.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traffic {
     /// Bytes of a message.

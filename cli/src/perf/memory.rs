@@ -1,4 +1,4 @@
-//! Where messages lie at this rank.
+//! Memory of this rank's messages.
 
 use super::benchmark::Reach;
 use super::error::PerfError;
@@ -12,16 +12,16 @@ use std::sync::Arc;
 
 /// Packets of a seat on a GPU: each is an allocation of the driver's, and those are large.
 const GPU_PACKETS: usize = 16;
-/// Host buffers of up to so many bytes are not the same memory: those of all receives that a stream
-/// has posted are half a megabyte then.
+/// Receives of up to this number of bytes have a host buffer each. All receives that a stream has
+/// posted then take half a megabyte.
 const APART: usize = 256;
 
 /// Memory to send from and to receive into, of which others read and write a part.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     place: Place,
-    /// Whether it is host memory at all ranks: what works on remote memory is then over with its
-    /// call, as a rule.
+    /// `true` if all ranks use host memory. Operations on remote memory then mostly complete within
+    /// their call.
     all_host: bool,
 }
 
@@ -33,7 +33,7 @@ enum Place {
     Device(Arc<dyn Gpu>),
 }
 
-/// A rank's memory, and memory of the other side's kind where copies within the rank are to be
+/// A rank's memory, and memory of the other side's kind where copies within the rank are
 /// measured.
 #[derive(Clone, Debug)]
 pub(super) struct Memories {
@@ -42,7 +42,7 @@ pub(super) struct Memories {
 }
 
 impl Memories {
-    /// Those of a rank, of the GPUs that `gpus` has.
+    /// Returns the memories of a rank, on the GPUs of `gpus`.
     pub(super) fn choose(plan: &Plan, rank: Rank, gpus: &Runtime) -> Result<Self, PerfError> {
         let copies = rank == Rank(0) && plan.has_copies();
         let beside = copies.then(|| Memory::choose(plan.sides, Rank(1), gpus)).transpose()?;
@@ -71,7 +71,7 @@ impl Memory {
         }
     }
 
-    /// Whether a GPU has to do with it that is simulated.
+    /// Returns `true` if the memory belongs to a simulated GPU.
     pub(super) fn is_simulated(&self) -> bool {
         match &self.place {
             Place::Host => false,
@@ -79,9 +79,9 @@ impl Memory {
         }
     }
 
-    /// Whether operations of this point own what they work on while they run, since they are not
-    /// over with their calls: large messages, and all that a GPU's engine or the owner of remote
-    /// memory carries out.
+    /// Returns `true` if operations of this point own their memory while they run, because they
+    /// outlast their calls: large messages, and operations that a GPU's engine or the owner of
+    /// remote memory carries out.
     pub(super) fn is_lent(&self, point: Point, runtime: &Runtime) -> bool {
         match point.op.benchmark().reach {
             Reach::RemoteMemory => !self.all_host,

@@ -13,20 +13,20 @@
 //! | [`benchmark`] | **the table**: names, tests, sizes, round and check of each operation |
 //! | [`sides`] | which memory each rank has |
 //! | [`plan`] | the points to measure, checked against what the runtime can do |
-//! | [`start`] | where the two ranks come from: this command again, a launcher, or two threads |
-//! | [`order`] | what rank 0 tells the others |
+//! | [`start`] | source of the two ranks: this command again, a launcher, or two threads |
+//! | [`order`] | orders of rank 0 to the others |
 //! | [`session`] | one rank: its seats, and the points one after another |
 //! | [`memory`], [`landing`] | host, pinned or GPU memory, to send from and to receive into |
-//! | [`place`] | which CPU each thread runs on, and whether it may poll |
-//! | [`seat`] | one thread's place: a device of its own, and how it waits |
-//! | [`mod@line`] | what the measured loops need of a message; [`am`], [`send`] and [`put`] have it |
+//! | [`place`] | CPU of each thread, and its way of waiting |
+//! | [`seat`] | one thread's place: a device of its own, and its way of waiting |
+//! | [`mod@line`] | interface of the measured loops to a message; [`am`], [`send`] and [`put`] have it |
 //! | [`window`] | memory of both ranks that the other one reads and writes |
-//! | [`fetch`], [`batch`], [`barrier`], [`mod@copy`] | what is no message: gets and additions; puts of many pieces; barriers of all ranks; copies within one |
-//! | [`tally`] | counts what is over for the cost of a store |
+//! | [`fetch`], [`batch`], [`barrier`], [`mod@copy`] | operations without messages |
+//! | [`tally`] | counter of completions for the cost of a store |
 //! | [`latency`], [`stream`] | **the measured loops** |
 //! | [`round`] | one round: a thread for each seat, all of them at once |
 //! | [`check`] | a random payload there and back, compared to the last byte |
-//! | [`figures`] | what a round came to |
+//! | [`figures`] | figures of a round |
 //! | [`record`] | a point's result, as a line of JSON |
 //! | [`osu`] | `carrack put_get_bench`: the same in the form of the OSU benchmarks |
 //! | [`table`], [`plot`], [`bar`] | the same for people: rows, charts, progress |

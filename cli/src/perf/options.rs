@@ -62,7 +62,7 @@ With --json each point is an object on a line of its own:
   bandwidth_gbps  10^9 bytes a second; null for latency
   rate_mps      10^6 messages a second, of all threads; null for latency")]
 pub(crate) struct PerfOptions {
-    /// What to measure.
+    /// Tests to run.
     #[arg(value_enum, default_value_t = Wanted::All)]
     pub(super) test: Wanted,
 
@@ -107,7 +107,7 @@ pub(crate) struct PerfOptions {
     #[arg(long, value_parser = transport, value_name = "NAME")]
     pub(super) transport: Option<TransportChoice>,
 
-    /// How long to measure each point.
+    /// Duration of each point.
     #[arg(long, value_parser = seconds, default_value = "0.5", value_name = "SECONDS")]
     pub(super) seconds: Duration,
 
@@ -133,7 +133,7 @@ pub(crate) struct PerfOptions {
     pub(super) plot_percentiles: Option<PathBuf>,
 }
 
-/// What to measure.
+/// A choice of tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub(super) enum Wanted {
     /// Time of one message, one way.

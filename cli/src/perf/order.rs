@@ -1,4 +1,4 @@
-//! What rank 0 tells the other ranks.
+//! Orders of rank 0 to the other ranks.
 
 use super::error::PerfError;
 use carrack::{Outcome, PostError, Rank, Runtime, Status, Tag};
@@ -15,9 +15,9 @@ pub(super) enum Order {
     Point(u64),
     /// Compare a payload that is made of this seed.
     Check(u64),
-    /// Go a round of so many messages.
+    /// Run a round of this number of messages.
     Round(u64),
-    /// It is over.
+    /// End.
     Stop,
 }
 

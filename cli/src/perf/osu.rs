@@ -1,5 +1,5 @@
 //! `carrack put_get_bench`: the figures of `carrack perf`, asked for and printed as the OSU
-//! benchmarks are, so that they can be laid beside theirs.
+//! benchmarks are, so that they can be compared with theirs.
 //!
 //! Of the format (OSU Micro-Benchmarks 5 to 7): two lines of comment that name test and memory, one
 //! that names the columns, and a row for each size: the size in ten columns, figures in eighteen
@@ -48,7 +48,7 @@ Examples:
   carrack put_get_bench put_bw D D -m 8:64M    from GPU to GPU
   carrack run -n 2 --no-tag -- carrack put_get_bench get_latency H D")]
 pub(crate) struct OsuOptions {
-    /// What to measure.
+    /// Benchmark to run.
     #[arg(value_enum)]
     test: Asked,
 
@@ -64,7 +64,7 @@ pub(crate) struct OsuOptions {
     #[arg(short = 'p', long, value_parser = options::threads, default_value = "1", value_name = "N")]
     pairs: usize,
 
-    /// How long to measure each size.
+    /// Duration of each size.
     #[arg(long, value_parser = options::seconds, default_value = "0.1", value_name = "SECONDS")]
     seconds: Duration,
 
@@ -73,7 +73,7 @@ pub(crate) struct OsuOptions {
     transport: Option<TransportChoice>,
 }
 
-/// What is asked for.
+/// A benchmark of the OSU suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Asked {
     Latency,
@@ -100,7 +100,7 @@ pub(super) struct OsuTest {
     title: &'static str,
     op: Op,
     test: Test,
-    /// Whether messages a second stand beside bytes.
+    /// `true` if the table has a column of messages per second.
     has_rate: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Which CPU each thread of a point runs on, and how it waits there.
+//! The CPU of each thread of a point, and its way of waiting.
 
 use super::error::PerfError;
 use super::seat::Pace;
@@ -41,7 +41,7 @@ fn spread(cpus: &Cpus, threads: usize, core_of: impl Fn(usize) -> usize) -> Opti
     Some(cores)
 }
 
-/// How threads wait: they poll when each can have a core of its own.
+/// Returns the way of waiting: threads poll when each can have a core of its own.
 pub(super) fn pace(cpus: &Cpus, threads: usize) -> Pace {
     if cores(cpus, threads).is_some() { Pace::Spin } else { Pace::Sleep }
 }

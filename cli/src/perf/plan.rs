@@ -15,7 +15,7 @@ const SIZES: [usize; 7] = [8, 64, 512, 4 << 10, 8 << 10, 64 << 10, 1 << 20];
 /// Size of rate when none is given.
 const RATE_SIZE: usize = 8;
 
-/// What is measured at a point.
+/// The test of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Test {
     /// One way, from a ping-pong.
@@ -60,10 +60,10 @@ impl Point {
 pub(super) struct Plan {
     pub(super) points: Vec<Point>,
     pub(super) sides: Sides,
-    /// Whether all threads of a rank have one device.
+    /// `true` if all threads of a rank share one device.
     pub(super) share_device: bool,
     pub(super) seconds: Duration,
-    /// Whether threads are pinned, where each can have a core.
+    /// `true` if threads are pinned, where each can have a core.
     pub(super) pin: bool,
 }
 
@@ -112,7 +112,7 @@ impl Plan {
         self.points.iter().map(|point| point.seats()).max().unwrap_or(0)
     }
 
-    /// Whether it can be measured on so many ranks, under a launcher or not.
+    /// Checks that the plan suits this number of ranks, under a launcher or not.
     pub(super) fn fits(&self, ranks: u32) -> Result<(), PerfError> {
         match (self.points.is_empty(), self.most_seats(), ranks) {
             (true, ..) => Err(PerfError::NoPoints),
@@ -121,12 +121,12 @@ impl Plan {
         }
     }
 
-    /// Whether rank 0 copies within itself.
+    /// Returns `true` if rank 0 copies within itself.
     pub(super) fn has_copies(&self) -> bool {
         self.points.iter().any(|point| point.op.benchmark().reach == Reach::WithinRank)
     }
 
-    /// Whether each operation can work on the memory that was chosen.
+    /// Checks that each operation works on the chosen memory.
     pub(super) fn suits_memory(&self) -> Result<(), PerfError> {
         let refuses = |point: &&Point| !point.op.benchmark().needs.accepts(self.sides);
         match self.points.iter().find(refuses) {
@@ -137,12 +137,12 @@ impl Plan {
         }
     }
 
-    /// Whether a process could have as much memory as the longest message, which is made in host
-    /// memory first. Systems promise more than they have; what is far beyond it is refused here.
+    /// Checks that a process can allocate the longest message, which is made in host memory first.
+    /// Systems promise more than they have; sizes far beyond that are refused here.
     pub(super) fn has_room(&self) -> Result<(), PerfError> {
         let most = self.points.iter().map(|point| point.size.saturating_mul(point.pieces)).max();
         let most = most.unwrap_or(0);
-        // Looked at, as an allocation that nobody looks at need not be made.
+        // `black_box`, since the compiler may remove an unused allocation.
         let mut room = black_box(Vec::<u8>::new());
         room.try_reserve_exact(most).map_err(|why| PerfError::Room { most, why })?;
         black_box(&room);

@@ -18,7 +18,7 @@ pub(super) struct PutLine<'a> {
     sent: u64,
 }
 
-/// What is put again and again.
+/// The payload of a line.
 enum Payload<'a> {
     /// Bytes that the call copies.
     Borrowed(&'a [u8]),
@@ -77,15 +77,15 @@ pub(super) struct SeenLine<'a> {
     seat: &'a Seat,
     window: &'a Window,
     bytes: Vec<u8>,
-    /// Where the last byte comes.
+    /// Place of the last byte.
     last: Option<RegionSlice>,
-    /// What it was in the last put that went, and that came.
+    /// Last byte of the latest put that was sent, and that arrived.
     sent: u8,
     seen: u8,
 }
 
 impl<'a> SeenLine<'a> {
-    /// Of so many bytes, and one at least. The windows hold zeros.
+    /// Creates a line for puts of `size` bytes, at least one. The windows hold zeros.
     pub(super) fn new(seat: &'a Seat, window: &'a Window, size: usize) -> Self {
         let size = size.max(1);
         let last = window.mine.slice(size - 1, 1);

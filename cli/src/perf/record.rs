@@ -21,11 +21,11 @@ pub(super) struct Record {
     pub(super) rate_mps: Option<f64>,
 }
 
-/// What all points of a run have in common.
+/// Conditions of all points of a run.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Conditions {
     pub(super) ranks: u32,
-    /// Whether threads have a device each.
+    /// `own` if threads have a device each, else `shared`.
     pub(super) device: &'static str,
     pub(super) transport: &'static str,
     pub(super) mem: String,

@@ -13,7 +13,7 @@ use carrack::Buffer;
 use quanta::Clock;
 use std::thread;
 
-/// What all seats of a round have in common.
+/// The parameters of a round, for all its seats.
 #[derive(Clone, Copy)]
 pub(super) struct Round<'a> {
     pub(super) memory: &'a Memory,
@@ -23,7 +23,7 @@ pub(super) struct Round<'a> {
     pub(super) point: Point,
     /// Messages of each seat; whole windows of them in a stream.
     pub(super) count: u64,
-    /// Whether this rank measures.
+    /// `true` if this rank measures.
     pub(super) leads: bool,
 }
 

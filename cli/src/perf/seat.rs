@@ -20,7 +20,7 @@ const NAP: Duration = Duration::from_millis(100);
 /// Messages that wait to be checked: one at a time, and room for a surprise.
 const CHECKS: usize = 4;
 
-/// How a thread waits.
+/// A thread's way of waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// It polls without pause: each thread has a core of its own.
@@ -40,30 +40,29 @@ pub(super) struct Seat {
     pub(super) device: Device,
     pub(super) peer: Rank,
     pub(super) pace: Pace,
-    /// Where its thread runs.
+    /// CPUs of its thread.
     pub(super) cpus: Vec<usize>,
     /// Tag of this seat's matched messages.
     pub(super) tag: Tag,
-    /// Active messages. What has been taken of them is counted beside them from the first round on:
-    /// a quick peer's message may be here before the round that it belongs to has begun on this
-    /// side.
+    /// Active messages. `taken` counts those of all rounds that were taken, because a quick peer's
+    /// message may arrive before its round has begun on this side.
     arrivals: Tally,
     taken: Cell<u64>,
     pub(super) arrivals_name: RemoteComp,
     /// Windows that the peer has received.
     pub(super) acks: Tally,
     acks_name: RemoteComp,
-    /// Operations on the peer's memory that ended after their call, and all that were under way
-    /// after it.
+    /// Operations on the peer's memory that ended after their call; `posted` counts all that were in
+    /// flight after it.
     pub(super) over: Tally,
     posted: Cell<u64>,
     /// Active messages whose bytes are looked at.
     pub(super) checks: CompQueue,
     pub(super) checks_name: RemoteComp,
-    /// What nobody else polls: looked after while this seat waits, so that a peer that leaves is
-    /// noticed.
+    /// Devices that no other seat polls. This seat polls them while it waits, so that a peer's end
+    /// is noticed.
     bystanders: Vec<Device>,
-    /// Whether another seat of this rank has failed.
+    /// `true` if another seat of this rank has failed.
     given_up: Arc<AtomicBool>,
     fruitless: Cell<u32>,
 }
@@ -102,8 +101,8 @@ impl Seat {
         })
     }
 
-    /// Before a point: how its thread is to wait, whether others use its device, on which CPUs it
-    /// runs, and the devices that nobody else will poll.
+    /// Prepares for a point: its thread's way of waiting and CPUs, `is_shared` if other seats use its
+    /// device, and the devices that no other seat polls.
     pub(super) fn prepare(
         &mut self,
         pace: Pace,
@@ -113,7 +112,7 @@ impl Seat {
     ) {
         self.pace = pace;
         self.cpus = cpus;
-        // Whoever sleeps makes progress on all devices first.
+        // A thread that sleeps makes progress on all devices first.
         let by_many = is_shared || pace == Pace::Sleep;
         self.arrivals.set_shared(by_many);
         self.acks.set_shared(by_many);
@@ -126,7 +125,7 @@ impl Seat {
         self.given_up.store(true, Ordering::Relaxed);
     }
 
-    /// Calls an operation until it is under way.
+    /// Calls an operation until it is no retry.
     #[inline]
     pub(super) fn post(
         &self,
@@ -141,7 +140,7 @@ impl Seat {
         }
     }
 
-    /// Calls an operation that tells `over` of its end, until it is under way.
+    /// Calls an operation that completes to `over`, until it is no retry.
     /// [`settle`](Self::settle) waits for it.
     #[inline]
     pub(super) fn start(
@@ -183,14 +182,14 @@ impl Seat {
         self.posted.set(self.posted.get() + 1);
     }
 
-    /// Waits until at most `most` of what was started are under way.
+    /// Waits until at most `most` of the started operations are in flight.
     #[inline]
     pub(super) fn settle(&self, most: u64) -> Result<(), PerfError> {
         let wanted = self.posted.get().saturating_sub(most);
         self.until(|| self.over.get() >= wanted)
     }
 
-    /// Waits for the next status of a queue, which is to be no error.
+    /// Waits for the next status of a queue. A failed one is an error.
     pub(super) fn next_of(&self, queue: &CompQueue) -> Result<Status, PerfError> {
         loop {
             if let Some(status) = queue.pop() {
@@ -216,7 +215,7 @@ impl Seat {
         self.look_until(done)
     }
 
-    /// The same of something that no event tells of: nobody sleeps over it.
+    /// Waits like `until`, without sleep: no event reports this condition.
     #[inline]
     pub(super) fn look_until(&self, done: impl Fn() -> bool) -> Result<(), PerfError> {
         while !done() {
@@ -264,7 +263,7 @@ impl Seat {
         }
     }
 
-    /// Whether waiting still makes sense.
+    /// Makes progress on everything, and returns the reason to give up, if there is one.
     #[cold]
     fn look_around(&self) -> Result<(), PerfError> {
         self.runtime.progress()?;
@@ -290,8 +289,8 @@ impl Seat {
     }
 }
 
-/// Passes on an error, but for one that says only that messages wait for a packet: they come back,
-/// since nothing here keeps them.
+/// Returns an error unless it says only that messages wait for a packet. Packets come back by
+/// themselves, since perf keeps none.
 #[cold]
 fn passing(error: ProgressError) -> Result<(), PerfError> {
     match error {

@@ -12,7 +12,7 @@ use carrack::{Buffer, CompQueue};
 ///
 /// It posts exactly as many receives as messages will come, so that none is left over for the next
 /// round, and keeps `depth` of them posted: the buffer of a receive that is over goes into the next
-/// one. Messages are sent from one buffer and, but for small ones, received into one.
+/// one. Messages are sent from one buffer; large ones are received into one buffer.
 pub(super) struct SendLine<'a> {
     seat: &'a Seat,
     message: Message<'a>,
@@ -25,7 +25,7 @@ pub(super) struct SendLine<'a> {
     spare: Option<Buffer>,
 }
 
-/// What is sent again and again.
+/// The message of a line.
 enum Message<'a> {
     /// Borrowed bytes: one operation that is called for each message.
     Borrowed(PostSend<'a>),

@@ -24,7 +24,7 @@ const FIRST: u64 = 64;
 const ENOUGH: f64 = 0.1;
 /// Messages of a round at the most.
 const MOST: u64 = 1 << 34;
-/// How long to wait for the other rank's address, and in the end for what is still under way.
+/// Time limit for the other rank's address, and at the end for operations in flight.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A rank that is ready to measure.
@@ -72,7 +72,7 @@ impl Session {
         Ok(Self { runtime, memories, seats, plan, clock: Clock::new(), conditions, cpus })
     }
 
-    /// What is measured.
+    /// Returns the plan.
     pub(super) fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -244,7 +244,7 @@ fn agree(
     fingerprint: u64,
     simulated: bool,
 ) -> Result<(Cpus, Vec<bool>), PerfError> {
-    // A bit for each CPU, as many as the kernel's default set has.
+    // A bit for each CPU of the kernel's default set.
     const CPUS: usize = 1024;
     const SIMULATED: usize = 8 + CPUS / 8;
     let mut facts = fingerprint.to_le_bytes().to_vec();

@@ -1,9 +1,9 @@
-//! Which memory each rank has: what `--mem` says.
+//! The memory of each rank, by `--mem`.
 
 use carrack::Rank;
 use std::fmt;
 
-/// What a person may ask for.
+/// Kinds of memory, for error texts.
 const KINDS: &str = "memory is host, pinned, device or device:N";
 
 /// A kind of memory.
@@ -52,12 +52,12 @@ impl Sides {
         }
     }
 
-    /// What this rank has.
+    /// Returns the kind of a rank's memory.
     pub(super) fn of(self, rank: Rank) -> Kind {
         if rank == Rank(0) { self.first } else { self.others }
     }
 
-    /// Whether it is ordinary memory everywhere.
+    /// Returns `true` if all ranks use ordinary memory.
     pub(super) fn are_host(self) -> bool {
         [self.first, self.others] == [Kind::Host; 2]
     }

@@ -1,4 +1,4 @@
-//! Where the two ranks come from, and what becomes of what they measure.
+//! The start of the two ranks, and the output of their results.
 
 use super::bar::Bar;
 use super::error::PerfError;

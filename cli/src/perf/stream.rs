@@ -12,8 +12,8 @@ use quanta::Clock;
 /// Windows that the sender may be ahead.
 pub(super) const AHEAD: u64 = 4;
 
-/// Messages of a window: so many that what an acknowledgement costs is not seen in the rate of
-/// small messages, and so few that the receives which wait for large ones stay within the caches.
+/// Returns the messages of a window. They are numerous enough to hide the cost of an
+/// acknowledgement, and few enough that the receives of large messages stay within the caches.
 pub(super) fn window(size: usize) -> u64 {
     match size {
         0..=1024 => 512,
@@ -27,13 +27,13 @@ pub(super) fn whole_windows(count: u64, size: usize) -> u64 {
     count.next_multiple_of(window(size))
 }
 
-/// What comes in at the receiver: the stream, and a message in front of it that says both are
-/// there.
+/// Returns the incoming traffic of the receiver: the stream, and one message before it that shows
+/// that both sides are ready.
 pub(super) fn inward(size: usize, count: u64) -> Traffic {
     Traffic { size, incoming: 1 + count, depth: window(size) * AHEAD }
 }
 
-/// What comes in at the sender: nothing but acknowledgements.
+/// Returns the incoming traffic of the sender, which gets acknowledgements only.
 pub(super) fn outward(size: usize) -> Traffic {
     Traffic { size, incoming: 0, depth: 0 }
 }

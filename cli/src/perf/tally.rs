@@ -20,7 +20,7 @@ pub(super) struct Tally {
 
 struct Counts {
     arrived: AtomicU64,
-    /// Whether several threads may signal at a time.
+    /// `true` if several threads may signal at a time.
     shared: AtomicBool,
     failed: OnceLock<String>,
     /// Memory for large messages.
@@ -66,19 +66,19 @@ impl Tally {
         Self { object: counts.clone(), counts }
     }
 
-    /// Whether several threads may make progress on its device at a time. Told while nothing is
-    /// under way.
+    /// Sets whether several threads may make progress on its device at a time. Called while nothing
+    /// is in flight.
     pub(super) fn set_shared(&self, shared: bool) {
         self.counts.shared.store(shared, Ordering::Relaxed);
     }
 
-    /// What came or ended well, since ever.
+    /// Returns the number of successes since the start.
     #[inline]
     pub(super) fn get(&self) -> u64 {
         self.counts.arrived.load(Ordering::Acquire)
     }
 
-    /// Why one failed, if one did.
+    /// Returns the reason of the first failure, if there was one.
     pub(super) fn failed(&self) -> Option<&str> {
         self.counts.failed.get().map(String::as_str)
     }

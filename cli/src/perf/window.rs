@@ -40,7 +40,7 @@ impl Window {
         Ok(Self { mine, theirs, _registered: registered })
     }
 
-    /// What lies here, as if it had come in a message.
+    /// Returns the window's content, as if it had come in a message.
     pub(super) fn holds(&self, status: Status) -> Status {
         let whole = self.mine.slice(0, status.size.min(self.mine.len()));
         Status { buffer: whole.map_or(Buffer::Empty, Buffer::Region), ..status }

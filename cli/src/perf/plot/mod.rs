@@ -46,7 +46,7 @@ fn write(
     std::fs::write(path, svg).map_err(|error| failed(path, &error))
 }
 
-/// What all results have in common.
+/// Returns the conditions that all results share.
 fn about(records: &[Record]) -> String {
     let conditions = records.first().map(|record| &record.conditions);
     conditions.map(|all| format!("{}, {}", all.transport, all.memory())).unwrap_or_default()
@@ -116,7 +116,7 @@ fn both<'a>(
     )
 }
 
-/// What lies across.
+/// The horizontal axis.
 struct Axis<'a> {
     unit: &'a str,
     label: &'a dyn Fn(&f64) -> String,

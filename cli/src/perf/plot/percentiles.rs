@@ -1,4 +1,4 @@
-//! How latencies are distributed: each point's percentiles, over the number of nines, in an SVG.
+//! An SVG of the distribution of latencies: each point's percentiles over the number of nines.
 
 use super::{Axis, Curve, chart, name, ranges, write};
 use crate::perf::error::PerfError;
@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-/// What is drawn, and where: at minus the logarithm of the part that is longer, so that each
-/// further nine is as far. The longest has no such place, and stands behind them all.
+/// Percentiles and their places: minus the logarithm of the share of longer latencies, so that
+/// nines are equally spaced. The maximum has no such place, and stands behind them.
 const PLACES: [(f64, &str); 6] = [
     (std::f64::consts::LOG10_2, "p50"),
     (1.0, "p90"),
