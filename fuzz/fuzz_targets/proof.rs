@@ -1,4 +1,4 @@
-//! What a process says that has not proved anything yet: any messages, in any order.
+//! Messages of a process that has proved nothing yet: any, in any order.
 #![no_main]
 
 use carrack_transports::net::header::Protocol;

@@ -1,4 +1,4 @@
-//! What a user starts: the `carrack` command, its launcher, and the examples.
+//! Programs that a user starts: the `carrack` command, its launcher, and the examples.
 //!
 //! | module | one idea |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What operations cost: instructions, counted by callgrind, and calls of the GPU driver. A program
+//! Costs of operations: instructions, counted by callgrind, and calls of the GPU driver. A program
 //! of its own, without the counting allocator of `alone`.
 //!
 //! | module | one idea |

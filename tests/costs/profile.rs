@@ -7,12 +7,12 @@ use std::process::Command;
 /// it by as much.
 const TOLERANCE: u64 = 3;
 
-/// What a count may be where so much is noted.
+/// Returns the limit of a count whose noted value is `noted`.
 pub(crate) fn at_most(noted: u64) -> u64 {
     noted + noted * TOLERANCE / 100
 }
 
-/// Why nothing can be counted here, if so: `test` is this program's name for Cargo.
+/// Returns the reason if nothing can be counted here: `test` is this program's name for Cargo.
 pub(crate) fn why_not(test: &str) -> Option<String> {
     if cfg!(debug_assertions) || profile_of_this_build() == "optimised" {
         return Some(format!(

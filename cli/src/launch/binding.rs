@@ -1,11 +1,11 @@
-//! Which CPU a rank runs on.
+//! The CPU of a rank.
 
 use clap::ValueEnum;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use super::error::LaunchError;
 
-/// Where ranks run.
+/// Placement of ranks on CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Bind {
     /// Rank i on the i-th CPU that the launcher may use, round robin when there are fewer.

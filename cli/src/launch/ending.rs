@@ -2,19 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-/// How long ranks have between being asked to end and being killed.
+/// Time between the request to end and the kill.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
-/// What is due at a point in time.
+/// An action that is due at a point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     /// The job has taken too long.
     TimeLimit,
-    /// The ranks that still run are to be killed.
+    /// Kill the ranks that still run.
     Kill,
 }
 
-/// How far a job is from its end.
+/// A job's progress towards its end.
 #[derive(Debug)]
 pub(super) struct Ending {
     time_limit: Option<Instant>,
@@ -29,7 +29,7 @@ impl Ending {
         Self { time_limit, status: None, kill_at: None }
     }
 
-    /// Whether something has ended the job early.
+    /// Returns `true` if the job ends early.
     pub(super) fn has_begun(&self) -> bool {
         self.status.is_some()
     }
@@ -46,7 +46,7 @@ impl Ending {
         true
     }
 
-    /// What is due by now; each is told once.
+    /// Returns an action that is due by now, each once.
     pub(super) fn due(&mut self, now: Instant) -> Option<Due> {
         if self.kill_at.take_if(|at| *at <= now).is_some() {
             return Some(Due::Kill);

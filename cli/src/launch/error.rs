@@ -1,11 +1,11 @@
-//! What can go wrong before a job runs.
+//! Errors before a job runs.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a job could not be started.
+/// An error of the start of a job.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub(crate) enum LaunchError {
@@ -14,9 +14,9 @@ pub(crate) enum LaunchError {
     NotFound {
         /// As the user named it.
         program: PathBuf,
-        /// Where it was looked for, for a person to read.
+        /// Places that were searched, as readable text.
         looked: String,
-        /// What else to do, or nothing.
+        /// A remedy, or an empty string.
         hint: String,
     },
 
@@ -53,7 +53,7 @@ pub(crate) enum LaunchError {
     /// The system refused a call.
     #[error("{doing} failed: {source}; check the limits on processes and open files (`ulimit -a`)")]
     Os {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
         /// The system's reason.
         source: io::Error,

@@ -58,7 +58,7 @@ impl Drop for SweepOnDrop {
     }
 }
 
-/// What an event is about, as epoll's 64 bits.
+/// Source of an event, as epoll's 64 bits.
 #[derive(Clone, Copy)]
 enum Source {
     Lifeline,
@@ -110,7 +110,7 @@ struct Keeper<'a> {
     ranks: Vec<Option<Rank>>,
 }
 
-/// Break when the launcher is gone: then there is nobody to tell anything.
+/// Break when the launcher is gone: no report can reach it.
 type Flow = Result<ControlFlow<()>, LaunchError>;
 
 const GO_ON: Flow = Ok(ControlFlow::Continue(()));
@@ -450,7 +450,7 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Whether the launcher is gone or something has told the job to end.
+    /// Returns `true` if the launcher is gone, or a signal or the launcher ends the job.
     fn hear_launcher_or_signal(&mut self) -> Result<bool, LaunchError> {
         let mut told = false;
         while let Some(signal) = self.signals.next().map_err(LaunchError::os("reading signals"))? {

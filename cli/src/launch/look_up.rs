@@ -20,7 +20,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Those of this process.
+    /// Returns the places of this process.
     pub(super) fn of_this_process() -> Self {
         let own_folder = env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
         Self {
@@ -30,8 +30,8 @@ impl Places {
         }
     }
 
-    /// The path of a program: as it is when it has a slash, else from PATH, else from beside the
-    /// carrack command, else from the examples there.
+    /// Returns the path of a program: its name if that has a slash, else from PATH, else from the
+    /// folder of the carrack command, else from the examples there.
     pub(super) fn look_up(&self, program: &OsStr) -> Result<PathBuf, LaunchError> {
         let named = Path::new(program);
         let (candidates, looked) = if program.as_bytes().contains(&b'/') {
@@ -69,7 +69,7 @@ impl Places {
         (folders.iter().map(|folder| folder.join(name)).collect(), looked)
     }
 
-    /// What to do about a missing program that seems to be an example not yet built.
+    /// Returns the remedy for a missing program that seems to be an example not yet built.
     fn hint(&self, program: &Path) -> String {
         let in_examples = program.parent().is_some_and(|folder| folder.ends_with("examples"));
         let has_source = program.file_name().is_some_and(|name| {

@@ -1,4 +1,4 @@
-//! What to run: the command line, and the job that it describes.
+//! The command line of `run`, and the job that it describes.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::binding::Bind;
 /// The options of `carrack run`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LaunchOptions {
-    /// How many ranks to start.
+    /// Number of ranks.
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = parse_ranks)]
     ranks: u32,
 
@@ -27,8 +27,8 @@ pub(crate) struct LaunchOptions {
     #[arg(long)]
     no_tag: bool,
 
-    /// The program and its arguments. Without a slash it is looked for in PATH, then beside the
-    /// carrack command, then among the examples there.
+    /// The program and its arguments. Without a slash it is looked for in PATH, then in the
+    /// folder of the carrack command, then among the examples there.
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -55,7 +55,7 @@ impl LaunchOptions {
     }
 }
 
-/// What becomes of the ranks' stdout and stderr.
+/// Destination of the ranks' stdout and stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     /// Whole lines, each after `[rank] `.
@@ -66,20 +66,20 @@ pub(crate) enum Output {
     Inherited,
 }
 
-/// A job: one program, run as so many ranks on this machine.
+/// A job: one program that runs as several ranks on this machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     /// The program: a path with a slash in it, or a name to look up.
     pub(crate) program: OsString,
     /// Its arguments, the same for every rank.
     pub(crate) args: Vec<OsString>,
-    /// How many ranks, in `1..=MAX_RANKS`.
+    /// Number of ranks, in `1..=MAX_RANKS`.
     pub(crate) ranks: u32,
-    /// Where they run.
+    /// Placement of the ranks.
     pub(crate) bind: Bind,
-    /// Where their output goes.
+    /// Destination of their output.
     pub(crate) output: Output,
-    /// How long they may take.
+    /// Time limit of the job.
     pub(crate) timeout: Option<Duration>,
     /// Variables to add to the environment that they inherit.
     pub(crate) env: Vec<(OsString, OsString)>,

@@ -1,4 +1,4 @@
-//! What the launcher tells the keeper, as the keeper's command line: `ps` shows what a keeper
+//! Orders of the launcher to the keeper, as the keeper's command line: `ps` shows what a keeper
 //! keeps.
 
 use std::ffi::OsString;
@@ -31,7 +31,7 @@ pub(crate) struct KeeperOptions {
 }
 
 impl KeeperOptions {
-    /// What the launcher says to the keeper about a job whose program it has found.
+    /// Returns the orders for a job whose program was found.
     pub(super) fn of(job: &Job, program: PathBuf, lifeline: i32, foreground: Option<i32>) -> Self {
         Self {
             lifeline,

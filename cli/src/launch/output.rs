@@ -10,7 +10,7 @@ use rustix::stdio;
 use super::lines::Lines;
 use super::sink::{Flushed, Sink};
 
-/// Which of its two output streams.
+/// One of a rank's two output streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     /// Standard output.
@@ -36,7 +36,7 @@ pub(super) struct Outputs {
     /// One for each stream, or one for both when both go to the same place: a line must not break
     /// into a line of the other stream.
     sinks: Vec<Sink>,
-    /// Those that their reader has to make room in; they are watched for it.
+    /// Sinks that are full; the keeper watches them for room.
     blocked: [bool; 2],
     flows: [Flow; 2],
     buffer: Vec<u8>,
@@ -57,7 +57,7 @@ struct Pipe {
 }
 
 impl Outputs {
-    /// With no pipes yet, for so many ranks.
+    /// Creates outputs for this number of ranks, without pipes.
     pub(super) fn new(ranks: u32) -> rustix::io::Result<Self> {
         let (out, err) = (stdio::stdout(), stdio::stderr());
         let mut sinks = vec![Sink::new(out)];
@@ -156,7 +156,7 @@ impl Outputs {
 
     /// Writes what can be written, and adjusts what the event loop watches: the pipes of a stream
     /// under `pipes_token(stream)` while there is room for more, a sink that is blocked under
-    /// `sink_token`. False when nobody reads stdout any more.
+    /// `sink_token`. False when stdout has no reader any more.
     pub(super) fn flush(
         &mut self,
         main: &OwnedFd,
@@ -195,7 +195,7 @@ impl Outputs {
     }
 
     /// After all ranks have ended: reads what one more pipe still holds to its end. False when none
-    /// is left. A pipe that somebody outside the job holds open is read to where it is empty.
+    /// is left. A pipe that a process outside the job holds open is read until it is empty.
     pub(super) fn read_to_end(&mut self) -> rustix::io::Result<bool> {
         for stream in Stream::BOTH {
             let index = stream.index();

@@ -13,15 +13,15 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
-/// How much may wait for a rank that does not read before it is not listened to any more, in bytes.
-/// That bounds memory: every answer was asked for.
+/// Bytes that may wait for a rank that does not read. Beyond them its requests are not read, which
+/// bounds memory: every answer was requested.
 const OUTBOX_FULL: usize = 1024 * 1024;
 
-/// How many frames of one rank are handled before the others have their turn.
+/// Frames of one rank that are handled before the others have their turn.
 const FRAMES_A_TURN: usize = 64;
 
-/// How long after a rank's socket has hung up its death may follow, so that the others are told
-/// what it died of and not only that it hung up. The kernel closes files before it tells the
+/// Time in which a rank's death may follow the hang-up of its socket, so that the others learn the
+/// cause of death and not only the hang-up. The kernel closes files before it tells the
 /// parent.
 const DEATH_FOLLOWS: Duration = Duration::from_millis(200);
 
@@ -30,7 +30,7 @@ pub(super) struct Post {
     server: Server,
     boxes: Vec<Option<Mailbox>>,
     hung_up: VecDeque<(Instant, u32)>,
-    /// What ranks have been refused, for the launcher to say.
+    /// Refusals of ranks' requests, for the launcher to print.
     complaints: Vec<String>,
 }
 
@@ -115,7 +115,7 @@ impl Post {
         self.hung_up.front().map(|(at, _)| *at)
     }
 
-    /// What ranks have been refused since the last call.
+    /// Returns the refusals since the last call.
     pub(super) fn complaints(&mut self) -> Vec<String> {
         std::mem::take(&mut self.complaints)
     }

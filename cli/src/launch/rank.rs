@@ -32,7 +32,7 @@ pub(crate) fn tie(command: &mut Command) {
     unsafe { command.pre_exec(move || end_with(parent)) };
 }
 
-/// What all ranks of a job have in common.
+/// Parameters of all ranks of a job.
 pub(super) struct Template<'a> {
     /// The program, already found.
     pub(super) program: &'a Path,
@@ -40,13 +40,13 @@ pub(super) struct Template<'a> {
     pub(super) args: &'a [OsString],
     /// The number of ranks.
     pub(super) size: u32,
-    /// Whether their output is read by the keeper.
+    /// `true` if the keeper reads their output.
     pub(super) piped: bool,
     /// The process group of the terminal's foreground, which rank 0 joins to read from it.
     pub(super) foreground: Option<i32>,
     /// The limit on open files that the user had set, before the keeper raised it for itself.
     pub(super) open_files: Rlimit,
-    /// What the keeper has blocked.
+    /// Signals that the keeper has blocked.
     pub(super) blocked: SignalSet,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Template<'a> {
 pub(super) struct Rank {
     /// Its process.
     pub(super) pid: Pid,
-    /// Whether its process leads a group of its own, with what it starts.
+    /// `true` if its process leads a group of its own.
     leads_group: bool,
 }
 

@@ -52,7 +52,7 @@ impl Signals {
         Ok(Self { fd, set: blocked, before })
     }
 
-    /// What children have to unblock.
+    /// Returns the signals that children have to unblock.
     pub(super) fn blocked(&self) -> SignalSet {
         self.set
     }

@@ -10,10 +10,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, write};
 
-/// What a pipe takes without blocking once it says that it is writable, in bytes.
+/// Bytes that a writable pipe takes without blocking.
 const PIPE_BUF: usize = 4096;
 
-/// How much may wait here before its producers should pause, in bytes.
+/// Bytes that may wait here before the producers pause.
 const FULL: usize = 1024 * 1024;
 
 const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -27,7 +27,7 @@ pub(super) struct Sink {
     written: usize,
 }
 
-/// How far a flush got.
+/// Result of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flushed {
     /// Everything is written.
@@ -51,12 +51,13 @@ impl Sink {
         }
     }
 
-    /// Where to append. Append whole lines only: what is in the queue is written in one piece.
+    /// Returns the queue. Callers append whole lines only, because the queue is written in one
+    /// piece.
     pub(super) fn queue(&mut self) -> &mut Vec<u8> {
         &mut self.queue
     }
 
-    /// Whether so much waits that producers should pause.
+    /// Returns `true` if producers should pause.
     pub(super) fn is_full(&self) -> bool {
         self.queue.len() - self.written >= FULL
     }
@@ -75,7 +76,7 @@ impl Sink {
                 Ok(written) => self.written += written,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Flushed::Blocked,
-                // Nobody reads, or the disk is full: there is no one to tell through this sink.
+                // The reader is gone, or the disk is full: this sink can report nothing.
                 Err(_) => return self.close(),
             }
         }
@@ -92,7 +93,7 @@ impl Sink {
         Flushed::Closed
     }
 
-    /// Whether two descriptors lead to the same place, so that one queue must serve both.
+    /// Returns `true` if two descriptors lead to the same place, so that one queue must serve both.
     pub(super) fn are_one(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
         match (fstat(a), fstat(b)) {
             (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),

@@ -42,10 +42,10 @@ const fn suite(
     Suite { program, name, on, quick, minutes, beside: None }
 }
 
-/// Arguments of a run that is not quick: tests that take long, but for those that need a device.
+/// Arguments of a run that is not quick: slow tests included, except those that need a device.
 const AT_LENGTH: [&str; 3] = ["--include-ignored", "--skip", "::verbs::"];
 
-/// Suites whose ignored tests need more than time: memory, and somebody who reads figures.
+/// Suites whose ignored tests need more than time: memory, or a reader of figures.
 const NOT_AT_LENGTH: [&str; 2] = ["cuda", "huge"];
 
 const SUITES: &[Suite] = &[

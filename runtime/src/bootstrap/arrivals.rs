@@ -1,4 +1,4 @@
-//! What has come from the launcher, and who is to be woken for it.
+//! Answers from the launcher, and the wake-up of the threads that wait for them.
 //!
 //! Any thread may empty the socket, so the thread that finds an answer need not be the one that
 //! sleeps for it. Two eventfds pass the news on: one is readable while an answer lies here that no
@@ -29,11 +29,11 @@ pub(super) struct Arrivals {
 enum Answer {
     Asked,
     Arrived(Vec<u8>),
-    /// Kept, for a key never changes: the next `get` asks nobody.
+    /// Kept, since a key never changes: the next `get` is answered from here.
     Taken(Vec<u8>),
 }
 
-/// Why nothing will come any more.
+/// The reason why no answer will come any more.
 #[derive(Clone, Debug)]
 enum End {
     LauncherGone,
@@ -170,7 +170,7 @@ impl Arrivals {
         }
     }
 
-    /// Whether the fence of this number is over; fails when it never will be.
+    /// Returns `true` if the fence of this number is complete; fails if it never will be.
     ///
     /// The caller may sleep after a false, on [`for_fences`](Self::for_fences).
     pub(super) fn fence_is_done(&mut self, number: u64) -> Result<bool, BootstrapError> {

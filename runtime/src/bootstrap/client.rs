@@ -78,7 +78,7 @@ impl AsFd for Wire {
     }
 }
 
-/// Who is at the other end.
+/// The other end of the connection.
 #[derive(Clone, Debug)]
 pub(super) enum Host {
     /// `carrack run`.
@@ -229,7 +229,7 @@ impl Client {
             return Ok(Some(value));
         }
         if connection.arrivals.ask(key) {
-            // Asked even when a rank is gone: what it put before is still to be had.
+            // Asked even when a rank is gone: the store still has what that rank put before.
             self.send(&mut connection, &Frame::Get { key: key.into() })?;
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! What can go wrong before ranks know each other.
+//! Errors before ranks know each other.
 
 #![forbid(unsafe_code)]
 
@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::protocol::BadFrame;
 
-/// How a rank left its job.
+/// A rank's way of leaving its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Departure {
@@ -35,7 +35,7 @@ pub enum Departure {
 }
 
 impl Departure {
-    /// Whether the rank said that it was ending, so that nothing of it was lost.
+    /// Returns `true` if the rank announced its end, so that nothing of it was lost.
     pub const fn is_orderly(self) -> bool {
         matches!(self, Self::Finished)
     }
@@ -70,7 +70,7 @@ impl fmt::Display for Departure {
     }
 }
 
-/// Why a bootstrap call failed. One variant for each way in which a caller can react.
+/// An error of a bootstrap call, with one variant for each possible reaction of the caller.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
@@ -82,7 +82,7 @@ pub enum BootstrapError {
     Variable {
         /// The variable's name.
         name: &'static str,
-        /// What is wrong with it.
+        /// The problem with its value.
         problem: String,
     },
 
@@ -104,7 +104,7 @@ pub enum BootstrapError {
          addresses: send larger data as messages after start-up"
     )]
     TooLarge {
-        /// What is too large.
+        /// The item that is too large.
         what: &'static str,
         /// Its length in bytes.
         len: usize,
@@ -135,7 +135,7 @@ pub enum BootstrapError {
     RankGone {
         /// The rank that left.
         rank: u32,
-        /// How it left.
+        /// Its way of leaving.
         how: Departure,
     },
 
@@ -146,7 +146,7 @@ pub enum BootstrapError {
     )]
     LauncherGone,
 
-    /// A variable of torchrun's, or of ours beside them, is missing or wrong.
+    /// A variable of torchrun or of Carrack is missing or wrong.
     #[error(
         "{name} {problem}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset RANK and WORLD_SIZE \
          to run the program alone"
@@ -154,7 +154,7 @@ pub enum BootstrapError {
     Environment {
         /// The variable's name.
         name: &'static str,
-        /// What is wrong with it.
+        /// The problem with its value.
         problem: String,
     },
 
@@ -195,18 +195,19 @@ pub enum BootstrapError {
     NotReached {
         /// The rank, in words.
         who: String,
-        /// Where it was looked for.
+        /// The address that was tried.
         address: String,
         /// For how many seconds.
         seconds: u64,
-        /// What became of the last try.
+        /// The result of the last try.
         why: String,
     },
 
-    /// Rank 0, or whoever listens in its place, does not take this process for a rank of its job.
+    /// Rank 0, or another program at its address, does not accept this process as a rank of its
+    /// job.
     #[error("this process is not let into the job at {address}: {why}")]
     NotAdmitted {
-        /// Where it asked.
+        /// The address that it called.
         address: String,
         /// Why, and what to do.
         why: String,
@@ -243,7 +244,7 @@ pub enum BootstrapError {
     /// The system refused a call.
     #[error("{doing} failed: {source}; check the limits on open files (`ulimit -n`) and memory")]
     Os {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
         /// The system's reason.
         source: io::Error,

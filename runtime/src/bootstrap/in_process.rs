@@ -16,7 +16,7 @@ use super::table::Table;
 #[derive(Debug)]
 pub struct InProcess {
     rank: u32,
-    /// What this rank has put, and the lock that makes its fences take turns.
+    /// Keys that this rank has put. The lock also serialises its fences.
     bytes_put: Mutex<usize>,
     fence_turn: Mutex<()>,
     shared: Arc<Shared>,

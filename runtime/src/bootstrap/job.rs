@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::BootstrapError;
 
-/// Sixteen random bytes that every rank of a job knows and nobody else does.
+/// Sixteen random bytes that only the ranks of a job know.
 ///
 /// They tell a peer's connection from a stranger's, so `Debug` shows only a fingerprint of them:
 /// enough to see in a log whether two ranks belong together, too little to join the job.
@@ -52,7 +52,7 @@ impl JobId {
         hash.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
-    /// The secret itself. Send it to nobody but a rank of the job, and do not log it.
+    /// The secret itself. Callers neither log it nor send it.
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! How the ranks of a job find each other before any transport connects them.
+//! The exchange of addresses between the ranks of a job, before any transport connects them.
 //!
 //! A bootstrap is a small key-value table that all ranks share, and a fence. Ranks put their
 //! addresses into it and poll for those of others; the data path never uses it.
@@ -11,7 +11,7 @@
 //! | [`launcher`] | the client of `carrack run`, over an inherited Unix socket |
 //! | `adopt` | makes the inherited descriptor number an owned socket |
 //! | `client` | a rank's side: one connection to a store |
-//! | `arrivals` | what has come from the launcher and who is to be woken for it |
+//! | `arrivals` | answers from the launcher, and the wake-up of waiting threads |
 //! | [`protocol`] | the frames between launcher and rank |
 //! | [`server`] | the store: table, fence and departures, as a state machine without I/O |
 //! | [`tcp`] | the bootstrap under launchers of others: torchrun's variables, a store at rank 0 over TCP |
@@ -60,7 +60,7 @@ pub const MAX_RANKS: u32 = 4096;
 /// The most ranks that a job may have, of whatever launcher.
 pub const MAX_JOB: u32 = 16384;
 
-/// What a rank needs to find the others: its number, the job's identity, a shared table, a fence.
+/// A rank's number, its job's identity, a table that all ranks share, and a fence.
 ///
 /// Every method may be called from any thread, and from several at once.
 ///

@@ -3,7 +3,7 @@
 //! They travel on a `SOCK_SEQPACKET` pair, one frame a packet. A stream would need a length prefix
 //! and half-read frames in two places, and a rank that writes half a frame (or a forked child that
 //! writes its own in between) would garble all that follows; a packet arrives whole or not at all,
-//! so one bad frame spoils nothing but itself. The price is that a frame must fit the socket's
+//! so one bad frame spoils only itself. The price is that a frame must fit the socket's
 //! buffer: the launcher sets it to [`SOCKET_BUFFER`].
 //!
 //! A frame is a kind (one byte), then its fields, integers little-endian, strings and values with
@@ -32,10 +32,10 @@ pub const MAX_REASON: usize = 1024;
 /// The longest frame, in bytes: kind, two lengths, a key and a value.
 pub const MAX_FRAME: usize = 1 + 2 + MAX_KEY + 4 + MAX_VALUE;
 
-/// What one rank may put in all, in bytes of keys and values: 16 MiB.
+/// Total of one rank's puts in bytes of keys and values: 16 MiB.
 pub const MAX_PUT_PER_RANK: usize = 16 * 1024 * 1024;
 
-/// How many keys that are not there yet one rank may be waiting for.
+/// Absent keys that one rank may wait for.
 pub const MAX_WAITING_PER_RANK: usize = 64 * 1024;
 
 /// The buffer that both ends of the socket need, in bytes: two of the longest frames, rounded up.
@@ -111,7 +111,7 @@ pub enum Frame {
     },
 }
 
-/// Why bytes are not a frame.
+/// An error of a frame's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BadFrame {
@@ -146,7 +146,7 @@ pub enum BadFrame {
     /// A departure has no such code.
     #[error("its departure has code {code} with {detail}, which none has")]
     Departure {
-        /// What stands beside it.
+        /// The detail that came with the code.
         detail: i32,
         /// The code found.
         code: u8,
@@ -154,7 +154,7 @@ pub enum BadFrame {
     /// Bytes follow the last field.
     #[error("{extra} bytes follow its last field")]
     Trailing {
-        /// How many.
+        /// Number of bytes.
         extra: usize,
     },
 }

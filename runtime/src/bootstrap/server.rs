@@ -30,7 +30,7 @@ pub struct Server {
 struct RankState {
     bytes_put: usize,
     keys_awaited: usize,
-    /// How many fences it has reached.
+    /// Number of fences that it has reached.
     fences: u64,
     gone: Option<Departure>,
 }
@@ -80,14 +80,14 @@ impl Server {
         u32::try_from(self.ranks.len()).unwrap_or(u32::MAX)
     }
 
-    /// What a rank must find in its socket when it starts.
+    /// Returns the frame that a rank must find in its socket when it starts.
     pub fn hello(&self, rank: u32) -> Frame {
         Frame::Hello { version: VERSION, rank, size: self.size(), job: self.job.clone() }
     }
 
     /// Takes in the bytes of one frame of a rank's.
     pub fn receive(&mut self, rank: u32, bytes: &[u8]) -> Outgoing {
-        // As in `handle`: nobody is there to be told that the frame was bad.
+        // As in `handle`: a rank that is gone cannot be told that its frame was bad.
         if self.ranks.get(rank as usize).is_none_or(|state| state.gone.is_some()) {
             return Outgoing::new();
         }

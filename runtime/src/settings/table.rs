@@ -60,7 +60,7 @@ settings! {
     verbs_timeout: usize,
         "CARRACK_VERBS_TIMEOUT", Count::of("doublings", 1, 31), 18;
 
-    /// How often a NIC sends again before the peer counts as gone; Soft-RoCE takes 7 for "for ever".
+    /// Times that a NIC sends again before the peer counts as gone; Soft-RoCE takes 7 for "for ever".
     verbs_retries: usize,
         "CARRACK_VERBS_RETRIES", Count::of("times", 0, 7), 6;
 
@@ -76,11 +76,11 @@ settings! {
     verbs_chunk: usize,
         "CARRACK_VERBS_CHUNK", Bytes::between(64 << 10, 1 << 30), 4 << 20;
 
-    /// Whether the NIC pages users' host memory in on demand, where it can, so that registering locks none of it.
+    /// On-demand paging of users' host memory by the NIC, where it can; registering then locks none of it.
     verbs_odp: SwitchChoice,
         "CARRACK_VERBS_ODP", Word, SwitchChoice::Off;
 
-    /// Whether the NIC may write users' host memory in another order than it came, but for completions.
+    /// Relaxed ordering: the NIC may write users' host memory in another order than it came, except completions.
     verbs_relaxed_ordering: SwitchChoice,
         "CARRACK_VERBS_RELAXED_ORDERING", Word, SwitchChoice::Off;
 
@@ -88,7 +88,7 @@ settings! {
     verbs_thread_domains: usize,
         "CARRACK_VERBS_THREAD_DOMAINS", Count::of("connections", 0, 1 << 16), 64;
 
-    /// Whether the kernel copies large messages from process to process, where it allows that.
+    /// Copies of large messages from process to process by the kernel, where it allows that.
     kernel_copy: KernelCopyChoice,
         "CARRACK_KERNEL_COPY", Word, KernelCopyChoice::Auto;
 
@@ -104,11 +104,11 @@ settings! {
     offers: usize,
         "CARRACK_OFFERS", Count::of("operations", 16, 1 << 24), 128 << 10;
 
-    /// Whether only the program's own calls make progress, or a thread of the runtime's as well.
+    /// Progress by the program's own calls only, or also by a thread of the runtime.
     progress: ProgressChoice,
         "CARRACK_PROGRESS", Word, ProgressChoice::Caller;
 
-    /// Whether SIGUSR1 makes progress print what is pending.
+    /// SIGUSR1 makes progress print the pending operations.
     dump: DumpChoice,
         "CARRACK_DUMP", Word, DumpChoice::Usr1;
 
@@ -116,19 +116,19 @@ settings! {
     mismatch_seconds: usize,
         "CARRACK_MISMATCH_SECONDS", Count::of("seconds", 0, 1 << 20), 10;
 
-    /// How long a waiting thread spins before it sleeps.
+    /// Microseconds for which a waiting thread spins before it sleeps.
     spin: Duration,
         "CARRACK_SPIN_US", Micros::between(0, 1_000_000), Duration::from_micros(50);
 
-    /// Which GPUs are looked for; `auto` uses NVIDIA's once the program has initialised CUDA.
+    /// GPUs to use; `auto` uses NVIDIA's once the program has initialised CUDA.
     gpu: GpuChoice,
         "CARRACK_GPU", Word, GpuChoice::Auto;
 
-    /// Whether ranks of one node map each other's GPU memory, where the driver allows that.
+    /// Mapping of GPU memory between ranks of one node, where the driver allows that.
     gpu_ipc: GpuIpcChoice,
         "CARRACK_GPU_IPC", Word, GpuIpcChoice::Auto;
 
-    /// Whether copies of at most 8 KiB between GPUs go to a resident kernel, which ends about 1 ms after the last one; not on a GPU that several such ranks share. It holds for all ranks of the process from then on, whatever theirs say.
+    /// Copies of at most 8 KiB between GPUs by a resident kernel, which ends about 1 ms after the last one; not on a GPU that several such ranks share. It holds for all ranks of the process from then on, whatever theirs say.
     gpu_copier: bool,
         "CARRACK_GPU_COPIER", Flag, false;
 
@@ -140,7 +140,7 @@ settings! {
     poll_batch: usize,
         "CARRACK_POLL_BATCH", Count::of("events", 1, 1024), 32;
 
-    /// Whether a process that another launcher started as one of several (mpiexec, mpirun, srun) may be a job of one: auto refuses to start; ranks of `carrack run` and torchrun are none of these.
+    /// Start of a process that another launcher started as one of several (mpiexec, mpirun, srun), as a job of one: auto refuses to start; ranks of `carrack run` and torchrun are none of these.
     bootstrap: BootstrapChoice,
         "CARRACK_BOOTSTRAP", Word, BootstrapChoice::Auto;
 

@@ -1,4 +1,4 @@
-//! A key that names several allocations, and keys that somebody has changed.
+//! A key that names several allocations, and keys that were tampered with.
 
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_transports::contract::{Domain, WireKey};
@@ -64,7 +64,7 @@ fn a_name_for_several_allocations_leads_to_all_of_them_or_to_nothing() {
         own.region().map(|own| (own.addr(), own.len())),
         Some((region.addr(), region.len()))
     );
-    // Names that somebody has changed.
+    // Names that were tampered with.
     let named = Several::decode(&exported.key);
     assert_eq!((named.keys.len(), named.offset), (3, (UNIT - 5) as u64));
     let changes: [fn(&mut Several); 7] = [

@@ -48,7 +48,7 @@ fn register(ground: &Ground, region: &Region) -> Result<Box<dyn Exposed>, String
 fn lent(region: &Region, id: AllocId) -> Region {
     let base = NonNull::new(region.addr() as *mut u8).unwrap();
     let gpu = region.gpu().cloned();
-    // SAFETY: nobody reads or writes it, but by an engine, which checks what is there.
+    // SAFETY: only an engine reads and writes it, and that checks the memory.
     unsafe { Region::from_parts(base, region.len(), region.kind(), id, gpu, Box::new(())) }
 }
 

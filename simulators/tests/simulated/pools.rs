@@ -88,7 +88,7 @@ fn pinned_packets_are_for_the_cpu_as_well() {
 
 // ---- allocators that lie ----------------------------------------------------------------------------
 
-/// What an allocator says of its memory, and what it gives.
+/// An allocator whose statements about its memory may be false.
 struct Liar<F> {
     kind: MemKind,
     gpu: Option<Arc<dyn Gpu>>,
@@ -146,7 +146,7 @@ fn refused(pool: &PacketPool) -> AllocError {
 
 /// Part of some chunk, as a chunk of its own.
 fn part(of: &Arc<Chunk>, offset: usize, len: usize) -> Chunk {
-    // SAFETY: the tests do not go beyond it; that it is used by nobody else is the lie.
+    // SAFETY: the tests do not go beyond it; exclusive use is the lie.
     unsafe { Chunk::from_parts(of.base().add(offset), len, Box::new(of.clone())) }
 }
 
@@ -218,7 +218,7 @@ fn memory_of_another_kind_than_was_said_is_named_and_not_used() {
         assert_eq!((said, told), (MemKind::Device(gpu.info().uuid), found));
         assert!(matches!(pool.region(MIB), Err(AllocError::WrongKind { .. })));
     }
-    // An allocation that ends before its chunk does: the rest is nobody's.
+    // An allocation that ends before its chunk does: the rest belongs to no allocation.
     let short = lying_on(&gpu, {
         let gpu = gpu.clone();
         move |layout| {

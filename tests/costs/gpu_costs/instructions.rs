@@ -28,7 +28,7 @@ const PASSES: u64 = 1000;
 const MESSAGES: u64 = 100;
 const WARM_UP: u64 = 8;
 
-/// What is counted, how often it is done, and the instructions that it takes each time.
+/// Counted functions: test, function, number of calls, instructions of each call.
 const MOST: [(&str, &str, u64, u64); 10] = [
     ("puts_in_their_role", "measured_puts", PUTS, 1290),
     ("puts_in_their_role", "measured_ends", PUTS, 630),

@@ -115,7 +115,7 @@ impl Ground {
         Channel::connect(&Address::decode(&self.victim.address()).unwrap().name).unwrap()
     }
 
-    /// Somebody who has proved that it is this rank, and has not said hello.
+    /// Returns a channel whose proof as this rank is complete, before its hello.
     fn prove(&mut self, rank: PeerId) -> Channel {
         let mut channel = self.knock();
         self.greet(Role::Dialer, rank, SECRET, &mut channel).unwrap();

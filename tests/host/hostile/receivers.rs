@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What the victim's own links run into.
+/// A false receiver for the victim's own links.
 pub(super) struct FalseReceiver {
     pub(super) listener: Listener,
     pub(super) link: Arc<dyn Link>,

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A runtime as rank 0, an honest one as rank 2, and in the place of rank 1 somebody who knows the
-/// secret.
+/// A runtime as rank 0, an honest one as rank 2, and in the place of rank 1 an attacker who knows
+/// the secret.
 pub(super) struct Job3 {
     pub(super) ranks: [Runtime; 2],
     pub(super) producer: Producer<SegmentSlots>,

@@ -10,9 +10,9 @@ pub struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// How often this thread has asked for memory.
+    /// Allocations of this thread.
     pub static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-    /// How many bytes this thread has asked for.
+    /// Bytes that this thread has allocated.
     pub static BYTES: Cell<usize> = const { Cell::new(0) };
 }
 

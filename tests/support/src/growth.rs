@@ -1,5 +1,5 @@
-//! What peers cost that say nothing: the bytes that a rank holds in a job of so many, most of which
-//! never speak. For the test and for the benchmark that draws the curve; the allocator of both is
+//! The cost of silent peers: the bytes that a rank holds in a large job, most of whose ranks never
+//! send. For the test and for the benchmark that draws the curve; the allocator of both is
 //! [`crate::counting::Counting`].
 
 use crate::counting::live;

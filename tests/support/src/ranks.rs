@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub const ROLE_TEST: &str = "a_rank_in_its_role";
 const ROLE: &str = "TEST_ROLE";
 const FOLDER: &str = "TEST_FOLDER";
-/// What a rank says when it has taken its role.
+/// A rank's answer when it has taken its role.
 const TAKEN: &str = "taken";
 /// The status of a rank that hung.
 const HUNG: i32 = 97;

@@ -80,7 +80,7 @@ fn whoever_cannot_be_let_in_is_told_why() {
     for message in [Message::Ready, Message::Crossed, Message::Refusal("you".into())] {
         assert!(turned_away(&mut ground, ME, |_| message).contains("it began with"));
     }
-    // A hello that is right, by somebody who has proved nothing.
+    // A hello that is right, from a caller that has proved nothing.
     let mut attacker = Attacker::at_the_door(&mut ground);
     attacker.channel.send(&Message::Hello { seal: [0; 32], end: good }).unwrap();
     let mut said = answer(&mut ground, &mut attacker.channel);

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How a broker is found, and the secret that it wants: a number in its name, and the key.
+/// Address of a broker: a number in its name, and its key.
 pub(super) type Address = [u8; 24];
 
 /// Time that either side has for each of its few messages. It is there, unless it is stopped.
@@ -131,7 +131,7 @@ struct Caller {
     waits: bool,
 }
 
-/// Why a caller gets nothing more.
+/// The reason why a caller gets nothing more.
 enum Over {
     /// It was answered, or has gone.
     Answered,

@@ -34,8 +34,8 @@ impl Access {
         Self { gpu, rights: Rights::Read }
     }
 
-    /// What each device may do with memory of `owner`, who reads and writes it, the owner first and
-    /// each once.
+    /// Returns each device's access to memory of `owner`, which reads and writes it, the owner
+    /// first and each once.
     ///
     /// # Errors
     /// A device that is named with different rights, in words.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
-/// Why an inherited descriptor was not taken over. It is as it was.
+/// The reason why an inherited descriptor was not adopted. The descriptor is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdoptError {
     /// Nothing is open under the number.

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A stream that takes so many bytes at a time, every second time.
+    /// A stream that takes a limited number of bytes at every second call.
     struct Narrow(Vec<u8>, usize, bool);
 
     impl Write for Narrow {

@@ -20,18 +20,18 @@ pub trait Carrier {
     fn hear(&mut self, longest: usize) -> Result<Option<Vec<u8>>, Fault>;
 }
 
-/// Why a message was neither sent nor received.
+/// The reason why a message was neither sent nor received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// This process lacks something for now. The call can be repeated.
     Short(Errno),
     /// The other side is gone, or was never there.
     Gone(String),
-    /// What has come is no message of this connection.
+    /// The received bytes are no message of this connection.
     Wrong(String),
 }
 
-/// Why a greeting has failed.
+/// The reason why a greeting has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The connection has ended before both sides were proved.
@@ -42,7 +42,7 @@ pub enum Failure {
     Unproven(#[from] Unproven),
 }
 
-/// How far a greeting is.
+/// State of a greeting.
 #[derive(Debug)]
 pub enum Progress {
     /// The other side's next message has not come.
@@ -53,7 +53,7 @@ pub enum Progress {
     Proven(Box<Session>),
 }
 
-/// A proof under way on one connection.
+/// A proof in progress on one connection.
 #[derive(Debug)]
 pub struct Greeting {
     handshake: Handshake,

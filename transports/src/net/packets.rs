@@ -151,7 +151,7 @@ impl Channel {
         self.0
     }
 
-    /// Who is at the other end.
+    /// Returns the process at the other end.
     pub fn peer(&self) -> Result<Peer, Errno> {
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let len = libc::socklen_t::try_from(size_of::<libc::ucred>());

@@ -32,7 +32,7 @@ struct Place<T> {
 }
 
 impl<T> Pending<T> {
-    /// None so far; at most so many at a time, each for so long.
+    /// Creates an empty set for at most `most` connections, each for at most `patience`.
     pub fn new(most: usize, patience: Duration) -> Self {
         Self {
             places: Vec::new(),

@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// A keyed hash.
 pub type Proof = [u8; 32];
 
-/// What is drawn anew for each connection.
+/// Random bytes of a connection.
 type Nonce = [u8; 32];
 
 /// In front of all that is hashed. Grows with every change to what follows.
@@ -65,7 +65,7 @@ pub enum Role {
     Listener,
 }
 
-/// What one side says that it is. Zero stands for what is not known.
+/// One side's claim. Zero stands for an unknown value.
 #[repr(C)]
 #[derive(
     Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -77,11 +77,11 @@ pub struct Claim {
     pub rank: U32,
     /// The number of ranks.
     pub ranks: U32,
-    /// How often the job was started again.
+    /// Number of restarts of the job.
     pub restart: U32,
     /// The port at which it listens, or another number that its protocol gives a meaning.
     pub number: U32,
-    /// Which of the rank's devices.
+    /// The rank's device.
     pub device: [u8; 16],
 }
 
@@ -92,7 +92,7 @@ struct Opening {
     claim: Claim,
 }
 
-/// What a hash covers, in front of a message's own bytes.
+/// Prefix of the hashed bytes, before a message's own.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct Said {
@@ -105,7 +105,7 @@ struct Said {
     listener: Opening,
 }
 
-/// Why the other side has not proved that it holds the secret.
+/// The reason why the other side's proof failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unproven {
     /// Its proof is of another secret, another connection, another side or another claim.
@@ -132,12 +132,12 @@ pub struct Handshake {
     theirs: Option<Opening>,
 }
 
-/// What follows from a message.
+/// The step that follows a message.
 #[derive(Debug)]
 pub enum Step {
     /// The other side's next message is waited for.
     Wait,
-    /// This is to be sent; then its next message is waited for.
+    /// Send this, then wait for its next message.
     Say(Vec<u8>),
     /// Both sides are proved. The listener still has to send its own proof.
     Proven(Option<Vec<u8>>, Box<Session>),
@@ -153,7 +153,7 @@ impl Handshake {
         Ok(Self { protocol, key, role, mine, theirs: None })
     }
 
-    /// Returns the first message, which is to be sent at once.
+    /// Returns the first message, which the caller sends at once.
     pub fn opening(&self) -> Vec<u8> {
         self.protocol.message(OPENING, &[self.mine.as_bytes()])
     }
@@ -226,7 +226,7 @@ pub struct Session {
     key: Key,
     role: Role,
     said: Said,
-    /// What the other side claims to be, and holds the secret for.
+    /// The other side's claim, which it has proved.
     pub peer: Claim,
 }
 

@@ -42,7 +42,7 @@ struct Welcome {
     fenced: U32,
 }
 
-/// What one side says to the other, once both are proved.
+/// A message between two proved sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The sender introduces itself; comes with the segment's descriptor.
@@ -118,7 +118,7 @@ pub fn greeting(role: Role, identity: &Identity) -> Result<Greeting, Errno> {
     Greeting::new(role, PROTOCOL, &Key::of(&identity.secret), claim)
 }
 
-/// Which machine, as far as abstract sockets are concerned.
+/// Identity of a machine with respect to abstract sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The kernel's boot.

@@ -28,7 +28,7 @@ pub(super) const KIND_INLINE: u8 = 1;
 /// A record whose payload names the chunk with the message.
 pub(super) const KIND_CHUNK: u8 = 2;
 
-/// Senders that have not proved themselves, and twice as many as there are ranks where that is more.
+/// Bound of senders that have not proved themselves, or twice the number of ranks if that is more.
 const MOST_STRANGERS: usize = 1024;
 /// Time in which a sender has to prove itself. A rank that computes for longer calls again.
 const STRANGERS_TIME: Duration = Duration::from_secs(600);
@@ -71,9 +71,9 @@ impl ChunkPlace {
 pub(super) struct Inbound {
     /// By bell.
     links: Vec<Option<Incoming>>,
-    /// Those that have connected, and were not welcomed so far.
+    /// Senders that have connected and were not welcomed so far.
     strangers: Pending<Stranger>,
-    /// Those that are looked at. Here and not in `links`, so that a look follows no pointer.
+    /// Senders whose rings are polled. Here and not in `links`, so that a poll follows no pointer.
     warm: Vec<Sender>,
     /// Index at which the next poll begins, so that no ring is always last.
     turn: usize,
@@ -117,14 +117,14 @@ enum Look {
 }
 
 impl Inbound {
-    /// For a job of so many ranks, all of which may call at the same time.
+    /// Creates the state for a job of this number of ranks, all of which may call at the same time.
     pub(super) fn of(ranks: u32) -> Self {
         let most = MOST_STRANGERS.max(2 * ranks as usize);
         let strangers = Pending::new(most, STRANGERS_TIME);
         Self { links: Vec::new(), strangers, warm: Vec::new(), turn: 0, owes_welcomes: false }
     }
 
-    /// Whether any ring that is looked at has something, or any bell has rung.
+    /// Returns `true` if any polled ring has something, or any bell has rung.
     pub(super) fn has_something(&self, bells: &Bells) -> bool {
         bells.any() || self.warm.iter().any(|sender| sender.consumer.is_ready())
     }

@@ -23,8 +23,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-/// How often a receiver is called again that hangs up during the greeting: it may have made room
-/// for others.
+/// Repeated calls of a receiver that hangs up during the greeting: it may have made room for
+/// others.
 const CALLS_AGAIN: u8 = 20;
 
 const CONNECTING: u8 = 0;
@@ -75,7 +75,7 @@ pub(super) enum Dialled {
     Short(Errno),
 }
 
-/// Why the hello is not said.
+/// The reason why the hello was not sent.
 enum Unsaid {
     /// Something is short: try again.
     Short(Errno),
@@ -93,7 +93,7 @@ impl Unsaid {
     }
 }
 
-/// What the receiver's welcome brought.
+/// Content of the receiver's welcome.
 #[derive(Debug)]
 struct Welcome {
     bell: u32,

@@ -161,7 +161,7 @@ impl Stranger {
     }
 }
 
-/// Why a stranger is not let in.
+/// The reason of a refusal.
 pub(super) enum NotIn {
     /// Something is short.
     Short(Errno),

@@ -18,7 +18,7 @@ const LIMITS: Limits =
 #[derive(Debug)]
 pub struct Channel(TcpChannel);
 
-/// What has come.
+/// Result of a receive.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
     /// Nothing so far.

@@ -58,7 +58,7 @@ pub(super) struct Entry {
     pub(super) calls_again: u8,
     /// Of a call of this side, until both sides are proved.
     pub(super) greeting: Option<Box<Greeting>>,
-    /// What came of it.
+    /// Result of that greeting.
     pub(super) session: Option<Box<Session>>,
     pub(super) mine: End,
     pub(super) queue_pair: u32,

@@ -1,5 +1,4 @@
-//! How connections come about: who calls, who answers, what happens when both call at once; and how
-//! they end.
+//! Begin and end of connections: calls, answers, calls that cross, and orderly and other ends.
 
 use super::address::{Address, DeviceKey};
 use super::channel::{Channel, Received};
@@ -25,8 +24,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// How often a peer is called again that hangs up before it has answered: it may have made room for
-/// others.
+/// Repeated calls of a peer that hangs up before it has answered: it may have made room for others.
 const CALLS_AGAIN: u8 = 20;
 
 impl Polling {
@@ -272,7 +270,7 @@ impl Polling {
         }
     }
 
-    /// Takes in what a peer says beside its queue pair.
+    /// Handles the messages of a peer's channel.
     pub(super) fn hear(&mut self, index: u32) {
         loop {
             let Some(entry) = self.entries.get(index) else { return };
@@ -369,7 +367,7 @@ impl Polling {
             entry.phase = Phase::Calling;
         }
         if entry.phase == Phase::Calling {
-            // Nobody there has spoken: the peer may be found at another of its addresses.
+            // The address has not answered: the peer may answer at another of its addresses.
             if self.dial_or_wait(index, &why) {
                 tracing::warn!(
                     why,
@@ -466,7 +464,7 @@ impl Polling {
         self.finish(index);
     }
 
-    /// The same, of which nobody is told.
+    /// Ends a connection without an event.
     fn end_quietly(&mut self, index: u32) {
         if let Some(entry) = self.entries.get(index) {
             entry.is_quiet = true;
@@ -497,7 +495,7 @@ impl Polling {
         if let Some(channel) = &mut entry.channel {
             let last = match &cause {
                 DownCause::Closed => Message::Bye,
-                // Not in order: the peer is to be told that, also where it has noticed nothing.
+                // Not in order: the peer has to learn that, also if it has noticed nothing.
                 cause => Message::Refusal(cause.to_string()),
             };
             // Where it is full or gone the hang-up says it, too.
@@ -566,7 +564,7 @@ impl Polling {
     }
 }
 
-/// Why a connection ends whose other side has not proved itself.
+/// Returns the cause of the end of a connection whose other side has not proved itself.
 fn not_proven(why: Unproven) -> DownCause {
     match why {
         Unproven::Refused(why) => DownCause::Refused(why),
@@ -575,7 +573,7 @@ fn not_proven(why: Unproven) -> DownCause {
     }
 }
 
-/// Whether it is this process that has not enough of something.
+/// Returns `true` if this process lacks a resource.
 pub(super) fn is_lack(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(is_shortage)
 }

@@ -15,17 +15,17 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Callers that have not proved themselves, and twice as many as there are ranks where that is
-/// more. One more, and the first has to go.
+/// Bound of callers that have not proved themselves, or twice the number of ranks where that is
+/// more. Beyond it the oldest has to go.
 const MOST_STRANGERS: usize = 1024;
 /// Time in which a caller has to prove itself. A rank that computes for longer calls again.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Those who have called, and are not let in so far.
+/// Callers without a connection so far.
 #[derive(Debug)]
 pub(super) struct Strangers {
     pending: Pending<Stranger>,
-    /// Those who have an older connection here, which has to end first.
+    /// Proved callers whose older connection here has to end first.
     held: Vec<Guest>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Guest {
 }
 
 impl Strangers {
-    /// For a job of so many ranks, all of which may call at the same time.
+    /// Creates the state for a job of this number of ranks, all of which may call at the same time.
     pub(super) fn of(ranks: u32) -> Self {
         let most = MOST_STRANGERS.max(2 * ranks as usize);
         Self { pending: Pending::new(most, PATIENCE), held: Vec::new() }
@@ -106,7 +106,7 @@ impl Stranger {
 }
 
 impl Polling {
-    /// Lets in whoever calls, to prove itself.
+    /// Accepts the callers, which then prove themselves.
     pub(super) fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
         let mut calls = Vec::new();
@@ -117,8 +117,7 @@ impl Polling {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    // Descriptors that others hold without saying anything are better spent on
-                    // whoever comes now.
+                    // A silent caller's descriptor is better spent on the one that comes now.
                     wanting = is_lack(&error) && !self.strangers.pending.is_empty();
                     if !wanting {
                         tracing::warn!(%error, "a rank that calls cannot be let in, and waits");

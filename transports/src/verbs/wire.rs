@@ -59,7 +59,7 @@ pub struct End {
     pub reads: u8,
 }
 
-/// What one side says to the other, once both are proved.
+/// A message between two proved sides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
     /// The caller introduces itself.
@@ -155,7 +155,7 @@ impl End {
         session.is_sealed(self.as_bytes(), seal)
     }
 
-    /// Whether a connection can be made to it.
+    /// Checks that a connection can be made to it.
     ///
     /// # Errors
     /// A description of the mistake.

@@ -13,7 +13,7 @@ use crate::workspace::clean;
 /// The status of a command that was asked for what it has not: an option, or a size.
 const REFUSED: i32 = 2;
 
-/// What a row is tried with, to see whether it can be done at all.
+/// Arguments of the trial that shows whether a row can run at all.
 const TRY_SECONDS: f64 = 0.02;
 
 /// It is measured as it comes.
@@ -24,7 +24,7 @@ const AS_IT_COMES: Variant = Variant { name: "", env: &[] };
 pub(super) struct Carrack {
     pub(super) program: PathBuf,
     pub(super) cores: Cores,
-    /// How long a run measures.
+    /// Duration of a run's measurement.
     pub(super) seconds: f64,
     /// GPUs that are there.
     pub(super) gpus: usize,
@@ -94,7 +94,7 @@ fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
     side::read_line("carrack perf --json", said, row)
 }
 
-/// Why it refuses: the first line of what it complained, without its name.
+/// Returns the reason of a refusal: the first line of its errors, without its name.
 fn reason(complained: &str) -> String {
     let line =
         complained.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why");

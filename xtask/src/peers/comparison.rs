@@ -11,22 +11,22 @@ pub(super) struct Measured {
     pub(super) entries: Vec<Entry>,
 }
 
-/// What one side gave in one row.
+/// Results of one side in one row.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) side: &'static str,
     pub(super) role: Role,
-    /// Which test of its own benchmark it is measured by.
+    /// Test of its own benchmark that measures it.
     pub(super) test: Option<&'static str>,
     /// Once it is prepared.
     pub(super) setting: Option<Setting>,
     /// One a round.
     pub(super) figures: Vec<Figure>,
-    /// Why it is measured no further.
+    /// The reason why its measurement has stopped.
     pub(super) out: Option<Out>,
 }
 
-/// Why a side is not, or not any more, measured in a row.
+/// The reason why a side is not measured in a row, or no longer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Out {
     /// It has nothing of the kind, or not yet.
@@ -72,7 +72,7 @@ impl Measured {
         }
     }
 
-    /// Whether Carrack cannot do the row, so that nothing of it is measured.
+    /// Returns `true` if Carrack cannot run the row, so that no side is measured.
     fn is_skipped(&self) -> bool {
         self.row.op != Op::Memcpy
             && self.ours().is_some_and(|ours| matches!(ours.out, Some(Out::Cannot(_))))
@@ -83,7 +83,7 @@ impl Measured {
         self.entries.iter().find(|entry| entry.role == Role::Ours)
     }
 
-    /// What one thread copies, if that was measured.
+    /// Returns the figure of one thread's copy, if that was measured.
     pub(super) fn yardstick(&self) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.role == Role::Yardstick)
     }

@@ -11,13 +11,13 @@ use serde::Serialize;
 
 use crate::error::TaskError;
 
-/// CPUs, by the numbers that the kernel gives them: two at least. A row takes as many as it needs,
+/// CPUs by the kernel's numbers, two at least. A row takes the number that it needs,
 /// from the first on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Cores(Vec<usize>);
 
 impl Cores {
-    /// All that this process may use, but for threads of cores that are among them already.
+    /// Returns the CPUs that this process may use, one of each core.
     pub(super) fn choose() -> Result<Self, TaskError> {
         let allowed = sched_getaffinity(None).map_err(|errno| TaskError::Start {
             program: "sched_getaffinity".into(),
@@ -41,7 +41,7 @@ impl Cores {
         Ok(Self(chosen))
     }
 
-    /// So many of them; an error that says so if there are not as many.
+    /// Returns this number of them, or an error that names both numbers.
     pub(super) fn first(&self, count: usize) -> Result<&[usize], String> {
         let too_few = || {
             format!(

@@ -66,7 +66,7 @@ pub(super) fn copy_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// Whether a file is there and may be run.
+/// Returns `true` if a file is there and may be run.
 pub(super) fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }

@@ -17,7 +17,7 @@ const BUILD: Duration = Duration::from_secs(20 * 60);
 /// To say how many GPUs there are: a driver takes a second for each.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The programs, and their libraries beside them.
+/// The programs, and their libraries in the same folder.
 #[derive(Debug)]
 pub(super) struct Kit {
     pub(super) carrack: PathBuf,
@@ -51,7 +51,7 @@ impl Kit {
         Ok(Self { carrack: workspace.target.join("release/carrack"), peers })
     }
 
-    /// What [`super::pack`] put into `folder`.
+    /// Returns the programs that [`super::pack`] put into `folder`.
     pub(super) fn packed(folder: &Path) -> Result<Self, TaskError> {
         let folder = fs::canonicalize(folder).map_err(TaskError::file(folder))?;
         let kit = Self { carrack: folder.join("carrack"), peers: folder };

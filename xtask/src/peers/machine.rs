@@ -1,4 +1,4 @@
-//! Where and when figures were measured: without it a figure says nothing.
+//! Machine and date of a measurement: without them a figure says nothing.
 
 use std::fs;
 use std::process::Command;

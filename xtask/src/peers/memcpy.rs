@@ -28,7 +28,7 @@ impl Memcpy {
         let what = if row.gpu { row.test.name() } else { "memcpy" };
         command.args([what, &row.size.to_string(), &setting.iterations.to_string()]);
         if row.gpu && row.op == Op::Get {
-            // The engine of whoever gets reads over the link, which takes longer than writing.
+            // The getter's engine reads over the link, which takes longer than writing.
             command.arg("pull");
         }
         let heard = child::hear(&mut command, limit(self.seconds))?;

@@ -19,7 +19,7 @@
 //! | `ucx` | runs `ucx_perftest` and reads its output |
 //! | `mpich` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
 //! | `memcpy` | what one copy takes, by a thread or by a GPU's engine (`xtask/peers/copy_bench.c`) |
-//! | `verbs` | `--guest`: Carrack over verbs beside perftest and UCX, in a small virtual machine |
+//! | `verbs` | `--guest`: Carrack over verbs compared with perftest and UCX, in a small virtual machine |
 //! | `comparison` | rounds of all sides, their medians, the better peer |
 //! | `cores` | chooses cores and pins to them |
 //! | `machine` | says where the figures were measured |

@@ -10,9 +10,9 @@ use super::side::{self, Figure, Prepared, Setting, Side, Variant, limit, tune};
 use crate::child;
 use crate::error::TaskError;
 
-/// What MPICH is tried with. By itself it takes its own shared memory and asks its network for
-/// messages as well; it can also leave everything to the UCX that it carries, which is often
-/// faster.
+/// Settings that are tried with MPICH. By itself it takes its own shared memory and asks its
+/// network for messages as well; it can also leave everything to the UCX that it carries, which is
+/// often faster.
 const VARIANTS: &[Variant] = &[
     Variant { name: "as it comes", env: &[] },
     Variant {
@@ -25,7 +25,7 @@ const VARIANTS: &[Variant] = &[
     },
 ];
 
-/// What it is tried with when several threads call it: also with a virtual interface for each.
+/// Settings that are tried when several threads call it: also with a virtual interface for each.
 const OF_THREADS: &[Variant] = &[
     Variant { name: "as it comes", env: &[] },
     Variant { name: "an interface a thread", env: &[("MPIR_CVAR_CH4_NUM_VCIS", THREADS)] },

@@ -13,7 +13,7 @@ use super::kit::Kit;
 use crate::error::TaskError;
 use crate::slim;
 
-/// What is taken from the folder of the peers: a folder, and the names in it, with one `*` at most.
+/// Files of the peers' folder to pack: a folder, and names in it with one `*` at most.
 const PARTS: &[(&str, &str)] = &[
     ("", "mpi_bench"),
     ("", "copy_bench"),
@@ -29,7 +29,7 @@ const PARTS: &[(&str, &str)] = &[
     ("mpich/lib/mpich/ucx", "libuct_cma.so.0"),
 ];
 
-/// What goes elsewhere than where it comes from.
+/// Files that are packed into another folder than their own.
 const MOVED: &[(&str, &str, &str)] = &[("ucx/libucx/lib/ucx", "*.so.0", "ucx/libucx/lib/ucx_cuda")];
 
 /// More is too much to be carried: 60 MiB.

@@ -13,7 +13,7 @@ use super::side::Role;
 /// Of the column of rows.
 const WIDTH: usize = 36;
 
-/// What is printed at the end.
+/// The report that is printed at the end.
 #[derive(Debug)]
 pub(super) struct Report<'a> {
     pub(super) heading: Heading,
@@ -39,11 +39,11 @@ struct Line<'a> {
     size: usize,
     ranks: usize,
     threads: usize,
-    /// Whether the threads of a rank share one device.
+    /// `true` if the threads of a rank share one device.
     shared: bool,
-    /// Whether it is memory of GPUs.
+    /// `true` for memory of GPUs.
     gpu: bool,
-    /// Whether Carrack's small copies went to its resident copier.
+    /// `true` if Carrack's small copies went to its resident copier.
     copier: bool,
     unit: &'static str,
     lower_is_better: bool,
@@ -70,7 +70,7 @@ struct SideLine<'a> {
     setting: Option<&'static str>,
     /// Its median over its own of one thread.
     of_one_thread: Option<f64>,
-    /// Why it has no figure, or not of all rounds.
+    /// The reason why rounds have no figure.
     out: Option<&'a str>,
     failed: bool,
 }
@@ -136,7 +136,7 @@ impl Report<'_> {
     }
 }
 
-/// What a reader has to know about the cells without a figure.
+/// Writes the reasons of the cells without a figure.
 fn notes(text: &mut String, measured: &Measured) {
     let row = &measured.row;
     for entry in &measured.entries {
@@ -233,7 +233,7 @@ impl Report<'_> {
         }
     }
 
-    /// What a side's threads come to together, over what one alone does.
+    /// Returns the rate of a side's threads together, divided by the rate of one.
     fn of_one_thread(&self, row: &Row, entry: &Entry) -> Option<f64> {
         let one = row.of_one_thread()?;
         let measured = self.measured.iter().find(|measured| measured.row == one)?;

@@ -1,4 +1,4 @@
-//! What is measured: the rows of the table.
+//! The rows of the table of measurements.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,16 +12,16 @@ pub(super) struct Row {
     pub(super) test: Test,
     /// Bytes of a message; 0 for a barrier.
     pub(super) size: usize,
-    /// Ranks: two, but for a barrier.
+    /// Ranks: two, except for a barrier.
     pub(super) ranks: usize,
     /// Threads of each rank, each with a partner at the other one.
     pub(super) threads: usize,
-    /// Whether the threads of a rank share one device, instead of having one each.
+    /// `true` if the threads of a rank share one device, instead of having one each.
     pub(super) shared: bool,
-    /// Whether the memory is that of GPUs: rank 0's of the first, rank 1's of the second, or of the
+    /// `true` for memory of GPUs: rank 0's of the first, rank 1's of the second, or of the
     /// same where there is no other.
     pub(super) gpu: bool,
-    /// Whether Carrack's small copies go to its resident copier. Peers do as ever.
+    /// `true` if Carrack's small copies go to its resident copier. Peers are unaffected.
     pub(super) copier: bool,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum Op {
     Send,
     /// Puts into mapped memory.
     Put,
-    /// Puts whose receiver looks at its memory until they are there, which nobody tells it.
+    /// Puts without a notification: the receiver polls its memory.
     PutSeen,
     /// Gets from mapped memory.
     Get,
@@ -46,12 +46,12 @@ pub(super) enum Op {
     Memcpy,
 }
 
-/// What is measured.
+/// A measured quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Test {
     /// One way, or until it is over for what is no message, in microseconds: the median of all
     /// messages, since all sides have it and a thread that loses its core for a moment does not
-    /// move it. UCX prints it in steps of about 5 ns; the averages stand beside it.
+    /// move it. UCX prints it in steps of about 5 ns; the averages are printed next to it.
     Latency,
     /// 10⁹ bytes a second: the average of the whole run on all sides.
     Bandwidth,
@@ -59,7 +59,7 @@ pub(super) enum Test {
     Rate,
 }
 
-/// What is measured when no rows are asked for.
+/// The default rows.
 pub(super) const ROWS: &[Row] = &[
     Row::of(Op::Am, Test::Latency, 8),
     Row::of(Op::Am, Test::Rate, 8),
@@ -88,7 +88,7 @@ pub(super) const ROWS: &[Row] = &[
     Row::of(Op::Am, Test::Rate, 8).with_threads(8).sharing(),
 ];
 
-/// What is measured with `--gpu`: what the criteria of issues 4 and 6 name.
+/// The rows of `--gpu`.
 pub(super) const GPU_ROWS: &[Row] = &[
     Row::of(Op::Send, Test::Latency, 8).on_gpus(),
     Row::of(Op::Send, Test::Bandwidth, 16 << 20).on_gpus(),
@@ -157,8 +157,8 @@ impl Row {
         (self.threads > 1).then_some(Self { threads: 1, shared: false, ..*self })
     }
 
-    /// Whether one copy of the same size, by one thread or by the GPU's engine, is the most that
-    /// can be expected.
+    /// Returns `true` if one copy of the same size, by one thread or by the GPU's engine, is the
+    /// upper bound.
     pub(super) fn is_a_copy(&self) -> bool {
         self.gpu
             || matches!(self.op, Op::Put | Op::Get | Op::Memcpy)
@@ -182,7 +182,7 @@ impl Op {
         }
     }
 
-    /// How many times what is timed for a latency goes the way that counts.
+    /// Returns the one-way trips in one timed step of a latency.
     pub(super) fn ways(self) -> f64 {
         if matches!(self, Self::Am | Self::Send | Self::Put | Self::PutSeen) { 2.0 } else { 1.0 }
     }
@@ -230,12 +230,12 @@ impl Test {
         }
     }
 
-    /// Whether the lower of two figures is the better one.
+    /// Returns `true` if lower figures are better.
     pub(super) fn lower_is_better(self) -> bool {
         self == Self::Latency
     }
 
-    /// Whether `one` is better than `other`.
+    /// Returns `true` if `one` is better than `other`.
     pub(super) fn prefers(self, one: f64, other: f64) -> bool {
         if self.lower_is_better() { one < other } else { one > other }
     }

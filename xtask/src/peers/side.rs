@@ -1,4 +1,4 @@
-//! What every side of the comparison can do, and how a peer's best settings are found.
+//! The interface of a side of the comparison, and the search for a peer's best settings.
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,13 +16,13 @@ pub(super) trait Side {
     /// Its name and version.
     fn version(&self) -> String;
 
-    /// What it is in the comparison.
+    /// Returns its role in the comparison.
     fn role(&self) -> Role {
         Role::Peer
     }
 
-    /// What its own benchmark calls the row's test, where that is one of several that could stand
-    /// beside it.
+    /// Returns its own benchmark's name of the row's test, where several of its tests could be
+    /// compared.
     fn test(&self, _: &Row) -> Option<&'static str> {
         None
     }
@@ -35,7 +35,7 @@ pub(super) trait Side {
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError>;
 }
 
-/// What a side is in the comparison.
+/// A side's role in the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Carrack.
@@ -54,7 +54,7 @@ pub(super) enum Prepared {
     Cannot(String),
 }
 
-/// How a side runs a row.
+/// Settings with which a side runs a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Setting {
     pub(super) variant: &'static Variant,
@@ -71,7 +71,7 @@ pub(super) struct Variant {
     pub(super) env: &'static [(&'static str, &'static str)],
 }
 
-/// What one run of one side gave.
+/// Result of one run of one side.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Figure {
     /// In the unit of the test.
@@ -81,7 +81,7 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// What a run of so many seconds takes: messages, or round trips.
+    /// Returns the messages, or round trips, of a run of this duration.
     fn iterations(&self, row: &Row, seconds: f64) -> u64 {
         let per_second = match row.test {
             // An iteration is there and back, of a ping-pong.
@@ -99,7 +99,7 @@ impl Figure {
 const FEWEST: u64 = 100;
 const MOST: u64 = 10_000_000_000;
 
-/// A try is about a tenth of a second: so many iterations, or fewer that move so many bytes. There
+/// A try is about a tenth of a second: `TRY_ITERATIONS`, or fewer that move `TRY_BYTES`. There
 /// is one of each variant, since starting a peer may take longer than that.
 const TRY_ITERATIONS: u64 = 200_000;
 const TRY_BYTES: u64 = 1 << 30;

@@ -27,10 +27,10 @@ const GPU_VARIANTS: &[Variant] = &[
     Variant { name: "cuda,sm,self", env: &[("UCX_TLS", "cuda_copy,cuda_ipc,sm,self")] },
 ];
 
-/// Where NVIDIA's driver is in containers, beside where the system looks.
+/// Folders of NVIDIA's driver in containers, in addition to the system's.
 const DRIVER: &[&str] = &["/usr/local/nvidia/lib64"];
 
-/// How long the server may take to listen.
+/// Time in which the server has to listen.
 const LISTENS: Duration = Duration::from_secs(20);
 
 /// UCX, installed.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::step::{Context, Outcome};
 use crate::child;
 
-/// What their building needs, as Debian's packages.
+/// Debian packages that their build needs.
 const NEEDS: [&str; 5] = ["cmake", "libclang-dev", "libibverbs-dev", "librdmacm-dev", "pkg-config"];
 
 pub(super) fn step(context: &mut Context) -> Outcome {
@@ -22,7 +22,7 @@ pub(super) fn step(context: &mut Context) -> Outcome {
     context.run_tests(&mut command)
 }
 
-/// Whether Debian's package manager has it; elsewhere it has nothing.
+/// Returns `true` if Debian's package manager has installed it; elsewhere `false`.
 fn is_installed(package: &str) -> bool {
     let mut ask = Command::new("dpkg-query");
     ask.args(["--show", "--showformat=${db:Status-Status}", package]);
@@ -30,7 +30,7 @@ fn is_installed(package: &str) -> bool {
         .is_ok_and(|heard| heard.said.trim() == "installed")
 }
 
-/// Whether apt has brought them, if need be after it has looked where they are.
+/// Installs packages by apt, after an update if necessary. Returns `true` on success.
 fn install(context: &Context, packages: &[&str]) -> bool {
     let apt = |arguments: &[&str]| {
         let mut command = Command::new("apt-get");

@@ -8,7 +8,7 @@ use super::step::{Context, Outcome};
 use crate::child;
 use crate::error::TaskError;
 
-/// How long each fuzz target runs, in seconds.
+/// Seconds of each fuzz target.
 const FUZZING: u32 = 300;
 
 /// A thousand kills, 10^8 messages, a rank that is stopped for a minute.

@@ -1,5 +1,4 @@
-//! Whether the disk has room for what is built: a run that finds out half-way fails where nothing
-//! is wrong.
+//! Check of the disk's free space: a run that fills the disk fails where nothing is wrong.
 
 use rustix::fs::statvfs;
 
@@ -9,7 +8,7 @@ use super::step::{Context, Outcome};
 /// in a fresh clone).
 const NEEDED: u64 = 12 << 30;
 
-/// What an earlier run has built counts: it is written over.
+/// Checks the free space. Files of an earlier build count as free, since they are overwritten.
 pub(super) fn step(context: &mut Context) -> Outcome {
     let target = &context.workspace.target;
     let there = target.ancestors().find(|folder| folder.exists()).unwrap_or(target);

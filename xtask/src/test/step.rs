@@ -12,9 +12,9 @@ use crate::workspace::Workspace;
 /// A step of the test run.
 pub(super) struct Step {
     pub(super) name: &'static str,
-    /// Whether it may be skipped when time is up: only what a machine may lack anyway.
+    /// `true` if it may be skipped when time is up: only steps that a machine may be unable to run.
     pub(super) optional: bool,
-    /// What its watchdog grants.
+    /// Time limit of its watchdog.
     pub(super) limit: Duration,
     /// The smallest tier that runs it.
     pub(super) tier: Tier,
@@ -22,7 +22,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// How it ends when there is no time left to begin it.
+    /// Returns its outcome when there is no time left to begin it.
     pub(super) fn out_of_time(&self, budget: Duration) -> Outcome {
         let reason =
             format!("the steps before it used up the {} minutes of the run", budget.as_secs() / 60);
@@ -30,7 +30,7 @@ impl Step {
     }
 }
 
-/// How much is run: each tier includes those before it.
+/// A set of steps; each tier includes those before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Tier {
     /// Builds and tests, without tests that take long.
@@ -42,8 +42,8 @@ pub(super) enum Tier {
 }
 
 impl Tier {
-    /// What its whole run may take. CI gives up at 90 minutes, and the step that is running when
-    /// time is up still has to end.
+    /// Returns the time limit of its whole run. CI gives up at 90 minutes, and the step that is
+    /// running when time is up still has to end.
     pub(super) const fn budget(self) -> Duration {
         let minutes = match self {
             Self::Default => 30,
@@ -54,11 +54,11 @@ impl Tier {
     }
 }
 
-/// What a step works with.
+/// Context of a step.
 pub(super) struct Context {
     pub(super) workspace: Workspace,
     pub(super) tally: Tally,
-    /// What the watchdog grants the step that is under way.
+    /// Time limit of the running step.
     pub(super) limit: Duration,
 }
 
@@ -95,7 +95,7 @@ impl Context {
     }
 }
 
-/// How a step ended.
+/// Outcome of a step.
 pub(super) enum Outcome {
     Passed,
     Failed(String),

@@ -188,7 +188,7 @@ fn test_optimised(context: &mut Context) -> Outcome {
     if matches!(all, Outcome::Passed) { crowded } else { all }
 }
 
-/// What is shipped is counted as it is shipped.
+/// Counts instructions of the release build, which is the one that ships.
 fn instructions(context: &mut Context) -> Outcome {
     let build = ["build", "--release", "--workspace", "--bins", "--example", "readme"];
     if let Err(error) = context.run(context.workspace.cargo().args(build)) {
@@ -213,7 +213,7 @@ fn loom(context: &mut Context) -> Outcome {
     context.run_tests(&mut command)
 }
 
-/// Whether `cargo SUBCOMMAND` is there, if need be after rustup has added its component.
+/// Returns `true` if `cargo SUBCOMMAND` is there, adding rustup's component if necessary.
 fn has_component(context: &Context, subcommand: &str, component: &str) -> bool {
     let there = || child::answers(context.workspace.cargo().args([subcommand, "--version"]));
     there() || {

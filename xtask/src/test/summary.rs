@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::step::Outcome;
 
-/// What became of each step.
+/// The outcome of each step.
 #[derive(Default)]
 pub(super) struct Summary {
     rows: Vec<(&'static str, Outcome, Duration)>,

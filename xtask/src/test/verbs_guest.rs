@@ -77,7 +77,7 @@ const END: &str = "the end";
 
 const LAST_WORDS: usize = 20;
 
-/// How much longer than elsewhere tests may take on an emulated processor.
+/// Factor of the tests' time limits on an emulated processor.
 const PATIENCE: &str = "6";
 
 /// Of the conformance suite what a NIC's ways can change, and an emulated processor does in a few
@@ -188,7 +188,7 @@ const CHECKS: &[Check] = &[
     .long(),
 ];
 
-/// What the checks take on a machine with two quiet cores, with a margin. One that is cut off would
+/// Time of the checks on a machine with two quiet cores, with a margin. One that is cut off would
 /// count as failed.
 const NEEDED: Duration = Duration::from_secs(15 * 60);
 
@@ -223,7 +223,7 @@ fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
         }
         let mut plan = match plan(context, &host, check) {
             Ok(plan) => plan,
-            // Whoever has no headers is told so by name; what does not compile is wrong.
+            // Missing headers are named in a skip; code that does not compile is a failure.
             Err(error @ GuestError::Missing { .. }) => return Outcome::Skipped(error.to_string()),
             Err(error) => return Outcome::Failed(error.to_string()),
         };

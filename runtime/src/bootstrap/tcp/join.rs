@@ -1,4 +1,4 @@
-//! How a rank comes to the store: it calls rank 0, and both prove themselves.
+//! A rank's connection to the store: it calls rank 0, and both prove themselves.
 //!
 //! This happens before the runtime is there, on the thread that starts it, and waits: for rank 0 to
 //! come, at most `CARRACK_BOOTSTRAP_TIMEOUT`.
@@ -41,10 +41,10 @@ pub(super) const LIMITS: Limits =
 pub(super) const FRAMES: Limits =
     Limits { longest: MAX_FRAME, unwritten: usize::MAX, silence: SILENCE };
 
-/// How long the other side may take for its few bytes; then it is tried again.
+/// Time limit of the other side's few bytes; then the rank tries again.
 const GREETING: Duration = Duration::from_secs(10);
 
-/// How long a connect may take; then the next address is tried.
+/// Time limit of a connect; then the rank tries the next address.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// Pauses between two tries: from this to that, each twice the one before.
@@ -62,8 +62,8 @@ pub(super) struct Joined {
     pub(super) salt: Salt,
 }
 
-/// Where rank 0 listens: at all addresses of its machine, or where `MASTER_ADDR` is a loopback
-/// address only there, so that no other machine is listened to.
+/// Opens rank 0's listener: at all addresses of its machine, or only at a loopback address if
+/// `MASTER_ADDR` is one, so that no other machine can connect.
 pub(super) fn listen_as_zero(invitation: &Invitation) -> Result<TcpListener, BootstrapError> {
     let failed = |source| BootstrapError::Listen { address: invitation.to_string(), source };
     if !is_loopback(&invitation.host) {
@@ -87,7 +87,7 @@ pub(super) fn join(invitation: &Invitation) -> Result<Joined, BootstrapError> {
     Search { address: invitation.to_string(), invitation, deadline }.reach()
 }
 
-/// What a rank claims to be. Rank 0 tells the job's salt by it.
+/// Returns a rank's claim. Rank 0's claim carries the job's salt.
 pub(super) fn claim(invitation: &Invitation, salt: &Salt) -> Claim {
     Claim {
         rank: invitation.rank.into(),
@@ -136,7 +136,7 @@ struct Search<'a> {
     deadline: Instant,
 }
 
-/// Why one try came to nothing.
+/// The reason why one try failed.
 enum Refusal {
     /// The next one may not.
     Again(String),

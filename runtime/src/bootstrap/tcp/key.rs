@@ -1,4 +1,4 @@
-//! What the ranks of a job have in common, and how they prove it without saying it.
+//! The key that the ranks of a job share. They prove it without sending it.
 //!
 //! The key is `SHA-256("carrack job secret 1" 0 secret)`, or without a secret
 //! `SHA-256("carrack job without secret 1" 0 MASTER_PORT 0 TORCHELASTIC_RUN_ID)`. It is never sent:
@@ -16,7 +16,7 @@ use super::super::job::JobId;
 /// The fewest bytes that `CARRACK_JOB_SECRET` may have.
 pub const LEAST_SECRET: usize = 16;
 
-/// What is drawn anew for each job.
+/// Random bytes of a job.
 pub(super) type Salt = [u8; 16];
 
 /// The key of a job; `Debug` does not show it.
@@ -29,8 +29,8 @@ impl JobKey {
         Self(digest(&[b"carrack job secret 1\0", secret]))
     }
 
-    /// The key of a job that has no secret. It tells jobs apart, and keeps nobody out: all of it is
-    /// known to whoever asks.
+    /// The key of a job that has no secret. It tells jobs apart and protects against
+    /// no attacker: all of its parts are public.
     ///
     /// `MASTER_ADDR` is no part of it: there is one rank 0 at a port, by whatever name it is
     /// called.

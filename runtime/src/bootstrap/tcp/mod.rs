@@ -1,8 +1,7 @@
-//! The bootstrap of a program that somebody else's launcher has started: over TCP, with torchrun's
-//! variables.
+//! The bootstrap of a program under another launcher: over TCP, with torchrun's variables.
 //!
-//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` say who a process is and where rank 0 is;
-//! any launcher, or a few shells, can set them. Under `carrack run` its descriptor wins.
+//! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` name the process's rank and the address of
+//! rank 0; any launcher, or a few shells, can set them. Under `carrack run` its descriptor wins.
 //!
 //! By `LOCAL_RANK`, the number of a process among those of its node, ranks of a node share out what
 //! it has, such as RDMA devices; without it each goes by its `RANK`. It must be below
@@ -99,7 +98,7 @@ pub struct FromEnvironment {
 
 impl FromEnvironment {
     /// The bootstrap that the environment describes, or `None` where there is neither a `RANK` nor
-    /// a `WORLD_SIZE`. Waits for rank 0 to come; rank 0 waits for nobody.
+    /// a `WORLD_SIZE`. Waits for rank 0 to come; rank 0 does not wait.
     ///
     /// # Errors
     ///

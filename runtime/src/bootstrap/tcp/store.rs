@@ -42,7 +42,7 @@ const LISTENER: u64 = 1;
 const MEMBER: u64 = 1 << 32;
 const CALLER: u64 = 2 << 32;
 
-/// What the thread owns.
+/// State of the store's thread.
 pub(super) struct Store {
     listener: Option<TcpListener>,
     key: Key,
@@ -50,7 +50,7 @@ pub(super) struct Store {
     server: Server,
     /// By rank. Rank 0 is this process.
     members: Vec<Option<Member>>,
-    /// Where each came from.
+    /// Source address of each.
     came_from: Vec<Option<SocketAddr>>,
     missing: usize,
     callers: Pending<Caller>,

@@ -75,7 +75,8 @@ fn wait_for(rank: &dyn Bootstrap, key: &str) -> Result<Vec<u8>, BootstrapError> 
     }
 }
 
-/// What was put before a rank was lost. Until the answer has come, the loss is the answer.
+/// Returns the value that was put before a rank was lost. Until it has come, the loss is the
+/// answer.
 fn still_there(rank: &dyn Bootstrap, key: &str) -> Vec<u8> {
     loop {
         match rank.get(key) {
@@ -99,7 +100,7 @@ fn each<B: Bootstrap>(ranks: Vec<B>, body: impl Fn(&B) + Sync) {
     });
 }
 
-/// What every bootstrap does.
+/// Checks the contract of every bootstrap.
 fn conforms<B: Bootstrap>(ranks: Vec<B>) {
     let size = ranks.len() as u32;
     let numbers: Vec<u32> = ranks.iter().map(Bootstrap::rank).collect();
@@ -175,7 +176,7 @@ fn three_hundred_ranks_start_and_end() {
     });
 }
 
-/// What a fence of all these ranks ends in.
+/// Checks that a fence of all these ranks reports the loss.
 fn told(ranks: &[FromEnvironment], lost: u32, expected: Departure) {
     for rank in ranks {
         let error = rank.fence().unwrap_err();

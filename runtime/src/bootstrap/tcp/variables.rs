@@ -1,4 +1,4 @@
-//! The variables of torchrun, and ours beside them.
+//! The variables of torchrun and of Carrack.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ pub const WORLD_SIZE: &str = "WORLD_SIZE";
 /// The number of this process among those of its node; where it is not set, `RANK` has to do for
 /// it.
 pub const LOCAL_RANK: &str = "LOCAL_RANK";
-/// How many processes of the job its node has.
+/// Number of the job's processes on its node.
 pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
 /// The machine of rank 0, by name or address.
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
@@ -25,19 +25,19 @@ pub const MASTER_ADDR: &str = "MASTER_ADDR";
 pub const MASTER_PORT: &str = "MASTER_PORT";
 /// The secret of the job.
 pub const SECRET: &str = "CARRACK_JOB_SECRET";
-/// What torchrun calls the job by.
+/// Torchrun's name of the job.
 const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
-/// How often torchrun has started the job again.
+/// Number of restarts by torchrun.
 const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
 
-/// How far our port is from the agent's: beyond the ports that jobs on one machine commonly count
+/// Distance of our port from the agent's: beyond the ports that jobs on one machine commonly count
 /// up by one, and, from the usual 29500, below those that the kernel gives out.
 pub const PORT_OFFSET: u16 = 1000;
 
 /// The first port that needs no privileges.
 const FIRST_PORT: u16 = 1024;
 
-/// Who this process is, and where rank 0 listens.
+/// The rank of this process, and the address of rank 0.
 #[derive(Clone, Debug)]
 pub struct Invitation {
     /// The rank of this process.
@@ -50,16 +50,16 @@ pub struct Invitation {
     pub host: String,
     /// The port on which rank 0 listens.
     pub port: u16,
-    /// What all ranks have in common.
+    /// Key of the job.
     pub key: JobKey,
-    /// How often the job was started again.
+    /// Number of restarts of the job.
     pub restart: u32,
-    /// How long the ranks wait for each other to come.
+    /// Time for which the ranks wait for each other.
     pub patience: Duration,
 }
 
 impl fmt::Display for Invitation {
-    /// Where rank 0 listens.
+    /// Writes the address of rank 0.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
             write!(f, "[{}]:{}", self.host, self.port)

@@ -13,7 +13,7 @@ pub const TO_RTR: ibv_qp_attr_mask = IBV_QP_STATE
     | IBV_QP_MAX_DEST_RD_ATOMIC
     | IBV_QP_MIN_RNR_TIMER;
 
-/// How a connection is to be.
+/// Attributes of a connection.
 #[derive(Clone, Copy)]
 pub struct Options {
     pub depth: u32,

@@ -1,4 +1,4 @@
-//! What is compared, by which measure, and what came out.
+//! The comparisons, their measures and their outcomes.
 
 use std::fmt::Write as _;
 
@@ -6,11 +6,11 @@ use super::programs::{Peer, Sides};
 use crate::peers::comparison::median;
 use crate::peers::row::{Op, Row, Test};
 
-/// Carrack beside one peer.
+/// Carrack compared with one peer.
 pub(super) struct Comparison {
     row: Row,
     peer: Peer,
-    /// What is asked of the ratio: at most this of a latency, at least this of a bandwidth or rate.
+    /// Goal of the ratio: at most this for a latency, at least this for a bandwidth or rate.
     wanted: f64,
 }
 
@@ -18,7 +18,7 @@ const fn of(op: Op, test: Test, size: usize, peer: Peer, wanted: f64) -> Compari
     Comparison { row: Row::of(op, test, size), peer, wanted }
 }
 
-/// What is measured. The receivers of perftest's and UCX's writes look at their memory, so ours do.
+/// The comparisons. The receivers of perftest's and UCX's writes look at their memory, so ours do.
 /// Messages and puts of a bandwidth are compared with perftest's writes: nothing moves bytes with
 /// less.
 pub(super) const COMPARISONS: &[Comparison] = &[
@@ -32,12 +32,12 @@ pub(super) const COMPARISONS: &[Comparison] = &[
     of(Op::Am, Test::Rate, 8, Peer::Ucx("ucp_am_bw"), 1.5),
 ];
 
-/// What came out of all rounds.
+/// Outcome of all rounds.
 pub(super) struct Outcome<'a> {
     comparison: &'a Comparison,
     /// Ours and the peer's, of each round in which both had one.
     rounds: Vec<(f64, f64)>,
-    /// Why a side had none, the first time. It is measured all the same: a guest stumbles now and
+    /// The first reason why a side had none. It is measured all the same: a guest stumbles now and
     /// then.
     failure: Option<String>,
 }
@@ -74,7 +74,7 @@ impl<'a> Outcome<'a> {
         }
     }
 
-    /// Whether there is a round without a figure.
+    /// Returns `true` if there is a round without a figure.
     pub(super) fn has_failed(&self) -> bool {
         self.failure.is_some()
     }

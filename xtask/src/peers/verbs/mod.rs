@@ -1,5 +1,5 @@
-//! `cargo xtask bench-peers --guest`: Carrack over verbs beside perftest and UCX, on the two RDMA
-//! devices of a small virtual machine.
+//! `cargo xtask bench-peers --guest`: Carrack over verbs compared with perftest and UCX, on the two
+//! RDMA devices of a small virtual machine.
 //!
 //! Machine and devices are simulated, so a figure means nothing; the ratio of two that were
 //! measured one after the other does: how much of the same kernel's and provider's work each of
@@ -35,7 +35,7 @@ const BUILD: Duration = Duration::from_secs(20 * 60);
 /// emulate them, too.
 const PROCESSORS: u8 = 2;
 
-/// What a comparison may take in a round, and what comes before the first: on a busy machine.
+/// Time limits of a comparison in a round and of the boot, on a busy machine.
 const COMPARISON: Duration = Duration::from_secs(60);
 const BOOT: Duration = Duration::from_secs(60);
 

@@ -20,14 +20,14 @@ const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
 /// The address of the second.
 const SERVER: &str = "10.77.0.2";
 
-/// Where perftest and UCX meet: nobody else is in the guest.
+/// Ports of perftest and UCX: nothing else runs in the guest.
 const PERFTEST_PORT: u16 = 18515;
 const UCX_PORT: u16 = 13337;
 
 /// For one run, on a machine that has others to do.
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// What Carrack is compared with.
+/// A peer of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
     /// This program of perftest.
@@ -39,12 +39,12 @@ pub(super) enum Peer {
 /// All sides.
 pub(super) struct Sides {
     pub(super) carrack: PathBuf,
-    /// How long Carrack measures. Of the others it is the number of messages that can be chosen.
+    /// Duration of Carrack's measurement. The others take a number of messages instead.
     pub(super) seconds: f64,
 }
 
 impl Sides {
-    /// What stands beside Carrack, for people.
+    /// Returns the peers and their versions as readable text.
     pub(super) fn peers(&self) -> String {
         let version = |command: &mut Command, before: &str| {
             let said = child::hear(command, LIMIT).ok()?;
@@ -59,7 +59,7 @@ impl Sides {
         format!("UCX {} over rc, perftest {}", words(ucx), words(perftest))
     }
 
-    /// What Carrack comes to, between two ranks over verbs.
+    /// Measures Carrack between two ranks over verbs.
     pub(super) fn ours(&self, row: &Row) -> Result<Figure, TaskError> {
         let mut command = Command::new(&self.carrack);
         clean(&mut command);
@@ -70,7 +70,7 @@ impl Sides {
         side::read_line("carrack perf --json", &heard.unless_failed(&command)?, row)
     }
 
-    /// What a peer comes to.
+    /// Measures a peer.
     pub(super) fn peer(&self, peer: Peer, row: &Row) -> Result<Figure, TaskError> {
         // Enough for a median; what takes longer than ours does would be measured in other minutes.
         let count = match row.test {
