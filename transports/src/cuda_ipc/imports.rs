@@ -35,21 +35,27 @@ struct Opened {
     entry: Arc<Standing>,
 }
 
-/// An entry in the ledger that stands until the driver has closed the allocation. The driver does
-/// not close it while a stream waits.
+/// Entries in ledgers that stand until the driver has closed the allocations. The driver does not
+/// close them while a stream waits.
 struct Standing {
-    entry: Option<Entry>,
-    gpu: Option<Arc<dyn Gpu>>,
+    entries: Arc<[Entry]>,
+    gpu: Arc<dyn Gpu>,
+}
+
+impl Standing {
+    /// Creates a guard before an attempt to open: a failed attempt may leave memory that the driver
+    /// closes later.
+    fn of(entries: &Arc<[Entry]>, gpu: &Arc<dyn Gpu>) -> Self {
+        Self { entries: entries.clone(), gpu: gpu.clone() }
+    }
 }
 
 impl Drop for Standing {
     fn drop(&mut self) {
-        let entry = self.entry.take();
-        if let Some(gpu) = &self.gpu {
-            // The memory was dropped before this, so this callback runs after the driver has
-            // closed it.
-            gpu.when_no_stream_waits(Box::new(move || drop(entry)));
-        }
+        let entries = self.entries.clone();
+        // The memory was dropped before this, so this callback runs after the driver has closed
+        // it.
+        self.gpu.when_no_stream_waits(Box::new(move || drop(entries)));
     }
 }
 
@@ -150,10 +156,8 @@ impl Imports {
             }
             handles.push(handle);
         }
-        let whole = self.open_joined(&handles, first.key.simulated, near)?;
-        let standing = |entry| Standing { entry: Some(entry), gpu: whole.gpu().cloned() };
-        let entries: Vec<_> = entries.into_iter().map(standing).collect();
-        let region = whole.subregion_with(offset, len, Box::new(entries)).ok_or_else(outside)?;
+        let whole = self.open_joined(&handles, first.key.simulated, near, &entries.into())?;
+        let region = whole.subregion(offset, len).ok_or_else(outside)?;
         Ok(Imported::watched(region, share, first.epoch))
     }
 
@@ -193,8 +197,7 @@ impl Imports {
             .into());
         }
         let exporter = name_of(key.pid)?;
-        let (opener, region) = self.open(&handle, key.simulated, near)?;
-        let entry = Arc::new(Standing { entry: Some(entry), gpu: region.gpu().cloned() });
+        let (opener, region, entry) = self.open(&handle, key.simulated, near, entry)?;
         let one = Opened { inode, handle: whole, exporter, opener, ledger, whole: region, entry };
         all.push_back(one.clone());
         let old = if all.len() > KEPT { all.pop_front() } else { None };
@@ -208,9 +211,13 @@ impl Imports {
         handle: &Handle,
         simulated: bool,
         near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<(GpuUuid, Region), String> {
+        entry: Entry,
+    ) -> Result<(GpuUuid, Region, Arc<Standing>), String> {
+        let entry: Arc<[Entry]> = Arc::new([entry]);
         let by = |gpu: &Arc<dyn Gpu>| {
-            Ok((gpu.info().uuid, gpu.open(handle).map_err(|why| why.to_string())?))
+            let standing = Arc::new(Standing::of(&entry, gpu));
+            let region = gpu.open(handle).map_err(|why| why.to_string())?;
+            Ok((gpu.info().uuid, region, standing))
         };
         self.by_the_first(simulated, near, by)
     }
@@ -221,19 +228,23 @@ impl Imports {
         handles: &[Handle],
         simulated: bool,
         near: Option<&Arc<dyn Gpu>>,
+        entries: &Arc<[Entry]>,
     ) -> Result<Region, String> {
         let add = |sum: usize, handle: &Handle| sum.checked_add(handle.len);
         let total =
             handles.iter().try_fold(0, add).ok_or("they are larger than the address space")?;
         let near = near.filter(|gpu| gpu.info().simulated == simulated);
         self.by_the_first(simulated, near, |gpu| {
+            let standing = Standing::of(entries, gpu);
             let reservation = gpu.reserve(total).map_err(|why| why.to_string())?;
             let (mut at, mut parts) = (0, Vec::with_capacity(handles.len()));
             for handle in handles {
                 parts.push(gpu.open_at(&reservation, at, handle).map_err(|why| why.to_string())?);
                 at += handle.len;
             }
-            Region::joined(parts).ok_or_else(|| "they do not lie one behind the other".to_owned())
+            let whole = Region::joined(parts).ok_or("they do not lie one behind the other")?;
+            let whole = whole.subregion_with(0, total, Box::new(standing));
+            whole.ok_or_else(|| "they are shorter than their handles say".to_owned())
         })
     }
 
