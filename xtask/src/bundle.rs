@@ -63,8 +63,8 @@ const README: &str = "\
 carrack-selftest/report.md and report.json where it is started.
 It needs Linux and nothing else; under mpirun or srun start it with one rank for each node. ./carrack --help tells the rest.
 
-The programs that it runs are in programs.tar.xz. The first run unpacks them (some 100 MB) into programs-..., here if it can write here, else in
-carrack-selftest; later ones use them again. That folder can be removed at any time when no selftest runs.
+The programs that it runs are in programs.tar.xz. Each run unpacks them (some 100 MB) into TMPDIR, or into carrack-selftest if programs cannot be
+started there, and removes them at its end.
 To unpack them by hand: tar xJf programs.tar.xz && rm programs.tar.xz
 ";
 

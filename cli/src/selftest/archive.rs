@@ -4,11 +4,10 @@
 //! a file outside of the target folder, and an incomplete archive is an error.
 
 use lzma_rust2::{XzReader, xz_uncompressed_size};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Cursor, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 /// Name of the archive, which lies next to the command.
@@ -42,10 +41,10 @@ pub(super) enum UnpackError {
     #[error(transparent)]
     Unfit(#[from] Unfit),
     #[error(
-        "there is no place for the programs: {beside}; {below}; name a folder with --report that \
-        can be written to, has room, and is on no file system mounted noexec"
+        "there is no place for the programs: {temporary}; {report}; name a folder with TMPDIR or \
+        --report that is writable, has room, and is on no file system mounted noexec"
     )]
-    Nowhere { beside: Unfit, below: Unfit },
+    Nowhere { temporary: Unfit, report: Unfit },
     #[error("a signal came while the programs were unpacked; nothing of them is left")]
     Interrupted,
 }
@@ -59,8 +58,6 @@ pub(super) enum Unfit {
     NoExec(PathBuf),
     #[error("{}: there is room for {:.1} MB, and {:.1} MB are needed", path.display(), megabytes(*free), megabytes(*needed))]
     NoRoom { path: PathBuf, free: u64, needed: u64 },
-    #[error("{} and the numbered folders next to it are damaged: remove them", .0.display())]
-    Spoiled(PathBuf),
 }
 
 impl Unfit {
@@ -85,12 +82,8 @@ pub(super) struct Archive {
     /// Content of the file, some ten megabytes. It is read once, so that no process can exchange
     /// the file between its check and its use.
     bytes: Vec<u8>,
-    /// SHA-256 of the file, in hexadecimal digits: archives that differ have different ones.
-    pub(super) sum: String,
     /// Length of all entries when unpacked, in bytes.
     pub(super) unpacked: u64,
-    /// The user whose file it is.
-    pub(super) owner: u32,
 }
 
 impl Archive {
@@ -99,11 +92,9 @@ impl Archive {
     pub(super) fn open(path: PathBuf) -> Result<Self, UnpackError> {
         let unreadable = |source| UnpackError::Unreadable { archive: path.clone(), source };
         let bytes = fs::read(&path).map_err(unreadable)?;
-        let owner = fs::metadata(&path).map_err(unreadable)?.uid();
         let unpacked = xz_uncompressed_size(Cursor::new(&bytes))
             .map_err(|source| UnpackError::Broken { archive: path.clone(), source })?;
-        let sum = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { path, bytes, sum, unpacked, owner })
+        Ok(Self { path, bytes, unpacked })
     }
 
     /// Unpacks all entries into `into`, an empty folder of this process, until `stop` returns

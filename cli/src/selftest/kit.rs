@@ -1,5 +1,5 @@
 //! Programs of the selftest. A bundle has them in the archive that `cargo xtask bundle` puts next
-//! to the command, or unpacked next to it. A built tree has them in its target folder.
+//! to the command, or in folders that the user unpacked there. A built tree has them in its target folder.
 
 use super::archive::{ARCHIVE, Archive};
 use super::child::Interrupt;
@@ -13,6 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
+use tempfile::TempDir;
 
 /// File that describes a bundle, in the bundle's folder.
 const ABOUT: &str = "bundle.json";
@@ -24,6 +25,8 @@ pub(super) struct Kit {
     pub(super) tests: BTreeMap<String, PathBuf>,
     pub(super) examples: BTreeMap<String, PathBuf>,
     pub(super) about: About,
+    /// Folder of the unpacked programs, removed when this is dropped.
+    _unpacked: Option<TempDir>,
 }
 
 /// Origin of the programs.
@@ -36,8 +39,7 @@ pub(super) struct About {
 }
 
 impl Kit {
-    /// Finds the programs next to the running command. An archive is unpacked there, or in the
-    /// folder of the report.
+    /// Finds the programs next to the running command. An archive is unpacked for this run.
     pub(super) fn find(report: &Path, interrupt: &Interrupt) -> Result<Self, SelftestError> {
         let system = |source| SelftestError::System {
             doing: "finding this program (/proc/self/exe)",
@@ -46,43 +48,46 @@ impl Kit {
         let carrack = std::env::current_exe().map_err(system)?;
         let folder = carrack.parent().unwrap_or(Path::new("/")).to_owned();
         let about = fs::read_to_string(folder.join(ABOUT)).ok();
-        let (about, tests, examples) = match about.and_then(|text| serde_json::from_str(&text).ok())
-        {
-            Some(about) => {
-                let folder = unpacked(&folder, &carrack, report, interrupt)?;
-                (about, programs(&folder.join("tests")), programs(&folder.join("examples")))
-            }
-            None => {
-                let mut examples = programs(&folder.join("examples"));
-                // Cargo keeps a copy of each under a longer name.
-                let is_plain =
-                    |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-                examples.retain(|name, _| is_plain(name));
-                (About::of_tree(&folder), of_cargo(&folder.join("deps")), examples)
-            }
-        };
+        let (about, tests, examples, unpacked) =
+            match about.and_then(|text| serde_json::from_str(&text).ok()) {
+                Some(about) => {
+                    let unpacked = unpack(&folder, &carrack, report, interrupt)?;
+                    let folder = unpacked.as_ref().map_or(folder.as_path(), TempDir::path);
+                    let [tests, examples] = ["tests", "examples"].map(|name| folder.join(name));
+                    (about, programs(&tests), programs(&examples), unpacked)
+                }
+                None => {
+                    let mut examples = programs(&folder.join("examples"));
+                    // Cargo keeps a copy of each under a longer name.
+                    let is_plain =
+                        |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+                    examples.retain(|name, _| is_plain(name));
+                    (About::of_tree(&folder), of_cargo(&folder.join("deps")), examples, None)
+                }
+            };
         if tests.is_empty() {
             return Err(SelftestError::NoKit(folder));
         }
-        Ok(Self { carrack, tests, examples, about })
+        Ok(Self { carrack, tests, examples, about, _unpacked: unpacked })
     }
 }
 
-/// Returns the folder of a bundle's programs. Without an archive that is the bundle itself, whose
-/// programs the user unpacked by hand.
-fn unpacked(
+/// Unpacks a bundle's programs. Returns `None` for a bundle without an archive, whose programs the
+/// user unpacked by hand.
+fn unpack(
     bundle: &Path,
     carrack: &Path,
     report: &Path,
     interrupt: &Interrupt,
-) -> Result<PathBuf, SelftestError> {
+) -> Result<Option<TempDir>, SelftestError> {
     let archive = bundle.join(ARCHIVE);
     if !archive.exists() {
-        return Ok(bundle.to_owned());
+        return Ok(None);
     }
     let (archive, stop) = (Archive::open(archive)?, || interrupt.came());
     let tell = |what: &str| complain(format_args!("selftest: {what}"));
-    Ok(Programs { archive, carrack, stop: &stop, tell: &tell }.folder(bundle, report)?)
+    let programs = Programs { archive, carrack, stop: &stop, tell: &tell };
+    Ok(Some(programs.folder(&std::env::temp_dir(), report)?))
 }
 
 impl About {

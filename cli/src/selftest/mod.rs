@@ -54,6 +54,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
+use tempfile::TempDir;
 
 /// Exit status of a program that Ctrl-C has ended, as shells report it.
 const INTERRUPTED: u8 = 130;
@@ -106,8 +107,8 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     let interrupt = Interrupt::watch()?;
     let kit = Kit::find(&options.report, &interrupt)?;
     let (date, start) = (date::now(), Instant::now());
-    let scratch = Scratch::make()?;
-    let machine = Machine::look(options.gpu, &kit, &scratch.0, &interrupt)?;
+    let scratch = scratch()?;
+    let machine = Machine::look(options.gpu, &kit, scratch.path(), &interrupt)?;
     let suffix = node.suffix();
     let parts = chosen(options, &kit, &machine, suffix.as_deref())?;
     if options.list {
@@ -119,7 +120,7 @@ fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
         .join(suffix.as_ref().map_or_else(|| "logs".into(), |node| format!("logs-{node}")));
     fs::create_dir_all(&logs).map_err(file(&logs))?;
     println!("carrack selftest, {date}: {} parts; {}", parts.len(), machine.gpus_in_words());
-    let ran = run_all(parts, &logs, &scratch.0, &interrupt);
+    let ran = run_all(parts, &logs, scratch.path(), &interrupt);
     let report = Report::of(date, start.elapsed(), &kit, node, machine, ran);
     let names = report.write(&options.report, suffix.as_deref())?;
     println!("{}: {names}", report.summary());
@@ -179,21 +180,10 @@ fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt)
     ran
 }
 
-/// Folder for temporary files of the parts, removed in the end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn make() -> Result<Self, SelftestError> {
-        let path = std::env::temp_dir().join(format!("carrack-selftest-{}", std::process::id()));
-        fs::create_dir_all(&path).map_err(file(&path))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// Creates a folder for temporary files of the parts, which is removed in the end.
+fn scratch() -> Result<TempDir, SelftestError> {
+    let folder = tempfile::Builder::new().prefix("carrack-selftest-").tempdir();
+    folder.map_err(file(&std::env::temp_dir()))
 }
 
 fn file(path: &Path) -> impl FnOnce(io::Error) -> SelftestError {

@@ -14,7 +14,7 @@ with a time limit; what it prints goes to DIR/logs. The report is DIR/report.md,
 
 The parts see none of the caller's CARRACK_* variables: what is tested are the defaults, and what each part sets.
 
-A bundle's programs are unpacked first, beside the command or, where that cannot be written to, in DIR; the next run uses them again.
+A bundle's programs are unpacked into the temporary folder (TMPDIR) or, where programs cannot be started there, into DIR; they are removed at the end.
 
 Under a launcher (carrack run, mpirun, mpiexec, srun, flux run) one rank of each node works, its first; the others say so and end
 with status 0. Where there are several nodes, each writes report-HOST.md and report-HOST.json. A rank that its launcher has bound to
