@@ -15,22 +15,28 @@ mod access;
 pub mod copier;
 pub mod cuda;
 mod direct;
+mod error;
 mod event;
 mod handle;
 pub mod none;
 mod numa;
 pub mod pieces;
+mod registration;
 mod reservation;
+mod shared_event;
 pub mod waits;
 pub mod words;
 
 pub use access::{Access, Rights};
 pub use copier::CopierState;
 pub use direct::{DmaBuf, RemoteWrites};
+pub use error::GpuError;
 pub use event::{Event, EventState, Sequence};
 pub use handle::{Forms, Handle, HandleForm, HandleKey};
 pub use pieces::{Grid, Pieces};
+pub use registration::HostRegistration;
 pub use reservation::Reservation;
+pub use shared_event::{SharedEvent, Until};
 
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
 use std::any::Any;
@@ -470,24 +476,6 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     }
 }
 
-/// Host memory that is locked for a driver's engines. Dropping this unlocks it.
-pub struct HostRegistration {
-    _owner: Box<dyn Any + Send + Sync>,
-}
-
-impl HostRegistration {
-    /// Creates a registration that ends when `owner` is dropped.
-    pub fn new(owner: Box<dyn Any + Send + Sync>) -> Self {
-        Self { _owner: owner }
-    }
-}
-
-impl fmt::Debug for HostRegistration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HostRegistration")
-    }
-}
-
 /// Work in order.
 ///
 /// # Safety
@@ -612,49 +600,5 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     ) -> Result<Event, GpuError> {
         let hint = format!("no wait for {value} ({until:?}) at {word:p} by a stream");
         Err(GpuError::unsupported("wait_value64", hint))
-    }
-}
-
-/// An event that several processes share: one records it, the others wait for the record.
-pub trait SharedEvent: Send + Sync + fmt::Debug {
-    /// Returns the bytes by which another process opens it.
-    fn handle(&self) -> Result<[u8; 64], GpuError>;
-
-    /// Records it: it fires when all work given to `stream` so far has ended.
-    fn record(&self, stream: &dyn Stream) -> Result<(), GpuError>;
-
-    /// Returns its last record, as an event for [`Stream::wait`] and for polling. Without a record
-    /// it has fired.
-    fn event(&self) -> Event;
-}
-
-/// Condition on which a stream that waits for a word goes on.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Until {
-    /// The word holds the value.
-    Equal,
-    /// The word has reached the value: the difference, taken as a signed number, is not negative,
-    /// so that a counter may wrap around.
-    Reached,
-}
-
-/// Error of a driver, with the driver's own code.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{call} said {code} ({name}){}{hint}", if hint.is_empty() { "" } else { ": " })]
-pub struct GpuError {
-    /// The driver's call.
-    pub call: &'static str,
-    /// The driver's code.
-    pub code: i32,
-    /// The code's name.
-    pub name: &'static str,
-    /// Its meaning here and what to do, or empty.
-    pub hint: String,
-}
-
-impl GpuError {
-    /// Returns an error of a driver that lacks a feature.
-    pub(crate) fn unsupported(call: &'static str, hint: impl Into<String>) -> Self {
-        Self { call, code: 801, name: "NOT_SUPPORTED", hint: hint.into() }
     }
 }

@@ -1,6 +1,7 @@
 //! Submits that passed their checks before a side closed, and reach the queue after the close.
 
 use super::*;
+use crate::contract::Submit;
 use crate::mem::{HostAllocator, PacketPool, Region};
 
 fn device(me: u32) -> LoopbackDevice {

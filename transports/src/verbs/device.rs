@@ -28,7 +28,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -312,11 +312,7 @@ fn at(shared: &Shared) -> Option<SocketAddr> {
 
 /// Returns the addresses that are published.
 fn hosts(shared: &Shared) -> Vec<Host> {
-    match at(shared).map(|address| address.ip()) {
-        Some(IpAddr::V6(ip)) => vec![Host::of(IpAddr::V6(ip))],
-        Some(ip) => vec![Host::of(ip)],
-        None => interfaces::addresses(),
-    }
+    at(shared).map_or_else(interfaces::addresses, |address| vec![Host::of(address.ip())])
 }
 
 impl Polling {
@@ -484,6 +480,23 @@ impl Polling {
         }
         !self.stash.is_empty()
     }
+
+    /// Releases everything.
+    fn shut(&mut self) {
+        self.closed = true;
+        for index in self.entries.numbers() {
+            self.finish(index);
+        }
+        // Each posted operation is still completed.
+        self.pending.retain(is_completion);
+        self.stash.clear();
+        self.opened = None;
+        self.partings.clear();
+        self.strangers = Strangers::of(self.shared.identity.ranks);
+        self.listener = None;
+        // All queue pairs are gone: no packet is received into any more.
+        self.receives.close();
+    }
 }
 
 impl Device for RdmaDevice {
@@ -577,25 +590,6 @@ impl Device for RdmaDevice {
         // After the first NIC, so that peers learn of its end first.
         self.rails.devices().iter().for_each(|rail| rail.close());
         self.poll_rails(&mut polling);
-    }
-}
-
-impl Polling {
-    /// Releases everything.
-    fn shut(&mut self) {
-        self.closed = true;
-        for index in self.entries.numbers() {
-            self.finish(index);
-        }
-        // Each posted operation is still completed.
-        self.pending.retain(is_completion);
-        self.stash.clear();
-        self.opened = None;
-        self.partings.clear();
-        self.strangers = Strangers::of(self.shared.identity.ranks);
-        self.listener = None;
-        // All queue pairs are gone: no packet is received into any more.
-        self.receives.close();
     }
 }
 

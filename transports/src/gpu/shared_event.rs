@@ -1,0 +1,27 @@
+//! Events that several processes share, and conditions of waits for words.
+
+use super::{Event, GpuError, Stream};
+use std::fmt;
+
+/// An event that several processes share: one records it, the others wait for the record.
+pub trait SharedEvent: Send + Sync + fmt::Debug {
+    /// Returns the bytes by which another process opens it.
+    fn handle(&self) -> Result<[u8; 64], GpuError>;
+
+    /// Records it: it fires when all work given to `stream` so far has ended.
+    fn record(&self, stream: &dyn Stream) -> Result<(), GpuError>;
+
+    /// Returns its last record, as an event for [`Stream::wait`] and for polling. Without a record
+    /// it has fired.
+    fn event(&self) -> Event;
+}
+
+/// Condition on which a stream that waits for a word goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Until {
+    /// The word holds the value.
+    Equal,
+    /// The word has reached the value: the difference, taken as a signed number, is not negative,
+    /// so that a counter may wrap around.
+    Reached,
+}
