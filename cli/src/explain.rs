@@ -30,22 +30,23 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The options of `carrack explain`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-Without a launcher, explain starts two ranks of its own on this machine. Under `carrack run` it is \
-a rank like
-any other, and rank 0 prints.
+Without a launcher, explain starts two ranks of its own on this machine. Under `carrack run` it is
+a rank like any other, and rank 0 prints.
 
 With --json each pair of ranks is an object on a line of its own:
   rank, peer, device  whose view it is, of whom, from which device
   chosen              the transport that messages take, or null
   paths               [{transport, verdict: \"chosen\", \"passed\" or \"refused\", why}]
-  kinds               [{memory, way, why, copier}]: how messages from each kind of memory get onto the path;
-                      copier: null, or {state: \"on\", \"refused\" or \"wanted\", why} where it was asked for
+  kinds               [{memory, way, why, copier}]: how messages from each kind of memory get onto
+                      the path; copier: null, or {state: \"on\", \"refused\" or \"wanted\", why}
+                      where it was asked for
   trouble             why nothing is known, when nothing is
 
-With CARRACK_GPU_COPIER=1 each rank first copies 64 bytes within its GPU, some times over: whether there can be a
-resident copier shows only then. Its GPU is that of its turn: its number among the ranks of its node, modulo the
-GPUs that it sees. Of other GPUs it says \"when the first one finds ...\" (wanted). A program that has a copier on the
-same GPU meanwhile loses it, as to any other that wants one there.")]
+With CARRACK_GPU_COPIER=1 each rank first copies 64 bytes within its GPU, some times over: whether
+there can be a resident copier shows only then. Its GPU is that of its turn: its number among the
+ranks of its node, modulo the GPUs that it sees. Of other GPUs it says \"when the first one finds
+...\" (wanted). A program that has a copier on the same GPU meanwhile loses it, as to any other
+that wants one there.")]
 pub(crate) struct ExplainOptions {
     /// Print every rank's view, in order; rank 0's alone if not given.
     #[arg(long)]

@@ -39,7 +39,8 @@ const USAGE: u8 = 2;
   130  `selftest`: it was interrupted
   else `run`: that of the first rank that failed; 128 and a signal's number when a signal ended it
 
-CARRACK_LOG, or RUST_LOG where it is not set, says what is logged on stderr (`warn`, `carrack=debug`); `carrack info` lists all variables.")]
+CARRACK_LOG, or RUST_LOG where it is not set, says what is logged on stderr (`warn`, \
+`carrack=debug`); `carrack info` lists all variables.")]
 struct Cli {
     #[command(subcommand)]
     command: Verb,

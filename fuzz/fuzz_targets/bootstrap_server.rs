@@ -31,7 +31,9 @@ fuzz_target!(|steps: Vec<(u8, Step)>| {
                 server.handle(rank, Frame::Put { key: key(k), value: vec![value] })
             }
             Step::Get { key: k } => server.handle(rank, Frame::Get { key: key(k) }),
-            Step::Fence { number } => server.handle(rank, Frame::Fence { number: u64::from(number) }),
+            Step::Fence { number } => {
+                server.handle(rank, Frame::Fence { number: u64::from(number) })
+            }
             Step::Finished => server.handle(rank, Frame::Finished),
             Step::Dies => server.departed(rank, Departure::Disconnected),
         };

@@ -107,8 +107,9 @@ fuzz_target!(|steps: Vec<Step>| {
 
 fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
     let [mine, theirs] = <[InProcess; 2]>::try_from(InProcess::job(2)?).map_err(|_| "two ranks")?;
-    let settings =
-        Settings::builder().transports([TransportChoice::Loopback]).build_from_vars([("", ""); 0])?;
+    let settings = Settings::builder()
+        .transports([TransportChoice::Loopback])
+        .build_from_vars([("", ""); 0])?;
     let runtime = Runtime::builder().settings(settings).bootstrap(Box::new(mine)).start()?;
     let ended = Counter::new();
     let told = Counter::new();
@@ -132,7 +133,8 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
     published.extend(&address.0);
     theirs.put("device/1/0", &published)?;
     let published = theirs.get("device/0/0")?.ok_or("an address")?;
-    let link = device.connect(&AddressBlob(published[1 + 1 + name.len() + 2..].to_vec()), PeerId(0))?;
+    let link =
+        device.connect(&AddressBlob(published[1 + 1 + name.len() + 2..].to_vec()), PeerId(0))?;
     let say = |header: [u64; 2], bytes: &[u8]| {
         let _ = link.submit(Op::AmCopied { header: Header(header), bytes: MemRef::host(bytes) });
     };
@@ -176,7 +178,8 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
                 say([23, landing.into()], &flat(&[token.get(), number, count.get(), size, 0]));
             }
             Step::List { landing, places, len } => {
-                let words: Vec<_> = places.iter().flat_map(|(at, len)| [at.get(), len.get()]).collect();
+                let words: Vec<_> =
+                    places.iter().flat_map(|(at, len)| [at.get(), len.get()]).collect();
                 let mut bytes = flat(&words);
                 bytes.resize(bytes.len() + usize::from(len), 8);
                 bytes.truncate(8192);
@@ -205,7 +208,9 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
             }
             Step::Receive { tag, room } => {
                 let buffer = vec![0; room.into()];
-                count(runtime.post_recv(Rank(1), buffer, Tag(u64::from(tag % 4))).comp(&ended).call());
+                count(
+                    runtime.post_recv(Rank(1), buffer, Tag(u64::from(tag % 4))).comp(&ended).call(),
+                );
             }
             Step::Put { len, number } => {
                 let rmr = remote(number.get())?;

@@ -43,8 +43,9 @@ fuzz_target!(|steps: Vec<Step>| {
 
 fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
     let [mine, theirs] = <[InProcess; 2]>::try_from(InProcess::job(2)?).map_err(|_| "two ranks")?;
-    let settings =
-        Settings::builder().transports([TransportChoice::Loopback]).build_from_vars([("", ""); 0])?;
+    let settings = Settings::builder()
+        .transports([TransportChoice::Loopback])
+        .build_from_vars([("", ""); 0])?;
     let runtime = Runtime::builder().settings(settings).bootstrap(Box::new(mine)).start()?;
     let (queue, counter) = (CompQueue::new(2), Counter::new());
     runtime.register_comp(&queue)?;
@@ -63,7 +64,8 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
         match step {
             Step::Send { words, len } => {
                 let bytes = vec![1; usize::from(len) % 9000];
-                let _ = link.submit(Op::AmCopied { header: Header(words), bytes: MemRef::host(&bytes) });
+                let _ = link
+                    .submit(Op::AmCopied { header: Header(words), bytes: MemRef::host(&bytes) });
             }
             Step::Near { kind, policy, engine, comp, tag, len } => {
                 let word = u64::from(kind % 4)
@@ -71,14 +73,19 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
                     | u64::from(engine % 4) << 16
                     | u64::from(comp % 5) << 32;
                 let header = Header([word, u64::from(tag % 4)]);
-                let _ = link.submit(Op::AmCopied { header, bytes: MemRef::host(&vec![2; usize::from(len)]) });
+                let _ = link.submit(Op::AmCopied {
+                    header,
+                    bytes: MemRef::host(&vec![2; usize::from(len)]),
+                });
             }
             Step::Receive { policy, tag, room } => {
-                let policies = [Matching::None, Matching::RankOnly, Matching::TagOnly, Matching::RankTag];
+                let policies =
+                    [Matching::None, Matching::RankOnly, Matching::TagOnly, Matching::RankTag];
                 let policy = policies[usize::from(policy) % policies.len()];
                 let buffer = vec![3; usize::from(room)];
                 let tag = Tag(u64::from(tag % 4));
-                let _ = runtime.post_recv(Rank(1), buffer, tag).matching(policy).comp(&counter).call();
+                let _ =
+                    runtime.post_recv(Rank(1), buffer, tag).matching(policy).comp(&counter).call();
             }
             Step::Progress => {
                 let _ = runtime.progress().map_err(|error| error.to_string());

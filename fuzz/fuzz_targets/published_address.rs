@@ -11,7 +11,8 @@ fuzz_target!(|address: &[u8]| {
     if theirs.put("device/1/0", address).is_err() {
         return;
     }
-    let started = Runtime::builder().settings(Settings::defaults()).bootstrap(Box::new(mine)).start();
+    let started =
+        Runtime::builder().settings(Settings::defaults()).bootstrap(Box::new(mine)).start();
     let Ok(runtime) = started else { return };
     let name = carrack::RemoteComp(1);
     for _ in 0..3 {

@@ -33,7 +33,9 @@ fuzz_target!(|input: (&[u8], u64, u64)| {
     let rank = Rank(rmr.owner().0 % 2);
     for bytes in [&[][..], &[1; 100]] {
         let mut put = zero.post_put(rank, bytes, &rmr, offset);
-        if rmr.owner() != rank || offset.checked_add(bytes.len() as u64).is_none_or(|end| end > rmr.len()) {
+        if rmr.owner() != rank
+            || offset.checked_add(bytes.len() as u64).is_none_or(|end| end > rmr.len())
+        {
             assert!(put.call().is_err());
         }
     }

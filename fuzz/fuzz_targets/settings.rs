@@ -7,7 +7,8 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|input: (u8, String, Vec<(String, String)>)| {
     let (which, value, others) = input;
     let _ = parse_size(&value);
-    let known: Vec<&str> = Settings::defaults().describe().iter().map(|line| line.variable).collect();
+    let known: Vec<&str> =
+        Settings::defaults().describe().iter().map(|line| line.variable).collect();
     let known = known[usize::from(which) % known.len()].to_owned();
     match Settings::from_vars([(known, value.clone())]) {
         // The printed form of a setting can be read again.

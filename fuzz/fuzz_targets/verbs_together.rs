@@ -7,7 +7,8 @@ use carrack_transports::verbs::together::Opened;
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, LazyLock};
 
-static POOL: LazyLock<PacketPool> = LazyLock::new(|| PacketPool::new(Arc::new(HostAllocator), 8 << 10, 1));
+static POOL: LazyLock<PacketPool> =
+    LazyLock::new(|| PacketPool::new(Arc::new(HostAllocator), 8 << 10, 1));
 
 fuzz_target!(|bytes: &[u8]| {
     let Some(packet) = POOL.take_copy(MemRef::host(bytes)) else { return };

@@ -21,7 +21,8 @@ pub enum StartError {
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
     /// None of the transports that the settings allow can be opened.
-    #[error("no transport can be used: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("no transport can be used: \
+        {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     NoTransport(Vec<Unavailable>),
     /// The GPU driver that the settings ask for could not be started.
     #[error("CARRACK_GPU: {0}")]
@@ -153,7 +154,8 @@ pub enum PostError {
     Pieces(&'static str),
     /// A list of buffers is gathered before the event that orders it.
     #[error(
-        "a list of buffers is gathered when it is posted, and cannot be sent in the order of an event or stream: send one buffer"
+        "a list of buffers is gathered when it is posted, and cannot be sent in the order of an \
+        event or stream: send one buffer"
     )]
     OrderedPieces,
     /// The event or stream of an operation cannot be used.
@@ -205,7 +207,8 @@ pub enum PostError {
         room: u64,
     },
     /// A piece of a batch reaches beyond the local region.
-    #[error("bytes {} to {} are not within the {room} bytes of the local region", range.start, range.end)]
+    #[error("bytes {} to {} are not within the {room} bytes of the local \
+        region", range.start, range.end)]
     OutsideLocal {
         /// The part that was named, in bytes.
         range: std::ops::Range<usize>,
@@ -260,7 +263,8 @@ pub enum PostError {
     Closed,
     /// The runtime belongs to another process.
     #[error(
-        "this process is a fork of the one that started the runtime: start a runtime of its own, before or after"
+        "this process is a fork of the one that started the runtime: start a runtime of its own, \
+        before or after"
     )]
     Forked,
     /// The launcher did not return the address of the peer.
@@ -545,7 +549,8 @@ pub enum CollectiveError {
     },
     /// Another member takes part in another operation.
     #[error(
-        "{rank} is in a {theirs}, this rank in a {ours}: all members of a group must make it alike, and call its operations in the same order"
+        "{rank} is in a {theirs}, this rank in a {ours}: all members of a group must make it \
+        alike, and call its operations in the same order"
     )]
     Mismatch {
         /// The other member.
@@ -565,7 +570,8 @@ pub enum CollectiveError {
     },
     /// A rank contributed another number of bytes.
     #[error(
-        "allgather: {rank} contributed {theirs} bytes, this rank {ours}: all must contribute the same number"
+        "allgather: {rank} contributed {theirs} bytes, this rank {ours}: all must contribute the \
+        same number"
     )]
     Uneven {
         /// The rank.
@@ -620,7 +626,8 @@ pub enum GroupError {
 #[non_exhaustive]
 pub enum ResourceError {
     /// No transport could make a device.
-    #[error("no device could be opened: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("no device could be opened: \
+        {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Device(Vec<Unavailable>),
     /// The address could not be published.
     #[error("the device's address could not be published: {0}")]

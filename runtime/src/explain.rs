@@ -227,7 +227,8 @@ impl Runtime {
                             )
                         };
                         let staged = format!(
-                            "{small}; beyond, and into such memory, through blocks of {} KiB of pinned host memory, which the engine \
+                            "{small}; beyond, and into such memory, through blocks of {} KiB of \
+                            pinned host memory, which the engine \
                              fills or empties while others are on their way; puts, gets and atomic \
                              operations by their owner, so too",
                             BLOCK >> 10
@@ -235,13 +236,15 @@ impl Runtime {
                         let nic = self.reaches_gpu(transport, &*gpu);
                         let way = if let Some(Ok(how)) = &nic {
                             format!(
-                                "by the NIC, which reaches it {how}: messages from {} KiB on, puts and gets; atomic operations by \
+                                "by the NIC, which reaches it {how}: messages from {} KiB on, \
+                                puts and gets; atomic operations by \
                                  their owner; shorter messages: {staged}",
                                 WRITTEN >> 10
                             )
                         } else if maps {
                             format!(
-                                "offered, and fetched by the receiver's copy engine through {}, by which it is put and got, too, pieces \
+                                "offered, and fetched by the receiver's copy engine through {}, \
+                                by which it is put and got, too, pieces \
                                  of a batch {}; atomic operations by their owner; what cannot be \
                                  exported or mapped, and active messages up to {packet} B: \
                                  {staged}",

@@ -1,5 +1,6 @@
-//! Simulated hardware, for tests and for machines without it: GPUs, RDMA devices, and the PTX of the
-//! resident copier run by software. They stand behind the same traits and tables as the real ones.
+//! Simulated hardware, for tests and for machines without it: GPUs, RDMA devices, and the PTX of
+//! the resident copier run by software. They stand behind the same traits and tables as the real
+//! ones.
 //!
 //! | module | one idea |
 //! |---|---|

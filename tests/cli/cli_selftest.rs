@@ -183,7 +183,8 @@ fn a_built_tree_is_tested_and_its_simulated_gpus_are_called_simulated() {
 
 #[test]
 fn a_part_that_fails_fails_the_run_and_is_named_with_its_last_words() {
-    let bad = "echo 'test a::b ... FAILED'; echo 'thread a::b panicked: the last words'; echo elsewhere >&2\n\
+    let bad = "echo 'test a::b ... FAILED'; echo 'thread a::b panicked: the last words'; echo \
+        elsewhere >&2\n\
         echo 'test result: FAILED. 4 passed; 1 failed; 0 ignored'; exit 101";
     let scripts = [
         ("planted_good", GOOD),

@@ -91,7 +91,8 @@ fn instructions(profile: &str, skipped: impl Fn(&str) -> bool) -> u64 {
 
 #[test]
 fn what_is_skipped_is_taken_off_with_what_it_calls() {
-    let profile = "events: Ir\n\nfn=send\n10 7\ncfn=abi::post\ncalls=2 30\n11 40\n12 3\n\nfn=abi::post\n30 15\ncfn=memcpy\ncalls=1 1\n31 25\n\n\
+    let profile = "events: Ir\n\nfn=send\n10 7\ncfn=abi::post\ncalls=2 30\n11 40\n12 \
+        3\n\nfn=abi::post\n30 15\ncfn=memcpy\ncalls=1 1\n31 25\n\n\
                    fn=memcpy\n1 25\n";
     assert_eq!(instructions(profile, |_| false), 50);
     assert_eq!(instructions(profile, |name| name.starts_with("abi")), 10);

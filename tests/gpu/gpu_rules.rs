@@ -152,7 +152,8 @@ fn every_rule_of_gpu_memory_has_tests_that_exist_and_name_it() {
 
 #[test]
 fn a_row_that_names_what_is_not_there_is_found_out() {
-    let text = "## Legacy IPC\n| 1 | a. | `a.rs` | `t.rs::one` `t.rs::two` |\n| 2 | b. | `b.rs` | *in work* `t.rs::new` |\n\
+    let text = "## Legacy IPC\n| 1 | a. | `a.rs` | `t.rs::one` `t.rs::two` |\n| 2 | b. | `b.rs` | \
+        *in work* `t.rs::new` |\n\
                 ## VMM, pools, fabric\n| 1 | c. | `a.rs` | `t.rs::two` |\n| 2 | d. | `a.rs` | *in \
                 work* `t.rs::one` |\n\
                 | 3 | e. | | |\n";

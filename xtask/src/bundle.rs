@@ -59,13 +59,13 @@ exec \"$here/carrack\" selftest \"$@\"
 ";
 
 const README: &str = "\
-./selftest.sh tests this machine, in some minutes with --quick, and writes \
-carrack-selftest/report.md and report.json where it is started.
-It needs Linux and nothing else; under mpirun or srun start it with one rank for each node. ./carrack --help tells the rest.
+./selftest.sh tests this machine, in some minutes with --quick, and writes
+carrack-selftest/report.md and report.json where it is started. It needs Linux and nothing else;
+under mpirun or srun start it with one rank for each node. ./carrack --help tells the rest.
 
-The programs that it runs are in programs.tar.xz. Each run unpacks them (some 100 MB) into TMPDIR, or into carrack-selftest if programs cannot be
-started there, and removes them at its end.
-To unpack them by hand: tar xJf programs.tar.xz && rm programs.tar.xz
+The programs that it runs are in programs.tar.xz. Each run unpacks them (some 100 MB) into TMPDIR,
+or into carrack-selftest if programs cannot be started there, and removes them at its end. To
+unpack them by hand: tar xJf programs.tar.xz && rm programs.tar.xz
 ";
 
 /// Options of `cargo xtask bundle`.

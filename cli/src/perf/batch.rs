@@ -20,8 +20,8 @@ fn room(point: Point) -> Result<usize, PerfError> {
     bytes.ok_or_else(|| PostError::NoMemory(usize::MAX).into())
 }
 
-/// Returns the local slot of the piece that goes to remote slot `at`. Neighbours are swapped, so the
-/// pieces are not rows at equal distances.
+/// Returns the local slot of the piece that goes to remote slot `at`. Neighbours are swapped, so
+/// the pieces are not rows at equal distances.
 fn slot(at: usize, pieces: usize) -> usize {
     if at ^ 1 < pieces { at ^ 1 } else { at }
 }

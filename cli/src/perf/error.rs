@@ -39,7 +39,8 @@ pub(super) enum PerfError {
     )]
     NoPoints,
     #[error(
-        "--transport loopback reaches within one process only, and a launcher started two: run perf without the launcher"
+        "--transport loopback reaches within one process only, and a launcher started two: run \
+        perf without the launcher"
     )]
     LoopbackBetweenProcesses,
     #[error("memory {kind}: there is no GPU ({why}); CARRACK_GPU=fake gives simulated ones")]

@@ -19,46 +19,54 @@ const MAX_PIECES: usize = 1 << 20;
 /// The options of `carrack perf`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-Without a launcher, perf starts two ranks of its own on this machine. Under `carrack run -n 2` it \
-uses those.
-Threads poll when each can have a core, and sleep when idle when they cannot; the first line says which.
-Before each point a random payload goes wherever those go that are measured, and is compared to the last byte. The messages that are measured
-are all sent from one buffer and received into one, as in ucx_perftest and the OSU benchmarks, so that both are in the
+Without a launcher, perf starts two ranks of its own on this machine. Under `carrack run -n 2` it
+uses those. Threads poll when each can have a core, and sleep when idle when they cannot; the
+first line says which. Before each point a random payload goes wherever those go that are
+measured, and is compared to the last byte. The messages that are measured are all sent from one
+buffer and received into one, as in ucx_perftest and the OSU benchmarks, so that both are in the
 caches where they fit; only receives of up to 256 B have a buffer each.
 
 latency    ping-pong; one way is half of the round trip. Percentiles are of all round trips.
-bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of longer ones), each acknowledged, up to 4
-           under way; timed until the last is acknowledged. Each but the last of a window says that more follows (`more`).
+bandwidth  windows of messages (512 of up to 1 KiB, 64 of up to 64 KiB, 4 MiB of longer ones),
+           each acknowledged, up to 4 under way; timed until the last is acknowledged. Each but
+           the last of a window says that more follows (`more`).
 rate       the same, for small messages (8 B unless --size is given).
 
-A put of a ping-pong carries a signal; in a stream the last one of each window does. A put_seen carries none: its receiver
-looks at the last byte until it is there, as ib_write_lat and ucp_put_lat do; it has a latency only, and host memory. A put_batch
-is one put of --pieces pieces of --size bytes each (64 if not given), from rank 0 to rank 1; it has a latency only: that of the whole batch,
-until it is over. A get, a put_over, a fetch_add (of 8 bytes, whatever --size says), a barrier and a copy are no ping-pongs: their latency is
-the time until they are over, all of it. A put_over is a put without a signal that is waited for, as osu_put_latency does with a flush; it
-has a latency only.
-Gets and additions go from rank 0 to memory of rank 1. A barrier is of all ranks, of which there may be more than two
-then, with one thread each; rank 0 measures it. A copy stays within rank 0, which sees both devices then: it goes from
-memory of rank 0's kind to memory of rank 1's, by the target's GPU, else the source's, else the CPU.
+A put of a ping-pong carries a signal; in a stream the last one of each window does. A put_seen
+carries none: its receiver looks at the last byte until it is there, as ib_write_lat and
+ucp_put_lat do; it has a latency only, and host memory. A put_batch is one put of --pieces pieces
+of --size bytes each (64 if not given), from rank 0 to rank 1; it has a latency only: that of the
+whole batch, until it is over. A get, a put_over, a fetch_add (of 8 bytes, whatever --size says),
+a barrier and a copy are no ping-pongs: their latency is the time until they are over, all of it.
+A put_over is a put without a signal that is waited for, as osu_put_latency does with a flush; it
+has a latency only. Gets and additions go from rank 0 to memory of rank 1. A barrier is of all
+ranks, of which there may be more than two then, with one thread each; rank 0 measures it. A copy
+stays within rank 0, which sees both devices then: it goes from memory of rank 0's kind to memory
+of rank 1's, by the target's GPU, else the source's, else the CPU.
 
-With two kinds of memory a stream goes from the first to the second, gets fill the first from the second, and a
-ping-pong goes both ways. What a GPU carries out is over when its engine says so; the clock of a stream of puts stops when
-all of them are. Active messages that fit into a packet do not land in pinned memory, but in ordinary memory.
+With two kinds of memory a stream goes from the first to the second, gets fill the first from the
+second, and a ping-pong goes both ways. What a GPU carries out is over when its engine says so;
+the clock of a stream of puts stops when all of them are. Active messages that fit into a packet
+do not land in pinned memory, but in ordinary memory.
 
 With --json each point is an object on a line of its own:
-  op            \"am\", \"send\", \"put\", \"put_seen\", \"put_over\", \"put_batch\", \"get\", \"fetch_add\", \"barrier\" or \"copy\"
+  op            \"am\", \"send\", \"put\", \"put_seen\", \"put_over\", \"put_batch\", \"get\",
+                \"fetch_add\", \"barrier\" or \"copy\"
   test          \"latency\", \"bandwidth\" or \"rate\"
   size          bytes of a message, or of a piece
   pieces        pieces of a put_batch; 1 for all others
   ranks         how many there are
   threads       threads of each rank
   device        \"own\" if each thread has one, \"shared\" if all of a rank share one
-  transport     the path of messages: \"shm\", \"loopback\" (two ranks on two threads of one process);
-                \"none\" for a copy
-  mem           memory of rank 0: \"host\", \"pinned\" or \"device:N\", and \" (simulated)\" where its GPU is
+  transport     the path of messages: \"shm\", \"loopback\" (two ranks on two threads of one
+                process); \"none\" for a copy
+  mem           memory of rank 0: \"host\", \"pinned\" or \"device:N\", and \" (simulated)\" where
+                its GPU is
   peer_mem      the same of rank 1
-  messages      messages, operations or barriers that were measured (round trips for the latency of a ping-pong)
-  latency_us    {min, mean, p50, p90, p99, p999, p9999, max}, in microseconds, one way or as said above; null but for latency
+  messages      messages, operations or barriers that were measured (round trips for the latency
+                of a ping-pong)
+  latency_us    {min, mean, p50, p90, p99, p999, p9999, max}, in microseconds, one way or as said
+                above; null but for latency
   bandwidth_gbps  10^9 bytes a second; null for latency
   rate_mps      10^6 messages a second, of all threads; null for latency")]
 pub(crate) struct PerfOptions {

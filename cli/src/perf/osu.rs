@@ -39,9 +39,12 @@ get_bw       gets in windows (osu_get_bw)
 am_latency   ping-pong with active messages
 all          each of them
 
-Memory is H (host), P (host memory that is locked for GPUs), D or D0 (the first GPU), D1 (the second), and so on; the first is that of
-rank 0, the second that of rank 1. D D takes a GPU for each rank where there are two, as the OSU benchmarks do. `all` in their place
-measures every pair of kinds: what cannot be measured here is said, the others go on, and the status is not 0. Latencies are means; a MB is 10^6 bytes. What else is measured, and how, `carrack perf --help` says.
+Memory is H (host), P (host memory that is locked for GPUs), D or D0 (the first GPU), D1 (the
+second), and so on; the first is that of rank 0, the second that of rank 1. D D takes a GPU for
+each rank where there are two, as the OSU benchmarks do. `all` in their place measures every pair
+of kinds: what cannot be measured here is said, the others go on, and the status is not 0.
+Latencies are means; a MB is 10^6 bytes. What else is measured, and how, `carrack perf --help`
+says.
 
 Examples:
   carrack put_get_bench latency                two ranks on this machine, host memory

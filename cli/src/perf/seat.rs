@@ -52,8 +52,8 @@ pub(super) struct Seat {
     /// Windows that the peer has received.
     pub(super) acks: Tally,
     acks_name: RemoteComp,
-    /// Operations on the peer's memory that ended after their call; `posted` counts all that were in
-    /// flight after it.
+    /// Operations on the peer's memory that ended after their call; `posted` counts all that were
+    /// in flight after it.
     pub(super) over: Tally,
     posted: Cell<u64>,
     /// Active messages whose bytes are looked at.
@@ -101,8 +101,8 @@ impl Seat {
         })
     }
 
-    /// Prepares for a point: its thread's way of waiting and CPUs, `is_shared` if other seats use its
-    /// device, and the devices that no other seat polls.
+    /// Prepares for a point: its thread's way of waiting and CPUs, `is_shared` if other seats use
+    /// its device, and the devices that no other seat polls.
     pub(super) fn prepare(
         &mut self,
         pace: Pace,

@@ -54,9 +54,11 @@ pub(super) enum UnpackError {
 pub(super) enum Unfit {
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("{}: its file system is mounted noexec, so no program can be started there", .0.display())]
+    #[error("{}: its file system is mounted noexec, so no program can be started \
+        there", .0.display())]
     NoExec(PathBuf),
-    #[error("{}: there is room for {:.1} MB, and {:.1} MB are needed", path.display(), megabytes(*free), megabytes(*needed))]
+    #[error("{}: there is room for {:.1} MB, and {:.1} MB are \
+        needed", path.display(), megabytes(*free), megabytes(*needed))]
     NoRoom { path: PathBuf, free: u64, needed: u64 },
 }
 

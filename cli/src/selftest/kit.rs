@@ -1,5 +1,6 @@
 //! Programs of the selftest. A bundle has them in the archive that `cargo xtask bundle` puts next
-//! to the command, or in folders that the user unpacked there. A built tree has them in its target folder.
+//! to the command, or in folders that the user unpacked there. A built tree has them in its target
+//! folder.
 
 use super::archive::{ARCHIVE, Archive};
 use super::child::Interrupt;

@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn the_last_result_counts_and_failures_and_reasons_are_kept() {
-        let text = "\nrunning 3 tests\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 40 filtered out\n\
+        let text = "\nrunning 3 tests\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 \
+            measured; 40 filtered out\n\
             test a::b ... ok\ntest a::c ... FAILED\nskipped: no compiler\n  skipped: no \
             compiler\nskipped: no GPU\n\
             test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 0 filtered out; \

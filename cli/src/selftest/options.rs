@@ -7,20 +7,25 @@ use std::time::Duration;
 /// The options of `carrack selftest`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-The parts are the test programs, the examples, and `carrack perf` between every pair of kinds of \
-memory. Each is a process of its own
-with a time limit; what it prints goes to DIR/logs. The report is DIR/report.md, and the same as JSON in DIR/report.json. The status is
-0 only if no part failed. Simulated GPUs are called simulated wherever they are named; their figures say nothing of any real one.
+The parts are the test programs, the examples, and `carrack perf` between every pair of kinds of
+memory. Each is a process of its own with a time limit; what it prints goes to DIR/logs. The
+report is DIR/report.md, and the same as JSON in DIR/report.json. The status is 0 only if no part
+failed. Simulated GPUs are called simulated wherever they are named; their figures say nothing of
+any real one.
 
-The parts see none of the caller's CARRACK_* variables: what is tested are the defaults, and what each part sets.
+The parts see none of the caller's CARRACK_* variables: what is tested are the defaults, and what
+each part sets.
 
-A bundle's programs are unpacked into the temporary folder (TMPDIR) or, where programs cannot be started there, into DIR; they are removed at the end.
+A bundle's programs are unpacked into the temporary folder (TMPDIR) or, where programs cannot be
+started there, into DIR; they are removed at the end.
 
-Under a launcher (carrack run, mpirun, mpiexec, srun, flux run) one rank of each node works, its first; the others say so and end
-with status 0. Where there are several nodes, each writes report-HOST.md and report-HOST.json. A rank that its launcher has bound to
-one core tests with one core: start it unbound (mpirun --bind-to none, srun --cpu-bind=none).
+Under a launcher (carrack run, mpirun, mpiexec, srun, flux run) one rank of each node works, its
+first; the others say so and end with status 0. Where there are several nodes, each writes
+report-HOST.md and report-HOST.json. A rank that its launcher has bound to one core tests with one
+core: start it unbound (mpirun --bind-to none, srun --cpu-bind=none).
 
-Ctrl-C ends what runs, and all it has started; the report tells what was done until then, and the status is 130.")]
+Ctrl-C ends what runs, and all it has started; the report tells what was done until then, and the
+status is 130.")]
 pub(crate) struct SelftestOptions {
     /// The folder of the report; made where it is missing.
     #[arg(long, value_name = "DIR", default_value = "carrack-selftest")]

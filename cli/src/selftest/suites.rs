@@ -87,9 +87,10 @@ const SUITES: &[Suite] = &[
     suite("host", "huge", On::Nothing, false, 30),
 ];
 
-/// Modules of test programs that are no suites of a selftest: it runs the examples by itself, one of
-/// its own tests would run it again, the mock library needs a C compiler (three modules, and the
-/// mock), the table of rules is read in the tree, a guest is made from it, and `profile` is a helper.
+/// Modules of test programs that are no suites of a selftest: it runs the examples by itself, one
+/// of its own tests would run it again, the mock library needs a C compiler (three modules, and the
+/// mock), the table of rules is read in the tree, a guest is made from it, and `profile` is a
+/// helper.
 #[cfg(test)]
 const NO_PARTS: &[&str] = &[
     "cli_selftest",

@@ -31,7 +31,8 @@ pub enum SharedAllocError {
     Group(#[from] GroupError),
     /// The ranks have made different calls.
     #[error(
-        "{rank} has made {theirs}, this rank {ours}: all ranks of the scope must make the same calls of an allocator and its pools in the same order"
+        "{rank} has made {theirs}, this rank {ours}: all ranks of the scope must make the same \
+        calls of an allocator and its pools in the same order"
     )]
     Differ {
         /// The rank whose call differs.

@@ -148,7 +148,8 @@ pub enum BootstrapError {
 
     /// A variable of torchrun or of Carrack is missing or wrong.
     #[error(
-        "{name} {problem}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset RANK and WORLD_SIZE \
+        "{name} {problem}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or \
+        unset RANK and WORLD_SIZE \
          to run the program alone"
     )]
     Environment {
@@ -160,7 +161,8 @@ pub enum BootstrapError {
 
     /// Another launcher started this process as a rank of a job that this build cannot join.
     #[error(
-        "{launcher} started this process as a rank of its own job ({variables}), and Carrack cannot join such a job \
+        "{launcher} started this process as a rank of its own job ({variables}), and Carrack \
+        cannot join such a job \
          yet; start the program with `carrack run -n N -- PROGRAM`, or set RANK, WORLD_SIZE, \
          MASTER_ADDR and \
          MASTER_PORT as torchrun does, or set CARRACK_BOOTSTRAP=alone to run each process as a job \
@@ -175,7 +177,8 @@ pub enum BootstrapError {
 
     /// A port that others are to find this rank at cannot be had.
     #[error(
-        "rank 0 cannot listen at {address}: {source}; if another job or program has that port, set CARRACK_PORT to a free one, the \
+        "rank 0 cannot listen at {address}: {source}; if another job or program has that port, \
+        set CARRACK_PORT to a free one, the \
          same for all ranks"
     )]
     Listen {
@@ -187,7 +190,8 @@ pub enum BootstrapError {
 
     /// A rank that this one has to connect to was not there in time.
     #[error(
-        "{who} was not reached at {address} within {seconds} s ({why}); check that it has been started there, that MASTER_ADDR, \
+        "{who} was not reached at {address} within {seconds} s ({why}); check that it has been \
+        started there, that MASTER_ADDR, \
          MASTER_PORT and CARRACK_PORT are the same for all ranks, and that no firewall is in \
          between; \
          CARRACK_BOOTSTRAP_TIMEOUT is how many seconds to try"
@@ -215,7 +219,8 @@ pub enum BootstrapError {
 
     /// The rank through which this one reached the others' addresses has gone away.
     #[error(
-        "the connection to rank {rank} at {address} is gone, through which this rank found the others; look for that rank's own \
+        "the connection to rank {rank} at {address} is gone, through which this rank found the \
+        others; look for that rank's own \
          messages first, and start the job again"
     )]
     StoreGone {

@@ -378,7 +378,8 @@ impl Pass<'_> {
         let Request { token, first, second, .. } = request;
         if self.inner.regions.nic_of_words(request.region).is_some() {
             // The remote key says so: this one was damaged.
-            tracing::warn!(%from, "a rank asks for an atomic operation on a word that is the NIC's");
+            tracing::warn!(%from, "a rank asks for an atomic operation on a word that is the \
+                NIC's");
             return self.finish(from, token, Verdict::Failed);
         }
         match slice.kind() {

@@ -410,7 +410,8 @@ impl Known {
             let domain = runtime.maps().ok_or("CARRACK_GPU_IPC=off")?;
             let imported = runtime.import((cuda_ipc::NAME, domain), owner, &self.key, near);
             if let Err(why) = &imported {
-                tracing::info!(%why, "messages from a peer's GPU memory come by way of host memory");
+                tracing::info!(%why, "messages from a peer's GPU memory come by way of host \
+                    memory");
             }
             imported
         };

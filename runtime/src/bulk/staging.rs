@@ -107,7 +107,8 @@ impl Pool {
                 Err(why) => {
                     if gpu.check().is_ok() && !std::mem::replace(&mut self.state().is_refused, true)
                     {
-                        tracing::warn!(%why, "no pinned memory: copies to and from a GPU go through pageable memory, and take longer");
+                        tracing::warn!(%why, "no pinned memory: copies to and from a GPU go \
+                            through pageable memory, and take longer");
                     }
                 }
             }

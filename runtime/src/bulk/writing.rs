@@ -192,7 +192,8 @@ impl Writing {
                 Ok(true) => {}
                 Ok(false) => return Look::Again,
                 Err(SubmitError::Unregistered(why)) => {
-                    tracing::info!(rank = %self.rank(), why, sent = self.sent, "a message goes on part by part");
+                    tracing::info!(rank = %self.rank(), why, sent = self.sent, "a message goes on \
+                        part by part");
                     self.is_refused = true;
                     self.windows.clear();
                     if len == self.size() {

@@ -387,7 +387,8 @@ impl DeviceInner {
                     let waits_for = match entry.sort {
                         Sort::Flush => "what was posted before it, and was to begin after an event",
                         Sort::Memory if matches!(&later.what, What::Atomic(_, remote) if remote.is_nics()) => {
-                            "the way to the NIC that is its word's agent, or the event that it was ordered after"
+                            "the way to the NIC that is its word's agent, or the event that it \
+                            was ordered after"
                         }
                         Sort::Memory if matches!(&later.what, What::Rest(_)) => {
                             "room among what waits for the rank's answer"

@@ -4,8 +4,8 @@
 //! word 0 | kind 8 | policy 8 | engine 16 | completion 32 |   messages, and offers of messages
 //! word 1 | tag 64                                        |
 //!
-//! word 0 | kind 8 | offset 56                            |   other messages of large ones: see `bulk`
-//! word 1 | name 64                                       |
+//! word 0 | kind 8 | offset 56                            |   other messages of large ones: see
+//! `bulk` word 1 | name 64                                       |
 //! ```
 //!
 //! Tags and completions travel at full width on every path (LCI has 16 and 15 bits for them on its

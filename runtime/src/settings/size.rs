@@ -15,7 +15,8 @@ pub enum SizeError {
         text: String,
     },
     /// It is a size that no memory of this machine can have.
-    #[error("`{text}` is more than {max} bytes, the most that this machine can address", max = usize::MAX)]
+    #[error("`{text}` is more than {max} bytes, the most that this machine can \
+        address", max = usize::MAX)]
     TooLarge {
         /// The text.
         text: String,
@@ -116,7 +117,8 @@ mod tests {
         }
 
         #[test]
-        fn no_text_that_looks_like_a_size_makes_the_parser_panic(text in "[0-9]{0,24} ?[bkmgKMGiIB]{0,4}") {
+        fn no_text_that_looks_like_a_size_makes_the_parser_panic(text in "[0-9]{0,24} \
+            ?[bkmgKMGiIB]{0,4}") {
             let _ = parse_size(&text);
         }
 

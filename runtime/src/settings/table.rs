@@ -182,6 +182,7 @@ pub const RESERVED: &[Reserved] = &[
     },
     Reserved {
         variable: "CARRACK_LOG",
-        doc: "What the carrack command logs on stderr, as a filter of the tracing crate; RUST_LOG where it is not set, else warn.",
+        doc: "What the carrack command logs on stderr, as a filter of the tracing crate; RUST_LOG \
+            where it is not set, else warn.",
     },
 ];

@@ -110,7 +110,8 @@ fn an_ill_formed_value_is_met_with_variable_value_form_and_example() {
     let message = from("CARRACK_PACKET_SIZE", "big").unwrap_err().to_string();
     assert_eq!(
         message,
-        "CARRACK_PACKET_SIZE=big cannot be read; expected a number of bytes, a power of two, from 256 to 65536; \
+        "CARRACK_PACKET_SIZE=big cannot be read; expected a number of bytes, a power of two, from \
+        256 to 65536; \
          K, M and G are units of 1024, for example 4096"
     );
     let message = from("CARRACK_GPU", "rocm").unwrap_err().to_string();

@@ -272,7 +272,8 @@ fn open_bytes(shared: &Arc<Shared>, opener: usize, name: Name) -> Result<Arc<Pla
 fn descriptor(name: &Name) -> Result<OwnedFd, GpuError> {
     let gone = |what: String| {
         let hint = format!(
-            "{what}: process {} has freed allocation {} (exported at {:#x}), has ended, or is in another pid \
+            "{what}: process {} has freed allocation {} (exported at {:#x}), has ended, or is in \
+            another pid \
              namespace",
             name.pid,
             name.id.0,

@@ -80,7 +80,8 @@ impl Default for Limits {
 /// ```
 /// use carrack_simulators::nic::{Config, Limits};
 /// // Two devices of two ports each, without inline data.
-/// let config = Config { ports: 2, limits: Limits { inline: 0, ..Limits::default() }, ..Config::devices(2) };
+/// let config = Config { ports: 2, limits: Limits { inline: 0, ..Limits::default() },
+/// ..Config::devices(2) };
 /// # assert_eq!(config.devices, 2);
 /// ```
 #[derive(Clone, Debug)]

@@ -165,8 +165,8 @@ impl Ranks {
         statuses
     }
 
-    /// As `end`; fails if a rank has never taken its role. A program that finds no test of that name
-    /// succeeds, too.
+    /// As `end`; fails if a rank has never taken its role. A program that finds no test of that
+    /// name succeeds, too.
     #[track_caller]
     fn end_in_roles(mut self) -> Vec<ExitStatus> {
         self.wait();

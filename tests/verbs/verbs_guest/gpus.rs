@@ -21,7 +21,8 @@ fn takes_dmabufs() -> bool {
     let is_there = std::env::var("LD_PRELOAD").is_ok_and(|libraries| libraries.contains("dmabuf"));
     if !is_there {
         println!(
-            "skipped: dma-bufs: cargo xtask rdma-guest --dmabuf --test verbs -- verbs_guest::gpus runs it"
+            "skipped: dma-bufs: cargo xtask rdma-guest --dmabuf --test verbs -- verbs_guest::gpus \
+            runs it"
         );
     }
     is_there

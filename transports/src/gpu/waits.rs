@@ -124,7 +124,8 @@ impl Waits {
             code: TOO_MANY_WAITING,
             name: "TOO_MANY_WAITING",
             hint: format!(
-                "{most} other streams of this context wait already, and when all its connections are taken by streams that \
+                "{most} other streams of this context wait already, and when all its connections \
+                are taken by streams that \
                  wait nothing moves any more: let some go on first, give their work to fewer \
                  streams, or set {CONNECTIONS} \
                  to {most} + 3 or more (at most 32) before CUDA is initialised"

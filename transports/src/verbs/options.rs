@@ -101,7 +101,8 @@ impl Options {
         let Self { timeout, .. } = self;
         match vendor {
             SOFT_ROCE if *timeout < LEAST_OF_SOFT_ROCE => Err(format!(
-                "{device} is Soft-RoCE, which may deliver a message twice when its time-out runs out, and one of {timeout} is short: \
+                "{device} is Soft-RoCE, which may deliver a message twice when its time-out runs \
+                out, and one of {timeout} is short: \
                  set CARRACK_VERBS_TIMEOUT to {LEAST_OF_SOFT_ROCE} or more (docs/testing.md)"
             )),
             _ => Ok(()),

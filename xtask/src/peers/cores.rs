@@ -34,7 +34,8 @@ impl Cores {
         if chosen.len() < 2 {
             return Err(TaskError::Missing {
                 what: "a second core".into(),
-                remedy: "two sides that share one core measure the scheduler; run this on two cores, or name two \
+                remedy: "two sides that share one core measure the scheduler; run this on two \
+                    cores, or name two \
                          threads of one with --cores",
             });
         }

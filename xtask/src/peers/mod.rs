@@ -64,15 +64,16 @@ const BUSY: f64 = 0.5;
 /// Options of `cargo xtask bench-peers`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Rows: the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy; the tests \
-latency, bandwidth and rate. A size is
-in bytes; of a barrier it is the number of ranks. With @THREADS each rank has so many threads, each with a device of its
-own, or all with one after `shared:`; beside it stands how many times the figure of one thread that is, which is measured
-too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy of their size. With gpu: in
-front the memory is that of the first two GPUs, or of the only one; beside it stand raw copies by the driver. With gpu:copier:
-Carrack's resident copier has the small ones (CARRACK_GPU_COPIER=1).
-A row that Carrack cannot do yet is reported and skipped; a program that fails or hangs is ended, reported, and not
-measured any further in that row, and the status is 1 then.")]
+Rows: the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy; the tests
+latency, bandwidth and rate. A size is in bytes; of a barrier it is the number of ranks. With
+@THREADS each rank has so many threads, each with a device of its own, or all with one after
+`shared:`; beside it stands how many times the figure of one thread that is, which is measured
+too. MPICH's threads send messages, also beside active ones. Puts and gets stand beside one memcpy
+of their size. With gpu: in front the memory is that of the first two GPUs, or of the only one;
+beside it stand raw copies by the driver. With gpu:copier: Carrack's resident copier has the small
+ones (CARRACK_GPU_COPIER=1). A row that Carrack cannot do yet is reported and skipped; a program
+that fails or hangs is ended, reported, and not measured any further in that row, and the status
+is 1 then.")]
 pub(crate) struct Options {
     /// Rounds; the median over them is taken
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]

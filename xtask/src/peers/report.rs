@@ -102,7 +102,8 @@ impl Report<'_> {
             sides.join(", "),
         );
         text.push_str(
-            "Latency: one way (until it is over, of get, fetch_add and barrier), the median of a run's messages, lower is better; bandwidth in 10^9 bytes and rate in \
+            "Latency: one way (until it is over, of get, fetch_add and barrier), the median of a \
+            run's messages, lower is better; bandwidth in 10^9 bytes and rate in \
              10^6 messages a second, higher is better.\nRatio: carrack / better peer; average: the \
              same of the \
              averages of the latencies. /copy: carrack / one copy of that size, by one thread's \

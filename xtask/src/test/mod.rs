@@ -28,7 +28,8 @@ use tally::Tally;
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Run what CI runs: also lints, documentation, slow tests, optimised builds, loom, Miri, guests
+    /// Run what CI runs: also lints, documentation, slow tests, optimised builds, loom, Miri,
+    /// guests
     #[arg(long)]
     full: bool,
     /// Also run what takes hours: soaks, sanitizers, fuzzing

@@ -73,7 +73,8 @@ fn that_the_gpu_is_shared_is_the_copiers_reason_and_no_trouble_either() {
     driver.faults().share_copiers(Some(4711));
     assert_eq!(trouble(&runtime, &driver), None);
     assert!(
-        matches!(driver.gpus()[0].copier(), CopierState::Refused(why) if why.starts_with("process 4711 wants"))
+        matches!(driver.gpus()[0].copier(), CopierState::Refused(why) if why.starts_with("process \
+            4711 wants"))
     );
 }
 
@@ -134,7 +135,8 @@ fn a_kernel_that_is_lost_is_the_copiers_reason_and_the_trials() {
     let why = trouble(&runtime, &driver).unwrap();
     assert!(why.starts_with("a put: ") && why.contains("719"), "{why}");
     assert!(
-        matches!(driver.gpus()[0].copier(), CopierState::Refused(why) if why.contains("without having answered"))
+        matches!(driver.gpus()[0].copier(), CopierState::Refused(why) if why.contains("without \
+            having answered"))
     );
 }
 

@@ -114,7 +114,8 @@ pub enum GrowableError {
         cause: GpuError,
     },
     /// The bytes behind the requested length are in use.
-    #[error("the buffer cannot shrink to {len} bytes: its first {used} are in use: {}", holders(.processes))]
+    #[error("the buffer cannot shrink to {len} bytes: its first {used} are in use: \
+        {}", holders(.processes))]
     InUse {
         /// Bytes that were asked for.
         len: usize,
@@ -140,7 +141,8 @@ pub enum GrowableError {
     /// The range lies on several GPUs, and copies cannot cross the border between two of them, or
     /// the trial of that failed.
     #[error(
-        "{len} bytes at {offset} lie on {gpus} GPUs, in stripes of {stripe}, and are no region unless copies go from one GPU's memory into \
+        "{len} bytes at {offset} lie on {gpus} GPUs, in stripes of {stripe}, and are no region \
+        unless copies go from one GPU's memory into \
          the next one's: {cause}; take the pieces, which go together in a batch"
     )]
     OnSeveral {
@@ -166,7 +168,8 @@ fn nearest(stripe: usize, granularity: usize) -> String {
 
 fn holders(processes: &[u32]) -> String {
     if processes.is_empty() {
-        return "registered, in an operation, or held as a region or a part of one; deregister, wait for operations and drop regions, \
+        return "registered, in an operation, or held as a region or a part of one; deregister, \
+            wait for operations and drop regions, \
                 then call again"
             .into();
     }

@@ -162,7 +162,8 @@ impl Search<'_> {
                     }
                 }
             }
-            tracing::debug!(rank = self.invitation.rank, address = %self.address, %why, "not there yet");
+            tracing::debug!(rank = self.invitation.rank, address = %self.address, %why, "not \
+                there yet");
             if self.left() <= pause {
                 return Err(self.not_reached(why));
             }
@@ -262,6 +263,7 @@ fn wait(channel: &TcpChannel, deadline: Instant) -> Result<(), Refusal> {
 }
 
 /// Said by both sides.
-pub(super) const WRONG_SECRET: &str = "its job secret is another one; set CARRACK_JOB_SECRET to the same text on all ranks, or on \
+pub(super) const WRONG_SECRET: &str = "its job secret is another one; set CARRACK_JOB_SECRET to \
+    the same text on all ranks, or on \
      none, and then MASTER_PORT and TORCHELASTIC_RUN_ID must be the same; or it is of another job: \
      give each its own MASTER_PORT or CARRACK_PORT";

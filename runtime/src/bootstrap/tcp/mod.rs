@@ -41,12 +41,12 @@
 //!
 //! # Ends
 //!
-//! A rank whose connection ends without a word is lost ([`BootstrapError::RankGone`] for all); so is
-//! one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. A process that comes as a missing rank
-//! with another secret or another size, and one that comes as a rank which is there, end the job:
-//! all ranks are told at once. [`finish`](Bootstrap::finish) of rank 0 waits until all others have
-//! finished or are lost, and so rank 0 is the last, as in MPI. Bootstraps of several ranks in one
-//! process are for threads of their own.
+//! A rank whose connection ends without a word is lost ([`BootstrapError::RankGone`] for all); so
+//! is one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. A process that comes as a missing
+//! rank with another secret or another size, and one that comes as a rank which is there, end the
+//! job: all ranks are told at once. [`finish`](Bootstrap::finish) of rank 0 waits until all others
+//! have finished or are lost, and so rank 0 is the last, as in MPI. Bootstraps of several ranks in
+//! one process are for threads of their own.
 //!
 //! | module | idea |
 //! |---|---|

@@ -113,11 +113,9 @@ impl Runtime {
     /// let registered = one.register_memory(&ghost)?;
     /// let rmr = one.get_rmr(&registered);
     /// // Every tenth number goes there, side by side.
-    /// let piece = |at: usize| Piece { local: &field, range: at * 80..at * 80 + 8, rmr: &rmr, offset: at as u64 * 8 };
-    /// let pieces: Vec<_> = (0..10).map(piece).collect();
-    /// while zero.post_put_batch(Rank(1), &pieces).call()?.is_retry() {
-    ///     zero.progress()?;
-    /// }
+    /// let piece = |at: usize| Piece { local: &field, range: at * 80..at * 80 + 8, rmr: &rmr,
+    /// offset: at as u64 * 8 }; let pieces: Vec<_> = (0..10).map(piece).collect(); while
+    /// zero.post_put_batch(Rank(1), &pieces).call()?.is_retry() {     zero.progress()?; }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -88,7 +88,8 @@ fn name(gpu: GpuUuid) -> String {
 pub fn shared(pid: i32) -> String {
     let who = if pid == 0 { "another process".to_owned() } else { format!("process {pid}") };
     format!(
-        "{who} wants a copier on this GPU, too: a GPU that ranks share has none (give each rank a GPU of its own, by \
+        "{who} wants a copier on this GPU, too: a GPU that ranks share has none (give each rank a \
+        GPU of its own, by \
          CUDA_VISIBLE_DEVICES)"
     )
 }

@@ -133,9 +133,12 @@ impl Home {
             check(self.calls(), self.context.device)?;
             if !self.context.is_primary() {
                 // A GPU switches between contexts in time slices, as it does between processes.
-                return Err("the memory is of a context of the program's own: a copier runs in the primary one only, which \
+                return Err(
+                    "the memory is of a context of the program's own: a copier runs in the \
+                    primary one only, which \
                             is the runtime's (cudaMalloc's)"
-                    .into());
+                        .into(),
+                );
             }
             Claim::of(info.uuid).map(Arc::new)
         };

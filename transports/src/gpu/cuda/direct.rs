@@ -72,7 +72,8 @@ pub(super) fn remote_writes(gpu: &CudaGpu) -> RemoteWrites {
         Ok((ordering, _)) if ordering >= ORDERED_FOR_OWNER => RemoteWrites::InOrder,
         Ok((_, flushes)) if flushes & FLUSHED_BY_HOST != 0 => RemoteWrites::AfterFlush,
         Ok((ordering, flushes)) => RemoteWrites::Unordered(format!(
-            "the device neither orders a NIC's writes nor lets the host flush them (writes ordering {ordering}, flush options \
+            "the device neither orders a NIC's writes nor lets the host flush them (writes \
+            ordering {ordering}, flush options \
              {flushes})"
         )),
         Err(error) => RemoteWrites::Unordered(error.to_string()),

@@ -118,7 +118,8 @@ pub(super) fn describe(code: i32) -> Option<(&'static str, &'static str)> {
         NOT_READY => ("NOT_READY", ""),
         700 => (
             "ILLEGAL_ADDRESS",
-            "a kernel or copy of this context touched memory that is not there; the context is lost",
+            "a kernel or copy of this context touched memory that is not there; the context is \
+            lost",
         ),
         PEER_ACCESS_ALREADY_ENABLED => ("PEER_ACCESS_ALREADY_ENABLED", ""),
         705 => ("PEER_ACCESS_NOT_ENABLED", ""),

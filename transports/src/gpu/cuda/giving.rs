@@ -177,7 +177,8 @@ impl CudaGpu {
         started.map_err(|error| match error.code {
             INVALID_VALUE if error.hint.is_empty() => {
                 let hint = format!(
-                    "{len} bytes from {} at {from:#x} to {} at {to:#x}: not allocated, freed already, or longer than \
+                    "{len} bytes from {} at {from:#x} to {} at {to:#x}: not allocated, freed \
+                    already, or longer than \
                      the allocation",
                     src.1, dst.1
                 );

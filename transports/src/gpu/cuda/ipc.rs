@@ -130,10 +130,12 @@ fn why_not(gpu: &CudaGpu, form: HandleForm, facts: &Facts) -> String {
     match form {
         HandleForm::Bytes if facts.pool != 0 => {
             "pool memory has no legacy IPC handle: export it as HandleForm::Pool, or allocate it \
-            by cuMemAlloc".into()
+            by cuMemAlloc"
+                .into()
         }
         HandleForm::Bytes => {
-            "the driver gives this memory no legacy IPC handle (VMM memory, or opened from another process): export it \
+            "the driver gives this memory no legacy IPC handle (VMM memory, or opened from \
+            another process): export it \
              as HandleForm::Fd, or allocate it by cuMemAlloc"
                 .into()
         }
@@ -142,12 +144,14 @@ fn why_not(gpu: &CudaGpu, form: HandleForm, facts: &Facts) -> String {
         }
         HandleForm::Fd => {
             "the memory was not allocated with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or \
-            belongs to a pool".into()
+            belongs to a pool"
+                .into()
         }
         HandleForm::Pool if facts.pool == 0 => "the memory belongs to no pool".into(),
         HandleForm::Pool => {
             "the pool was not made with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; the default pool \
-            is not".into()
+            is not"
+                .into()
         }
         HandleForm::Fabric => match gpu.fabric.get() {
             Some(Some(refusal)) => format!("fabric handles were refused: {refusal}"),
@@ -281,7 +285,8 @@ fn not_opened(error: GpuError) -> GpuError {
             "the exporting process cannot open its own handle: use the pointer itself"
         }
         INVALID_VALUE | INVALID_HANDLE => {
-            "the exporter has freed the memory or has ended, the bytes are no handle, or the two processes are in \
+            "the exporter has freed the memory or has ended, the bytes are no handle, or the two \
+            processes are in \
              different pid namespaces (containers) or on different MIG instances"
         }
         _ => return error,

@@ -40,7 +40,8 @@ fn try_open(name: &Path) -> Result<(Calls, c_int), GpuError> {
     // program, and touch no device before `cuInit`.
     let library = unsafe { dynamic::open(name, RTLD_LAZY | RTLD_LOCAL) }.map_err(|why| {
         let hint = format!(
-            "{why}: this machine has no NVIDIA driver, or its libcuda.so.1 is not in the library path (a container \
+            "{why}: this machine has no NVIDIA driver, or its libcuda.so.1 is not in the library \
+            path (a container \
              has to be given it)"
         );
         error::because("dlopen", NO_LIBRARY, hint)
@@ -69,7 +70,8 @@ fn try_open(name: &Path) -> Result<(Calls, c_int), GpuError> {
 /// Returns the error for a toolkit's library to link against, in which every call returns 34.
 pub(super) fn stub(path: &str) -> GpuError {
     let hint = format!(
-        "{path} is the CUDA toolkit's stub, for linking only: take its folder (`stubs`) out of LD_LIBRARY_PATH; the \
+        "{path} is the CUDA toolkit's stub, for linking only: take its folder (`stubs`) out of \
+        LD_LIBRARY_PATH; the \
          driver's own library is libcuda.so.1"
     );
     error::because("cuDriverGetVersion", STUB_LIBRARY, hint)

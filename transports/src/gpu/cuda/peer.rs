@@ -27,7 +27,8 @@ pub(super) fn can_access(calls: &Calls, device: Device, peer: Device) -> Result<
         return Ok(());
     }
     let hint = format!(
-        "device {device} has no peer access to device {peer} (no NVLink, and PCIe between them is not allowed to be \
+        "device {device} has no peer access to device {peer} (no NVLink, and PCIe between them is \
+        not allowed to be \
          used: IOMMU, ACS, or two sockets); copies go through host memory"
     );
     Err(because("cuDeviceCanAccessPeer", PEER_ACCESS_UNSUPPORTED, hint))

@@ -99,7 +99,8 @@ pub(super) fn no_device() -> VerbsError {
     VerbsError::because(
         DEVICE_LIST,
         libc::ENODEV,
-        "this machine shows no RDMA device: look at `rdma link` and `ls /sys/class/infiniband`; the device's driver \
+        "this machine shows no RDMA device: look at `rdma link` and `ls /sys/class/infiniband`; \
+        the device's driver \
          and ib_uverbs have to be loaded, and a container has to be given /dev/infiniband",
     )
 }
@@ -125,7 +126,8 @@ fn remedy(call: &str, errno: i32) -> Cow<'static, str> {
             "too many descriptors are open: raise `ulimit -n`, or LimitNOFILE of the service".into()
         }
         libc::EPERM | libc::EACCES if call == "ibv_open_device" => {
-            "this user may not open the device's file in /dev/infiniband: look at its permissions; a container has to \
+            "this user may not open the device's file in /dev/infiniband: look at its \
+            permissions; a container has to \
              be given /dev/infiniband"
                 .into()
         }
@@ -139,12 +141,14 @@ fn remedy(call: &str, errno: i32) -> Cow<'static, str> {
             "the range lies outside the dma-buf, or the device cannot reach its memory".into()
         }
         _ if is_missing(errno) && call.ends_with("dmabuf_mr") => {
-            "memory of a dma-buf can be registered with kernel 5.12 or newer, and only by some devices; for GPUs the \
+            "memory of a dma-buf can be registered with kernel 5.12 or newer, and only by some \
+            devices; for GPUs the \
              module nvidia-peermem is the other way"
                 .into()
         }
         libc::EFAULT if registers => {
-            "a part of the range is not mapped, may not be written, or is memory of a GPU that only a dma-buf or \
+            "a part of the range is not mapped, may not be written, or is memory of a GPU that \
+            only a dma-buf or \
              nvidia-peermem can register"
                 .into()
         }
@@ -154,24 +158,31 @@ fn remedy(call: &str, errno: i32) -> Cow<'static, str> {
                 .into()
         }
         libc::EINVAL if creates => {
-            "more was asked for than the device grants: compare with its limits (`ibv_devinfo -v`)".into()
+            "more was asked for than the device grants: compare with its limits (`ibv_devinfo \
+            -v`)"
+                .into()
         }
         libc::EINVAL if call == "ibv_modify_qp" => {
-            "the queue pair is not in the state that this step begins in, or an attribute is out of range (GID index, \
+            "the queue pair is not in the state that this step begins in, or an attribute is out \
+            of range (GID index, \
              MTU, P_Key)"
                 .into()
         }
         libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH
             if call == "ibv_modify_qp" || call == "ibv_create_ah" =>
         {
-            "the peer's network address did not answer: is there a route between the two ports' networks, and is the GID \
+            "the peer's network address did not answer: is there a route between the two ports' \
+            networks, and is the GID \
              index that of the right network?"
                 .into()
         }
         libc::EBUSY => "something still uses it".into(),
-        libc::EIO | libc::ENODEV => "the device is gone or in a fatal state: look at `dmesg`".into(),
+        libc::EIO | libc::ENODEV => "the device is gone or in a fatal state: look at \
+            `dmesg`"
+            .into(),
         _ if is_missing(errno) => "the kernel, or the device's driver, has no such call: a newer \
-            one may".into(),
+            one may"
+            .into(),
         _ => Cow::Borrowed(""),
     }
 }
@@ -192,7 +203,8 @@ fn locked_memory(registers: bool) -> Cow<'static, str> {
         "the device has no room for another one, or its queues cannot be locked in memory"
     };
     format!(
-        "{why}: `ulimit -l` is {now} here; raise it in /etc/security/limits.conf (memlock), or by LimitMEMLOCK of the \
+        "{why}: `ulimit -l` is {now} here; raise it in /etc/security/limits.conf (memlock), or by \
+        LimitMEMLOCK of the \
          service that starts the job"
     )
     .into()

@@ -19,7 +19,8 @@ pub(super) fn open(name: &str) -> Result<Library, VerbsError> {
     // program, and touch no device before it is asked for any.
     unsafe { dynamic::open(name, RTLD_NOW | RTLD_LOCAL) }.map_err(|why| {
         let remedy = format!(
-            "looked for {name}: {why}; it comes with rdma-core (Debian, Ubuntu: libibverbs1 and ibverbs-providers; Red \
+            "looked for {name}: {why}; it comes with rdma-core (Debian, Ubuntu: libibverbs1 and \
+            ibverbs-providers; Red \
              Hat: libibverbs)"
         );
         VerbsError::because("dlopen", libc::ELIBACC, remedy)

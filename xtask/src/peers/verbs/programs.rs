@@ -162,7 +162,8 @@ mod tests {
                     8       200          47.64          32054.51      5944.85  \t       7832.09    \
                      \t7549.61\n---\n";
         assert_eq!(read_perftest(said, &row("send:latency:8")).unwrap().value, 5944.85);
-        let said = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n \
+        let said = " #bytes     #iterations    BW peak[Gb/sec]    BW \
+            average[Gb/sec]   MsgRate[Mpps]\n \
                     1048576    30               1.00               0.80                 0.000095\n";
         assert_eq!(read_perftest(said, &row("put:bandwidth:1M")).unwrap().value, 0.1);
     }

@@ -59,7 +59,8 @@ impl CompletionChannel {
                 Err(error) if error.errno == libc::EINTR => continue,
                 Err(error) => {
                     if error.errno != libc::EAGAIN {
-                        tracing::warn!(error = %self.context.name_in(error), "the events of completion queues");
+                        tracing::warn!(error = %self.context.name_in(error), "the events of \
+                            completion queues");
                     }
                     return taken;
                 }
