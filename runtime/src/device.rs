@@ -24,7 +24,7 @@ use carrack_transports::mem::{
 use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// An operation on a peer's memory that a NIC is at.
@@ -160,7 +160,7 @@ impl DeviceBuilder<'_> {
     pub fn build(self) -> Result<Device, ResourceError> {
         // One after the other, since each is published under its number. Without the lock of the
         // list, which progress takes: allocators and bootstraps may run any code.
-        let _making = self.runtime.making_devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let _making = self.runtime.making_devices.lock();
         let index = u32::try_from(self.runtime.devices().len()).unwrap_or(u32::MAX);
         let device = Device(Arc::new(DeviceInner::open(self.runtime, index, self.pool)?));
         self.runtime.add_device(device.clone());

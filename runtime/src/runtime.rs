@@ -31,9 +31,10 @@ use carrack_transports::shm::{Geometry, Shm};
 use carrack_transports::signals::Listener;
 use carrack_transports::sync::Sleepers;
 use carrack_transports::verbs::{self, Rdma};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A rank of a job, and its resources. Clones are handles to the same one; when the last is
 /// dropped, everything that is still waiting ends with an error, and peers see this rank gone in
@@ -496,11 +497,11 @@ impl std::fmt::Debug for Runtime {
 
 impl Inner {
     pub(crate) fn devices(&self) -> RwLockReadGuard<'_, Vec<Device>> {
-        self.devices.read().unwrap_or_else(PoisonError::into_inner)
+        self.devices.read()
     }
 
     fn devices_mut(&self) -> RwLockWriteGuard<'_, Vec<Device>> {
-        self.devices.write().unwrap_or_else(PoisonError::into_inner)
+        self.devices.write()
     }
 
     pub(crate) fn add_device(&self, device: Device) {

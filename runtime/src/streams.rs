@@ -9,9 +9,10 @@ use carrack_transports::contract::DownCause;
 use carrack_transports::gpu::Gpu;
 use carrack_transports::gpu::words::Words;
 use carrack_transports::mem::GpuUuid;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// The words of a runtime, and the counters that are made of them.
 #[derive(Default)]
@@ -29,7 +30,7 @@ impl Streams {
     /// Returns the words for the streams of a GPU.
     pub(crate) fn words(&self, gpu: &Arc<dyn Gpu>) -> Arc<Words> {
         let uuid = gpu.info().uuid;
-        let mut all = lock(&self.words);
+        let mut all = self.words.lock();
         if let Some((_, words)) = all.iter().find(|(other, _)| *other == uuid) {
             return words.clone();
         }
@@ -39,13 +40,13 @@ impl Streams {
     }
 
     pub(crate) fn add(&self, counter: &Arc<Counted>) {
-        let mut counters = lock(&self.counters);
+        let mut counters = self.counters.lock();
         counters.retain(|other| other.strong_count() > 0);
         counters.push(Arc::downgrade(counter));
     }
 
     fn living(&self) -> Vec<Arc<Counted>> {
-        lock(&self.counters).iter().filter_map(Weak::upgrade).collect()
+        self.counters.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Notes that a rank has ended: streams do not wait for it any more.
@@ -65,24 +66,24 @@ impl Streams {
 
     /// Gives a receive a number, until it is forgotten.
     pub(crate) fn name(&self, number: u64) {
-        lock(&self.names).insert(number, None);
+        self.names.lock().insert(number, None);
     }
 
     /// Notes the ticket of a posted receive, unless it has ended before.
     pub(crate) fn rename(&self, number: u64, ticket: Option<Ticket>) {
-        if let Some(name) = lock(&self.names).get_mut(&number) {
+        if let Some(name) = self.names.lock().get_mut(&number) {
             *name = ticket;
         }
     }
 
     /// Returns its ticket since it was posted.
     pub(crate) fn renamed(&self, number: u64) -> Option<Ticket> {
-        *lock(&self.names).get(&number)?
+        *self.names.lock().get(&number)?
     }
 
     /// Forgets the number of a receive that has ended.
     pub(crate) fn forget(&self, number: u64) {
-        lock(&self.names).remove(&number);
+        self.names.lock().remove(&number);
     }
 
     /// This rank ends.
@@ -104,26 +105,22 @@ pub(crate) struct Here {
 
 impl Here {
     pub(crate) fn enter(job: [u8; 16], rank: Rank) -> Self {
-        lock(&HERE).push((job, rank));
+        HERE.lock().push((job, rank));
         Self { job, rank }
     }
 
     /// Returns `true` if a rank of the same job is in this process. Its operation with this rank
     /// may come before or after this one on the same stream.
     pub(crate) fn has(&self, rank: Rank) -> bool {
-        lock(&HERE).contains(&(self.job, rank))
+        HERE.lock().contains(&(self.job, rank))
     }
 }
 
 impl Drop for Here {
     fn drop(&mut self) {
-        let mut here = lock(&HERE);
+        let mut here = HERE.lock();
         if let Some(at) = here.iter().position(|other| *other == (self.job, self.rank)) {
             here.swap_remove(at);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

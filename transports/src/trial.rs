@@ -10,6 +10,7 @@
 //! // Then the work of the program.
 //! ```
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +18,6 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Environment variable that names the attempt. Only [`ask`] sets it.
@@ -37,7 +37,7 @@ const GRACE: Duration = Duration::from_secs(1);
 static PROGRAM: Mutex<Option<(PathBuf, Vec<OsString>)>> = Mutex::new(None);
 
 fn program() -> MutexGuard<'static, Option<(PathBuf, Vec<OsString>)>> {
-    PROGRAM.lock().unwrap_or_else(PoisonError::into_inner)
+    PROGRAM.lock()
 }
 
 /// Makes the attempt, prints its result and ends the process, if the process was started for a

@@ -4,7 +4,8 @@ use super::memory::Memory;
 use carrack::buffer::RegionSlice;
 use carrack::comp::{AsCompletion, Completion, Status};
 use carrack::{Buffer, CompQueue, Rank, Tag};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// One piece of memory for all messages in flight, as in `ucx_perftest`.
 pub(super) struct Landing {
@@ -21,7 +22,7 @@ impl Landing {
     /// Memory for a message. None when the driver has no more: then it lands in memory of the
     /// runtime's.
     pub(super) fn place(&self, size: usize) -> Option<Buffer> {
-        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut room = self.room.lock();
         let whole = match room.take() {
             Some(whole) if whole.len() >= size => whole,
             _ => self.memory.room(size).ok()?,

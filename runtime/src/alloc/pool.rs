@@ -13,8 +13,9 @@ use super::stats::{Counted, Counts, SharedStats};
 use super::wire::{Asks, Call};
 use super::{BLOCK, MOST, POOL_FREED};
 use crate::region::Region;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Cuts blocks of a [`SharedDeviceAllocator`] into pieces, for small or short-lived memory. Pieces
 /// begin at multiples of 256 bytes.
@@ -37,7 +38,7 @@ struct Freed(Mutex<VecDeque<u64>>);
 
 impl Freed {
     fn lock(&self) -> MutexGuard<'_, VecDeque<u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Takes the first of them. Also returns `true` if there are more.
@@ -148,7 +149,7 @@ impl SharedPool {
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock()
     }
 
     /// Allocates a piece of `len` bytes for all ranks of the scope: a collective call of the

@@ -25,7 +25,8 @@ use crate::error::{CollectiveError, OpError, PostError};
 use crate::names::Rank;
 use crate::progress::in_handler;
 use carrack_transports::gpu::Gpu;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, OnceLock};
 
 /// Allocates GPU memory that the ranks of a node, or of a socket, share. See
 /// [the module](crate::alloc).
@@ -222,7 +223,7 @@ fn about(ranks: &[Rank], group: &Group, scope: Scope, socket: Result<u32, String
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Turn> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turns.lock()
     }
 
     /// Begins a call, one at a time. It fails inside a handler, which this very thread may run

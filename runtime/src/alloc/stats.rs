@@ -1,6 +1,7 @@
 //! Counts of an allocator's or a pool's memory at one rank.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Counts of an allocator's or a pool's memory at one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -23,13 +24,13 @@ pub(super) struct Counts(Arc<Mutex<SharedStats>>);
 
 impl Counts {
     pub(super) fn change(&self, change: impl FnOnce(&mut SharedStats)) {
-        let mut stats = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stats = self.0.lock();
         change(&mut stats);
         stats.highest = stats.highest.max(stats.in_use);
     }
 
     pub(super) fn get(&self) -> SharedStats {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     /// Counts an allocation until the result is dropped.

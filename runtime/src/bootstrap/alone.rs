@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use super::Bootstrap;
 use super::error::BootstrapError;
@@ -43,7 +43,7 @@ impl Bootstrap for Alone {
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.lock();
         let (table, bytes_put) = &mut *table;
         *bytes_put = table.put(*bytes_put, key, value)?;
         Ok(())
@@ -51,7 +51,7 @@ impl Bootstrap for Alone {
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
         check_key(key)?;
-        Ok(self.table.lock().unwrap_or_else(PoisonError::into_inner).0.get(key))
+        Ok(self.table.lock().0.get(key))
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {

@@ -2,9 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use carrack_transports::net::greeting::{Carrier, Fault};
 use carrack_transports::net::packets::Channel;
@@ -163,7 +163,7 @@ impl Client {
                 used_in: used_in.as_raw_pid(),
             });
         }
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self.connection.lock();
         connection.receive(&self.host)?;
         let flushed = connection.wire.flush();
         self.sent(&mut connection, flushed)?;
@@ -238,7 +238,7 @@ impl Client {
     }
 
     pub(super) fn fence(&self) -> Result<(), BootstrapError> {
-        let _turn = self.fence_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.fence_turn.lock();
         let mut connection = self.connection()?;
         // Before it counts: one that cannot end must not be the server's to wait for.
         connection.arrivals.check_fence()?;

@@ -2,7 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::Bootstrap;
 use super::error::{BootstrapError, Departure};
@@ -61,7 +62,7 @@ impl InProcess {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.lock()
     }
 
     fn leave(&self, how: Departure) {
@@ -88,7 +89,7 @@ impl Bootstrap for InProcess {
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
-        let mut bytes_put = self.bytes_put.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes_put = self.bytes_put.lock();
         *bytes_put = self.state().table.put(*bytes_put, key, value)?;
         Ok(())
     }
@@ -106,7 +107,7 @@ impl Bootstrap for InProcess {
     }
 
     fn fence(&self) -> Result<(), BootstrapError> {
-        let _turn = self.fence_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.fence_turn.lock();
         let mut state = self.state();
         let this = state.fences_done + 1;
         state.fence_arrived += 1;
@@ -124,7 +125,7 @@ impl Bootstrap for InProcess {
             if let Some(&(rank, how)) = state.gone.first() {
                 return Err(BootstrapError::RankGone { rank, how });
             }
-            state = self.shared.fence_moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.fence_moved.wait(&mut state);
         }
     }
 

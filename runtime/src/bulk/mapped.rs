@@ -32,10 +32,11 @@ use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, MapError, MemMut, MemRef, Region, WeakRegion};
 use carrack_transports::{cuda_ipc, shm};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Regions that are exposed at a time: the least recently used one makes room.
 const EXPOSED: usize = 256;
@@ -71,7 +72,7 @@ struct Exposure {
 
 impl Exposures {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the exposure of a region: its export, or the reason against one. `None`: not now.
@@ -165,14 +166,14 @@ impl Unmapped {
     const MOST: usize = 256;
 
     fn note(&self, owner: Rank, why: &str) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         if all.len() < Self::MOST || all.contains_key(&owner) {
             all.insert(owner, why.to_owned());
         }
     }
 
     pub(crate) fn of(&self, owner: Rank) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&owner).cloned()
+        self.0.lock().get(&owner).cloned()
     }
 }
 
@@ -220,7 +221,7 @@ impl Held {
 
 impl Introduced {
     fn all(&self) -> MutexGuard<'_, BTreeMap<(Rank, u64), Arc<Known>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Releases some regions. They are closed without the lock.
@@ -342,7 +343,7 @@ impl DeviceInner {
             return Some(Ok(Submit::Busy(Busy::Full)));
         }
         let place = (self.index, rank);
-        let mut told = exposure.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = exposure.told.lock();
         if !told.contains(&place) {
             let header = Message::Introduce { name: exposure.name }.encode();
             match linked.link.submit(Op::AmCopied { header, bytes: MemRef::host(key) }) {

@@ -230,7 +230,8 @@ impl Pass<'_> {
 mod tests {
     use super::*;
     use carrack_transports::contract::RemotePlace;
-    use std::sync::{Arc, Mutex};
+    use parking_lot::Mutex;
+    use std::sync::Arc;
 
     /// Keeps the shown chunks, and refuses the chunk that begins at `wall`.
     struct Shown {
@@ -243,12 +244,12 @@ mod tests {
             if at == self.wall {
                 return Err("a wall".into());
             }
-            self.at.lock().unwrap().push(at);
+            self.at.lock().push(at);
             Ok(RemotePlace { addr: at as u64, key: 0 })
         }
 
         fn hide(&mut self, at: usize) {
-            self.at.lock().unwrap().retain(|other| *other != at);
+            self.at.lock().retain(|other| *other != at);
         }
 
         fn take_back(self: Box<Self>) -> Buffer {
@@ -281,7 +282,7 @@ mod tests {
             let end = (20 + 10 * chunk, 10.min(95 - 20 - 10 * chunk.min(7)));
             assert_eq!(next(&mut showing), Some(end));
         }
-        assert_eq!((next(&mut showing), at.lock().unwrap().len()), (None, 2));
+        assert_eq!((next(&mut showing), at.lock().len()), (None, 2));
     }
 
     #[test]
@@ -290,12 +291,12 @@ mod tests {
         assert!(next(&mut showing).is_some() && next(&mut showing).is_some());
         assert_eq!(showing.unwritten(20), None, "that was not to be written");
         assert_eq!(showing.unwritten(13), Some(3));
-        assert_eq!(*at.lock().unwrap(), [0]);
+        assert_eq!(*at.lock(), [0]);
         assert_eq!(
             (next(&mut showing), showing.written(10), showing.written(0)),
             (None, None, Some(10))
         );
-        assert!(at.lock().unwrap().is_empty() && showing.open.is_empty());
+        assert!(at.lock().is_empty() && showing.open.is_empty());
     }
 
     #[test]

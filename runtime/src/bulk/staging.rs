@@ -14,8 +14,9 @@
 
 use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::{Buffer, GpuUuid, Region};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Bytes of a block. An engine needs some 10 µs for them at 55 GB/s, similar to the time to start
 /// a copy and to hear of its end (6 to 8 µs; gpu.md, "Measured"). Larger blocks would gain little,
@@ -69,7 +70,7 @@ impl Staging {
     /// when an engine is done. A caller whose peer has no block passes `must`, and always gets
     /// one.
     pub(crate) fn take(&self, gpu: &Arc<dyn Gpu>, way: Way, must: bool) -> Option<Block> {
-        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.0.lock();
         let pool = pools.entry((gpu.info().uuid, way)).or_default().clone();
         drop(pools);
         let mut state = pool.state();
@@ -97,7 +98,7 @@ impl Staging {
 
 impl Pool {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn allocate(&self, gpu: &Arc<dyn Gpu>, way: Way, is_refused: bool) -> Region {

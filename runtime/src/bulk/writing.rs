@@ -19,9 +19,10 @@ use crate::progress::Pass;
 use crate::protocol::header::Message;
 use carrack_transports::contract::{Chunk, OpToken, RemotePlace, Submit, SubmitError};
 use carrack_transports::mem::{Buffer, SmallBytes};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Chunks of a message that are shown, or being written, at a time on each NIC: one that is
 /// written, and one that is prepared. So only these are pinned on either side, however long the
@@ -68,7 +69,7 @@ struct UnderWay {
 
 impl UnderWay {
     fn over(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.over.lock().unwrap_or_else(PoisonError::into_inner)
+        self.over.lock()
     }
 
     fn none(&self) -> bool {

@@ -5,8 +5,9 @@ use super::group::Members;
 use crate::names::Rank;
 use carrack_transports::mem::SmallBytes;
 use carrack_transports::sync::Ticks;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 /// The notes for one group, which may not have been made at this rank yet.
@@ -148,7 +149,7 @@ impl Board {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Makes it the board of these members. Returns `false` if it is that of others.

@@ -3,9 +3,10 @@
 use super::board::{Active, Board, Note};
 use super::group::Members;
 use crate::names::Rank;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Groups that a rank can have.
 pub(super) const GROUPS: usize = 1 << 16;
@@ -44,7 +45,7 @@ impl Ledger {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Rank, usize>> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock()
     }
 
     /// Adds one. Returns `false` at the limit.
@@ -82,7 +83,7 @@ impl Boards {
     }
 
     fn lock(&self) -> MutexGuard<'_, Others> {
-        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+        self.others.lock()
     }
 
     fn others(&self) -> Vec<Arc<Board>> {

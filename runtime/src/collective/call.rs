@@ -10,10 +10,11 @@ use crate::names::{Rank, Tag};
 use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::DownCause;
+use parking_lot::{Mutex, MutexGuard};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -52,7 +53,7 @@ struct Waiting {
 
 impl Late {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -6,8 +6,9 @@
 use super::Completion;
 use crate::error::ResourceError;
 use crate::names::RemoteComp;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Slots of a table, at most: the numbers that names can have.
 const LIMIT: usize = RemoteComp::NUMBERS;
@@ -69,7 +70,7 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// Brings a thread's snapshot up to date. One load when nothing has changed. Objects that are

@@ -6,8 +6,9 @@ use crate::names::Rank;
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::gpu::words::Word;
 use carrack_transports::gpu::{Gpu, GpuError, Stream};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Counts operations that succeeded, in a word that streams of GPUs wait for. A kernel begins when
 /// its data has arrived, without a wait on the host. A registered counter counts the signals of
@@ -54,7 +55,7 @@ pub(crate) struct Counted {
 
 impl Counted {
     fn fail(&self, error: OpError) {
-        self.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.error.lock().get_or_insert(error);
         self.word.poison();
     }
 
@@ -64,7 +65,7 @@ impl Counted {
 
     /// Returns `true` if the end of a rank poisons it.
     pub(crate) fn hears_of(&self, rank: Rank) -> bool {
-        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = self.watched.lock();
         watched.is_empty() || watched.contains(&rank)
     }
 
@@ -157,7 +158,7 @@ impl StreamCounter {
     /// Lets the end of `rank` poison it, and only that of watched ranks. May be called for
     /// several. Without any, the end of each rank does, so that no stream waits for ever.
     pub fn watch(&self, rank: Rank) {
-        self.counted.watched.lock().unwrap_or_else(PoisonError::into_inner).push(rank);
+        self.counted.watched.lock().push(rank);
         if let Some(runtime) = self.counted.runtime.upgrade() {
             runtime.listen_to(rank);
         }
@@ -170,7 +171,7 @@ impl StreamCounter {
 
     /// Returns the first failure, if it was poisoned. Streams that waited have gone on regardless.
     pub fn error(&self) -> Option<OpError> {
-        self.counted.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.counted.error.lock().clone()
     }
 
     /// Returns the address of the word: 8 bytes that kernels of all devices of the driver can

@@ -3,8 +3,9 @@
 use super::{AsCompletion, Completion, Status};
 use crate::error::WaitError;
 use crate::runtime::Runtime;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Waits for a number of operations, its threshold, like an MPI request. It can be used again once
 /// their statuses are taken.
@@ -29,7 +30,7 @@ struct Inner {
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, Vec<Status>> {
-        self.statuses.lock().unwrap_or_else(PoisonError::into_inner)
+        self.statuses.lock()
     }
 }
 

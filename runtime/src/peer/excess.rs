@@ -15,9 +15,9 @@ use crate::names::Rank;
 use crate::progress::Pass;
 use crate::settings::Settings;
 use carrack_transports::contract::DownCause;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Allowance beyond a limit for threads that test it at the same time, before they add to the
 /// count.
@@ -41,7 +41,7 @@ impl WaitingOffers {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Rank, usize>> {
-        self.of.lock().unwrap_or_else(PoisonError::into_inner)
+        self.of.lock()
     }
 
     pub(crate) fn add(&self, from: Rank) {

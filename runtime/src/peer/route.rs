@@ -11,9 +11,10 @@ use crate::protocol::select::{PathVerdict, choose};
 use crate::runtime::Inner;
 use carrack_transports::contract::{Caps, DownCause, Link, PeerId, PeerMemory, Reach, SubmitError};
 use carrack_transports::sync::hurdles::{Flag, Hurdles};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// The route from a device to one peer. Made when the peer is first used; a silent peer costs an
 /// empty cell.
@@ -178,7 +179,7 @@ impl Route {
 
     /// Notes the peer's room. The latest turn counts, in any order of arrival.
     pub(crate) fn hold(&self, room: Room, turn: u64) {
-        let mut last = self.held_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.held_turn.lock();
         if turn > *last {
             *last = turn;
             self.hurdles.set(HELD, room != Room::Any);
@@ -202,11 +203,11 @@ impl Route {
     }
 
     pub(crate) fn backlog(&self) -> MutexGuard<'_, VecDeque<Parked>> {
-        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+        self.backlog.lock()
     }
 
     pub(crate) fn try_backlog(&self) -> Option<MutexGuard<'_, VecDeque<Parked>>> {
-        self.backlog.try_lock().ok()
+        self.backlog.try_lock()
     }
 
     /// Updates the hurdles after a change to the backlog, with its lock held.
@@ -252,7 +253,7 @@ impl Route {
             // The peer would take the link for the parent's.
             return Err(PostError::Forked);
         }
-        let Ok(_linking) = self.linking.try_lock() else { return Ok(None) };
+        let Some(_linking) = self.linking.try_lock() else { return Ok(None) };
         if let Some(linked) = self.linked.get() {
             return Ok(Some(linked));
         }
@@ -338,7 +339,7 @@ impl Route {
         if let Some(link) = self.to_words.get() {
             return Ok(Some(link.clone()));
         }
-        let Ok(_linking) = self.linking.try_lock() else { return Ok(None) };
+        let Some(_linking) = self.linking.try_lock() else { return Ok(None) };
         let Some((reaches, blobs)) = candidates(runtime, device, self.rank)? else {
             return Ok(None);
         };

@@ -11,10 +11,11 @@ use crate::error::{AwaitError, PostError, ProgressError, WaitError};
 use crate::matching::Ticket;
 use crate::progress::in_handler;
 use crate::runtime::{Inner, Runtime};
+use parking_lot::{Mutex, MutexGuard};
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,7 @@ struct Cell(Mutex<(Option<Status>, Option<Waker>)>);
 
 impl Cell {
     fn lock(&self) -> MutexGuard<'_, (Option<Status>, Option<Waker>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -9,7 +9,8 @@ use carrack_transports::gpu::words::Gate;
 use carrack_transports::gpu::{Event, EventState, Gpu, GpuError, Stream};
 use carrack_transports::mem::copy::goes_on_a_stream;
 use carrack_transports::mem::{MemKind, Region};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
 
 /// The order of an operation: events and a stream before it, and the stream after it.
 #[derive(Clone, Default)]
@@ -178,7 +179,7 @@ impl Completion for Released {
             }
             (None, None) => Ok(()),
         };
-        drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.gate.lock().take());
         told
     }
 

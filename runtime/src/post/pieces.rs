@@ -10,7 +10,8 @@ use crate::comp::{Completion, Status};
 use crate::error::PostError;
 use crate::matching::Ticket;
 use carrack_transports::mem::copy::copy_now;
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// The buffer of an operation.
 pub trait Held: Sized {
@@ -86,7 +87,7 @@ struct Spread {
 impl Spread {
     fn finish(&self, mut status: Status) -> Status {
         // Signaled once more, since the inner object had no room: the bytes are in place already.
-        let Some(mut list) = self.list.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+        let Some(mut list) = self.list.lock().take() else {
             return status;
         };
         if self.fills && status.error.is_none() {
@@ -211,9 +212,7 @@ impl<K: Carries> Post<'_, K> {
             }
             other => {
                 self.kind = post.kind;
-                if let Some(list) =
-                    spread.list.lock().unwrap_or_else(PoisonError::into_inner).take()
-                {
+                if let Some(list) = spread.list.lock().take() {
                     *self.kind.held() = Some(K::Held::of(list.into()));
                 }
                 other

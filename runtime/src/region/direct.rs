@@ -22,8 +22,9 @@ use crate::names::Rank;
 use carrack_transports::contract::{Exposed, Link, RemotePlace};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::{Buffer, CopyError, MemKind};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
 /// The knowledge of a peer's region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,12 +48,12 @@ pub(crate) struct Remote(RwLock<Knowledge>);
 
 impl Remote {
     pub(crate) fn look(&self) -> RwLockReadGuard<'_, Knowledge> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read()
     }
 
     /// Returns `true` if this caller has to ask.
     pub(crate) fn begin_to_ask(&self) -> bool {
-        let mut knowledge = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut knowledge = self.0.write();
         let is_first = *knowledge == Knowledge::Nothing;
         if is_first {
             *knowledge = Knowledge::Asked;
@@ -66,7 +67,7 @@ impl Remote {
     }
 
     fn set(&self, known: Knowledge) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = known;
+        *self.0.write() = known;
     }
 }
 
@@ -76,7 +77,7 @@ pub(crate) struct Remotes(Mutex<HashMap<(Rank, u64), Arc<Remote>>>);
 
 impl Remotes {
     fn all(&self) -> MutexGuard<'_, HashMap<(Rank, u64), Arc<Remote>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the entry of a region.

@@ -5,14 +5,15 @@
 
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::mem::KnownMemory;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// The runtimes of this process.
 static RUNTIMES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 fn runtimes() -> MutexGuard<'static, Vec<Weak<Inner>>> {
-    RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner)
+    RUNTIMES.lock()
 }
 
 /// Returns the runtimes of this process, without those of a fork's parent.

@@ -5,10 +5,11 @@ use super::{Region, RegionSlice};
 use crate::chores::Chores;
 use crate::error::RegisterError;
 use carrack_transports::contract::{Exported, Exposed, WireKey};
+use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Regions that a rank can have registered.
 const LIMIT: usize = 1 << 20;
@@ -60,7 +61,7 @@ pub(super) struct Keys(Mutex<Option<Vec<(&'static str, Exported)>>>);
 
 impl Keys {
     fn lock(&self) -> MutexGuard<'_, Option<Vec<(&'static str, Exported)>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn new() -> Arc<Self> {
@@ -112,7 +113,7 @@ impl Regions {
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     pub(super) fn insert(

@@ -2,7 +2,6 @@
 
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY, error};
 use super::faults::count;
-use super::lock;
 use super::memory::{Alias, GRANULE, create};
 use super::shared::{Device, Shared};
 use super::table::{Entry, Origin, Table};
@@ -31,7 +30,7 @@ impl Shared {
         }
         // Checked before the memory is created. The lock is held from here on, so the answer stays
         // true.
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let span = room("allocate", device, &table, ordinal, len)?;
         let fd = create("allocate", span)?;
         let own = (MemKind::Device(device.info.uuid), Some(device.context));
@@ -75,7 +74,7 @@ impl Shared {
         let context = matches!(form, HandleForm::Bytes).then_some(device.context);
         let kind = MemKind::Device(device.info.uuid);
         let id = self.fresh_id();
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let base = self.place("open", &table, ordinal, span, &fd)?;
         let (window, origin) = (ordinal, Origin::Opened);
         let access = None;
@@ -139,7 +138,7 @@ impl Shared {
     /// such, is freed only when no stream of the device waits for a word.
     pub(super) fn free(&self, base: usize, opened: bool) {
         let waits = {
-            let table = lock(&self.table);
+            let table = self.table.lock();
             let Some((_, entry)) = table.find(base) else { return };
             // Memory at reserved addresses is unmapped, which waits for no stream.
             let closes = opened && !table.is_reserved(base);
@@ -149,7 +148,7 @@ impl Shared {
         if let Some(device) = waits {
             device.wait_as_a_call_does();
         }
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let Some(entry) = table.remove(base) else { return };
         if let Some(device) = self.devices.get(entry.window) {
             device.window.clear(base, entry.span);

@@ -5,16 +5,16 @@ use super::engine::{End, Part, carry_out};
 use super::error::{LAUNCH_FAILED, NOT_SUPPORTED, OPERATING_SYSTEM, error};
 use super::event::failed;
 use super::faults::{Faults, count};
-use super::lock;
 use super::standstill::Standstill;
 use carrack_transports::gpu::copier::{
     Board, Command, CopierState, Kernel, LEASE, LIFE, Launcher, NoKernel, PIECES, Place, Resident,
     fits, fits_among_others, shared,
 };
 use carrack_transports::gpu::{Event, GpuError};
+use parking_lot::Mutex;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -79,7 +79,7 @@ impl Copier {
             return Err((false, parts));
         }
         let parts_given = &resident.launcher.parts;
-        lock(parts_given).push((places.clone(), parts));
+        parts_given.lock().push((places.clone(), parts));
         let given = match *places {
             [(dst, src, len)] => u32::try_from(len).ok().and_then(|len| {
                 let (dst, src) = (dst as u64, src as u64);
@@ -148,7 +148,7 @@ fn place((dst, src, len): &Part) -> Place {
 }
 
 fn take(parts: &Parts, places: &[Place]) -> Option<Vec<Part>> {
-    let mut parts = lock(parts);
+    let mut parts = parts.lock();
     let at = parts.iter().position(|(given, _)| given == places)?;
     Some(parts.remove(at).1)
 }
@@ -192,13 +192,13 @@ impl Launcher for Launch {
         let thread = std::thread::Builder::new().name("fake-gpu-copier".into()).spawn(body);
         let thread = thread
             .map_err(|why| error("copier", OPERATING_SYSTEM, format!("no thread for it: {why}")))?;
-        *lock(&self.last) = Some(thread);
+        *self.last.lock() = Some(thread);
         count(&self.faults.counts.copier_launches);
         Ok(())
     }
 
     fn are_over(&self) -> Result<bool, GpuError> {
-        Ok(lock(&self.last).as_ref().is_none_or(JoinHandle::is_finished))
+        Ok(self.last.lock().as_ref().is_none_or(JoinHandle::is_finished))
     }
 
     /// Yields: there may be fewer processors than threads that wait for each other.
@@ -219,7 +219,7 @@ fn run((board, at): (&Board, u64), generation: u64, parts: &Parts, faults: &Faul
     let begun = Instant::now();
     let mut last = begun;
     loop {
-        if faults.loses_copiers() && !lock(parts).is_empty() {
+        if faults.loses_copiers() && !parts.lock().is_empty() {
             // Ends without a word, and with the copy not done.
             return;
         }

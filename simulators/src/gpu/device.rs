@@ -6,7 +6,6 @@ use super::error::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, error};
 use super::event::Promise;
 use super::faults::{FailAt, Faults, count};
 use super::ipc;
-use super::lock;
 use super::shared::{INTERNAL_STREAMS, Shared};
 use super::shared_event::FakeSharedEvent;
 use super::stream::FakeStream;
@@ -263,7 +262,7 @@ impl FakeGpu {
         let Some(slot) = device.streams.get(turn) else {
             return Err(error("copy", INVALID_VALUE, "no such stream"));
         };
-        let mut stream = lock(slot);
+        let mut stream = slot.lock();
         if let Some(queue) = stream.as_ref() {
             return queue.give(job);
         }

@@ -3,13 +3,12 @@
 
 use super::error::{INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, error};
 use super::faults::count;
-use super::lock;
 use super::shared::Shared;
 use super::table::Origin;
 use super::udmabuf;
 use carrack_transports::gpu::{DmaBuf, GpuError};
+use parking_lot::Mutex;
 use std::fmt;
-use std::sync::Mutex;
 
 /// Function that a flush calls.
 type Flushed = Box<dyn Fn() + Send + Sync>;
@@ -20,17 +19,17 @@ pub(super) struct Flushes(Mutex<Vec<Flushed>>);
 
 impl Flushes {
     pub(super) fn add(&self, flushed: Flushed) {
-        lock(&self.0).push(flushed);
+        self.0.lock().push(flushed);
     }
 
     fn pass_on(&self) {
-        lock(&self.0).iter().for_each(|flushed| flushed());
+        self.0.lock().iter().for_each(|flushed| flushed());
     }
 }
 
 impl fmt::Debug for Flushes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Flushes({})", lock(&self.0).len())
+        write!(f, "Flushes({})", self.0.lock().len())
     }
 }
 
@@ -47,7 +46,7 @@ impl Shared {
             return Err(error(CALL, NOT_SUPPORTED, "ordered by a test"));
         }
         let wrong = |what: &str| error(CALL, INVALID_VALUE, format!("{addr:#x}+{len} {what}"));
-        let table = lock(&self.table);
+        let table = self.table.lock();
         let (base, entry) =
             table.find(addr).ok_or_else(|| wrong("is no memory of this driver, or freed"))?;
         let offset = addr - base;

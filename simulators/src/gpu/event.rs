@@ -1,9 +1,9 @@
 //! State behind an event of the simulated driver: an outcome that is set once.
 
 use super::error::{DEINITIALIZED, error};
-use super::lock;
 use carrack_transports::gpu::{Event, EventState, GpuError};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::{Arc, OnceLock};
 
 /// An outcome, and the threads that wait for it.
 #[derive(Default)]
@@ -18,7 +18,7 @@ struct FakeEvent {
 impl FakeEvent {
     fn fire(&self, outcome: Result<(), GpuError>) {
         {
-            let _gate = lock(&self.gate);
+            let _gate = self.gate.lock();
             // Only a `Promise` sets it, and at most once.
             let _ = self.outcome.set(outcome);
         }
@@ -36,12 +36,12 @@ impl EventState for FakeEvent {
     }
 
     fn wait(&self) -> Result<(), GpuError> {
-        let mut gate = lock(&self.gate);
+        let mut gate = self.gate.lock();
         loop {
             if let Some(outcome) = self.outcome.get() {
                 return outcome.clone();
             }
-            gate = self.fired.wait(gate).unwrap_or_else(PoisonError::into_inner);
+            self.fired.wait(&mut gate);
         }
     }
 }

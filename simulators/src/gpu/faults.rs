@@ -4,12 +4,12 @@
 //! thread.
 
 use super::error::error;
-use super::lock;
 use carrack_transports::gpu::{GpuError, HandleForm, RemoteWrites};
 use carrack_transports::mem::GpuUuid;
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Point at which an ordered failure of a copy shows.
@@ -182,7 +182,7 @@ impl Faults {
 
     /// Makes exports in this form fail.
     pub fn refuse_export(&self, form: HandleForm, on: bool) {
-        let mut refused = lock(&self.refused);
+        let mut refused = self.refused.lock();
         if on {
             refused.insert(form);
         } else {
@@ -192,7 +192,7 @@ impl Faults {
 
     /// Makes opening any handle fail with this code, until `None` is set.
     pub fn fail_open(&self, code: Option<i32>) {
-        *lock(&self.open) = code;
+        *self.open.lock() = code;
     }
 
     /// Makes allocations of pinned memory fail.
@@ -255,11 +255,11 @@ impl Faults {
     /// Sets the devices' answer about the visibility of a NIC's writes, which is `InOrder` by
     /// default. For NICs that hold writes back; the devices themselves hold none back.
     pub fn order_remote_writes(&self, when: RemoteWrites) {
-        *lock(&self.remote_writes) = Some(when);
+        *self.remote_writes.lock() = Some(when);
     }
 
     pub(super) fn remote_writes(&self) -> RemoteWrites {
-        lock(&self.remote_writes).clone().unwrap_or(RemoteWrites::InOrder)
+        self.remote_writes.lock().clone().unwrap_or(RemoteWrites::InOrder)
     }
 
     /// Makes `check` report that the contexts of all devices are gone.
@@ -272,12 +272,12 @@ impl Faults {
     /// and `write` included. The failure belongs to the copy: later ones work, unless they are
     /// selected, too.
     pub fn fail_copies(&self, at: FailAt, which: Which, code: i32) {
-        *lock(&self.copies) = Some(CopyFault { at, which, code });
+        *self.copies.lock() = Some(CopyFault { at, which, code });
     }
 
     /// Ends the failures of copies.
     pub fn heal_copies(&self) {
-        *lock(&self.copies) = None;
+        *self.copies.lock() = None;
     }
 
     /// Makes every copy submitted from now on take this much longer.
@@ -294,7 +294,7 @@ impl Faults {
     /// without a race against a delay.
     #[must_use = "copies go on when the guard is dropped"]
     pub fn hold_copies(self: &Arc<Self>) -> Held {
-        *lock(&self.held) += 1;
+        *self.held.lock() += 1;
         Held(Arc::clone(self))
     }
 
@@ -306,11 +306,11 @@ impl Faults {
     /// Simulates a process of this number that wants copiers on all devices, too, which is found
     /// when a kernel is launched. `None` ends it; copiers refused meanwhile stay refused.
     pub fn share_copiers(&self, with: Option<i32>) {
-        *lock(&self.sharer) = with;
+        *self.sharer.lock() = with;
     }
 
     pub(super) fn shares_copiers(&self) -> Option<i32> {
-        *lock(&self.sharer)
+        *self.sharer.lock()
     }
 
     /// Keeps launched kernels of resident copiers from beginning, as behind one of the program's
@@ -339,12 +339,12 @@ impl Faults {
 
     /// Returns `true` if a fault is ordered for copies that only an engine simulates.
     pub(super) fn orders_copies(&self) -> bool {
-        lock(&self.copies).is_some() || *lock(&self.held) > 0 || !self.delay_of_copies().is_zero()
+        self.copies.lock().is_some() || *self.held.lock() > 0 || !self.delay_of_copies().is_zero()
     }
 
     /// Takes peer access between two devices away, in both directions, or gives it back.
     pub fn refuse_peer(&self, one: GpuUuid, other: GpuUuid, refused: bool) {
-        let mut apart = lock(&self.apart);
+        let mut apart = self.apart.lock();
         if refused {
             apart.insert(pair(one, other));
         } else {
@@ -355,7 +355,7 @@ impl Faults {
     /// Hides the owner of a device's memory, as for a device that the process cannot see: a
     /// library of the program's may have opened such memory.
     pub fn hide(&self, gpu: GpuUuid, hidden: bool) {
-        let mut all = lock(&self.hidden);
+        let mut all = self.hidden.lock();
         if hidden {
             all.insert(gpu);
         } else {
@@ -377,7 +377,7 @@ impl Faults {
     }
 
     pub(super) fn refuses_export(&self, form: HandleForm) -> bool {
-        lock(&self.refused).contains(&form)
+        self.refused.lock().contains(&form)
     }
 
     pub(super) fn has_lost_contexts(&self) -> bool {
@@ -389,7 +389,7 @@ impl Faults {
     }
 
     pub(super) fn opening_fails(&self) -> Option<i32> {
-        *lock(&self.open)
+        *self.open.lock()
     }
 
     pub(super) fn delay_of_copies(&self) -> Duration {
@@ -401,16 +401,16 @@ impl Faults {
     }
 
     pub(super) fn are_apart(&self, one: GpuUuid, other: GpuUuid) -> bool {
-        lock(&self.apart).contains(&pair(one, other))
+        self.apart.lock().contains(&pair(one, other))
     }
 
     pub(super) fn hides(&self, gpu: GpuUuid) -> bool {
-        lock(&self.hidden).contains(&gpu)
+        self.hidden.lock().contains(&gpu)
     }
 
     /// Counts a copy down, and returns its ordered failure, if there is one.
     pub(super) fn next_copy(&self) -> Option<(FailAt, GpuError)> {
-        let mut ordered = lock(&self.copies);
+        let mut ordered = self.copies.lock();
         let CopyFault { at, which, code } = (*ordered)?;
         match which {
             Which::All => {}
@@ -428,9 +428,9 @@ impl Faults {
     }
 
     pub(super) fn wait_while_held(&self) {
-        let mut held = lock(&self.held);
+        let mut held = self.held.lock();
         while *held > 0 {
-            held = self.released.wait(held).unwrap_or_else(PoisonError::into_inner);
+            self.released.wait(&mut held);
         }
     }
 }
@@ -441,7 +441,7 @@ pub struct Held(Arc<Faults>);
 
 impl Drop for Held {
     fn drop(&mut self) {
-        *lock(&self.0.held) -= 1;
+        *self.0.held.lock() -= 1;
         self.0.released.notify_all();
     }
 }

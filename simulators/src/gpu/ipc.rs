@@ -10,17 +10,17 @@ use super::error::{
     INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, error,
 };
 use super::faults::count;
-use super::lock;
 use super::memory::{MEMFD_NAME, inspect};
 use super::reserved::Piece;
 use super::shared::{Exportable, Shared};
 use carrack_transports::gpu::{GpuError, Handle, HandleForm, HandleKey, Reservation};
 use carrack_transports::mem::{AllocId, GpuUuid, Region};
+use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 const MAGIC: [u8; 4] = *b"CFG1";
 
@@ -257,7 +257,7 @@ fn open_bytes(shared: &Arc<Shared>, opener: usize, name: Name) -> Result<Arc<Pla
     let ordinal = owner(shared, opener, name.gpu)?;
     let fd = descriptor(&name)?;
     // Held while the memory is mapped, so that two threads that open one handle get one mapping.
-    let mut opened = lock(&shared.opened.0);
+    let mut opened = shared.opened.0.lock();
     if let Some(placed) = opened.get(&name).and_then(Weak::upgrade) {
         return Ok(placed);
     }

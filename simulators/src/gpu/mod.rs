@@ -60,8 +60,8 @@ use carrack_transports::gpu::{Driver, Extent, Gpu, GpuError};
 use carrack_transports::mem::AllocId;
 use faults::count;
 use shared::Shared;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A simulated driver. Clones are the same driver. A process may have several, which do not know
 /// each other's memory.
@@ -185,9 +185,4 @@ impl Shared {
             forms: found.forms,
         }))
     }
-}
-
-/// Locks a mutex. A panic of an earlier holder is not passed on.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,14 +3,14 @@
 
 use super::error::{ALREADY_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, error};
 use super::faults::count;
-use super::lock;
 use super::shared::Shared;
 use carrack_transports::gpu::{Extent, Forms, Gpu, GpuError, HostRegistration};
 use carrack_transports::mem::{AllocId, MemKind, Region};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// Alignment of pinned memory.
 const PAGE: usize = 4096;
@@ -48,7 +48,7 @@ impl Drop for Locked {
             if let Some(device) = shared.devices.get(ordinal) {
                 device.wait_as_a_call_does();
             }
-            lock(&shared.pinned.ranges).remove(&base);
+            shared.pinned.ranges.lock().remove(&base);
             shared.pinned.count.fetch_sub(1, Ordering::Release);
             if memory.is_some() {
                 count(&shared.faults.counts.unpinned);
@@ -109,7 +109,7 @@ impl Shared {
         memory: Option<Region>,
     ) -> Result<(Locked, AllocId), GpuError> {
         let id = self.fresh_id();
-        let mut ranges = lock(&self.pinned.ranges);
+        let mut ranges = self.pinned.ranges.lock();
         let before = ranges.range(..base + len).next_back();
         if before.is_some_and(|(start, range)| start + range.len > base) {
             let hint = format!("a part of {base:#x}+{len} is locked already");
@@ -126,7 +126,7 @@ impl Shared {
         if self.pinned.count.load(Ordering::Acquire) == 0 {
             return Ok(None);
         }
-        let ranges = lock(&self.pinned.ranges);
+        let ranges = self.pinned.ranges.lock();
         let found = ranges.range(..=addr).next_back().map(|(base, range)| (*base, *range));
         drop(ranges);
         let Some((base, Range { len, id, ordinal })) =

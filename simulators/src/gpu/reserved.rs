@@ -5,7 +5,6 @@
 use super::alloc::{Parts, room};
 use super::error::{INVALID_VALUE, NOT_SUPPORTED, error};
 use super::faults::count;
-use super::lock;
 use super::memory::{Alias, GRANULE, create};
 use super::shared::Shared;
 use super::table::{Entry, Origin, Table};
@@ -24,7 +23,7 @@ struct Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        lock(&self.shared.table).release(self.base);
+        self.shared.table.lock().release(self.base);
         count(&self.shared.faults.counts.releases);
     }
 }
@@ -65,7 +64,7 @@ impl Shared {
         let span = span.ok_or_else(|| {
             error("reserve", INVALID_VALUE, format!("{len} addresses are none, or too many"))
         })?;
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let base = table.room("reserve", ordinal, span, false)?;
         table.reserve(ordinal, base, span);
         drop(table);
@@ -95,7 +94,7 @@ impl Shared {
         }
         let access = Some(allowed);
         device.waits.catch_up();
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         check_empty(CALL, &table, base, len)?;
         let span = room(CALL, device, &table, ordinal, len)?;
         let fd = create(CALL, span)?;
@@ -129,7 +128,7 @@ impl Shared {
         const CALL: &str = "open_at";
         let device = self.device(CALL, ordinal)?;
         let (window, base) = self.place_at(CALL, place, len)?;
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         check_empty(CALL, &table, base, len)?;
         let alias = Arc::new(Alias::map(CALL, len, &fd)?);
         let (id, kind) = (self.fresh_id(), MemKind::Device(device.info.uuid));

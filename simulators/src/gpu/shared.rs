@@ -10,7 +10,6 @@ use super::error::{
 };
 use super::faults::Faults;
 use super::ipc::Opened;
-use super::lock;
 use super::memory::{Alias, GRANULE, Window};
 use super::pinned::Pinned;
 use super::standstill::Standstill;
@@ -18,10 +17,11 @@ use super::table::{Entry, Origin, Table};
 use carrack_transports::gpu::waits::{PutOff, Waits};
 use carrack_transports::gpu::{Forms, GpuError, GpuInfo, HandleForm, Rights};
 use carrack_transports::mem::{AllocId, GpuUuid, MemKind, Region};
+use parking_lot::Mutex;
 use rustix::fs::fstat;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 /// Number of the library's own streams of each device.
 pub(super) const INTERNAL_STREAMS: usize = 2;
@@ -176,7 +176,7 @@ impl Shared {
         ordinal: usize,
     ) -> Result<Arc<FakeGpu>, GpuError> {
         let device = self.device(call, ordinal)?;
-        let mut handle = lock(&device.handle);
+        let mut handle = device.handle.lock();
         if let Some(gpu) = handle.upgrade() {
             return Ok(gpu);
         }
@@ -207,7 +207,7 @@ impl Shared {
     /// Returns the facts about an address. Addresses outside all windows need no lock.
     pub(super) fn find(&self, addr: usize) -> Option<Found> {
         self.window_of(addr)?;
-        let table = lock(&self.table);
+        let table = self.table.lock();
         let (base, entry) = table.find(addr)?;
         let Entry { len, ordinal, kind, id, context, ref alias, ref origin, ref access, .. } =
             *entry;
@@ -257,7 +257,7 @@ impl Shared {
         region: &Region,
     ) -> Result<(Found, Exportable), GpuError> {
         let found = self.find_region(call, region)?;
-        let table = lock(&self.table);
+        let table = self.table.lock();
         let gone = || error(call, INVALID_VALUE, "the memory has been freed");
         let (_, entry) =
             table.find(found.base).filter(|(_, entry)| entry.id == found.id).ok_or_else(gone)?;

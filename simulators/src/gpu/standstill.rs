@@ -1,7 +1,6 @@
 //! Behaviour of a device while streams wait for words, as measured on real ones.
-
-use super::lock;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Interval at which a waiting stream polls its word.
@@ -39,17 +38,17 @@ impl Standstill {
     /// Blocks as freeing memory, and waiting for the device, do.
     pub(super) fn until_none_waits(&self) {
         self.block_while(|waiting| waiting > 0);
-        let mut kernels = lock(&self.kernels);
+        let mut kernels = self.kernels.lock();
         // Waits for the present kernels, not for later ones.
         let there = kernels.0;
         while kernels.1 < there {
-            kernels = self.ended.wait(kernels).unwrap_or_else(PoisonError::into_inner);
+            self.ended.wait(&mut kernels);
         }
     }
 
     /// Counts the launch of a resident kernel, which ends when the guard is dropped.
     pub(super) fn kernel_begins(self: &Arc<Self>) -> Running {
-        lock(&self.kernels).0 += 1;
+        self.kernels.lock().0 += 1;
         Running(Arc::clone(self))
     }
 
@@ -58,18 +57,18 @@ impl Standstill {
         if is_released() {
             return;
         }
-        *lock(&self.waiting) += 1;
+        *self.waiting.lock() += 1;
         while !is_released() {
             std::thread::sleep(LOOK);
         }
-        *lock(&self.waiting) -= 1;
+        *self.waiting.lock() -= 1;
         self.changed.notify_all();
     }
 
     fn block_while(&self, blocks: impl Fn(usize) -> bool) {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         while blocks(*waiting) {
-            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut waiting);
         }
     }
 }
@@ -79,7 +78,7 @@ pub(super) struct Running(Arc<Standstill>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        lock(&self.0.kernels).1 += 1;
+        self.0.kernels.lock().1 += 1;
         self.0.ended.notify_all();
     }
 }

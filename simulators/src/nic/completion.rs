@@ -4,12 +4,12 @@ use super::device::{AsyncEvent, AsyncEvents, Source};
 use super::engine::Engine;
 use super::events::{EventQueue, Unacknowledged};
 use super::faults::Faults;
-use super::lock;
 use super::wire::QueueNumber;
 use carrack_transports::verbs::sys::bindings::{self as ibv, ibv_wc};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// Occupied places of a work queue. A place is free again when its completion has been polled, or
@@ -159,7 +159,7 @@ impl CompletionQueue {
     }
 
     fn try_push(self: &Arc<Self>, entry: Entry) -> Pushed {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if inner.broken {
             return Pushed::Nowhere;
         }
@@ -195,7 +195,7 @@ impl CompletionQueue {
     /// Makes due completions visible. If more are left, returns the time of the next look, or
     /// `None` while completions are held.
     pub(super) fn release(self: &Arc<Self>, now: Instant) -> Option<Option<Instant>> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if self.faults.holds_completions() {
             return (!inner.late.is_empty()).then_some(None);
         }
@@ -215,7 +215,7 @@ impl CompletionQueue {
         if self.visible.load(Ordering::Acquire) == 0 {
             return 0;
         }
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let count = places.min(inner.entries.len());
         for (at, entry) in inner.entries.drain(..count).enumerate() {
             entry.frees.free();
@@ -227,7 +227,7 @@ impl CompletionQueue {
 
     /// Requests an event on the channel for the next completion, or the next solicited one.
     pub(super) fn arm(&self, solicited_only: bool) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         // A request for all widens one for solicited completions; the opposite does not narrow.
         inner.armed = match (solicited_only, inner.armed) {
             (true, Armed::ForAll) | (false, _) => Armed::ForAll,
@@ -237,7 +237,7 @@ impl CompletionQueue {
 
     /// Resizes the queue. Returns `true` if its content fits.
     pub(super) fn resize(&self, capacity: usize) -> bool {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let fits = inner.entries.len() + inner.late.len() <= capacity;
         if fits {
             inner.capacity = capacity;
@@ -246,7 +246,7 @@ impl CompletionQueue {
     }
 
     pub(super) fn tell_that_it_broke(self: &Arc<Self>) {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         if !inner.closed {
             let source = Source::Completions(Arc::clone(self));
             self.events.push(AsyncEvent { kind: ibv::IBV_EVENT_CQ_ERR, source });
@@ -256,7 +256,7 @@ impl CompletionQueue {
     /// Closes the queue as the program destroys it: no later event is about it. Waits until
     /// earlier events are acknowledged.
     pub(super) fn close(self: &Arc<Self>) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         (inner.broken, inner.closed) = (true, true);
         inner.entries.clear();
         inner.late.clear();
@@ -273,7 +273,7 @@ impl CompletionQueue {
 
     /// Removes the completions of a queue pair that is destroyed or reset, as drivers do.
     pub(super) fn forget(&self, number: QueueNumber) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let others = |entry: &Entry| {
             let stays = entry.what.qp_num != number.0;
             if !stays {

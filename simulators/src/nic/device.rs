@@ -5,7 +5,6 @@ use super::completion::CompletionQueue;
 use super::engine::{Engine, Outbox};
 use super::events::EventQueue;
 use super::faults::{Faults, Visibility};
-use super::lock;
 use super::memory::{Access, Domain, Regions, Unreachable};
 use super::queue_pair::QueuePair;
 use super::receives::{Piece, ReceiveQueue, parts, scatter};
@@ -13,10 +12,11 @@ use super::wire::{Body, Packet, QueueNumber, Remote};
 use super::{Config, Limits, LinkLayer};
 use carrack_transports::fork::Owner;
 use carrack_transports::verbs::sys::bindings::{self as ibv, ibv_event_type};
+use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 /// Subject of an asynchronous event.
 #[derive(Clone, Debug)]
@@ -178,7 +178,7 @@ impl Device {
     pub(super) fn open(&self) -> Result<AsyncEvents, Errno> {
         self.check()?;
         let events = Arc::new(EventQueue::new()?);
-        let mut contexts = lock(&self.contexts);
+        let mut contexts = self.contexts.lock();
         contexts.retain(|context| context.strong_count() > 0);
         contexts.push(Arc::downgrade(&events));
         Ok(events)
@@ -191,7 +191,7 @@ impl Device {
     }
 
     fn tell_all(&self, kind: ibv_event_type, source: &Source) {
-        for context in lock(&self.contexts).iter().filter_map(Weak::upgrade) {
+        for context in self.contexts.lock().iter().filter_map(Weak::upgrade) {
             context.push(AsyncEvent { kind, source: source.clone() });
         }
     }
@@ -226,7 +226,7 @@ impl Device {
 
     /// Returns a number for a queue pair that is unused, and was for a long time.
     pub(super) fn new_queue_number(&self) -> QueueNumber {
-        let queues = self.queues.read().unwrap_or_else(PoisonError::into_inner);
+        let queues = self.queues.read();
         loop {
             let number = QueueNumber(self.next_queue.fetch_add(1, Ordering::Relaxed) & 0xff_ffff);
             if number.0 > 1 && !queues.contains_key(&number) {
@@ -236,22 +236,22 @@ impl Device {
     }
 
     pub(super) fn add_queue(&self, queue: &Arc<QueuePair>) {
-        let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = self.queues.write();
         queues.insert(queue.number, Arc::clone(queue));
     }
 
     pub(super) fn remove_queue(&self, number: QueueNumber) {
-        self.queues.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        self.queues.write().remove(&number);
         self.queue_pairs.remove();
     }
 
     pub(super) fn queue(&self, number: QueueNumber) -> Option<Arc<QueuePair>> {
-        self.queues.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+        self.queues.read().get(&number).cloned()
     }
 
     /// Returns all present queue pairs.
     pub(super) fn queues(&self) -> Vec<Arc<QueuePair>> {
-        self.queues.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.queues.read().values().cloned().collect()
     }
 
     /// Handles a packet for one of the ports.
@@ -291,7 +291,7 @@ impl Device {
         }
         self.regions.check(domain, at, bytes.len() as u64, Access::REMOTE_WRITE)?;
         let right = Access::REMOTE_WRITE;
-        lock(&self.late_writes).push(LateWrite { domain, at, right, bytes, until });
+        self.late_writes.lock().push(LateWrite { domain, at, right, bytes, until });
         Ok(())
     }
 
@@ -319,7 +319,7 @@ impl Device {
             }
             self.regions.check(domain, at, now.len() as u64, right)?;
             let (bytes, until) = (now.to_vec(), Visibility::WithRead);
-            lock(&self.late_writes).push(LateWrite { domain, at, right, bytes, until });
+            self.late_writes.lock().push(LateWrite { domain, at, right, bytes, until });
         }
         Ok(())
     }
@@ -327,7 +327,7 @@ impl Device {
     /// Makes delayed writes visible: those that a completion releases, or, before a read, all.
     /// Also those that are not delayed by the present faults.
     pub(super) fn settle_writes(&self, by: Visibility) {
-        let mut late = lock(&self.late_writes);
+        let mut late = self.late_writes.lock();
         if late.is_empty() {
             return;
         }

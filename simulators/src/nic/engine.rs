@@ -7,18 +7,18 @@
 use super::address::{BLOCKS, Block, PORTS_OF_A_BLOCK, PortAddress};
 use super::completion::CompletionQueue;
 use super::device::Device;
-use super::lock;
 use super::network;
 use super::processor::Processor;
 use super::queue_pair::QueuePair;
 use super::wire::{Body, Packet};
+use parking_lot::{Mutex, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Wakes the engine's thread.
@@ -118,11 +118,11 @@ impl Engine {
     /// private one.
     pub(super) fn of(fabric: Option<&str>) -> Result<Arc<Self>, Errno> {
         let Some(name) = fabric else { return Self::start(None) };
-        let mut fabrics = lock(&FABRICS);
+        let mut fabrics = FABRICS.lock();
         let fabrics = fabrics.get_or_insert_default();
         fabrics.retain(|_, engine| engine.strong_count() > 0);
         let running = fabrics.get(name).and_then(Weak::upgrade);
-        if let Some(engine) = running.filter(|engine| !lock(&engine.addresses).stopped) {
+        if let Some(engine) = running.filter(|engine| !engine.addresses.lock().stopped) {
             return Ok(engine);
         }
         let engine = Self::start(Some(name.to_owned()))?;
@@ -157,7 +157,7 @@ impl Engine {
     /// ESHUTDOWN: the last port has gone meanwhile, and the engine with it. EADDRNOTAVAIL: the
     /// network is full. The error of the socket of a block.
     pub(super) fn take_addresses(&self, ports: usize) -> Result<Vec<PortAddress>, Errno> {
-        let mut addresses = lock(&self.addresses);
+        let mut addresses = self.addresses.lock();
         if addresses.stopped {
             return Err(Errno::SHUTDOWN);
         }
@@ -196,7 +196,7 @@ impl Engine {
 
     /// Puts the ports of a device on the network.
     pub(super) fn plug(&self, device: &Arc<Device>) {
-        let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
+        let mut ports = self.ports.write();
         for port in &device.ports {
             ports.insert(port.address, Arc::downgrade(device));
         }
@@ -204,8 +204,8 @@ impl Engine {
 
     /// Removes a port, and frees its address.
     pub(super) fn unplug(&self, address: PortAddress) {
-        self.ports.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
-        let mut addresses = lock(&self.addresses);
+        self.ports.write().remove(&address);
+        let mut addresses = self.addresses.lock();
         addresses.free.entry(address.block()).or_default().insert(address.number());
         addresses.used -= 1;
         drop(addresses);
@@ -214,7 +214,7 @@ impl Engine {
 
     /// Ends the thread if no port is plugged in.
     pub(super) fn stop_if_unused(&self) {
-        let mut addresses = lock(&self.addresses);
+        let mut addresses = self.addresses.lock();
         addresses.stopped |= addresses.used == 0;
         if addresses.stopped {
             self.bell.ring();
@@ -222,22 +222,22 @@ impl Engine {
     }
 
     pub(super) fn has_stopped(&self) -> bool {
-        lock(&self.addresses).stopped
+        self.addresses.lock().stopped
     }
 
     /// Returns `true` if a block's ports are those of this process.
     pub(super) fn has_block(&self, block: Block) -> bool {
-        lock(&self.addresses).free.contains_key(&block)
+        self.addresses.lock().free.contains_key(&block)
     }
 
     /// Returns the device of a port.
     pub(super) fn device(&self, address: PortAddress) -> Option<Arc<Device>> {
-        self.ports.read().unwrap_or_else(PoisonError::into_inner).get(&address)?.upgrade()
+        self.ports.read().get(&address)?.upgrade()
     }
 
     /// Returns all devices that are plugged in.
     pub(super) fn devices(&self) -> Vec<Arc<Device>> {
-        let ports = self.ports.read().unwrap_or_else(PoisonError::into_inner);
+        let ports = self.ports.read();
         let mut devices: Vec<_> = ports.values().filter_map(Weak::upgrade).collect();
         drop(ports);
         devices.sort_by_key(|device| Arc::as_ptr(device).addr());
@@ -246,12 +246,12 @@ impl Engine {
     }
 
     fn submit(&self, job: Job) {
-        lock(&self.jobs).push(job);
+        self.jobs.lock().push(job);
         self.bell.ring();
     }
 
     pub(super) fn take_jobs(&self) -> Vec<Job> {
-        std::mem::take(&mut *lock(&self.jobs))
+        std::mem::take(&mut *self.jobs.lock())
     }
 
     pub(super) fn work_is_there(&self, pair: &Arc<QueuePair>) {
@@ -276,7 +276,7 @@ impl Engine {
 
     /// Returns the engines of all named networks of this process.
     pub(super) fn all() -> Vec<Arc<Self>> {
-        lock(&FABRICS).iter().flat_map(HashMap::values).filter_map(Weak::upgrade).collect()
+        FABRICS.lock().iter().flat_map(HashMap::values).filter_map(Weak::upgrade).collect()
     }
 
     pub(super) fn completion_queue_overrun(&self, queue: &Arc<CompletionQueue>) {

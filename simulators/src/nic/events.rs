@@ -1,12 +1,10 @@
 //! Events that programs wait for: a queue of them behind a descriptor that is readable while there
 //! are some.
-
-use super::lock;
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Events in order. The descriptor counts them, so `take` blocks unless the reader made it
 /// non-blocking.
@@ -28,7 +26,7 @@ impl<T> EventQueue<T> {
     }
 
     pub(super) fn push(&self, event: T) {
-        lock(&self.events).push_back(Some(event));
+        self.events.lock().push_back(Some(event));
         // A counter that is full is readable anyway.
         let _ = rustix::io::write(self.fd.as_fd(), &1_u64.to_ne_bytes());
     }
@@ -45,7 +43,7 @@ impl<T> EventQueue<T> {
                 Err(errno) => return Err(errno),
                 Ok(_) => {}
             }
-            if let Some(Some(event)) = lock(&self.events).pop_front() {
+            if let Some(Some(event)) = self.events.lock().pop_front() {
                 return Ok(event);
             }
         }
@@ -53,7 +51,7 @@ impl<T> EventQueue<T> {
 
     /// Removes the events of an object that is being destroyed.
     pub(super) fn forget(&self, gone: impl Fn(&T) -> bool) {
-        for slot in lock(&self.events).iter_mut() {
+        for slot in self.events.lock().iter_mut() {
             if slot.as_ref().is_some_and(&gone) {
                 *slot = None;
             }
@@ -71,20 +69,20 @@ pub(super) struct Unacknowledged {
 
 impl Unacknowledged {
     pub(super) fn given(&self) {
-        *lock(&self.count) += 1;
+        *self.count.lock() += 1;
     }
 
     pub(super) fn acknowledge(&self, events: u32) {
-        let mut count = lock(&self.count);
+        let mut count = self.count.lock();
         *count = count.saturating_sub(events);
         self.changed.notify_all();
     }
 
     /// Waits, as libibverbs does, until the program has acknowledged all received events.
     pub(super) fn wait(&self) {
-        let mut count = lock(&self.count);
+        let mut count = self.count.lock();
         while *count > 0 {
-            count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut count);
         }
     }
 }

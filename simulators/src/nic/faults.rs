@@ -5,13 +5,13 @@
 //! one with that status does, with the queue pair in error.
 
 use super::engine::Bell;
-use super::lock;
 use super::wire::QueueNumber;
 use carrack_transports::verbs::sys::bindings::ibv_wc_status;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub use crate::gpu::Which;
@@ -107,7 +107,7 @@ impl<T: Copy> Ordered<T> {
 type Order<T> = Mutex<Option<Ordered<T>>>;
 
 fn order<T>(slot: &Order<T>, which: Which, what: T) {
-    *lock(slot) = Some(Ordered { which, what });
+    *slot.lock() = Some(Ordered { which, what });
 }
 
 /// Switches for all faults of a NIC. All are off to begin with.
@@ -154,12 +154,12 @@ impl Faults {
     /// Makes calls fail with this `errno`. Replaces an earlier order for this call.
     pub fn fail_call(&self, call: Call, which: Which, errno: i32) {
         let what = Errno::from_raw_os_error(errno);
-        lock(&self.calls).insert(call, Some(Ordered { which, what }));
+        self.calls.lock().insert(call, Some(Ordered { which, what }));
     }
 
     /// Makes calls work again.
     pub fn heal_call(&self, call: Call) {
-        lock(&self.calls).remove(&call);
+        self.calls.lock().remove(&call);
     }
 
     /// Makes send work requests end with this status, reads, writes and atomic operations
@@ -189,9 +189,9 @@ impl Faults {
     /// Ends the failures of work requests.
     pub fn heal_work(&self) {
         for slot in [&self.sends, &self.receives] {
-            *lock(slot) = None;
+            *slot.lock() = None;
         }
-        *lock(&self.overruns) = None;
+        *self.overruns.lock() = None;
     }
 
     /// Hides completions until the guard is dropped. The work itself is done.
@@ -205,7 +205,7 @@ impl Faults {
     /// still receive from peers. The device is named by its number in the list of devices.
     #[must_use = "queue pairs go on when the guard is dropped"]
     pub fn hold_device(self: &Arc<Self>, device: usize) -> Held {
-        lock(&self.held_devices).push(device as u64);
+        self.held_devices.lock().push(device as u64);
         Held { faults: Arc::clone(self), what: Standing::Device(device as u64) }
     }
 
@@ -220,7 +220,7 @@ impl Faults {
     #[must_use = "the queue pair goes on when the guard is dropped"]
     pub fn hold_queue_pair(self: &Arc<Self>, device: usize, number: u32) -> Held {
         let queue = (device as u64, QueueNumber(number));
-        lock(&self.held_queues).insert(queue);
+        self.held_queues.lock().insert(queue);
         Held { faults: Arc::clone(self), what: Standing::QueuePair(queue) }
     }
 
@@ -248,12 +248,12 @@ impl Faults {
 
     /// Sets the visibility of peers' writes: in memory of GPUs only, or in all.
     pub fn write_visibility(&self, visibility: Visibility, gpus_only: bool) {
-        *lock(&self.visibility) = (visibility, gpus_only);
+        *self.visibility.lock() = (visibility, gpus_only);
         self.bell.ring_for_all();
     }
 
     pub(super) fn check(&self, call: Call) -> Result<(), Errno> {
-        let mut calls = lock(&self.calls);
+        let mut calls = self.calls.lock();
         if calls.is_empty() {
             return Ok(());
         }
@@ -261,15 +261,15 @@ impl Faults {
     }
 
     pub(super) fn next_send(&self) -> Option<ibv_wc_status> {
-        Ordered::next(&mut lock(&self.sends))
+        Ordered::next(&mut self.sends.lock())
     }
 
     pub(super) fn next_receive(&self) -> Option<ibv_wc_status> {
-        Ordered::next(&mut lock(&self.receives))
+        Ordered::next(&mut self.receives.lock())
     }
 
     pub(super) fn overruns(&self) -> bool {
-        Ordered::next(&mut lock(&self.overruns)).is_some()
+        Ordered::next(&mut self.overruns.lock()).is_some()
     }
 
     pub(super) fn holds_completions(&self) -> bool {
@@ -281,8 +281,8 @@ impl Faults {
     }
 
     pub(super) fn holds_queue(&self, device: usize, number: QueueNumber) -> bool {
-        lock(&self.held_devices).contains(&(device as u64))
-            || lock(&self.held_queues).contains(&(device as u64, number))
+        self.held_devices.lock().contains(&(device as u64))
+            || self.held_queues.lock().contains(&(device as u64, number))
     }
 
     pub(super) fn holds_last_receives(&self) -> bool {
@@ -315,7 +315,7 @@ impl Faults {
     }
 
     pub(super) fn visibility(&self, of_a_gpu: bool) -> Visibility {
-        let (visibility, gpus_only) = *lock(&self.visibility);
+        let (visibility, gpus_only) = *self.visibility.lock();
         if gpus_only && !of_a_gpu { Visibility::AtOnce } else { visibility }
     }
 }
@@ -342,10 +342,10 @@ impl Drop for Held {
     fn drop(&mut self) {
         match &self.what {
             Standing::QueuePair(queue) => {
-                lock(&self.faults.held_queues).remove(queue);
+                self.faults.held_queues.lock().remove(queue);
             }
             Standing::Device(device) => {
-                let mut held = lock(&self.faults.held_devices);
+                let mut held = self.faults.held_devices.lock();
                 if let Some(at) = held.iter().position(|other| other == device) {
                     held.swap_remove(at);
                 }

@@ -5,19 +5,19 @@
 //! `deregister` has returned, its memory is not accessed any more.
 
 use super::config::Limits;
-use super::lock;
 use super::wire::Remote;
 use carrack_transports::gpu::{Driver, Gpu};
 use carrack_transports::mem::copy::copy_and_wait;
 use carrack_transports::mem::{MemKind, MemMut, MemRef, Place};
 use carrack_transports::verbs::sys::bindings as ibv;
+use parking_lot::RwLock;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 const PAGE: usize = 4096;
 
@@ -160,7 +160,7 @@ impl Registration {
 #[derive(Debug)]
 pub(super) struct Regions {
     by_key: RwLock<HashMap<u32, Registration>>,
-    next: std::sync::Mutex<u32>,
+    next: parking_lot::Mutex<u32>,
     limit: usize,
     /// Set if memory can be registered on demand, without locking.
     pages_on_demand: bool,
@@ -168,7 +168,7 @@ pub(super) struct Regions {
     /// Number of locked bytes. Written under the table's lock.
     locked: AtomicU64,
     gpus: Vec<Arc<dyn Driver>>,
-    counted: std::sync::Mutex<MemoryCounters>,
+    counted: parking_lot::Mutex<MemoryCounters>,
 }
 
 /// Counters of a simulated device's memory: see
@@ -218,19 +218,19 @@ impl Regions {
         let Limits {
             memory_regions: limit, on_demand: pages_on_demand, locked: most_locked, ..
         } = *limits;
-        let (by_key, next) = (RwLock::default(), std::sync::Mutex::new(1));
+        let (by_key, next) = (RwLock::default(), parking_lot::Mutex::new(1));
         let (limit, locked) = (limit as usize, AtomicU64::new(0));
-        let counted = std::sync::Mutex::default();
+        let counted = parking_lot::Mutex::default();
         Self { by_key, next, limit, pages_on_demand, most_locked, locked, gpus, counted }
     }
 
     /// Counts bytes that a peer has written.
     pub(super) fn note_written(&self, bytes: usize) {
-        lock(&self.counted).written += bytes as u64;
+        self.counted.lock().written += bytes as u64;
     }
 
     pub(super) fn counters(&self) -> MemoryCounters {
-        *lock(&self.counted)
+        *self.counted.lock()
     }
 
     /// Registers `len` bytes at `addr`, which users of the key address by `iova`.
@@ -282,10 +282,10 @@ impl Regions {
 
     /// Ends a registration. Its memory is not accessed afterwards. Returns `true` if it existed.
     pub(super) fn deregister(&self, key: u32) -> bool {
-        let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
+        let mut by_key = self.by_key.write();
         let Some(gone) = by_key.remove(&key) else { return false };
         self.locked.fetch_sub(gone.locked(), Ordering::Relaxed);
-        if let Some(bytes) = lock(&self.counted).of(gone.access) {
+        if let Some(bytes) = self.counted.lock().of(gone.access) {
             bytes.now -= gone.len;
         }
         true
@@ -311,13 +311,13 @@ impl Regions {
     }
 
     fn add(&self, registration: Registration) -> Result<u32, Errno> {
-        let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
+        let mut by_key = self.by_key.write();
         let locked = self.locked.load(Ordering::Relaxed).saturating_add(registration.locked());
         if by_key.len() >= self.limit || locked > self.most_locked {
             return Err(Errno::NOMEM);
         }
         self.locked.store(locked, Ordering::Relaxed);
-        let mut next = lock(&self.next);
+        let mut next = self.next.lock();
         // Neither small nor in order, so that guessed keys and neighbours of keys are invalid.
         let key = loop {
             *next = next.wrapping_add(1);
@@ -326,7 +326,7 @@ impl Regions {
                 break key;
             }
         };
-        let mut counted = lock(&self.counted);
+        let mut counted = self.counted.lock();
         counted.registrations += 1;
         if let Some(bytes) = counted.of(registration.access) {
             bytes.add(registration.len);
@@ -344,7 +344,7 @@ impl Regions {
         wanted: Access,
         act: impl FnOnce(*mut u8, Place<'_>) -> Result<T, Unreachable>,
     ) -> Result<T, Unreachable> {
-        let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
+        let by_key = self.by_key.read();
         let found = by_key
             .get(&at.key)
             .filter(|found| found.domain == domain && found.access.allows(wanted));
@@ -365,7 +365,7 @@ impl Regions {
 
     /// Returns `true` if the place is memory of a GPU.
     pub(super) fn is_of_a_gpu(&self, domain: Domain, at: Remote) -> bool {
-        let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
+        let by_key = self.by_key.read();
         by_key.get(&at.key).filter(|found| found.domain == domain).is_some_and(|found| match &found
             .memory
         {
@@ -377,7 +377,7 @@ impl Regions {
 
     /// Returns `true` if writes to a place may become visible out of order.
     pub(super) fn is_relaxed(&self, domain: Domain, at: Remote) -> bool {
-        let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
+        let by_key = self.by_key.read();
         let found = by_key.get(&at.key).filter(|found| found.domain == domain);
         found.is_some_and(|found| found.access.allows(Access::RELAXED_ORDERING))
     }

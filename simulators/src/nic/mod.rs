@@ -61,7 +61,7 @@ use carrack_transports::verbs::{Options, Rdma};
 use device::Device;
 use engine::Engine;
 use rustix::io::Errno;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use wire::PAYLOADS;
 
 /// Returns the verbs transport over this process's simulated NIC, which is made at the first use.
@@ -204,9 +204,4 @@ impl SimulatedNic {
 /// timers, held work, other processes, and NICs on a network without a name.
 pub fn go_round() {
     Engine::all().iter().for_each(|engine| engine.go_round());
-}
-
-/// Locks a mutex. A panic of an earlier holder is not passed on.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

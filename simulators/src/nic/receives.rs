@@ -3,14 +3,14 @@
 use super::completion::Depth;
 use super::device::{AsyncEvent, AsyncEvents, Source};
 use super::events::Unacknowledged;
-use super::lock;
 use super::memory::{Access, Domain, Regions, Unreachable};
 use super::wire::Remote;
 use carrack_transports::verbs::sys::bindings as ibv;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
 
 /// A piece of registered memory, as in an `ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,7 +131,7 @@ impl ReceiveQueue {
         if receive.pieces.len() > self.max_pieces as usize {
             return Err(Errno::INVAL);
         }
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         self.depth.take().ok_or(Errno::NOMEM)?;
         inner.queue.push_back(receive);
         Ok(())
@@ -139,7 +139,7 @@ impl ReceiveQueue {
 
     /// Takes the next receive.
     pub(super) fn take(self: &Arc<Self>) -> Option<Receive> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let receive = inner.queue.pop_front()?;
         if inner.queue.len() < inner.limit as usize {
             inner.limit = 0;
@@ -151,16 +151,16 @@ impl ReceiveQueue {
 
     /// Returns the limit for the event of few receives. 0: no event.
     pub(super) fn limit(&self) -> u32 {
-        lock(&self.inner).limit
+        self.inner.lock().limit
     }
 
     pub(super) fn set_limit(&self, limit: u32) {
-        lock(&self.inner).limit = limit;
+        self.inner.lock().limit = limit;
     }
 
     /// Removes all receives, without completions.
     pub(super) fn clear(&self) {
-        lock(&self.inner).queue.clear();
+        self.inner.lock().queue.clear();
         self.depth.clear();
     }
 }

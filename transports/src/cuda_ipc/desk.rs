@@ -15,12 +15,13 @@ use crate::net::is_shortage;
 use crate::net::packets::{Channel, ConnectError, Listener, Received};
 use crate::net::pending::Pending;
 use crate::net::proof::{Claim, Key, Role, Unproven};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -78,7 +79,7 @@ impl Desk {
 
     /// Offers an allocation's descriptor to callers, as long as the allocation is exported.
     pub(super) fn offer(&self, inode: u64, allocation: &Arc<Allocation>) {
-        let mut wares = self.wares.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wares = self.wares.lock();
         wares.retain(|_, known| known.strong_count() > 0);
         wares.insert(inode, Arc::downgrade(allocation));
     }
@@ -235,7 +236,7 @@ impl Caller {
                 }
             }
         };
-        let ware = wares.lock().unwrap_or_else(PoisonError::into_inner);
+        let ware = wares.lock();
         let ware = ware.get(&inode).and_then(Weak::upgrade);
         let sent = match ware.as_ref().and_then(|allocation| allocation.fd()) {
             Some(fd) => self.channel.send(&PROTOCOL.message(HERE, &[]), &[fd]),

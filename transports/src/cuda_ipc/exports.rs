@@ -7,10 +7,11 @@ use crate::contract::Exported;
 use crate::gpu::{Gpu, Handle, HandleForm};
 use crate::mem::{AllocId, GpuUuid, Keeper, MapError, MemKind, Region, WeakRegion};
 use crate::shm;
+use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Forms of handles whose importers survive the exporter's death, in the order of the attempts.
 pub(super) const FORMS: [HandleForm; 3] = [HandleForm::Bytes, HandleForm::Fd, HandleForm::Fabric];
@@ -97,7 +98,7 @@ impl Exports {
             len,
             handle: allocation.handle.encode_at(offset),
         };
-        let mut own = lock(&OWN);
+        let mut own = OWN.lock();
         own.retain(|(_, region)| !region.is_gone());
         let name = (allocation.inode, offset, len);
         if !own.iter().any(|(other, known)| *other == name && known.is_of(region)) {
@@ -124,8 +125,8 @@ impl Exports {
         let end = addr.saturating_add(len);
         let reaches =
             |one: &Allocation| one.base < end && addr < one.base.saturating_add(one.handle.len);
-        let known: Vec<_> = lock(&self.all).values().filter_map(Weak::upgrade).collect();
-        let left: Vec<_> = lock(&LEFT).iter().map(|(allocation, _)| allocation.clone()).collect();
+        let known: Vec<_> = self.all.lock().values().filter_map(Weak::upgrade).collect();
+        let left: Vec<_> = LEFT.lock().iter().map(|(allocation, _)| allocation.clone()).collect();
         let all = known.iter().chain(&left).filter(|one| reaches(one));
         let mut processes: Vec<u32> = all.flat_map(|one| one.ledger.importers()).collect();
         processes.sort_unstable();
@@ -149,7 +150,7 @@ impl Exports {
     /// Returns the allocation that a region lies in, and exports it if it is not exported yet.
     fn allocation(&self, region: &Region, gpu: &Arc<dyn Gpu>) -> Result<Arc<Allocation>, MapError> {
         let name = (gpu.info().uuid, region.id(), region.root().addr());
-        let mut all = lock(&self.all);
+        let mut all = self.all.lock();
         if let Some(known) = all.get(&name).and_then(Weak::upgrade)
             && (known.base..known.base.saturating_add(known.handle.len)).contains(&region.addr())
         {
@@ -177,7 +178,7 @@ impl Exports {
 
 /// Returns a region of this very process, by its key.
 pub(super) fn own(name: Name) -> Result<Region, String> {
-    let own = lock(&OWN);
+    let own = OWN.lock();
     let found =
         own.iter().filter(|(other, _)| *other == name).find_map(|(_, known)| known.upgrade());
     found.ok_or_else(|| "it is not there any more".into())
@@ -192,7 +193,7 @@ impl Keeper for Until {
         if self.0.is_free() {
             return drop(owner);
         }
-        lock(&LEFT).push((self.0.clone(), owner));
+        LEFT.lock().push((self.0.clone(), owner));
         free_left();
     }
 }
@@ -201,7 +202,7 @@ impl Keeper for Until {
 pub(super) fn free_left() {
     // Dropped outside the lock: freeing GPU memory takes time, and an owner may be the program's.
     let freed: Vec<_> = {
-        let Ok(mut left) = LEFT.try_lock() else { return };
+        let Some(mut left) = LEFT.try_lock() else { return };
         left.extract_if(.., |(allocation, _)| allocation.is_free()).collect()
     };
     drop(freed);
@@ -215,10 +216,6 @@ impl Drop for Registration {
         // No wait here: an importer closes its mapping when it next looks.
         free_left();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -7,8 +7,9 @@ use crate::contract::{Imported, WireKey};
 use crate::gpu::{CopierState, Driver, Gpu, Handle};
 use crate::mem::{GpuUuid, MapError, Region};
 use crate::shm;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Size of the IPC handle cache: allocations that stay mapped though they are not in use, since
 /// opening one takes milliseconds.
@@ -172,7 +173,7 @@ impl Imports {
     ) -> Result<Opened, MapError> {
         let near = near.filter(|gpu| gpu.info().simulated == key.simulated);
         let whole = Handle::whole(key.handle);
-        let mut all = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.opened.lock();
         let fits = |one: &Opened| {
             one.inode == inode
                 && one.handle == whole
@@ -297,7 +298,7 @@ impl Imports {
     }
 
     fn close(&self, which: impl Fn(&Opened) -> bool) {
-        let mut all = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.opened.lock();
         let (gone, kept) = std::mem::take(&mut *all).into_iter().partition(which);
         *all = kept;
         drop(all);

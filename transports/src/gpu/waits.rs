@@ -10,8 +10,9 @@
 
 use super::{Event, GpuError};
 use crate::fork::Owner;
+use parking_lot::{Mutex, RwLock};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, TryLockResult, Weak};
+use std::sync::{Arc, Weak};
 
 /// Variable with the number of connections of a context.
 pub const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -62,7 +63,7 @@ impl Waits {
         let most = connections.saturating_sub(2).max(1).min(connections.saturating_sub(1));
         let (put_off, owner) = (put_off.clone(), Owner::this_process());
         let waits = Arc::new(Self { most, put_off, owner, waiting: RwLock::default() });
-        let mut contexts = lock(&waits.put_off.contexts);
+        let mut contexts = waits.put_off.contexts.lock();
         contexts.retain(|other| other.strong_count() > 0);
         contexts.push(Arc::downgrade(&waits));
         drop(contexts);
@@ -81,7 +82,7 @@ impl Waits {
     ) -> Result<Event, GpuError> {
         // Held until the wait is counted, so that no operation that the wait would block begins
         // meanwhile.
-        let mut waiting = self.waiting.write().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.write();
         let known = waiting.iter().position(|(other, _)| *other == stream);
         if known.is_none() && waiting.len() >= self.most {
             forget_released(&mut waiting);
@@ -107,7 +108,7 @@ impl Waits {
         let mut task = Some(task);
         self.put_off.while_none_waits(&mut || task.take().into_iter().for_each(|task| task()));
         if let Some(task) = task {
-            lock(&self.put_off.tasks).push(Box::new(task));
+            self.put_off.tasks.lock().push(Box::new(task));
         }
     }
 
@@ -137,11 +138,11 @@ impl Waits {
 impl PutOff {
     /// Runs the tasks that were put off, if no stream waits any more.
     pub fn catch_up(&self) {
-        if lock(&self.tasks).is_empty() {
+        if self.tasks.lock().is_empty() {
             return;
         }
         self.while_none_waits(&mut || {
-            let tasks = std::mem::take(&mut *lock(&self.tasks));
+            let tasks = std::mem::take(&mut *self.tasks.lock());
             for task in tasks {
                 task();
             }
@@ -151,39 +152,26 @@ impl PutOff {
     /// Runs `work` while no stream waits. Does nothing if a stream waits, or may at this moment.
     /// Several threads may run it at once.
     fn while_none_waits(&self, work: &mut dyn FnMut()) {
-        let contexts: Vec<_> = lock(&self.contexts).iter().filter_map(Weak::upgrade).collect();
+        let contexts: Vec<_> = self.contexts.lock().iter().filter_map(Weak::upgrade).collect();
         let mut held = Vec::with_capacity(contexts.len());
         for context in &contexts {
             // Not waited for: another thread gives a wait to a stream at this moment.
-            let Some(waiting) = taken(context.waiting.try_read()) else { return };
+            let Some(waiting) = context.waiting.try_read() else { return };
             if waiting.is_empty() {
                 held.push(waiting);
                 continue;
             }
             drop(waiting);
-            let Some(mut waiting) = taken(context.waiting.try_write()) else { return };
+            let Some(mut waiting) = context.waiting.try_write() else { return };
             forget_released(&mut waiting);
             drop(waiting);
-            match taken(context.waiting.try_read()) {
+            match context.waiting.try_read() {
                 Some(waiting) if waiting.is_empty() => held.push(waiting),
                 _ => return,
             }
         }
         work();
     }
-}
-
-/// Returns the guard of a lock that was free. A panic of an earlier holder is not passed on.
-fn taken<T>(locked: TryLockResult<T>) -> Option<T> {
-    match locked {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// No code of a driver's: one more stream may not wait.
@@ -197,7 +185,7 @@ impl fmt::Debug for Waits {
 
 impl fmt::Debug for PutOff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PutOff({})", lock(&self.tasks).len())
+        write!(f, "PutOff({})", self.tasks.lock().len())
     }
 }
 

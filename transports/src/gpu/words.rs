@@ -6,8 +6,9 @@
 use super::{Event, Flavour, Gpu, GpuError, Stream, Until};
 use crate::fork::Owner;
 use crate::mem::Region;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Bytes that words are cut from at a time.
 const PAGE: usize = 4096;
@@ -88,7 +89,7 @@ impl Place {
 
     /// Returns `true` if no stream will read the word any more.
     fn is_left(&mut self) -> bool {
-        let remembered = self.waits.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let remembered = self.waits.get_mut();
         remembered.forget_released();
         remembered.waits.is_empty()
     }
@@ -100,7 +101,7 @@ impl Place {
         // has a wait left.
         let past =
             unsafe { stream.wait_value64(self.addr() as *const u64, value, Until::Reached) }?;
-        let mut remembered = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remembered = self.waits.lock();
         // A stream passes its waits in order: the last one stands for all.
         remembered.waits.retain(|earlier| !past.is_behind(earlier));
         if remembered.waits.len() >= remembered.limit {
@@ -132,7 +133,7 @@ impl Words {
     }
 
     fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        self.places.lock()
     }
 
     /// Returns a word that holds 0.

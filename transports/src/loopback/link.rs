@@ -1,6 +1,6 @@
 //! One direction between two devices of a process.
 
-use super::{Inbox, Message, OnItsWay, Queue, Sender, lock};
+use super::{Inbox, Message, OnItsWay, Queue, Sender};
 use crate::contract::{
     Busy, DownCause, Header, Link, Op, OpFailure, OpToken, Payload, PeerId, Submit, SubmitError,
 };
@@ -34,7 +34,7 @@ impl LoopbackLink {
     /// Adds a message to the queue, made only when there is room. The argument of `make` is `true`
     /// if the queue is empty.
     pub(super) fn push(&self, make: impl FnOnce(bool) -> Result<Message, Submit>) -> Submit {
-        let mut messages = lock(&self.queue.messages);
+        let mut messages = self.queue.messages.lock();
         if messages.len() >= QUEUE {
             return Submit::Busy(Busy::Full);
         }

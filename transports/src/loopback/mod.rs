@@ -20,10 +20,11 @@ use crate::gpu::Gpu;
 use crate::mem::{Buffer, MapError, PacketSource, Region, SmallBytes, Transfer};
 use crate::sync::{Sleepers, TryLock};
 use link::LoopbackLink;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// The transport's name.
 pub const NAME: &str = "loopback";
@@ -89,7 +90,7 @@ impl Domain for LoopbackDomain {
     fn export(&self, region: &Region) -> Result<Exported, MapError> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let guard = Arc::new(());
-        lock(regions()).insert(number, (region.clone(), Arc::downgrade(&guard)));
+        regions().lock().insert(number, (region.clone(), Arc::downgrade(&guard)));
         let key = [&this_process()[..], &number.to_le_bytes()].concat();
         Ok(Exported::new(WireKey(key), Withdraw { number, _guard: guard }))
     }
@@ -101,7 +102,7 @@ impl Domain for LoopbackDomain {
         if process != this_process() {
             return Err("it is in another process".into());
         }
-        let regions = lock(regions());
+        let regions = regions().lock();
         let (region, guard) =
             regions.get(&u64::from_le_bytes(*number)).ok_or("it is not registered any more")?;
         Ok(Imported::own(region.clone(), guard.clone()))
@@ -149,7 +150,7 @@ struct Withdraw {
 impl Drop for Withdraw {
     fn drop(&mut self) {
         // Without the lock: a region's owner may be any code.
-        let withdrawn = lock(regions()).remove(&self.number);
+        let withdrawn = regions().lock().remove(&self.number);
         drop(withdrawn);
     }
 }
@@ -167,7 +168,7 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 /// Returns the devices of this process, by number.
 fn directory() -> MutexGuard<'static, HashMap<u64, Weak<Inbox>>> {
     static DEVICES: OnceLock<Mutex<HashMap<u64, Weak<Inbox>>>> = OnceLock::new();
-    lock(DEVICES.get_or_init(Mutex::default))
+    DEVICES.get_or_init(Mutex::default).lock()
 }
 
 /// Returns a number that no other process has, by which an address names this very process.
@@ -181,10 +182,6 @@ fn this_process() -> [u8; 16] {
         }
         token
     })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// State that a device shares with the links to it.
@@ -217,7 +214,7 @@ struct Ready {
 
 impl Inbox {
     fn announce(&self, what: impl FnOnce(&mut Ready)) {
-        let mut ready = lock(&self.ready);
+        let mut ready = self.ready.lock();
         what(&mut ready);
         let count = ready.queues.len() + ready.news.len();
         self.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
@@ -227,7 +224,7 @@ impl Inbox {
 
     /// Completes, for their senders, the operations in flight to this device, which has closed.
     fn abandon(&self) {
-        let queues = std::mem::take(&mut lock(&self.ready).queues);
+        let queues = std::mem::take(&mut self.ready.lock().queues);
         queues.iter().for_each(|queue| queue.abandon());
     }
 }
@@ -246,7 +243,7 @@ struct Queue {
 impl Queue {
     /// Completes the operations in flight to a device that has closed.
     fn abandon(&self) {
-        let left: Vec<_> = lock(&self.messages).drain(..).collect();
+        let left: Vec<_> = self.messages.lock().drain(..).collect();
         for message in left {
             if let OnItsWay::Landing(transfer, sender) = message.payload {
                 let (_, buffer) = transfer.into_buffers();
@@ -261,7 +258,7 @@ impl Queue {
             return;
         }
         let payload = OnItsWay::End(DownCause::Closed);
-        lock(&self.messages).push_back(Message { header: Header::default(), payload });
+        self.messages.lock().push_back(Message { header: Header::default(), payload });
         if !self.listed.swap(true, Ordering::SeqCst) {
             target.announce(|ready| ready.queues.push_back(self.clone()));
         }
@@ -269,7 +266,7 @@ impl Queue {
 
     /// Completes the operations that its sender still has in flight, before the sender goes.
     fn take_back(&self) {
-        let mut messages = lock(&self.messages);
+        let mut messages = self.messages.lock();
         let (kept, back): (VecDeque<_>, VecDeque<_>) = messages
             .drain(..)
             .partition(|message| !matches!(message.payload, OnItsWay::Landing(..)));
@@ -331,15 +328,15 @@ impl LoopbackDevice {
             ended: AtomicBool::new(false),
         };
         let queue = Arc::new(queue);
-        lock(&target.sources).push((peer, Arc::downgrade(&self.inbox)));
-        lock(&self.inbox.targets).push((queue.clone(), Arc::downgrade(&target)));
+        target.sources.lock().push((peer, Arc::downgrade(&self.inbox)));
+        self.inbox.targets.lock().push((queue.clone(), Arc::downgrade(&target)));
         let link = LoopbackLink { peer, home: self.inbox.clone(), target, queue };
         self.inbox.announce(|ready| ready.news.push_back(Event::Connected { peer }));
         Ok(link)
     }
 
     fn take_turn(&self, queue: &Arc<Queue>, batch: &mut Batch) -> bool {
-        let mut messages = lock(&queue.messages);
+        let mut messages = queue.messages.lock();
         for _ in 0..TURN {
             if batch.is_full() {
                 break;
@@ -399,7 +396,7 @@ impl Device for LoopbackDevice {
         }
         let Some(_polling) = self.polling.try_lock() else { return Polled::Busy };
         let mut turns = {
-            let mut ready = lock(&self.inbox.ready);
+            let mut ready = self.inbox.ready.lock();
             while !batch.is_full() {
                 let Some(event) = ready.news.pop_front() else { break };
                 batch.push(event);
@@ -408,7 +405,7 @@ impl Device for LoopbackDevice {
         };
         while turns > 0 && !batch.is_full() {
             turns -= 1;
-            let Some(queue) = lock(&self.inbox.ready).queues.pop_front() else { break };
+            let Some(queue) = self.inbox.ready.lock().queues.pop_front() else { break };
             let more = self.take_turn(&queue, batch);
             if !more {
                 queue.listed.store(false, Ordering::SeqCst);
@@ -416,9 +413,9 @@ impl Device for LoopbackDevice {
             // A sender that pushed a message between the two lines above saw the queue still
             // listed.
             if more
-                || !lock(&queue.messages).is_empty() && !queue.listed.swap(true, Ordering::SeqCst)
+                || !queue.messages.lock().is_empty() && !queue.listed.swap(true, Ordering::SeqCst)
             {
-                lock(&self.inbox.ready).queues.push_back(queue);
+                self.inbox.ready.lock().queues.push_back(queue);
                 // The device may have closed while this queue was not on the list that it
                 // abandons.
                 if self.inbox.closed.load(Ordering::Acquire) {
@@ -426,7 +423,7 @@ impl Device for LoopbackDevice {
                 }
             }
         }
-        let ready = lock(&self.inbox.ready);
+        let ready = self.inbox.ready.lock();
         let count = ready.queues.len() + ready.news.len();
         self.inbox.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
         drop(ready);
@@ -456,14 +453,14 @@ impl Device for LoopbackDevice {
         }
         directory().remove(&self.inbox.id);
         let mut told = Vec::new();
-        for (queue, target) in lock(&self.inbox.targets).drain(..) {
+        for (queue, target) in self.inbox.targets.lock().drain(..) {
             queue.take_back();
             if let Some(target) = target.upgrade() {
                 queue.end(&target);
                 told.push(target.id);
             }
         }
-        for (peer, source) in lock(&self.inbox.sources).drain(..) {
+        for (peer, source) in self.inbox.sources.lock().drain(..) {
             // A source to which this device sends gets the end behind the last message, not
             // before.
             if let Some(source) = source.upgrade().filter(|source| !told.contains(&source.id)) {

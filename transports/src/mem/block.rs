@@ -6,10 +6,11 @@
 
 use super::{AllocError, AllocId, Chunk, MemKind, PacketAllocator};
 use crate::gpu::{Driver, Extent, Gpu};
+use parking_lot::{Mutex, MutexGuard};
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Lowest address that a program's memory can have.
 const FIRST_PAGE: usize = 4096;
@@ -126,7 +127,7 @@ struct Claim(usize);
 static CLAIMS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
 fn claims() -> MutexGuard<'static, BTreeMap<usize, usize>> {
-    CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
+    CLAIMS.lock()
 }
 
 impl Claim {

@@ -18,10 +18,11 @@ use super::extents::Extents;
 use super::lent::{Freed, Watch};
 use super::{AllocId, MemHint, MemKind, Region, WeakRegion};
 use crate::gpu::{Driver, Extent, Gpu, GpuError};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Weak};
 
 /// Extents that are known at a time; one that was not used lately makes room. Each takes some 300
 /// bytes.
@@ -193,14 +194,13 @@ impl KnownMemory {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner)
+        self.table.read()
     }
 
     /// Changes the table. Entries that leave it are dropped without the lock: freeing GPU memory
     /// takes time, and a root's keeper may be any code.
     fn change<T>(&self, change: impl FnOnce(&mut Table) -> (T, Vec<(Range<usize>, Entry)>)) -> T {
-        let mut table: RwLockWriteGuard<'_, Table> =
-            self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table: RwLockWriteGuard<'_, Table> = self.table.write();
         let (answer, gone) = change(&mut table);
         for (range, entry) in &gone {
             if let What::Device(root) = &entry.what {

@@ -12,10 +12,11 @@ use super::region::host_id;
 use super::{AllocError, MemKind, MemRef, PacketAllocator, Place, Region};
 use crate::gpu::{Driver, Gpu};
 use crate::sync::FreeList;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Packets by which a pool grows at a time.
 pub const SLAB: usize = 16;
@@ -199,7 +200,7 @@ impl PacketPool {
 
 impl Pool {
     fn growth(&self) -> MutexGuard<'_, Growth> {
-        self.growth.lock().unwrap_or_else(PoisonError::into_inner)
+        self.growth.lock()
     }
 
     /// Cuts a slab from the last block, or from a fresh one.

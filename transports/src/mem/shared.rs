@@ -13,11 +13,12 @@ use super::memfd::{MapError, Mapping, map_memfd, sealed_memfd};
 use super::region::host_id;
 use super::{MemKind, Region};
 use crate::fork::Owner;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Offset of the bytes in the memfd.
 const BYTES: usize = 4096;
@@ -60,7 +61,7 @@ impl Share {
 
     /// Adds a registration and returns its epoch.
     pub fn open(&self) -> u64 {
-        let mut registrations = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registrations = self.registrations.lock();
         if registrations.1 == 0 {
             registrations.0 += 1;
             self.epoch().store(registrations.0, Ordering::Release);
@@ -74,7 +75,7 @@ impl Share {
         if !self.owner.is_here() {
             return;
         }
-        let mut registrations = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registrations = self.registrations.lock();
         registrations.1 = registrations.1.saturating_sub(1);
         if registrations.1 == 0 {
             self.epoch().store(0, Ordering::Release);

@@ -1,10 +1,10 @@
 //! The socket that a process inherits from its launcher.
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType};
 use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
 
 /// The reason why an inherited descriptor was not adopted. The descriptor is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub unsafe fn adopt(number: i32) -> Result<OwnedFd, AdoptError> {
     if number < 0 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
         return Err(AdoptError::NotOpen);
     }
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut taken = TAKEN.lock();
     if taken.contains(&number) {
         return Err(AdoptError::Taken);
     }

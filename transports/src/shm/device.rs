@@ -19,13 +19,14 @@ use crate::net::packets::Listener;
 use crate::sync::BiasedLock;
 use crate::sync::barrier::Barrier;
 use crate::upkeep::Upkeep;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
@@ -81,7 +82,7 @@ impl Shared {
 
     /// Returns the segments of links that lead here.
     pub(super) fn incoming(&self) -> MutexGuard<'_, HashMap<PeerId, Arc<Segment>>> {
-        self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
+        self.incoming.lock()
     }
 
     /// Logs, once for each shortage, that connections wait for a resource.
@@ -118,7 +119,7 @@ impl Shared {
     }
 
     fn outgoing(&self) -> MutexGuard<'_, Vec<Arc<Outgoing>>> {
-        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.outgoing.lock()
     }
 }
 

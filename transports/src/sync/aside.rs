@@ -74,7 +74,7 @@ impl Aside {
 
     #[allow(clippy::unwrap_used, reason = "nothing panics under the lock")]
     fn places(&self) -> MutexGuard<'_, Vec<u32>> {
-        self.places.lock().unwrap()
+        self.places.lock()
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::Sleepers;
 use super::primitives::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// A bit for each kind of work that may be pending. Shared by all threads that add work.
 #[derive(Clone, Default, Debug)]
@@ -131,12 +131,12 @@ impl<T> Waiting<T> {
     /// Returns the list. A caller that changes its length calls [`set_count`](Self::set_count)
     /// before it releases the lock.
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock()
     }
 
     /// Returns the list, if no thread holds it at the moment.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.list.try_lock().ok()
+        self.list.try_lock()
     }
 
     /// Sets the length. The holder of the lock calls it.

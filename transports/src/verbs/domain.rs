@@ -17,9 +17,10 @@ use crate::contract::{Caps, Device, Domain, Exposed, Identity, Unavailable};
 use crate::gpu::Gpu;
 use crate::mem::{HostAllocator, PacketPool, PacketSource, Region, SmallBytes};
 use crate::shm::handshake::Place;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Number of events kept for devices that have not read them yet. Of more, the last are kept.
 const REMEMBERED: usize = 1024;
@@ -85,7 +86,7 @@ impl Shared {
         loop {
             match self.context.async_event() {
                 Ok(Some(event)) => {
-                    self.told.lock().unwrap_or_else(PoisonError::into_inner).add(event);
+                    self.told.lock().add(event);
                 }
                 Ok(None) => return,
                 Err(error) => return tracing::warn!(%error, "the NIC's events cannot be read"),
@@ -125,7 +126,7 @@ impl Shared {
 
     /// Returns the NIC's events after the first `known`, and sets `known` to the number of all.
     pub(super) fn told_since(&self, known: &mut usize) -> Vec<AsyncEvent> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).since(known)
+        self.told.lock().since(known)
     }
 }
 

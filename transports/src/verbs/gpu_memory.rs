@@ -8,9 +8,10 @@
 use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::gpu::{DmaBuf, Flavour, Gpu, GpuError, RemoteWrites};
 use crate::mem::{GpuUuid, MemKind, Region};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Memory that is registered with the NIC.
 #[derive(Debug)]
@@ -161,7 +162,7 @@ impl GpuMemory {
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<GpuUuid, [Verdict; Way::ALL.len()]>> {
-        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.verdicts.lock()
     }
 
     fn verdict(&self, gpu: GpuUuid, way: Way) -> Verdict {

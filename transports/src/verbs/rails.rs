@@ -16,8 +16,9 @@ use crate::contract::{
     AddressBlob, Armed, Batch, Chunk, Device, DownCause, Event, OpToken, PeerId, Polled, Reach,
     RemotePlace, Submit, SubmitError,
 };
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 const MAGIC: [u8; 4] = *b"CRVR";
 
@@ -91,7 +92,7 @@ impl Rails {
     /// Handles the events on them.
     #[cold]
     pub(super) fn poll(&self, polling: &mut Polling) {
-        let mut batch = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut batch = self.batch.lock();
         for rail in &self.devices {
             // Set if a chunk has failed, so that the end of its connection comes next.
             let mut has_failed = false;

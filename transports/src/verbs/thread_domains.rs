@@ -7,7 +7,8 @@
 //! do without.
 
 use super::sys::ProtectionDomain;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
 
 /// Thread domains of an opened port.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl ThreadDomains {
     /// Returns a domain around `base` for one queue pair, which ends with it. `None`: the limit is
     /// reached, or the device gives none.
     pub(super) fn take(&self, base: &Arc<ProtectionDomain>) -> Option<Arc<ProtectionDomain>> {
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = self.given.lock();
         given.retain(|domain| domain.strong_count() > 0);
         if given.len() >= self.most {
             return None;

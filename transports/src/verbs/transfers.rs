@@ -9,9 +9,10 @@ use super::wishes::Wishes;
 use crate::contract::{Event, Exposed, OpFailure, OpToken, RemotePlace};
 use crate::gpu::{Gpu, GpuError};
 use crate::mem::{Buffer, CopyError, GpuUuid, MemKind, Region, WeakRegion};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Bytes of one request, at most: every device takes them.
 pub(super) const PIECE: usize = 1 << 30;
@@ -246,7 +247,7 @@ impl Registrations {
                 .map(|memory| Arc::new(memory.into()));
         };
         let root = slice.region().root();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         if let Some((region, registration)) = kept.get(&root.addr())
             && region.is_of(root)
         {
@@ -278,10 +279,7 @@ impl Registrations {
 
     /// Drops registrations whose regions are gone.
     pub(super) fn look_after(&self) {
-        self.kept
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|_, (region, _)| !region.is_gone());
+        self.kept.lock().retain(|_, (region, _)| !region.is_gone());
     }
 }
 

@@ -15,7 +15,8 @@ use crate::progress::Landing;
 use crate::region::Region;
 use carrack_transports::gpu::Stream;
 use carrack_transports::mem::{Buffer, CopyError, Face, FaceRefused, Hosts, start_face};
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// The progress of a batch.
 pub(in crate::post) enum Started {

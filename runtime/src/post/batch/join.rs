@@ -6,7 +6,8 @@ use crate::error::OpError;
 use crate::names::{Rank, RemoteComp, Tag, UserContext};
 use crate::runtime::Inner;
 use carrack_transports::mem::Buffer;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, Weak};
 
 /// The completion object of a batch's parts. After the last part it signals the other rank, if no
 /// part has failed, and the batch's own object. The thread that begins the parts has a share, too,
@@ -40,7 +41,7 @@ impl Default for Shares {
 
 impl Join {
     fn shares(&self) -> MutexGuard<'_, Shares> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shares.lock()
     }
 
     /// Adds a part before it begins, as it may end at once.

@@ -17,7 +17,8 @@ use crate::protocol::header::Message;
 use crate::region::Region;
 use crate::runtime::Inner;
 use carrack_transports::mem::RegionSlice;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
 
 /// Returns `true` if a piece goes together with others.
 pub(super) fn goes_with_others(piece: &Piece<'_>) -> bool {
@@ -211,7 +212,7 @@ impl Completion for End {
 }
 
 fn taken<T>(place: &Mutex<Option<T>>) -> Option<T> {
-    place.lock().unwrap_or_else(PoisonError::into_inner).take()
+    place.lock().take()
 }
 
 /// The context in which a pack in flight goes on and ends.
@@ -275,8 +276,7 @@ impl Completion for Answered {
     fn signal(&self, status: Status) -> Result<(), Status> {
         let Status { rank, tag, size, user_context, .. } = status;
         self.onward.on(status, |runtime, device| {
-            let pieces =
-                std::mem::take(&mut *self.pieces.lock().unwrap_or_else(PoisonError::into_inner));
+            let pieces = std::mem::take(&mut *self.pieces.lock());
             match copy_packed((&self.packed, 0), places(&pieces), true, &runtime.staging) {
                 Ok(None) => Some(Ok(())),
                 Ok(Some(moving)) => {

@@ -7,7 +7,8 @@ use crate::peer::hold::{Kept, Unexpected};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{AllocError, MemMut, MemRef};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// A delivery that waits.
 pub(super) struct Entry {
@@ -33,13 +34,13 @@ pub(super) struct Fetch(Mutex<Option<Status>>);
 
 impl Fetch {
     pub(super) fn take(&self) -> Option<Status> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 
 impl Completion for Fetch {
     fn signal(&self, status: Status) -> Result<(), Status> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+        *self.0.lock() = Some(status);
         Ok(())
     }
 

@@ -4,18 +4,18 @@ use super::super::LinkLayer;
 use super::super::address::GidKind;
 use super::super::device::{AsyncEvents, Device, Port};
 use super::super::faults::Call;
-use super::super::lock;
 use super::{free, known, make, minus_one, number, pointer};
 use carrack_transports::verbs::sys::bindings::{
     self as ibv, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_fork_status,
     ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, verbs_context,
 };
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 /// Maximum number of simulated NICs of a process. Each has a function of its own that lists its
 /// devices, since libibverbs' takes no argument that could tell them apart.
@@ -62,7 +62,7 @@ impl DeviceList {
     /// # Errors
     /// EMFILE: the process has too many simulated NICs.
     pub(in super::super) fn new(devices: &[Arc<Device>]) -> Result<Arc<Self>, Errno> {
-        let mut taken = lock(&TAKEN);
+        let mut taken = TAKEN.lock();
         let is_free =
             |slot: &Option<Weak<Self>>| slot.as_ref().is_none_or(|list| list.strong_count() == 0);
         let slot = taken.iter().position(is_free).ok_or(Errno::MFILE)?;
@@ -103,7 +103,7 @@ fn set(field: &mut [c_char], text: &str) {
 }
 
 unsafe extern "C" fn get_device_list<const SLOT: usize>(count: *mut c_int) -> *mut *mut ibv_device {
-    let list = lock(&TAKEN).get(SLOT).and_then(Option::as_ref).and_then(Weak::upgrade);
+    let list = TAKEN.lock().get(SLOT).and_then(Option::as_ref).and_then(Weak::upgrade);
     let result = list.ok_or(Errno::NOSYS).and_then(|list| {
         let first = list.devices.first();
         if let Some(first) = first {

@@ -24,18 +24,18 @@ use super::device::{AsyncEvent, AsyncEvents, Device, Source};
 use super::engine::Outbox;
 use super::events::Unacknowledged;
 use super::faults::{Call, Visibility};
-use super::lock;
 use super::memory::Domain;
 use super::receives::{Receive, ReceiveQueue};
 use super::wire::{Body, Packet, QueueNumber};
 use carrack_transports::verbs::sys::bindings::{
     self as ibv, ibv_event_type, ibv_qp_attr, ibv_wc, ibv_wc_status,
 };
+use parking_lot::Mutex;
 use requester::Requester;
 use responder::Responder;
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Parts of a queue pair.
@@ -110,7 +110,7 @@ impl QueuePair {
     /// Destroys it: no packet arrives any more, and its completions are removed.
     pub(super) fn destroy(&self) {
         self.device.remove_queue(self.number);
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         self.reset(&mut inner);
         for queue in [&self.parts.send_cq, &self.parts.recv_cq] {
             queue.users.fetch_sub(1, Ordering::SeqCst);
@@ -119,7 +119,7 @@ impl QueuePair {
     }
 
     pub(super) fn attributes(&self) -> (State, Attributes) {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         (inner.state, inner.attributes.clone())
     }
 
@@ -133,7 +133,7 @@ impl QueuePair {
         mask: u32,
         vector: Option<AddressVector>,
     ) -> Result<(), Errno> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let to = match mask & ibv::IBV_QP_STATE {
             0 => inner.state,
             _ => State::from_number(attr.qp_state).ok_or(Errno::INVAL)?,
@@ -209,7 +209,7 @@ impl QueuePair {
 
     /// Handles the failure of its completion queue.
     pub(super) fn completions_are_lost(self: &Arc<Self>) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if !matches!(inner.state, State::Reset | State::Error) {
             self.enter_error(&mut inner);
             self.tell(ibv::IBV_EVENT_QP_FATAL);
@@ -226,7 +226,7 @@ impl QueuePair {
     /// EINVAL: in RESET, or a shared queue, or too many pieces. ENOMEM: there is no place.
     pub(super) fn post_receive(self: &Arc<Self>, receive: Receive) -> Result<(), Errno> {
         self.device.faults.check(Call::PostRecv)?;
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         if self.parts.shared || inner.state == State::Reset {
             return Err(Errno::INVAL);
         }
@@ -246,7 +246,7 @@ impl QueuePair {
     pub(super) fn post_send(self: &Arc<Self>, work: Work) -> Result<(), Errno> {
         self.device.faults.check(Call::PostSend)?;
         work.check(&self.parts)?;
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if !matches!(inner.state, State::ReadyToSend | State::Error) {
             return Err(Errno::INVAL);
         }
@@ -273,20 +273,20 @@ impl QueuePair {
 
     /// Does all possible work.
     pub(super) fn proceed(self: &Arc<Self>, out: &mut Outbox) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         self.transmit(&mut inner, out);
     }
 
     /// Handles a point in time that this queue pair had asked for.
     pub(super) fn wake(self: &Arc<Self>, now: Instant, out: &mut Outbox) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         self.expire(&mut inner, now, out);
         self.transmit(&mut inner, out);
     }
 
     /// Handles a packet.
     pub(super) fn deliver(self: &Arc<Self>, packet: &mut Packet, out: &mut Outbox) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         match packet.body {
             Body::Request(request) => self.respond(&mut inner, request, packet, out),
             _ => {
@@ -298,7 +298,7 @@ impl QueuePair {
 
     /// Handles the end of the process with this block: packets to it are lost.
     pub(super) fn peer_is_gone(self: &Arc<Self>, block: super::address::Block, out: &mut Outbox) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if inner.attributes.route.is_some_and(|(_, peer)| peer.block() == block) {
             self.note_loss(&mut inner, out);
         }

@@ -4,10 +4,11 @@ use super::lease::{Given, give};
 use super::list::{Board, PIECES, Place};
 use super::page::{Command, LINES, Page};
 use crate::gpu::{CopierState, Event, GpuError, Sequence};
+use parking_lot::Mutex;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, OnceLock};
 
 /// A driver's way to run the kernel.
 pub trait Launcher: Send + Sync + Sized + 'static {
@@ -137,7 +138,7 @@ impl<L: Launcher> Resident<L> {
         if self.failed.get().is_some() {
             return None;
         }
-        let turn = lock(&self.turn);
+        let turn = self.turn.lock();
         let generation = turn.generation;
         if self.page().begun() != generation || turn.stopped == generation || !self.runs() {
             return None;
@@ -174,12 +175,8 @@ impl<L: Launcher> Resident<L> {
         {
             return;
         }
-        let mut turn = match self.turn.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // The thread that holds it gives a copy, or launches a kernel.
-            Err(TryLockError::WouldBlock) => return,
-        };
+        // The thread that holds it gives a copy, or launches a kernel.
+        let Some(mut turn) = self.turn.try_lock() else { return };
         if self.page().gone() < turn.generation {
             return;
         }
@@ -205,7 +202,7 @@ impl<L: Launcher> Resident<L> {
     /// Asks the kernel to end when it has done what it was given, before a driver call that would
     /// wait for it.
     pub fn end_early(&self) {
-        let mut turn = lock(&self.turn);
+        let mut turn = self.turn.lock();
         if turn.stopped != turn.generation && self.page().gone() < turn.generation {
             turn.stopped = turn.generation;
             self.page().stop(turn.generation);
@@ -299,10 +296,6 @@ impl<L: Launcher> fmt::Debug for Resident<L> {
             self.page().answered()
         )
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the error of a kernel that ended without an answer.

@@ -11,17 +11,18 @@ use super::driver::CudaDriver;
 use super::error::{
     ILLEGAL_ADDRESS, INVALID_ADDRESS_SPACE, INVALID_VALUE, LAUNCH_FAILED, NOT_SUPPORTED, because,
 };
-use super::home::{Home, lock};
+use super::home::Home;
 use super::sys::{AccessDesc, FunctionHandle, ModuleHandle, StreamHandle};
 use super::vmm;
 use crate::gpu::{Flavour, Gpu, GpuError, Rights};
 use crate::mem::{CopyError, GpuUuid, Region};
 use crate::trial;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 const CALL: &str = "cuMemSetAccess";
 
@@ -69,7 +70,7 @@ impl Way {
 pub(super) fn keeps_from_writing(reader: &CudaGpu, owner: GpuUuid) -> Result<(), GpuError> {
     reader.reaches(owner)?;
     let both = (reader.info().uuid, owner);
-    if let Some(verdict) = lock(&reader.shared.verdicts).get(&both) {
+    if let Some(verdict) = reader.shared.verdicts.lock().get(&both) {
         return verdict.clone();
     }
     let mut verdict = Ok(());
@@ -91,7 +92,7 @@ pub(super) fn keeps_from_writing(reader: &CudaGpu, owner: GpuUuid) -> Result<(),
             other => return Err(failed(format!("the attempt by a {} {other}", way.name()))),
         }
     }
-    lock(&reader.shared.verdicts).insert(both, verdict.clone());
+    reader.shared.verdicts.lock().insert(both, verdict.clone());
     verdict
 }
 

@@ -6,14 +6,15 @@
 //! writes the word; the CPU only reads it.
 
 use super::error::{MISSING_CALL, NOT_SUPPORTED};
-use super::home::{Home, lock};
+use super::home::Home;
 use super::lane::Way;
 use super::sys::{self, DevicePtr, MemOp, StreamHandle};
 use crate::gpu::{Event, EventState, GpuError};
+use parking_lot::Mutex;
 use std::any::Any;
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// Bytes that words are cut from at a time.
 const PAGE: usize = 4096;
@@ -58,7 +59,7 @@ impl Course {
     /// # Errors
     /// There is no pinned memory.
     pub(super) fn new(home: &Arc<Home>) -> Result<Arc<Self>, GpuError> {
-        let kept = lock(&home.courses.free).pop();
+        let kept = home.courses.free.lock().pop();
         let addr = match kept {
             Some(addr) => addr,
             None => more_words(home)?,
@@ -124,7 +125,7 @@ impl Drop for Course {
             && context.check().is_ok()
             && self.come() == self.given.load(Ordering::Relaxed)
         {
-            lock(&self.home.courses.free).push(self.addr);
+            self.home.courses.free.lock().push(self.addr);
         }
     }
 }
@@ -138,7 +139,7 @@ fn more_words(home: &Home) -> Result<usize, GpuError> {
     // SAFETY: the bytes that were just allocated.
     unsafe { page.cast::<u8>().write_bytes(0, PAGE) };
     let first = page as usize;
-    lock(&home.courses.free).extend((STRIDE..PAGE).step_by(STRIDE).map(|offset| first + offset));
+    home.courses.free.lock().extend((STRIDE..PAGE).step_by(STRIDE).map(|offset| first + offset));
     Ok(first)
 }
 

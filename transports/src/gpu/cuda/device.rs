@@ -4,7 +4,7 @@ use super::context::Context;
 use super::driver::Shared;
 use super::error::{INVALID_DEVICE, because, error};
 use super::event::IpcEvent;
-use super::home::{Home, lock};
+use super::home::Home;
 use super::lane::{Copies, Way};
 use super::memory;
 use super::stream::CudaStream;
@@ -16,10 +16,11 @@ use crate::gpu::{
     Stream,
 };
 use crate::mem::{GpuUuid, MemKind, Region};
+use parking_lot::Mutex;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// A device, in its primary context, or in a user's context in which memory was found.
 pub struct CudaGpu {
@@ -126,7 +127,7 @@ impl CudaGpu {
 
     #[cold]
     fn begin_work(&self) -> Result<&Work, GpuError> {
-        let _making = lock(&self.making);
+        let _making = self.making.lock();
         if let Some(work) = self.work.get() {
             return Ok(work);
         }

@@ -7,7 +7,6 @@ use super::device::CudaGpu;
 use super::error::{
     DEINITIALIZED, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, STUB_LIBRARY, because,
 };
-use super::home::lock;
 use super::ipc::Opened;
 use super::links::Links;
 use super::sys::{ContextHandle, Device};
@@ -15,12 +14,13 @@ use super::{library, pointer};
 use crate::gpu::waits::{self, PutOff, Waits};
 use crate::gpu::{Driver, Extent, Gpu, GpuError};
 use crate::mem::{AllocId, GpuUuid};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// NVIDIA's driver. Clones share one instance, as do all drivers made without a path. Contexts,
 /// streams and mapped memory belong to the process, and are kept to its end.
@@ -266,7 +266,7 @@ impl Shared {
         if let Some(gpus) = self.gpus.get() {
             return Ok(gpus);
         }
-        let _listing = lock(&self.listing);
+        let _listing = self.listing.lock();
         if let Some(gpus) = self.gpus.get() {
             return Ok(gpus);
         }
@@ -309,7 +309,7 @@ impl Shared {
     /// Returns the device of a context, working in that context.
     pub(super) fn gpu_in(&'static self, context: ContextHandle) -> Result<Arc<CudaGpu>, GpuError> {
         let number = Context::number(self.calls, context);
-        if let Some((known, gpu)) = lock(&self.foreign).get(&context)
+        if let Some((known, gpu)) = self.foreign.lock().get(&context)
             && *known == number
         {
             return Ok(Arc::clone(gpu));
@@ -332,7 +332,7 @@ impl Shared {
         let adopted = CudaGpu::adopted(self, gpu, context)?;
         // A previous entry belonged to a destroyed context, or another thread has just inserted
         // it.
-        lock(&self.foreign).insert(context, (number, Arc::clone(&adopted)));
+        self.foreign.lock().insert(context, (number, Arc::clone(&adopted)));
         Ok(adopted)
     }
 }

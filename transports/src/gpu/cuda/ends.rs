@@ -1,14 +1,14 @@
 //! Memory that the resident copier may access.
 
 use super::device::CudaGpu;
-use super::home::{Home, lock};
+use super::home::Home;
 use super::peer;
 use super::sys::ContextHandle;
 use super::vmm;
 use crate::gpu::{Pieces, Rights};
 use crate::mem::AllocId;
+use parking_lot::{Mutex, RwLock};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError, RwLock};
 
 /// Memory that the library keeps until its last region is dropped, in the order of addresses. The
 /// driver need not be asked about it. The lookup happens at each copy, and there are few entries:
@@ -19,7 +19,7 @@ pub(super) struct Kept(RwLock<Vec<Range<usize>>>);
 impl Kept {
     /// Adds memory.
     pub(super) fn note(&self, start: usize, len: usize) {
-        let mut kept = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.write();
         let at = kept.partition_point(|one| one.start < start);
         let end = start.saturating_add(len);
         match kept.get_mut(at).filter(|one| one.start == start) {
@@ -30,12 +30,12 @@ impl Kept {
 
     /// Removes memory that is about to be given back.
     pub(super) fn forget(&self, start: usize) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|one| one.start != start);
+        self.0.write().retain(|one| one.start != start);
     }
 
     /// Returns the memory that contains these bytes.
     fn around(&self, addr: usize, end: usize) -> Option<Range<usize>> {
-        let kept = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.0.read();
         let one = kept.get(kept.partition_point(|one| one.start <= addr).checked_sub(1)?)?;
         (end <= one.end).then(|| one.clone())
     }
@@ -71,7 +71,7 @@ struct Allocation {
 impl Ends {
     /// Forgets what is known of the program's memory in a range.
     pub(super) fn forget(&self, range: &Range<usize>) {
-        lock(&self.0).forget(range);
+        self.0.lock().forget(range);
     }
 
     pub(super) fn is_reached(&self, gpu: &CudaGpu, home: &Home, addr: usize, len: usize) -> bool {
@@ -111,7 +111,7 @@ impl Ends {
         }
         let holds = |one: &&Allocation| one.start <= addr && end <= one.end;
         let (known, generation) = {
-            let all = lock(&self.0);
+            let all = self.0.lock();
             (all.allocations.iter().find(holds).copied(), all.generation)
         };
         if let Some(known) = known
@@ -120,7 +120,7 @@ impl Ends {
             return known.is_reached.then_some(known.start..known.end);
         }
         let found = look(gpu, home, addr)?;
-        lock(&self.0).note(found, generation);
+        self.0.lock().note(found, generation);
         (end <= found.end && found.is_reached).then_some(found.start..found.end)
     }
 }

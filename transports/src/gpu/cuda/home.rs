@@ -14,9 +14,10 @@ use super::sys::{self, EventHandle, StreamHandle};
 use crate::gpu::copier::Claim;
 use crate::gpu::waits::Waits;
 use crate::gpu::{Event, GpuError};
+use parking_lot::Mutex;
 use std::cell::Cell;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 thread_local! {
     /// Set if this thread had no context at its last query, on a driver that requires one for
@@ -132,7 +133,7 @@ impl Home {
         if let Some(made) = slot.get() {
             return Ok(made);
         }
-        let _setup = lock(&self.setup);
+        let _setup = self.setup.lock();
         if let Some(made) = slot.get() {
             return Ok(made);
         }
@@ -165,7 +166,7 @@ impl Home {
     /// Takes an event of the pool, or a new one.
     fn take_event(&self) -> Result<EventHandle, GpuError> {
         // The lock is released before anything can fail.
-        let kept = lock(&self.events).pop();
+        let kept = self.events.lock().pop();
         match kept {
             Some(raw) => Ok(raw),
             None => self.new_event(sys::EVENT_DISABLE_TIMING),
@@ -183,7 +184,7 @@ impl Home {
     /// Takes an event back. It may not have fired: a new record replaces the old one, and streams
     /// that wait for the old one go on waiting for that.
     pub(super) fn keep_event(&self, raw: EventHandle) {
-        lock(&self.events).push(raw);
+        self.events.lock().push(raw);
     }
 
     /// Returns `true` if an event has fired.
@@ -236,7 +237,7 @@ impl Drop for Home {
         }
         // A destroyed context of the user's has freed all of it.
         let Ok(_current) = self.context.enter() else { return };
-        let events = std::mem::take(self.events.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let events = std::mem::take(self.events.get_mut());
         for event in events.into_iter().chain(self.lanes.iter_mut().filter_map(Lane::last_event)) {
             // SAFETY: the event was in the pool, so it has no other holder; made in this context.
             released("event", unsafe { self.context.calls.event_destroy(event) });
@@ -247,9 +248,4 @@ impl Drop for Home {
             released("stream", unsafe { self.context.calls.stream_destroy(*stream) });
         }
     }
-}
-
-/// Locks a mutex. A panic of an earlier holder is not passed on.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,7 +6,7 @@ use super::error::{
     ALREADY_MAPPED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, because,
     released,
 };
-use super::home::{Home, lock};
+use super::home::Home;
 use super::memory::{self, How, Memory, Pool};
 use super::pointer::Facts;
 use super::sys::{
@@ -16,10 +16,11 @@ use super::sys::{
 use super::vmm;
 use crate::gpu::{Gpu, GpuError, Handle, HandleForm, HandleKey, Reservation};
 use crate::mem::{AllocId, GpuUuid, MemKind, Region};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 /// Openings of other processes' memory. Memory that is opened by bytes is opened once for each
 /// context and handle, for any number of requests (gpu.md, legacy IPC rule 4). The exporter's
@@ -40,7 +41,7 @@ impl Opened {
     /// Returns the device that owns the memory at an address, if it was opened by bytes.
     pub(super) fn owner(&self, addr: usize) -> Option<GpuUuid> {
         let covers = |memory: &Memory| memory.ptr <= addr && addr - memory.ptr < memory.span;
-        let owners = lock(&self.owners);
+        let owners = self.owners.lock();
         owners
             .iter()
             .find(|(memory, _)| memory.upgrade().is_some_and(|memory| covers(&memory)))
@@ -250,7 +251,7 @@ fn open_bytes(
 ) -> Result<Arc<Memory>, GpuError> {
     let name = (home.context.raw, bytes, handle.id);
     // Held while the handle is opened, so that two threads get one mapping.
-    let mut opened = lock(&gpu.shared.opened.bytes);
+    let mut opened = gpu.shared.opened.bytes.lock();
     if let Some(memory) = opened.get(&name).and_then(Weak::upgrade) {
         return Ok(memory);
     }
@@ -273,7 +274,7 @@ fn open_bytes(
     home.kept.note(ptr, handle.len);
     let memory = Arc::new(memory);
     opened.insert(name, Arc::downgrade(&memory));
-    let mut owners = lock(&gpu.shared.opened.owners);
+    let mut owners = gpu.shared.opened.owners.lock();
     owners.retain(|(memory, _)| memory.strong_count() > 0);
     owners.push((Arc::downgrade(&memory), handle.gpu));
     Ok(memory)
@@ -379,7 +380,7 @@ fn open_pool(
     let (calls, mut pool) = (home.calls(), PoolHandle::NULL);
     // Held until the opening is counted, so that no other thread frees memory that the driver
     // returns a second time.
-    let mut pooled = lock(&gpu.shared.opened.pooled);
+    let mut pooled = gpu.shared.opened.pooled.lock();
     // SAFETY: the place for the answer is ours; the driver checks the descriptor, and takes no
     // ownership of it.
     unsafe {
@@ -436,7 +437,7 @@ impl Drop for PoolOpening {
 }
 
 fn close_pooled(shared: &Shared, home: &Home, ptr: DevicePtr, pool: PoolHandle) {
-    let mut pooled = lock(&shared.opened.pooled);
+    let mut pooled = shared.opened.pooled.lock();
     let left = pooled.pointers.get_mut(&ptr).map_or(0, |openings| {
         *openings -= 1;
         *openings

@@ -15,11 +15,12 @@ use super::error::VerbsError;
 use super::library;
 use super::mlx5::Mlx5;
 use libloading::os::unix::Library;
+use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Once, OnceLock};
 
 macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*) -> $answer:ty = $symbol:literal;)*) => {
@@ -218,7 +219,7 @@ impl Verbs {
     /// it.
     pub fn open() -> Result<Arc<Self>, VerbsError> {
         static OPEN: Mutex<Option<Arc<Verbs>>> = Mutex::new(None);
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN.lock();
         if let Some(verbs) = &*open {
             return Ok(Arc::clone(verbs));
         }

@@ -5,11 +5,12 @@ use super::super::error::VerbsError;
 use super::super::table::{Answer, set_errno};
 use super::context::{Context, make_non_blocking};
 use super::handle::Handle;
+use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A descriptor that becomes readable when a completion queue receives a completion, if that was
 /// requested.
@@ -162,7 +163,7 @@ impl CompletionQueue {
 
     /// Returns the number of completions that it has room for.
     pub fn depth(&self) -> u32 {
-        *self.depth.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.depth.lock()
     }
 
     /// Resizes it to at least `depth` completions, more or fewer than before. Present completions
@@ -174,7 +175,7 @@ impl CompletionQueue {
     pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
         let lacks_room = || self.context.name_in(VerbsError::new("ibv_resize_cq", libc::EINVAL));
         let cqe = asked(depth).ok_or_else(lacks_room)?;
-        let mut depth = self.depth.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut depth = self.depth.lock();
         // SAFETY: the queue is there.
         unsafe { self.context.verbs().resize_cq(self.as_raw(), cqe) }
             .map_err(|error| self.context.name_in(error))?;
