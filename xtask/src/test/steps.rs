@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::step::{Context, Outcome, Step, Tier};
 use super::{deny, layout, long, miri, msrv, room, verbs_guest};
 use crate::child;
-use crate::rules;
 
 const fn minutes(count: u64) -> Duration {
     Duration::from_secs(60 * count)
@@ -24,13 +23,6 @@ pub(super) const ALL: &[Step] = &[
         optional: false,
         limit: minutes(1),
         body: room::step,
-    },
-    Step {
-        name: "source rules",
-        tier: Tier::Default,
-        optional: false,
-        limit: minutes(1),
-        body: source_rules,
     },
     Step {
         name: "msrv",
@@ -111,24 +103,6 @@ fn format(context: &mut Context) -> Outcome {
         return Outcome::Skipped("rustfmt is not there, and rustup could not add it".into());
     }
     context.run(context.workspace.cargo().args(["fmt", "--all", "--check"])).into()
-}
-
-fn source_rules(context: &mut Context) -> Outcome {
-    match rules::check(&context.workspace.root) {
-        Ok(findings) => {
-            for warning in &findings.warnings {
-                println!("warning: {warning}");
-            }
-            for violation in &findings.violations {
-                println!("error: {violation}");
-            }
-            match findings.violations.len() {
-                0 => Outcome::Passed,
-                count => Outcome::Failed(format!("{count} violations, listed above")),
-            }
-        }
-        Err(error) => Outcome::Failed(error.to_string()),
-    }
 }
 
 fn clippy(context: &mut Context) -> Outcome {
