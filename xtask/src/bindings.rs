@@ -147,7 +147,7 @@ fn bindgen(workspace: &Workspace, tools: &Path) -> Result<PathBuf, TaskError> {
             .args(["install", "--locked", "--debug", "bindgen-cli", "--version", BINDGEN, "--root"])
             .arg(tools)
             .env("CARGO_TARGET_DIR", tools.join("build"));
-        child::hear(&mut cargo, LIMIT)?.unless_failed(&cargo)?;
+        child::read(&mut cargo, LIMIT)?;
     }
     Ok(program)
 }
@@ -220,7 +220,7 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
     if !heard.status.success() && heard.complained.contains("libclang") {
         let mut install = apt_get();
         install.args(["install", "--no-install-recommends", "libclang-dev"]);
-        child::hear(&mut install, INSTALL)?.unless_failed(&install)?;
+        child::read(&mut install, INSTALL)?;
         heard = child::hear(&mut command, LIMIT)?;
     }
     let made = narrowed(&heard.unless_failed(&command)?, &used(workspace)?);

@@ -31,8 +31,7 @@ impl Memcpy {
             // The getter's engine reads over the link, which takes longer than writing.
             command.arg("pull");
         }
-        let heard = child::hear(&mut command, limit(self.seconds))?;
-        side::read_line(name, &heard.unless_failed(&command)?, row)
+        side::read_line(name, &child::read(&mut command, limit(self.seconds))?, row)
     }
 }
 

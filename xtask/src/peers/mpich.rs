@@ -78,8 +78,7 @@ impl Mpich {
         }
         let value = |value| if value == THREADS { threads.as_str() } else { value };
         command.envs(setting.variant.env.iter().map(|(name, text)| (name, value(*text))));
-        let heard = child::hear(&mut command, limit(self.seconds))?;
-        read(&heard.unless_failed(&command)?, row)
+        read(&child::read(&mut command, limit(self.seconds))?, row)
     }
 }
 

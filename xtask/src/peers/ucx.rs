@@ -4,8 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::cores::Cores;
 use super::row::{Op, Row, Test};
@@ -199,12 +198,14 @@ fn free_port() -> Result<u16, TaskError> {
 pub(super) fn wait_until_listening(port: u16, server: &mut Running) -> Result<(), TaskError> {
     // "  0: 0100007F:3419 00000000:0000 0A ...": address and port in hexadecimal, 0A is LISTEN.
     let listening = format!(":{port:04X} 00000000:0000 0A ");
-    let began = Instant::now();
-    while began.elapsed() < LISTENS && server.ended()?.is_none() {
-        if fs::read_to_string("/proc/net/tcp").is_ok_and(|table| table.contains(&listening)) {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(5));
+    let mut listens = false;
+    child::until_true(LISTENS, || {
+        let table = fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+        listens = table.contains(&listening);
+        Ok(listens || server.ended()?.is_some())
+    })?;
+    if listens {
+        return Ok(());
     }
     Err(TaskError::Output {
         program: "the server",
@@ -215,10 +216,7 @@ pub(super) fn wait_until_listening(port: u16, server: &mut Running) -> Result<()
 
 /// Lets the server end by itself; one that does not is ended when it is dropped.
 pub(super) fn wait_until_ended(server: &mut Running) -> Result<(), TaskError> {
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(5) && server.ended()?.is_none() {
-        thread::sleep(Duration::from_millis(5));
-    }
+    child::until_true(Duration::from_secs(5), || Ok(server.ended()?.is_some()))?;
     Ok(())
 }
 

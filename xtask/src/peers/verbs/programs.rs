@@ -66,8 +66,7 @@ impl Sides {
         command
             .args(["perf", row.test.name(), "--op", row.op.name(), "--size", &row.size.to_string()])
             .args(["--transport", "verbs", "--seconds", &self.seconds.to_string(), "--json"]);
-        let heard = child::hear(&mut command, LIMIT)?;
-        side::read_line("carrack perf --json", &heard.unless_failed(&command)?, row)
+        side::read_line("carrack perf --json", &child::read(&mut command, LIMIT)?, row)
     }
 
     /// Measures a peer.
