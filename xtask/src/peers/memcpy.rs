@@ -23,7 +23,7 @@ impl Memcpy {
         let (title, program) =
             if row.gpu { ("copy_bench", &self.engine) } else { ("mpi_bench", &self.bench) };
         let mut command = Cores::pin(self.cores.first(1).unwrap_or_default(), program);
-        let what = if row.gpu { &*name(row.test) } else { "memcpy" };
+        let what = if row.gpu { &name(row.test) } else { "memcpy" };
         command.args([what, &row.size.to_string(), &setting.iterations.to_string()]);
         if row.gpu && row.op == Op::Get {
             // The getter's engine reads over the link, which takes longer than writing.
