@@ -192,7 +192,7 @@ impl FromStr for Row {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let prefix = |prefix, text: &mut _| match str::strip_prefix(*text, prefix) {
+        let prefix = |prefix, text: &mut &str| match text.strip_prefix(prefix) {
             Some(rest) => std::mem::replace(text, rest) != rest,
             None => false,
         };
