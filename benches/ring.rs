@@ -1,6 +1,8 @@
 //! Cost of a message between two cores, in the ring of the shared-memory transport, on the heap.
 //! Both ends spin, so the figures for two threads need two idle cores.
 
+#![expect(unsafe_code, reason = "the ends of a ring are made by unsafe functions")]
+
 use carrack_transports::mem::MemRef;
 use carrack_transports::sync::ring::heap::HeapSlots;
 use carrack_transports::sync::ring::{Consumer, Producer};

@@ -1,6 +1,8 @@
 //! The kernels on an NVIDIA GPU, as a program brings its own: through cudarc, on streams of
 //! Carrack's.
 
+#![expect(unsafe_code, reason = "a kernel of its own is handed to the driver")]
+
 use crate::field::{Kernels, Step};
 use crate::gpus::Result;
 use crate::heat::RATE;

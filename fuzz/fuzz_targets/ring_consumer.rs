@@ -1,4 +1,5 @@
 //! The reading end of a ring in which a hostile producer has written anything anywhere.
+#![expect(unsafe_code, reason = "the ends of a ring are made by unsafe functions")]
 #![no_main]
 
 use arbitrary::Arbitrary;

@@ -1,4 +1,5 @@
 //! The writing end of a ring whose consumer says anything about the slots that it has freed.
+#![expect(unsafe_code, reason = "the ends of a ring are made by unsafe functions")]
 #![no_main]
 
 use arbitrary::Arbitrary;

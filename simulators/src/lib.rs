@@ -12,6 +12,7 @@
 
 #![warn(clippy::cast_possible_truncation)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod gpu;
 pub mod nic;

@@ -4,6 +4,8 @@
 //! child, by a filter under which the kernel kills it for any but `exit_group` and `write`: it ends
 //! with its own status or by SIGSYS.
 
+#![expect(unsafe_code, reason = "system calls are counted in a child")]
+
 use crate::support::counting::{ALLOCATIONS, BYTES};
 use crate::support::{Job, OverLoopback, OverShm, Watchdog};
 use carrack::buffer::Region;

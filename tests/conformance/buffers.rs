@@ -1,5 +1,7 @@
 //! Buffers of every shape: lists, packets that are filled in place, bytes on loan.
 
+#![expect(unsafe_code, reason = "loans are read while a peer could write")]
+
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::*;

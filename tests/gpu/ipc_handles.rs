@@ -1,6 +1,8 @@
 //! `ipc_export` and `ipc_open`: a program that carries names of GPU memory and events between its
 //! processes by itself. With simulated GPUs here, and with real ones where `TEST_GPU=cuda` says so.
 
+#![expect(unsafe_code, reason = "GPU memory and words of streams are used by address")]
+
 use crate::support::Watchdog;
 use crate::support::gpus::{self, Ground};
 use crate::support::ranks::{Ranks, Role};

@@ -4,6 +4,8 @@
 //! Regions of a GPU stand for memory of the program. Their addresses are given as raw memory, and
 //! dropping a region frees it.
 
+#![expect(unsafe_code, reason = "memory of a GPU is named by its address")]
+
 use crate::support::gpu_ranks::over;
 use crate::support::gpus::are_real as is_real;
 use crate::support::ranks::{Ranks, Role};

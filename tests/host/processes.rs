@@ -1,6 +1,8 @@
 //! Ranks that are processes: they find each other, and some of them are killed. See
 //! [`support::ranks`].
 
+#![expect(unsafe_code, reason = "rustix has no getrusage")]
+
 use crate::support::folder::Folder;
 use crate::support::ranks::{Ranks, Role, die, listing};
 use crate::support::sink::Sink;

@@ -1,5 +1,7 @@
 //! Libraries that are opened at run time, and the files that they came from.
 
+#![expect(unsafe_code, reason = "libraries are opened, and symbols looked up")]
+
 use libloading::AsFilename;
 use libloading::os::unix::Library;
 use std::ffi::{CStr, c_int, c_void};

@@ -3,6 +3,8 @@
 //! A fork shares its parent's rings, sockets and descriptors: peers would take its use of them for
 //! the parent's. The C library calls a handler in each child of `fork`; a check costs one load.
 
+#![expect(unsafe_code, reason = "a handler of forks is registered")]
+
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -23,6 +23,7 @@
 
 #![warn(clippy::cast_possible_truncation)]
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 #[cfg(not(loom))]
 pub mod clock;

@@ -1,5 +1,7 @@
 //! Signals to the process that become chores of progress.
 
+#![expect(unsafe_code, reason = "a handler of a signal is registered")]
+
 use crate::sync::Chores;
 use crate::sync::chores::Bit;
 use signal_hook::consts::SIGUSR1;

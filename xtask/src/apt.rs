@@ -58,12 +58,12 @@ impl Suite {
         fs::create_dir_all(&to).map_err(TaskError::file(&to))?;
         let mut command = self.command("apt-get");
         command.arg("download").args(packages).current_dir(&to);
-        child::hear(&mut command, DOWNLOAD)?.unless_failed(&command)?;
+        child::read(&mut command, DOWNLOAD)?;
         for entry in fs::read_dir(&to).map_err(TaskError::file(&to))? {
             let package = entry.map_err(TaskError::file(&to))?.path();
             let mut unpack = Command::new("dpkg-deb");
             unpack.arg("-x").arg(&package).arg(root);
-            child::hear(&mut unpack, INSTALL)?.unless_failed(&unpack)?;
+            child::read(&mut unpack, INSTALL)?;
             fs::remove_file(&package).map_err(TaskError::file(&package))?;
         }
         Ok(())
@@ -72,7 +72,7 @@ impl Suite {
     fn ask(&self, program: &str, arguments: &[&str], limit: Duration) -> Result<String, TaskError> {
         let mut command = self.command(program);
         command.args(arguments);
-        child::hear(&mut command, limit)?.unless_failed(&command)
+        child::read(&mut command, limit)
     }
 
     fn command(&self, program: &str) -> Command {
@@ -102,7 +102,7 @@ fn main_archive() -> Result<String, TaskError> {
         let mut command = Command::new("apt-get");
         let format = "$(LABEL)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)";
         command.args(["indextargets", "--format", format, "Created-By: Packages"]);
-        child::hear(&mut command, LOOK)?.unless_failed(&command)
+        child::read(&mut command, LOOK)
     };
     let codename = codename(&fs::read_to_string("/etc/os-release").unwrap_or_default());
     if let Some(address) = archive_of(&known()?, &codename) {
@@ -122,7 +122,7 @@ fn main_archive() -> Result<String, TaskError> {
 /// Brings the machine's lists of packages up to date.
 pub(crate) fn update() -> Result<(), TaskError> {
     let mut command = apt_get();
-    child::hear(command.arg("update"), INSTALL)?.unless_failed(&command)?;
+    child::read(command.arg("update"), INSTALL)?;
     Ok(())
 }
 

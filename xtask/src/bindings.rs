@@ -14,7 +14,6 @@ use std::time::Duration;
 use crate::apt::{INSTALL, Suite, apt_get};
 use crate::child;
 use crate::error::TaskError;
-use crate::rules::{self, Source};
 use crate::workspace::Workspace;
 
 /// What is made.
@@ -148,7 +147,7 @@ fn bindgen(workspace: &Workspace, tools: &Path) -> Result<PathBuf, TaskError> {
             .args(["install", "--locked", "--debug", "bindgen-cli", "--version", BINDGEN, "--root"])
             .arg(tools)
             .env("CARGO_TARGET_DIR", tools.join("build"));
-        child::hear(&mut cargo, LIMIT)?.unless_failed(&cargo)?;
+        child::read(&mut cargo, LIMIT)?;
     }
     Ok(program)
 }
@@ -221,7 +220,7 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
     if !heard.status.success() && heard.complained.contains("libclang") {
         let mut install = apt_get();
         install.args(["install", "--no-install-recommends", "libclang-dev"]);
-        child::hear(&mut install, INSTALL)?.unless_failed(&install)?;
+        child::read(&mut install, INSTALL)?;
         heard = child::hear(&mut command, LIMIT)?;
     }
     let made = narrowed(&heard.unless_failed(&command)?, &used(workspace)?);
@@ -232,14 +231,34 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
     Ok(format!("{PREFACE}{source}{terms}{notice}\n{ALLOWED}\n{made}"))
 }
 
-/// Names of the headers' items in the code of the workspace.
+/// Names of the headers' items in the Rust sources of the workspace, comments left out.
 fn used(workspace: &Workspace) -> Result<BTreeSet<String>, TaskError> {
-    let sources = rules::sources(&workspace.root)?;
-    let users = sources.iter().filter(|source| !NO_USERS.contains(&source.path.as_str()));
-    let names =
-        users.flat_map(Source::lines).flat_map(|(_, line)| words(line)).map(|(_, word)| word);
-    let ours = names.filter(|name| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
-    Ok(ours.map(str::to_owned).collect())
+    let (mut open, mut used) = (vec![workspace.root.clone()], BTreeSet::new());
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(&folder).map_err(TaskError::file(&folder))? {
+            let entry = entry.map_err(TaskError::file(&folder))?;
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            // Links are not followed: a loop of them would never end.
+            let kind = entry.file_type().map_err(TaskError::file(&path))?;
+            if name.starts_with('.')
+                || name == "target"
+                || NO_USERS.iter().any(|no| path.ends_with(no))
+            {
+                continue;
+            }
+            if kind.is_dir() {
+                open.push(path);
+            } else if kind.is_file() && name.ends_with(".rs") {
+                let text = fs::read_to_string(&path).map_err(TaskError::file(&path))?;
+                let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+                let names = code.flat_map(words).map(|(_, word)| word);
+                let ours = names.filter(|name| PREFIXES.iter().any(|it| name.starts_with(it)));
+                used.extend(ours.map(str::to_owned));
+            }
+        }
+    }
+    Ok(used)
 }
 
 /// Words of a text, each with what stands before it.

@@ -266,8 +266,8 @@ fn about(workspace: &Workspace) -> Result<About, TaskError> {
     let limit = Duration::from_secs(60);
     let line = |program: &str, args: &[&str]| {
         let mut command = Command::new(program);
-        let heard = child::hear(command.args(args).current_dir(&workspace.root), limit)?;
-        Ok::<_, TaskError>(heard.unless_failed(&command)?.trim().to_owned())
+        let said = child::read(command.args(args).current_dir(&workspace.root), limit)?;
+        Ok::<_, TaskError>(said.trim().to_owned())
     };
     let changed =
         if line("git", &["status", "--porcelain"])?.is_empty() { "" } else { ", changed" };

@@ -18,8 +18,15 @@ use crate::error::TaskError;
 /// may keep the pipe open for ever.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
-/// Interval at which the end of a command is polled.
+/// Interval of polls.
 const GLANCE: Duration = Duration::from_millis(20);
+
+/// An output of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Out,
+    Err,
+}
 
 /// Runs `command` and hands each line of its standard output to `on_line`, which may print it.
 /// Standard error streams through.
@@ -32,15 +39,9 @@ pub(crate) fn run(
     limit: Duration,
     mut on_line: impl FnMut(&str),
 ) -> Result<(), TaskError> {
-    let status = follow(command.stdout(Stdio::piped()), limit, |line| on_line(line.text()))?;
-    if status.success() {
-        return Ok(());
-    }
-    Err(TaskError::Failed {
-        command: spoken(command),
-        status: status.to_string(),
-        said: String::new(),
-    })
+    let status = follow(command.stdout(Stdio::piped()), limit, |_, line| on_line(line))?;
+    Heard { status, said: String::new(), complained: String::new() }.unless_failed(command)?;
+    Ok(())
 }
 
 /// Output and status of a command.
@@ -61,10 +62,10 @@ pub(crate) struct Heard {
 /// processes running.
 pub(crate) fn hear(command: &mut Command, limit: Duration) -> Result<Heard, TaskError> {
     let (mut said, mut complained) = (String::new(), String::new());
-    let status = follow(command.stdout(Stdio::piped()).stderr(Stdio::piped()), limit, |line| {
-        let to = if matches!(line, Line::Said(_)) { &mut said } else { &mut complained };
-        to.push_str(line.text());
-        to.push('\n');
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let status = follow(command, limit, |stream, line| {
+        let to = if stream == Stream::Out { &mut said } else { &mut complained };
+        to.extend([line, "\n"]);
     })?;
     Ok(Heard { status, said, complained })
 }
@@ -80,25 +81,39 @@ impl Heard {
     }
 }
 
+/// Runs `command` without printing its output, and returns its standard output.
+///
+/// # Errors
+/// Those of [`hear`], and when the command fails; its output is in the error.
+pub(crate) fn read(command: &mut Command, limit: Duration) -> Result<String, TaskError> {
+    hear(command, limit)?.unless_failed(command)
+}
+
+/// Returns `true` if a program is installed and succeeds.
+pub(crate) fn answers(command: &mut Command) -> bool {
+    read(command, Duration::from_secs(60)).is_ok()
+}
+
 /// Runs `command` to its end, and hands over the lines of its piped outputs.
 fn follow(
     command: &mut Command,
     limit: Duration,
-    mut on_line: impl FnMut(&Line),
+    mut on_line: impl FnMut(Stream, &str),
 ) -> Result<ExitStatus, TaskError> {
     let started = Instant::now();
     let mut running = Running::start(command)?;
     let (send, lines) = mpsc::channel();
     if let Some(stdout) = running.child.stdout.take() {
-        read_lines(stdout, send.clone(), Line::Said);
+        read_lines(stdout, send.clone(), Stream::Out);
     }
     if let Some(stderr) = running.child.stderr.take() {
-        read_lines(stderr, send.clone(), Line::Complained);
+        read_lines(stderr, send, Stream::Err);
+    } else {
+        drop(send);
     }
-    drop(send);
     let status = loop {
         match lines.recv_timeout(GLANCE) {
-            Ok(line) => on_line(&line),
+            Ok((stream, line)) => on_line(stream, &line),
             Err(RecvTimeoutError::Timeout) => {}
             // The command may still run: it can close its ends of the pipes before it ends.
             Err(RecvTimeoutError::Disconnected) => thread::sleep(GLANCE),
@@ -111,36 +126,35 @@ fn follow(
         }
     };
     let until = Instant::now() + LAST_LINES;
-    while let Ok(line) = lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        on_line(&line);
+    while let Ok((stream, line)) =
+        lines.recv_timeout(until.saturating_duration_since(Instant::now()))
+    {
+        on_line(stream, &line);
     }
-    let left = running.left_behind();
-    if status.success() && !left.is_empty() {
-        let status = format!("it left running, and they were ended: {}", left.join(", "));
-        return Err(TaskError::Failed { command: spoken(command), status, said: String::new() });
+    // Processes that are about to end get half a second.
+    let gone = || running.marked().next().is_none();
+    if until_true(Duration::from_millis(500), || Ok(gone()))? || !status.success() {
+        running.marked().map(end).for_each(drop);
+        return Ok(status);
     }
-    Ok(status)
+    let left: Vec<_> = running.marked().map(end).collect();
+    let status = format!("it left running, and they were ended: {}", left.join(", "));
+    Err(TaskError::Failed { command: spoken(command), status, said: String::new() })
 }
 
-/// Runs `command` like [`run`], but returns its standard output and discards its standard error.
-pub(crate) fn read(command: &mut Command, limit: Duration) -> Result<String, TaskError> {
-    let mut said = String::new();
-    let result = run(command.stderr(Stdio::null()), limit, |line| {
-        said.push_str(line);
-        said.push('\n');
-    });
-    match result {
-        Err(TaskError::Failed { command, status, .. }) => {
-            Err(TaskError::Failed { command, status, said })
+/// Polls `condition` until it is `true` or the time is up, and returns `true` if it was.
+pub(crate) fn until_true(
+    limit: Duration,
+    mut condition: impl FnMut() -> Result<bool, TaskError>,
+) -> Result<bool, TaskError> {
+    let began = Instant::now();
+    while !condition()? {
+        if began.elapsed() > limit {
+            return Ok(false);
         }
-        Err(other) => Err(other),
-        Ok(()) => Ok(said),
+        thread::sleep(GLANCE / 4);
     }
-}
-
-/// Returns `true` if a program is installed and succeeds.
-pub(crate) fn answers(command: &mut Command) -> bool {
-    read(command, Duration::from_secs(60)).is_ok()
+    Ok(true)
 }
 
 /// Running command, with all processes that it starts. Dropping it ends all of them.
@@ -180,32 +194,17 @@ impl Running {
         self.child.try_wait().map_err(TaskError::file(format!("/proc/{}", self.child.id())))
     }
 
-    /// Ends the processes that an ended command has left running, and returns their descriptions.
-    fn left_behind(&self) -> Vec<String> {
-        // Processes that are about to end get half a second.
-        for _ in 0..25 {
-            if self.marked().next().is_none() {
-                return Vec::new();
-            }
-            thread::sleep(GLANCE);
-        }
-        self.marked().map(end).collect()
-    }
-
     /// Returns the processes that carry the mark.
     fn marked(&self) -> impl Iterator<Item = Pid> {
         let mark = format!("XTASK_STEP={}", self.mark).into_bytes();
-        fs::read_dir("/proc")
-            .into_iter()
-            .flatten()
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .filter(move |pid| {
-                // A zombie has no environment, and another user's is unreadable: neither can be
-                // ended here.
-                let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-                environment.split(|byte| *byte == 0).any(|variable| variable == mark)
-            })
-            .filter_map(Pid::from_raw)
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        numbers.filter_map(Pid::from_raw).filter(move |pid| {
+            // A zombie has no environment, and another user's is unreadable: neither can be ended
+            // here.
+            let environment = fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero()));
+            environment.unwrap_or_default().split(|byte| *byte == 0).any(|it| it == mark)
+        })
     }
 }
 
@@ -216,12 +215,7 @@ impl Drop for Running {
         }
         // A process may start another between the look and the kill: look again until there is
         // none.
-        for _ in 0..50 {
-            if self.marked().map(end).count() == 0 {
-                break;
-            }
-            thread::sleep(GLANCE);
-        }
+        let _ = until_true(Duration::from_secs(1), || Ok(self.marked().map(end).count() == 0));
         // It is dead or dying by now, and this only takes its status; nothing is left to do about
         // an error.
         let _ = self.child.kill();
@@ -231,38 +225,21 @@ impl Drop for Running {
 
 /// Ends a process, and says which it was.
 fn end(pid: Pid) -> String {
-    let name =
-        fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
+    let number = pid.as_raw_nonzero();
+    let name = fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
     // The one error is that it has ended by itself.
     let _ = kill_process(pid, Signal::KILL);
-    format!("{} (pid {})", name.trim(), pid.as_raw_nonzero())
-}
-
-/// A line of a command, and where it came from.
-enum Line {
-    Said(String),
-    Complained(String),
-}
-
-impl Line {
-    fn text(&self) -> &str {
-        match self {
-            Self::Said(text) | Self::Complained(text) => text,
-        }
-    }
+    format!("{} (pid {number})", name.trim())
 }
 
 /// Reads lines on a thread of its own, since a pipe cannot be waited for with a limit.
-fn read_lines(pipe: impl Read + Send + 'static, send: Sender<Line>, make: fn(String) -> Line) {
+fn read_lines(pipe: impl Read + Send + 'static, send: Sender<(Stream, String)>, stream: Stream) {
     thread::spawn(move || {
-        let mut reader = BufReader::new(pipe);
-        let mut line = Vec::new();
-        while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-            let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
-            if send.send(make(text)).is_err() {
+        for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+            let text = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
+            if send.send((stream, text)).is_err() {
                 return;
             }
-            line.clear();
         }
     });
 }

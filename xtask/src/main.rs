@@ -3,7 +3,6 @@
 //! | module | what it does |
 //! |---|---|
 //! | `test` | `cargo xtask test`: the steps of a full check, their summary and the closing count |
-//! | `rules` | the rules on our own sources that no lint knows: where `unsafe`, copies and atomics may stand |
 //! | `peers` | `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side on the same two cores |
 //! | `bundle` | `cargo xtask bundle`: a folder with which `carrack selftest` runs on a machine without Rust |
 //! | `bindings` | `cargo xtask bindings`: what `verbs/sys` knows of rdma-core's headers |
@@ -21,7 +20,6 @@ mod child;
 mod error;
 mod guest;
 mod peers;
-mod rules;
 mod slim;
 mod test;
 mod workspace;

@@ -1,5 +1,7 @@
 //! The parent of all ranks: one thread, one event loop.
 
+#![expect(unsafe_code, reason = "a file descriptor comes by its number")]
+
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::ControlFlow;

@@ -1,5 +1,7 @@
 //! The process that the user started: it starts the keeper, passes signals on, gives the status.
 
+#![expect(unsafe_code, reason = "code runs between fork and exec")]
+
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,7 @@
 //! Starts one rank.
 
+#![expect(unsafe_code, reason = "code runs between fork and exec")]
+
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

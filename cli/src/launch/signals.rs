@@ -3,6 +3,8 @@
 //! A signalfd and not a self-pipe: no code runs in a handler, nothing is installed that a child
 //! would have to undo but the mask, and each read says which signal it was.
 
+#![expect(unsafe_code, reason = "rustix has no masks of signals and no signalfd")]
+
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

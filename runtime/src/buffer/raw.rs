@@ -36,7 +36,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "raw memory: the unsafe interface of this crate")]
 
 use crate::error::RegisterError;
 use crate::region::Mr;

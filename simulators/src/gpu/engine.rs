@@ -4,6 +4,8 @@
 //! concurrently, a stream's own work one after the other. This is the only file of the simulated
 //! driver that reads or writes memory.
 
+#![expect(clippy::disallowed_methods, reason = "the copy engine of a simulated GPU")]
+
 use super::copier::UnderWay;
 use super::error::{LAUNCH_FAILED, OPERATING_SYSTEM, error};
 use super::event::Promise;

@@ -30,6 +30,8 @@
 //! As with the real driver, `classify` does not know an address that was freed. A stale device
 //! pointer looks like host memory, and a CPU access to it faults.
 
+#![expect(unsafe_code, reason = "memory is mapped, protected and copied as a driver does it")]
+
 mod alloc;
 mod config;
 mod copier;

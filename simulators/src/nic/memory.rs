@@ -4,6 +4,8 @@
 //! and is never touched by the CPU. A region is accessed under the table's lock: after
 //! `deregister` has returned, its memory is not accessed any more.
 
+#![expect(unsafe_code, reason = "memory is mapped")]
+
 use super::config::Limits;
 use super::wire::Remote;
 use carrack_transports::gpu::{Driver, Gpu};

@@ -1,6 +1,8 @@
 //! A block of threads that carries out a program. Each thread advances alone as far as it can: to
 //! a common instruction of its warp, or to a barrier of the block.
 
+#![expect(clippy::disallowed_methods, reason = "loads and stores of lanes")]
+#![expect(unsafe_code, reason = "lanes read and write memory by address")]
 #![allow(clippy::cast_possible_truncation, reason = "registers of 64 bits hold narrower values")]
 
 use super::text::{Instruction, Operand, Program};

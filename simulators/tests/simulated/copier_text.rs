@@ -7,6 +7,8 @@
 //! | `text` | PTX as instructions, of those that the kernel has |
 //! | `block` | a block of threads that carries them out |
 
+#![expect(unsafe_code, reason = "GPU memory is handed over by address")]
+
 use carrack_simulators::ptx::{Block, Program, garbage};
 use carrack_transports::gpu::copier::{
     Board, Command, Launcher, NoKernel, PIECES, Place, Resident, SHEETS, WORDS,

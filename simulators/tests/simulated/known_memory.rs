@@ -1,5 +1,7 @@
 //! The table of known memory, over simulated GPUs.
 
+#![expect(unsafe_code, reason = "GPU memory is handed over by address")]
+
 use carrack_simulators::gpu::{FakeConfig, FakeDriver, FakeGpu};
 use carrack_transports::gpu::{Driver, Flavour, Gpu};
 use carrack_transports::mem::{

@@ -1,5 +1,7 @@
 //! GPU memory that a NIC is to reach.
 
+#![expect(unsafe_code, reason = "GPU memory is handed over by address")]
+
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_simulators::nic::{Config, SimulatedNic};
 use carrack_transports::contract::{Batch, Device, Exposed, Identity, Link, PeerId, Transport};

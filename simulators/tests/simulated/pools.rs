@@ -1,5 +1,7 @@
 //! Pools over allocators that keep their promise, and over those that do not.
 
+#![expect(unsafe_code, reason = "GPU memory is handed over by address")]
+
 use carrack_simulators::gpu::{FakeConfig, FakeDriver, FakeGpu};
 use carrack_transports::gpu::{Driver, Flavour, Gpu};
 use carrack_transports::mem::{

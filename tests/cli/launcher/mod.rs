@@ -5,6 +5,8 @@
 //! `a_rank_in_its_role`). Every job has a mark in its environment, by which survivors are found in
 //! /proc. No test asserts a duration; the watchdog only turns a hang into a failure.
 
+#![expect(unsafe_code, reason = "code runs between fork and exec")]
+
 mod killing;
 
 use rustix::net::{

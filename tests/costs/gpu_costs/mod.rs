@@ -1,6 +1,8 @@
 //! Driver calls of operations on memory of a GPU, counted by the mock library. Each call takes as
 //! long as a small message (gpu.md, "Measured"), so one more call fails a test.
 
+#![expect(unsafe_code, reason = "memory of a GPU is named by its address")]
+
 mod instructions;
 
 use crate::mock;

@@ -1,6 +1,8 @@
 //! Allocators of the program's own: one over the driver's memory pools, and some that do not keep
 //! their promise.
 
+#![expect(unsafe_code, reason = "an allocator of packets vouches for its memory")]
+
 use super::PATIENCE;
 use super::roles::{Came, KINDS, SIZES, check, device_of, gpus, send};
 use carrack::packet::{

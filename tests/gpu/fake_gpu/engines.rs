@@ -1,5 +1,7 @@
 //! Its engines and streams: copies, kernels, words, their order, and how they fail.
 
+#![expect(unsafe_code, reason = "GPU memory and words of streams are used by address")]
+
 use super::*;
 
 #[test]

@@ -1,5 +1,7 @@
 //! Its memory: that it bites the CPU, what an address is of, how much there is.
 
+#![expect(unsafe_code, reason = "GPU memory and words of streams are used by address")]
+
 use super::*;
 
 #[test]

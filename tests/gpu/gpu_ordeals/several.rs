@@ -1,6 +1,8 @@
 //! Memory made of several VMM allocations, one behind the other: one range for the program and its
 //! engines, and no handle stands for all of it.
 
+#![expect(unsafe_code, reason = "memory of a GPU is named by its address")]
+
 use super::exchange::{LEN, lends, uses};
 use crate::support::Watchdog;
 use crate::support::gpu_ranks::{

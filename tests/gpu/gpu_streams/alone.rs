@@ -1,5 +1,7 @@
 //! Within one process: the rules against deadlock, counters, and bad input.
 
+#![expect(unsafe_code, reason = "GPU memory and words of streams are used by address")]
+
 use super::{Brake, driver, filled, is_past, memory, raise};
 use crate::support::sink::Sink;
 use crate::support::{

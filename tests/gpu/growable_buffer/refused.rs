@@ -1,5 +1,7 @@
 //! Impossible requests: each error says what to do, and changes nothing.
 
+#![expect(unsafe_code, reason = "memory of a GPU is named by its address")]
+
 use super::{STRIPE, buffer, check, fill};
 use crate::support::gpu_ranks::{Gpus, PATIENCE, can_order, over};
 use crate::support::{Job, OverShm, Watchdog, gpus};

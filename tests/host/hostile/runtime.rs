@@ -1,5 +1,7 @@
 //! A whole runtime as the victim.
 
+#![expect(unsafe_code, reason = "the ends of a ring are made by unsafe functions")]
+
 use super::*;
 
 /// A runtime as rank 0, an honest one as rank 2, and in the place of rank 1 an attacker who knows

@@ -1,6 +1,8 @@
 //! Children of a rank. A forked child gets an error from the parent's runtime, and does it no
 //! harm. An executed program gets none of the runtime's descriptors.
 
+#![expect(unsafe_code, reason = "a process forks")]
+
 use crate::support::ranks::{Ranks, Role, listing};
 use crate::support::sink::Sink;
 use crate::support::{Job, OverShm, Watchdog, done, pattern, rng, sent, until};

@@ -1,5 +1,7 @@
 //! An allocator that counts, for programs that declare it as their global one.
 
+#![expect(unsafe_code, reason = "an allocator of the process")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};

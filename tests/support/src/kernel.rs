@@ -1,5 +1,7 @@
 //! A kernel that refuses some of its calls, as containers have them do.
 
+#![expect(unsafe_code, reason = "a seccomp filter is set")]
+
 use libc::sock_filter;
 
 /// The system calls that this thread, and those that it starts, are refused from now on, with

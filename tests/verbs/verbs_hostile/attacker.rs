@@ -1,5 +1,7 @@
 //! Rank 3: an attacker with a queue pair and a TCP connection, which follows no protocol.
 
+#![expect(unsafe_code, reason = "requests of its own making are posted")]
+
 use crate::support::LIMIT;
 use crate::verbs_faults::ground::{Ground, Heard, PACKET, fabric_of, nic};
 use carrack::transports::contract::{DownCause, Identity, PeerId};

@@ -53,6 +53,7 @@ use std::sync::Arc;
 /// and the id of an allocation stay the same while the allocation exists.
 ///
 /// Its devices keep the promise of [`Gpu`].
+#[expect(unsafe_code, reason = "implementations vouch for memory")]
 pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// Returns a word for reports: `none`, `fake (simulated)`, `cuda`.
     fn name(&self) -> &'static str;
@@ -212,6 +213,7 @@ pub enum Flavour {
 /// [`Driver`].
 ///
 /// Its streams keep the promise of [`Stream`].
+#[expect(unsafe_code, reason = "implementations vouch for memory")]
 pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     /// Returns the device's description.
     fn info(&self) -> &GpuInfo;
@@ -503,6 +505,7 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
 ///     }
 /// }
 /// ```
+#[expect(unsafe_code, reason = "implementations vouch for memory")]
 pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     /// Returns the device that works on the stream.
     ///

@@ -1,5 +1,7 @@
 //! The driver of a machine without a GPU.
 
+#![expect(unsafe_code, reason = "a driver without GPUs is a driver")]
+
 use super::{Driver, Extent, Gpu, GpuError};
 use std::sync::Arc;
 

@@ -3,6 +3,8 @@
 //! Only the CPUs of the process that owns a word write it. Streams, and polling kernels, only read
 //! it.
 
+#![expect(unsafe_code, reason = "streams are told words by address")]
+
 use super::{Event, Flavour, Gpu, GpuError, Stream, Until};
 use crate::fork::Owner;
 use crate::mem::Region;

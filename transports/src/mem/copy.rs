@@ -5,6 +5,8 @@
 //! nowhere else, and `cargo xtask test` fails on a `memcpy` in another file. A CPU's copy of
 //! device memory is a crash, which the simulated GPU's memory shows in the project's tests.
 
+#![expect(clippy::disallowed_methods, reason = "the one copy function")]
+
 use super::{MemKind, MemMut, MemRef};
 use crate::gpu::{Event, GpuError, Stream};
 

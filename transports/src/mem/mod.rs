@@ -26,6 +26,8 @@
 //! The rule behind all of it: the CPU touches memory with a load, a store or a `memcpy` only if
 //! the memory is known to be host memory.
 
+#![expect(unsafe_code, reason = "memory is mapped, lent, and copied by address")]
+
 pub mod allocator;
 mod block;
 pub mod buffer;

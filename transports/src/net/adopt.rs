@@ -1,5 +1,7 @@
 //! The socket that a process inherits from its launcher.
 
+#![expect(unsafe_code, reason = "a file descriptor comes by its number")]
+
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType};

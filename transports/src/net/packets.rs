@@ -8,6 +8,8 @@
 //! has left. So each end checks the other's user, as the kernel reports it, before it sends or
 //! reads a byte. A secret shows that the other end belongs to the job.
 
+#![expect(unsafe_code, reason = "the credentials of rustix have no process id 0")]
+
 use super::greeting::{Carrier, Fault};
 use super::is_shortage;
 use crate::fork::Owner;

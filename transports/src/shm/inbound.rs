@@ -4,6 +4,8 @@
 //! its sender rings its bell. Silent rings cool when many are warm, and all rings cool before the
 //! device sleeps.
 
+#![expect(unsafe_code, reason = "the ends of a ring in shared memory")]
+
 use super::device::{Shared, is_dead};
 use super::handshake::Message;
 use super::segment::{Segment, SegmentSlots};

@@ -1,5 +1,7 @@
 //! The kernel's cross-memory copy: one copy from process to process, without shared memory.
 
+#![expect(unsafe_code, reason = "memory of other processes is read and written")]
+
 use super::device::is_dead;
 use super::link::Outgoing;
 use super::segment::Segment;

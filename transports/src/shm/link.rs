@@ -1,5 +1,7 @@
 //! The sending side: inline into the ring, or through a chunk.
 
+#![expect(unsafe_code, reason = "the ends of a ring in shared memory")]
+
 use super::Geometry;
 use super::device::{Shared, is_dead};
 use super::handshake::{Address, Message, greeting};

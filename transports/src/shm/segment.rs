@@ -14,6 +14,8 @@
 //! growing and further sealing. The receiver checks the seals and the size before it maps, so no
 //! peer can make a load of this process fault. Nothing of it has a name in `/dev/shm`.
 
+#![expect(unsafe_code, reason = "memory that other processes write")]
+
 use crate::contract::{Lender, Splits};
 use crate::fork::Owner;
 use crate::mem::memfd::{Mapping, map_memfd, sealed_memfd};

@@ -12,6 +12,8 @@
 //! installs) comes too late. Other threads have left out their fences, and no other call makes the
 //! cores of other processes run a barrier. So it ends the process, and says why.
 
+#![allow(unsafe_code, reason = "rustix has no membarrier")]
+
 use super::primitives::{Ordering, fence};
 
 /// Barriers that this process can rely on.

@@ -14,6 +14,8 @@
 //! other. A bias is given only once: otherwise a former owner that was interrupted between its two
 //! steps could clear its successor's flag.
 
+#![expect(unsafe_code, reason = "a structure without locks shares cells between threads")]
+
 use super::barrier::{Barrier, heavy, light};
 #[cfg(not(loom))]
 use super::primitives::spin_loop;

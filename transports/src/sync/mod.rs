@@ -21,7 +21,7 @@
 //! | [`aside`] | places that many threads put aside for the next poller | verbs |
 //! | [`ticks`] | numbers that only grow, with listeners | barriers of groups |
 //!
-//! Atomics and cells come from `primitives` only (`cargo xtask test` checks). So under `--cfg
+//! Atomics and cells come from `primitives` only (a test below checks). So under `--cfg
 //! loom` every structure here is model-checked; those on the heap also run under Miri. Structures
 //! in shared memory are `repr(C)` and generic over the location of their bytes.
 
@@ -58,3 +58,31 @@ pub use sleepers::Sleepers;
 pub use split::Split;
 pub use ticks::Ticks;
 pub use try_lock::TryLock;
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    /// An atomic or a cell from elsewhere would be left out of loom's models.
+    #[test]
+    fn the_structures_take_atomics_and_cells_from_primitives_outside_of_their_tests() {
+        let mut open = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src/sync"))];
+        while let Some(path) = open.pop() {
+            if path.is_dir() {
+                open.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let tests = ["\n#[cfg(test)]\nmod ", "\n#[cfg(all(test"];
+            let end = tests.iter().filter_map(|begin| text.find(begin)).min();
+            let exempt = ["primitives", "models", "tests"]
+                .contains(&path.file_stem().unwrap().to_str().unwrap());
+            for line in text[..end.unwrap_or(text.len())].lines().filter(|_| !exempt) {
+                let code = line.split("//").next().unwrap().replace("primitives::sync", "");
+                let foreign = code.contains("sync::atomic") || code.contains("cell::UnsafeCell");
+                assert!(!foreign, "{}: {line}", path.display());
+            }
+        }
+    }
+}

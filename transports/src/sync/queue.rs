@@ -1,5 +1,7 @@
 //! A bounded queue for any number of producers and consumers.
 
+#![expect(unsafe_code, reason = "a structure without locks shares cells between threads")]
+
 use super::alone::Alone;
 use super::primitives::{AtomicUsize, Ordering, UnsafeCell};
 use crossbeam_utils::CachePadded;

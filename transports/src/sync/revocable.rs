@@ -52,6 +52,7 @@ impl Drop for Inside<'_> {
 }
 
 #[cfg(all(test, loom))]
+#[expect(unsafe_code, reason = "plain words are shared between threads")]
 mod models {
     use super::*;
     use loom::cell::UnsafeCell;

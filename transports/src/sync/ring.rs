@@ -17,6 +17,7 @@
 //!
 //! Each side trusts nothing that the other wrote: see [`Corrupt`].
 
+#![expect(unsafe_code, reason = "a structure without locks shares cells between threads")]
 #![allow(
     clippy::cast_possible_truncation,
     reason = "positions are cut to the ring, and fields to their width in the control word"

@@ -182,6 +182,7 @@ fn half(left: u32, most: u32) -> u32 {
 }
 
 #[cfg(all(test, loom))]
+#[expect(unsafe_code, reason = "plain words are shared between threads")]
 mod models {
     use super::*;
     use loom::cell::UnsafeCell;

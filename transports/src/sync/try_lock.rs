@@ -1,5 +1,7 @@
 //! A lock that is tried, not waited for.
 
+#![expect(unsafe_code, reason = "a structure without locks shares cells between threads")]
+
 use super::primitives::{AtomicBool, Ordering, UnsafeCell};
 use std::fmt;
 use std::marker::PhantomData;

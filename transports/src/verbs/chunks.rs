@@ -3,6 +3,8 @@
 //! Each chunk has a registration of its own, since registering takes time. So a long buffer is not
 //! registered whole before its first byte moves, and only the chunks that are shown are pinned.
 
+#![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
+
 use super::memory::addresses;
 use super::rails::Rail;
 use super::sys::{Access, MemoryRegion};

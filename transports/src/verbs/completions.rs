@@ -1,5 +1,7 @@
 //! Meaning of completions.
 
+#![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
+
 use super::device::Polling;
 use super::entries::Phase;
 use super::receives::Taken;

@@ -5,6 +5,8 @@
 //! which of them works, so both are tried, for each pair (gpu.md, dma-buf rule 1). A way that was
 //! refused before it ever worked is not tried again, and its reason is kept.
 
+#![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
+
 use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::gpu::{DmaBuf, Flavour, Gpu, GpuError, RemoteWrites};
 use crate::mem::{GpuUuid, MemKind, Region};

@@ -1,5 +1,7 @@
 //! IP addresses of this machine, for ports whose GID is none.
 
+#![expect(unsafe_code, reason = "rustix has no getifaddrs")]
+
 use super::address::Host;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,5 +1,7 @@
 //! Memory of this side that the NIC reads and writes.
 
+#![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
+
 use super::sys::{Access, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::mem::{Buffer, MemKind, MemMut, MemRef, Packet, Region};
 use std::sync::Arc;

@@ -6,6 +6,8 @@
 //! read, and its packet is not touched. The front of a longer one is copied to the beginning of
 //! the packet.
 
+#![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
+
 use super::bounces::HEADER;
 use super::memory::{Area, Slabs};
 use super::sys::bindings::{ibv_recv_wr, ibv_sge};

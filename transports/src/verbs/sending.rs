@@ -82,6 +82,7 @@ pub(super) struct Sending {
     pub(super) is_listed: bool,
 }
 
+#[expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
 impl Sending {
     /// Creates the sending half for a queue of `asked` requests. The device may grant more, but
     /// the completion queue has no room for them.

@@ -1,5 +1,7 @@
 //! Transfers that the NIC makes between this rank's memory and a peer's.
 
+#![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
+
 use super::bounces::{Bounce, Bounces};
 use super::gpu_memory::{GpuMemory, Registered};
 use super::memory::{Area, addresses};

@@ -7,6 +7,7 @@
 //! `cargo test --release -p carrack-transports --test cuda -- --nocapture` shows what was skipped
 //! and what the driver said; `-- --ignored --nocapture figures` measures.
 
+#![expect(unsafe_code, reason = "kernels, copies and memory of the driver")]
 #![allow(unreachable_pub, reason = "the modules of one program")]
 
 mod beside;

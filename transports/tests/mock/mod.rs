@@ -1,5 +1,7 @@
 //! The mock of the driver's library, compiled by the machine's C compiler.
 
+#![expect(unsafe_code, reason = "the mock's functions are looked up by name")]
+
 use carrack_transports::gpu::cuda::CudaDriver;
 use std::path::{Path, PathBuf};
 use std::process::Command;

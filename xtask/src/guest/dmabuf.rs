@@ -173,7 +173,7 @@ fn edit(path: &Path, change: impl FnOnce(&str) -> Option<String>) -> Result<(), 
 }
 
 fn run(command: &mut Command) -> Result<(), TaskError> {
-    child::hear(command, LIMIT)?.unless_failed(command)?;
+    child::read(command, LIMIT)?;
     Ok(())
 }
 

@@ -338,7 +338,7 @@ fn is_wanted(below: &str) -> bool {
 }
 
 fn run(command: &mut Command) -> Result<(), TaskError> {
-    child::hear(command, UNPACK)?.unless_failed(command)?;
+    child::read(command, UNPACK)?;
     Ok(())
 }
 

@@ -207,7 +207,7 @@ impl Host {
         let program = self.programs.join(source.file_stem().unwrap_or_default());
         let mut command = Command::new("cc");
         command.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(&program).arg(source).arg("-libverbs");
-        child::hear(&mut command, Duration::from_secs(120))?.unless_failed(&command)?;
+        child::read(&mut command, Duration::from_secs(120))?;
         Ok(program)
     }
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::cores::Cores;
-use super::row::{Op, Row};
-use super::side::{self, Figure, Prepared, Role, Setting, Side, Variant, limit};
+use super::row::{Op, Row, name};
+use super::side::{self, AS_IT_COMES, Figure, Prepared, Role, Setting, Side, limit};
 use crate::child::{self, Heard};
 use crate::error::TaskError;
 use crate::workspace::clean;
@@ -15,9 +15,6 @@ const REFUSED: i32 = 2;
 
 /// Arguments of the trial that shows whether a row can run at all.
 const TRY_SECONDS: f64 = 0.02;
-
-/// It is measured as it comes.
-const AS_IT_COMES: Variant = Variant { name: "", env: &[] };
 
 /// Our own command, built for release.
 #[derive(Debug)]
@@ -32,19 +29,17 @@ pub(super) struct Carrack {
 
 impl Carrack {
     fn run(&self, row: &Row, cores: &[usize], seconds: f64) -> Result<(Command, Heard), TaskError> {
-        let mut command = Cores::pin(cores, &self.program);
-        clean(&mut command);
+        let mut command = perf(Cores::pin(cores, &self.program), row, seconds);
         let memory = if self.gpus > 1 { "device:0,device:1" } else { "device:0,device:0" };
         // A GPU that is not there is a reason for a row that cannot be done; a simulated one is no
         // comparison.
         command.envs(row.gpu.then_some(("CARRACK_GPU", "cuda")));
         command.envs(row.copier.then_some(("CARRACK_GPU_COPIER", "1")));
         command
-            .args(["perf", row.test.name(), "--op", row.op.name(), "--size", &row.size.to_string()])
             .args(["--ranks", &row.ranks.to_string(), "--threads", &row.threads.to_string()])
             .args(row.shared.then_some("--share-device"))
             .args(row.gpu.then_some(["--mem", memory]).into_iter().flatten())
-            .args(["--seconds", &seconds.to_string(), "--bind", "core", "--json"]);
+            .args(["--bind", "core"]);
         let heard = child::hear(&mut command, limit(seconds))?;
         Ok((command, heard))
     }
@@ -79,7 +74,7 @@ impl Side for Carrack {
             return Ok(Prepared::Cannot(reason(&heard.complained)));
         }
         read(&heard.unless_failed(&command)?, row)?;
-        Ok(Prepared::Ready(Setting { variant: &AS_IT_COMES, iterations: 0 }))
+        Ok(Prepared::Ready(Setting { variant: &AS_IT_COMES[0], iterations: 0 }))
     }
 
     fn measure(&self, row: &Row, _: &Setting) -> Result<Figure, TaskError> {
@@ -90,7 +85,16 @@ impl Side for Carrack {
     }
 }
 
-fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
+/// Adds the arguments of `carrack perf` for a row to a command that runs Carrack.
+pub(super) fn perf(mut command: Command, row: &Row, seconds: f64) -> Command {
+    clean(&mut command);
+    command.args(["perf", &name(row.test), "--op", &name(row.op), "--json"]);
+    command.args(["--size", &row.size.to_string(), "--seconds", &seconds.to_string()]);
+    command
+}
+
+/// Reads the figure of a row from the output of `carrack perf`.
+pub(super) fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
     side::read_line("carrack perf --json", said, row)
 }
 

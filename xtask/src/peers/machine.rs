@@ -21,7 +21,23 @@ pub(super) struct Machine {
     pub(super) load_before: f64,
 }
 
+/// Load from which on the user is warned. Building Carrack just before may reach it too; then
+/// repeat the run.
+const BUSY: f64 = 0.5;
+
 impl Machine {
+    /// Looks at the machine, and warns of a load that disturbs the rounds.
+    pub(super) fn look_before_rounds() -> Result<Self, TaskError> {
+        let machine = Self::look()?;
+        if machine.load_before > BUSY {
+            let load = machine.load_before;
+            eprintln!(
+                "warning: the load is {load:.2}; something else runs here and disturbs all sides"
+            );
+        }
+        Ok(machine)
+    }
+
     pub(super) fn look() -> Result<Self, TaskError> {
         let read = |path: &str| fs::read_to_string(path).map_err(TaskError::file(path));
         let cpuinfo = read("/proc/cpuinfo")?;

@@ -4,12 +4,10 @@
 use std::path::PathBuf;
 
 use super::cores::Cores;
-use super::row::{Op, Row};
-use super::side::{self, Figure, Prepared, Role, Setting, Side, Variant, limit, tune};
+use super::row::{Op, Row, name};
+use super::side::{self, AS_IT_COMES, Figure, Prepared, Role, Setting, Side, limit, tune};
 use crate::child;
 use crate::error::TaskError;
-
-const AS_IT_COMES: &[Variant] = &[Variant { name: "", env: &[] }];
 
 /// `mpi_bench memcpy`, which is no MPI at all, and `copy_bench`.
 #[derive(Debug)]
@@ -22,17 +20,16 @@ pub(super) struct Memcpy {
 
 impl Memcpy {
     fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        let (name, program) =
+        let (title, program) =
             if row.gpu { ("copy_bench", &self.engine) } else { ("mpi_bench", &self.bench) };
         let mut command = Cores::pin(self.cores.first(1).unwrap_or_default(), program);
-        let what = if row.gpu { row.test.name() } else { "memcpy" };
+        let what = if row.gpu { &name(row.test) } else { "memcpy" };
         command.args([what, &row.size.to_string(), &setting.iterations.to_string()]);
         if row.gpu && row.op == Op::Get {
             // The getter's engine reads over the link, which takes longer than writing.
             command.arg("pull");
         }
-        let heard = child::hear(&mut command, limit(self.seconds))?;
-        side::read_line(name, &heard.unless_failed(&command)?, row)
+        side::read_line(title, &child::read(&mut command, limit(self.seconds))?, row)
     }
 }
 

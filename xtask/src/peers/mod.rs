@@ -57,10 +57,6 @@ use row::{GPU_ROWS, ROWS, Row};
 use side::Side;
 use ucx::Ucx;
 
-/// Load from which on the user is warned. Building Carrack just before may reach it too; then
-/// repeat the run.
-const BUSY: f64 = 0.5;
-
 /// Options of `cargo xtask bench-peers`.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -169,13 +165,7 @@ fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
     let (bench, engine) = (kit.mpi_bench(), kit.copy_bench());
     sides.push(Box::new(Memcpy { bench, engine, cores: cores.clone(), seconds }));
 
-    let machine = Machine::look()?;
-    if machine.load_before > BUSY {
-        let load = machine.load_before;
-        eprintln!(
-            "warning: the load is {load:.2}; something else runs here and disturbs all sides"
-        );
-    }
+    let machine = Machine::look_before_rounds()?;
     let measured = measure(options, &sides);
     let heading = Heading {
         machine,
@@ -198,11 +188,10 @@ fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
 
 fn measure(options: &Options, sides: &[Box<dyn Side>]) -> Vec<Measured> {
     let rows = match &options.rows[..] {
-        [] if options.gpu => GPU_ROWS,
-        [] => ROWS,
-        rows => rows,
+        [] => row::read(if options.gpu { GPU_ROWS } else { ROWS }),
+        rows => rows.to_vec(),
     };
-    let rows = row::with_one_thread(rows);
+    let rows = row::with_one_thread(&rows);
     let mut measured: Vec<Measured> = Vec::new();
     for row in rows {
         eprintln!("trying settings: {row}");

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::cores::Cores;
-use super::row::{Op, Row};
+use super::row::{Op, Row, name};
 use super::side::{self, Figure, Prepared, Setting, Side, Variant, limit, tune};
 use crate::child;
 use crate::error::TaskError;
@@ -68,7 +68,7 @@ impl Mpich {
         let mut command = Command::new(self.home.join("bin/mpiexec"));
         side::without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
         // Each rank by itself, so that each has its own core; started here, not through ssh.
-        let test = if row.op == Op::Barrier { "barrier" } else { row.test.name() };
+        let test = if row.op == Op::Barrier { "barrier" } else { &name(row.test) };
         let threads = row.threads.to_string();
         let arguments = [test, &row.size.to_string(), &setting.iterations.to_string(), &threads];
         command.args(["-launcher", "fork"]);
@@ -78,8 +78,7 @@ impl Mpich {
         }
         let value = |value| if value == THREADS { threads.as_str() } else { value };
         command.envs(setting.variant.env.iter().map(|(name, text)| (name, value(*text))));
-        let heard = child::hear(&mut command, limit(self.seconds))?;
-        read(&heard.unless_failed(&command)?, row)
+        read(&child::read(&mut command, limit(self.seconds))?, row)
     }
 }
 

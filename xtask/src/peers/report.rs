@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::comparison::{Entry, Measured, Out};
 use super::cores::Cores;
 use super::machine::Machine;
-use super::row::{Op, Row, Test};
+use super::row::{Op, Row};
 use super::side::Role;
 
 /// Of the column of rows.
@@ -34,17 +34,8 @@ pub(super) struct Heading {
 /// A row: each further line of JSON.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
-    op: Op,
-    test: Test,
-    size: usize,
-    ranks: usize,
-    threads: usize,
-    /// `true` if the threads of a rank share one device.
-    shared: bool,
-    /// `true` for memory of GPUs.
-    gpu: bool,
-    /// `true` if Carrack's small copies went to its resident copier.
-    copier: bool,
+    #[serde(flatten)]
+    row: Row,
     unit: &'static str,
     lower_is_better: bool,
     sides: Vec<SideLine<'a>>,
@@ -197,14 +188,7 @@ impl Report<'_> {
         let (ours, peer) = (measured.ours(), measured.better_peer());
         let row = &measured.row;
         Line {
-            op: row.op,
-            test: row.test,
-            size: row.size,
-            ranks: row.ranks,
-            threads: row.threads,
-            shared: row.shared,
-            gpu: row.gpu,
-            copier: row.copier,
+            row: *row,
             unit: row.test.unit(),
             lower_is_better: row.test.lower_is_better(),
             sides: measured.entries.iter().map(|entry| self.side_line(row, entry)).collect(),

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use clap::ValueEnum;
+use serde::Serialize;
 
 /// A row: an operation, what is measured of it, and how.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct Row {
     pub(super) op: Op,
     pub(super) test: Test,
@@ -26,7 +27,9 @@ pub(super) struct Row {
 }
 
 /// An operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub(super) enum Op {
     /// Active messages.
     Am,
@@ -47,7 +50,9 @@ pub(super) enum Op {
 }
 
 /// A measured quantity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub(super) enum Test {
     /// One way, or until it is over for what is no message, in microseconds: the median of all
     /// messages, since all sides have it and a thread that loses its core for a moment does not
@@ -60,50 +65,22 @@ pub(super) enum Test {
 }
 
 /// The default rows.
-pub(super) const ROWS: &[Row] = &[
-    Row::of(Op::Am, Test::Latency, 8),
-    Row::of(Op::Am, Test::Rate, 8),
-    Row::of(Op::Send, Test::Latency, 8),
-    Row::of(Op::Send, Test::Rate, 8),
-    Row::of(Op::Send, Test::Latency, 4 << 10),
-    Row::of(Op::Send, Test::Latency, 64 << 10),
-    Row::of(Op::Send, Test::Latency, 1 << 20),
-    Row::of(Op::Send, Test::Bandwidth, 64 << 10),
-    Row::of(Op::Send, Test::Bandwidth, 1 << 20),
-    Row::of(Op::Send, Test::Bandwidth, 4 << 20),
-    Row::of(Op::Put, Test::Rate, 8),
-    Row::of(Op::Put, Test::Bandwidth, 64 << 10),
-    Row::of(Op::Put, Test::Bandwidth, 1 << 20),
-    Row::of(Op::Put, Test::Bandwidth, 4 << 20),
-    Row::of(Op::Get, Test::Latency, 8),
-    Row::of(Op::Get, Test::Bandwidth, 1 << 20),
-    Row::of(Op::FetchAdd, Test::Latency, 8),
-    Row::of(Op::FetchAdd, Test::Rate, 8),
-    Row::barrier(2),
-    Row::barrier(4),
-    Row::barrier(8),
-    Row::of(Op::Am, Test::Rate, 8).with_threads(2),
-    Row::of(Op::Am, Test::Rate, 8).with_threads(4),
-    Row::of(Op::Am, Test::Rate, 8).with_threads(8),
-    Row::of(Op::Am, Test::Rate, 8).with_threads(8).sharing(),
-];
+pub(super) const ROWS: &str = "am:latency:8 am:rate:8 send:latency:8 send:rate:8 send:latency:4K \
+    send:latency:64K send:latency:1M send:bandwidth:64K send:bandwidth:1M send:bandwidth:4M \
+    put:rate:8 put:bandwidth:64K put:bandwidth:1M put:bandwidth:4M get:latency:8 \
+    get:bandwidth:1M fetch_add:latency:8 fetch_add:rate:8 barrier:latency:2 barrier:latency:4 \
+    barrier:latency:8 am:rate:8@2 am:rate:8@4 am:rate:8@8 shared:am:rate:8@8";
 
 /// The rows of `--gpu`.
-pub(super) const GPU_ROWS: &[Row] = &[
-    Row::of(Op::Send, Test::Latency, 8).on_gpus(),
-    Row::of(Op::Send, Test::Bandwidth, 16 << 20).on_gpus(),
-    Row::of(Op::Send, Test::Bandwidth, 256 << 20).on_gpus(),
-    Row::of(Op::Put, Test::Latency, 8).on_gpus(),
-    Row::of(Op::Put, Test::Rate, 8).on_gpus(),
-    Row::of(Op::Put, Test::Bandwidth, 16 << 20).on_gpus(),
-    Row::of(Op::Put, Test::Bandwidth, 256 << 20).on_gpus(),
-    Row::of(Op::Get, Test::Latency, 8).on_gpus(),
-    Row::of(Op::Get, Test::Bandwidth, 16 << 20).on_gpus(),
-    Row::of(Op::Get, Test::Bandwidth, 256 << 20).on_gpus(),
-    Row::of(Op::Send, Test::Latency, 8).on_gpus().by_copier(),
-    Row::of(Op::Put, Test::Latency, 8).on_gpus().by_copier(),
-    Row::of(Op::Put, Test::Latency, 1 << 10).on_gpus().by_copier(),
-];
+pub(super) const GPU_ROWS: &str = "gpu:send:latency:8 gpu:send:bandwidth:16M \
+    gpu:send:bandwidth:256M gpu:put:latency:8 gpu:put:rate:8 gpu:put:bandwidth:16M \
+    gpu:put:bandwidth:256M gpu:get:latency:8 gpu:get:bandwidth:16M gpu:get:bandwidth:256M \
+    gpu:copier:send:latency:8 gpu:copier:put:latency:8 gpu:copier:put:latency:1K";
+
+/// Reads rows of this file, with spaces between them.
+pub(super) fn read(rows: &str) -> Vec<Row> {
+    rows.split_whitespace().filter_map(|row| row.parse().ok()).collect()
+}
 
 /// The longest message of a row, and the most threads: what `mpi_bench` allows.
 const LONGEST: usize = 1 << 30;
@@ -122,31 +99,6 @@ pub(super) fn with_one_thread(rows: &[Row]) -> Vec<Row> {
 }
 
 impl Row {
-    /// Of two ranks with one thread each.
-    pub(super) const fn of(op: Op, test: Test, size: usize) -> Self {
-        Self { op, test, size, ranks: 2, threads: 1, shared: false, gpu: false, copier: false }
-    }
-
-    const fn barrier(ranks: usize) -> Self {
-        Self { ranks, ..Self::of(Op::Barrier, Test::Latency, 0) }
-    }
-
-    const fn with_threads(self, threads: usize) -> Self {
-        Self { threads, ..self }
-    }
-
-    const fn on_gpus(self) -> Self {
-        Self { gpu: true, ..self }
-    }
-
-    const fn by_copier(self) -> Self {
-        Self { copier: true, ..self }
-    }
-
-    const fn sharing(self) -> Self {
-        Self { shared: true, ..self }
-    }
-
     /// Cores that it takes: one for each thread.
     pub(super) fn cores(&self) -> usize {
         if self.op == Op::Memcpy { 1 } else { self.ranks * self.threads }
@@ -167,36 +119,16 @@ impl Row {
     }
 }
 
-impl Op {
-    /// As `carrack perf --op` knows it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Am => "am",
-            Self::Send => "send",
-            Self::Put => "put",
-            Self::PutSeen => "put_seen",
-            Self::Get => "get",
-            Self::FetchAdd => "fetch_add",
-            Self::Barrier => "barrier",
-            Self::Memcpy => "memcpy",
-        }
-    }
+/// Returns the name of an operation or a test, as `carrack perf`, `mpi_bench` and JSON have it.
+pub(super) fn name(of: impl ValueEnum) -> String {
+    of.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
 
+impl Op {
     /// Returns the one-way trips in one timed step of a latency.
     pub(super) fn ways(self) -> f64 {
         if matches!(self, Self::Am | Self::Send | Self::Put | Self::PutSeen) { 2.0 } else { 1.0 }
     }
-
-    const ALL: [Self; 8] = [
-        Self::Am,
-        Self::Send,
-        Self::Put,
-        Self::PutSeen,
-        Self::Get,
-        Self::FetchAdd,
-        Self::Barrier,
-        Self::Memcpy,
-    ];
 
     /// The tests that it has.
     fn tests(self) -> &'static [Test] {
@@ -212,15 +144,6 @@ impl Op {
 }
 
 impl Test {
-    /// As `carrack perf` knows it, and `mpi_bench`.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Latency => "latency",
-            Self::Bandwidth => "bandwidth",
-            Self::Rate => "rate",
-        }
-    }
-
     /// The unit of its figures.
     pub(super) fn unit(self) -> &'static str {
         match self {
@@ -261,19 +184,7 @@ impl fmt::Display for Row {
             (true, false) => "GPU ",
             _ => "",
         };
-        f.pad(&format!("{gpu}{} {}, {of}{shared}", op.name(), test.name()))
-    }
-}
-
-impl Serialize for Test {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
-    }
-}
-
-impl Serialize for Op {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
+        f.pad(&format!("{gpu}{} {}, {of}{shared}", name(*op), name(*test)))
     }
 }
 
@@ -281,14 +192,12 @@ impl FromStr for Row {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let text = text.trim();
-        let prefix = |prefix, text: &'_ str| {
-            text.strip_prefix(prefix)
-                .map_or((false, text.to_owned()), |rest| (true, rest.to_owned()))
+        let prefix = |prefix, text: &mut &str| match text.strip_prefix(prefix) {
+            Some(rest) => std::mem::replace(text, rest) != rest,
+            None => false,
         };
-        let (shared, rest) = prefix("shared:", text);
-        let (gpu, rest) = prefix("gpu:", &rest);
-        let (copier, rest) = prefix("copier:", &rest);
+        let rest = &mut text.trim();
+        let [shared, gpu, copier] = ["shared:", "gpu:", "copier:"].map(|it| prefix(it, rest));
         if copier && !gpu {
             return Err("the copier is for memory of GPUs: write gpu:copier:put:latency:8".into());
         }
@@ -296,15 +205,14 @@ impl FromStr for Row {
         let [op, test, size] = words[..] else {
             return Err("expected OP:TEST:SIZE, for example send:latency:4K or am:rate:8@4".into());
         };
-        let op = Op::ALL.into_iter().find(|known| known.name() == op);
-        let op = op.ok_or(
-            "the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy",
+        let op = Op::from_str(op, false).map_err(
+            |_| "the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy",
         )?;
-        let test =
-            op.tests().iter().copied().find(|known| known.name() == test).ok_or_else(|| {
-                let tests: Vec<_> = op.tests().iter().map(|test| test.name()).collect();
-                format!("the tests of {} are: {}", op.name(), tests.join(", "))
-            })?;
+        let test = op.tests().iter().copied().find(|known| name(*known) == test);
+        let test = test.ok_or_else(|| {
+            let tests: Vec<_> = op.tests().iter().map(|test| name(*test)).collect();
+            format!("the tests of {} are: {}", name(op), tests.join(", "))
+        })?;
         let (size, threads) = size.split_once('@').unwrap_or((size, "1"));
         let threads = threads.parse().ok().filter(|threads| (1..=MOST_THREADS).contains(threads));
         let threads = threads.ok_or("threads are from 1 to 64, for example 8@4")?;
@@ -314,24 +222,24 @@ impl FromStr for Row {
             );
         }
         if shared && threads == 1 {
-            return Err("one thread has nobody to share with: write shared:am:rate:8@4".into());
+            return Err("one thread has no other to share with: write shared:am:rate:8@4".into());
         }
         if gpu && (threads > 1 || !matches!(op, Op::Am | Op::Send | Op::Put | Op::Get)) {
             return Err("with memory of GPUs one thread a rank sends, puts or gets, for example \
                 gpu:send:bandwidth:16M"
                 .into());
         }
+        let row = Self { op, test, size: 0, ranks: 2, threads, shared, gpu, copier };
         if op == Op::Barrier {
             let ranks = size.parse().ok().filter(|ranks| (2..=MOST_RANKS).contains(ranks));
-            return Ok(Self::barrier(
-                ranks.ok_or("a barrier is of 2 to 64 ranks: barrier:latency:4")?,
-            ));
+            let ranks = ranks.ok_or("a barrier is of 2 to 64 ranks: barrier:latency:4")?;
+            return Ok(Self { ranks, ..row });
         }
         let size = bytes(size).ok_or("a size is from 1 to 1024M, for example 8, 64K or 1M")?;
         if op == Op::FetchAdd && size != 8 {
             return Err("a fetch_add is of 8 bytes".into());
         }
-        Ok(Self { shared, gpu, copier, ..Self::of(op, test, size).with_threads(threads) })
+        Ok(Self { size, ..row })
     }
 }
 
@@ -351,7 +259,8 @@ mod tests {
     #[test]
     fn a_row_is_read_from_its_three_words_and_shown_with_its_unit() {
         let row: Row = "send:bandwidth:64K".parse().unwrap();
-        assert_eq!(row, Row::of(Op::Send, Test::Bandwidth, 65536));
+        assert_eq!((row.op, row.test, row.size), (Op::Send, Test::Bandwidth, 65536));
+        assert_eq!((row.ranks, row.threads, row.shared, row.gpu), (2, 1, false, false));
         assert_eq!(row.to_string(), "send bandwidth, 64 KiB");
         assert_eq!("am:rate:8".parse::<Row>().unwrap().to_string(), "am rate, 8 B");
         assert_eq!("send:latency:1M".parse::<Row>().unwrap().to_string(), "send latency, 1 MiB");
@@ -360,11 +269,11 @@ mod tests {
     #[test]
     fn rows_of_gpus_say_so_and_are_of_one_thread() {
         let row: Row = "gpu:put:bandwidth:16M".parse().unwrap();
-        assert_eq!(row, Row::of(Op::Put, Test::Bandwidth, 16 << 20).on_gpus());
+        assert!(row.gpu && !row.copier && row.size == 16 << 20);
         assert_eq!(row.to_string(), "GPU put bandwidth, 16 MiB");
         assert!("gpu:send:latency:8".parse::<Row>().unwrap().is_a_copy());
         let row: Row = "gpu:copier:put:latency:8".parse().unwrap();
-        assert_eq!(row, Row::of(Op::Put, Test::Latency, 8).on_gpus().by_copier());
+        assert!(row.gpu && row.copier);
         assert_eq!(row.to_string(), "GPU copier put latency, 8 B");
         for wrong in [
             "gpu:barrier:latency:2",
@@ -380,10 +289,8 @@ mod tests {
     #[test]
     fn ranks_of_a_barrier_and_threads_stand_where_they_say_how_much_it_takes() {
         let row = |text: &str| text.parse::<Row>().unwrap();
-        assert_eq!(
-            (row("barrier:latency:4"), row("barrier:latency:4").cores()),
-            (Row::barrier(4), 4)
-        );
+        let barrier = row("barrier:latency:4");
+        assert_eq!((barrier.size, barrier.ranks, barrier.cores()), (0, 4, 4));
         let threads = row("am:rate:8@4");
         assert_eq!((threads.threads, threads.shared, threads.cores()), (4, false, 8));
         assert_eq!(threads.to_string(), "am rate, 8 B, 4 threads");
@@ -397,16 +304,11 @@ mod tests {
     }
 
     #[test]
-    fn the_rows_that_are_measured_by_default_can_be_asked_for() {
-        for row in ROWS.iter().chain(GPU_ROWS) {
-            let Row { op, test, size, ranks, threads, shared, gpu, copier } = *row;
-            let size = if op == Op::Barrier { ranks } else { size };
-            let shared = if shared { "shared:" } else { "" };
-            let gpu = if gpu { "gpu:" } else { "" };
-            let copier = if copier { "copier:" } else { "" };
-            let text =
-                format!("{shared}{gpu}{copier}{}:{}:{size}@{threads}", op.name(), test.name());
-            assert_eq!(text.replace("@1", "").parse().as_ref(), Ok(row), "{text}");
+    fn the_rows_that_are_measured_by_default_are_rows_each_once() {
+        for (rows, count) in [(ROWS, 25), (GPU_ROWS, 13)] {
+            let rows = read(rows);
+            let shown: std::collections::BTreeSet<_> = rows.iter().map(Row::to_string).collect();
+            assert_eq!((rows.len(), shown.len()), (count, count));
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::row::{Row, Test};
+use super::row::{Row, Test, name};
 use crate::error::TaskError;
 
 /// A program that is measured.
@@ -70,6 +70,9 @@ pub(super) struct Variant {
     /// Environment variables.
     pub(super) env: &'static [(&'static str, &'static str)],
 }
+
+/// The settings of a side that is measured as it comes.
+pub(super) const AS_IT_COMES: &[Variant] = &[Variant { name: "", env: &[] }];
 
 /// Result of one run of one side.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -188,7 +191,7 @@ struct Latency {
 pub(super) fn read_line(program: &'static str, said: &str, row: &Row) -> Result<Figure, TaskError> {
     let lines = said.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
     let mut of_row = lines.filter(|line| {
-        line.size == row.size && line.threads == row.threads && line.test == row.test.name()
+        line.size == row.size && line.threads == row.threads && line.test == name(row.test)
     });
     let plain = |value| Figure { value, average: None };
     let figure = of_row.find_map(|line| match row.test {

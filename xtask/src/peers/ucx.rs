@@ -4,8 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::cores::Cores;
 use super::row::{Op, Row, Test};
@@ -100,13 +99,8 @@ impl Ucx {
             command.envs(setting.variant.env.iter().copied());
             command
         };
-        let mut server = Running::start(perftest(1, None).stdout(Stdio::null()))?;
-        wait_until_listening(port, &mut server)?;
-
-        let mut client = perftest(0, Some("127.0.0.1"));
-        let heard = child::hear(&mut client, limit(self.seconds))?;
-        wait_until_ended(&mut server)?;
-        Ok(parse(&heard.unless_failed(&client)?)?.figure(row.test))
+        let said = between(perftest(1, None), perftest(0, Some("127.0.0.1")), port, self.seconds)?;
+        Ok(parse(&said)?.figure(row.test))
     }
 
     /// Tells a program of UCX where its libraries are.
@@ -195,31 +189,34 @@ fn free_port() -> Result<u16, TaskError> {
     Ok(listener.local_addr().map_err(address())?.port())
 }
 
-/// Waits for the server without connecting to it: its first connection is its only one.
-pub(super) fn wait_until_listening(port: u16, server: &mut Running) -> Result<(), TaskError> {
+/// Runs a server, and once it listens a client, and returns the client's output. A run of the
+/// client is to last `seconds`.
+pub(super) fn between(
+    mut server: Command,
+    mut client: Command,
+    port: u16,
+    seconds: f64,
+) -> Result<String, TaskError> {
+    let mut server = Running::start(server.stdout(Stdio::null()))?;
+    // It is not connected to: its first connection is its only one.
     // "  0: 0100007F:3419 00000000:0000 0A ...": address and port in hexadecimal, 0A is LISTEN.
-    let listening = format!(":{port:04X} 00000000:0000 0A ");
-    let began = Instant::now();
-    while began.elapsed() < LISTENS && server.ended()?.is_none() {
-        if fs::read_to_string("/proc/net/tcp").is_ok_and(|table| table.contains(&listening)) {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(5));
+    let line = format!(":{port:04X} 00000000:0000 0A ");
+    let mut listens = false;
+    child::until_true(LISTENS, || {
+        listens = fs::read_to_string("/proc/net/tcp").is_ok_and(|table| table.contains(&line));
+        Ok(listens || server.ended()?.is_some())
+    })?;
+    if !listens {
+        return Err(TaskError::Output {
+            program: "the server",
+            expected: "that it listens",
+            found: format!("nothing on port {port}; what it says on standard error stands above"),
+        });
     }
-    Err(TaskError::Output {
-        program: "the server",
-        expected: "that it listens",
-        found: format!("nothing on port {port}; what it says on standard error stands above"),
-    })
-}
-
-/// Lets the server end by itself; one that does not is ended when it is dropped.
-pub(super) fn wait_until_ended(server: &mut Running) -> Result<(), TaskError> {
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(5) && server.ended()?.is_none() {
-        thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
+    let heard = child::hear(&mut client, limit(seconds))?;
+    // It ends by itself, or when it is dropped.
+    child::until_true(Duration::from_secs(5), || Ok(server.ended()?.is_some()))?;
+    heard.unless_failed(&client)
 }
 
 /// Reads the CSV: a line of names, and the last line of numbers.

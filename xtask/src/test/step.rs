@@ -22,6 +22,11 @@ pub(super) struct Step {
 }
 
 impl Step {
+    /// The same step, which may be skipped.
+    pub(super) const fn optional(self) -> Self {
+        Self { optional: true, ..self }
+    }
+
     /// Returns its outcome when there is no time left to begin it.
     pub(super) fn out_of_time(&self, budget: Duration) -> Outcome {
         let reason =

@@ -6,10 +6,15 @@ use std::time::Duration;
 use super::step::{Context, Outcome, Step, Tier};
 use super::{deny, layout, long, miri, msrv, room, verbs_guest};
 use crate::child;
-use crate::rules;
 
-const fn minutes(count: u64) -> Duration {
-    Duration::from_secs(60 * count)
+/// Returns a step with a time limit in minutes.
+const fn step(
+    name: &'static str,
+    tier: Tier,
+    minutes: u64,
+    body: fn(&mut Context) -> Outcome,
+) -> Step {
+    Step { name, tier, optional: false, limit: Duration::from_secs(60 * minutes), body }
 }
 
 /// The profile of the tests that run optimised: a release without optimisation across crates
@@ -18,92 +23,25 @@ const OPTIMISED: &str = "optimised";
 
 /// All steps.
 pub(super) const ALL: &[Step] = &[
-    Step {
-        name: "room",
-        tier: Tier::Default,
-        optional: false,
-        limit: minutes(1),
-        body: room::step,
-    },
-    Step {
-        name: "source rules",
-        tier: Tier::Default,
-        optional: false,
-        limit: minutes(1),
-        body: source_rules,
-    },
-    Step {
-        name: "msrv",
-        tier: Tier::Default,
-        optional: false,
-        limit: minutes(1),
-        body: msrv::step,
-    },
-    Step { name: "test", tier: Tier::Default, optional: false, limit: minutes(25), body: test },
-    Step { name: "format", tier: Tier::Full, optional: false, limit: minutes(2), body: format },
-    Step { name: "clippy", tier: Tier::Full, optional: false, limit: minutes(10), body: clippy },
-    Step {
-        name: "test, slow",
-        tier: Tier::Full,
-        optional: false,
-        limit: minutes(20),
-        body: test_slow,
-    },
-    Step { name: "doc", tier: Tier::Full, optional: false, limit: minutes(10), body: doc },
-    Step {
-        name: "test, optimised",
-        tier: Tier::Full,
-        optional: false,
-        limit: minutes(25),
-        body: test_optimised,
-    },
-    Step {
-        name: "instructions",
-        tier: Tier::Full,
-        optional: false,
-        limit: minutes(15),
-        body: instructions,
-    },
-    Step { name: "loom", tier: Tier::Full, optional: false, limit: minutes(12), body: loom },
-    Step { name: "miri", tier: Tier::Full, optional: true, limit: minutes(12), body: miri::step },
-    Step {
-        name: "layout",
-        tier: Tier::Full,
-        optional: true,
-        limit: minutes(12),
-        body: layout::step,
-    },
-    Step {
-        name: "cargo-deny",
-        tier: Tier::Full,
-        optional: true,
-        limit: minutes(12),
-        body: deny::step,
-    },
-    Step {
-        name: "verbs guest",
-        tier: Tier::Full,
-        optional: true,
-        limit: minutes(20),
-        body: verbs_guest::step,
-    },
-    Step { name: "soak", tier: Tier::Long, optional: false, limit: minutes(240), body: long::soak },
-    Step { name: "huge", tier: Tier::Long, optional: false, limit: minutes(60), body: long::huge },
-    Step {
-        name: "sanitizer",
-        tier: Tier::Long,
-        optional: true,
-        limit: minutes(60),
-        body: long::sanitizer,
-    },
-    Step { name: "fuzz", tier: Tier::Long, optional: true, limit: minutes(120), body: long::fuzz },
-    Step {
-        name: "verbs guest, long",
-        tier: Tier::Long,
-        optional: true,
-        limit: minutes(120),
-        body: verbs_guest::long_step,
-    },
+    step("room", Tier::Default, 1, room::step),
+    step("msrv", Tier::Default, 1, msrv::step),
+    step("test", Tier::Default, 25, test),
+    step("format", Tier::Full, 2, format),
+    step("clippy", Tier::Full, 10, clippy),
+    step("test, slow", Tier::Full, 20, test_slow),
+    step("doc", Tier::Full, 10, doc),
+    step("test, optimised", Tier::Full, 25, test_optimised),
+    step("instructions", Tier::Full, 15, instructions),
+    step("loom", Tier::Full, 12, loom),
+    step("miri", Tier::Full, 12, miri::step).optional(),
+    step("layout", Tier::Full, 12, layout::step).optional(),
+    step("cargo-deny", Tier::Full, 12, deny::step).optional(),
+    step("verbs guest", Tier::Full, 20, verbs_guest::step).optional(),
+    step("soak", Tier::Long, 240, long::soak),
+    step("huge", Tier::Long, 60, long::huge),
+    step("sanitizer", Tier::Long, 60, long::sanitizer).optional(),
+    step("fuzz", Tier::Long, 120, long::fuzz).optional(),
+    step("verbs guest, long", Tier::Long, 120, verbs_guest::long_step).optional(),
 ];
 
 fn format(context: &mut Context) -> Outcome {
@@ -111,24 +49,6 @@ fn format(context: &mut Context) -> Outcome {
         return Outcome::Skipped("rustfmt is not there, and rustup could not add it".into());
     }
     context.run(context.workspace.cargo().args(["fmt", "--all", "--check"])).into()
-}
-
-fn source_rules(context: &mut Context) -> Outcome {
-    match rules::check(&context.workspace.root) {
-        Ok(findings) => {
-            for warning in &findings.warnings {
-                println!("warning: {warning}");
-            }
-            for violation in &findings.violations {
-                println!("error: {violation}");
-            }
-            match findings.violations.len() {
-                0 => Outcome::Passed,
-                count => Outcome::Failed(format!("{count} violations, listed above")),
-            }
-        }
-        Err(error) => Outcome::Failed(error.to_string()),
-    }
 }
 
 fn clippy(context: &mut Context) -> Outcome {

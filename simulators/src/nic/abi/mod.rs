@@ -16,6 +16,8 @@
 //! not destroyed. [`Verbs::from_parts`] requires that, and comments here call it "of the
 //! contract".
 
+#![expect(unsafe_code, reason = "functions and objects of C")]
+
 mod completion;
 mod device;
 mod events;

@@ -101,6 +101,7 @@ pub(super) fn give(
 }
 
 #[cfg(all(test, loom))]
+#[expect(unsafe_code, reason = "plain words are shared between threads")]
 mod models {
     use super::*;
     use loom::cell::UnsafeCell;

@@ -45,6 +45,8 @@
 //! has its own context back afterwards. The library's streams and contexts stay until the process
 //! ends, because the driver belongs to the process.
 
+#![expect(unsafe_code, reason = "the driver's functions and what they are told by address")]
+
 mod attempt;
 mod calls;
 mod capture;

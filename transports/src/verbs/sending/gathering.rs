@@ -1,5 +1,7 @@
 //! Short messages that wait for more.
 
+#![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
+
 use super::{Held, Sending, Unsent};
 use crate::contract::{Busy, Header};
 use crate::mem::MemRef;

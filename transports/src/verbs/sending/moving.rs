@@ -1,5 +1,7 @@
 //! Transfers between buffers and a peer's memory.
 
+#![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
+
 use super::{RESERVE, Sending, Unsent};
 use crate::contract::{Busy, Chunk, OpToken, RemotePlace};
 use crate::mem::Buffer;

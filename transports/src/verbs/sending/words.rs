@@ -1,5 +1,7 @@
 //! Atomic operations on words of a peer's memory, which the peer's NIC carries out.
 
+#![expect(unsafe_code, reason = "structures of libibverbs, and memory by address")]
+
 use super::{RESERVE, Sending, Unsent};
 use crate::contract::{Busy, OpToken, RemotePlace, WordChange};
 use crate::mem::{Buffer, SmallBytes};

@@ -10,6 +10,8 @@
 //! | `interop` | objects that a program has from other crates: features `rdma-sys` and `ibverbs` |
 //! | `error` | failed calls, and the remedies: [`VerbsError`] |
 
+#![expect(unsafe_code, reason = "functions and structures of libibverbs")]
+
 pub mod bindings;
 mod error;
 #[cfg(any(feature = "rdma-sys", feature = "ibverbs"))]

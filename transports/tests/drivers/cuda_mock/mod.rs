@@ -2,6 +2,8 @@
 //! header has, or goes away. The libraries are mocks, made from `mock/libcuda.c` by the machine's
 //! C compiler.
 
+#![expect(unsafe_code, reason = "memory of the mock is used by address")]
+
 mod capture;
 mod copier;
 mod forks;

@@ -1,5 +1,7 @@
 //! Devices, addresses, limits, and the order in which things may end.
 
+#![expect(unsafe_code, reason = "registrations of memory, and libibverbs by its functions")]
+
 use crate::verbs::*;
 use carrack_simulators::nic::{Config, Limits, LinkLayer, SimulatedNic, go_round};
 use carrack_transports::verbs::sys::bindings as ibv;

@@ -1,5 +1,7 @@
 //! Every fault that can be planted.
 
+#![expect(unsafe_code, reason = "registrations of memory, and libibverbs by its functions")]
+
 use crate::verbs::*;
 use carrack_simulators::nic::{Call, Config, Faults, Visibility, Which};
 use carrack_transports::verbs::sys::bindings as ibv;

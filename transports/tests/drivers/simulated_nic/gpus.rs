@@ -1,5 +1,7 @@
 //! Memory of simulated GPUs, which no CPU can touch, at both ends of every operation.
 
+#![expect(unsafe_code, reason = "registrations of memory, and libibverbs by its functions")]
+
 use crate::verbs::*;
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_simulators::nic::{Config, Visibility};

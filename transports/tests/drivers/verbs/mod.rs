@@ -5,6 +5,7 @@
 //! on a real libibverbs. `TEST_VERBS` chooses: `simulated` is the default; `NAME,NAME` are two
 //! devices of the machine's libibverbs, which may be the same one.
 
+#![expect(unsafe_code, reason = "registrations of memory, and libibverbs by its functions")]
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
 mod buffer;

@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use super::programs::{Peer, Sides};
 use crate::peers::comparison::median;
-use crate::peers::row::{Op, Row, Test};
+use crate::peers::row::Row;
 
 /// Carrack compared with one peer.
+#[derive(Clone, Debug)]
 pub(super) struct Comparison {
     row: Row,
     peer: Peer,
@@ -14,27 +15,31 @@ pub(super) struct Comparison {
     wanted: f64,
 }
 
-const fn of(op: Op, test: Test, size: usize, peer: Peer, wanted: f64) -> Comparison {
-    Comparison { row: Row::of(op, test, size), peer, wanted }
-}
-
 /// The comparisons. The receivers of perftest's and UCX's writes look at their memory, so ours do.
 /// Messages and puts of a bandwidth are compared with perftest's writes: nothing moves bytes with
 /// less.
-pub(super) const COMPARISONS: &[Comparison] = &[
-    of(Op::Send, Test::Latency, 8, Peer::Perftest("ib_send_lat"), 1.15),
-    of(Op::PutSeen, Test::Latency, 8, Peer::Perftest("ib_write_lat"), 1.15),
-    of(Op::Send, Test::Latency, 8, Peer::Ucx("tag_lat"), 0.9),
-    of(Op::PutSeen, Test::Latency, 8, Peer::Ucx("ucp_put_lat"), 0.9),
-    of(Op::Am, Test::Latency, 8, Peer::Ucx("ucp_am_lat"), 0.9),
-    of(Op::Send, Test::Bandwidth, 1 << 20, Peer::Perftest("ib_write_bw"), 0.95),
-    of(Op::Put, Test::Bandwidth, 1 << 20, Peer::Perftest("ib_write_bw"), 0.95),
-    of(Op::Am, Test::Rate, 8, Peer::Ucx("ucp_am_bw"), 1.5),
+const COMPARISONS: &[(&str, Peer, f64)] = &[
+    ("send:latency:8", Peer::Perftest("ib_send_lat"), 1.15),
+    ("put_seen:latency:8", Peer::Perftest("ib_write_lat"), 1.15),
+    ("send:latency:8", Peer::Ucx("tag_lat"), 0.9),
+    ("put_seen:latency:8", Peer::Ucx("ucp_put_lat"), 0.9),
+    ("am:latency:8", Peer::Ucx("ucp_am_lat"), 0.9),
+    ("send:bandwidth:1M", Peer::Perftest("ib_write_bw"), 0.95),
+    ("put:bandwidth:1M", Peer::Perftest("ib_write_bw"), 0.95),
+    ("am:rate:8", Peer::Ucx("ucp_am_bw"), 1.5),
 ];
 
+/// Returns the comparisons.
+pub(super) fn all() -> Vec<Comparison> {
+    let read = |&(row, peer, wanted): &(&str, _, _)| {
+        Some(Comparison { row: row.parse().ok()?, peer, wanted })
+    };
+    COMPARISONS.iter().filter_map(read).collect()
+}
+
 /// Outcome of all rounds.
-pub(super) struct Outcome<'a> {
-    comparison: &'a Comparison,
+pub(super) struct Outcome {
+    comparison: Comparison,
     /// Ours and the peer's, of each round in which both had one.
     rounds: Vec<(f64, f64)>,
     /// The first reason why a side had none. It is measured all the same: a guest stumbles now and
@@ -42,14 +47,14 @@ pub(super) struct Outcome<'a> {
     failure: Option<String>,
 }
 
-impl<'a> Outcome<'a> {
-    pub(super) fn new(comparison: &'a Comparison) -> Self {
+impl Outcome {
+    pub(super) fn new(comparison: Comparison) -> Self {
         Self { comparison, rounds: Vec::new(), failure: None }
     }
 
     /// Measures both sides; in odd rounds the peer is the first.
     pub(super) fn round(&mut self, number: u32, sides: &Sides) {
-        let Comparison { row, peer, .. } = self.comparison;
+        let Comparison { row, peer, .. } = &self.comparison;
         let (ours, theirs) = if number.is_multiple_of(2) {
             let ours = sides.ours(row);
             (ours, sides.peer(*peer, row))
@@ -100,17 +105,17 @@ impl<'a> Outcome<'a> {
     fn is_met(&self) -> Option<bool> {
         let Comparison { row, wanted, .. } = self.comparison;
         let (ratio, ..) = self.ratio()?;
-        Some(if row.test.lower_is_better() { ratio <= *wanted } else { ratio >= *wanted })
+        Some(if row.test.lower_is_better() { ratio <= wanted } else { ratio >= wanted })
     }
 }
 
 /// The outcomes as a table of Markdown's.
-pub(super) fn table(outcomes: &[Outcome<'_>]) -> String {
+pub(super) fn table(outcomes: &[Outcome]) -> String {
     let mut text = "| | beside | rounds | Carrack | peer | ratio | middle half | best by best | \
         wanted | |\n|---|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
     for outcome in outcomes {
-        let Comparison { row, peer, wanted } = outcome.comparison;
+        let Comparison { row, peer, wanted } = &outcome.comparison;
         let sign = if row.test.lower_is_better() { '≤' } else { '≥' };
         let value = |of: fn(&(f64, f64)) -> f64| {
             let unit = row.test.unit().replace("us", "µs");
@@ -142,13 +147,22 @@ pub(super) fn table(outcomes: &[Outcome<'_>]) -> String {
 mod tests {
     use super::*;
 
-    fn outcome<'a>(comparison: &'a Comparison, rounds: &[(f64, f64)]) -> Outcome<'a> {
-        Outcome { comparison, rounds: rounds.to_vec(), failure: None }
+    fn outcome(comparison: &Comparison, rounds: &[(f64, f64)]) -> Outcome {
+        Outcome { comparison: comparison.clone(), rounds: rounds.to_vec(), failure: None }
+    }
+
+    #[test]
+    fn every_comparison_is_of_a_row() {
+        assert_eq!(all().len(), COMPARISONS.len());
     }
 
     #[test]
     fn the_ratio_is_the_median_of_the_rounds_and_not_the_ratio_of_medians() {
-        let latency = of(Op::Send, Test::Latency, 8, Peer::Perftest("ib_send_lat"), 1.15);
+        let latency = Comparison {
+            row: "send:latency:8".parse().unwrap(),
+            peer: Peer::Perftest("ib_send_lat"),
+            wanted: 1.15,
+        };
         let all = outcome(&latency, &[(1.0, 1.0), (20.0, 10.0), (110.0, 100.0)]);
         assert_eq!(all.ratio().map(|(ratio, ..)| ratio), Some(1.1));
         assert_eq!((all.best(), all.is_met()), (Some(1.0), Some(true)));
@@ -158,7 +172,11 @@ mod tests {
 
     #[test]
     fn of_rates_the_higher_is_the_better_one_and_the_table_says_so() {
-        let rate = of(Op::Am, Test::Rate, 8, Peer::Ucx("ucp_am_bw"), 1.5);
+        let rate = Comparison {
+            row: "am:rate:8".parse().unwrap(),
+            peer: Peer::Ucx("ucp_am_bw"),
+            wanted: 1.5,
+        };
         let (good, bad) = (outcome(&rate, &[(3.0, 2.0)]), outcome(&rate, &[(2.0, 2.0)]));
         assert_eq!((good.is_met(), bad.is_met()), (Some(true), Some(false)));
         let text = table(&[good, bad, outcome(&rate, &[])]);

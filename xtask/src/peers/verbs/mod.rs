@@ -25,7 +25,7 @@ use crate::child;
 use crate::error::TaskError;
 use crate::guest::{self, GuestError, Host, Plan, Said, Stream};
 use crate::workspace::Workspace;
-use comparison::{COMPARISONS, Outcome};
+use comparison::Outcome;
 use programs::Sides;
 
 /// A build of the command, on a slow machine.
@@ -59,13 +59,7 @@ fn boot(rounds: u32, seconds: f64) -> Result<ExitCode, GuestError> {
     guest::install_peers()?;
     let mut cargo = workspace.cargo();
     child::run(cargo.args(["build", "--release", "--package", "carrack-cli"]), BUILD, child::echo)?;
-    let machine = Machine::look()?;
-    if machine.load_before > super::BUSY {
-        let load = machine.load_before;
-        eprintln!(
-            "warning: the load is {load:.2}; something else runs here and disturbs all sides"
-        );
-    }
+    let machine = Machine::look_before_rounds()?;
     println!(
         "{}; on {}, which emulates the guest; load {:.2}",
         machine.date, machine.cpu, machine.load_before
@@ -79,7 +73,7 @@ fn boot(rounds: u32, seconds: f64) -> Result<ExitCode, GuestError> {
     let mut plan = Plan::new(command, workspace.root.clone());
     plan.processors = PROCESSORS;
     plan.environment.extend(env::var_os("PATH").map(|path| ("PATH".into(), path)));
-    let count = u32::try_from(COMPARISONS.len()).unwrap_or(u32::MAX);
+    let count = u32::try_from(comparison::all().len()).unwrap_or(u32::MAX);
     plan.limit = BOOT + COMPARISON * count.saturating_mul(rounds);
     let status = host.run(&plan, false, pass_on)?;
     Ok(ExitCode::from(status))
@@ -97,7 +91,7 @@ fn pass_on(said: &Said) {
 /// criterion that is missed is no failure.
 pub(super) fn measure(carrack: &Path, rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     let sides = Sides { carrack: PathBuf::from(carrack), seconds };
-    let mut outcomes: Vec<_> = COMPARISONS.iter().map(Outcome::new).collect();
+    let mut outcomes: Vec<_> = comparison::all().into_iter().map(Outcome::new).collect();
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
         for outcome in &mut outcomes {

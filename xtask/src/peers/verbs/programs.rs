@@ -6,13 +6,12 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::child::{self, Running};
+use crate::child;
 use crate::error::TaskError;
 use crate::peers::cores::Cores;
 use crate::peers::row::{Row, Test};
-use crate::peers::side::{self, Figure};
-use crate::peers::ucx;
-use crate::workspace::clean;
+use crate::peers::side::Figure;
+use crate::peers::{carrack, ucx};
 
 /// The devices of the guest: rank 0 has the first, which the client has too.
 const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
@@ -26,6 +25,9 @@ const UCX_PORT: u16 = 13337;
 
 /// For one run, on a machine that has others to do.
 const LIMIT: Duration = Duration::from_secs(40);
+
+/// Seconds by which [`ucx::between`] comes to the same limit.
+const LONG: f64 = 2.0;
 
 /// A peer of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,13 +63,8 @@ impl Sides {
 
     /// Measures Carrack between two ranks over verbs.
     pub(super) fn ours(&self, row: &Row) -> Result<Figure, TaskError> {
-        let mut command = Command::new(&self.carrack);
-        clean(&mut command);
-        command
-            .args(["perf", row.test.name(), "--op", row.op.name(), "--size", &row.size.to_string()])
-            .args(["--transport", "verbs", "--seconds", &self.seconds.to_string(), "--json"]);
-        let heard = child::hear(&mut command, LIMIT)?;
-        side::read_line("carrack perf --json", &heard.unless_failed(&command)?, row)
+        let mut command = carrack::perf(Command::new(&self.carrack), row, self.seconds);
+        carrack::read(&child::read(command.args(["--transport", "verbs"]), LIMIT)?, row)
     }
 
     /// Measures a peer.
@@ -79,41 +76,33 @@ impl Sides {
             Test::Bandwidth => 30,
         };
         let (size, count) = (row.size.to_string(), count.to_string());
-        let (port, commands) = match peer {
+        let side_of = |at: usize, port: u16, name: &str| {
+            let mut command = Cores::pin(&[at], name);
+            command.args(["-p", &port.to_string(), "-s", &size, "-n", &count]);
+            command.args((at == 1).then_some(SERVER)).stderr(Stdio::null());
+            command
+        };
+        match peer {
             Peer::Perftest(name) => {
                 let side = |at: usize| {
-                    let mut command = Cores::pin(&[at], name);
-                    command.args(["-d", DEVICES[1 - at], "-s", &size, "-n", &count]);
+                    let mut command = side_of(at, PERFTEST_PORT, name);
+                    command.args(["-d", DEVICES[1 - at]]);
                     command.args((row.test == Test::Bandwidth).then_some("--report_gbits"));
                     command
                 };
-                let mut client = side(1);
-                client.arg(SERVER);
-                (PERFTEST_PORT, [side(0), client])
+                read_perftest(&ucx::between(side(0), side(1), PERFTEST_PORT, LONG)?, row)
             }
             Peer::Ucx(test) => {
                 let side = |at: usize| {
-                    let mut command = Cores::pin(&[at], "ucx_perftest");
+                    let mut command = side_of(at, UCX_PORT, "ucx_perftest");
                     command
                         .envs([("UCX_TLS", "rc"), ("UCX_UD_VERBS_ETH_DGID_CHECK", "n")])
                         .env("UCX_NET_DEVICES", format!("{}:1", DEVICES[1 - at]))
-                        .args((at == 1).then_some(SERVER))
-                        .args(["-p", &UCX_PORT.to_string(), "-t", test, "-f", "-v"])
-                        .args(["-s", &size, "-w", "50", "-n", &count]);
+                        .args(["-t", test, "-f", "-v", "-w", "50"]);
                     command
                 };
-                (UCX_PORT, [side(0), side(1)])
+                Ok(ucx::parse(&ucx::between(side(0), side(1), UCX_PORT, LONG)?)?.figure(row.test))
             }
-        };
-        let [mut server, mut client] = commands;
-        let mut serving = Running::start(server.stdout(Stdio::null()).stderr(Stdio::null()))?;
-        ucx::wait_until_listening(port, &mut serving)?;
-        let heard = child::hear(&mut client, LIMIT)?;
-        ucx::wait_until_ended(&mut serving)?;
-        let said = heard.unless_failed(&client)?;
-        match peer {
-            Peer::Ucx(_) => Ok(ucx::parse(&said)?.figure(row.test)),
-            Peer::Perftest(_) => read_perftest(&said, row),
         }
     }
 }
