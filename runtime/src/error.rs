@@ -243,7 +243,9 @@ pub enum PostError {
         cause: FaceError,
     },
     /// The remote region is not registered any more.
-    #[error("the remote region of {0} is not registered any more")]
+    #[error(
+        "the remote region of {0} is not registered any more: get a new remote key from its owner"
+    )]
     Stale(Rank),
     /// The remote key is of another job's region: it was kept from an earlier run, or came from a
     /// rank of another job.
@@ -358,10 +360,18 @@ pub enum OpError {
         /// The system's error.
         why: String,
     },
+    /// The link refused the operation after it had been accepted.
+    #[error("the link to {rank} refused the operation: {why}")]
+    Link {
+        /// The peer.
+        rank: Rank,
+        /// The link's error.
+        why: String,
+    },
     /// The remote region is not registered any more, or never was.
     #[error(
-        "the remote region of {0} is not registered any more: its owner has deregistered it, or is \
-        another one"
+        "the remote region of {0} is not registered any more, or never was: get a new remote key \
+        from its owner"
     )]
     Stale(Rank),
     /// The operation reaches beyond the remote region.
@@ -388,7 +398,7 @@ impl OpError {
             other => {
                 tracing::error!(error = %other, rank = rank.0, "a link refused what the plan had \
                     found possible");
-                Self::Closed
+                Self::Link { rank, why: other.to_string() }
             }
         }
     }
@@ -410,7 +420,8 @@ impl OpError {
             OpFailure::Down(cause) => Self::PeerDown { rank, cause },
             OpFailure::Copy(error) => Self::Copy(error),
             OpFailure::Event(error) => Self::Event(error),
-            _ => Self::Closed,
+            OpFailure::Closed => Self::Closed,
+            other => Self::Link { rank, why: other.to_string() },
         }
     }
 }

@@ -14,6 +14,9 @@ impl Rank {
 
 impl fmt::Display for Rank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::ANY {
+            return f.write_str("any rank");
+        }
         write!(f, "rank {}", self.0)
     }
 }

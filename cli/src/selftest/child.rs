@@ -52,6 +52,8 @@ pub(super) enum End {
     Overran(Duration),
     /// The user ended it.
     Interrupted,
+    /// The system does not tell its end. It was ended.
+    Lost(io::Error),
     /// It never ran.
     NotStarted(io::Error),
 }
@@ -73,7 +75,10 @@ pub(super) fn run(
         match ended_within(&mut child, GLANCE) {
             Ok(Some(status)) => break End::Exited(status),
             Ok(None) => {}
-            Err(error) => break End::NotStarted(error),
+            Err(error) => {
+                stop(&mut child);
+                break End::Lost(error);
+            }
         }
         on_tick();
         if interrupt.came() {
@@ -92,14 +97,17 @@ pub(super) fn run(
     end
 }
 
-/// Waits for the end of a process, `moment` (below a second) at most.
+/// Waits for the end of a process, `moment` at most.
 fn ended_within(child: &mut Child, moment: Duration) -> io::Result<Option<ExitStatus>> {
     if let Some(status) = child.try_wait()? {
         return Ok(Some(status));
     }
     match pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {
         Ok(pidfd) => {
-            let moment = Timespec { tv_sec: 0, tv_nsec: moment.subsec_nanos().into() };
+            let moment = Timespec {
+                tv_sec: moment.as_secs().cast_signed(),
+                tv_nsec: moment.subsec_nanos().into(),
+            };
             // A signal that interrupts it is looked at by the caller.
             let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&moment));
         }

@@ -120,6 +120,7 @@ fn info(
             )));
         }
         End::Interrupted => return Err(failed("was ended by a signal".into())),
+        End::Lost(why) => return Err(failed(format!("cannot be watched: {why}"))),
         End::NotStarted(why) => return Err(failed(format!("could not be started: {why}"))),
     }
     let text = fs::read_to_string(&said).map_err(file(&said))?;

@@ -172,6 +172,7 @@ impl Part {
                 )))
             }
             End::Interrupted => Some(Outcome::Skipped("interrupted".into())),
+            End::Lost(why) => Some(Outcome::Failed(format!("the system lost its end: {why}"))),
             End::NotStarted(why) => {
                 Some(Outcome::Failed(format!("it could not be started: {why}")))
             }

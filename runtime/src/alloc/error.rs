@@ -11,7 +11,7 @@ use carrack_transports::contract::DownCause;
 pub enum SharedAllocError {
     /// No allocator can return that many bytes.
     #[error(
-        "{len} bytes cannot be allocated: ask for at least 1, and for less than half of the \
+        "{len} bytes cannot be allocated: ask for at least 1, and for less than a quarter of the \
         address space"
     )]
     Len {

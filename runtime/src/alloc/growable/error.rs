@@ -21,7 +21,7 @@ pub enum GrowableError {
     },
     /// No address range has that many bytes.
     #[error(
-        "{most} bytes cannot be reserved: ask for at least 1, and for less than half of the \
+        "{most} bytes cannot be reserved: ask for at least 1, and for less than a quarter of the \
         address space"
     )]
     Most {
