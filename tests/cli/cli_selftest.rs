@@ -257,7 +257,7 @@ fn a_signal_ends_everything_and_what_was_done_is_reported() {
     let child =
         command.env("NAME", &name).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     while !started.exists() {
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
