@@ -1,22 +1,23 @@
 //! Packages of another suite from the machine's Debian archive. The machine's own setup stays as
-//! it is: lists and packages go to a folder of the cache.
+//! it is: lists and packages go to a folder of the cache. Only [`see_to`] installs.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+
+use fs_err as fs;
 
 use crate::child;
 use crate::error::TaskError;
 
 /// The keys of Debian's archive.
-pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Time limit of a download of 170 MB at most, on a slow line.
 const DOWNLOAD: Duration = Duration::from_secs(400);
 
 /// For packages of some 30 MB, on a slow line; and for another installation to end before.
-pub(crate) const INSTALL: Duration = Duration::from_secs(300);
+const INSTALL: Duration = Duration::from_secs(300);
 
 const LOOK: Duration = Duration::from_secs(60);
 
@@ -31,11 +32,11 @@ impl Suite {
         let folder = folder.join("apt");
         for below in ["lists/partial", "cache/archives/partial"] {
             let path = folder.join(below);
-            fs::create_dir_all(&path).map_err(TaskError::file(&path))?;
+            fs::create_dir_all(&path)?;
         }
         let sources = folder.join("sources.list");
         let line = format!("deb [signed-by={KEYRING}] {} {suite} main\n", main_archive()?);
-        fs::write(&sources, line).map_err(TaskError::file(&sources))?;
+        fs::write(&sources, line)?;
         let suite = Self { folder };
         suite.ask("apt-get", &["update"], DOWNLOAD)?;
         Ok(suite)
@@ -55,16 +56,16 @@ impl Suite {
     /// Downloads packages, and unpacks them below `root`.
     pub(crate) fn unpack(&self, packages: &[String], root: &Path) -> Result<(), TaskError> {
         let to = self.folder.join("packages");
-        fs::create_dir_all(&to).map_err(TaskError::file(&to))?;
+        fs::create_dir_all(&to)?;
         let mut command = self.command("apt-get");
         command.arg("download").args(packages).current_dir(&to);
         child::read(&mut command, DOWNLOAD)?;
-        for entry in fs::read_dir(&to).map_err(TaskError::file(&to))? {
-            let package = entry.map_err(TaskError::file(&to))?.path();
+        for entry in fs::read_dir(&to)? {
+            let package = entry?.path();
             let mut unpack = Command::new("dpkg-deb");
             unpack.arg("-x").arg(&package).arg(root);
             child::read(&mut unpack, INSTALL)?;
-            fs::remove_file(&package).map_err(TaskError::file(&package))?;
+            fs::remove_file(&package)?;
         }
         Ok(())
     }
@@ -119,23 +120,55 @@ fn main_archive() -> Result<String, TaskError> {
     })
 }
 
-/// Brings the machine's lists of packages up to date.
-pub(crate) fn update() -> Result<(), TaskError> {
-    let mut command = apt_get();
-    child::read(command.arg("update"), INSTALL)?;
-    Ok(())
+/// Installs those of these packages that are missing on this machine.
+///
+/// # Errors
+/// When they cannot be installed; they are named.
+pub(crate) fn see_to(packages: &[&str]) -> Result<(), TaskError> {
+    let mut ask = Command::new("dpkg-query");
+    ask.args(["--show", "--showformat=${Package} ${db:Status-Status}\n"]).args(packages);
+    // It fails where one is unknown, and is not there where the machine is none of Debian's.
+    let known = child::hear(&mut ask, LOOK).map_or_else(|_| String::new(), |heard| heard.said);
+    let missing = missing(packages, &known);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let cannot = |why: String| TaskError::Packages { packages: missing.join(" "), why };
+    if !child::answers(Command::new("apt-get").arg("--version")) {
+        return Err(cannot("there is no apt-get, which could install them".into()));
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err(cannot("only root can install them".into()));
+    }
+    eprintln!("xtask: installing {}", missing.join(" "));
+    // The lists of packages may be outdated or missing.
+    let installed = install(&missing).or_else(|_| update().and_then(|()| install(&missing)));
+    installed.map_err(|error| cannot(error.to_string()))
 }
 
-/// apt-get, without questions.
-pub(crate) fn apt_get() -> Command {
+/// Returns the packages that dpkg-query does not list as installed.
+fn missing<'a>(packages: &[&'a str], known: &str) -> Vec<&'a str> {
+    let is_known = |package: &str| known.lines().any(|line| line == format!("{package} installed"));
+    packages.iter().copied().filter(|package| !is_known(package)).collect()
+}
+
+/// Installs packages on this machine.
+pub(crate) fn install(packages: &[&str]) -> Result<(), TaskError> {
+    apt_get(&[&["install", "--no-install-recommends"], packages].concat())
+}
+
+/// Brings the machine's lists of packages up to date.
+fn update() -> Result<(), TaskError> {
+    apt_get(&["update"])
+}
+
+/// Runs apt-get, without questions.
+fn apt_get(arguments: &[&str]) -> Result<(), TaskError> {
     let mut command = Command::new("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").args([
-        "-qq",
-        "-y",
-        "-o",
-        "DPkg::Lock::Timeout=200",
-    ]);
-    command
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    command.args(["-qq", "-y", "-o", "DPkg::Lock::Timeout=200"]).args(arguments);
+    child::read(&mut command, INSTALL)?;
+    Ok(())
 }
 
 /// Returns the Debian archive among `targets` that has the suite `codename`, else the first.
@@ -169,6 +202,12 @@ mod tests {
             archive_of("Ubuntu|noble|main|one\n|bookworm|main|two\nhalf a line", "bookworm"),
             None
         );
+    }
+
+    #[test]
+    fn a_package_is_missing_unless_it_is_installed() {
+        let known = "kmod installed\nzstd config-files\nlibibverbs1 installed\n";
+        assert_eq!(missing(&["kmod", "zstd", "perftest"], known), ["zstd", "perftest"]);
     }
 
     #[test]

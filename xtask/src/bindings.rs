@@ -6,12 +6,13 @@
 //! compares.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use crate::apt::{INSTALL, Suite, apt_get};
+use fs_err as fs;
+
+use crate::apt::{self, Suite};
 use crate::child;
 use crate::error::TaskError;
 use crate::workspace::Workspace;
@@ -119,11 +120,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let made = make(&bindgen, &headers, &workspace)?;
     let path = workspace.root.join(RESULT);
     if !options.check {
-        fs::write(&path, made).map_err(TaskError::file(&path))?;
+        fs::write(&path, made)?;
         println!("{RESULT}: made of libibverbs-dev {}", headers.version);
         return Ok(ExitCode::SUCCESS);
     }
-    let there = fs::read_to_string(&path).map_err(TaskError::file(&path))?;
+    let there = fs::read_to_string(&path)?;
     let Some(difference) = first_difference(&there, &made) else {
         println!("{RESULT} is what libibverbs-dev {} gives", headers.version);
         return Ok(ExitCode::SUCCESS);
@@ -164,7 +165,7 @@ impl Headers {
     fn fetch(tools: &Path, suite: &str) -> Result<Self, TaskError> {
         let home = tools.join(format!("headers-{suite}"));
         if home.exists() {
-            fs::remove_dir_all(&home).map_err(TaskError::file(&home))?;
+            fs::remove_dir_all(&home)?;
         }
         let (suite, package) = (Suite::open(&home, suite)?, "libibverbs-dev");
         let version = suite.version(package).ok_or_else(|| TaskError::Missing {
@@ -178,7 +179,7 @@ impl Headers {
     /// The first comment of a header: whose it is, and under which terms.
     fn notice(&self) -> Result<String, TaskError> {
         let path = self.include.join("infiniband/verbs.h");
-        let text = fs::read_to_string(&path).map_err(TaskError::file(&path))?;
+        let text = fs::read_to_string(&path)?;
         let end = text.find("*/").unwrap_or_default();
         let lines =
             text[..end].lines().map(|line| line.trim().trim_start_matches(['/', '*']).trim_end());
@@ -194,7 +195,7 @@ impl Headers {
 /// Runs bindgen; once more with libclang installed, where it misses that.
 fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<String, TaskError> {
     let input = workspace.target.join("tools/verbs.h");
-    fs::write(&input, HEADERS).map_err(TaskError::file(&input))?;
+    fs::write(&input, HEADERS)?;
     let mut command = Command::new(bindgen);
     // Here its rustfmt finds our settings.
     command.current_dir(&workspace.root).arg(&input).args([
@@ -218,9 +219,7 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
     command.args(["--", "-isystem"]).arg(&headers.include);
     let mut heard = child::hear(&mut command, LIMIT)?;
     if !heard.status.success() && heard.complained.contains("libclang") {
-        let mut install = apt_get();
-        install.args(["install", "--no-install-recommends", "libclang-dev"]);
-        child::read(&mut install, INSTALL)?;
+        apt::install(&["libclang-dev"])?;
         heard = child::hear(&mut command, LIMIT)?;
     }
     let made = narrowed(&heard.unless_failed(&command)?, &used(workspace)?);
@@ -235,12 +234,12 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
 fn used(workspace: &Workspace) -> Result<BTreeSet<String>, TaskError> {
     let (mut open, mut used) = (vec![workspace.root.clone()], BTreeSet::new());
     while let Some(folder) = open.pop() {
-        for entry in fs::read_dir(&folder).map_err(TaskError::file(&folder))? {
-            let entry = entry.map_err(TaskError::file(&folder))?;
+        for entry in fs::read_dir(&folder)? {
+            let entry = entry?;
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
             // Links are not followed: a loop of them would never end.
-            let kind = entry.file_type().map_err(TaskError::file(&path))?;
+            let kind = entry.file_type()?;
             if name.starts_with('.')
                 || name == "target"
                 || NO_USERS.iter().any(|no| path.ends_with(no))
@@ -250,7 +249,7 @@ fn used(workspace: &Workspace) -> Result<BTreeSet<String>, TaskError> {
             if kind.is_dir() {
                 open.push(path);
             } else if kind.is_file() && name.ends_with(".rs") {
-                let text = fs::read_to_string(&path).map_err(TaskError::file(&path))?;
+                let text = fs::read_to_string(&path)?;
                 let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
                 let names = code.flat_map(words).map(|(_, word)| word);
                 let ours = names.filter(|name| PREFIXES.iter().any(|it| name.starts_with(it)));

@@ -9,13 +9,13 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use crate::child;
@@ -112,11 +112,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     begin(&folder)?;
     for (name, text) in [("selftest.sh", SCRIPT), ("README.txt", README), (ABOUT, about.as_str())] {
         let path = folder.join(name);
-        fs::write(&path, text).map_err(TaskError::file(&path))?;
+        fs::write(&path, text)?;
     }
     let script = folder.join("selftest.sh");
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))
-        .map_err(TaskError::file(&script))?;
+    fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
     let sizes = fill(&folder, &programs, can_strip)?;
     let bytes = carried(&folder)?;
     if bytes > MOST {
@@ -144,19 +143,19 @@ fn fill(
         if can_strip { slim::strip(from, to) } else { slim::copy(from, to) }
     };
     let (archive, next) = (folder.join(ARCHIVE), folder.join("next"));
-    let mut packing = Packing::begin(&archive, DICTIONARY).map_err(TaskError::file(&archive))?;
+    let mut packing = Packing::begin(&archive, DICTIONARY)?;
     let mut sizes = BTreeMap::new();
     for (below, from) in programs {
         let size = if below == Path::new(COMMAND) {
             slim(from, &folder.join(below))?
         } else {
             slim(from, &next)?;
-            packing.add(below, &next).map_err(TaskError::file(&archive))?
+            packing.add(below, &next)?
         };
         sizes.insert(below.clone(), size);
     }
-    packing.finish().map_err(TaskError::file(&archive))?;
-    fs::remove_file(&next).map_err(TaskError::file(&next))?;
+    packing.finish()?;
+    fs::remove_file(&next)?;
     Ok(sizes)
 }
 
@@ -165,7 +164,7 @@ fn carried(folder: &Path) -> Result<u64, TaskError> {
     let entries = fs::read_dir(folder).and_then(|entries| {
         entries.map(|entry| Ok(entry?.metadata()?.len())).collect::<io::Result<Vec<u64>>>()
     });
-    Ok(entries.map_err(TaskError::file(folder))?.iter().sum())
+    Ok(entries?.iter().sum())
 }
 
 /// Returns the tree's test programs except those of [`LEFT_OUT`]. A name of [`LEFT_OUT`] or
@@ -247,10 +246,10 @@ fn program(line: &str) -> Option<(PathBuf, PathBuf)> {
 fn begin(folder: &Path) -> Result<(), TaskError> {
     match fs::read_dir(folder).map(|mut entries| entries.next().is_some()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(TaskError::file(folder)(error)),
+        Err(error) => return Err(error.into()),
         Ok(false) => {}
         Ok(true) if folder.join(ABOUT).exists() => {
-            fs::remove_dir_all(folder).map_err(TaskError::file(folder))?;
+            fs::remove_dir_all(folder)?;
         }
         Ok(true) => {
             return Err(TaskError::Missing {
@@ -259,7 +258,7 @@ fn begin(folder: &Path) -> Result<(), TaskError> {
             });
         }
     }
-    fs::create_dir_all(folder).map_err(TaskError::file(folder))
+    Ok(fs::create_dir_all(folder)?)
 }
 
 fn about(workspace: &Workspace) -> Result<About, TaskError> {

@@ -2,7 +2,6 @@
 //! processes that it has started are ended.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,6 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fs_err as fs;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::TaskError;
@@ -191,7 +191,7 @@ impl Running {
 
     /// Returns the status, once the command has ended.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>, TaskError> {
-        self.child.try_wait().map_err(TaskError::file(format!("/proc/{}", self.child.id())))
+        Ok(self.child.try_wait()?)
     }
 
     /// Returns the processes that carry the mark.

@@ -16,7 +16,10 @@ pub(crate) enum TaskError {
     /// A program was still running at its limit, and was ended.
     #[error("`{command}` was still running after {limit:?} and was ended")]
     TimedOut { command: String, limit: Duration },
-    /// A file could not be read or written.
+    /// A file could not be read or written. The file system's own errors name it.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The same, of what names no file by itself.
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
     /// A program's output is not of the form that this task knows.
@@ -25,6 +28,9 @@ pub(crate) enum TaskError {
     /// Something is missing that this task does not install.
     #[error("{what} is missing; {remedy}")]
     Missing { what: String, remedy: &'static str },
+    /// Packages are not there, and were not installed.
+    #[error("the packages {packages} are missing (names are Debian's); {why}")]
+    Packages { packages: String, why: String },
     /// No step of the test run has such a name.
     #[error("no step has that in its name; there are: {names}")]
     NoStep { names: String },

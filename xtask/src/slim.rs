@@ -1,10 +1,11 @@
 //! Copies programs and libraries without their debug information.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+
+use fs_err as fs;
 
 use crate::child;
 use crate::error::TaskError;
@@ -29,21 +30,21 @@ pub(crate) fn strip(from: &Path, to: &Path) -> Result<u64, TaskError> {
 /// Copies a file as it is, and gives its size.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<u64, TaskError> {
     make_room(to)?;
-    fs::copy(from, to).map_err(TaskError::file(from))?;
+    fs::copy(from, to)?;
     size(to)
 }
 
 fn make_room(to: &Path) -> Result<(), TaskError> {
     if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder).map_err(TaskError::file(folder))?;
+        fs::create_dir_all(folder)?;
     }
     // One that runs cannot be written to, but replaced.
     match fs::remove_file(to) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(TaskError::file(to)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),
     }
 }
 
 fn size(of: &Path) -> Result<u64, TaskError> {
-    Ok(of.metadata().map_err(TaskError::file(of))?.len())
+    Ok(of.metadata()?.len())
 }

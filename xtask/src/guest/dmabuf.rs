@@ -2,19 +2,18 @@
 //! module is built from Debian's source of the guest's kernel and a file of this tree. A preloaded
 //! library extends the driver's user-space half.
 
-use std::fs;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use fs_err as fs;
+
 use super::kernel::{Emptied, Kernel, Source, lock};
-use super::needs;
-use crate::apt::Suite;
+use crate::apt::{self, Suite};
 use crate::child;
 use crate::error::TaskError;
-use crate::guest::GuestError;
 
 const DRIVER: &str = include_str!("../../guest/dmabuf/rxe_dmabuf.c");
 const SHIM: &str = include_str!("../../guest/dmabuf/shim.c");
@@ -30,10 +29,10 @@ pub(super) struct DmaBuf {
 
 /// Returns the module and the library for `kernel`, and builds them if they are missing or
 /// outdated.
-pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError> {
+pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, TaskError> {
     let folder = kernel.folder.join("dmabuf");
     let built = DmaBuf { module: folder.join("rdma_rxe.ko"), shim: folder.join("shim.so") };
-    fs::create_dir_all(&folder).map_err(TaskError::file(&folder))?;
+    fs::create_dir_all(&folder)?;
     let _lock = lock(&folder)?;
     // Written last. It differs if one of this tree's sources has changed.
     let mark = folder.join("sources");
@@ -41,8 +40,8 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError
     if fs::read_to_string(&mark).is_ok_and(|built_from| built_from == sources) {
         return Ok(built);
     }
-    needs::see_to(needs::HEADERS)?;
-    needs::see_to(needs::MODULES)?;
+    // The guest's kernel was built with this compiler.
+    apt::see_to(&[super::HEADERS, "make", "gcc-12"])?;
     eprintln!("xtask: building the guest's driver with dma-bufs");
     let work = Emptied::new(folder.join("unfinished"))?;
     let headers = unpack(&work.0, &kernel.version, source)?;
@@ -60,26 +59,24 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, GuestError
         .arg("-o")
         .arg(&built.module))?;
     let shim = work.0.join("shim.c");
-    fs::write(&shim, SHIM).map_err(TaskError::file(&shim))?;
+    fs::write(&shim, SHIM)?;
     run(Command::new("cc")
         .args(["-O2", "-Wall", "-shared", "-fPIC", "-o"])
         .arg(&built.shim)
         .arg(&shim)
         .arg("-ldl"))?;
-    fs::write(&mark, sources).map_err(TaskError::file(&mark))?;
+    fs::write(&mark, sources)?;
     Ok(built)
 }
 
 /// Unpacks the kernel's headers and the source of its soft device to `work`, and returns the
 /// folder that modules are built with.
-fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, GuestError> {
+fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, TaskError> {
     let suite = Suite::open(work, &source.suite)?;
     let main = format!("linux-headers-{version}");
-    let gone = || GuestError::Package {
-        packages: main.clone(),
-        what: "package of that version: the archive has moved on (remove target/guest, and the \
-            newer kernel is fetched)"
-            .into(),
+    let gone = || TaskError::Missing {
+        what: format!("the package {main}"),
+        remedy: "the archive has moved on: remove target/guest, and the newer kernel is fetched",
     };
     let revision = suite.version(&main).ok_or_else(gone)?;
     let packages = packages(version).ok_or_else(gone)?;
@@ -123,7 +120,7 @@ fn packages(version: &str) -> Option<[String; 4]> {
 /// Hooks this tree's file into the driver's source.
 fn add_to(driver: &Path) -> Result<(), TaskError> {
     let ours = driver.join("rxe_dmabuf.c");
-    fs::write(&ours, DRIVER).map_err(TaskError::file(&ours))?;
+    fs::write(&ours, DRIVER)?;
     for (file, line, more) in [
         ("rxe_verbs.h", "#include <linux/interrupt.h>", "#include <linux/iosys-map.h>"),
         ("rxe_verbs.h", "struct ib_umem *umem;", "struct dma_buf *dmabuf;\nstruct iosys_map dmap;"),
@@ -163,13 +160,13 @@ fn after(text: &str, line: &str, more: &str) -> Option<String> {
 }
 
 fn edit(path: &Path, change: impl FnOnce(&str) -> Option<String>) -> Result<(), TaskError> {
-    let text = fs::read_to_string(path).map_err(TaskError::file(path))?;
+    let text = fs::read_to_string(path)?;
     let changed = change(&text).ok_or_else(|| TaskError::Missing {
         what: format!("the place for ours in {}", path.display()),
         remedy: "this kernel's driver is not the one that xtask/src/guest/dmabuf.rs knows: mend it \
             there",
     })?;
-    fs::write(path, changed).map_err(TaskError::file(path))
+    Ok(fs::write(path, changed)?)
 }
 
 fn run(command: &mut Command) -> Result<(), TaskError> {

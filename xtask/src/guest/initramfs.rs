@@ -2,15 +2,20 @@
 //! mount the machine's files.
 
 use std::collections::BTreeSet;
+use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-use super::cpio::Archive;
+use cpio::{NewcBuilder, write_cpio};
+use fs_err as fs;
+
 use super::kernel::Kernel;
-use super::needs;
 use crate::error::TaskError;
-use crate::guest::GuestError;
 
 const INIT: &str = include_str!("../../guest/init");
+
+/// Modes of the archive's entries: every user may enter a folder and execute a file.
+const FOLDER: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
 
 /// Mount points of /init, and folders of its programs.
 const FOLDERS: &[&str] =
@@ -44,24 +49,30 @@ pub(super) fn write(
     to: &Path,
     kernel: &Kernel,
     ours: &[PathBuf],
-) -> Result<Vec<PathBuf>, GuestError> {
+) -> Result<Vec<PathBuf>, TaskError> {
     let lists = LISTS.iter().map(|(name, modules)| Ok((*name, kernel.files_of(modules)?)));
     let lists = lists.collect::<Result<Vec<_>, TaskError>>()?;
     let (lists, others) = arrange(&lists, ours);
     if !lists.iter().any(|(_, files)| files.iter().any(|file| file.ends_with(DEVICE))) {
-        let what = format!("the module {DEVICE} (kernels for clouds lack it)");
-        return Err(GuestError::Package { packages: kernel.version.clone(), what });
+        return Err(TaskError::Missing {
+            what: format!("the module {DEVICE} in {}", kernel.version),
+            remedy: "kernels for clouds lack it: name another kernel with --kernel",
+        });
     }
-    let mut archive = Archive::create(to)?;
-    FOLDERS.iter().try_for_each(|folder| archive.folder(folder))?;
-    archive.file("init", INIT.as_bytes())?;
-    archive.carry("bin", &needs::find("busybox").unwrap_or_default())?;
-    for (name, files) in &lists {
-        let list: String = files.iter().map(|file| format!("{}\n", name_of(file))).collect();
-        archive.file(&format!("modules/{name}"), list.as_bytes())?;
-        files.iter().try_for_each(|file| archive.carry("modules", file))?;
+    let entry =
+        |name: &str, mode, contents| (NewcBuilder::new(name).mode(mode), Cursor::new(contents));
+    let file = |name: &str, contents| entry(name, PROGRAM, contents);
+    let mut entries: Vec<_> = FOLDERS.iter().map(|name| entry(name, FOLDER, Vec::new())).collect();
+    entries.push(file("init", INIT.into()));
+    entries.push(file("bin/busybox", fs::read("/bin/busybox")?));
+    for (name, modules) in &lists {
+        let list: String = modules.iter().map(|module| name_of(module) + "\n").collect();
+        entries.push(file(&format!("modules/{name}"), list.into()));
+        for module in modules {
+            entries.push(file(&format!("modules/{}", name_of(module)), fs::read(module)?));
+        }
     }
-    archive.finish()?;
+    write_cpio(entries.into_iter(), fs::File::create(to)?)?;
     Ok(others)
 }
 

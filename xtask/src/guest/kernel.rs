@@ -8,20 +8,18 @@
 //! ```
 
 use std::fmt;
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 use std::time::Duration;
 
+use fs_err::{self as fs, File};
 use rustix::fs::{FlockOperation, flock};
 
 use super::image;
-use super::needs;
 use crate::apt::Suite;
 use crate::child;
 use crate::error::TaskError;
-use crate::guest::GuestError;
 
 /// Time limit of one program that unpacks or strips, on a slow machine.
 const UNPACK: Duration = Duration::from_secs(180);
@@ -82,8 +80,8 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// Returns the kernel of `source` from the cache, and fetches it if it is not there.
-    pub(super) fn get(cache: &Path, source: &Source) -> Result<Self, GuestError> {
-        fs::create_dir_all(cache).map_err(TaskError::file(cache))?;
+    pub(super) fn get(cache: &Path, source: &Source) -> Result<Self, TaskError> {
+        fs::create_dir_all(cache)?;
         let folder = cache.join(source.to_string().replace(':', "_"));
         let _lock = lock(cache)?;
         if let Ok(version) = fs::read_to_string(folder.join("version")) {
@@ -93,9 +91,9 @@ impl Kernel {
         let work = Emptied::new(cache.join("unfinished"))?;
         let built = fetch(&work.0, source)?;
         if folder.exists() {
-            fs::remove_dir_all(&folder).map_err(TaskError::file(&folder))?;
+            fs::remove_dir_all(&folder)?;
         }
-        fs::rename(&built.folder, &folder).map_err(TaskError::file(&folder))?;
+        fs::rename(&built.folder, &folder)?;
         Ok(Self { folder, ..built })
     }
 
@@ -112,8 +110,7 @@ impl Kernel {
     /// Returns the files of `names` and of all modules that they need, in load order. Modules that
     /// are built into the kernel have no file.
     pub(super) fn files_of(&self, names: &[&str]) -> Result<Vec<PathBuf>, TaskError> {
-        let mut command =
-            Command::new(needs::find("modprobe").unwrap_or_else(|| "modprobe".into()));
+        let mut command = Command::new("/sbin/modprobe");
         command.args(["-C", "/dev/null", "--dirname"]).arg(self.folder.join("tree"));
         command.args(["--set-version", &self.version, "--show-depends", "--all"]).args(names);
         // modprobe fails for modules that this kernel does not have. Callers check for those that
@@ -125,7 +122,7 @@ impl Kernel {
 /// Locks a folder. A second process waits here, and then finds the content that the first has
 /// made.
 pub(super) fn lock(folder: &Path) -> Result<File, TaskError> {
-    let file = File::create(folder.join("lock")).map_err(TaskError::file(folder))?;
+    let file = File::create(folder.join("lock"))?;
     flock(&file, FlockOperation::LockExclusive)
         .map_err(|error| TaskError::file(folder)(error.into()))?;
     Ok(file)
@@ -149,7 +146,7 @@ pub(super) struct Emptied(pub(super) PathBuf);
 impl Emptied {
     pub(super) fn new(folder: PathBuf) -> Result<Self, TaskError> {
         let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).map_err(TaskError::file(&folder))?;
+        fs::create_dir_all(&folder)?;
         Ok(Self(folder))
     }
 }
@@ -162,13 +159,15 @@ impl Drop for Emptied {
 }
 
 /// Fetches a kernel into a folder below `work`.
-fn fetch(work: &Path, source: &Source) -> Result<Kernel, GuestError> {
+fn fetch(work: &Path, source: &Source) -> Result<Kernel, TaskError> {
     let suite = Suite::open(work, &source.suite)?;
     let packages = packages(&source.package, |package| suite.show(package));
     let root = work.join("root");
     suite.unpack(&packages, &root)?;
-    let strange =
-        |what: &str| GuestError::Package { packages: packages.join(" "), what: what.into() };
+    let strange = |what| TaskError::Missing {
+        what: format!("{what} in {}", packages.join(" ")),
+        remedy: "name another kernel with --kernel",
+    };
     let version = version(&root).ok_or_else(|| strange("modules"))?;
     let from = modules_folder(&root)
         .map(|folder| folder.join(&version))
@@ -176,23 +175,20 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, GuestError> {
     let built = Kernel { folder: work.join("built"), version };
     let to = built.modules();
     carry_modules(&from, &to)?;
-    run(Command::new(needs::find("depmod").unwrap_or_else(|| "depmod".into()))
-        .arg("-b")
-        .arg(built.folder.join("tree"))
-        .arg(&built.version))?;
+    run(Command::new("/sbin/depmod").arg("-b").arg(built.folder.join("tree")).arg(&built.version))?;
     let vmlinuz = [root.join("boot"), from].iter().find_map(|folder| entry(folder, "vmlinuz"));
     let vmlinuz = vmlinuz.ok_or_else(|| strange("a kernel"))?;
-    let bytes = fs::read(&vmlinuz).map_err(TaskError::file(&vmlinuz))?;
+    let bytes = fs::read(&vmlinuz)?;
     let (range, packing) =
         image::packed(&bytes).ok_or_else(|| strange("a kernel that this task can unpack"))?;
     let (program, ending) = packing.program();
     let packed = built.image().with_extension(ending);
-    fs::write(&packed, &bytes[range]).map_err(TaskError::file(&packed))?;
+    fs::write(&packed, &bytes[range])?;
     run(Command::new(program).args(["-q", "-d"]).arg(&packed))?;
     // zstd keeps its input, the other programs remove it.
     let _ = fs::remove_file(&packed);
     let path = built.folder.join("version");
-    fs::write(&path, &built.version).map_err(TaskError::file(path))?;
+    fs::write(&path, &built.version)?;
     Ok(built)
 }
 
@@ -256,8 +252,8 @@ fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
     for below in files.iter().filter(|below| is_wanted(below)) {
         let path = to.join(below);
         let folder = path.parent().unwrap_or(to);
-        fs::create_dir_all(folder).map_err(TaskError::file(folder))?;
-        fs::rename(from.join(below), &path).map_err(TaskError::file(&path))?;
+        fs::create_dir_all(folder)?;
+        fs::rename(from.join(below), &path)?;
         packed.push(path);
     }
     for (ending, unpack) in [("xz", &["xz", "-d"][..]), ("zst", &["zstd", "-q", "-d", "--rm"])] {
@@ -283,9 +279,9 @@ fn unpacked_module(path: &Path) -> Option<PathBuf> {
 }
 
 fn walk(folder: &Path, prefix: &str, files: &mut Vec<String>) -> Result<(), TaskError> {
-    for entry in fs::read_dir(folder).map_err(TaskError::file(folder))? {
-        let entry = entry.map_err(TaskError::file(folder))?;
-        let kind = entry.file_type().map_err(TaskError::file(entry.path()))?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
         let below = format!("{prefix}{}", entry.file_name().to_string_lossy());
         if kind.is_dir() {
             walk(&entry.path(), &format!("{below}/"), files)?;

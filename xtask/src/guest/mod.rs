@@ -5,21 +5,18 @@
 //! | module | idea |
 //! |---|---|
 //! | `plan` | command and wiring of a run, and the guest's shell scripts |
-//! | `needs`, `apt` | programs that a guest needs, and packages of other suites |
 //! | `kernel`, `image` | the guest's kernel and its modules, fetched once |
-//! | `initramfs`, `cpio` | the guest's first file system, with `xtask/guest/init` in it |
+//! | `initramfs` | the guest's first file system, with `xtask/guest/init` in it |
 //! | `dmabuf` | a driver for the guest that takes dma-bufs |
 //! | `qemu` | QEMU's command line |
 //! | `session`, `words`, `tail` | the guests of a run, their output, and their ends |
 //! | `cargo_test` | a test program of Cargo's, built here and run there |
 
 mod cargo_test;
-mod cpio;
 mod dmabuf;
 mod image;
 mod initramfs;
 mod kernel;
-mod needs;
 mod plan;
 mod qemu;
 mod session;
@@ -28,12 +25,14 @@ mod words;
 
 use std::env;
 use std::ffi::OsString;
-use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use fs_err as fs;
+
+use crate::apt;
 use crate::child;
 use crate::error::TaskError;
 use crate::workspace::Workspace;
@@ -43,24 +42,22 @@ pub(crate) use cargo_test::TestProgram;
 pub(crate) use plan::{Node, Plan, Wiring};
 pub(crate) use session::{Said, Stream};
 
-/// Errors of preparing and running a guest.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum GuestError {
-    /// The guest's kernel is one of Debian's for x86-64.
-    #[error(
-        "the guest is a machine of x86-64, and emulating it on another kind has not been tried"
-    )]
-    Platform,
-    /// Packages are not there, and were not installed.
-    #[error("a guest needs the packages {packages} (names are Debian's); {why}")]
-    Missing { packages: String, why: String },
-    /// A package is not as this task knows them.
-    #[error("no {what} in {packages}; name another kernel with --kernel")]
-    Package { packages: String, what: String },
-    /// Something that goes on on this machine.
-    #[error(transparent)]
-    Task(#[from] TaskError),
-}
+/// Packages that every guest needs on this machine, beside Debian's essential ones.
+const PACKAGES: &[&str] = &[
+    "qemu-system-x86",
+    "busybox-static",
+    "kmod",
+    "xz-utils",
+    "zstd",
+    "binutils",
+    "iproute2",
+    "debian-archive-keyring",
+    "libibverbs1",
+    "ibverbs-providers",
+];
+
+/// Package with the headers of verbs.
+const HEADERS: &str = "libibverbs-dev";
 
 /// Options of `cargo xtask rdma-guest`.
 #[derive(clap::Args)]
@@ -119,11 +116,11 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }))
 }
 
-fn carry_out(options: &Options) -> Result<u8, GuestError> {
+fn carry_out(options: &Options) -> Result<u8, TaskError> {
     let workspace = Workspace::load()?;
     let mut plan = match &options.test {
         None => {
-            let here = env::current_dir().map_err(TaskError::file("."))?;
+            let here = env::current_dir()?;
             Plan::new(options.command.clone(), here)
         }
         Some(name) => TestProgram::build(&workspace, name)?.plan(&options.command),
@@ -164,11 +161,15 @@ impl Host {
     ///
     /// # Errors
     /// The reason why this machine can run no guest.
-    pub(crate) fn prepare(workspace: &Workspace, source: &Source) -> Result<Self, GuestError> {
+    pub(crate) fn prepare(workspace: &Workspace, source: &Source) -> Result<Self, TaskError> {
         if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
-            return Err(GuestError::Platform);
+            return Err(TaskError::Missing {
+                what: "Linux on x86-64".into(),
+                remedy: "the guest is such a machine, and emulating it on another kind has not \
+                    been tried",
+            });
         }
-        needs::see_to(needs::GUEST)?;
+        apt::see_to(PACKAGES)?;
         let cache = workspace.target.join("guest");
         let kernel = Kernel::get(&cache, source)?;
         Ok(Self { kernel, runs: cache.join("runs"), programs: cache.join("programs") })
@@ -181,7 +182,7 @@ impl Host {
         plan: &Plan,
         console: bool,
         on_line: impl FnMut(&Said),
-    ) -> Result<u8, GuestError> {
+    ) -> Result<u8, TaskError> {
         session::run(&self.kernel, &self.runs, plan, console, on_line)
     }
 
@@ -190,7 +191,7 @@ impl Host {
     ///
     /// # Errors
     /// When packages or files for the build are missing, or the driver does not compile.
-    pub(crate) fn take_dmabufs(&self, plan: &mut Plan) -> Result<(), GuestError> {
+    pub(crate) fn take_dmabufs(&self, plan: &mut Plan) -> Result<(), TaskError> {
         let built = dmabuf::get(&self.kernel, &Source::default())?;
         plan.modules.push(built.module);
         plan.environment.push(("LD_PRELOAD".into(), built.shim.into()));
@@ -201,9 +202,9 @@ impl Host {
     ///
     /// # Errors
     /// When the headers are not there and cannot be installed, or it does not compile.
-    pub(crate) fn compile(&self, source: &std::path::Path) -> Result<PathBuf, GuestError> {
-        needs::see_to(needs::HEADERS)?;
-        fs::create_dir_all(&self.programs).map_err(TaskError::file(&self.programs))?;
+    pub(crate) fn compile(&self, source: &std::path::Path) -> Result<PathBuf, TaskError> {
+        apt::see_to(&[HEADERS])?;
+        fs::create_dir_all(&self.programs)?;
         let program = self.programs.join(source.file_stem().unwrap_or_default());
         let mut command = Command::new("cc");
         command.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(&program).arg(source).arg("-libverbs");
@@ -216,8 +217,8 @@ impl Host {
 ///
 /// # Errors
 /// When they cannot be installed; the packages are named.
-pub(crate) fn install_peers() -> Result<(), GuestError> {
-    needs::see_to(needs::PEERS)
+pub(crate) fn install_peers() -> Result<(), TaskError> {
+    apt::see_to(&["perftest", "ucx-utils"])
 }
 
 /// Selects the variables of this machine's environment that a command also has in the guest.
@@ -253,7 +254,7 @@ fn variable(text: &OsString) -> (OsString, OsString) {
 }
 
 fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, TaskError> {
-    paths.iter().map(|path| path.canonicalize().map_err(TaskError::file(path))).collect()
+    Ok(paths.iter().map(fs::canonicalize).collect::<Result<_, _>>()?)
 }
 
 /// Prints a line of the command where it would have printed it itself. A closed terminal is no

@@ -1,12 +1,12 @@
 //! One run: the guests are booted, the command begins in all of them at once, and its output and
 //! its status come back.
 
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fs_err::{self as fs, File};
 use rustix::process::Signal;
 
 use super::initramfs;
@@ -17,7 +17,6 @@ use super::tail::Tail;
 use super::words::{Order, Word};
 use crate::child::Running;
 use crate::error::TaskError;
-use crate::guest::GuestError;
 
 /// Status of a run that reached its limit.
 pub(crate) const TIMED_OUT: u8 = 124;
@@ -56,7 +55,7 @@ pub(super) fn run(
     plan: &Plan,
     console: bool,
     mut on_line: impl FnMut(&Said),
-) -> Result<u8, GuestError> {
+) -> Result<u8, TaskError> {
     static RUN: AtomicU32 = AtomicU32::new(0);
     sweep(runs);
     let number = RUN.fetch_add(1, Ordering::Relaxed);
@@ -149,7 +148,7 @@ impl Session {
         parts: impl Fn(Node) -> Parts,
         more_modules: &[PathBuf],
         mut on_line: impl FnMut(&Said),
-    ) -> Result<(), GuestError> {
+    ) -> Result<(), TaskError> {
         for node in plan.wiring.nodes() {
             let left = self.deadline.saturating_duration_since(Instant::now());
             self.guests.push(Guest::start(node, plan, &parts(node), more_modules, left)?);
@@ -265,7 +264,7 @@ impl Guest {
         left: Duration,
     ) -> Result<Self, TaskError> {
         let folder = &parts.folder;
-        fs::create_dir_all(folder).map_err(TaskError::file(folder))?;
+        fs::create_dir_all(folder)?;
         let shares: String =
             qemu::shares(plan).map(|(tag, path)| format!("{tag} {}\n", path.display())).collect();
         for (name, contents) in [
@@ -274,13 +273,11 @@ impl Guest {
             ("shares", shares.into_bytes()),
         ] {
             let path = folder.join(name);
-            fs::write(&path, contents).map_err(TaskError::file(&path))?;
+            fs::write(&path, contents)?;
         }
-        let log = folder.join(qemu::LOG);
-        let log = File::create(&log).map_err(TaskError::file(log))?;
-        let again = log.try_clone().map_err(TaskError::file(folder))?;
-        let qemu =
-            Running::start(qemu::command(node, plan, parts, left).stdout(log).stderr(again))?;
+        let log = File::create(folder.join(qemu::LOG))?.into_file();
+        let mut qemu = qemu::command(node, plan, parts, left);
+        let qemu = Running::start(qemu.stdout(log.try_clone()?).stderr(log))?;
         let tail = |name: &str| Tail::new(folder.join(name));
         Ok(Self {
             node,
@@ -316,7 +313,7 @@ impl Guest {
     /// Tells /init what it waits for.
     fn answer(&self, word: &str) -> Result<(), TaskError> {
         let path = self.folder.join(word);
-        fs::write(&path, "").map_err(TaskError::file(&path))
+        Ok(fs::write(&path, "")?)
     }
 }
 

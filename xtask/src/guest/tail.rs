@@ -2,10 +2,10 @@
 //!
 //! Pipes could be full, and output that waits in the guest is lost when its power goes off.
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
+use fs_err::{File, OpenOptions};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::error::TaskError;
@@ -36,7 +36,7 @@ impl Tail {
     /// file is `over`, the last line needs none. Bytes that were read are removed from the file,
     /// which would otherwise fill the disk.
     pub(super) fn lines(&mut self, over: bool) -> Result<Vec<Vec<u8>>, TaskError> {
-        let new = self.look().map_err(TaskError::file(&self.path))?;
+        let new = self.look()?;
         let mut lines = Vec::new();
         for part in new.split_inclusive(|byte| *byte == b'\n') {
             for piece in part.chunks(LINE) {
@@ -80,7 +80,7 @@ impl Tail {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use fs_err as fs;
     use std::io::Write;
 
     use super::*;

@@ -2,10 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs;
 use std::process::Command;
 use std::str::FromStr;
 
+use fs_err as fs;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Serialize;
 

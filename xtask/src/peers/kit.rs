@@ -1,10 +1,11 @@
 //! Where the programs are that a comparison needs: built and installed here, or brought along in a
 //! folder.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+
+use fs_err as fs;
 
 use super::install;
 use crate::child;
@@ -33,9 +34,9 @@ impl Kit {
         peers: &Path,
         peer_only: bool,
     ) -> Result<Self, TaskError> {
-        fs::create_dir_all(peers).map_err(TaskError::file(peers))?;
+        fs::create_dir_all(peers)?;
         // The benchmark finds its libraries from where it lies, and children may run elsewhere.
-        let peers = fs::canonicalize(peers).map_err(TaskError::file(peers))?;
+        let peers = fs::canonicalize(peers)?;
         install::ucx(&peers)?;
         install::mpich(&peers)?;
         install::mpi_bench(&workspace.root.join("xtask/peers/mpi_bench.c"), &peers)?;
@@ -53,7 +54,7 @@ impl Kit {
 
     /// Returns the programs that [`super::pack`] put into `folder`.
     pub(super) fn packed(folder: &Path) -> Result<Self, TaskError> {
-        let folder = fs::canonicalize(folder).map_err(TaskError::file(folder))?;
+        let folder = fs::canonicalize(folder)?;
         let kit = Self { carrack: folder.join("carrack"), peers: folder };
         let programs = [
             kit.carrack.clone(),

@@ -1,9 +1,9 @@
 //! Machine and date of a measurement: without them a figure says nothing.
 
-use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use fs_err as fs;
 use serde::Serialize;
 
 use crate::child;
@@ -39,11 +39,10 @@ impl Machine {
     }
 
     pub(super) fn look() -> Result<Self, TaskError> {
-        let read = |path: &str| fs::read_to_string(path).map_err(TaskError::file(path));
-        let cpuinfo = read("/proc/cpuinfo")?;
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo")?;
         let model =
             cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-        let load = read("/proc/loadavg")?;
+        let load = fs::read_to_string("/proc/loadavg")?;
         let date = child::read(
             Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]),
             Duration::from_secs(10),
@@ -51,7 +50,7 @@ impl Machine {
         Ok(Self {
             cpu: model.map_or("an unknown CPU", |(_, model)| model.trim()).to_owned(),
             cpus: cpuinfo.lines().filter(|line| line.starts_with("processor")).count(),
-            kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
             date: date.trim().to_owned(),
             load_before: load
                 .split(' ')

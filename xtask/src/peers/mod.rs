@@ -121,7 +121,7 @@ pub(crate) struct Options {
 /// Measures, and prints the comparison; or packs what that takes.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     if options.guest {
-        return Ok(verbs::run(options.rounds, options.seconds));
+        return verbs::run(options.rounds, options.seconds);
     }
     if let Some(carrack) = &options.in_guest {
         return verbs::measure(carrack, options.rounds, options.seconds);

@@ -5,9 +5,10 @@
 //! modules for CUDA are in a folder of their own: in rows between buffers of the host UCX is
 //! fastest when it has no others to look for.
 
-use std::fs::{self, DirEntry};
 use std::io;
 use std::path::{Path, PathBuf};
+
+use fs_err::{self as fs, DirEntry};
 
 use super::kit::Kit;
 use crate::error::TaskError;
@@ -37,7 +38,7 @@ const MOST: u64 = 60 << 20;
 
 /// Puts the kit and this program itself into `folder`, stripped, and gives the bytes of it all.
 pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
-    let own = std::env::current_exe().map_err(TaskError::file("/proc/self/exe"))?;
+    let own = std::env::current_exe()?;
     let mut files =
         vec![(own, PathBuf::from("xtask")), (kit.carrack.clone(), PathBuf::from("carrack"))];
     for (part, pattern) in PARTS {
@@ -70,7 +71,7 @@ pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
 /// The names of files in a folder that fit; it is an error if none does.
 fn names(folder: &Path, pattern: &str) -> Result<Vec<String>, TaskError> {
     let entries: io::Result<Vec<DirEntry>> = fs::read_dir(folder).and_then(Iterator::collect);
-    let entries = entries.map_err(TaskError::file(folder))?;
+    let entries = entries?;
     let files = entries.into_iter().filter(|entry| entry.path().is_file());
     let of_files = files.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let mut names: Vec<String> = of_files.filter(|name| fits(name, pattern)).collect();

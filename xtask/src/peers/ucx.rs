@@ -1,10 +1,11 @@
 //! Runs `ucx_perftest`, a server and a client, and reads what the client prints.
 
-use std::fs;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+
+use fs_err as fs;
 
 use super::cores::Cores;
 use super::row::{Op, Row, Test};

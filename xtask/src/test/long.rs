@@ -1,12 +1,12 @@
 //! Steps of `--long`: hours, by hand.
 
-use std::fs;
 use std::process::Command;
+
+use fs_err as fs;
 
 use super::miri::nightly;
 use super::step::{Context, Outcome};
 use crate::child;
-use crate::error::TaskError;
 
 /// Seconds of each fuzz target.
 const FUZZING: u32 = 300;
@@ -51,7 +51,7 @@ pub(super) fn fuzz(context: &mut Context) -> Outcome {
         return Outcome::Skipped("there is no cargo-fuzz (cargo install cargo-fuzz)".into());
     }
     let folder = context.workspace.root.join("fuzz/fuzz_targets");
-    let names = match fs::read_dir(&folder).map_err(TaskError::file(&folder)) {
+    let names = match fs::read_dir(&folder) {
         Ok(entries) => entries.flatten().map(|entry| entry.path()),
         Err(error) => return Outcome::Failed(error.to_string()),
     };

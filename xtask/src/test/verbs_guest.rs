@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use super::step::{Context, Outcome};
 use super::tally::Tally;
 use crate::child;
-use crate::guest::{GuestError, Host, Node, Plan, Stream, TestProgram, Wiring};
+use crate::error::TaskError;
+use crate::guest::{Host, Node, Plan, Stream, TestProgram, Wiring};
 
 /// Something that is run in a guest, or in two.
 struct Check {
@@ -224,7 +225,7 @@ fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
         let mut plan = match plan(context, &host, check) {
             Ok(plan) => plan,
             // Missing headers are named in a skip; code that does not compile is a failure.
-            Err(error @ GuestError::Missing { .. }) => return Outcome::Skipped(error.to_string()),
+            Err(error @ TaskError::Packages { .. }) => return Outcome::Skipped(error.to_string()),
             Err(error) => return Outcome::Failed(error.to_string()),
         };
         plan.limit = plan.limit.min(context.limit.saturating_sub(began.elapsed()));
@@ -245,7 +246,7 @@ fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
     }
 }
 
-fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, GuestError> {
+fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, TaskError> {
     let root = &context.workspace.root;
     let mut plan = match check.what {
         What::C(source) => {
@@ -270,7 +271,7 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, GuestErro
 }
 
 /// The carrack command and the examples, which some tests start: nothing is built in a guest.
-fn build_programs(context: &Context) -> Result<(), GuestError> {
+fn build_programs(context: &Context) -> Result<(), TaskError> {
     for what in
         [&["--package", "carrack-cli"][..], &["--package", "carrack-workspace", "--examples"]]
     {

@@ -23,7 +23,7 @@ use std::time::Duration;
 use super::machine::Machine;
 use crate::child;
 use crate::error::TaskError;
-use crate::guest::{self, GuestError, Host, Plan, Said, Stream};
+use crate::guest::{self, Host, Plan, Said, Stream};
 use crate::workspace::Workspace;
 use comparison::Outcome;
 use programs::Sides;
@@ -46,14 +46,7 @@ const BOOT: Duration = Duration::from_secs(60);
 const PREEMPT_POLLERS: [&str; 3] = ["chrt", "--idle", "0"];
 
 /// Boots a guest, and measures there.
-pub(super) fn run(rounds: u32, seconds: f64) -> ExitCode {
-    boot(rounds, seconds).unwrap_or_else(|error| {
-        eprintln!("xtask: {error}");
-        ExitCode::FAILURE
-    })
-}
-
-fn boot(rounds: u32, seconds: f64) -> Result<ExitCode, GuestError> {
+pub(super) fn run(rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let host = Host::prepare(&workspace, &Default::default())?;
     guest::install_peers()?;
@@ -64,7 +57,7 @@ fn boot(rounds: u32, seconds: f64) -> Result<ExitCode, GuestError> {
         "{}; on {}, which emulates the guest; load {:.2}",
         machine.date, machine.cpu, machine.load_before
     );
-    let own = env::current_exe().map_err(TaskError::file("/proc/self/exe"))?;
+    let own = env::current_exe()?;
     let mut command: Vec<OsString> = PREEMPT_POLLERS.map(OsString::from).into();
     command.extend([own.into(), "bench-peers".into(), "--in-guest".into()]);
     command.push(workspace.target.join("release/carrack").into());
