@@ -9,6 +9,7 @@ use fs_err as fs;
 
 use crate::child;
 use crate::error::TaskError;
+use crate::files;
 
 /// The keys of Debian's archive.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -60,8 +61,7 @@ impl Suite {
         let mut command = self.command("apt-get");
         command.arg("download").args(packages).current_dir(&to);
         child::read(&mut command, DOWNLOAD)?;
-        for entry in fs::read_dir(&to)? {
-            let package = entry?.path();
+        for package in files::matching(&to, "*.deb") {
             let mut unpack = Command::new("dpkg-deb");
             unpack.arg("-x").arg(&package).arg(root);
             child::read(&mut unpack, INSTALL)?;

@@ -11,6 +11,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use fs_err as fs;
+use walkdir::{DirEntry, WalkDir};
 
 use crate::apt::{self, Suite};
 use crate::child;
@@ -232,29 +233,21 @@ fn make(bindgen: &Path, headers: &Headers, workspace: &Workspace) -> Result<Stri
 
 /// Names of the headers' items in the Rust sources of the workspace, comments left out.
 fn used(workspace: &Workspace) -> Result<BTreeSet<String>, TaskError> {
-    let (mut open, mut used) = (vec![workspace.root.clone()], BTreeSet::new());
-    while let Some(folder) = open.pop() {
-        for entry in fs::read_dir(&folder)? {
-            let entry = entry?;
-            let (path, name) = (entry.path(), entry.file_name());
-            let name = name.to_string_lossy();
-            // Links are not followed: a loop of them would never end.
-            let kind = entry.file_type()?;
-            if name.starts_with('.')
-                || name == "target"
-                || NO_USERS.iter().any(|no| path.ends_with(no))
-            {
-                continue;
-            }
-            if kind.is_dir() {
-                open.push(path);
-            } else if kind.is_file() && name.ends_with(".rs") {
-                let text = fs::read_to_string(&path)?;
-                let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
-                let names = code.flat_map(words).map(|(_, word)| word);
-                let ours = names.filter(|name| PREFIXES.iter().any(|it| name.starts_with(it)));
-                used.extend(ours.map(str::to_owned));
-            }
+    let is_user = |entry: &DirEntry| {
+        let name = entry.file_name().to_string_lossy();
+        let is_none = NO_USERS.iter().any(|no| entry.path().ends_with(no));
+        !name.starts_with('.') && name != "target" && !is_none
+    };
+    let mut used = BTreeSet::new();
+    // The root may have any name.
+    for entry in WalkDir::new(&workspace.root).min_depth(1).into_iter().filter_entry(is_user) {
+        let entry = entry?;
+        if entry.file_type().is_file() && entry.path().extension().is_some_and(|it| it == "rs") {
+            let text = fs::read_to_string(entry.path())?;
+            let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+            let names = code.flat_map(words).map(|(_, word)| word);
+            let ours = names.filter(|name| PREFIXES.iter().any(|it| name.starts_with(it)));
+            used.extend(ours.map(str::to_owned));
         }
     }
     Ok(used)

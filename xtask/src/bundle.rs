@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::child;
 use crate::error::TaskError;
-use crate::slim;
+use crate::files;
 use crate::workspace::Workspace;
 use pack::{ARCHIVE, Packing};
 
@@ -107,8 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let tests = tests(&workspace)?;
     // Before the build, which takes minutes: the tree may change meanwhile.
     let about = serde_json::to_string_pretty(&about(&workspace)?).unwrap_or_default() + "\n";
-    let can_strip = slim::can_strip();
-    let programs = build(&workspace, &tests, can_strip)?;
+    let programs = build(&workspace, &tests)?;
     begin(&folder)?;
     for (name, text) in [("selftest.sh", SCRIPT), ("README.txt", README), (ABOUT, about.as_str())] {
         let path = folder.join(name);
@@ -116,7 +115,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     }
     let script = folder.join("selftest.sh");
     fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
-    let sizes = fill(&folder, &programs, can_strip)?;
+    let sizes = fill(&folder, &programs)?;
     let bytes = carried(&folder)?;
     if bytes > MOST {
         return Err(TaskError::TooLarge { folder, bytes, most: MOST, sizes: by_size(&sizes) });
@@ -133,38 +132,29 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
 
 /// Puts the programs into the folder, the command as it is and all others into the archive, and
 /// gives the sizes that they have without it.
-fn fill(
-    folder: &Path,
-    programs: &Programs,
-    can_strip: bool,
-) -> Result<BTreeMap<PathBuf, u64>, TaskError> {
+fn fill(folder: &Path, programs: &Programs) -> Result<BTreeMap<PathBuf, u64>, TaskError> {
     println!("packing {} programs, which takes a minute", programs.len());
-    let slim = |from: &Path, to: &Path| {
-        if can_strip { slim::strip(from, to) } else { slim::copy(from, to) }
-    };
     let (archive, next) = (folder.join(ARCHIVE), folder.join("next"));
-    let mut packing = Packing::begin(&archive, DICTIONARY)?;
+    let mut packing = Packing::begin(&archive, DICTIONARY).map_err(TaskError::file(&archive))?;
     let mut sizes = BTreeMap::new();
     for (below, from) in programs {
         let size = if below == Path::new(COMMAND) {
-            slim(from, &folder.join(below))?
+            files::strip(from, &folder.join(below))?
         } else {
-            slim(from, &next)?;
-            packing.add(below, &next)?
+            files::strip(from, &next)?;
+            packing.add(below, &next).map_err(TaskError::file(&archive))?
         };
         sizes.insert(below.clone(), size);
     }
-    packing.finish()?;
+    packing.finish().map_err(TaskError::file(&archive))?;
     fs::remove_file(&next)?;
     Ok(sizes)
 }
 
 /// The bytes of all files of a folder.
 fn carried(folder: &Path) -> Result<u64, TaskError> {
-    let entries = fs::read_dir(folder).and_then(|entries| {
-        entries.map(|entry| Ok(entry?.metadata()?.len())).collect::<io::Result<Vec<u64>>>()
-    });
-    Ok(entries?.iter().sum())
+    let sizes = fs::read_dir(folder)?.map(|entry| Ok(entry?.metadata()?.len()));
+    Ok(sizes.sum::<io::Result<u64>>()?)
 }
 
 /// Returns the tree's test programs except those of [`LEFT_OUT`]. A name of [`LEFT_OUT`] or
@@ -192,12 +182,9 @@ fn belonging(all: Vec<String>) -> Result<Vec<String>, TaskError> {
 
 /// Builds everything, and returns the path of each program by its place in the bundle. The command
 /// is a release build, since it measures. The many other programs are built to be small.
-fn build(workspace: &Workspace, tests: &[String], can_strip: bool) -> Result<Programs, TaskError> {
+fn build(workspace: &Workspace, tests: &[String]) -> Result<Programs, TaskError> {
     let mut command = workspace.cargo();
     command.args(["build", "--release", "--workspace", "--bin", COMMAND]);
-    if !can_strip {
-        command.args(["--config", "profile.release.strip=\"symbols\""]);
-    }
     let mut others = workspace.cargo();
     others.args([
         "build",
@@ -319,7 +306,7 @@ mod tests {
         let program = std::env::current_exe().unwrap();
         let places =
             [COMMAND, "tests/a", "examples/b"].map(|below| (PathBuf::from(below), program.clone()));
-        let sizes = fill(&folder, &Programs::from(places), slim::can_strip()).unwrap();
+        let sizes = fill(&folder, &Programs::from(places)).unwrap();
         let names: Vec<_> =
             fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         let carried = carried(&folder).unwrap();

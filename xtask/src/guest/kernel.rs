@@ -15,11 +15,13 @@ use std::time::Duration;
 
 use fs_err::{self as fs, File};
 use rustix::fs::{FlockOperation, flock};
+use walkdir::WalkDir;
 
 use super::image;
 use crate::apt::Suite;
 use crate::child;
 use crate::error::TaskError;
+use crate::files;
 
 /// Time limit of one program that unpacks or strips, on a slow machine.
 const UNPACK: Duration = Duration::from_secs(180);
@@ -168,15 +170,16 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, TaskError> {
         what: format!("{what} in {}", packages.join(" ")),
         remedy: "name another kernel with --kernel",
     };
-    let version = version(&root).ok_or_else(|| strange("modules"))?;
-    let from = modules_folder(&root)
-        .map(|folder| folder.join(&version))
-        .ok_or_else(|| strange("modules"))?;
+    let from = ["lib/modules/*", "usr/lib/modules/*"];
+    let from = from.iter().flat_map(|folder| files::matching(&root, folder)).next();
+    let from = from.ok_or_else(|| strange("modules"))?;
+    let version = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let built = Kernel { folder: work.join("built"), version };
     let to = built.modules();
     carry_modules(&from, &to)?;
     run(Command::new("/sbin/depmod").arg("-b").arg(built.folder.join("tree")).arg(&built.version))?;
-    let vmlinuz = [root.join("boot"), from].iter().find_map(|folder| entry(folder, "vmlinuz"));
+    let vmlinuz = [root.join("boot"), from];
+    let vmlinuz = vmlinuz.iter().flat_map(|folder| files::matching(folder, "vmlinuz*")).next();
     let vmlinuz = vmlinuz.ok_or_else(|| strange("a kernel"))?;
     let bytes = fs::read(&vmlinuz)?;
     let (range, packing) =
@@ -223,37 +226,19 @@ fn parts(shown: &str) -> Vec<String> {
     names.filter(is_part).map(str::to_owned).collect()
 }
 
-fn modules_folder(root: &Path) -> Option<PathBuf> {
-    ["lib/modules", "usr/lib/modules"]
-        .iter()
-        .map(|below| root.join(below))
-        .find(|folder| folder.is_dir())
-}
-
-fn version(root: &Path) -> Option<String> {
-    let mut entries = fs::read_dir(modules_folder(root)?).ok()?;
-    entries.next()?.ok()?.file_name().into_string().ok()
-}
-
-/// Returns the entry of a folder whose name begins with `start`.
-fn entry(folder: &Path, start: &str) -> Option<PathBuf> {
-    let entries = fs::read_dir(folder).ok()?.flatten();
-    entries
-        .map(|entry| entry.path())
-        .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start)))
-}
-
 /// Moves the modules that a guest may need, unpacked and stripped, and the files that `depmod`
 /// reads.
 fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
-    let mut files = Vec::new();
-    walk(from, "", &mut files)?;
     let mut packed = Vec::new();
-    for below in files.iter().filter(|below| is_wanted(below)) {
+    for entry in WalkDir::new(from).into_iter().collect::<Result<Vec<_>, _>>()? {
+        let below = entry.path().strip_prefix(from).unwrap_or(entry.path());
+        if !entry.file_type().is_file() || !is_wanted(&below.to_string_lossy()) {
+            continue;
+        }
         let path = to.join(below);
         let folder = path.parent().unwrap_or(to);
         fs::create_dir_all(folder)?;
-        fs::rename(from.join(below), &path)?;
+        fs::rename(entry.path(), &path)?;
         packed.push(path);
     }
     for (ending, unpack) in [("xz", &["xz", "-d"][..]), ("zst", &["zstd", "-q", "-d", "--rm"])] {
@@ -276,20 +261,6 @@ fn unpacked_module(path: &Path) -> Option<PathBuf> {
     let text = path.to_str()?;
     let end = text.find(".ko")? + 3;
     Some(text[..end].into())
-}
-
-fn walk(folder: &Path, prefix: &str, files: &mut Vec<String>) -> Result<(), TaskError> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let kind = entry.file_type()?;
-        let below = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        if kind.is_dir() {
-            walk(&entry.path(), &format!("{below}/"), files)?;
-        } else if kind.is_file() {
-            files.push(below);
-        }
-    }
-    Ok(())
 }
 
 /// Returns `true` if a guest may need a file of the modules' folder. It needs RDMA, networks,

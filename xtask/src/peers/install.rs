@@ -10,6 +10,7 @@ use fs_err as fs;
 
 use crate::child;
 use crate::error::TaskError;
+use crate::files;
 
 /// The versions that our figures are compared with; others are another comparison.
 const UCX: &str = "libucx-cu13==1.22.0";
@@ -24,7 +25,7 @@ pub(super) fn ucx(peers: &Path) -> Result<(), TaskError> {
     if ["ucx_perftest", "ucx_info"].iter().all(|name| is_executable(&programs.join(name))) {
         return Ok(());
     }
-    unpack(UCX, "libucx_cu13-", peers, &peers.join("ucx"))?;
+    unpack(UCX, "libucx_cu13-*.whl", peers, &peers.join("ucx"))?;
     make_executable(&programs)
 }
 
@@ -36,10 +37,10 @@ pub(super) fn mpich(peers: &Path) -> Result<(), TaskError> {
         return Ok(());
     }
     let unpacked = peers.join("mpich.unpacked");
-    unpack(MPICH, "mpich-", peers, &unpacked)?;
+    unpack(MPICH, "mpich-*.whl", peers, &unpacked)?;
     // What pip would put into its prefix lies below a folder `data` in one that is named for the
     // version.
-    let data = entry(&unpacked, |name| name.ends_with(".data"), MPICH)?.join("data");
+    let data = found(&unpacked, "*.data", MPICH)?.join("data");
     make_executable(&data.join("bin"))?;
     fs::rename(&data, &home)?;
     Ok(fs::remove_dir_all(&unpacked)?)
@@ -73,7 +74,7 @@ pub(super) fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Downloads a wheel, whose name begins with `wheel`, and unpacks it.
+/// Downloads a wheel, whose name fits `wheel`, and unpacks it.
 fn unpack(package: &str, wheel: &str, peers: &Path, to: &Path) -> Result<(), TaskError> {
     if !child::answers(python().args(["pip", "--version"])) {
         return Err(TaskError::Missing {
@@ -87,7 +88,7 @@ fn unpack(package: &str, wheel: &str, peers: &Path, to: &Path) -> Result<(), Tas
     let mut download = python();
     download.args(["pip", "download", "--quiet", "--no-deps", package, "--dest"]).arg(&wheels);
     child::read(&mut download, LIMIT)?;
-    let wheel = entry(&wheels, |name| name.starts_with(wheel) && name.ends_with(".whl"), package)?;
+    let wheel = found(&wheels, wheel, package)?;
     let mut extract = python();
     extract.args(["zipfile", "-e"]).arg(wheel).arg(to);
     child::read(&mut extract, LIMIT)?;
@@ -102,20 +103,13 @@ fn python() -> Command {
 
 /// The files of a folder of programs: Python's module restores no permissions.
 fn make_executable(folder: &Path) -> Result<(), TaskError> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        fs::set_permissions(&path, Permissions::from_mode(0o755))?;
-    }
-    Ok(())
+    let mut files = files::matching(folder, "*").into_iter();
+    Ok(files.try_for_each(|file| fs::set_permissions(file, Permissions::from_mode(0o755)))?)
 }
 
-/// The entry of a folder whose name fits.
-fn entry(folder: &Path, fits: impl Fn(&str) -> bool, package: &str) -> Result<PathBuf, TaskError> {
-    let entries = fs::read_dir(folder)?;
-    let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let found =
-        paths.find(|path| path.file_name().is_some_and(|name| fits(&name.to_string_lossy())));
-    found.ok_or_else(|| TaskError::Missing {
+/// What of a package's files in a folder fits a pattern.
+fn found(folder: &Path, pattern: &str, package: &str) -> Result<PathBuf, TaskError> {
+    files::matching(folder, pattern).into_iter().next().ok_or_else(|| TaskError::Missing {
         what: format!("what {package} should have brought to {}", folder.display()),
         remedy: "look at what `python3 -m pip download --no-deps` says to that package",
     })

@@ -2,11 +2,10 @@
 
 use std::process::Command;
 
-use fs_err as fs;
-
 use super::miri::nightly;
 use super::step::{Context, Outcome};
 use crate::child;
+use crate::files;
 
 /// Seconds of each fuzz target.
 const FUZZING: u32 = 300;
@@ -50,18 +49,16 @@ pub(super) fn fuzz(context: &mut Context) -> Outcome {
     if !child::answers(Command::new("cargo").args(["fuzz", "--version"])) {
         return Outcome::Skipped("there is no cargo-fuzz (cargo install cargo-fuzz)".into());
     }
-    let folder = context.workspace.root.join("fuzz/fuzz_targets");
-    let names = match fs::read_dir(&folder) {
-        Ok(entries) => entries.flatten().map(|entry| entry.path()),
-        Err(error) => return Outcome::Failed(error.to_string()),
-    };
-    let mut names: Vec<_> =
-        names.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();
-    names.sort();
+    let targets = files::matching(&context.workspace.root, "fuzz/fuzz_targets/*.rs");
+    if targets.is_empty() {
+        return Outcome::Failed("there is nothing in fuzz/fuzz_targets".into());
+    }
     let limit = format!("-max_total_time={FUZZING}");
-    for name in names {
+    for name in targets.iter().filter_map(|target| target.file_stem()) {
         let mut command = nightly(context);
-        if let Err(error) = context.run(command.args(["fuzz", "run", &name, "--", &limit])) {
+        if let Err(error) =
+            context.run(command.args(["fuzz", "run"]).arg(name).args(["--", &limit]))
+        {
             return Outcome::Failed(error.to_string());
         }
     }

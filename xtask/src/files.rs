@@ -1,0 +1,45 @@
+//! Files, as the tasks handle them: found by a pattern, and copied without their symbols.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use fs_err as fs;
+
+use crate::child;
+use crate::error::TaskError;
+
+/// A file of tens of megabytes, on a slow disk.
+const STRIP: Duration = Duration::from_secs(120);
+
+/// Returns what is below a folder and fits a pattern, sorted.
+pub(crate) fn matching(folder: &Path, pattern: &str) -> Vec<PathBuf> {
+    let folder = glob::Pattern::escape(&folder.to_string_lossy());
+    // A folder that cannot be read has nothing that fits.
+    glob::glob(&format!("{folder}/{pattern}")).into_iter().flatten().flatten().collect()
+}
+
+/// Copies a program or a library without its symbols, and gives its size.
+pub(crate) fn strip(from: &Path, to: &Path) -> Result<u64, TaskError> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    // One that runs cannot be written to, but replaced.
+    if to.exists() {
+        fs::remove_file(to)?;
+    }
+    child::read(Command::new("strip").arg("-o").arg(to).arg(from), STRIP)?;
+    Ok(fs::metadata(to)?.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_fits_whole_names_in_its_folder_only() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        assert_eq!(matching(here, "src/fi*.rs"), [here.join("src/files.rs")]);
+        assert!(matching(here, "fi*.rs").is_empty() && matching(here, "src/files").is_empty());
+    }
+}
