@@ -16,12 +16,12 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use fs_err as fs;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::child;
-use crate::error::TaskError;
+use crate::error::{TaskError, not_built};
 use crate::files;
-use crate::workspace::Workspace;
+use crate::workspace::{BUILD, Target, Workspace};
 use pack::{ARCHIVE, Packing};
 
 mod pack;
@@ -45,9 +45,6 @@ const COMMAND: &str = "carrack";
 
 /// Largest bundle that is easily carried, in bytes.
 const MOST: u64 = 60_000_000;
-
-/// Time limit of a build of everything, on a slow machine.
-const BUILD: Duration = Duration::from_secs(40 * 60);
 
 const ABOUT: &str = "bundle.json";
 
@@ -85,20 +82,6 @@ struct About {
 
 /// Built programs, by their place in the bundle.
 type Programs = BTreeMap<PathBuf, PathBuf>;
-
-/// A line of Cargo's messages.
-#[derive(Deserialize)]
-struct Message {
-    reason: String,
-    target: Option<Artifact>,
-    executable: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-struct Artifact {
-    name: String,
-    kind: Vec<String>,
-}
 
 /// Builds it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
@@ -202,31 +185,25 @@ fn build(workspace: &Workspace, tests: &[String]) -> Result<Programs, TaskError>
     let mut programs = Programs::new();
     for cargo in [&mut command, &mut others] {
         println!("$ {}", child::spoken(cargo));
-        cargo.arg("--message-format=json-render-diagnostics");
-        child::run(cargo, BUILD, |line| programs.extend(program(line)))?;
+        let built = Workspace::built(cargo, 2 * BUILD)?.into_iter();
+        programs.extend(built.filter_map(|built| Some((place(&built.target)?, built.executable))));
     }
     let wanted = tests.iter().map(|test| Path::new("tests").join(test)).chain([COMMAND.into()]);
     match wanted.into_iter().find(|below| !programs.contains_key(below)) {
         None => Ok(programs),
-        Some(below) => Err(TaskError::Missing {
-            what: format!("{} among what Cargo has built", below.display()),
-            remedy: "please report this, with the version of Cargo",
-        }),
+        Some(below) => Err(not_built(below.display())),
     }
 }
 
-/// The program of a line of Cargo's messages, and where it belongs.
-fn program(line: &str) -> Option<(PathBuf, PathBuf)> {
-    let message: Message = serde_json::from_str(line).ok()?;
-    let (target, executable) = (message.target?, message.executable?);
+/// Returns the place of a target's program in the bundle, if it has one.
+fn place(target: &Target) -> Option<PathBuf> {
     let folder = match target.kind.first()?.as_str() {
         "bin" => "",
         "test" => "tests",
         "example" => "examples",
         _ => return None,
     };
-    (message.reason == "compiler-artifact")
-        .then(|| (Path::new(folder).join(target.name), executable))
+    Some(Path::new(folder).join(&target.name))
 }
 
 /// An empty folder. One that is something else is left as it is.
@@ -326,17 +303,12 @@ mod tests {
     }
 
     #[test]
-    fn cargos_messages_tell_which_program_belongs_where() {
-        let line = |kind: &str| {
-            format!(
-                r#"{{"reason":"compiler-artifact","target":{{"name":"a","kind":["{kind}"]}},"executable":"/b"}}"#
-            )
-        };
-        let place = |kind| program(&line(kind)).map(|(below, _)| below.display().to_string());
-        assert_eq!(place("bin").as_deref(), Some("a"));
-        assert_eq!(place("test").as_deref(), Some("tests/a"));
-        assert_eq!(place("example").as_deref(), Some("examples/a"));
-        assert_eq!((place("lib"), program("{}"), program("no JSON")), (None, None, None));
+    fn the_kind_of_a_program_tells_where_it_belongs() {
+        let place = |kind: &str| place(&Target { name: "a".into(), kind: vec![kind.into()] });
+        assert_eq!(place("bin"), Some("a".into()));
+        assert_eq!(place("test"), Some("tests/a".into()));
+        assert_eq!(place("example"), Some("examples/a".into()));
+        assert_eq!(place("lib"), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Errors of tasks, each with its remedy.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -50,6 +51,14 @@ impl TaskError {
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { path, source }
+    }
+}
+
+/// Returns the error of a program that Cargo has built, and that is not among its messages.
+pub(crate) fn not_built(what: impl fmt::Display) -> TaskError {
+    TaskError::Missing {
+        what: format!("{what} among what Cargo has built"),
+        remedy: "please report this, with the version of Cargo",
     }
 }
 

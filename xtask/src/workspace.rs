@@ -1,11 +1,16 @@
-//! Paths of the workspace, from Cargo's metadata.
+//! Paths of the workspace, from Cargo's metadata, and the programs that Cargo builds.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::child;
 use crate::error::TaskError;
+
+/// Time limit of a build, on a slow machine.
+pub(crate) const BUILD: Duration = Duration::from_secs(20 * 60);
 
 /// The workspace and everything that it depends on.
 #[derive(Debug, Deserialize)]
@@ -36,6 +41,14 @@ pub(crate) struct Target {
     pub(crate) kind: Vec<String>,
 }
 
+/// A program that Cargo has built, as a line of its messages tells it. Other messages lack a field.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Built {
+    pub(crate) manifest_path: PathBuf,
+    pub(crate) target: Target,
+    pub(crate) executable: PathBuf,
+}
+
 impl Workspace {
     /// Asks Cargo; this also downloads what is missing, so that later steps may run offline.
     pub(crate) fn load() -> Result<Self, TaskError> {
@@ -56,6 +69,22 @@ impl Workspace {
             expected: "the JSON of its format version 1",
             found: error.to_string(),
         })
+    }
+
+    /// Runs a build, and returns its programs.
+    pub(crate) fn built(cargo: &mut Command, limit: Duration) -> Result<Vec<Built>, TaskError> {
+        cargo.arg("--message-format=json-render-diagnostics");
+        let mut built = Vec::new();
+        child::run(cargo, limit, |line| built.extend(serde_json::from_str(line)))?;
+        Ok(built)
+    }
+
+    /// Builds Carrack's command for release, and returns its path.
+    pub(crate) fn release(&self) -> Result<PathBuf, TaskError> {
+        let mut cargo = self.cargo();
+        cargo.args(["build", "--release", "--package", "carrack-cli"]);
+        child::run(&mut cargo, BUILD, child::echo)?;
+        Ok(self.target.join("release/carrack"))
     }
 
     /// The Cargo that runs this task, in the workspace's root.
@@ -79,6 +108,26 @@ pub(crate) fn clean(command: &mut Command) {
         let ours = name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
         if ours || name.starts_with("CARRACK_") {
             command.env_remove(&*name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_cargos_messages_those_of_programs_are_read() {
+        let line = r#"{"reason":"compiler-artifact","manifest_path":"/w/p/Cargo.toml","target":{"name":"it","kind":["test"]},"executable":"/t/it"}"#;
+        let built: Built = serde_json::from_str(line).unwrap();
+        assert_eq!((&*built.target.name, &*built.target.kind), ("it", &["test".to_owned()][..]));
+        assert_eq!(
+            (built.manifest_path, built.executable),
+            ("/w/p/Cargo.toml".into(), "/t/it".into())
+        );
+        let library = line.replace("\"/t/it\"", "null");
+        for other in ["no JSON", r#"{"reason":"build-finished","success":true}"#, &library] {
+            assert!(serde_json::from_str::<Built>(other).is_err(), "{other}");
         }
     }
 }

@@ -9,10 +9,8 @@
 //! | `initramfs` | the guest's first file system, with `xtask/guest/init` in it |
 //! | `dmabuf` | a driver for the guest that takes dma-bufs |
 //! | `qemu` | QEMU's command line |
-//! | `session`, `words`, `tail` | the guests of a run, their output, and their ends |
-//! | `cargo_test` | a test program of Cargo's, built here and run there |
+//! | `session`, `tail` | the guests of a run, their output, and their ends |
 
-mod cargo_test;
 mod dmabuf;
 mod image;
 mod initramfs;
@@ -21,7 +19,6 @@ mod plan;
 mod qemu;
 mod session;
 mod tail;
-mod words;
 
 use std::env;
 use std::ffi::OsString;
@@ -33,14 +30,13 @@ use std::time::Duration;
 use fs_err as fs;
 
 use crate::apt;
-use crate::child;
+use crate::child::{self, Stream};
 use crate::error::TaskError;
 use crate::workspace::Workspace;
 use kernel::{Kernel, Source};
 
-pub(crate) use cargo_test::TestProgram;
 pub(crate) use plan::{Node, Plan, Wiring};
-pub(crate) use session::{Said, Stream};
+pub(crate) use session::Said;
 
 /// Packages that every guest needs on this machine, beside Debian's essential ones.
 const PACKAGES: &[&str] = &[
@@ -123,7 +119,7 @@ fn carry_out(options: &Options) -> Result<u8, TaskError> {
             let here = env::current_dir()?;
             Plan::new(options.command.clone(), here)
         }
-        Some(name) => TestProgram::build(&workspace, name)?.plan(&options.command),
+        Some(name) => Plan::of_test(&workspace, name, &options.command)?,
     };
     plan.environment.extend(handed_on(env::vars_os()));
     plan.environment.extend(options.env.iter().map(variable));
@@ -259,7 +255,7 @@ fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, TaskError> {
 
 /// Prints a line of the command where it would have printed it itself. A closed terminal is no
 /// reason to stop.
-fn pass_on(said: &Said, wiring: Wiring) {
+pub(crate) fn pass_on(said: &Said, wiring: Wiring) {
     let prefix =
         if wiring == Wiring::TwoGuests { format!("[{}] ", said.node) } else { String::new() };
     let line = [prefix.as_bytes(), &said.bytes].concat();

@@ -6,6 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::error::{TaskError, not_built};
+use crate::workspace::{BUILD, Workspace};
+
 /// Number of a guest of a run, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Node(pub(crate) u8);
@@ -76,6 +79,24 @@ impl Plan {
             writable: Vec::new(),
             modules: Vec::new(),
         }
+    }
+
+    /// Builds `name`, a target of kind `test` of any package, and returns a plan for its run, as
+    /// Cargo would run it.
+    pub(crate) fn of_test(
+        workspace: &Workspace,
+        name: &str,
+        arguments: &[OsString],
+    ) -> Result<Self, TaskError> {
+        let mut cargo = workspace.cargo();
+        cargo.args(["test", "--no-run", "--workspace", "--test", name]);
+        let mut built = Workspace::built(&mut cargo, BUILD)?.into_iter();
+        let test = built.find(|built| built.target.name == name && built.target.kind == ["test"]);
+        let test = test.ok_or_else(|| not_built(format!("the test program {name}")))?;
+        let folder = test.manifest_path.parent().unwrap_or(&workspace.root).to_owned();
+        let command = [&[test.executable.into()], arguments].concat();
+        let environment = vec![("CARGO_MANIFEST_DIR".into(), folder.clone().into())];
+        Ok(Self { environment, ..Self::new(command, folder) })
     }
 
     /// Returns the script that makes the devices. If it fails, the guest has failed, not the

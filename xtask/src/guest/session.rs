@@ -14,8 +14,7 @@ use super::kernel::{Emptied, Kernel};
 use super::plan::{Node, Plan};
 use super::qemu::{self, Parts};
 use super::tail::Tail;
-use super::words::{Order, Word};
-use crate::child::Running;
+use crate::child::{Running, Stream};
 use crate::error::TaskError;
 
 /// Status of a run that reached its limit.
@@ -32,13 +31,6 @@ const BOOT: Duration = Duration::from_secs(120);
 
 /// Interval at which the guests' output and state are polled.
 const GLANCE: Duration = Duration::from_millis(20);
-
-/// An output of the command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stream {
-    Out,
-    Err,
-}
 
 /// Line of a command's output, with its line ending.
 pub(crate) struct Said {
@@ -98,6 +90,28 @@ fn sweep(runs: &Path) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// Reads a message of /init that the command has ended, and returns its status.
+fn read_exit(line: &str) -> Option<u8> {
+    line.trim_end().strip_prefix("exit ")?.parse().ok()
+}
+
+/// Reads an order, which a command may write as a line to `RDMA_GUEST_HOST`. Returns the signal for
+/// QEMU, and its guest.
+fn read_order(line: &str) -> Option<(Option<Signal>, Node)> {
+    let (verb, node) = line.trim().split_once(' ')?;
+    let signal = match verb {
+        // As if its power were cut. Its missing status is no failure.
+        "kill" => Some(Signal::KILL),
+        // A machine that is there and silent.
+        "stop" => Some(Signal::STOP),
+        "continue" => Some(Signal::CONT),
+        // The guest is about to end itself without a status.
+        "lose" => None,
+        _ => return None,
+    };
+    Some((signal, Node(node.trim().parse().ok().filter(|node| *node < 2)?)))
 }
 
 /// End of a guest.
@@ -208,12 +222,11 @@ impl Session {
     }
 
     fn carry_out(&mut self, from: Node, order: &str) {
-        let (node, signal) = match Order::read(order) {
-            Ok(Order::Kill(node)) => (node, Some(Signal::KILL)),
-            Ok(Order::Stop(node)) => (node, Some(Signal::STOP)),
-            Ok(Order::Continue(node)) => (node, Some(Signal::CONT)),
-            Ok(Order::Lose(node)) => (node, None),
-            Err(error) => return eprintln!("xtask: guest {from}: {error}"),
+        let Some((signal, node)) = read_order(order) else {
+            return eprintln!(
+                "xtask: guest {from}: {order:?} is no order: kill, stop, continue or lose, and \
+                 the number of a node"
+            );
         };
         let Some(guest) = self.guests.iter_mut().find(|guest| guest.node == node) else {
             return eprintln!("xtask: guest {from}: there is no guest {node}");
@@ -297,13 +310,11 @@ impl Guest {
         // Asked before the messages are read: all messages before the end are then read after it.
         self.ended = self.ended || self.qemu.ended()?.is_some();
         for line in self.words.lines(false)? {
-            match Word::read(String::from_utf8_lossy(&line).trim_end()) {
-                Some(Word::Ready) => self.ready = true,
-                Some(Word::Exit(status)) => {
-                    self.end.status = Some(status);
-                    self.answer("done")?;
-                }
-                None => {}
+            let line = String::from_utf8_lossy(&line);
+            self.ready |= line.trim_end() == "ready";
+            if let Some(status) = read_exit(&line) {
+                self.end.status = Some(status);
+                self.answer("done")?;
             }
         }
         let orders = self.orders.lines(false)?;
@@ -325,6 +336,25 @@ mod tests {
 
     fn end(status: impl Into<Option<u8>>, excused: bool) -> End {
         End { status: status.into(), excused }
+    }
+
+    #[test]
+    fn a_guest_says_how_it_ended() {
+        assert_eq!(read_exit("exit 101\n"), Some(101));
+        for noise in ["", "exit", "exit 256", "exit x", "ready"] {
+            assert_eq!(read_exit(noise), None, "{noise:?}");
+        }
+    }
+
+    #[test]
+    fn an_order_names_what_and_which_node() {
+        assert_eq!(read_order("kill 1"), Some((Some(Signal::KILL), Node(1))));
+        assert_eq!(read_order("stop 0\r"), Some((Some(Signal::STOP), Node(0))));
+        assert_eq!(read_order("continue 0"), Some((Some(Signal::CONT), Node(0))));
+        assert_eq!(read_order("lose 1"), Some((None, Node(1))));
+        for wrong in ["", "kill", "kill 2", "kill -1", "kill all", "burn 1"] {
+            assert_eq!(read_order(wrong), None, "{wrong:?}");
+        }
     }
 
     #[test]

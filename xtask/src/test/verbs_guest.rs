@@ -13,9 +13,12 @@ use std::time::{Duration, Instant};
 
 use super::step::{Context, Outcome};
 use super::tally::Tally;
-use crate::child;
+use crate::child::{self, Stream};
 use crate::error::TaskError;
-use crate::guest::{Host, Node, Plan, Stream, TestProgram, Wiring};
+use crate::guest::{Host, Node, Plan, Wiring};
+use crate::workspace::BUILD;
+use What::{C, Shell, Tests};
+use Wiring::{OneGuest, TwoGuests};
 
 /// Something that is run in a guest, or in two.
 struct Check {
@@ -30,46 +33,22 @@ struct Check {
     has_dmabufs: bool,
 }
 
-impl Check {
-    /// Tests of a target of Cargo's.
-    const fn tests(
-        name: &'static str,
-        wiring: Wiring,
-        target: &'static str,
-        arguments: &'static [&'static str],
-    ) -> Self {
-        Self {
-            name,
-            what: What::Tests(target, arguments),
-            wiring,
-            status: 0,
-            is_long: false,
-            has_dmabufs: false,
-        }
-    }
-
-    /// The same, only where it is asked for.
-    const fn long(self) -> Self {
-        Self { is_long: true, ..self }
-    }
-
-    /// The same, where the driver takes dma-bufs.
-    const fn with_dmabufs(self) -> Self {
-        Self { has_dmabufs: true, ..self }
-    }
-}
-
 enum What {
     /// A C program of `xtask/guest`, whose output is of libtest's form.
     C(&'static str),
-    /// Tests of a target of Cargo's: its name, and what the program is told.
+    /// Tests of a target of Cargo's, one after the other: its name, and what the program is told.
     Tests(&'static str, &'static [&'static str]),
     /// Lines for the shell, which count as one test. The first guest's end by saying [`END`].
     Shell(&'static str),
 }
 
-/// A build of all that the tests start, on a slow machine.
-const BUILD: Duration = Duration::from_secs(20 * 60);
+const fn check(name: &'static str, wiring: Wiring, what: What) -> Check {
+    Check { name, what, wiring, status: 0, is_long: false, has_dmabufs: false }
+}
+
+const fn long(name: &'static str, wiring: Wiring, what: What) -> Check {
+    Check { is_long: true, ..check(name, wiring, what) }
+}
 
 /// For the tests of one program.
 const TESTS: Duration = Duration::from_secs(15 * 60);
@@ -82,11 +61,9 @@ const LAST_WORDS: usize = 20;
 const PATIENCE: &str = "6";
 
 /// Of the conformance suite what a NIC's ways can change, and an emulated processor does in a few
-/// minutes.
+/// minutes. The other modules run by hand (docs/testing.md).
 const CONFORMANCE: &[&str] = &[
     "--ignored",
-    "--test-threads",
-    "1",
     "contract::verbs::",
     "ending::verbs::",
     "large::verbs::",
@@ -99,94 +76,52 @@ const CONFORMANCE: &[&str] = &[
     "a_sender_that_does_not_listen_is_told_to",
 ];
 
+const FAILURES: &[&str] = &[
+    "verbs_guest::network::",
+    "verbs_guest::kills::",
+    "verbs_guest::poor::",
+    "verbs_guest::gpus::a_driver",
+];
+
+/// Ends with status 7.
+const LEAVES_ONE_RUNNING: &str =
+    "(sleep 1000; echo never) & head -c 3000000 /dev/zero | od -v; echo the end; exit 7";
+
+const KILLS_THE_OTHER: &str = "\
+test -e /sys/class/infiniband/rxe0 || exit 3
+test $RDMA_GUEST_NODE = 0 || exec sleep 1000
+busybox ping -c 1 -w 30 $RDMA_GUEST_PEER >&2 || exit 4
+echo kill 1 >$RDMA_GUEST_HOST
+while busybox ping -c 1 -w 1 $RDMA_GUEST_PEER >&2; do :; done
+echo the end";
+
 const CHECKS: &[Check] = &[
+    check("soft_device", OneGuest, C("soft_device.c")),
     Check {
-        name: "soft_device",
-        what: What::C("soft_device.c"),
-        wiring: Wiring::OneGuest,
-        status: 0,
-        is_long: false,
-        has_dmabufs: false,
-    },
-    Check {
-        name: "a_commands_status_and_output_come_back_and_what_it_leaves_running_is_ended",
-        what: What::Shell(
-            "(sleep 1000; echo never) & head -c 3000000 /dev/zero | od -v; echo the end; exit 7",
-        ),
-        wiring: Wiring::OneGuest,
         status: 7,
-        is_long: false,
-        has_dmabufs: false,
+        ..check(
+            "a_commands_status_and_output_come_back_and_what_it_leaves_running_is_ended",
+            OneGuest,
+            Shell(LEAVES_ONE_RUNNING),
+        )
     },
-    Check {
-        name: "a_guest_is_killed_while_the_other_one_goes_on",
-        what: What::Shell(
-            "test -e /sys/class/infiniband/rxe0 || exit 3\n\
-             test $RDMA_GUEST_NODE = 0 || exec sleep 1000\n\
-             busybox ping -c 1 -w 30 $RDMA_GUEST_PEER >&2 || exit 4\n\
-             echo kill 1 >$RDMA_GUEST_HOST\n\
-             while busybox ping -c 1 -w 1 $RDMA_GUEST_PEER >&2; do :; done\n\
-             echo the end",
-        ),
-        wiring: Wiring::TwoGuests,
-        status: 0,
-        is_long: false,
-        has_dmabufs: false,
-    },
-    // The other modules run by hand (docs/testing.md).
-    Check::tests("conformance", Wiring::OneGuest, "conformance", CONFORMANCE),
-    Check::tests(
-        "conformance between two nodes",
-        Wiring::TwoGuests,
-        "host",
-        &["--test-threads", "1", "apart::nodes::"],
-    ),
-    Check::tests(
+    check("a_guest_is_killed_while_the_other_one_goes_on", TwoGuests, Shell(KILLS_THE_OTHER)),
+    check("conformance", OneGuest, Tests("conformance", CONFORMANCE)),
+    check("conformance between two nodes", TwoGuests, Tests("host", &["apart::nodes::"])),
+    long(
         "networks that fail, ranks that are killed, and want of everything",
-        Wiring::OneGuest,
-        "verbs",
-        &[
-            "--test-threads",
-            "1",
-            "verbs_guest::network::",
-            "verbs_guest::kills::",
-            "verbs_guest::poor::",
-            "verbs_guest::gpus::a_driver",
-        ],
-    )
-    .long(),
+        OneGuest,
+        Tests("verbs", FAILURES),
+    ),
     // Without Carrack: what its default time-out is trusted to keep away.
-    Check {
-        name: "soft_device_repeats",
-        what: What::C("soft_device_repeats.c"),
-        wiring: Wiring::OneGuest,
-        status: 0,
-        is_long: true,
-        has_dmabufs: false,
-    },
+    long("soft_device_repeats", OneGuest, C("soft_device_repeats.c")),
     // The driver is built from the kernel's source, which is 170 MB to download.
-    Check::tests(
-        "dma-bufs",
-        Wiring::OneGuest,
-        "verbs",
-        &["--test-threads", "1", "verbs_guest::gpus::a_gpu"],
-    )
-    .with_dmabufs()
-    .long(),
-    Check::tests(
-        "two nodes",
-        Wiring::TwoGuests,
-        "verbs",
-        &["--test-threads", "1", "verbs_guest::nodes::"],
-    )
-    .long(),
-    Check::tests(
-        "a node is killed",
-        Wiring::TwoGuests,
-        "verbs",
-        &["--test-threads", "1", "verbs_guest::loss::"],
-    )
-    .long(),
+    Check {
+        has_dmabufs: true,
+        ..long("dma-bufs", OneGuest, Tests("verbs", &["verbs_guest::gpus::a_gpu"]))
+    },
+    long("two nodes", TwoGuests, Tests("verbs", &["verbs_guest::nodes::"])),
+    long("a node is killed", TwoGuests, Tests("verbs", &["verbs_guest::loss::"])),
 ];
 
 /// Time of the checks on a machine with two quiet cores, with a margin. One that is cut off would
@@ -231,7 +166,7 @@ fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
         plan.limit = plan.limit.min(context.limit.saturating_sub(began.elapsed()));
         println!(
             "\n     In {}: {}",
-            if check.wiring == Wiring::TwoGuests { "two guests" } else { "a guest" },
+            if check.wiring == TwoGuests { "two guests" } else { "a guest" },
             check.name
         );
         if let Err(why) = run(context, &host, check, &plan) {
@@ -249,19 +184,20 @@ fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
 fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, TaskError> {
     let root = &context.workspace.root;
     let mut plan = match check.what {
-        What::C(source) => {
+        C(source) => {
             let program = host.compile(&root.join("xtask/guest").join(source))?;
             Plan::new(vec![program.into()], root.clone())
         }
-        What::Tests(target, arguments) => {
+        Tests(target, arguments) => {
             build_programs(context)?;
-            let arguments: Vec<_> = arguments.iter().map(OsString::from).collect();
-            let mut plan = TestProgram::build(&context.workspace, target)?.plan(&arguments);
+            let arguments = ["--test-threads", "1"].iter().chain(arguments).map(OsString::from);
+            let arguments: Vec<_> = arguments.collect();
+            let mut plan = Plan::of_test(&context.workspace, target, &arguments)?;
             plan.environment.push(("TEST_PATIENCE".into(), PATIENCE.into()));
             plan.limit = TESTS;
             plan
         }
-        What::Shell(line) => Plan::new(["sh", "-c", line].map(OsString::from).into(), root.clone()),
+        Shell(line) => Plan::new(["sh", "-c", line].map(OsString::from).into(), root.clone()),
     };
     plan.wiring = check.wiring;
     if check.has_dmabufs {
@@ -292,12 +228,12 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
     let status = host.run(plan, false, |said| {
         let line = String::from_utf8_lossy(&said.bytes);
         let line = line.trim_end();
-        let marked = if plan.wiring == Wiring::TwoGuests {
+        let marked = if plan.wiring == TwoGuests {
             format!("[{}] {line}", said.node)
         } else {
             line.to_owned()
         };
-        if matches!(check.what, What::Shell(_)) {
+        if matches!(check.what, Shell(_)) {
             words.push_back(marked);
             words.drain(..words.len().saturating_sub(LAST_WORDS));
         } else {
@@ -316,10 +252,10 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
         Ok(_) => Ok(()),
     };
     match check.what {
-        What::Shell(_) if outcome.is_ok() && last != END => {
+        Shell(_) if outcome.is_ok() && last != END => {
             outcome = Err(format!("its last line is {last:?}, and not {END:?}"));
         }
-        What::Shell(_) if outcome.is_ok() => {
+        Shell(_) if outcome.is_ok() => {
             println!("test guest::{} ... ok", check.name);
             tally.one_passed();
         }

@@ -21,15 +21,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::machine::Machine;
-use crate::child;
 use crate::error::TaskError;
-use crate::guest::{self, Host, Plan, Said, Stream};
+use crate::guest::{self, Host, Plan};
 use crate::workspace::Workspace;
 use comparison::Outcome;
 use programs::Sides;
-
-/// A build of the command, on a slow machine.
-const BUILD: Duration = Duration::from_secs(20 * 60);
 
 /// A processor for each side that polls. A third and fourth would be no quicker: the machine has to
 /// emulate them, too.
@@ -50,8 +46,7 @@ pub(super) fn run(rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let host = Host::prepare(&workspace, &Default::default())?;
     guest::install_peers()?;
-    let mut cargo = workspace.cargo();
-    child::run(cargo.args(["build", "--release", "--package", "carrack-cli"]), BUILD, child::echo)?;
+    let carrack = workspace.release()?;
     let machine = Machine::look_before_rounds()?;
     println!(
         "{}; on {}, which emulates the guest; load {:.2}",
@@ -60,7 +55,7 @@ pub(super) fn run(rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     let own = env::current_exe()?;
     let mut command: Vec<OsString> = PREEMPT_POLLERS.map(OsString::from).into();
     command.extend([own.into(), "bench-peers".into(), "--in-guest".into()]);
-    command.push(workspace.target.join("release/carrack").into());
+    command.push(carrack.into());
     command.extend(["--rounds".into(), rounds.to_string().into()]);
     command.extend(["--seconds".into(), seconds.to_string().into()]);
     let mut plan = Plan::new(command, workspace.root.clone());
@@ -68,16 +63,8 @@ pub(super) fn run(rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     plan.environment.extend(env::var_os("PATH").map(|path| ("PATH".into(), path)));
     let count = u32::try_from(comparison::all().len()).unwrap_or(u32::MAX);
     plan.limit = BOOT + COMPARISON * count.saturating_mul(rounds);
-    let status = host.run(&plan, false, pass_on)?;
+    let status = host.run(&plan, false, |said| guest::pass_on(said, plan.wiring))?;
     Ok(ExitCode::from(status))
-}
-
-fn pass_on(said: &Said) {
-    let text = String::from_utf8_lossy(&said.bytes);
-    match said.stream {
-        Stream::Out => print!("{text}"),
-        Stream::Err => eprint!("{text}"),
-    }
 }
 
 /// In the guest: measures, and prints the table. The status is 1 where a program has failed; a
