@@ -115,7 +115,7 @@ pub(crate) struct Options {
 /// Makes the bindings, and writes or compares them.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
-    let tools = workspace.target.join("tools");
+    let tools = workspace.tools();
     let bindgen = bindgen(&workspace, &tools)?;
     let headers = Headers::fetch(&tools, &options.suite)?;
     let made = make(&bindgen, &headers, &workspace)?;
@@ -125,11 +125,17 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
         println!("{RESULT}: made of libibverbs-dev {}", headers.version);
         return Ok(ExitCode::SUCCESS);
     }
-    let there = fs::read_to_string(&path)?;
-    let Some(difference) = first_difference(&there, &made) else {
+    let again = tools.join("bindings.rs");
+    fs::write(&again, made)?;
+    // The version of the headers does not count.
+    let mut diff = Command::new("diff");
+    diff.args(["-u", "-I", &format!("^{MADE_OF}")]).args([&path, &again]);
+    let heard = child::hear(&mut diff, LIMIT)?;
+    if heard.status.success() {
         println!("{RESULT} is what libibverbs-dev {} gives", headers.version);
         return Ok(ExitCode::SUCCESS);
-    };
+    }
+    let difference = heard.said + &heard.complained;
     println!("{RESULT} is not what libibverbs-dev {} gives:\n{difference}", headers.version);
     println!("make it again by `cargo xtask bindings`, and look at what has changed");
     Ok(ExitCode::FAILURE)
@@ -144,12 +150,7 @@ fn bindgen(workspace: &Workspace, tools: &Path) -> Result<PathBuf, TaskError> {
     };
     if !right() {
         eprintln!("building bindgen {BINDGEN}");
-        let mut cargo = workspace.cargo();
-        cargo
-            .args(["install", "--locked", "--debug", "bindgen-cli", "--version", BINDGEN, "--root"])
-            .arg(tools)
-            .env("CARGO_TARGET_DIR", tools.join("build"));
-        child::read(&mut cargo, LIMIT)?;
+        child::read(&mut workspace.install(&format!("bindgen-cli@{BINDGEN}")), LIMIT)?;
     }
     Ok(program)
 }
@@ -311,41 +312,9 @@ fn items(made: &str) -> Vec<(&str, &str)> {
     items
 }
 
-/// Returns the first line in which two results differ. The version of the headers does not count.
-fn first_difference(there: &str, made: &str) -> Option<String> {
-    let (mut there, mut made) = (what_matters(there), what_matters(made));
-    loop {
-        match (there.next(), made.next()) {
-            (None, None) => return None,
-            (Some((_, one)), Some((_, other))) if one == other => {}
-            (one, other) => {
-                let number = one.or(other).map_or(0, |(number, _)| number + 1);
-                let [one, other] =
-                    [one, other].map(|line| line.map_or("(the end)", |(_, line)| line));
-                return Some(format!("line {number}: {one}\n  should be: {other}"));
-            }
-        }
-    }
-}
-
-fn what_matters(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    text.lines().enumerate().filter(|(_, line)| !line.starts_with(MADE_OF))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_first_line_that_differs_is_named_with_its_number() {
-        assert_eq!(first_difference("a\nb\n", "a\nb\n"), None);
-        let found = first_difference("a\nb\n", "a\nc\n").expect("they differ");
-        assert!(found.starts_with("line 2: b\n") && found.ends_with("should be: c"), "{found}");
-        let found = first_difference("a\n", "a\nmore\n").expect("they differ");
-        assert!(found.contains("line 2: (the end)"), "{found}");
-        let [one, other] = ["55", "56"].map(|version| format!("a\n{MADE_OF} {version}\nb\n"));
-        assert_eq!(first_difference(&one, &other), None);
-    }
 
     #[test]
     fn used_items_stay_with_what_they_hold_and_what_they_point_to_becomes_opaque() {

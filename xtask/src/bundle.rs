@@ -16,7 +16,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use fs_err as fs;
-use serde::Serialize;
+use serde_json::json;
 
 use crate::child;
 use crate::error::{TaskError, not_built};
@@ -72,14 +72,6 @@ pub(crate) struct Options {
     dir: Option<PathBuf>,
 }
 
-/// Description of the programs that `carrack selftest` prints.
-#[derive(Serialize)]
-struct About {
-    version: String,
-    commit: String,
-    built: String,
-}
-
 /// Built programs, by their place in the bundle.
 type Programs = BTreeMap<PathBuf, PathBuf>;
 
@@ -89,7 +81,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let folder = options.dir.clone().unwrap_or_else(|| workspace.target.join("bundle"));
     let tests = tests(&workspace)?;
     // Before the build, which takes minutes: the tree may change meanwhile.
-    let about = serde_json::to_string_pretty(&about(&workspace)?).unwrap_or_default() + "\n";
+    let about = about(&workspace)?;
     let programs = build(&workspace, &tests)?;
     begin(&folder)?;
     for (name, text) in [("selftest.sh", SCRIPT), ("README.txt", README), (ABOUT, about.as_str())] {
@@ -208,24 +200,20 @@ fn place(target: &Target) -> Option<PathBuf> {
 
 /// An empty folder. One that is something else is left as it is.
 fn begin(folder: &Path) -> Result<(), TaskError> {
-    match fs::read_dir(folder).map(|mut entries| entries.next().is_some()) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error.into()),
-        Ok(false) => {}
-        Ok(true) if folder.join(ABOUT).exists() => {
-            fs::remove_dir_all(folder)?;
-        }
-        Ok(true) => {
+    if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
+        if !folder.join(ABOUT).exists() {
             return Err(TaskError::Missing {
                 what: format!("an empty folder {}", folder.display()),
                 remedy: "it has files, and is no bundle: name another one",
             });
         }
+        fs::remove_dir_all(folder)?;
     }
     Ok(fs::create_dir_all(folder)?)
 }
 
-fn about(workspace: &Workspace) -> Result<About, TaskError> {
+/// Returns the description of the programs that `carrack selftest` prints, in JSON.
+fn about(workspace: &Workspace) -> Result<String, TaskError> {
     let limit = Duration::from_secs(60);
     let line = |program: &str, args: &[&str]| {
         let mut command = Command::new(program);
@@ -240,11 +228,12 @@ fn about(workspace: &Workspace) -> Result<About, TaskError> {
         line("rustc", &["--version"])?
     );
     let version = workspace.packages.iter().find(|package| package.name == "carrack-cli");
-    Ok(About {
-        version: version.map_or_else(String::new, |package| package.version.clone()),
-        commit: line("git", &["rev-parse", "HEAD"])? + changed,
-        built,
-    })
+    let about = json!({
+        "version": version.map_or("", |package| &package.version),
+        "commit": line("git", &["rev-parse", "HEAD"])? + changed,
+        "built": built,
+    });
+    Ok(format!("{about:#}\n"))
 }
 
 /// The largest first.

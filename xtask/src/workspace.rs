@@ -53,18 +53,9 @@ impl Workspace {
     /// Asks Cargo; this also downloads what is missing, so that later steps may run offline.
     pub(crate) fn load() -> Result<Self, TaskError> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let output = cargo(&root)
-            .args(["metadata", "--format-version", "1"])
-            .output()
-            .map_err(|source| TaskError::Start { program: "cargo".into(), source })?;
-        if !output.status.success() {
-            return Err(TaskError::Failed {
-                command: "cargo metadata".into(),
-                status: output.status.to_string(),
-                said: String::from_utf8_lossy(&output.stderr).into_owned(),
-            });
-        }
-        serde_json::from_slice(&output.stdout).map_err(|error| TaskError::Output {
+        let mut cargo = cargo(&root);
+        let said = child::read(cargo.args(["metadata", "--format-version", "1"]), BUILD)?;
+        serde_json::from_str(&said).map_err(|error| TaskError::Output {
             program: "cargo metadata",
             expected: "the JSON of its format version 1",
             found: error.to_string(),
@@ -85,6 +76,20 @@ impl Workspace {
         cargo.args(["build", "--release", "--package", "carrack-cli"]);
         child::run(&mut cargo, BUILD, child::echo)?;
         Ok(self.target.join("release/carrack"))
+    }
+
+    /// The folder of programs that [`Self::install`] has built.
+    pub(crate) fn tools(&self) -> PathBuf {
+        self.target.join("tools")
+    }
+
+    /// Builds a package's programs into the folder of tools. They are not optimised, since that
+    /// takes half the time and they run for a second.
+    pub(crate) fn install(&self, package: &str) -> Command {
+        let mut cargo = self.cargo();
+        cargo.args(["install", "--locked", "--debug", package, "--root"]).arg(self.tools());
+        cargo.env("CARGO_TARGET_DIR", self.tools().join("build"));
+        cargo
     }
 
     /// The Cargo that runs this task, in the workspace's root.

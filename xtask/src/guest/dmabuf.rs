@@ -48,23 +48,32 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, TaskError>
     let driver = work.0.join("drivers/infiniband/sw/rxe");
     add_to(&driver)?;
     let jobs = thread::available_parallelism().map_or(1, NonZero::get);
-    run(Command::new("make")
-        .args(["-s", &format!("-j{jobs}"), "-C"])
-        .arg(&headers)
-        .arg(format!("M={}", driver.display()))
-        .args(["CONFIG_RDMA_RXE=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]))?;
-    run(Command::new("strip")
-        .arg("--strip-debug")
-        .arg(driver.join("rdma_rxe.ko"))
-        .arg("-o")
-        .arg(&built.module))?;
+    child::read(
+        Command::new("make")
+            .args(["-s", &format!("-j{jobs}"), "-C"])
+            .arg(&headers)
+            .arg(format!("M={}", driver.display()))
+            .args(["CONFIG_RDMA_RXE=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]),
+        LIMIT,
+    )?;
+    child::read(
+        Command::new("strip")
+            .arg("--strip-debug")
+            .arg(driver.join("rdma_rxe.ko"))
+            .arg("-o")
+            .arg(&built.module),
+        LIMIT,
+    )?;
     let shim = work.0.join("shim.c");
     fs::write(&shim, SHIM)?;
-    run(Command::new("cc")
-        .args(["-O2", "-Wall", "-shared", "-fPIC", "-o"])
-        .arg(&built.shim)
-        .arg(&shim)
-        .arg("-ldl"))?;
+    child::read(
+        Command::new("cc")
+            .args(["-O2", "-Wall", "-shared", "-fPIC", "-o"])
+            .arg(&built.shim)
+            .arg(&shim)
+            .arg("-ldl"),
+        LIMIT,
+    )?;
     fs::write(&mark, sources)?;
     Ok(built)
 }
@@ -84,12 +93,15 @@ fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, TaskEr
     let exact: Vec<_> = packages.iter().map(|package| format!("{package}={revision}")).collect();
     suite.unpack(&exact, &root)?;
     let archive = root.join("usr/src").join(format!("{}.tar.xz", packages[3]));
-    run(Command::new("tar")
-        .arg("-C")
-        .arg(work)
-        .args(["--strip-components=1", "--wildcards", "-xJf"])
-        .arg(&archive)
-        .arg("*/drivers/infiniband/sw/rxe/*"))?;
+    child::read(
+        Command::new("tar")
+            .arg("-C")
+            .arg(work)
+            .args(["--strip-components=1", "--wildcards", "-xJf"])
+            .arg(&archive)
+            .arg("*/drivers/infiniband/sw/rxe/*"),
+        LIMIT,
+    )?;
     let headers = root.join("usr/src").join(main);
     // The makefile names the other packages' files at their installed paths.
     let makefile = headers.join("Makefile");
@@ -167,11 +179,6 @@ fn edit(path: &Path, change: impl FnOnce(&str) -> Option<String>) -> Result<(), 
             there",
     })?;
     Ok(fs::write(path, changed)?)
-}
-
-fn run(command: &mut Command) -> Result<(), TaskError> {
-    child::read(command, LIMIT)?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -177,7 +177,10 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, TaskError> {
     let built = Kernel { folder: work.join("built"), version };
     let to = built.modules();
     carry_modules(&from, &to)?;
-    run(Command::new("/sbin/depmod").arg("-b").arg(built.folder.join("tree")).arg(&built.version))?;
+    child::read(
+        Command::new("/sbin/depmod").arg("-b").arg(built.folder.join("tree")).arg(&built.version),
+        UNPACK,
+    )?;
     let vmlinuz = [root.join("boot"), from];
     let vmlinuz = vmlinuz.iter().flat_map(|folder| files::matching(folder, "vmlinuz*")).next();
     let vmlinuz = vmlinuz.ok_or_else(|| strange("a kernel"))?;
@@ -187,7 +190,7 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, TaskError> {
     let (program, ending) = packing.program();
     let packed = built.image().with_extension(ending);
     fs::write(&packed, &bytes[range])?;
-    run(Command::new(program).args(["-q", "-d"]).arg(&packed))?;
+    child::read(Command::new(program).args(["-q", "-d"]).arg(&packed), UNPACK)?;
     // zstd keeps its input, the other programs remove it.
     let _ = fs::remove_file(&packed);
     let path = built.folder.join("version");
@@ -245,13 +248,13 @@ fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
         let of_it = |path: &&PathBuf| path.extension().is_some_and(|it| it == ending);
         let (program, arguments) = (unpack[0], &unpack[1..]);
         for files in packed.iter().filter(of_it).collect::<Vec<_>>().chunks(TOGETHER) {
-            run(Command::new(program).args(arguments).args(files))?;
+            child::read(Command::new(program).args(arguments).args(files), UNPACK)?;
         }
     }
     let modules: Vec<_> = packed.iter().filter_map(|path| unpacked_module(path)).collect();
     for files in modules.chunks(TOGETHER) {
         // Stripping also removes the signature, which stands behind the signed file.
-        run(Command::new("strip").arg("--strip-debug").args(files))?;
+        child::read(Command::new("strip").arg("--strip-debug").args(files), UNPACK)?;
     }
     Ok(())
 }
@@ -302,11 +305,6 @@ fn is_wanted(below: &str) -> bool {
     let begins = |folders: &[&str]| folders.iter().any(|folder| module.starts_with(folder));
     let card = module.strip_prefix("drivers/net/").is_some_and(|rest| !rest.contains('/'));
     module.contains(".ko") && (card || begins(FOLDERS)) && !begins(LEFT_OUT)
-}
-
-fn run(command: &mut Command) -> Result<(), TaskError> {
-    child::read(command, UNPACK)?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -176,17 +176,9 @@ impl Script {
     }
 }
 
-/// Quotes a word, so that the shell takes it literally.
+/// Quotes a word, so that the shell takes it literally. A word of a command has no zero byte.
 fn quoted(word: &OsStr) -> Vec<u8> {
-    let mut quoted = vec![b'\''];
-    for byte in word.as_bytes() {
-        match byte {
-            b'\'' => quoted.extend(br"'\''"),
-            other => quoted.push(*other),
-        }
-    }
-    quoted.push(b'\'');
-    quoted
+    shlex::bytes::try_quote(word.as_bytes()).unwrap_or_default().into_owned()
 }
 
 #[cfg(test)]
@@ -236,7 +228,7 @@ mod tests {
         let script = |plan: &Plan| {
             String::from_utf8(plan.setup_script(Node(0), &["/m/siw.ko".into()])).unwrap()
         };
-        assert!(script(&plan).contains("insmod '/m/siw.ko'") && !script(&plan).contains("/online"));
+        assert!(script(&plan).contains("insmod /m/siw.ko") && !script(&plan).contains("/online"));
         plan.processors = 2;
         assert!(script(&plan).contains("/online"));
     }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::cores::Cores;
 use super::row::{Op, Row, name};
-use super::side::{self, AS_IT_COMES, Figure, Prepared, Role, Setting, Side, limit};
+use super::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side, limit};
 use crate::child::{self, Heard};
 use crate::error::TaskError;
 use crate::workspace::clean;
@@ -58,23 +58,20 @@ impl Side for Carrack {
         Role::Ours
     }
 
-    fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
+    fn prepare(&self, row: &Row) -> Result<Setting, Out> {
         if row.op == Op::Memcpy {
-            return Ok(Prepared::Cannot("it is no communication".into()));
+            return Out::cannot("it is no communication");
         }
         if row.gpu && self.gpus == 0 {
-            return Ok(Prepared::Cannot("there is no GPU here".into()));
+            return Out::cannot("there is no GPU here");
         }
-        let cores = match self.cores.first(row.cores()) {
-            Ok(cores) => cores,
-            Err(why) => return Ok(Prepared::Cannot(why)),
-        };
+        let cores = self.cores.first(row.cores()).map_err(Out::Cannot)?;
         let (command, heard) = self.run(row, cores, TRY_SECONDS)?;
         if heard.status.code() == Some(REFUSED) {
-            return Ok(Prepared::Cannot(reason(&heard.complained)));
+            return Out::cannot(&reason(&heard.complained));
         }
         read(&heard.unless_failed(&command)?, row)?;
-        Ok(Prepared::Ready(Setting { variant: &AS_IT_COMES[0], iterations: 0 }))
+        Ok(Setting { variant: &AS_IT_COMES[0], iterations: 0 })
     }
 
     fn measure(&self, row: &Row, _: &Setting) -> Result<Figure, TaskError> {

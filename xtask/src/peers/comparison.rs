@@ -1,7 +1,7 @@
 //! Rounds of all sides in turn, their medians, and the better peer.
 
 use super::row::{Op, Row};
-use super::side::{Figure, Prepared, Role, Setting, Side};
+use super::side::{Figure, Out, Role, Setting, Side};
 
 /// A row with what its rounds gave so far.
 #[derive(Debug)]
@@ -26,17 +26,6 @@ pub(super) struct Entry {
     pub(super) out: Option<Out>,
 }
 
-/// The reason why a side is not measured in a row, or no longer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Out {
-    /// It has nothing of the kind, or not yet.
-    Cannot(String),
-    /// The row is skipped, since Carrack cannot do it.
-    Skipped,
-    /// A run failed, or hung and was ended; there is no other try, since each may take as long.
-    Failed(String),
-}
-
 impl Measured {
     /// Asks each side whether it can do the row, and with which settings. A row that Carrack cannot
     /// do is skipped.
@@ -48,9 +37,8 @@ impl Measured {
                 entry.out = Some(Out::Skipped);
             } else {
                 match side.prepare(&row) {
-                    Ok(Prepared::Ready(setting)) => entry.setting = Some(setting),
-                    Ok(Prepared::Cannot(why)) => entry.out = Some(Out::Cannot(why)),
-                    Err(error) => entry.out = Some(Out::Failed(error.to_string())),
+                    Ok(setting) => entry.setting = Some(setting),
+                    Err(out) => entry.out = Some(out),
                 }
             }
             measured.entries.push(entry);
@@ -67,7 +55,7 @@ impl Measured {
             let Some(setting) = entry.setting.filter(|_| entry.out.is_none()) else { continue };
             match sides[which].measure(&self.row, &setting) {
                 Ok(figure) => entry.figures.push(figure),
-                Err(error) => entry.out = Some(Out::Failed(error.to_string())),
+                Err(error) => entry.out = Some(error.into()),
             }
         }
     }
@@ -151,9 +139,9 @@ mod tests {
             self.role
         }
 
-        fn prepare(&self, _: &Row) -> Result<Prepared, TaskError> {
+        fn prepare(&self, _: &Row) -> Result<Setting, Out> {
             let setting = Setting { variant: &PLAIN, iterations: 1 };
-            Ok(if self.can { Prepared::Ready(setting) } else { Prepared::Cannot("not yet".into()) })
+            if self.can { Ok(setting) } else { Out::cannot("not yet") }
         }
 
         fn measure(&self, _: &Row, _: &Setting) -> Result<Figure, TaskError> {

@@ -1,5 +1,6 @@
 //! The cores on which all sides are measured.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::process::Command;
@@ -23,14 +24,9 @@ impl Cores {
             program: "sched_getaffinity".into(),
             source: errno.into(),
         })?;
-        let mut chosen: Vec<usize> = Vec::new();
-        let mut taken: Vec<usize> = Vec::new();
-        for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)) {
-            if !taken.contains(&cpu) {
-                chosen.push(cpu);
-                taken.extend(siblings(cpu));
-            }
-        }
+        let mut taken = BTreeSet::new();
+        let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+        let chosen: Vec<usize> = cpus.filter(|cpu| taken.insert(core(*cpu))).collect();
         if chosen.len() < 2 {
             return Err(TaskError::Missing {
                 what: "a second core".into(),
@@ -85,31 +81,16 @@ impl FromStr for Cores {
     }
 }
 
-/// The CPUs that are threads of the same core; only itself where the kernel does not say.
-fn siblings(cpu: usize) -> Vec<usize> {
+/// Returns what the threads of a core have in common: their list. Where the kernel does not say, each
+/// CPU is a core.
+fn core(cpu: usize) -> String {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-    parse_list(&fs::read_to_string(path).unwrap_or_default())
-}
-
-/// Reads the kernel's lists, such as `0-3,8`; what cannot be read is left out.
-fn parse_list(text: &str) -> Vec<usize> {
-    let ranges = text.trim().split(',').filter_map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(first.parse().ok()?..=last.parse().ok()?)
-    });
-    ranges.flatten().collect()
+    fs::read_to_string(path).unwrap_or_else(|_| cpu.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_of_the_kernel_are_ranges_and_numbers() {
-        assert_eq!(parse_list("0-2,8\n"), [0, 1, 2, 8]);
-        assert_eq!(parse_list("5"), [5]);
-        assert_eq!(parse_list(""), [0; 0]);
-    }
 
     #[test]
     fn different_cpus_are_cores_and_nothing_else_is() {

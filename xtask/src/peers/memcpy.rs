@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::cores::Cores;
 use super::row::{Op, Row, name};
-use super::side::{self, AS_IT_COMES, Figure, Prepared, Role, Setting, Side, limit, tune};
+use super::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side, limit, tune};
 use crate::child;
 use crate::error::TaskError;
 
@@ -46,11 +46,11 @@ impl Side for Memcpy {
         Role::Yardstick
     }
 
-    fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
+    fn prepare(&self, row: &Row) -> Result<Setting, Out> {
         if row.is_a_copy() {
             tune(row, self.seconds, AS_IT_COMES, |setting| self.run(row, setting))
         } else {
-            Ok(Prepared::Cannot("it is no matter of one copy".into()))
+            Out::cannot("it is no matter of one copy")
         }
     }
 

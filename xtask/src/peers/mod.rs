@@ -46,7 +46,7 @@ use std::process::ExitCode;
 use crate::error::TaskError;
 use crate::workspace::Workspace;
 use carrack::Carrack;
-use comparison::{Measured, Out};
+use comparison::Measured;
 use cores::Cores;
 use kit::Kit;
 use machine::Machine;
@@ -54,7 +54,7 @@ use memcpy::Memcpy;
 use mpich::Mpich;
 use report::{Heading, Report};
 use row::{GPU_ROWS, ROWS, Row};
-use side::Side;
+use side::{Out, Side};
 use ucx::Ucx;
 
 /// Options of `cargo xtask bench-peers`.

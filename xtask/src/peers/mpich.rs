@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::cores::Cores;
 use super::row::{Op, Row, name};
-use super::side::{self, Figure, Prepared, Setting, Side, Variant, limit, tune};
+use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::child;
 use crate::error::TaskError;
 
@@ -61,7 +61,7 @@ impl Mpich {
     ) -> Result<Self, TaskError> {
         let mut info = Command::new(home.join("bin/mpiexec"));
         let said = child::read(info.arg("--version"), Duration::from_secs(60))?;
-        Ok(Self { home, bench, cores, seconds, version: version(&said) })
+        Ok(Self { home, bench, cores, seconds, version: side::version(&said) })
     }
 
     fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
@@ -91,22 +91,20 @@ impl Side for Mpich {
         format!("MPICH {}", self.version)
     }
 
-    fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
-        if let Err(why) = self.cores.first(row.cores()) {
-            return Ok(Prepared::Cannot(why));
-        }
+    fn prepare(&self, row: &Row) -> Result<Setting, Out> {
+        self.cores.first(row.cores()).map_err(Out::Cannot)?;
         if row.gpu {
-            return Ok(Prepared::Cannot("this build of it knows no GPUs".into()));
+            return Out::cannot("this build of it knows no GPUs");
         }
         let variants = if row.threads > 1 { OF_THREADS } else { VARIANTS };
         match row.op {
             // How threads get into each other's way is compared all the same: with what MPI has for
             // messages.
-            Op::Am if row.threads == 1 => Ok(Prepared::Cannot("MPI has no active messages".into())),
+            Op::Am if row.threads == 1 => Out::cannot("MPI has no active messages"),
             Op::Put | Op::PutSeen | Op::Get | Op::FetchAdd => {
-                Ok(Prepared::Cannot("its windows are not measured yet".into()))
+                Out::cannot("its windows are not measured yet")
             }
-            Op::Memcpy => Ok(Prepared::Cannot("it is no communication".into())),
+            Op::Memcpy => Out::cannot("it is no communication"),
             Op::Am | Op::Send | Op::Barrier => {
                 tune(row, self.seconds, variants, |setting| self.run(row, setting))
             }
@@ -128,12 +126,6 @@ fn rank(cpus: &[usize], bench: &Path) -> Vec<std::ffi::OsString> {
 fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
     // A barrier's line is called after what it is.
     side::read_line("mpi_bench", &said.replace(r#""test":"barrier""#, r#""test":"latency""#), row)
-}
-
-/// "    Version:                                 5.0.2"
-fn version(said: &str) -> String {
-    let version = said.lines().find_map(|line| line.trim().strip_prefix("Version:"));
-    version.map_or("of unknown version", str::trim).to_owned()
 }
 
 #[cfg(test)]
@@ -158,12 +150,6 @@ mod tests {
             let error = read(STREAM, &wrong.parse().unwrap()).unwrap_err().to_string();
             assert!(error.contains("mpi_bench"), "{error}");
         }
-    }
-
-    #[test]
-    fn the_version_is_the_one_of_hydra() {
-        assert_eq!(version("HYDRA build details:\n    Version:      5.0.2\n    CC: cc\n"), "5.0.2");
-        assert_eq!(version(""), "of unknown version");
     }
 
     #[test]

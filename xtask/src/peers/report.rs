@@ -3,12 +3,13 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::comparison::{Entry, Measured, Out};
+use super::comparison::{Entry, Measured};
 use super::cores::Cores;
 use super::machine::Machine;
 use super::row::{Op, Row};
-use super::side::Role;
+use super::side::{Out, Role};
 
 /// Of the column of rows.
 const WIDTH: usize = 36;
@@ -33,12 +34,12 @@ pub(super) struct Heading {
 
 /// A row: each further line of JSON.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct Line {
     #[serde(flatten)]
     row: Row,
     unit: &'static str,
     lower_is_better: bool,
-    sides: Vec<SideLine<'a>>,
+    sides: Vec<Value>,
     better_peer: Option<&'static str>,
     /// Median of Carrack over median of the better peer.
     ratio: Option<f64>,
@@ -48,22 +49,6 @@ struct Line<'a> {
     of_copy: Option<f64>,
     /// Median of Carrack over its own of one thread.
     of_one_thread: Option<f64>,
-}
-
-/// One side of a row.
-#[derive(Debug, Serialize)]
-struct SideLine<'a> {
-    side: &'static str,
-    test: Option<&'static str>,
-    median: Option<f64>,
-    average: Option<f64>,
-    rounds: Vec<f64>,
-    setting: Option<&'static str>,
-    /// Its median over its own of one thread.
-    of_one_thread: Option<f64>,
-    /// The reason why rounds have no figure.
-    out: Option<&'a str>,
-    failed: bool,
 }
 
 impl Report<'_> {
@@ -184,7 +169,7 @@ impl Report<'_> {
         );
     }
 
-    fn line<'a>(&self, measured: &'a Measured) -> Line<'a> {
+    fn line(&self, measured: &Measured) -> Line {
         let (ours, peer) = (measured.ours(), measured.better_peer());
         let row = &measured.row;
         Line {
@@ -200,22 +185,25 @@ impl Report<'_> {
         }
     }
 
-    fn side_line<'a>(&self, row: &Row, entry: &'a Entry) -> SideLine<'a> {
-        SideLine {
-            side: entry.side,
-            test: entry.test,
-            median: entry.median(),
-            average: entry.average(),
-            rounds: entry.figures.iter().map(|figure| figure.value).collect(),
-            setting: entry.setting.map(|setting| setting.variant.name),
-            of_one_thread: self.of_one_thread(row, entry),
-            out: match &entry.out {
-                Some(Out::Cannot(why) | Out::Failed(why)) => Some(why),
-                Some(Out::Skipped) => Some("skipped"),
-                None => None,
-            },
-            failed: matches!(entry.out, Some(Out::Failed(_))),
-        }
+    /// One side of a row.
+    fn side_line(&self, row: &Row, entry: &Entry) -> Value {
+        let rounds: Vec<f64> = entry.figures.iter().map(|figure| figure.value).collect();
+        let why = match &entry.out {
+            Some(Out::Cannot(why) | Out::Failed(why)) => Some(why.as_str()),
+            Some(Out::Skipped) => Some("skipped"),
+            None => None,
+        };
+        json!({
+            "side": entry.side,
+            "test": entry.test,
+            "median": entry.median(),
+            "average": entry.average(),
+            "rounds": rounds,
+            "setting": entry.setting.map(|setting| setting.variant.name),
+            "of_one_thread": self.of_one_thread(row, entry),
+            "out": why,
+            "failed": matches!(entry.out, Some(Out::Failed(_))),
+        })
     }
 
     /// Returns the rate of a side's threads together, divided by the rate of one.
@@ -308,7 +296,7 @@ mod tests {
         let lines: Vec<_> = measured.iter().map(|measured| report.line(measured)).collect();
         let of_one: Vec<_> = lines.iter().map(|line| line.of_one_thread).collect();
         assert_eq!(of_one, [None, Some(3.5), Some(0.8), None]);
-        assert_eq!(lines[1].sides[1].of_one_thread, Some(2.0));
+        assert_eq!(lines[1].sides[1]["of_one_thread"], 2.0);
         assert_eq!(
             (lines[3].of_copy, lines[3].better_peer, lines[3].ratio),
             (Some(0.9), None, None)

@@ -29,7 +29,7 @@ pub(super) trait Side {
 
     /// Short runs, before the rounds: whether it can do the row, and with which settings it is
     /// fastest.
-    fn prepare(&self, row: &Row) -> Result<Prepared, TaskError>;
+    fn prepare(&self, row: &Row) -> Result<Setting, Out>;
 
     /// One run.
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError>;
@@ -46,12 +46,28 @@ pub(super) enum Role {
     Yardstick,
 }
 
-/// The answer to whether a side can do a row.
-#[derive(Debug)]
-pub(super) enum Prepared {
-    Ready(Setting),
-    /// It cannot, for this reason; that is no failure.
+/// The reason why a side is not measured in a row, or no longer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Out {
+    /// It has nothing of the kind, or not yet; that is no failure.
     Cannot(String),
+    /// The row is skipped, since Carrack cannot do it.
+    Skipped,
+    /// A run failed, or hung and was ended; there is no other try, since each may take as long.
+    Failed(String),
+}
+
+impl Out {
+    /// Returns the error of a side that cannot do a row.
+    pub(super) fn cannot<T>(why: &str) -> Result<T, Self> {
+        Err(Self::Cannot(why.into()))
+    }
+}
+
+impl From<TaskError> for Out {
+    fn from(error: TaskError) -> Self {
+        Self::Failed(error.to_string())
+    }
 }
 
 /// Settings with which a side runs a row.
@@ -116,7 +132,7 @@ pub(super) fn tune(
     seconds: f64,
     variants: &'static [Variant],
     run: impl Fn(&Setting) -> Result<Figure, TaskError>,
-) -> Result<Prepared, TaskError> {
+) -> Result<Setting, Out> {
     let iterations = (TRY_BYTES / row.size.max(1) as u64).clamp(FEWEST, TRY_ITERATIONS);
     let mut best: Option<(Figure, &'static Variant)> = None;
     let mut failed = None;
@@ -140,10 +156,10 @@ pub(super) fn tune(
     }
     match (best, failed) {
         (Some((figure, variant)), _) => {
-            Ok(Prepared::Ready(Setting { variant, iterations: figure.iterations(row, seconds) }))
+            Ok(Setting { variant, iterations: figure.iterations(row, seconds) })
         }
-        (None, Some(error)) => Err(error),
-        (None, None) => Ok(Prepared::Cannot("there are no settings to try".into())),
+        (None, Some(error)) => Err(error.into()),
+        (None, None) => Out::cannot("there are no settings to try"),
     }
 }
 
@@ -151,6 +167,12 @@ pub(super) fn tune(
 /// as long.
 pub(super) fn limit(seconds: f64) -> Duration {
     Duration::from_secs(20) + Duration::from_secs_f64(10.0 * seconds)
+}
+
+/// Finds the version in what a program says about itself.
+pub(super) fn version(said: &str) -> String {
+    let rest = said.split_once("ersion").map_or("", |(_, rest)| rest.trim_start_matches(':'));
+    rest.split_whitespace().next().unwrap_or("of unknown version").to_owned()
 }
 
 /// Takes away what the caller's environment would change about a peer.
@@ -227,6 +249,14 @@ mod tests {
     }
 
     #[test]
+    fn a_version_is_the_word_after_the_word() {
+        assert_eq!(version("HYDRA build details:\n    Version:      5.0.2\n    CC: cc\n"), "5.0.2");
+        assert_eq!(version("# Library version: 1.22.0\n# Library path: /x\n"), "1.22.0");
+        assert_eq!(version("# Version 1.13.1\n"), "1.13.1");
+        assert_eq!(version(""), "of unknown version");
+    }
+
+    #[test]
     fn the_best_variant_that_works_is_taken_and_run_for_the_seconds_asked_for() {
         let prepared =
             tune(&row("am:latency:8"), 0.5, VARIANTS, |setting| match setting.variant.name {
@@ -234,7 +264,7 @@ mod tests {
                 "fast" => Ok(Figure { value: 1.0, average: Some(2.0) }),
                 _ => Err(broken()),
             });
-        let Ok(Prepared::Ready(setting)) = prepared else { panic!("{prepared:?}") };
+        let setting = prepared.unwrap();
         // Half a second of round trips of 4 us.
         assert_eq!((setting.variant.name, setting.iterations), ("fast", 125_000));
     }

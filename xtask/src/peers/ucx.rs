@@ -9,7 +9,7 @@ use fs_err as fs;
 
 use super::cores::Cores;
 use super::row::{Op, Row, Test};
-use super::side::{self, Figure, Prepared, Setting, Side, Variant, limit, tune};
+use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::child::{self, Running};
 use crate::error::TaskError;
 
@@ -63,12 +63,7 @@ impl Ucx {
         let mut ucx = Self { home, cores, seconds, version: String::new(), gpus };
         let mut info = ucx.with_libraries(Command::new(ucx.home.join("bin/ucx_info")), false);
         let said = child::read(info.arg("-v"), Duration::from_secs(60))?;
-        // "# Library version: 1.22.0"
-        let version = said
-            .lines()
-            .find_map(|line| line.split_once("version:"))
-            .map(|(_, version)| version.trim());
-        ucx.version = version.unwrap_or("of unknown version").to_owned();
+        ucx.version = side::version(&said);
         Ok(ucx)
     }
 
@@ -136,13 +131,13 @@ impl Side for Ucx {
         name(row)
     }
 
-    fn prepare(&self, row: &Row) -> Result<Prepared, TaskError> {
+    fn prepare(&self, row: &Row) -> Result<Setting, Out> {
         match name(row) {
             Some(_) => {
                 let variants = if row.gpu { GPU_VARIANTS } else { VARIANTS };
                 tune(row, self.seconds, variants, |setting| self.run(row, setting))
             }
-            None => Ok(Prepared::Cannot("ucx_perftest has no such test".into())),
+            None => Out::cannot("ucx_perftest has no such test"),
         }
     }
 

@@ -26,22 +26,12 @@ pub(super) fn step(context: &mut Context) -> Outcome {
 
 /// The user's own cargo-deny, or the one that an earlier run built.
 fn find(context: &Context) -> Option<PathBuf> {
-    [PathBuf::from("cargo-deny"), ours(context)]
+    [PathBuf::from("cargo-deny"), context.workspace.tools().join("bin/cargo-deny")]
         .into_iter()
         .find(|program| child::answers(Command::new(program).arg("--version")))
 }
 
-/// Builds cargo-deny into the target directory; without optimisation, since that takes half the
-/// time and it runs for a second.
+/// Builds cargo-deny.
 fn install(context: &Context) -> Option<PathBuf> {
-    let mut command = context.workspace.cargo();
-    command
-        .args(["install", "--locked", "--debug", "cargo-deny", "--root"])
-        .arg(context.workspace.target.join("tools"))
-        .env("CARGO_TARGET_DIR", context.workspace.target.join("tools/build"));
-    context.run(&mut command).ok().and_then(|()| find(context))
-}
-
-fn ours(context: &Context) -> PathBuf {
-    context.workspace.target.join("tools/bin/cargo-deny")
+    context.run(&mut context.workspace.install("cargo-deny")).ok().and_then(|()| find(context))
 }

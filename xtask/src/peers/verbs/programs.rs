@@ -10,7 +10,7 @@ use crate::child;
 use crate::error::TaskError;
 use crate::peers::cores::Cores;
 use crate::peers::row::{Row, Test};
-use crate::peers::side::Figure;
+use crate::peers::side::{self, Figure};
 use crate::peers::{carrack, ucx};
 
 /// The devices of the guest: rank 0 has the first, which the client has too.
@@ -48,17 +48,12 @@ pub(super) struct Sides {
 impl Sides {
     /// Returns the peers and their versions as readable text.
     pub(super) fn peers(&self) -> String {
-        let version = |command: &mut Command, before: &str| {
-            let said = child::hear(command, LIMIT).ok()?;
-            let text = said.said + &said.complained;
-            let (_, rest) = text.split_once(before)?;
-            rest.split_whitespace().next().map(str::to_owned)
+        let version = |program: &str, argument| {
+            let said = child::hear(Command::new(program).arg(argument), LIMIT);
+            side::version(&said.map_or_else(|_| String::new(), |said| said.said + &said.complained))
         };
-        let ucx = version(Command::new("ucx_info").arg("-v"), "Version");
-        let perftest = version(Command::new("ib_send_lat").arg("--version"), "Version:");
-        let words =
-            |version: Option<String>| version.unwrap_or_else(|| "of unknown version".into());
-        format!("UCX {} over rc, perftest {}", words(ucx), words(perftest))
+        let (ucx, perftest) = (version("ucx_info", "-v"), version("ib_send_lat", "--version"));
+        format!("UCX {ucx} over rc, perftest {perftest}")
     }
 
     /// Measures Carrack between two ranks over verbs.
