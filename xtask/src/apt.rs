@@ -43,14 +43,14 @@ impl Suite {
         Ok(suite)
     }
 
-    /// Returns the description of a package, empty if the suite does not have it.
-    pub(crate) fn show(&self, package: &str) -> String {
-        self.ask("apt-cache", &["show", "--no-all-versions", package], LOOK).unwrap_or_default()
+    /// Returns a package and all that it needs, directly and indirectly, as apt-cache lists them.
+    pub(crate) fn needed(&self, package: &str) -> Result<String, TaskError> {
+        self.ask("apt-cache", &["depends", "--recurse", "--important", package], LOOK)
     }
 
-    /// The version of a package that `unpack` would take.
+    /// Returns the version of a package that `unpack` would take, if the suite has it.
     pub(crate) fn version(&self, package: &str) -> Option<String> {
-        let shown = self.show(package);
+        let shown = self.ask("apt-cache", &["show", "--no-all-versions", package], LOOK).ok()?;
         shown.lines().find_map(|line| line.strip_prefix("Version: ")).map(str::to_owned)
     }
 

@@ -4,13 +4,13 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::step::{Context, Outcome};
+use super::step::{Context, Outcome, Stopped};
 use crate::child;
 
 pub(super) fn step(context: &mut Context) -> Outcome {
     let Some(program) = find(context).or_else(|| install(context)) else {
-        return Outcome::Skipped(
-            "cargo-deny is not there, and could not be built (cargo install cargo-deny)".into(),
+        return Stopped::skipped(
+            "cargo-deny is not there, and could not be built (cargo install cargo-deny)",
         );
     };
     let mut command = Command::new(program);
@@ -21,7 +21,7 @@ pub(super) fn step(context: &mut Context) -> Outcome {
         "bans",
         "sources",
     ]);
-    context.run(&mut command).into()
+    Ok(context.run(&mut command)?)
 }
 
 /// The user's own cargo-deny, or the one that an earlier run built.

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::miri::nightly;
-use super::step::{Context, Outcome};
+use super::step::{Context, Outcome, Stopped};
 use crate::child;
 use crate::files;
 
@@ -33,7 +33,7 @@ pub(super) fn huge(context: &mut Context) -> Outcome {
 /// AddressSanitizer under the unit tests of the runtime, whose memory is its own.
 pub(super) fn sanitizer(context: &mut Context) -> Outcome {
     if !child::answers(nightly(context).arg("--version")) {
-        return Outcome::Skipped("there is no nightly toolchain".into());
+        return Stopped::skipped("there is no nightly toolchain");
     }
     let mut command = nightly(context);
     command
@@ -47,20 +47,16 @@ pub(super) fn sanitizer(context: &mut Context) -> Outcome {
 /// Every target of `fuzz/`, some minutes each.
 pub(super) fn fuzz(context: &mut Context) -> Outcome {
     if !child::answers(Command::new("cargo").args(["fuzz", "--version"])) {
-        return Outcome::Skipped("there is no cargo-fuzz (cargo install cargo-fuzz)".into());
+        return Stopped::skipped("there is no cargo-fuzz (cargo install cargo-fuzz)");
     }
     let targets = files::matching(&context.workspace.root, "fuzz/fuzz_targets/*.rs");
     if targets.is_empty() {
-        return Outcome::Failed("there is nothing in fuzz/fuzz_targets".into());
+        return Err(Stopped::Failed("there is nothing in fuzz/fuzz_targets".into()));
     }
     let limit = format!("-max_total_time={FUZZING}");
     for name in targets.iter().filter_map(|target| target.file_stem()) {
         let mut command = nightly(context);
-        if let Err(error) =
-            context.run(command.args(["fuzz", "run"]).arg(name).args(["--", &limit]))
-        {
-            return Outcome::Failed(error.to_string());
-        }
+        context.run(command.args(["fuzz", "run"]).arg(name).args(["--", &limit]))?;
     }
-    Outcome::Passed
+    Ok(())
 }

@@ -3,14 +3,12 @@
 
 use std::process::Command;
 
-use super::step::{Context, Outcome};
+use super::step::{Context, Outcome, Stopped};
 use crate::child;
 use crate::workspace::clean;
 
 pub(super) fn step(context: &mut Context) -> Outcome {
-    if let Err(reason) = install(context) {
-        return Outcome::Skipped(reason);
-    }
+    install(context)?;
     let mut command = nightly(context);
     command
         .args(["miri", "test", "-p", "carrack-transports", "--lib", "miri_"])
@@ -21,20 +19,22 @@ pub(super) fn step(context: &mut Context) -> Outcome {
 }
 
 /// Sees to it that `cargo +nightly miri` works, or says why it cannot.
-fn install(context: &Context) -> Result<(), String> {
+fn install(context: &Context) -> Outcome {
     if !child::answers(nightly(context).arg("--version")) {
-        return Err("there is no nightly toolchain (rustup toolchain install nightly)".into());
+        return Stopped::skipped(
+            "there is no nightly toolchain (rustup toolchain install nightly)",
+        );
     }
     let mut rustup = Command::new("rustup");
     rustup.args(["component", "add", "miri", "rust-src", "--toolchain", "nightly"]);
     let there = || child::answers(nightly(context).args(["miri", "--version"]));
     if !there() && (context.run(&mut rustup).is_err() || !there()) {
-        return Err("the nightly toolchain has no Miri, and rustup could not add it".into());
+        return Stopped::skipped("the nightly toolchain has no Miri, and rustup could not add it");
     }
     // Builds the standard library that Miri interprets, which needs the component rust-src.
     let set_up = |context: &Context| context.run(nightly(context).args(["miri", "setup"]));
     if set_up(context).is_err() && (context.run(&mut rustup).is_err() || set_up(context).is_err()) {
-        return Err("`cargo +nightly miri setup` failed, with what is printed above".into());
+        return Stopped::skipped("`cargo +nightly miri setup` failed, with what is printed above");
     }
     Ok(())
 }

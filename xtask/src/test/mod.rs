@@ -71,7 +71,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
             (step.body)(&mut context)
         };
         let took = step_began.elapsed();
-        println!("--- {}: {outcome} ({:.1} s)", step.name, took.as_secs_f64());
+        println!("--- {}: {} ({:.1} s)", step.name, step::shown(&outcome), took.as_secs_f64());
         summary.add(step.name, outcome, took);
     }
     println!("\n{summary}");

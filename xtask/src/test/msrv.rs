@@ -1,14 +1,14 @@
 //! No dependency may ask for a newer Rust than we promise; dev-dependencies neither, since tests
 //! are to run there too.
 
-use super::step::{Context, Outcome};
+use super::step::{Context, Outcome, Stopped};
 use crate::workspace::Package;
 
 pub(super) fn step(context: &mut Context) -> Outcome {
     let packages = &context.workspace.packages;
     let Some(ours) = packages.iter().filter(|p| p.source.is_none()).filter_map(rust_version).min()
     else {
-        return Outcome::Failed("no package of the workspace says its rust-version".into());
+        return Err(Stopped::Failed("no package of the workspace says its rust-version".into()));
     };
     let offenders: Vec<&Package> = offenders(packages, ours).collect();
     for package in &offenders {
@@ -23,11 +23,11 @@ pub(super) fn step(context: &mut Context) -> Outcome {
         ours[2]
     );
     match offenders.len() {
-        0 => Outcome::Passed,
-        count => Outcome::Failed(format!(
+        0 => Ok(()),
+        count => Err(Stopped::Failed(format!(
             "{count} packages need a newer Rust than our rust-version; pin an older one with \
              `cargo update -p NAME --precise VERSION`, or raise rust-version in Cargo.toml"
-        )),
+        ))),
     }
 }
 

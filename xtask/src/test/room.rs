@@ -2,7 +2,7 @@
 
 use rustix::fs::statvfs;
 
-use super::step::{Context, Outcome};
+use super::step::{Context, Outcome, Stopped};
 
 /// Bytes that a whole run builds, from nothing, rounded up (measured: `du target` after `.ci/run`
 /// in a fresh clone).
@@ -12,23 +12,21 @@ const NEEDED: u64 = 12 << 30;
 pub(super) fn step(context: &mut Context) -> Outcome {
     let target = &context.workspace.target;
     let there = target.ancestors().find(|folder| folder.exists()).unwrap_or(target);
-    let free = match statvfs(there) {
-        Ok(disk) => disk.f_bavail.saturating_mul(disk.f_frsize),
-        Err(error) => {
-            return Outcome::Skipped(format!("{} cannot be asked: {error}", there.display()));
-        }
-    };
+    let disk = statvfs(there).or_else(|error| {
+        Stopped::skipped(format!("{} cannot be asked: {error}", there.display()))
+    })?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     println!("{} has {:.1} GB of room", there.display(), free as f64 / 1e9);
     // A folder in which an earlier run was: most of it is there.
     let needed = if target.join("release").exists() { NEEDED / 4 } else { NEEDED };
     if free >= needed {
-        return Outcome::Passed;
+        return Ok(());
     }
-    Outcome::Failed(format!(
+    Err(Stopped::Failed(format!(
         "{} has {:.1} GB left, and the run builds about {:.0} GB: make room, or name another \
         folder with CARGO_TARGET_DIR",
         there.display(),
         free as f64 / 1e9,
         needed as f64 / 1e9
-    ))
+    )))
 }

@@ -1,6 +1,5 @@
 //! A step of the test run, and how it ends.
 
-use std::fmt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -31,7 +30,7 @@ impl Step {
     pub(super) fn out_of_time(&self, budget: Duration) -> Outcome {
         let reason =
             format!("the steps before it used up the {} minutes of the run", budget.as_secs() / 60);
-        if self.optional { Outcome::Skipped(reason) } else { Outcome::Failed(reason) }
+        Err(if self.optional { Stopped::Skipped(reason) } else { Stopped::Failed(reason) })
     }
 }
 
@@ -84,44 +83,50 @@ impl Context {
             child::echo(line);
             tally.read(line);
         });
-        let outcome = match result {
-            Ok(()) if tally.is_empty() => {
-                Outcome::Failed("no test ran: is its filter out of date?".into())
-            }
-            Ok(()) => Outcome::Passed,
-            Err(error) => {
-                // A test that aborts its process, or does not compile, has no result line.
-                tally.at_least_one_failed();
-                Outcome::Failed(error.to_string())
-            }
-        };
+        if result.is_err() {
+            // A test that aborts its process, or does not compile, has no result line.
+            tally.at_least_one_failed();
+        }
+        let is_empty = tally.is_empty();
         self.tally.add(tally);
-        outcome
+        if is_empty {
+            return Err(Stopped::Failed("no test ran: is its filter out of date?".into()));
+        }
+        Ok(result?)
     }
 }
 
 /// Outcome of a step.
-pub(super) enum Outcome {
-    Passed,
+pub(super) type Outcome = Result<(), Stopped>;
+
+/// The reason why a step has not passed.
+pub(super) enum Stopped {
     Failed(String),
     Skipped(String),
 }
 
-impl From<Result<(), TaskError>> for Outcome {
-    fn from(result: Result<(), TaskError>) -> Self {
-        match result {
-            Ok(()) => Self::Passed,
-            Err(error) => Self::Failed(error.to_string()),
+impl Stopped {
+    /// Returns the outcome of a step that cannot run here.
+    pub(super) fn skipped<T>(why: impl ToString) -> Result<T, Self> {
+        Err(Self::Skipped(why.to_string()))
+    }
+}
+
+/// Packages that cannot be installed are a reason to skip; any other error is a failure.
+impl From<TaskError> for Stopped {
+    fn from(error: TaskError) -> Self {
+        match error {
+            TaskError::Packages { .. } => Self::Skipped(error.to_string()),
+            _ => Self::Failed(error.to_string()),
         }
     }
 }
 
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Passed => f.write_str("passed"),
-            Self::Failed(reason) => write!(f, "FAILED: {reason}"),
-            Self::Skipped(reason) => write!(f, "SKIPPED: {reason}"),
-        }
+/// Returns an outcome as text.
+pub(super) fn shown(outcome: &Outcome) -> String {
+    match outcome {
+        Ok(()) => "passed".into(),
+        Err(Stopped::Failed(reason)) => format!("FAILED: {reason}"),
+        Err(Stopped::Skipped(reason)) => format!("SKIPPED: {reason}"),
     }
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::step::{Context, Outcome, Step, Tier};
+use super::step::{Context, Outcome, Step, Stopped, Tier};
 use super::{deny, layout, long, miri, msrv, room, verbs_guest};
 use crate::child;
 
@@ -45,37 +45,31 @@ pub(super) const ALL: &[Step] = &[
 ];
 
 fn format(context: &mut Context) -> Outcome {
-    if !has_component(context, "fmt", "rustfmt") {
-        return Outcome::Skipped("rustfmt is not there, and rustup could not add it".into());
-    }
-    context.run(context.workspace.cargo().args(["fmt", "--all", "--check"])).into()
+    need(context, "fmt", "rustfmt")?;
+    Ok(context.run(context.workspace.cargo().args(["fmt", "--all", "--check"]))?)
 }
 
 fn clippy(context: &mut Context) -> Outcome {
-    if !has_component(context, "clippy", "clippy") {
-        return Outcome::Skipped("clippy is not there, and rustup could not add it".into());
-    }
+    need(context, "clippy", "clippy")?;
     // Not through RUSTFLAGS: that would compile every dependency anew, here and again without.
     let all = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     // As users build it, without simulators.
     let product = ["clippy", "-p", "carrack", "--lib", "--", "-D", "warnings"];
-    let all = context.run(context.workspace.cargo().args(all));
-    all.and_then(|()| context.run(context.workspace.cargo().args(product))).into()
+    context.run(context.workspace.cargo().args(all))?;
+    Ok(context.run(context.workspace.cargo().args(product))?)
 }
 
 fn doc(context: &mut Context) -> Outcome {
     let mut command = context.workspace.cargo();
     command.args(["doc", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "-D warnings");
-    context.run(&mut command).into()
+    Ok(context.run(&mut command)?)
 }
 
 fn test(context: &mut Context) -> Outcome {
     // Process tests start our own binaries, which `cargo test` builds only for packages that have
     // such tests.
     let build = ["build", "--workspace", "--examples", "--bins"];
-    if let Err(error) = context.run(context.workspace.cargo().args(build)) {
-        return Outcome::Failed(error.to_string());
-    }
+    context.run(context.workspace.cargo().args(build))?;
     let mut command = context.workspace.cargo();
     context.run_tests(command.args(["test", "--workspace", "--no-fail-fast"]))
 }
@@ -108,15 +102,13 @@ fn test_optimised(context: &mut Context) -> Outcome {
     let mut command = optimised(context);
     command.args(["--test", "verbs", "--", "--test-threads", "32", "verbs_faults::"]);
     let crowded = context.run_tests(command.arg("verbs_chunks::"));
-    if matches!(all, Outcome::Passed) { crowded } else { all }
+    all.and(crowded)
 }
 
 /// Counts instructions of the release build, which is the one that ships.
 fn instructions(context: &mut Context) -> Outcome {
     let build = ["build", "--release", "--workspace", "--bins", "--example", "readme"];
-    if let Err(error) = context.run(context.workspace.cargo().args(build)) {
-        return Outcome::Failed(error.to_string());
-    }
+    context.run(context.workspace.cargo().args(build))?;
     let mut command = context.workspace.cargo();
     command.args(["test", "--release", "--test", "costs", "--", "--show-output"]);
     context.run_tests(&mut command)
@@ -136,11 +128,13 @@ fn loom(context: &mut Context) -> Outcome {
     context.run_tests(&mut command)
 }
 
-/// Returns `true` if `cargo SUBCOMMAND` is there, adding rustup's component if necessary.
-fn has_component(context: &Context, subcommand: &str, component: &str) -> bool {
+/// Sees to it that `cargo SUBCOMMAND` is there, adding rustup's component if necessary.
+fn need(context: &Context, subcommand: &str, component: &str) -> Outcome {
     let there = || child::answers(context.workspace.cargo().args([subcommand, "--version"]));
-    there() || {
-        let mut rustup = Command::new("rustup");
-        context.run(rustup.args(["component", "add", component])).is_ok() && there()
+    let mut rustup = Command::new("rustup");
+    rustup.args(["component", "add", component]);
+    if there() || context.run(&mut rustup).is_ok() && there() {
+        return Ok(());
     }
+    Stopped::skipped(format!("{component} is not there, and rustup could not add it"))
 }

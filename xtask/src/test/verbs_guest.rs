@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use super::step::{Context, Outcome};
+use super::step::{Context, Outcome, Stopped};
 use super::tally::Tally;
 use crate::child::{self, Stream};
 use crate::error::TaskError;
@@ -143,26 +143,18 @@ fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
     let began = Instant::now();
     if context.limit < NEEDED {
         let left = context.limit.as_secs() / 60;
-        return Outcome::Skipped(format!(
+        return Stopped::skipped(format!(
             "{left} minutes are left, and it takes about twelve; `cargo xtask test --only \"verbs \
             guest\"` runs it alone"
         ));
     }
-    let host = match Host::prepare(&context.workspace, &Default::default()) {
-        Ok(host) => host,
-        Err(error) => return Outcome::Skipped(error.to_string()),
-    };
+    let host = Host::prepare(&context.workspace, &Default::default()).or_else(Stopped::skipped)?;
     let mut failed = Vec::new();
     for check in CHECKS {
         if check.is_long != is_long && !all {
             continue;
         }
-        let mut plan = match plan(context, &host, check) {
-            Ok(plan) => plan,
-            // Missing headers are named in a skip; code that does not compile is a failure.
-            Err(error @ TaskError::Packages { .. }) => return Outcome::Skipped(error.to_string()),
-            Err(error) => return Outcome::Failed(error.to_string()),
-        };
+        let mut plan = plan(context, &host, check)?;
         plan.limit = plan.limit.min(context.limit.saturating_sub(began.elapsed()));
         println!(
             "\n     In {}: {}",
@@ -175,9 +167,9 @@ fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
         }
     }
     if failed.is_empty() {
-        Outcome::Passed
+        Ok(())
     } else {
-        Outcome::Failed(format!("failed: {}", failed.join(", ")))
+        Err(Stopped::Failed(format!("failed: {}", failed.join(", "))))
     }
 }
 
