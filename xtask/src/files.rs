@@ -1,5 +1,7 @@
-//! Files, as the tasks handle them: found by a pattern, and copied without their symbols.
+//! Files, as the tasks handle them: found by a pattern, copied without their symbols, compiled.
 
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -11,6 +13,9 @@ use crate::error::TaskError;
 
 /// A file of tens of megabytes, on a slow disk.
 const STRIP: Duration = Duration::from_secs(120);
+
+/// A file of some hundred lines, on a slow machine.
+const COMPILE: Duration = Duration::from_secs(120);
 
 /// Returns what is below a folder and fits a pattern, sorted.
 pub(crate) fn matching(folder: &Path, pattern: &str) -> Vec<PathBuf> {
@@ -30,6 +35,27 @@ pub(crate) fn strip(from: &Path, to: &Path) -> Result<u64, TaskError> {
     }
     child::read(Command::new("strip").arg("-o").arg(to).arg(from), STRIP)?;
     Ok(fs::metadata(to)?.len())
+}
+
+/// Compiles a C program into a folder, and returns its path.
+pub(crate) fn compile(
+    compiler: impl AsRef<OsStr>,
+    source: &Path,
+    folder: &Path,
+    flags: &[&str],
+) -> Result<PathBuf, TaskError> {
+    fs::create_dir_all(folder)?;
+    let program = folder.join(source.file_stem().unwrap_or_default());
+    let mut command = Command::new(compiler);
+    // Libraries stand behind what needs them.
+    command.args(["-O2", "-Wall", "-Wextra", "-o"]).args([&*program, source]).args(flags);
+    child::read(&mut command, COMPILE)?;
+    Ok(program)
+}
+
+/// Returns `true` if a file is there and may be run.
+pub(crate) fn is_executable(path: &Path) -> bool {
+    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //! | `bundle` | `cargo xtask bundle`: a folder with which `carrack selftest` runs on a machine without Rust |
 //! | `bindings` | `cargo xtask bindings`: what `verbs/sys` knows of rdma-core's headers |
 //! | `guest` | `cargo xtask rdma-guest`: a command in a small virtual machine with simulated RDMA devices |
-//! | `files` | finds files by patterns, and copies programs without their symbols |
+//! | `files` | finds files by patterns, strips programs, compiles those in C |
 //! | `apt` | packages of other suites of Debian, without touching the machine's set-up |
 //! | `workspace` | where things are, as Cargo tells it |
 //! | `child` | runs a command with a watchdog, so that nothing hangs |

@@ -26,9 +26,6 @@ use crate::files;
 /// Time limit of one program that unpacks or strips, on a slow machine.
 const UNPACK: Duration = Duration::from_secs(180);
 
-/// Number of files in one command line.
-const TOGETHER: usize = 200;
-
 /// Debian suite, and its package that has the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
@@ -214,38 +211,26 @@ fn parts(listed: &str) -> Vec<String> {
 /// Moves the modules that a guest may need, unpacked and stripped, and the files that `depmod`
 /// reads.
 fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
-    let mut packed = Vec::new();
     for entry in WalkDir::new(from).into_iter().collect::<Result<Vec<_>, _>>()? {
         let below = entry.path().strip_prefix(from).unwrap_or(entry.path());
         if !entry.file_type().is_file() || !is_wanted(&below.to_string_lossy()) {
             continue;
         }
         let path = to.join(below);
-        let folder = path.parent().unwrap_or(to);
-        fs::create_dir_all(folder)?;
+        fs::create_dir_all(path.parent().unwrap_or(to))?;
         fs::rename(entry.path(), &path)?;
-        packed.push(path);
     }
-    for (ending, unpack) in [("xz", &["xz", "-d"][..]), ("zst", &["zstd", "-q", "-d", "--rm"])] {
-        let of_it = |path: &&PathBuf| path.extension().is_some_and(|it| it == ending);
-        let (program, arguments) = (unpack[0], &unpack[1..]);
-        for files in packed.iter().filter(of_it).collect::<Vec<_>>().chunks(TOGETHER) {
-            child::read(Command::new(program).args(arguments).args(files), UNPACK)?;
-        }
-    }
-    let modules: Vec<_> = packed.iter().filter_map(|path| unpacked_module(path)).collect();
-    for files in modules.chunks(TOGETHER) {
+    for (name, change) in [
+        ("*.ko.xz", &["xz", "-d"][..]),
+        ("*.ko.zst", &["zstd", "-q", "-d", "--rm"]),
         // Stripping also removes the signature, which stands behind the signed file.
-        child::read(Command::new("strip").arg("--strip-debug").args(files), UNPACK)?;
+        ("*.ko", &["strip", "--strip-debug"]),
+    ] {
+        let mut find = Command::new("find");
+        find.arg(to).args(["-name", name, "-exec"]).args(change).args(["{}", "+"]);
+        child::read(&mut find, UNPACK)?;
     }
     Ok(())
-}
-
-/// Returns the path of a module's file after its unpacking.
-fn unpacked_module(path: &Path) -> Option<PathBuf> {
-    let text = path.to_str()?;
-    let end = text.find(".ko")? + 3;
-    Some(text[..end].into())
 }
 
 /// Returns `true` if a guest may need a file of the modules' folder. It needs RDMA, networks,

@@ -23,15 +23,16 @@ mod tail;
 use std::env;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use fs_err as fs;
 
 use crate::apt;
-use crate::child::{self, Stream};
+use crate::child::Stream;
 use crate::error::TaskError;
+use crate::files;
 use crate::workspace::Workspace;
 use kernel::{Kernel, Source};
 
@@ -198,14 +199,9 @@ impl Host {
     ///
     /// # Errors
     /// When the headers are not there and cannot be installed, or it does not compile.
-    pub(crate) fn compile(&self, source: &std::path::Path) -> Result<PathBuf, TaskError> {
+    pub(crate) fn compile(&self, source: &Path) -> Result<PathBuf, TaskError> {
         apt::see_to(&[HEADERS])?;
-        fs::create_dir_all(&self.programs)?;
-        let program = self.programs.join(source.file_stem().unwrap_or_default());
-        let mut command = Command::new("cc");
-        command.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(&program).arg(source).arg("-libverbs");
-        child::read(&mut command, Duration::from_secs(120))?;
-        Ok(program)
+        files::compile("cc", source, &self.programs, &["-libverbs"])
     }
 }
 
@@ -256,9 +252,7 @@ fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, TaskError> {
 /// Prints a line of the command where it would have printed it itself. A closed terminal is no
 /// reason to stop.
 pub(crate) fn pass_on(said: &Said, wiring: Wiring) {
-    let prefix =
-        if wiring == Wiring::TwoGuests { format!("[{}] ", said.node) } else { String::new() };
-    let line = [prefix.as_bytes(), &said.bytes].concat();
+    let line = said.marked(wiring);
     let _ = match said.stream {
         Stream::Out => io::stdout().lock().write_all(&line),
         Stream::Err => io::stderr().lock().write_all(&line),

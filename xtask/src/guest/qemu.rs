@@ -52,7 +52,8 @@ fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsSt
         -no-reboot",
     );
     line.words(&format!("-smp {} -m {}", plan.processors, plan.memory));
-    line.path("-kernel", &parts.kernel).path("-initrd", &parts.initramfs);
+    line.option("-kernel", &parts.kernel);
+    line.option("-initrd", &parts.initramfs);
     // The clock source is not the processor's cycle counter. The emulated counter is this
     // machine's, which goes on while a virtual machine is paused, and its calibration fails on
     // busy processors. To a guest whose clock is ten times too fast, every peer is silent.
@@ -104,13 +105,8 @@ impl Line {
         self.0.extend(words.split_whitespace().map(OsString::from));
     }
 
-    fn option(&mut self, name: &str, value: impl Into<OsString>) -> &mut Self {
+    fn option(&mut self, name: &str, value: impl Into<OsString>) {
         self.0.extend([name.into(), value.into()]);
-        self
-    }
-
-    fn path(&mut self, name: &str, path: &Path) -> &mut Self {
-        self.option(name, path)
     }
 
     /// Shares a folder by 9p.

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use super::initramfs;
 use super::kernel::{Emptied, Kernel};
-use super::plan::{Node, Plan};
+use super::plan::{Node, Plan, Wiring};
 use super::qemu::{self, Parts};
 use super::tail::Tail;
 use crate::child::{Running, Stream};
@@ -37,6 +37,16 @@ pub(crate) struct Said {
     pub(crate) node: Node,
     pub(crate) stream: Stream,
     pub(crate) bytes: Vec<u8>,
+}
+
+impl Said {
+    /// Returns the line. Of two guests it begins with the number of the one that said it.
+    pub(crate) fn marked(&self, wiring: Wiring) -> Vec<u8> {
+        match wiring {
+            Wiring::TwoGuests => [format!("[{}] ", self.node).as_bytes(), &self.bytes].concat(),
+            _ => self.bytes.clone(),
+        }
+    }
 }
 
 /// Runs a plan, and returns the highest status of its guests. If that is not the command's, the

@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// Installs UCX as `ucx` below `peers`, if it is not there.
 pub(super) fn ucx(peers: &Path) -> Result<(), TaskError> {
     let programs = peers.join("ucx/libucx/bin");
-    if ["ucx_perftest", "ucx_info"].iter().all(|name| is_executable(&programs.join(name))) {
+    if ["ucx_perftest", "ucx_info"].iter().all(|name| files::is_executable(&programs.join(name))) {
         return Ok(());
     }
     unpack(UCX, "libucx_cu13-*.whl", peers, &peers.join("ucx"))?;
@@ -33,7 +33,7 @@ pub(super) fn ucx(peers: &Path) -> Result<(), TaskError> {
 pub(super) fn mpich(peers: &Path) -> Result<(), TaskError> {
     let home = peers.join("mpich");
     let names = ["mpicc", "mpiexec", "hydra_pmi_proxy"];
-    if names.iter().all(|name| is_executable(&home.join("bin").join(name))) {
+    if names.iter().all(|name| files::is_executable(&home.join("bin").join(name))) {
         return Ok(());
     }
     let unpacked = peers.join("mpich.unpacked");
@@ -44,34 +44,6 @@ pub(super) fn mpich(peers: &Path) -> Result<(), TaskError> {
     make_executable(&data.join("bin"))?;
     fs::rename(&data, &home)?;
     Ok(fs::remove_dir_all(&unpacked)?)
-}
-
-/// Compiles our benchmark of MPI to `mpi_bench` below `peers`. It finds MPICH beside itself, also
-/// elsewhere.
-pub(super) fn mpi_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
-    let mut command = Command::new(peers.join("mpich/bin/mpicc"));
-    command.args(["-O2", "-Wall", "-Wextra", "-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib", "-o"]);
-    command.arg(peers.join("mpi_bench")).arg(source);
-    child::read(&mut command, LIMIT)?;
-    Ok(())
-}
-
-/// Compiles our benchmark of the copy engine to `copy_bench` below `peers`. It needs nothing of
-/// CUDA's until it runs.
-pub(super) fn copy_bench(source: &Path, peers: &Path) -> Result<(), TaskError> {
-    let mut command = Command::new("cc");
-    command
-        .args(["-O2", "-Wall", "-Wextra", "-o"])
-        .arg(peers.join("copy_bench"))
-        .arg(source)
-        .arg("-ldl");
-    child::read(&mut command, LIMIT)?;
-    Ok(())
-}
-
-/// Returns `true` if a file is there and may be run.
-pub(super) fn is_executable(path: &Path) -> bool {
-    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
 /// Downloads a wheel, whose name fits `wheel`, and unpacks it.

@@ -10,6 +10,7 @@ use fs_err as fs;
 use super::install;
 use crate::child;
 use crate::error::TaskError;
+use crate::files;
 use crate::workspace::Workspace;
 
 /// To say how many GPUs there are: a driver takes a second for each.
@@ -36,8 +37,17 @@ impl Kit {
         let peers = fs::canonicalize(peers)?;
         install::ucx(&peers)?;
         install::mpich(&peers)?;
-        install::mpi_bench(&workspace.root.join("xtask/peers/mpi_bench.c"), &peers)?;
-        install::copy_bench(&workspace.root.join("xtask/peers/copy_bench.c"), &peers)?;
+        let sources = workspace.root.join("xtask/peers");
+        // It finds MPICH beside itself, also elsewhere.
+        let flags = ["-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib"];
+        files::compile(
+            peers.join("mpich/bin/mpicc"),
+            &sources.join("mpi_bench.c"),
+            &peers,
+            &flags,
+        )?;
+        // It needs nothing of CUDA's until it runs.
+        files::compile("cc", &sources.join("copy_bench.c"), &peers, &["-ldl"])?;
         let carrack = if peer_only { PathBuf::new() } else { workspace.release()? };
         Ok(Self { carrack, peers })
     }
@@ -45,16 +55,19 @@ impl Kit {
     /// Returns the programs that [`super::pack`] put into `folder`.
     pub(super) fn packed(folder: &Path) -> Result<Self, TaskError> {
         let folder = fs::canonicalize(folder)?;
-        let kit = Self { carrack: folder.join("carrack"), peers: folder };
         let programs = [
-            kit.carrack.clone(),
-            kit.ucx().join("bin/ucx_perftest"),
-            kit.mpich().join("bin/mpiexec"),
-            kit.mpi_bench(),
-            kit.copy_bench(),
+            "carrack",
+            "ucx/libucx/bin/ucx_perftest",
+            "mpich/bin/mpiexec",
+            "mpi_bench",
+            "copy_bench",
         ];
-        match programs.into_iter().find(|program| !install::is_executable(program)) {
-            None => Ok(kit),
+        match programs
+            .map(|below| folder.join(below))
+            .iter()
+            .find(|path| !files::is_executable(path))
+        {
+            None => Ok(Self { carrack: folder.join("carrack"), peers: folder }),
             Some(program) => Err(TaskError::Missing {
                 what: format!("an executable {}", program.display()),
                 remedy: "make the folder with `cargo xtask bench-peers --pack DIR`, and copy it \
@@ -63,26 +76,10 @@ impl Kit {
         }
     }
 
-    pub(super) fn ucx(&self) -> PathBuf {
-        self.peers.join("ucx/libucx")
-    }
-
-    pub(super) fn mpich(&self) -> PathBuf {
-        self.peers.join("mpich")
-    }
-
-    pub(super) fn copy_bench(&self) -> PathBuf {
-        self.peers.join("copy_bench")
-    }
-
     /// The GPUs that a program sees here.
     pub(super) fn gpus(&self) -> usize {
-        let said = child::read(Command::new(self.copy_bench()).arg("devices"), ANSWER);
+        let said = child::read(Command::new(self.peers.join("copy_bench")).arg("devices"), ANSWER);
         said.ok().and_then(|said| said.trim().parse().ok()).unwrap_or(0)
-    }
-
-    pub(super) fn mpi_bench(&self) -> PathBuf {
-        self.peers.join("mpi_bench")
     }
 }
 

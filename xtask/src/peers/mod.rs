@@ -149,7 +149,7 @@ fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
         Some(cores) => cores.clone(),
         None => Cores::choose()?,
     };
-    let seconds = options.seconds;
+    let (seconds, peers) = (options.seconds, &kit.peers);
     let gpus = kit.gpus();
     let mut sides: Vec<Box<dyn Side>> = Vec::new();
     if !options.peer_only {
@@ -160,9 +160,14 @@ fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
             gpus,
         }));
     }
-    sides.push(Box::new(Ucx::new(kit.ucx(), cores.clone(), seconds, gpus)?));
-    sides.push(Box::new(Mpich::new(kit.mpich(), kit.mpi_bench(), cores.clone(), seconds)?));
-    let (bench, engine) = (kit.mpi_bench(), kit.copy_bench());
+    sides.push(Box::new(Ucx::new(peers.join("ucx/libucx"), cores.clone(), seconds, gpus)?));
+    sides.push(Box::new(Mpich::new(
+        peers.join("mpich"),
+        peers.join("mpi_bench"),
+        cores.clone(),
+        seconds,
+    )?));
+    let (bench, engine) = (peers.join("mpi_bench"), peers.join("copy_bench"));
     sides.push(Box::new(Memcpy { bench, engine, cores: cores.clone(), seconds }));
 
     let machine = Machine::look_before_rounds()?;
