@@ -158,19 +158,10 @@ fn belonging(all: Vec<String>) -> Result<Vec<String>, TaskError> {
 /// Builds everything, and returns the path of each program by its place in the bundle. The command
 /// is a release build, since it measures. The many other programs are built to be small.
 fn build(workspace: &Workspace, tests: &[String]) -> Result<Programs, TaskError> {
-    let mut command = workspace.cargo();
-    command.args(["build", "--release", "--workspace", "--bin", COMMAND]);
-    let mut others = workspace.cargo();
-    others.args([
-        "build",
-        "--profile",
-        "carried",
-        "-p",
-        "carrack-workspace",
-        "-p",
-        "carrack-transports",
-        "--examples",
-    ]);
+    let mut command = workspace.cargo("build --release --workspace --bin");
+    command.arg(COMMAND);
+    let mut others = workspace
+        .cargo("build --profile carried -p carrack-workspace -p carrack-transports --examples");
     tests.iter().for_each(|test| {
         others.args(["--test", test]);
     });

@@ -53,8 +53,7 @@ impl Workspace {
     /// Asks Cargo; this also downloads what is missing, so that later steps may run offline.
     pub(crate) fn load() -> Result<Self, TaskError> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let mut cargo = cargo(&root);
-        let said = child::read(cargo.args(["metadata", "--format-version", "1"]), BUILD)?;
+        let said = child::read(&mut cargo(&root, "metadata --format-version 1"), BUILD)?;
         serde_json::from_str(&said).map_err(|error| TaskError::Output {
             program: "cargo metadata",
             expected: "the JSON of its format version 1",
@@ -72,8 +71,7 @@ impl Workspace {
 
     /// Builds Carrack's command for release, and returns its path.
     pub(crate) fn release(&self) -> Result<PathBuf, TaskError> {
-        let mut cargo = self.cargo();
-        cargo.args(["build", "--release", "--package", "carrack-cli"]);
+        let mut cargo = self.cargo("build --release --package carrack-cli");
         child::run(&mut cargo, BUILD, child::echo)?;
         Ok(self.target.join("release/carrack"))
     }
@@ -86,21 +84,21 @@ impl Workspace {
     /// Builds a package's programs into the folder of tools. They are not optimised, since that
     /// takes half the time and they run for a second.
     pub(crate) fn install(&self, package: &str) -> Command {
-        let mut cargo = self.cargo();
-        cargo.args(["install", "--locked", "--debug", package, "--root"]).arg(self.tools());
+        let mut cargo = self.cargo("install --locked --debug");
+        cargo.args([package, "--root"]).arg(self.tools());
         cargo.env("CARGO_TARGET_DIR", self.tools().join("build"));
         cargo
     }
 
-    /// The Cargo that runs this task, in the workspace's root.
-    pub(crate) fn cargo(&self) -> Command {
-        cargo(&self.root)
+    /// Returns the Cargo that runs this task, in the workspace's root, with these words.
+    pub(crate) fn cargo(&self, words: &str) -> Command {
+        cargo(&self.root, words)
     }
 }
 
-fn cargo(root: &Path) -> Command {
+fn cargo(root: &Path, words: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root);
+    command.args(words.split_whitespace()).current_dir(root);
     clean(&mut command);
     command
 }

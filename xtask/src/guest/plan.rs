@@ -88,9 +88,8 @@ impl Plan {
         name: &str,
         arguments: &[OsString],
     ) -> Result<Self, TaskError> {
-        let mut cargo = workspace.cargo();
-        cargo.args(["test", "--no-run", "--workspace", "--test", name]);
-        let mut built = Workspace::built(&mut cargo, BUILD)?.into_iter();
+        let mut cargo = workspace.cargo("test --no-run --workspace --test");
+        let mut built = Workspace::built(cargo.arg(name), BUILD)?.into_iter();
         let test = built.find(|built| built.target.name == name && built.target.kind == ["test"]);
         let test = test.ok_or_else(|| not_built(format!("the test program {name}")))?;
         let folder = test.manifest_path.parent().unwrap_or(&workspace.root).to_owned();

@@ -1,9 +1,9 @@
 //! Runs `carrack perf`, which starts its own two ranks.
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use super::cores::Cores;
+use super::kit::Setup;
 use super::row::{Op, Row, name};
 use super::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side, limit};
 use crate::child::{self, Heard};
@@ -18,19 +18,12 @@ const TRY_SECONDS: f64 = 0.02;
 
 /// Our own command, built for release.
 #[derive(Debug)]
-pub(super) struct Carrack {
-    pub(super) program: PathBuf,
-    pub(super) cores: Cores,
-    /// Duration of a run's measurement.
-    pub(super) seconds: f64,
-    /// GPUs that are there.
-    pub(super) gpus: usize,
-}
+pub(super) struct Carrack(pub(super) Setup);
 
 impl Carrack {
     fn run(&self, row: &Row, cores: &[usize], seconds: f64) -> Result<(Command, Heard), TaskError> {
-        let mut command = perf(Cores::pin(cores, &self.program), row, seconds);
-        let memory = if self.gpus > 1 { "device:0,device:1" } else { "device:0,device:0" };
+        let mut command = perf(Cores::pin(cores, &self.0.kit.carrack), row, seconds);
+        let memory = if self.0.gpus > 1 { "device:0,device:1" } else { "device:0,device:0" };
         // A GPU that is not there is a reason for a row that cannot be done; a simulated one is no
         // comparison.
         command.envs(row.gpu.then_some(("CARRACK_GPU", "cuda")));
@@ -62,10 +55,10 @@ impl Side for Carrack {
         if row.op == Op::Memcpy {
             return Out::cannot("it is no communication");
         }
-        if row.gpu && self.gpus == 0 {
+        if row.gpu && self.0.gpus == 0 {
             return Out::cannot("there is no GPU here");
         }
-        let cores = self.cores.first(row.cores()).map_err(Out::Cannot)?;
+        let cores = self.0.cores.first(row.cores()).map_err(Out::Cannot)?;
         let (command, heard) = self.run(row, cores, TRY_SECONDS)?;
         if heard.status.code() == Some(REFUSED) {
             return Out::cannot(&reason(&heard.complained));
@@ -76,8 +69,8 @@ impl Side for Carrack {
 
     fn measure(&self, row: &Row, _: &Setting) -> Result<Figure, TaskError> {
         // `prepare` has found as many.
-        let cores = self.cores.first(row.cores()).unwrap_or_default();
-        let (command, heard) = self.run(row, cores, self.seconds)?;
+        let cores = self.0.cores.first(row.cores()).unwrap_or_default();
+        let (command, heard) = self.run(row, cores, self.0.seconds)?;
         read(&heard.unless_failed(&command)?, row)
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fs_err as fs;
 
+use super::cores::Cores;
 use super::install;
 use crate::child;
 use crate::error::TaskError;
@@ -17,12 +18,23 @@ use crate::workspace::Workspace;
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// The programs, and their libraries in the same folder.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Kit {
     pub(super) carrack: PathBuf,
     /// Holds `ucx/libucx`, `mpich`, `mpi_bench` and `copy_bench`; a packed folder has them in the
     /// same places.
     pub(super) peers: PathBuf,
+}
+
+/// What all sides are measured with.
+#[derive(Clone, Debug)]
+pub(super) struct Setup {
+    pub(super) kit: Kit,
+    pub(super) cores: Cores,
+    /// Duration of a run's measurement.
+    pub(super) seconds: f64,
+    /// GPUs that are there.
+    pub(super) gpus: usize,
 }
 
 impl Kit {

@@ -1,9 +1,8 @@
 //! What one copy takes: by one thread, which nothing that copies by the CPU is quicker than; of GPU
 //! memory by the copy engine, called as the driver has it.
 
-use std::path::PathBuf;
-
 use super::cores::Cores;
+use super::kit::Setup;
 use super::row::{Op, Row, name};
 use super::side::{self, AS_IT_COMES, Figure, Out, Role, Setting, Side, limit, tune};
 use crate::child;
@@ -11,25 +10,20 @@ use crate::error::TaskError;
 
 /// `mpi_bench memcpy`, which is no MPI at all, and `copy_bench`.
 #[derive(Debug)]
-pub(super) struct Memcpy {
-    pub(super) bench: PathBuf,
-    pub(super) engine: PathBuf,
-    pub(super) cores: Cores,
-    pub(super) seconds: f64,
-}
+pub(super) struct Memcpy(pub(super) Setup);
 
 impl Memcpy {
     fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        let (title, program) =
-            if row.gpu { ("copy_bench", &self.engine) } else { ("mpi_bench", &self.bench) };
-        let mut command = Cores::pin(self.cores.first(1).unwrap_or_default(), program);
+        let title = if row.gpu { "copy_bench" } else { "mpi_bench" };
+        let program = self.0.kit.peers.join(title);
+        let mut command = Cores::pin(self.0.cores.first(1).unwrap_or_default(), program);
         let what = if row.gpu { &name(row.test) } else { "memcpy" };
         command.args([what, &row.size.to_string(), &setting.iterations.to_string()]);
         if row.gpu && row.op == Op::Get {
             // The getter's engine reads over the link, which takes longer than writing.
             command.arg("pull");
         }
-        side::read_line(title, &child::read(&mut command, limit(self.seconds))?, row)
+        side::read_line(title, &child::read(&mut command, limit(self.0.seconds))?, row)
     }
 }
 
@@ -48,7 +42,7 @@ impl Side for Memcpy {
 
     fn prepare(&self, row: &Row) -> Result<Setting, Out> {
         if row.is_a_copy() {
-            tune(row, self.seconds, AS_IT_COMES, |setting| self.run(row, setting))
+            tune(row, self.0.seconds, AS_IT_COMES, |setting| self.run(row, setting))
         } else {
             Out::cannot("it is no matter of one copy")
         }

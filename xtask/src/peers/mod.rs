@@ -48,7 +48,7 @@ use crate::workspace::Workspace;
 use carrack::Carrack;
 use comparison::Measured;
 use cores::Cores;
-use kit::Kit;
+use kit::{Kit, Setup};
 use machine::Machine;
 use memcpy::Memcpy;
 use mpich::Mpich;
@@ -134,7 +134,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
             Kit::build(&workspace, &peers, options.peer_only)?
         }
     };
-    let Some(folder) = &options.pack else { return compare(options, &kit) };
+    let Some(folder) = &options.pack else { return compare(options, kit) };
     let bytes = pack::pack(&kit, folder)?;
     let folder = folder.display();
     println!(
@@ -144,37 +144,26 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn compare(options: &Options, kit: &Kit) -> Result<ExitCode, TaskError> {
+fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
     let cores = match &options.cores {
         Some(cores) => cores.clone(),
         None => Cores::choose()?,
     };
-    let (seconds, peers) = (options.seconds, &kit.peers);
-    let gpus = kit.gpus();
+    let (seconds, gpus) = (options.seconds, kit.gpus());
+    let setup = Setup { kit, cores, seconds, gpus };
     let mut sides: Vec<Box<dyn Side>> = Vec::new();
     if !options.peer_only {
-        sides.push(Box::new(Carrack {
-            program: kit.carrack.clone(),
-            cores: cores.clone(),
-            seconds,
-            gpus,
-        }));
+        sides.push(Box::new(Carrack(setup.clone())));
     }
-    sides.push(Box::new(Ucx::new(peers.join("ucx/libucx"), cores.clone(), seconds, gpus)?));
-    sides.push(Box::new(Mpich::new(
-        peers.join("mpich"),
-        peers.join("mpi_bench"),
-        cores.clone(),
-        seconds,
-    )?));
-    let (bench, engine) = (peers.join("mpi_bench"), peers.join("copy_bench"));
-    sides.push(Box::new(Memcpy { bench, engine, cores: cores.clone(), seconds }));
+    sides.push(Box::new(Ucx::new(setup.clone())?));
+    sides.push(Box::new(Mpich::new(setup.clone())?));
+    sides.push(Box::new(Memcpy(setup.clone())));
 
     let machine = Machine::look_before_rounds()?;
     let measured = measure(options, &sides);
     let heading = Heading {
         machine,
-        cores,
+        cores: setup.cores,
         rounds: options.rounds,
         seconds,
         sides: sides.iter().map(|side| side.version()).collect(),

@@ -1,10 +1,11 @@
 //! Runs `mpi_bench`, our own benchmark over MPI, below MPICH's `mpiexec`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use super::cores::Cores;
+use super::kit::Setup;
 use super::row::{Op, Row, name};
 use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::child;
@@ -42,43 +43,41 @@ const OF_THREADS: &[Variant] = &[
 /// A variable's value that stands for the number of threads.
 const THREADS: &str = "THREADS";
 
+/// What starts the ranks, in the peers' folder.
+const MPIEXEC: &str = "mpich/bin/mpiexec";
+
 /// MPICH, installed, and the benchmark compiled with it.
 #[derive(Debug)]
 pub(super) struct Mpich {
-    home: PathBuf,
-    bench: PathBuf,
-    cores: Cores,
-    seconds: f64,
+    setup: Setup,
     version: String,
 }
 
 impl Mpich {
-    pub(super) fn new(
-        home: PathBuf,
-        bench: PathBuf,
-        cores: Cores,
-        seconds: f64,
-    ) -> Result<Self, TaskError> {
-        let mut info = Command::new(home.join("bin/mpiexec"));
+    pub(super) fn new(setup: Setup) -> Result<Self, TaskError> {
+        let mut info = Command::new(setup.kit.peers.join(MPIEXEC));
         let said = child::read(info.arg("--version"), Duration::from_secs(60))?;
-        Ok(Self { home, bench, cores, seconds, version: side::version(&said) })
+        Ok(Self { setup, version: side::version(&said) })
     }
 
     fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        let mut command = Command::new(self.home.join("bin/mpiexec"));
+        let mut command = Command::new(self.setup.kit.peers.join(MPIEXEC));
         side::without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
         // Each rank by itself, so that each has its own core; started here, not through ssh.
         let test = if row.op == Op::Barrier { "barrier" } else { &name(row.test) };
         let threads = row.threads.to_string();
         let arguments = [test, &row.size.to_string(), &setting.iterations.to_string(), &threads];
         command.args(["-launcher", "fork"]);
-        let cores = self.cores.first(row.cores()).unwrap_or_default();
+        let cores = self.setup.cores.first(row.cores()).unwrap_or_default();
         for (number, cpus) in cores.chunks(row.threads).enumerate() {
-            command.args((number > 0).then_some(":")).args(rank(cpus, &self.bench)).args(arguments);
+            command
+                .args((number > 0).then_some(":"))
+                .args(rank(cpus, &self.setup.kit.peers.join("mpi_bench")))
+                .args(arguments);
         }
         let value = |value| if value == THREADS { threads.as_str() } else { value };
         command.envs(setting.variant.env.iter().map(|(name, text)| (name, value(*text))));
-        read(&child::read(&mut command, limit(self.seconds))?, row)
+        read(&child::read(&mut command, limit(self.setup.seconds))?, row)
     }
 }
 
@@ -92,7 +91,7 @@ impl Side for Mpich {
     }
 
     fn prepare(&self, row: &Row) -> Result<Setting, Out> {
-        self.cores.first(row.cores()).map_err(Out::Cannot)?;
+        self.setup.cores.first(row.cores()).map_err(Out::Cannot)?;
         if row.gpu {
             return Out::cannot("this build of it knows no GPUs");
         }
@@ -106,7 +105,7 @@ impl Side for Mpich {
             }
             Op::Memcpy => Out::cannot("it is no communication"),
             Op::Am | Op::Send | Op::Barrier => {
-                tune(row, self.seconds, variants, |setting| self.run(row, setting))
+                tune(row, self.setup.seconds, variants, |setting| self.run(row, setting))
             }
         }
     }

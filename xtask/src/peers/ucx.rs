@@ -8,6 +8,7 @@ use std::time::Duration;
 use fs_err as fs;
 
 use super::cores::Cores;
+use super::kit::Setup;
 use super::row::{Op, Row, Test};
 use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::child::{self, Running};
@@ -36,35 +37,21 @@ const LISTENS: Duration = Duration::from_secs(20);
 /// UCX, installed.
 #[derive(Debug)]
 pub(super) struct Ucx {
-    home: PathBuf,
-    cores: Cores,
-    seconds: f64,
+    setup: Setup,
     version: String,
-    /// GPUs that are there.
-    gpus: usize,
-}
-
-/// The columns that `ucx_perftest -v` prints.
-#[derive(Debug, PartialEq)]
-pub(super) struct Final {
-    median_us: f64,
-    average_us: f64,
-    mebibytes_per_second: f64,
-    messages_per_second: f64,
 }
 
 impl Ucx {
-    pub(super) fn new(
-        home: PathBuf,
-        cores: Cores,
-        seconds: f64,
-        gpus: usize,
-    ) -> Result<Self, TaskError> {
-        let mut ucx = Self { home, cores, seconds, version: String::new(), gpus };
-        let mut info = ucx.with_libraries(Command::new(ucx.home.join("bin/ucx_info")), false);
+    pub(super) fn new(setup: Setup) -> Result<Self, TaskError> {
+        let mut ucx = Self { setup, version: String::new() };
+        let mut info = ucx.with_libraries(Command::new(ucx.home().join("bin/ucx_info")), false);
         let said = child::read(info.arg("-v"), Duration::from_secs(60))?;
         ucx.version = side::version(&said);
         Ok(ucx)
+    }
+
+    fn home(&self) -> PathBuf {
+        self.setup.kit.peers.join("ucx/libucx")
     }
 
     fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
@@ -74,16 +61,16 @@ impl Ucx {
                 remedy: "leave it out",
             });
         };
-        let cores = self.cores.first(2).unwrap_or_default();
+        let cores = self.setup.cores.first(2).unwrap_or_default();
         let port = free_port()?;
         // Its own default, 10,000, is seconds of messages of a megabyte.
         let warm_up = (setting.iterations / 10).clamp(1, 10_000);
         let perftest = |side: usize, server: Option<&str>| {
-            let program = self.home.join("bin/ucx_perftest");
+            let program = self.home().join("bin/ucx_perftest");
             let mut command = self.with_libraries(Cores::pin(&[cores[side]], program), row.gpu);
             if row.gpu {
                 // It takes the first device that it sees.
-                let device = if self.gpus > 1 { side.to_string() } else { "0".into() };
+                let device = if self.setup.gpus > 1 { side.to_string() } else { "0".into() };
                 command.args(["-m", "cuda"]).env("CUDA_VISIBLE_DEVICES", device);
             }
             command.args(server).args(["-p", &port.to_string(), "-t", test, "-f", "-v"]);
@@ -95,18 +82,19 @@ impl Ucx {
             command.envs(setting.variant.env.iter().copied());
             command
         };
-        let said = between(perftest(1, None), perftest(0, Some("127.0.0.1")), port, self.seconds)?;
-        Ok(parse(&said)?.figure(row.test))
+        let said =
+            between(perftest(1, None), perftest(0, Some("127.0.0.1")), port, self.setup.seconds)?;
+        parse(&said, row.test)
     }
 
     /// Tells a program of UCX where its libraries are.
     fn with_libraries(&self, mut command: Command, gpu: bool) -> Command {
         side::without(&mut command, &["UCX_"]);
-        let lib = self.home.join("lib");
+        let lib = self.home().join("lib");
         // A packed folder has the modules for CUDA by themselves.
         let with_cuda = lib.join("ucx_cuda");
         let modules = if gpu && with_cuda.is_dir() { with_cuda } else { lib.join("ucx") };
-        let mut libraries = vec![lib, self.home.join("../libucx_cu13.libs")];
+        let mut libraries = vec![lib, self.home().join("../libucx_cu13.libs")];
         let own = std::env::var_os("LD_LIBRARY_PATH").filter(|_| gpu);
         libraries.extend(own.iter().flat_map(std::env::split_paths));
         libraries.extend(DRIVER.iter().filter(|_| gpu).map(PathBuf::from));
@@ -135,7 +123,7 @@ impl Side for Ucx {
         match name(row) {
             Some(_) => {
                 let variants = if row.gpu { GPU_VARIANTS } else { VARIANTS };
-                tune(row, self.seconds, variants, |setting| self.run(row, setting))
+                tune(row, self.setup.seconds, variants, |setting| self.run(row, setting))
             }
             None => Out::cannot("ucx_perftest has no such test"),
         }
@@ -143,19 +131,6 @@ impl Side for Ucx {
 
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
         self.run(row, setting)
-    }
-}
-
-impl Final {
-    pub(super) fn figure(&self, test: Test) -> Figure {
-        match test {
-            Test::Latency => Figure { value: self.median_us, average: Some(self.average_us) },
-            Test::Bandwidth => Figure {
-                value: self.mebibytes_per_second * f64::from(1 << 20) / 1e9,
-                average: None,
-            },
-            Test::Rate => Figure { value: self.messages_per_second / 1e6, average: None },
-        }
     }
 }
 
@@ -215,30 +190,29 @@ pub(super) fn between(
     heard.unless_failed(&client)
 }
 
-/// Reads the CSV: a line of names, and the last line of numbers.
-pub(super) fn parse(said: &str) -> Result<Final, TaskError> {
-    let unreadable = || TaskError::Output {
+/// Reads the figure of a test from the CSV: a line of names, and the last line of numbers.
+pub(super) fn parse(said: &str, test: Test) -> Result<Figure, TaskError> {
+    let column = |name: &str| {
+        let names = said.lines().find(|line| line.starts_with("iterations,"))?;
+        let at = names.split(',').position(|one| one == name)?;
+        // It pads its numbers on the left.
+        let is_numbers = |line: &&str| line.trim_start().starts_with(|c: char| c.is_ascii_digit());
+        let numbers = said.lines().rfind(is_numbers)?;
+        numbers.split(',').nth(at)?.trim().parse::<f64>().ok()
+    };
+    let value = match test {
+        Test::Latency => column("50.0_percentile_lat"),
+        Test::Bandwidth => {
+            column("overall_bw").map(|mebibytes| mebibytes * f64::from(1 << 20) / 1e9)
+        }
+        Test::Rate => column("overall_mr").map(|rate| rate / 1e6),
+    };
+    let average = if test == Test::Latency { column("overall_lat") } else { None };
+    value.map(|value| Figure { value, average }).ok_or_else(|| TaskError::Output {
         program: "ucx_perftest -v",
         expected: "a CSV of latencies and rates",
         found: said.to_owned(),
-    };
-    let names = said.lines().find(|line| line.starts_with("iterations,")).ok_or_else(unreadable)?;
-    // It pads its numbers on the left.
-    let is_numbers = |line: &&str| line.trim_start().starts_with(|c: char| c.is_ascii_digit());
-    let numbers = said.lines().rfind(is_numbers).ok_or_else(unreadable)?;
-    let column = |name: &str| {
-        let at = names.split(',').position(|one| one == name)?;
-        numbers.split(',').nth(at)?.trim().parse().ok()
-    };
-    let columns = || {
-        Some(Final {
-            median_us: column("50.0_percentile_lat")?,
-            average_us: column("overall_lat")?,
-            mebibytes_per_second: column("overall_bw")?,
-            messages_per_second: column("overall_mr")?,
-        })
-    };
-    columns().ok_or_else(unreadable)
+    })
 }
 
 #[cfg(test)]
@@ -246,38 +220,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_line_of_the_csv_is_read_by_the_names_of_its_columns() {
+    fn the_last_line_of_the_csv_is_read_by_the_names_of_its_columns_in_our_units() {
         let said = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
                     100,0.300,0.900,0.900,1.0,1.0,1,1\n\
-                    200000,0.060,0.059,0.061,128.94,128.94,16900420,16900421\n";
-        let expected = Final {
-            median_us: 0.060,
-            average_us: 0.061,
-            mebibytes_per_second: 128.94,
-            messages_per_second: 16_900_421.0,
-        };
-        assert_eq!(parse(said).ok().as_ref(), Some(&expected));
-        let padded = said.replace("\n200000,0.060", "\n   512, 0.060");
-        assert_eq!(parse(&padded).ok(), Some(expected));
-    }
-
-    #[test]
-    fn its_units_become_ours() {
-        let last = Final {
-            median_us: 0.5,
-            average_us: 0.6,
-            mebibytes_per_second: 1000.0,
-            messages_per_second: 2e6,
-        };
-        assert_eq!(last.figure(Test::Latency), Figure { value: 0.5, average: Some(0.6) });
-        assert_eq!(last.figure(Test::Bandwidth), Figure { value: 1.048_576, average: None });
-        assert_eq!(last.figure(Test::Rate), Figure { value: 2.0, average: None });
+                    200000,0.060,0.059,0.061,128.94,1000,16900420,2000000\n";
+        for said in [said, &said.replace("\n200000,0.060", "\n   512, 0.060")] {
+            let figure = |test| parse(said, test).unwrap();
+            assert_eq!(figure(Test::Latency), Figure { value: 0.06, average: Some(0.061) });
+            assert_eq!(figure(Test::Bandwidth), Figure { value: 1.048_576, average: None });
+            assert_eq!(figure(Test::Rate), Figure { value: 2.0, average: None });
+        }
     }
 
     #[test]
     fn output_of_another_form_is_an_error_that_shows_it() {
         for said in ["", "iterations,a\n", "iterations,a\n1,2\n", "100,0.3\n"] {
-            let error = parse(said).map(|_| ()).unwrap_err().to_string();
+            let error = parse(said, Test::Latency).unwrap_err().to_string();
             assert!(error.contains("ucx_perftest"), "{error}");
         }
     }

@@ -9,9 +9,7 @@ const NEEDS: [&str; 5] = ["cmake", "libclang-dev", "libibverbs-dev", "librdmacm-
 
 pub(super) fn step(context: &mut Context) -> Outcome {
     apt::see_to(&NEEDS)?;
-    let mut command = context.workspace.cargo();
-    command
-        .args(["test", "--manifest-path", "transports/layout/Cargo.toml"])
-        .env("CARGO_TARGET_DIR", context.workspace.target.join("layout"));
+    let mut command = context.workspace.cargo("test --manifest-path transports/layout/Cargo.toml");
+    command.env("CARGO_TARGET_DIR", context.workspace.target.join("layout"));
     context.run_tests(&mut command)
 }

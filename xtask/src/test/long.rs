@@ -7,15 +7,17 @@ use super::step::{Context, Outcome, Stopped};
 use crate::child;
 use crate::files;
 
+/// Tests of one machine, one after the other.
+const HOST: &str = "test --release --test host -- --include-ignored --test-threads 1";
+
 /// Seconds of each fuzz target.
 const FUZZING: u32 = 300;
 
 /// A thousand kills, 10^8 messages, a rank that is stopped for a minute.
 pub(super) fn soak(context: &mut Context) -> Outcome {
-    let mut command = context.workspace.cargo();
+    let mut command = context.workspace.cargo(HOST);
     command
-        .args(["test", "--release", "--test", "host", "--", "--include-ignored", "--nocapture"])
-        .args(["--test-threads", "1", "ordeals::kills::", "ordeals::soak::", "ordeals::stop::"])
+        .args(["--nocapture", "ordeals::kills::", "ordeals::soak::", "ordeals::stop::"])
         .env("TEST_KILLS", "1000")
         .env("TEST_SOAK", "100000000")
         .env("TEST_STOP_SECONDS", "60")
@@ -25,9 +27,7 @@ pub(super) fn soak(context: &mut Context) -> Outcome {
 
 /// Messages of more than 4 GiB, which need 16 GiB of memory.
 pub(super) fn huge(context: &mut Context) -> Outcome {
-    let mut command = context.workspace.cargo();
-    command.args(["test", "--release", "--test", "host", "--", "--include-ignored"]);
-    context.run_tests(command.args(["--test-threads", "1", "huge::"]))
+    context.run_tests(context.workspace.cargo(HOST).arg("huge::"))
 }
 
 /// AddressSanitizer under the unit tests of the runtime, whose memory is its own.

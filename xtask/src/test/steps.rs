@@ -46,32 +46,29 @@ pub(super) const ALL: &[Step] = &[
 
 fn format(context: &mut Context) -> Outcome {
     need(context, "fmt", "rustfmt")?;
-    Ok(context.run(context.workspace.cargo().args(["fmt", "--all", "--check"]))?)
+    Ok(context.run(&mut context.workspace.cargo("fmt --all --check"))?)
 }
 
 fn clippy(context: &mut Context) -> Outcome {
     need(context, "clippy", "clippy")?;
     // Not through RUSTFLAGS: that would compile every dependency anew, here and again without.
-    let all = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    let all = "clippy --workspace --all-targets -- -D warnings";
     // As users build it, without simulators.
-    let product = ["clippy", "-p", "carrack", "--lib", "--", "-D", "warnings"];
-    context.run(context.workspace.cargo().args(all))?;
-    Ok(context.run(context.workspace.cargo().args(product))?)
+    let product = "clippy -p carrack --lib -- -D warnings";
+    context.run(&mut context.workspace.cargo(all))?;
+    Ok(context.run(&mut context.workspace.cargo(product))?)
 }
 
 fn doc(context: &mut Context) -> Outcome {
-    let mut command = context.workspace.cargo();
-    command.args(["doc", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "-D warnings");
-    Ok(context.run(&mut command)?)
+    let mut command = context.workspace.cargo("doc --no-deps --workspace");
+    Ok(context.run(command.env("RUSTDOCFLAGS", "-D warnings"))?)
 }
 
 fn test(context: &mut Context) -> Outcome {
     // Process tests start our own binaries, which `cargo test` builds only for packages that have
     // such tests.
-    let build = ["build", "--workspace", "--examples", "--bins"];
-    context.run(context.workspace.cargo().args(build))?;
-    let mut command = context.workspace.cargo();
-    context.run_tests(command.args(["test", "--workspace", "--no-fail-fast"]))
+    context.run(&mut context.workspace.cargo("build --workspace --examples --bins"))?;
+    context.run_tests(&mut context.workspace.cargo("test --workspace --no-fail-fast"))
 }
 
 /// Ignored tests that need more than time: RDMA devices, 16 GiB of memory, a reader of figures.
@@ -79,45 +76,38 @@ const NEEDS_MORE: [&str; 6] = ["--skip", "::verbs::", "--skip", "huge::", "--ski
 
 /// Tests whose `#[ignore]` begins with "full".
 fn test_slow(context: &mut Context) -> Outcome {
-    let mut command = context.workspace.cargo();
-    command.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests"]);
-    context.run_tests(command.args(["--", "--ignored"]).args(NEEDS_MORE))
+    let slow = "test --workspace --no-fail-fast --lib --bins --tests -- --ignored";
+    context.run_tests(context.workspace.cargo(slow).args(NEEDS_MORE))
 }
 
 /// The programs in which threads and processes race. Optimisation changes their timing, and what
 /// the compiler assumes of their memory.
-const CONCURRENT: [&str; 6] = ["--test", "conformance", "--test", "host", "--test", "verbs"];
+const CONCURRENT: &str = "--test conformance --test host --test verbs";
 
 fn test_optimised(context: &mut Context) -> Outcome {
-    let optimised = |context: &Context| {
-        let mut command = context.workspace.cargo();
-        command.args(["test", "--profile", OPTIMISED, "--no-fail-fast"]);
-        command
+    let optimised = |context: &Context, words: &str| {
+        context.workspace.cargo(&format!("test --profile {OPTIMISED} --no-fail-fast {words}"))
     };
-    let mut command = optimised(context);
-    let all = context
-        .run_tests(command.args(CONCURRENT).args(["--", "--include-ignored"]).args(NEEDS_MORE));
+    let mut all = optimised(context, &format!("{CONCURRENT} -- --include-ignored"));
+    let all = context.run_tests(all.args(NEEDS_MORE));
     // As they run where there are many cores: simulated NICs of many tests have stood in each
     // other's way.
-    let mut command = optimised(context);
-    command.args(["--test", "verbs", "--", "--test-threads", "32", "verbs_faults::"]);
-    let crowded = context.run_tests(command.arg("verbs_chunks::"));
+    let crowded = "--test verbs -- --test-threads 32 verbs_faults:: verbs_chunks::";
+    let crowded = context.run_tests(&mut optimised(context, crowded));
     all.and(crowded)
 }
 
 /// Counts instructions of the release build, which is the one that ships.
 fn instructions(context: &mut Context) -> Outcome {
-    let build = ["build", "--release", "--workspace", "--bins", "--example", "readme"];
-    context.run(context.workspace.cargo().args(build))?;
-    let mut command = context.workspace.cargo();
-    command.args(["test", "--release", "--test", "costs", "--", "--show-output"]);
-    context.run_tests(&mut command)
+    let build = "build --release --workspace --bins --example readme";
+    context.run(&mut context.workspace.cargo(build))?;
+    let count = "test --release --test costs -- --show-output";
+    context.run_tests(&mut context.workspace.cargo(count))
 }
 
 fn loom(context: &mut Context) -> Outcome {
-    let mut command = context.workspace.cargo();
+    let mut command = context.workspace.cargo("test -p carrack-transports --release --lib loom_");
     command
-        .args(["test", "-p", "carrack-transports", "--release", "--lib", "loom_"])
         .env("RUSTFLAGS", "--cfg loom")
         // Models with more preemptions grow beyond reason; loom's own advice is that two or three
         // find the bugs.
@@ -130,7 +120,8 @@ fn loom(context: &mut Context) -> Outcome {
 
 /// Sees to it that `cargo SUBCOMMAND` is there, adding rustup's component if necessary.
 fn need(context: &Context, subcommand: &str, component: &str) -> Outcome {
-    let there = || child::answers(context.workspace.cargo().args([subcommand, "--version"]));
+    let version = format!("{subcommand} --version");
+    let there = || child::answers(&mut context.workspace.cargo(&version));
     let mut rustup = Command::new("rustup");
     rustup.args(["component", "add", component]);
     if there() || context.run(&mut rustup).is_ok() && there() {

@@ -198,11 +198,8 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, TaskError
 
 /// The carrack command and the examples, which some tests start: nothing is built in a guest.
 fn build_programs(context: &Context) -> Result<(), TaskError> {
-    for what in
-        [&["--package", "carrack-cli"][..], &["--package", "carrack-workspace", "--examples"]]
-    {
-        let mut command = context.workspace.cargo();
-        command.args(["build", "--quiet"]).args(what);
+    for what in ["carrack-cli", "carrack-workspace --examples"] {
+        let mut command = context.workspace.cargo(&format!("build --quiet --package {what}"));
         child::run(&mut command, BUILD, |_| {})?;
     }
     Ok(())

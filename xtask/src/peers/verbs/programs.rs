@@ -96,7 +96,7 @@ impl Sides {
                         .args(["-t", test, "-f", "-v", "-w", "50"]);
                     command
                 };
-                Ok(ucx::parse(&ucx::between(side(0), side(1), UCX_PORT, LONG)?)?.figure(row.test))
+                ucx::parse(&ucx::between(side(0), side(1), UCX_PORT, LONG)?, row.test)
             }
         }
     }
