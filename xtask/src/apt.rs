@@ -97,21 +97,21 @@ impl Suite {
     }
 }
 
-/// Returns the address of the archive that the machine's own packages come from.
+/// Returns the address of the archive that the machine's own packages come from. Archives of
+/// security updates have another label.
 fn main_archive() -> Result<String, TaskError> {
     let known = || {
         let mut command = Command::new("apt-get");
-        let format = "$(LABEL)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)";
-        command.args(["indextargets", "--format", format, "Created-By: Packages"]);
-        child::read(&mut command, LOOK)
+        command.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);
+        let said = child::read(command.args(["Label: Debian", "Component: main"]), LOOK);
+        said.map(|said| said.lines().next().map(str::to_owned))
     };
-    let codename = codename(&fs::read_to_string("/etc/os-release").unwrap_or_default());
-    if let Some(address) = archive_of(&known()?, &codename) {
+    if let Some(address) = known()? {
         return Ok(address);
     }
     // On a machine whose lists were thrown away, as in most images, apt knows no labels.
     let updated = update();
-    archive_of(&known()?, &codename).ok_or_else(|| TaskError::Missing {
+    known()?.ok_or_else(|| TaskError::Missing {
         what: match updated {
             Ok(()) => "an archive of Debian's among apt's sources".into(),
             Err(error) => format!("an archive of Debian's (updating apt's lists failed: {error})"),
@@ -171,49 +171,13 @@ fn apt_get(arguments: &[&str]) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// Returns the Debian archive among `targets` that has the suite `codename`, else the first.
-/// Others are for security updates.
-fn archive_of(targets: &str, codename: &str) -> Option<String> {
-    let rows = targets.lines().filter_map(|line| {
-        let mut fields = line.split('|');
-        let row = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-        (row.0 == "Debian" && row.2 == "main").then_some((row.1, row.3))
-    });
-    let rows: Vec<_> = rows.collect();
-    let ours = rows.iter().find(|(suite, _)| *suite == codename).or(rows.first());
-    ours.map(|(_, address)| (*address).to_owned())
-}
-
-fn codename(os_release: &str) -> String {
-    let line = os_release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    line.unwrap_or_default().trim_matches('"').to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_archive_is_debians_own_and_of_the_machines_suite() {
-        let targets = "Other|bookworm|main|one\nDebian|sid|main|two\nDebian|bookworm|contrib|three\nDebian|bookworm|main|four\n";
-        assert_eq!(archive_of(targets, "bookworm").as_deref(), Some("four"));
-        assert_eq!(archive_of(targets, "trixie").as_deref(), Some("two"));
-        assert_eq!(
-            archive_of("Ubuntu|noble|main|one\n|bookworm|main|two\nhalf a line", "bookworm"),
-            None
-        );
-    }
-
-    #[test]
     fn a_package_is_missing_unless_it_is_installed() {
         let known = "kmod installed\nzstd config-files\nlibibverbs1 installed\n";
         assert_eq!(missing(&["kmod", "zstd", "perftest"], known), ["zstd", "perftest"]);
-    }
-
-    #[test]
-    fn the_suite_of_a_machine_stands_in_its_release_file() {
-        assert_eq!(codename("ID=debian\nVERSION_CODENAME=bookworm\n"), "bookworm");
-        assert_eq!(codename("VERSION_CODENAME=\"trixie\"\n"), "trixie");
-        assert_eq!(codename("ID=arch\n"), "");
     }
 }

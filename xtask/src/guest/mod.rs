@@ -205,14 +205,6 @@ impl Host {
     }
 }
 
-/// Installs the programs that Carrack is compared with, if they are missing.
-///
-/// # Errors
-/// When they cannot be installed; the packages are named.
-pub(crate) fn install_peers() -> Result<(), TaskError> {
-    apt::see_to(&["perftest", "ucx-utils"])
-}
-
 /// Selects the variables of this machine's environment that a command also has in the guest.
 fn handed_on(
     all: impl Iterator<Item = (OsString, OsString)>,

@@ -15,13 +15,8 @@ pub(super) fn step(context: &mut Context) -> Outcome {
         let asked = package.rust_version.as_deref().unwrap_or_default();
         println!("error: {} {} needs Rust {asked}", package.name, package.version);
     }
-    println!(
-        "{} packages checked against Rust {}.{}.{}",
-        packages.len(),
-        ours[0],
-        ours[1],
-        ours[2]
-    );
+    let ours = ours.map(|number| number.to_string()).join(".");
+    println!("{} packages checked against Rust {ours}", packages.len());
     match offenders.len() {
         0 => Ok(()),
         count => Err(Stopped::Failed(format!(

@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::machine::Machine;
+use crate::apt;
 use crate::error::TaskError;
 use crate::guest::{self, Host, Plan};
 use crate::workspace::Workspace;
@@ -45,7 +46,7 @@ const PREEMPT_POLLERS: [&str; 3] = ["chrt", "--idle", "0"];
 pub(super) fn run(rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let host = Host::prepare(&workspace, &Default::default())?;
-    guest::install_peers()?;
+    apt::see_to(&["perftest", "ucx-utils"])?;
     let carrack = workspace.release()?;
     let machine = Machine::look_before_rounds()?;
     println!(
