@@ -20,12 +20,12 @@ pub(crate) enum TaskError {
     /// A file could not be read or written. The file system's own errors name it.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A folder could not be read.
-    #[error(transparent)]
-    Walk(#[from] walkdir::Error),
     /// The same, of what names no file by itself.
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
+    /// A folder could not be read.
+    #[error(transparent)]
+    Walk(#[from] walkdir::Error),
     /// A program's output is not of the form that this task knows.
     #[error("{program} did not print {expected}; it printed:\n{found}")]
     Output { program: &'static str, expected: &'static str, found: String },

@@ -37,7 +37,7 @@ pub(crate) fn strip(from: &Path, to: &Path) -> Result<u64, TaskError> {
     Ok(fs::metadata(to)?.len())
 }
 
-/// Compiles a C program into a folder, and returns its path.
+/// Compiles a C program or library into a folder, and returns its path.
 pub(crate) fn compile(
     compiler: impl AsRef<OsStr>,
     source: &Path,

@@ -14,6 +14,7 @@ use super::kernel::{Emptied, Kernel, Source, lock};
 use crate::apt::{self, Suite};
 use crate::child;
 use crate::error::TaskError;
+use crate::files;
 
 const DRIVER: &str = include_str!("../../guest/dmabuf/rxe_dmabuf.c");
 const SHIM: &str = include_str!("../../guest/dmabuf/shim.c");
@@ -31,7 +32,7 @@ pub(super) struct DmaBuf {
 /// outdated.
 pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, TaskError> {
     let folder = kernel.folder.join("dmabuf");
-    let built = DmaBuf { module: folder.join("rdma_rxe.ko"), shim: folder.join("shim.so") };
+    let built = DmaBuf { module: folder.join("rdma_rxe.ko"), shim: folder.join("shim") };
     fs::create_dir_all(&folder)?;
     let _lock = lock(&folder)?;
     // Written last. It differs if one of this tree's sources has changed.
@@ -66,14 +67,7 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, TaskError>
     )?;
     let shim = work.0.join("shim.c");
     fs::write(&shim, SHIM)?;
-    child::read(
-        Command::new("cc")
-            .args(["-O2", "-Wall", "-shared", "-fPIC", "-o"])
-            .arg(&built.shim)
-            .arg(&shim)
-            .arg("-ldl"),
-        LIMIT,
-    )?;
+    files::compile("cc", &shim, &folder, &["-shared", "-fPIC", "-ldl"])?;
     fs::write(&mark, sources)?;
     Ok(built)
 }

@@ -6,15 +6,6 @@ use super::programs::{Peer, Sides};
 use crate::peers::comparison::median;
 use crate::peers::row::Row;
 
-/// Carrack compared with one peer.
-#[derive(Clone, Debug)]
-pub(super) struct Comparison {
-    row: Row,
-    peer: Peer,
-    /// Goal of the ratio: at most this for a latency, at least this for a bandwidth or rate.
-    wanted: f64,
-}
-
 /// The comparisons. The receivers of perftest's and UCX's writes look at their memory, so ours do.
 /// Messages and puts of a bandwidth are compared with perftest's writes: nothing moves bytes with
 /// less.
@@ -29,17 +20,12 @@ const COMPARISONS: &[(&str, Peer, f64)] = &[
     ("am:rate:8", Peer::Ucx("ucp_am_bw"), 1.5),
 ];
 
-/// Returns the comparisons.
-pub(super) fn all() -> Vec<Comparison> {
-    let read = |&(row, peer, wanted): &(&str, _, _)| {
-        Some(Comparison { row: row.parse().ok()?, peer, wanted })
-    };
-    COMPARISONS.iter().filter_map(read).collect()
-}
-
-/// Outcome of all rounds.
+/// A comparison of Carrack with one peer, and the outcome of all rounds.
 pub(super) struct Outcome {
-    comparison: Comparison,
+    row: Row,
+    peer: Peer,
+    /// Goal of the ratio: at most this for a latency, at least this for a bandwidth or rate.
+    wanted: f64,
     /// Ours and the peer's, of each round in which both had one.
     rounds: Vec<(f64, f64)>,
     /// The first reason why a side had none. It is measured all the same: a guest stumbles now and
@@ -47,14 +33,18 @@ pub(super) struct Outcome {
     failure: Option<String>,
 }
 
-impl Outcome {
-    pub(super) fn new(comparison: Comparison) -> Self {
-        Self { comparison, rounds: Vec::new(), failure: None }
-    }
+/// Returns the comparisons, before their rounds.
+pub(super) fn all() -> Vec<Outcome> {
+    let read = |&(row, peer, wanted): &(&str, _, _)| {
+        Some(Outcome { row: row.parse().ok()?, peer, wanted, rounds: Vec::new(), failure: None })
+    };
+    COMPARISONS.iter().filter_map(read).collect()
+}
 
+impl Outcome {
     /// Measures both sides; in odd rounds the peer is the first.
     pub(super) fn round(&mut self, number: u32, sides: &Sides) {
-        let Comparison { row, peer, .. } = &self.comparison;
+        let Self { row, peer, .. } = self;
         let (ours, theirs) = if number.is_multiple_of(2) {
             let ours = sides.ours(row);
             (ours, sides.peer(*peer, row))
@@ -95,7 +85,7 @@ impl Outcome {
 
     /// The best round of ours over the peer's best: what is left when the machine disturbs neither.
     fn best(&self) -> Option<f64> {
-        let lower = self.comparison.row.test.lower_is_better();
+        let lower = self.row.test.lower_is_better();
         let better = |one: f64, other: f64| if lower { one.min(other) } else { one.max(other) };
         let ours = self.rounds.iter().map(|round| round.0).reduce(better)?;
         let theirs = self.rounds.iter().map(|round| round.1).reduce(better)?;
@@ -103,9 +93,8 @@ impl Outcome {
     }
 
     fn is_met(&self) -> Option<bool> {
-        let Comparison { row, wanted, .. } = self.comparison;
-        let (ratio, ..) = self.ratio()?;
-        Some(if row.test.lower_is_better() { ratio <= wanted } else { ratio >= wanted })
+        let (Self { row, wanted, .. }, (ratio, ..)) = (self, self.ratio()?);
+        Some(if row.test.lower_is_better() { ratio <= *wanted } else { ratio >= *wanted })
     }
 }
 
@@ -115,7 +104,7 @@ pub(super) fn table(outcomes: &[Outcome]) -> String {
         wanted | |\n|---|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
     for outcome in outcomes {
-        let Comparison { row, peer, wanted } = &outcome.comparison;
+        let Outcome { row, peer, wanted, .. } = outcome;
         let sign = if row.test.lower_is_better() { '≤' } else { '≥' };
         let value = |of: fn(&(f64, f64)) -> f64| {
             let unit = row.test.unit().replace("us", "µs");
@@ -147,8 +136,10 @@ pub(super) fn table(outcomes: &[Outcome]) -> String {
 mod tests {
     use super::*;
 
-    fn outcome(comparison: &Comparison, rounds: &[(f64, f64)]) -> Outcome {
-        Outcome { comparison: comparison.clone(), rounds: rounds.to_vec(), failure: None }
+    /// Returns the outcome of the comparison whose peer is shown as `peer`.
+    fn outcome(peer: &str, rounds: &[(f64, f64)]) -> Outcome {
+        let of_it = all().into_iter().find(|outcome| outcome.peer.to_string() == peer);
+        Outcome { rounds: rounds.to_vec(), ..of_it.unwrap() }
     }
 
     #[test]
@@ -158,28 +149,20 @@ mod tests {
 
     #[test]
     fn the_ratio_is_the_median_of_the_rounds_and_not_the_ratio_of_medians() {
-        let latency = Comparison {
-            row: "send:latency:8".parse().unwrap(),
-            peer: Peer::Perftest("ib_send_lat"),
-            wanted: 1.15,
-        };
-        let all = outcome(&latency, &[(1.0, 1.0), (20.0, 10.0), (110.0, 100.0)]);
+        let latency = "ib_send_lat";
+        let all = outcome(latency, &[(1.0, 1.0), (20.0, 10.0), (110.0, 100.0)]);
         assert_eq!(all.ratio().map(|(ratio, ..)| ratio), Some(1.1));
         assert_eq!((all.best(), all.is_met()), (Some(1.0), Some(true)));
-        assert_eq!(outcome(&latency, &[(1.2, 1.0)]).is_met(), Some(false));
-        assert_eq!(outcome(&latency, &[]).is_met(), None);
+        assert_eq!(outcome(latency, &[(1.2, 1.0)]).is_met(), Some(false));
+        assert_eq!(outcome(latency, &[]).is_met(), None);
     }
 
     #[test]
     fn of_rates_the_higher_is_the_better_one_and_the_table_says_so() {
-        let rate = Comparison {
-            row: "am:rate:8".parse().unwrap(),
-            peer: Peer::Ucx("ucp_am_bw"),
-            wanted: 1.5,
-        };
-        let (good, bad) = (outcome(&rate, &[(3.0, 2.0)]), outcome(&rate, &[(2.0, 2.0)]));
+        let rate = "UCX ucp_am_bw";
+        let (good, bad) = (outcome(rate, &[(3.0, 2.0)]), outcome(rate, &[(2.0, 2.0)]));
         assert_eq!((good.is_met(), bad.is_met()), (Some(true), Some(false)));
-        let text = table(&[good, bad, outcome(&rate, &[])]);
+        let text = table(&[good, bad, outcome(rate, &[])]);
         assert!(
             text.contains(
                 "| am rate, 8 B | UCX ucp_am_bw | 1 | 3.0000 M/s | 2.0000 M/s | 1.50 \

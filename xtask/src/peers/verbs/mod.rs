@@ -72,7 +72,7 @@ pub(super) fn run(rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
 /// criterion that is missed is no failure.
 pub(super) fn measure(carrack: &Path, rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     let sides = Sides { carrack: PathBuf::from(carrack), seconds };
-    let mut outcomes: Vec<_> = comparison::all().into_iter().map(Outcome::new).collect();
+    let mut outcomes = comparison::all();
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
         for outcome in &mut outcomes {
