@@ -115,15 +115,9 @@ mod tests {
             format!("starting\n{}\n{LATENCY}\n", LATENCY.replace("\"size\":8", "\"size\":16"));
         let latency = Figure { value: 0.061, average: Some(0.07) };
         assert_eq!(read(&said, &row("am:latency:8")).ok(), Some(latency));
-        assert_eq!(
-            read(STREAM, &row("am:rate:8")).ok(),
-            Some(Figure { value: 35.0, average: None })
-        );
+        assert_eq!(read(STREAM, &row("am:rate:8")).ok(), Some(Figure::plain(35.0)));
         let stream = STREAM.replace("rate\",", "bandwidth\",");
-        assert_eq!(
-            read(&stream, &row("am:bandwidth:8")).ok(),
-            Some(Figure { value: 0.28, average: None })
-        );
+        assert_eq!(read(&stream, &row("am:bandwidth:8")).ok(), Some(Figure::plain(0.28)));
     }
 
     #[test]

@@ -149,7 +149,7 @@ mod tests {
                 command: self.name.into(),
                 limit: std::time::Duration::ZERO,
             };
-            self.value.map(|value| Figure { value, average: None }).ok_or_else(hung)
+            self.value.map(Figure::plain).ok_or_else(hung)
         }
     }
 

@@ -140,7 +140,7 @@ mod tests {
             read(&format!("[mpiexec] hello\n{LATENCY}\n"), &"send:latency:8".parse().unwrap());
         assert_eq!(latency.ok(), Some(Figure { value: 1.11667, average: Some(1.1122) }));
         let bandwidth = read(STREAM, &"send:bandwidth:1M".parse().unwrap());
-        assert_eq!(bandwidth.ok(), Some(Figure { value: 10.259, average: None }));
+        assert_eq!(bandwidth.ok(), Some(Figure::plain(10.259)));
     }
 
     #[test]

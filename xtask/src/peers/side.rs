@@ -100,6 +100,11 @@ pub(super) struct Figure {
 }
 
 impl Figure {
+    /// A figure without an average.
+    pub(super) const fn plain(value: f64) -> Self {
+        Self { value, average: None }
+    }
+
     /// Returns the messages, or round trips, of a run of this duration.
     fn iterations(&self, row: &Row, seconds: f64) -> u64 {
         let per_second = match row.test {
@@ -215,11 +220,10 @@ pub(super) fn read_line(program: &'static str, said: &str, row: &Row) -> Result<
     let mut of_row = lines.filter(|line| {
         line.size == row.size && line.threads == row.threads && line.test == name(row.test)
     });
-    let plain = |value| Figure { value, average: None };
     let figure = of_row.find_map(|line| match row.test {
         Test::Latency => line.latency_us.map(|us| Figure { value: us.p50, average: us.mean }),
-        Test::Bandwidth => line.bandwidth_gbps.map(plain),
-        Test::Rate => line.rate_mps.map(plain),
+        Test::Bandwidth => line.bandwidth_gbps.map(Figure::plain),
+        Test::Rate => line.rate_mps.map(Figure::plain),
     });
     figure.filter(|figure| figure.value.is_finite() && figure.value > 0.0).ok_or_else(|| {
         TaskError::Output {
@@ -276,7 +280,7 @@ mod tests {
 
     #[test]
     fn iterations_come_from_rates_and_bandwidths_and_are_never_too_few() {
-        let figure = Figure { value: 10.0, average: None };
+        let figure = Figure::plain(10.0);
         assert_eq!(figure.iterations(&row("am:rate:8"), 2.0), 20_000_000);
         assert_eq!(figure.iterations(&row("send:rate:8@4"), 2.0), 5_000_000);
         assert_eq!(figure.iterations(&row("barrier:latency:4"), 1.0), 100_000);

@@ -227,8 +227,8 @@ mod tests {
         for said in [said, &said.replace("\n200000,0.060", "\n   512, 0.060")] {
             let figure = |test| parse(said, test).unwrap();
             assert_eq!(figure(Test::Latency), Figure { value: 0.06, average: Some(0.061) });
-            assert_eq!(figure(Test::Bandwidth), Figure { value: 1.048_576, average: None });
-            assert_eq!(figure(Test::Rate), Figure { value: 2.0, average: None });
+            assert_eq!(figure(Test::Bandwidth), Figure::plain(1.048_576));
+            assert_eq!(figure(Test::Rate), Figure::plain(2.0));
         }
     }
 

@@ -116,7 +116,7 @@ fn read_perftest(said: &str, row: &Row) -> Result<Figure, TaskError> {
         Test::Bandwidth => column(3).map(|gigabits| gigabits / 8.0),
         Test::Rate => None,
     };
-    value.map(|value| Figure { value, average: None }).ok_or_else(|| TaskError::Output {
+    value.map(Figure::plain).ok_or_else(|| TaskError::Output {
         program: "perftest",
         expected: "a line of numbers that begins with the size",
         found: said.to_owned(),
