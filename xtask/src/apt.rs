@@ -1,5 +1,6 @@
 //! Packages of another suite from the machine's Debian archive. The machine's own setup stays as
-//! it is: lists and packages go to a folder of the cache. Only [`see_to`] installs.
+//! it is: lists and packages go to a folder of the cache. Only [`see_to`] and
+//! [`install`] change it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,12 +33,10 @@ impl Suite {
     pub(crate) fn open(folder: &Path, suite: &str) -> Result<Self, TaskError> {
         let folder = folder.join("apt");
         for below in ["lists/partial", "cache/archives/partial"] {
-            let path = folder.join(below);
-            fs::create_dir_all(&path)?;
+            fs::create_dir_all(folder.join(below))?;
         }
-        let sources = folder.join("sources.list");
         let line = format!("deb [signed-by={KEYRING}] {} {suite} main\n", main_archive()?);
-        fs::write(&sources, line)?;
+        fs::write(folder.join("sources.list"), line)?;
         let suite = Self { folder };
         suite.ask("apt-get", &["update"], DOWNLOAD)?;
         Ok(suite)
@@ -127,7 +126,7 @@ fn main_archive() -> Result<String, TaskError> {
 pub(crate) fn see_to(packages: &[&str]) -> Result<(), TaskError> {
     let mut ask = Command::new("dpkg-query");
     ask.args(["--show", "--showformat=${Package} ${db:Status-Status}\n"]).args(packages);
-    // It fails where one is unknown, and is not there where the machine is none of Debian's.
+    // dpkg-query fails for an unknown package, and systems other than Debian's do not have it.
     let known = child::hear(&mut ask, LOOK).map_or_else(|_| String::new(), |heard| heard.said);
     let missing = missing(packages, &known);
     if missing.is_empty() {

@@ -180,8 +180,7 @@ impl Headers {
 
     /// The first comment of a header: whose it is, and under which terms.
     fn notice(&self) -> Result<String, TaskError> {
-        let path = self.include.join("infiniband/verbs.h");
-        let text = fs::read_to_string(&path)?;
+        let text = fs::read_to_string(self.include.join("infiniband/verbs.h"))?;
         let end = text.find("*/").unwrap_or_default();
         let lines =
             text[..end].lines().map(|line| line.trim().trim_start_matches(['/', '*']).trim_end());

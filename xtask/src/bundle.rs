@@ -85,11 +85,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     let programs = build(&workspace, &tests)?;
     begin(&folder)?;
     for (name, text) in [("selftest.sh", SCRIPT), ("README.txt", README), (ABOUT, about.as_str())] {
-        let path = folder.join(name);
-        fs::write(&path, text)?;
+        fs::write(folder.join(name), text)?;
     }
-    let script = folder.join("selftest.sh");
-    fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
+    let executable = std::fs::Permissions::from_mode(0o755);
+    fs::set_permissions(folder.join("selftest.sh"), executable)?;
     let sizes = fill(&folder, &programs)?;
     let bytes = carried(&folder)?;
     if bytes > MOST {

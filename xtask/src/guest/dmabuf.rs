@@ -98,9 +98,8 @@ fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, TaskEr
     )?;
     let headers = root.join("usr/src").join(main);
     // The makefile names the other packages' files at their installed paths.
-    let makefile = headers.join("Makefile");
     let root = root.display();
-    edit(&makefile, |text| {
+    edit(&headers.join("Makefile"), |text| {
         Some(
             text.replace("/usr/src/", &format!("{root}/usr/src/"))
                 .replace("/usr/lib/", &format!("{root}/usr/lib/")),
@@ -125,8 +124,7 @@ fn packages(version: &str) -> Option<[String; 4]> {
 
 /// Hooks this tree's file into the driver's source.
 fn add_to(driver: &Path) -> Result<(), TaskError> {
-    let ours = driver.join("rxe_dmabuf.c");
-    fs::write(&ours, DRIVER)?;
+    fs::write(driver.join("rxe_dmabuf.c"), DRIVER)?;
     for (file, line, more) in [
         ("rxe_verbs.h", "#include <linux/interrupt.h>", "#include <linux/iosys-map.h>"),
         ("rxe_verbs.h", "struct ib_umem *umem;", "struct dma_buf *dmabuf;\nstruct iosys_map dmap;"),

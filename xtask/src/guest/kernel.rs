@@ -190,14 +190,13 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, TaskError> {
     child::read(Command::new(program).args(["-q", "-d"]).arg(&packed), UNPACK)?;
     // zstd keeps its input, the other programs remove it.
     let _ = fs::remove_file(&packed);
-    let path = built.folder.join("version");
-    fs::write(&path, &built.version)?;
+    fs::write(built.folder.join("version"), &built.version)?;
     Ok(built)
 }
 
-/// Returns the packages of a kernel, from the output of `apt-cache depends --recurse`: a line for each
-/// package, and indented ones for its dependencies. Packages without a version in their names have
-/// no files of their own.
+/// Returns the packages of a kernel, from the output of `apt-cache depends --recurse`. That has a
+/// line for each package, and indented ones for its dependencies. Packages without a version in
+/// their names have no files of their own.
 fn parts(listed: &str) -> Vec<String> {
     let is_part = |name: &&str| {
         ["linux-image-", "linux-binary-", "linux-modules-"].iter().any(|prefix| {

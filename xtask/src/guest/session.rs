@@ -83,7 +83,8 @@ pub(super) fn run(
         let again = !session.going && !session.timed_out && attempt < ATTEMPTS;
         session.report(console, plan.limit);
         if !again {
-            return Ok(verdict(&session.ends(), session.timed_out));
+            let ends: Vec<_> = session.guests.iter().map(|guest| guest.end).collect();
+            return Ok(verdict(&ends, session.timed_out));
         }
         eprintln!("xtask: the guest failed before the command began; it is booted again");
     }
@@ -247,10 +248,6 @@ impl Session {
         }
     }
 
-    fn ends(&self) -> Vec<End> {
-        self.guests.iter().map(|guest| guest.end).collect()
-    }
-
     /// Prints the reason why a guest has no status.
     fn report(&self, console: bool, limit: Duration) {
         for guest in &self.guests {
@@ -295,8 +292,7 @@ impl Guest {
             ("command", plan.command_script(node)),
             ("shares", shares.into_bytes()),
         ] {
-            let path = folder.join(name);
-            fs::write(&path, contents)?;
+            fs::write(folder.join(name), contents)?;
         }
         let log = File::create(folder.join(qemu::LOG))?.into_file();
         let mut qemu = qemu::command(node, plan, parts, left);
@@ -333,8 +329,7 @@ impl Guest {
 
     /// Tells /init what it waits for.
     fn answer(&self, word: &str) -> Result<(), TaskError> {
-        let path = self.folder.join(word);
-        Ok(fs::write(&path, "")?)
+        Ok(fs::write(self.folder.join(word), "")?)
     }
 }
 

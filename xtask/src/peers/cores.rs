@@ -81,8 +81,8 @@ impl FromStr for Cores {
     }
 }
 
-/// Returns what the threads of a core have in common: their list. Where the kernel does not say, each
-/// CPU is a core.
+/// Returns the list of a core's threads, which is the same for each of them. Where the kernel does
+/// not have it, each CPU is a core.
 fn core(cpu: usize) -> String {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     fs::read_to_string(path).unwrap_or_else(|_| cpu.to_string())
