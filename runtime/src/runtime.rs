@@ -10,6 +10,7 @@ use crate::device::{Device, DeviceBuilder, DeviceInner};
 use crate::error::{OpError, ResourceError, StartError};
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::{Rank, RemoteComp};
+use crate::op::Ended;
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::peer::{Absent, Suspects};
@@ -536,11 +537,7 @@ impl Inner {
     }
 
     /// Notes that a rank is gone. Returns the receives that only it could have answered.
-    pub(crate) fn note_gone(
-        &self,
-        rank: Rank,
-        cause: &DownCause,
-    ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
+    pub(crate) fn note_gone(&self, rank: Rank, cause: &DownCause) -> Vec<Ended> {
         let mut down = self.down();
         down.entry(rank).or_insert_with(|| cause.clone());
         self.down.set_count(down.len());

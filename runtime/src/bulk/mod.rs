@@ -163,7 +163,7 @@ impl Hasher for NameHasher {
 }
 
 /// The end of an operation: the object to signal, and its status.
-type Ended = (Option<Arc<dyn Completion>>, Status);
+use crate::op::Ended;
 
 impl Bulk {
     pub(crate) fn new(limit: usize, chores: &Chores) -> Self {
@@ -311,22 +311,17 @@ impl DeviceInner {
 mod tests {
     use super::*;
     use crate::deadline::Deadline;
-    use crate::device::Outstanding;
     use crate::names::{Tag, UserContext};
+    use crate::op::OpContext;
     use carrack_transports::contract::DownCause;
 
     #[test]
     fn an_operation_ends_without_its_buffer_if_a_peer_may_be_copying_from_it() {
         let bulk = Bulk::new(10, &Chores::default());
         for rank in [Rank(1), Rank(2)] {
-            let (size, comp, deadline) = (100, None, Deadline::NEVER);
-            let operation = Outstanding {
-                rank,
-                tag: Tag(7),
-                size,
+            let operation = OpContext {
                 user_context: UserContext(8),
-                comp,
-                deadline,
+                ..OpContext::of_runtime(rank, Tag(7), 100, None)
             };
             bulk.offered
                 .lock()

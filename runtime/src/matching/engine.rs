@@ -43,21 +43,16 @@ pub(crate) enum Content {
 
 /// A receive that was posted.
 pub(crate) struct Receive {
-    /// The sender's rank, or [`Rank::ANY`]: its end ends the receive.
-    pub(crate) rank: Rank,
-    pub(crate) tag: Tag,
     pub(crate) buffer: Buffer,
-    pub(crate) comp: Option<Arc<dyn Completion>>,
-    pub(crate) user_context: UserContext,
-    pub(crate) deadline: Deadline,
+    /// Its rank is the sender's, or [`Rank::ANY`]: the sender's end ends the receive. Its size is 0
+    /// as long as no message has come.
+    pub(crate) op: OpContext,
 }
 
 impl Receive {
     /// Takes all of it, and leaves a spent one.
     pub(crate) fn take(&mut self) -> Self {
-        let Self { rank, tag, user_context, deadline, .. } = *self;
-        let (buffer, comp) = (std::mem::take(&mut self.buffer), self.comp.take());
-        Self { rank, tag, buffer, comp, user_context, deadline }
+        Self { buffer: std::mem::take(&mut self.buffer), op: self.op.take() }
     }
 }
 

@@ -4,6 +4,7 @@ use super::{Engines, Envelope, Matching, MatchingEngine, Ticket};
 use crate::comp::{Completion, Status};
 use crate::error::{OpError, PostError, ProgressError};
 use crate::names::{Rank, Tag};
+use crate::op::Ended;
 use crate::runtime::{Inner, Runtime};
 use std::sync::Arc;
 
@@ -55,7 +56,7 @@ impl Runtime {
 
 impl Inner {
     /// Takes a receive out, wherever it waits.
-    fn take_back(&self, ticket: &Ticket) -> Option<(Option<Arc<dyn Completion>>, Status)> {
+    fn take_back(&self, ticket: &Ticket) -> Option<Ended> {
         let mut ticket = *ticket;
         if let Some(number) = ticket.parked() {
             let devices = self.devices().clone();

@@ -86,7 +86,7 @@ impl Post<'_, Recv<'_>> {
             return Err(device.why_closed());
         }
         self.check_deadline()?;
-        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
+        let (rank, tag) = (self.rank, self.tag);
         let policy = self.kind.matching.of_receive(rank, tag)?;
         if policy.looks_at_rank() {
             self.check_rank()?;
@@ -99,14 +99,7 @@ impl Post<'_, Recv<'_>> {
         let runtime = &self.runtime.0;
         let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(Engines::DEFAULT));
         let mut held = Some(buffer);
-        let make = |buffer: Buffer| Receive {
-            rank,
-            tag,
-            buffer,
-            comp: self.comp.cloned(),
-            user_context,
-            deadline: self.deadline,
-        };
+        let make = |buffer: Buffer| Receive { buffer, op: self.context(0, self.comp.cloned()) };
         let met = engine.receive(policy, rank, tag, || make(held.take().unwrap_or_default()));
         let message = match met {
             Ok(message) => message,

@@ -5,6 +5,7 @@ use crate::comp::{Completion, Status};
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
+use crate::op::Ended;
 use std::sync::Arc;
 
 impl Pass<'_> {
@@ -44,11 +45,7 @@ impl Pass<'_> {
 impl DeviceInner {
     /// Takes operations whose deadline has passed out of the backlogs, except those that an engine
     /// copies.
-    fn expire_backlogs(
-        &self,
-        now: Deadline,
-        left: &Deadlines,
-    ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
+    fn expire_backlogs(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
         let mut ended = Vec::new();
         for rank in self.busy_ranks() {
             let Some(route) = self.known_route(rank) else { continue };

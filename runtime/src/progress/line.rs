@@ -11,6 +11,7 @@ use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, Tag, UserContext};
+use crate::op::Ended;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::{AllocError, Buffer, MemRef, PacketSource, Transfer};
 use std::sync::Arc;
@@ -51,7 +52,7 @@ impl InLine {
     }
 
     /// Returns the object to signal, and the status.
-    fn end(self) -> (Option<Arc<dyn Completion>>, Status) {
+    fn end(self) -> Ended {
         match self {
             Self::Landing(mut landing) => {
                 let outcome = landing.transfer.poll(false).unwrap_or(Ok(()));
@@ -62,7 +63,7 @@ impl InLine {
     }
 
     /// Ends it when the runtime ends, also during a copy.
-    pub(crate) fn close(self) -> (Option<Arc<dyn Completion>>, Status) {
+    pub(crate) fn close(self) -> Ended {
         match self {
             Self::Landing(landing) => landing.into_status(OpError::Closed),
             Self::There(comp, status) => (Some(comp), status),

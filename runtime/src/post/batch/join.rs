@@ -13,14 +13,10 @@ use std::sync::{Arc, Weak};
 /// part has failed, and the batch's own object. The thread that begins the parts has a share, too,
 /// so that the batch cannot complete before all have begun.
 pub(in crate::post) struct Join {
-    pub(super) inner: Option<Arc<dyn Completion>>,
+    pub(super) op: OpContext,
     pub(super) runtime: Weak<Inner>,
     /// The number of the device.
     pub(super) device: u32,
-    pub(super) rank: Rank,
-    pub(super) tag: Tag,
-    pub(super) size: usize,
-    pub(super) user_context: UserContext,
     pub(super) signal: Option<RemoteComp>,
     pub(super) shares: Mutex<Shares>,
 }
@@ -74,20 +70,13 @@ impl Join {
             }
             shares.error.take()
         };
-        let Self { rank, tag, size, user_context, signal, .. } = *self;
-        if let (None, Some(comp), Some(runtime)) = (&error, signal, self.runtime.upgrade())
+        let OpContext { rank, tag, size, .. } = self.op;
+        if let (None, Some(comp), Some(runtime)) = (&error, self.signal, self.runtime.upgrade())
             && let Some(device) = runtime.devices().get(self.device as usize).cloned()
         {
             tell(&runtime, &device.0, rank, (comp, tag), size);
         }
-        Some(Status {
-            rank,
-            tag,
-            size,
-            user_context,
-            buffer: Buffer::Empty,
-            error: error.map(Box::new),
-        })
+        Some(self.op.status(Buffer::Empty, error))
     }
 }
 
@@ -99,7 +88,7 @@ impl Completion for Join {
         } else {
             self.release(status.error.map(|error| *error))
         };
-        match (last, &self.inner) {
+        match (last, &self.op.comp) {
             (Some(status), Some(inner)) => inner.signal(status),
             (Some(Status { error: Some(error), .. }), None) => {
                 tracing::warn!(%error, "a batch without a completion object failed");
@@ -110,7 +99,7 @@ impl Completion for Join {
     }
 
     fn describe(&self) -> String {
-        self.inner.as_ref().map_or_else(|| "nothing".into(), |inner| inner.describe())
+        self.op.comp.as_ref().map_or_else(|| "nothing".into(), |inner| inner.describe())
     }
 }
 
