@@ -4,7 +4,7 @@ use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProces
 use crate::bulk::{Exposures, Staging, Unmapped, Words};
 use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
-use crate::comp::{AsCompletion, Completion, Registry, Status};
+use crate::comp::{AsCompletion, Completion, Registry};
 use crate::deadline::Deadlines;
 use crate::device::{Device, DeviceBuilder, DeviceInner};
 use crate::error::{OpError, ResourceError, StartError};
@@ -599,7 +599,9 @@ impl Drop for Inner {
             ended.extend(undelivered.into_statuses());
             ended.extend(device.0.fail_bulk(self, None, &|_| OpError::Closed));
             ended.extend(
-                device.0.outstanding.drain().into_iter().map(|op| op.into_status(OpError::Closed)),
+                device.0.outstanding.drain().into_iter().map(|op| {
+                    op.end(carrack_transports::mem::Buffer::Empty, Some(OpError::Closed))
+                }),
             );
             ended.extend(
                 device

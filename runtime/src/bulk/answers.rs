@@ -7,10 +7,9 @@ use super::wire::{
 use super::words::Change;
 use super::{Flush, Target};
 use crate::collective::Note;
-use crate::comp::{Completion, Snapshot, Status};
-use crate::deadline::Deadline;
+use crate::comp::{Completion, Snapshot};
 use crate::error::{OpError, ProgressError};
-use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::names::{Rank, RemoteComp, Tag};
 use crate::op::OpContext;
 use crate::progress::{Pass, guarded, panicked};
 use crate::protocol::header::Message;

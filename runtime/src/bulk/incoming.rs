@@ -7,11 +7,12 @@ use super::pull::Pull;
 use super::showing::Showing;
 use super::wire::{Offer, Verdict};
 use super::{Bulk, Ended};
-use crate::comp::{Completion, Status};
+use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, Tag};
+use crate::op::OpContext;
 use crate::progress::{Landing, Pass};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
@@ -159,7 +160,8 @@ impl Target {
 
     pub(super) fn tag(&self) -> Tag {
         match self {
-            Self::Receive { tag, .. } | Self::Am { tag, .. } | Self::Put { tag, .. } => *tag,
+            Self::Receive { op, .. } => op.tag,
+            Self::Am { tag, .. } | Self::Put { tag, .. } => *tag,
             Self::Pieces { .. } | Self::Nowhere => Tag::default(),
         }
     }

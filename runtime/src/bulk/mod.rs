@@ -93,7 +93,6 @@ use writing::Writing;
 pub(crate) use written::WRITTEN;
 
 use crate::chores::{Chore, Chores, Waiting};
-use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::Rank;

@@ -9,7 +9,7 @@ use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, Tag};
 use crate::op::OpContext;
 use crate::peer::route::Linked;
 use crate::progress::Pass;
@@ -190,6 +190,7 @@ impl Stream {
         if offered.matter != Matter::Message {
             return Handed::Refused;
         }
+        let rank = offered.operation.rank;
         let token = match device.outstanding.insert(offered.operation.take()) {
             Ok(token) => token,
             Err(operation) => {

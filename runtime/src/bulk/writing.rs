@@ -10,7 +10,6 @@ use super::wire::{Window, encode_landing};
 use super::{Bulk, Ended};
 use crate::chores::Waiting;
 use crate::comp::{Completion, Status};
-use crate::deadline::Deadline;
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, UserContext};

@@ -3,10 +3,10 @@
 use super::table::Table;
 use super::{Key, Matching};
 use crate::bulk::wire::Offer;
-use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::error::ResourceError;
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, Tag};
+use crate::op::OpContext;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -179,9 +179,9 @@ impl MatchingEngine {
     /// Takes out the receives whose deadline has passed; notes those of the others.
     pub(crate) fn expired_receives(&self, now: Deadline, left: &Deadlines) -> Vec<Receive> {
         self.0.table.pluck_b_if(|receive| {
-            let has_passed = receive.deadline.has_passed(now);
+            let has_passed = receive.op.deadline.has_passed(now);
             if !has_passed {
-                left.note(receive.deadline);
+                left.note(receive.op.deadline);
             }
             has_passed
         })

@@ -1,12 +1,11 @@
 //! Looking at messages without receiving them, and taking back receives.
 
 use super::{Engines, Envelope, Matching, MatchingEngine, Ticket};
-use crate::comp::{Completion, Status};
+use crate::comp::Completion;
 use crate::error::{OpError, PostError, ProgressError};
 use crate::names::{Rank, Tag};
 use crate::op::Ended;
 use crate::runtime::{Inner, Runtime};
-use std::sync::Arc;
 
 /// A look for a message that waits. Made by [`Runtime::probe`].
 #[must_use = "nothing is looked at until `call`"]

@@ -1,12 +1,11 @@
 //! Operations whose deadline has passed.
 
 use super::Pass;
-use crate::comp::{Completion, Status};
+use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::op::Ended;
-use std::sync::Arc;
 
 impl Pass<'_> {
     /// Looks at everything that waits, if the earliest deadline has passed. An operation only ever
@@ -20,7 +19,7 @@ impl Pass<'_> {
         for engine in self.inner.engines.each() {
             let late = engine.expired_receives(now, left).into_iter();
             ended.extend(late.map(|receive| {
-                let rank = receive.rank;
+                let rank = receive.op.rank;
                 receive.into_status(OpError::TimedOut(rank))
             }));
         }
@@ -52,11 +51,11 @@ impl DeviceInner {
             let mut backlog = route.backlog();
             let mut kept = std::collections::VecDeque::with_capacity(backlog.len());
             for parked in backlog.drain(..) {
-                if parked.deadline.has_passed(now) && parked.is_idle() {
-                    let rank = parked.rank;
+                if parked.op.deadline.has_passed(now) && parked.is_idle() {
+                    let rank = parked.op.rank;
                     ended.push(parked.into_status(Some(OpError::TimedOut(rank))));
                 } else {
-                    left.note(parked.deadline);
+                    left.note(parked.op.deadline);
                     kept.push_back(parked);
                 }
             }

@@ -10,8 +10,8 @@ use super::{Pass, arrival};
 use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
 use crate::error::OpError;
-use crate::names::{Rank, Tag, UserContext};
-use crate::op::Ended;
+use crate::names::{Rank, Tag};
+use crate::op::{Ended, OpContext};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::{AllocError, Buffer, MemRef, PacketSource, Transfer};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl InLine {
     /// Returns the object to signal.
     pub(super) fn comp(&self) -> Option<&Arc<dyn Completion>> {
         match self {
-            Self::Landing(landing) => landing.comp.as_ref(),
+            Self::Landing(landing) => landing.op.comp.as_ref(),
             Self::There(comp, _) => Some(comp),
         }
     }
@@ -151,13 +151,8 @@ impl Pass<'_> {
                 };
                 match Transfer::start(place, source) {
                     Ok(transfer) => {
-                        let (comp, context) = (Some(comp.clone()), UserContext::default());
-                        InLine::Landing(Box::new(Landing::of_message(
-                            transfer,
-                            comp,
-                            (from, tag, size),
-                            context,
-                        )))
+                        let op = OpContext::of_runtime(from, tag, size, Some(comp.clone()));
+                        InLine::Landing(Box::new(Landing::of_message(transfer, op)))
                     }
                     Err(refused) => {
                         let mut status = arrival(from, tag, size, refused.src);

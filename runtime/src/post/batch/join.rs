@@ -3,11 +3,12 @@
 use super::super::rma::tell;
 use crate::comp::{Completion, Status};
 use crate::error::OpError;
-use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::names::RemoteComp;
+use crate::op::OpContext;
 use crate::runtime::Inner;
 use carrack_transports::mem::Buffer;
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 /// The completion object of a batch's parts. After the last part it signals the other rank, if no
 /// part has failed, and the batch's own object. The thread that begins the parts has a share, too,
