@@ -4,7 +4,7 @@ use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProces
 use crate::bulk::{Exposures, Staging, Unmapped, Words};
 use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
-use crate::comp::{AsCompletion, Completion, Registry};
+use crate::comp::{AsCompletion, Registry};
 use crate::deadline::Deadlines;
 use crate::device::{Device, DeviceBuilder, DeviceInner};
 use crate::error::{OpError, ResourceError, StartError};
@@ -27,7 +27,7 @@ use carrack_transports::gpu::Driver;
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::none::NoGpu;
 use carrack_transports::loopback::Loopback;
-use carrack_transports::mem::{PacketAllocator, PacketPool};
+use carrack_transports::mem::{Buffer, PacketAllocator, PacketPool};
 use carrack_transports::shm::{Geometry, Shm};
 use carrack_transports::signals::Listener;
 use carrack_transports::sync::Sleepers;
@@ -599,9 +599,12 @@ impl Drop for Inner {
             ended.extend(undelivered.into_statuses());
             ended.extend(device.0.fail_bulk(self, None, &|_| OpError::Closed));
             ended.extend(
-                device.0.outstanding.drain().into_iter().map(|op| {
-                    op.end(carrack_transports::mem::Buffer::Empty, Some(OpError::Closed))
-                }),
+                device
+                    .0
+                    .outstanding
+                    .drain()
+                    .into_iter()
+                    .map(|op| op.end(Buffer::Empty, Some(OpError::Closed))),
             );
             ended.extend(
                 device

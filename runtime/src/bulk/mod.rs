@@ -96,6 +96,7 @@ use crate::chores::{Chore, Chores, Waiting};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::Rank;
+use crate::op::Ended;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::Header;
@@ -160,9 +161,6 @@ impl Hasher for NameHasher {
         self.0 = name.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
-
-/// The end of an operation: the object to signal, and its status.
-use crate::op::Ended;
 
 impl Bulk {
     pub(crate) fn new(limit: usize, chores: &Chores) -> Self {
@@ -309,7 +307,6 @@ impl DeviceInner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deadline::Deadline;
     use crate::names::{Tag, UserContext};
     use crate::op::OpContext;
     use carrack_transports::contract::DownCause;

@@ -1,7 +1,6 @@
 //! Looking at messages without receiving them, and taking back receives.
 
 use super::{Engines, Envelope, Matching, MatchingEngine, Ticket};
-use crate::comp::Completion;
 use crate::error::{OpError, PostError, ProgressError};
 use crate::names::{Rank, Tag};
 use crate::op::Ended;

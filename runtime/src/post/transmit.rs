@@ -298,8 +298,8 @@ fn hand_over(
     linked: &Linked,
     buffer: &mut Buffer,
 ) -> Result<Attempt, PostError> {
-    let outstanding = out.context(buffer.len(), out.comp.cloned());
-    let Ok(token) = out.device.outstanding.insert(outstanding) else {
+    let operation = out.context(buffer.len(), out.comp.cloned());
+    let Ok(token) = out.device.outstanding.insert(operation) else {
         return Ok(Attempt::Busy(RetryReason::NoPacket));
     };
     match linked.link.submit(Op::AmOwned { header: out.header, buffer, token: OpToken(token) }) {

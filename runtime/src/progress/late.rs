@@ -1,7 +1,6 @@
 //! Operations whose deadline has passed.
 
 use super::Pass;
-use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;

@@ -108,31 +108,24 @@ impl Completion for Join {
 mod tests {
     use super::*;
     use crate::comp::{AsCompletion, CompQueue};
+    use crate::names::{Rank, Tag, UserContext};
+    use std::sync::Arc;
 
-    fn join(inner: Option<Arc<dyn Completion>>) -> Join {
+    fn join(comp: Option<Arc<dyn Completion>>) -> Join {
         Join {
-            inner,
+            op: OpContext {
+                user_context: UserContext(4),
+                ..OpContext::of_runtime(Rank(1), Tag(2), 300, comp)
+            },
             runtime: Weak::new(),
             device: 0,
-            rank: Rank(1),
-            tag: Tag(2),
-            size: 300,
-            user_context: UserContext(4),
             signal: None,
             shares: Mutex::default(),
         }
     }
 
     fn status(error: Option<OpError>) -> Status {
-        let (rank, tag, user_context) = (Rank(1), Tag(9), UserContext(9));
-        Status {
-            rank,
-            tag,
-            size: 9,
-            user_context,
-            buffer: Buffer::Empty,
-            error: error.map(Box::new),
-        }
+        OpContext::of_runtime(Rank(1), Tag(9), 9, None).status(Buffer::Empty, error)
     }
 
     #[test]
