@@ -2,10 +2,10 @@
 
 use crate::bulk::Bulk;
 use crate::chores::{Chore, Chores, Waiting};
-use crate::comp::{Completion, Status};
-use crate::deadline::Deadline;
+use crate::comp::Completion;
 use crate::error::{OpError, PostError, ResourceError};
-use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::names::{Rank, RemoteComp, Tag};
+use crate::op::{Ended, OpContext};
 use crate::peer::address;
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::hold::{Deaf, Holds};
@@ -66,7 +66,7 @@ pub(crate) struct DeviceInner {
     /// Ranks whose backlog is not empty.
     busy: Waiting<Vec<Rank>>,
     /// Operations that links hold.
-    pub(crate) outstanding: Slab<Outstanding>,
+    pub(crate) outstanding: Slab<OpContext>,
     /// Large messages.
     pub(crate) bulk: Bulk,
     /// The places of peers' regions, for this device's NIC.
@@ -96,16 +96,6 @@ pub(crate) struct Lane {
     pub(crate) transport: &'static str,
     pub(crate) caps: Caps,
     pub(crate) device: Arc<dyn carrack_transports::contract::Device>,
-}
-
-/// An operation that a link holds.
-pub(crate) struct Outstanding {
-    pub(crate) rank: Rank,
-    pub(crate) tag: Tag,
-    pub(crate) size: usize,
-    pub(crate) user_context: UserContext,
-    pub(crate) comp: Option<Arc<dyn Completion>>,
-    pub(crate) deadline: Deadline,
 }
 
 impl Device {
@@ -319,13 +309,8 @@ impl DeviceInner {
         }
         let parked = Parked {
             header,
-            rank: route.rank,
-            tag: Tag::default(),
-            user_context: UserContext::default(),
-            comp: late(),
+            op: OpContext::of_runtime(route.rank, Tag::default(), payload.as_slice().len(), late()),
             required: None,
-            deadline: Deadline::NEVER,
-            size: payload.as_slice().len(),
             stage: Stage::Ready(Buffer::Small(payload)),
         };
         // Without a limit, so never refused.
@@ -371,18 +356,14 @@ impl DeviceInner {
     }
 
     /// Fails everything that waits for a gone peer.
-    pub(crate) fn fail_backlog(
-        &self,
-        route: &Route,
-        cause: &DownCause,
-    ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
+    pub(crate) fn fail_backlog(&self, route: &Route, cause: &DownCause) -> Vec<Ended> {
         let mut backlog = route.backlog();
         let failed: Vec<_> = backlog.drain(..).collect();
         route.set_waiting(0);
         self.not_busy(route.rank);
         drop(backlog);
         let failed = failed.into_iter().map(|parked| {
-            let rank = parked.rank;
+            let rank = parked.op.rank;
             parked.into_status(Some(OpError::PeerDown { rank, cause: cause.clone() }))
         });
         failed.collect()
@@ -417,7 +398,7 @@ impl DeviceInner {
     }
 
     /// Ends everything. Waiting operations fail.
-    pub(crate) fn close(&self) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
+    pub(crate) fn close(&self) -> Vec<Ended> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Vec::new();
         }

@@ -67,6 +67,7 @@ pub mod explain;
 pub mod ipc;
 pub mod matching;
 mod names;
+mod op;
 pub mod packet;
 mod peer;
 mod pending;

@@ -115,8 +115,8 @@ impl Inner {
             engine.each_receive(|receive| {
                 operations.push(PendingOp {
                     what: "receive",
-                    rank: receive.rank,
-                    tag: receive.tag,
+                    rank: receive.op.rank,
+                    tag: receive.op.tag,
                     size: receive.buffer.len() as u64,
                     waits_for: "its message".into(),
                 });
@@ -176,8 +176,8 @@ impl DeviceInner {
                 list(PendingOp {
                     what: "message in the backlog",
                     rank,
-                    tag: parked.tag,
-                    size: parked.size as u64,
+                    tag: parked.op.tag,
+                    size: parked.op.size as u64,
                     waits_for: waits_for.into(),
                 });
             }
@@ -189,9 +189,9 @@ impl DeviceInner {
         {
             list(PendingOp {
                 what: "copy",
-                rank: landing.rank,
-                tag: landing.tag,
-                size: landing.size as u64,
+                rank: landing.op.rank,
+                tag: landing.op.tag,
+                size: landing.op.size as u64,
                 waits_for: "an engine of a GPU".into(),
             });
         }

@@ -4,12 +4,13 @@ use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProces
 use crate::bulk::{Exposures, Staging, Unmapped, Words};
 use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
-use crate::comp::{AsCompletion, Completion, Registry, Status};
+use crate::comp::{AsCompletion, Registry};
 use crate::deadline::Deadlines;
 use crate::device::{Device, DeviceBuilder, DeviceInner};
 use crate::error::{OpError, ResourceError, StartError};
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::{Rank, RemoteComp};
+use crate::op::Ended;
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
 use crate::peer::{Absent, Suspects};
@@ -26,7 +27,7 @@ use carrack_transports::gpu::Driver;
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::none::NoGpu;
 use carrack_transports::loopback::Loopback;
-use carrack_transports::mem::{PacketAllocator, PacketPool};
+use carrack_transports::mem::{Buffer, PacketAllocator, PacketPool};
 use carrack_transports::shm::{Geometry, Shm};
 use carrack_transports::signals::Listener;
 use carrack_transports::sync::Sleepers;
@@ -536,11 +537,7 @@ impl Inner {
     }
 
     /// Notes that a rank is gone. Returns the receives that only it could have answered.
-    pub(crate) fn note_gone(
-        &self,
-        rank: Rank,
-        cause: &DownCause,
-    ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
+    pub(crate) fn note_gone(&self, rank: Rank, cause: &DownCause) -> Vec<Ended> {
         let mut down = self.down();
         down.entry(rank).or_insert_with(|| cause.clone());
         self.down.set_count(down.len());
@@ -602,7 +599,12 @@ impl Drop for Inner {
             ended.extend(undelivered.into_statuses());
             ended.extend(device.0.fail_bulk(self, None, &|_| OpError::Closed));
             ended.extend(
-                device.0.outstanding.drain().into_iter().map(|op| op.into_status(OpError::Closed)),
+                device
+                    .0
+                    .outstanding
+                    .drain()
+                    .into_iter()
+                    .map(|op| op.end(Buffer::Empty, Some(OpError::Closed))),
             );
             ended.extend(
                 device

@@ -7,11 +7,10 @@ use super::wire::{
 use super::words::Change;
 use super::{Flush, Target};
 use crate::collective::Note;
-use crate::comp::{Completion, Snapshot, Status};
-use crate::deadline::Deadline;
-use crate::device::Outstanding;
+use crate::comp::{Completion, Snapshot};
 use crate::error::{OpError, ProgressError};
-use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::names::{Rank, RemoteComp, Tag};
+use crate::op::OpContext;
 use crate::progress::{Pass, guarded, panicked};
 use crate::protocol::header::Message;
 use crate::region::direct::Withdrawal;
@@ -51,9 +50,7 @@ impl Pass<'_> {
         // Not behind the operations in flight. A NIC repeats a read whose answer it missed, and
         // such a request for revoked memory ends the connection. Some operations use another link,
         // too.
-        let nobody = (Tag::default(), UserContext::default(), None, Deadline::NEVER);
-        let (tag, user_context, comp, deadline) = nobody;
-        let operation = Outstanding { rank: owner, tag, size: 0, user_context, comp, deadline };
+        let operation = OpContext::of_runtime(owner, Tag::default(), 0, None);
         device.bulk.flush(self.inner, Flush { before, operation, lets_go: Some(region) });
     }
 
@@ -325,8 +322,8 @@ impl Pass<'_> {
     ) {
         let Some(comp) = self.named(from, name, size, comps) else { return };
         let size = usize::try_from(size).unwrap_or(usize::MAX);
-        let (user_context, error) = (UserContext::default(), outcome.err().map(Box::new));
-        let status = Status { rank: from, tag, size, user_context, buffer: Buffer::Empty, error };
+        let status =
+            OpContext::of_runtime(from, tag, size, None).status(Buffer::Empty, outcome.err());
         self.signal_arrival(&comp, status);
     }
 

@@ -3,9 +3,9 @@
 use super::{Bulk, Ended};
 use crate::buffer::Buffer;
 use crate::deadline::{Deadline, Deadlines};
-use crate::device::Outstanding;
 use crate::error::OpError;
 use crate::names::Rank;
+use crate::op::OpContext;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
@@ -15,7 +15,7 @@ use carrack_transports::mem::SmallBytes;
 pub(crate) struct Flush {
     /// Operations that began before this name have to complete.
     pub(crate) before: u64,
-    pub(crate) operation: Outstanding,
+    pub(crate) operation: OpContext,
     /// A region of the peer that this rank does not use any more: its owner is told after the
     /// flush.
     pub(crate) lets_go: Option<u64>,

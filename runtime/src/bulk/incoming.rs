@@ -7,11 +7,12 @@ use super::pull::Pull;
 use super::showing::Showing;
 use super::wire::{Offer, Verdict};
 use super::{Bulk, Ended};
-use crate::comp::{Completion, Status};
+use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, Tag};
+use crate::op::OpContext;
 use crate::progress::{Landing, Pass};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
@@ -23,13 +24,7 @@ use std::sync::Arc;
 /// The destination of a large message.
 pub(crate) enum Target {
     /// Into a receive that was posted.
-    Receive {
-        tag: Tag,
-        buffer: Buffer,
-        comp: Option<Arc<dyn Completion>>,
-        user_context: UserContext,
-        deadline: Deadline,
-    },
+    Receive { buffer: Buffer, op: OpContext },
     /// To a completion object, in the memory that it named or in fresh memory.
     Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
     /// Into a region of this rank: a put. Its sender is told at the end, and the completion object
@@ -165,7 +160,8 @@ impl Target {
 
     pub(super) fn tag(&self) -> Tag {
         match self {
-            Self::Receive { tag, .. } | Self::Am { tag, .. } | Self::Put { tag, .. } => *tag,
+            Self::Receive { op, .. } => op.tag,
+            Self::Am { tag, .. } | Self::Put { tag, .. } => *tag,
             Self::Pieces { .. } | Self::Nowhere => Tag::default(),
         }
     }
@@ -179,24 +175,28 @@ impl Target {
     /// Returns the deadline.
     pub(super) fn deadline(&self) -> Deadline {
         match self {
-            Self::Receive { deadline, .. } => *deadline,
+            Self::Receive { op, .. } => op.deadline,
             _ => Deadline::NEVER,
         }
     }
 
     pub(super) fn end(self, from: Rank, size: usize, error: Option<OpError>) -> Ended {
-        let (tag, buffer, comp, user_context) = match self {
-            Self::Receive { tag, buffer, comp, user_context, .. } => {
-                (tag, buffer, comp, user_context)
+        let (op, buffer) = self.apart(from, size);
+        op.end(buffer, error)
+    }
+
+    /// Returns the context of the operation whose bytes come from `from`, and its buffer.
+    pub(super) fn apart(self, from: Rank, size: usize) -> (OpContext, Buffer) {
+        let (tag, buffer, comp) = match self {
+            Self::Receive { buffer, op } => {
+                return (OpContext { rank: from, size, ..op }, buffer);
             }
-            Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp), UserContext::default()),
+            Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp)),
             // The buffer is part of the region, and stays there.
-            Self::Put { tag, comp, .. } => (tag, Buffer::Empty, comp, UserContext::default()),
-            Self::Pieces { .. } | Self::Nowhere => {
-                (Tag::default(), Buffer::Empty, None, UserContext::default())
-            }
+            Self::Put { tag, comp, .. } => (tag, Buffer::Empty, comp),
+            Self::Pieces { .. } | Self::Nowhere => (Tag::default(), Buffer::Empty, None),
         };
-        (comp, Status { rank: from, tag, size, user_context, buffer, error: error.map(Box::new) })
+        (OpContext::of_runtime(from, tag, size, comp), buffer)
     }
 
     /// Ends it without its bytes. `None`: this rank has no operation for it, since the active
@@ -279,16 +279,10 @@ impl DeviceInner {
     }
 
     /// Asks for the parts of a message whose fetch may have read withdrawn memory.
-    pub(crate) fn ask_again(
-        &self,
-        runtime: &Inner,
-        landing: &mut Landing,
-        token: u64,
-        deadline: Deadline,
-    ) {
-        let Landing { rank: from, tag, size, user_context, .. } = *landing;
-        let (buffer, comp) = (landing.transfer.take_buffers().0, landing.comp.take());
-        let target = Target::Receive { tag, buffer, comp, user_context, deadline };
+    pub(crate) fn ask_again(&self, runtime: &Inner, landing: &mut Landing, token: u64) {
+        let (buffer, op) = (landing.transfer.take_buffers().0, landing.op.take());
+        let (from, size) = (op.rank, op.size);
+        let target = Target::Receive { buffer, op };
         self.ask_for_parts(runtime, token, (from, size, target));
     }
 }
@@ -477,11 +471,9 @@ impl DeviceInner {
         let Some(route) = self.route(to) else { return };
         if let Some(cause) = route.down() {
             if let Some(comp) = late() {
-                let (tag, user_context, size) = Default::default();
-                let error = Some(Box::new(OpError::PeerDown { rank: to, cause: cause.clone() }));
-                let status =
-                    Status { rank: to, tag, size, user_context, buffer: Buffer::Empty, error };
-                self.tell_later([(Some(comp), status)]);
+                let error = OpError::PeerDown { rank: to, cause: cause.clone() };
+                let op = OpContext::of_runtime(to, Tag::default(), 0, Some(comp));
+                self.tell_later([op.end(Buffer::Empty, Some(error))]);
             }
             return;
         }
@@ -511,9 +503,9 @@ mod tests {
         let bulk = Bulk::new(10, &Chores::default());
         let part = Payload::Aside(vec![1; 100]);
         let expect = |landing| {
-            let (tag, user_context, comp) = (Tag(1), UserContext::default(), None);
+            let op = OpContext::of_runtime(Rank(1), Tag(1), 0, None);
             let (buffer, deadline) = (Buffer::Vec(vec![0; 1000]), Deadline::NEVER);
-            let target = Target::Receive { tag, buffer, comp, user_context, deadline };
+            let target = Target::Receive { buffer, op: OpContext { deadline, ..op } };
             bulk.arriving.lock().insert(landing, Arriving::new(Rank(1), 1000, target));
         };
         expect(5);

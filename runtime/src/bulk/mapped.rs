@@ -18,8 +18,9 @@
 use super::incoming::Target;
 use super::through::Moving;
 use super::wire::{Mapped, Offer};
-use crate::device::{DeviceInner, Outstanding};
+use crate::device::DeviceInner;
 use crate::names::Rank;
+use crate::op::OpContext;
 use crate::peer::route::Linked;
 use crate::progress::{Fetched, Landing, Owed};
 use crate::protocol::header::Message;
@@ -331,7 +332,7 @@ impl DeviceInner {
         runtime: &Inner,
         linked: &Linked,
         header: Header,
-        operation: Outstanding,
+        operation: OpContext,
         buffer: &mut Buffer,
     ) -> Option<Result<Submit, SubmitError>> {
         let Buffer::Region(slice) = &*buffer else { return None };
@@ -381,11 +382,8 @@ impl DeviceInner {
         let size = source.len();
         match Moving::start(std::mem::take(place), source, &runtime.staging) {
             Ok(transfer) => {
-                let deadline = target.deadline();
-                let (comp, status) = target.end(from, size, None);
-                let about = (from, status.tag, size);
-                let landing = Landing::of_message(transfer, comp, about, status.user_context);
-                let fetched = Fetched { token: offer.token, from: imported, deadline };
+                let landing = Landing::of_message(transfer, target.apart(from, size).0);
+                let fetched = Fetched { token: offer.token, from: imported };
                 let owed = Some(Box::new(Owed::Fetched(fetched)));
                 self.add_landing(Landing { owed, ..landing });
                 Ok(())

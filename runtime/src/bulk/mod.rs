@@ -93,10 +93,10 @@ use writing::Writing;
 pub(crate) use written::WRITTEN;
 
 use crate::chores::{Chore, Chores, Waiting};
-use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::Rank;
+use crate::op::Ended;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
 use carrack_transports::contract::Header;
@@ -161,9 +161,6 @@ impl Hasher for NameHasher {
         self.0 = name.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
-
-/// The end of an operation: the object to signal, and its status.
-type Ended = (Option<Arc<dyn Completion>>, Status);
 
 impl Bulk {
     pub(crate) fn new(limit: usize, chores: &Chores) -> Self {
@@ -310,23 +307,17 @@ impl DeviceInner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deadline::Deadline;
-    use crate::device::Outstanding;
     use crate::names::{Tag, UserContext};
+    use crate::op::OpContext;
     use carrack_transports::contract::DownCause;
 
     #[test]
     fn an_operation_ends_without_its_buffer_if_a_peer_may_be_copying_from_it() {
         let bulk = Bulk::new(10, &Chores::default());
         for rank in [Rank(1), Rank(2)] {
-            let (size, comp, deadline) = (100, None, Deadline::NEVER);
-            let operation = Outstanding {
-                rank,
-                tag: Tag(7),
-                size,
+            let operation = OpContext {
                 user_context: UserContext(8),
-                comp,
-                deadline,
+                ..OpContext::of_runtime(rank, Tag(7), 100, None)
             };
             bulk.offered
                 .lock()

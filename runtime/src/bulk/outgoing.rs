@@ -7,9 +7,10 @@ use super::wire::{Mapped, Offer, Request, Verdict, encode_landing, word};
 use super::{Bulk, Ended};
 use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
-use crate::device::{DeviceInner, Outstanding};
+use crate::device::DeviceInner;
 use crate::error::OpError;
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, Tag};
+use crate::op::OpContext;
 use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
@@ -25,7 +26,7 @@ const PARTS: usize = 32;
 
 /// A message that waits for its receiver to ask for it.
 pub(crate) struct Offered {
-    operation: Outstanding,
+    operation: OpContext,
     /// Its bytes: host memory that stays where it is, or memory of a GPU.
     pub(super) bytes: Buffer,
     /// The kind of transfer.
@@ -75,7 +76,7 @@ enum Handed {
 
 impl Offered {
     /// Returns a message that waits for its receiver.
-    pub(super) fn message(operation: Outstanding, bytes: Buffer) -> Self {
+    pub(super) fn message(operation: OpContext, bytes: Buffer) -> Self {
         Self { operation, bytes, matter: Matter::Message, is_late: false }
     }
 
@@ -105,11 +106,9 @@ impl Offered {
             left.note(operation.deadline);
             return None;
         }
-        let Outstanding { rank, tag, size, user_context, .. } = *operation;
-        let comp = operation.comp.take();
         operation.deadline = Deadline::NEVER;
         self.is_late = true;
-        let gone = Outstanding { rank, tag, size, user_context, comp, deadline: Deadline::NEVER };
+        let (gone, rank) = (operation.take(), operation.rank);
         Some(gone.end(Buffer::Empty, Some(OpError::TimedOut(rank))))
     }
 
@@ -123,7 +122,7 @@ impl Offered {
         if self.matter == Matter::Answer {
             // The bytes belong to this rank's region. A failed get signals no object of this rank.
             let comp = if error.is_none() { self.operation.comp.clone() } else { None };
-            return Outstanding { comp, ..self.operation }.end(Buffer::Empty, None);
+            return OpContext { comp, ..self.operation }.end(Buffer::Empty, None);
         }
         let error = error.map(|error| error(self.operation.rank));
         self.operation.end(self.bytes, error)
@@ -191,10 +190,8 @@ impl Stream {
         if offered.matter != Matter::Message {
             return Handed::Refused;
         }
-        let Outstanding { rank, tag, size, user_context, deadline, .. } = offered.operation;
-        let comp = offered.operation.comp.take();
-        let operation = Outstanding { rank, tag, size, user_context, comp, deadline };
-        let token = match device.outstanding.insert(operation) {
+        let rank = offered.operation.rank;
+        let token = match device.outstanding.insert(offered.operation.take()) {
             Ok(token) => token,
             Err(operation) => {
                 offered.operation = operation;
@@ -278,7 +275,7 @@ impl Bulk {
         &self,
         linked: &Linked,
         header: Header,
-        operation: Outstanding,
+        operation: OpContext,
         bytes: &mut Buffer,
         mapped: Option<Mapped>,
     ) -> Result<Submit, SubmitError> {
@@ -403,7 +400,7 @@ impl Bulk {
         runtime: &Inner,
         message: Message,
         mut request: Request,
-        operation: Outstanding,
+        operation: OpContext,
         bytes: Buffer,
     ) {
         request.token = self.name();
@@ -432,9 +429,7 @@ impl Bulk {
         tag: Tag,
         comp: Option<Arc<dyn Completion>>,
     ) {
-        let (size, user_context) = (bytes.len(), UserContext::default());
-        let operation =
-            Outstanding { rank: peer, tag, size, user_context, comp, deadline: Deadline::NEVER };
+        let operation = OpContext::of_runtime(peer, tag, bytes.len(), comp);
         let offered = Offered { operation, bytes, matter: Matter::Answer, is_late: false };
         let mut streams = self.streams.lock();
         streams.push(Stream::of(offered, landing, limit));

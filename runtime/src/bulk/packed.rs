@@ -18,7 +18,8 @@ use super::{Bulk, Ended, Moving, Staging, Target};
 use crate::chores::Waiting;
 use crate::device::DeviceInner;
 use crate::error::OpError;
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, Tag};
+use crate::op::OpContext;
 use crate::progress::{Landing, Owed, Pass};
 use crate::protocol::header::Message;
 use crate::region::{Refusal, Region};
@@ -292,8 +293,8 @@ impl Pass<'_> {
             return Ok(());
         };
         let owed = Owed::Pieces(Box::new(Carried { asked, packed: packed.0 }));
-        let about = (from, Tag::default(), size);
-        let landing = Landing::of_message(moving, None, about, UserContext::default());
+        let op = OpContext::of_runtime(from, Tag::default(), size, None);
+        let landing = Landing::of_message(moving, op);
         self.device.add_landing(Landing { owed: Some(Box::new(owed)), ..landing });
         Ok(())
     }

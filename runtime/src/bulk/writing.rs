@@ -10,10 +10,10 @@ use super::wire::{Window, encode_landing};
 use super::{Bulk, Ended};
 use crate::chores::Waiting;
 use crate::comp::{Completion, Status};
-use crate::deadline::Deadline;
-use crate::device::{DeviceInner, Outstanding};
+use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, UserContext};
+use crate::op::OpContext;
 use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
@@ -273,9 +273,10 @@ impl Writing {
     ) -> Result<bool, SubmitError> {
         let (rank, tag, _) = self.offered.about();
         let comp: Arc<dyn Completion> = self.under_way.clone();
-        let (user_context, deadline) = (UserContext(window as u64), Deadline::NEVER);
-        let operation =
-            Outstanding { rank, tag, size: chunk.len, user_context, comp: Some(comp), deadline };
+        let operation = OpContext {
+            user_context: UserContext(window as u64),
+            ..OpContext::of_runtime(rank, tag, chunk.len, Some(comp))
+        };
         let Ok(token) = device.outstanding.insert(operation) else { return Ok(false) };
         // Before the call: another thread may see its completion first.
         self.under_way.count.fetch_add(1, Ordering::AcqRel);
@@ -459,15 +460,7 @@ mod tests {
     /// A message of 100 bytes to rank 1 that is offered under the name 7.
     fn offered() -> Bulk {
         let bulk = Bulk::new(10, &Chores::default());
-        let (user_context, deadline) = (UserContext::default(), Deadline::NEVER);
-        let operation = Outstanding {
-            rank: Rank(1),
-            tag: Tag(0),
-            size: 100,
-            user_context,
-            comp: None,
-            deadline,
-        };
+        let operation = OpContext::of_runtime(Rank(1), Tag(0), 100, None);
         bulk.offered.lock().insert(7, Offered::message(operation, vec![0; 100].into()));
         bulk
     }

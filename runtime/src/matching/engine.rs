@@ -3,10 +3,10 @@
 use super::table::Table;
 use super::{Key, Matching};
 use crate::bulk::wire::Offer;
-use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::error::ResourceError;
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, Tag};
+use crate::op::OpContext;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -43,21 +43,16 @@ pub(crate) enum Content {
 
 /// A receive that was posted.
 pub(crate) struct Receive {
-    /// The sender's rank, or [`Rank::ANY`]: its end ends the receive.
-    pub(crate) rank: Rank,
-    pub(crate) tag: Tag,
     pub(crate) buffer: Buffer,
-    pub(crate) comp: Option<Arc<dyn Completion>>,
-    pub(crate) user_context: UserContext,
-    pub(crate) deadline: Deadline,
+    /// Its rank is the sender's, or [`Rank::ANY`]: the sender's end ends the receive. Its size is 0
+    /// as long as no message has come.
+    pub(crate) op: OpContext,
 }
 
 impl Receive {
     /// Takes all of it, and leaves a spent one.
     pub(crate) fn take(&mut self) -> Self {
-        let Self { rank, tag, user_context, deadline, .. } = *self;
-        let (buffer, comp) = (std::mem::take(&mut self.buffer), self.comp.take());
-        Self { rank, tag, buffer, comp, user_context, deadline }
+        Self { buffer: std::mem::take(&mut self.buffer), op: self.op.take() }
     }
 }
 
@@ -184,9 +179,9 @@ impl MatchingEngine {
     /// Takes out the receives whose deadline has passed; notes those of the others.
     pub(crate) fn expired_receives(&self, now: Deadline, left: &Deadlines) -> Vec<Receive> {
         self.0.table.pluck_b_if(|receive| {
-            let has_passed = receive.deadline.has_passed(now);
+            let has_passed = receive.op.deadline.has_passed(now);
             if !has_passed {
-                left.note(receive.deadline);
+                left.note(receive.op.deadline);
             }
             has_passed
         })

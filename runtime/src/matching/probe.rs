@@ -1,11 +1,10 @@
 //! Looking at messages without receiving them, and taking back receives.
 
 use super::{Engines, Envelope, Matching, MatchingEngine, Ticket};
-use crate::comp::{Completion, Status};
 use crate::error::{OpError, PostError, ProgressError};
 use crate::names::{Rank, Tag};
+use crate::op::Ended;
 use crate::runtime::{Inner, Runtime};
-use std::sync::Arc;
 
 /// A look for a message that waits. Made by [`Runtime::probe`].
 #[must_use = "nothing is looked at until `call`"]
@@ -55,7 +54,7 @@ impl Runtime {
 
 impl Inner {
     /// Takes a receive out, wherever it waits.
-    fn take_back(&self, ticket: &Ticket) -> Option<(Option<Arc<dyn Completion>>, Status)> {
+    fn take_back(&self, ticket: &Ticket) -> Option<Ended> {
         let mut ticket = *ticket;
         if let Some(number) = ticket.parked() {
             let devices = self.devices().clone();

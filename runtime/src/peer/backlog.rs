@@ -5,11 +5,9 @@
 //! peer keep their order, whatever they wait for.
 
 use crate::bulk::{BLOCK, Block, Way};
-use crate::comp::{Completion, Status};
-use crate::deadline::Deadline;
-use crate::device::{DeviceInner, Outstanding};
+use crate::device::DeviceInner;
 use crate::error::OpError;
-use crate::names::{Rank, Tag, UserContext};
+use crate::op::{Ended, OpContext};
 use crate::peer::route::Linked;
 use crate::post::{Path, wrong_path};
 use crate::protocol::eager::{Plan, plan};
@@ -19,19 +17,13 @@ use carrack_transports::contract::{Header, Op, OpToken, Submit, SubmitError};
 use carrack_transports::gpu::Event;
 use carrack_transports::mem::copy::check_kinds;
 use carrack_transports::mem::{Buffer, MemKind, PacketSource, Transfer};
-use std::sync::Arc;
 
 /// An operation that waits.
 pub(crate) struct Parked {
     pub(crate) header: Header,
-    pub(crate) rank: Rank,
-    pub(crate) tag: Tag,
-    pub(crate) user_context: UserContext,
-    pub(crate) comp: Option<Arc<dyn Completion>>,
+    pub(crate) op: OpContext,
     /// The path that is demanded: which one it takes may turn out only now.
     pub(crate) required: Option<Path>,
-    pub(crate) deadline: Deadline,
-    pub(crate) size: usize,
     pub(crate) stage: Stage,
 }
 
@@ -72,10 +64,7 @@ impl Step {
 
 impl Parked {
     /// Returns the status with which it ends, its buffer included.
-    pub(crate) fn into_status(
-        self,
-        error: Option<OpError>,
-    ) -> (Option<Arc<dyn Completion>>, Status) {
+    pub(crate) fn into_status(self, error: Option<OpError>) -> Ended {
         let buffer = match self.stage {
             Stage::After(_, buffer)
             | Stage::Ready(buffer)
@@ -83,15 +72,7 @@ impl Parked {
             | Stage::Over(buffer) => buffer,
             Stage::Staging(transfer, _block) => transfer.into_buffers().1,
         };
-        let status = Status {
-            rank: self.rank,
-            tag: self.tag,
-            size: self.size,
-            user_context: self.user_context,
-            buffer,
-            error: error.map(Box::new),
-        };
-        (self.comp, status)
+        self.op.end(buffer, error)
     }
 
     /// Describes the condition that it waits for, once there is a link.
@@ -190,15 +171,14 @@ impl Parked {
     ) -> Result<(Stage, Option<Step>), Step> {
         if let Some(required) = self.required.filter(|path| path.name() != linked.transport) {
             self.stage = Stage::Over(buffer);
-            let error = wrong_path(self.rank, required, linked);
-            return Err(Step::Ended(Err(OpError::of_post(error, self.rank))));
+            let error = wrong_path(self.op.rank, required, linked);
+            return Err(Step::Ended(Err(OpError::of_post(error, self.op.rank))));
         }
         let (kind, len, packet) = (buffer.kind(), buffer.len(), device.host_pool.packet_size());
         let maps = (Message::is_send(self.header) || len > packet) && runtime.may_map(linked);
         let mut planned = plan(kind, len, &linked.caps, packet, maps);
         if planned == Plan::Map {
-            match device.offer_mapped(runtime, linked, self.header, self.outstanding(), &mut buffer)
-            {
+            match device.offer_mapped(runtime, linked, self.header, self.context(), &mut buffer) {
                 Some(Ok(Submit::Busy(_))) => {
                     let may_offer = !device.bulk.is_full();
                     return Ok((Stage::Ready(buffer), Some(Step::until_offered(may_offer))));
@@ -206,7 +186,7 @@ impl Parked {
                 Some(Ok(_)) => return Err(Step::HandedOver),
                 Some(Err(error)) => {
                     self.stage = Stage::Over(buffer);
-                    return Err(Step::Ended(Err(OpError::of_submit(&error, self.rank))));
+                    return Err(Step::Ended(Err(OpError::of_submit(&error, self.op.rank))));
                 }
                 None => planned = plan(kind, len, &linked.caps, packet, false),
             }
@@ -226,7 +206,7 @@ impl Parked {
                 }
             }
             Plan::HandOver => {
-                let Ok(token) = device.outstanding.insert(self.outstanding()) else {
+                let Ok(token) = device.outstanding.insert(self.context()) else {
                     return Ok((Stage::Ready(buffer), Some(Step::Waits)));
                 };
                 let op =
@@ -258,7 +238,7 @@ impl Parked {
     /// Returns `true` if its receiver keeps too many messages to take it whole.
     fn has_to_offer(&self, device: &DeviceInner) -> bool {
         Message::decode(self.header).is_ok_and(|message| !message.is_bulk())
-            && device.offers_all(self.rank)
+            && device.offers_all(self.op.rank)
     }
 
     /// Starts the copy into a block.
@@ -313,29 +293,22 @@ impl Parked {
         if !device.bulk.may_offer(self.header, is_held) {
             return Err(Step::until_offered(false));
         }
-        match device.bulk.offer(linked, self.header, self.outstanding(), bytes, None) {
+        match device.bulk.offer(linked, self.header, self.context(), bytes, None) {
             Ok(Submit::Busy(_)) => Err(Step::until_offered(true)),
             Ok(_) => Ok(Step::HandedOver),
-            Err(error) => Ok(Step::Ended(Err(OpError::of_submit(&error, self.rank)))),
+            Err(error) => Ok(Step::Ended(Err(OpError::of_submit(&error, self.op.rank)))),
         }
     }
 
-    /// Returns the record of the operation, for a link or another owner of its buffer.
-    fn outstanding(&self) -> Outstanding {
-        Outstanding {
-            rank: self.rank,
-            tag: self.tag,
-            size: self.size,
-            user_context: self.user_context,
-            comp: self.comp.clone(),
-            deadline: self.deadline,
-        }
+    /// Returns the context of the operation, for a link or another owner of its buffer.
+    fn context(&self) -> OpContext {
+        OpContext { comp: self.op.comp.clone(), ..self.op }
     }
 
     fn submitted(&self, submitted: Result<Submit, SubmitError>) -> Step {
         match submitted {
             Ok(_) => Step::Ended(Ok(())),
-            Err(error) => Step::Ended(Err(OpError::of_submit(&error, self.rank))),
+            Err(error) => Step::Ended(Err(OpError::of_submit(&error, self.op.rank))),
         }
     }
 }

@@ -193,7 +193,7 @@ impl Post<'_, ToFlush> {
         if !device.has_memory_operations(self.rank, before) {
             return self.over(0, Buffer::Empty);
         }
-        let operation = self.outstanding(0, comp);
+        let operation = self.context(0, comp.cloned());
         bulk.flush(&self.runtime.0, Flush { before, operation, lets_go: None });
         Begun::UnderWay
     }

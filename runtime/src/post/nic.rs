@@ -77,7 +77,7 @@ impl<K> Post<'_, K> {
         op: impl FnOnce(OpToken) -> Op<'b>,
     ) -> Result<Given, PostError> {
         let device = self.device_inner();
-        let Ok(token) = device.outstanding.insert(self.outstanding(size, comp)) else {
+        let Ok(token) = device.outstanding.insert(self.context(size, comp.cloned())) else {
             return Ok(Given::Full(RetryReason::Unanswered));
         };
         // First: the operation may end on another thread before this call returns.

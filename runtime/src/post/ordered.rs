@@ -11,21 +11,17 @@ use super::options::{Allow, Kind, Match, Outcome, Path, Post, RetryReason};
 use super::recv::Recv;
 use super::rma::{Get, Place, Put};
 use crate::buffer::{Buffer, SendBuffer};
-use crate::comp::{Completion, Status};
-use crate::deadline::Deadline;
 use crate::device::Device;
 use crate::error::OpError;
 use crate::matching::{Matching, MatchingEngine, Ticket};
-use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::names::{Rank, RemoteComp};
+use crate::op::{Ended, OpContext};
 use crate::progress::Landing;
 use crate::region::Rmr;
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::gpu::{Event, Stream};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
-
-/// The status of an operation, and the object to signal.
-pub(super) type Ended = (Option<Arc<dyn Completion>>, Status);
 
 /// An operation that has not begun.
 pub(crate) struct Later {
@@ -37,12 +33,9 @@ pub(crate) struct Later {
 
 /// The parameters that all operations have.
 pub(super) struct Said {
-    pub(super) rank: Rank,
-    pub(super) tag: Tag,
-    pub(super) user_context: UserContext,
-    pub(super) comp: Option<Arc<dyn Completion>>,
+    /// Its size is 0 for a receive.
+    pub(super) op: OpContext,
     pub(super) required: Option<Path>,
-    pub(super) deadline: Deadline,
 }
 
 /// An operation whose turn has come, by its number.
@@ -270,14 +263,14 @@ impl Said {
     fn post<'a, K>(&'a self, runtime: &'a Runtime, device: &'a Device, kind: K) -> Post<'a, K> {
         Post {
             runtime,
-            rank: self.rank,
-            tag: self.tag,
+            rank: self.op.rank,
+            tag: self.op.tag,
             device: Some(device),
-            comp: self.comp.as_ref(),
-            user_context: self.user_context,
+            comp: self.op.comp.as_ref(),
+            user_context: self.op.user_context,
             allow: Allow::ALL,
             required: self.required,
-            deadline: self.deadline,
+            deadline: self.op.deadline,
             order: None,
             kind,
         }
@@ -286,13 +279,7 @@ impl Said {
 
 impl Later {
     pub(super) fn end(self, error: OpError) -> Ended {
-        let Said { rank, tag, user_context, comp, .. } = self.said;
-        let size = match &self.what {
-            What::Recv(..) => 0,
-            what => what.size(),
-        };
-        let (buffer, error) = (self.what.into_buffer(), Some(Box::new(error)));
-        (comp, Status { rank, tag, size, user_context, buffer, error })
+        self.said.op.end(self.what.into_buffer(), Some(error))
     }
 
     /// Begins the operation: its event has fired, or failed.
@@ -337,7 +324,7 @@ impl Later {
             }
             What::Flush => {
                 let post = said.post(&runtime, device, super::atomic::ToFlush::new());
-                let begun = post.begin_flush(said.comp.as_ref());
+                let begun = post.begin_flush(said.op.comp.as_ref());
                 (post.outcome(begun), What::Flush)
             }
             What::Recv(buffer, policy, engine) => {
@@ -353,7 +340,7 @@ impl Later {
                 (outcome, What::Recv(left, policy, engine))
             }
             What::Batch(batch) => {
-                let comp = said.comp.as_ref();
+                let comp = said.op.comp.as_ref();
                 let begun =
                     batch.with(|kind| said.post(&runtime, device, kind).begin_now(comp, true));
                 match begun {
@@ -362,7 +349,7 @@ impl Later {
                     Ok(Started::Full(reason)) => (Ok(Outcome::Retry(reason)), What::Batch(batch)),
                     Ok(Started::Partly(rest)) => {
                         // From now on its parts share its end.
-                        said.comp = Some(rest.join().clone());
+                        said.op.comp = Some(rest.join().clone());
                         (Ok(Outcome::Retry(RetryReason::Unanswered)), What::Rest(Box::new(rest)))
                     }
                     Err(error) => (Err(error), What::Batch(batch)),
@@ -379,11 +366,11 @@ impl Later {
             }
         };
         match outcome {
-            Ok(Outcome::Done(status)) => Start::Over((said.comp, status)),
+            Ok(Outcome::Done(status)) => Start::Over((said.op.comp, status)),
             Ok(Outcome::Posted) => Start::UnderWay(ticket),
             Ok(Outcome::Retry(_)) => Start::Again(Self { ready, runtime: weak, said, what }),
             Err(error) => {
-                let rank = said.rank;
+                let rank = said.op.rank;
                 let later = Self { ready, runtime: weak, said, what };
                 Start::Over(later.end(OpError::of_post(error, rank)))
             }

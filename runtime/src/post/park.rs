@@ -3,16 +3,17 @@
 use super::atomic::Atomic;
 use super::options::{Match, Outcome, Post};
 use super::order::{Order, Renamed};
-use super::ordered::{Ended, Entry, Later, Remote, Said, Sort, Start, Waits, What};
+use super::ordered::{Entry, Later, Remote, Said, Sort, Start, Waits, What};
 use super::recv::Recv;
 use super::rma::{Begun, Get, Place, Put, own_or_take};
 use crate::buffer::{Buffer, SendBuffer};
-use crate::comp::{Completion, Status};
+use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::{OpError, PostError};
 use crate::matching::{Engines, Ticket};
 use crate::names::Rank;
+use crate::op::Ended;
 use crate::pending::PendingOp;
 use crate::progress::{Landing, Pass, signal};
 use crate::runtime::Inner;
@@ -57,8 +58,8 @@ impl<K> Post<'_, K> {
             Err(error) => return Err((error, what)),
         };
         let (rank, deadline, sort) = (self.rank, self.deadline, what.sort());
-        let (tag, user_context, required) = (self.tag, self.user_context, self.required);
-        let said = Said { rank, tag, user_context, comp, required, deadline };
+        let size = if sort == Sort::Receive { 0 } else { what.size() };
+        let said = Said { op: self.context(size, comp), required: self.required };
         let later = Later { ready, runtime: Arc::downgrade(inner), said, what };
         let device = self.device_inner();
         let waits = Waits::Later(Some(Box::new(later)));
@@ -289,7 +290,7 @@ impl DeviceInner {
 
     /// Notes a copy in flight on a stream of the user.
     pub(super) fn add_copy(&self, runtime: &Inner, stream: &Arc<dyn Stream>, landing: Landing) {
-        let (number, rank) = (runtime.streams.number(), landing.rank);
+        let (number, rank) = (runtime.streams.number(), landing.op.rank);
         let waits = Waits::Copy(Box::new(landing));
         self.push_ordered(Some(stream), Entry { number, rank, sort: Sort::Memory, waits });
     }
@@ -338,15 +339,15 @@ impl DeviceInner {
     /// Takes out the operations whose deadline has passed.
     pub(crate) fn expire_ordered(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
         let late = self.take_later(|_, later| {
-            let is_late = later.said.deadline.has_passed(now);
+            let is_late = later.said.op.deadline.has_passed(now);
             if !is_late {
-                left.note(later.said.deadline);
+                left.note(later.said.op.deadline);
             }
             is_late
         });
         late.into_iter()
             .map(|later| {
-                let rank = later.said.rank;
+                let rank = later.said.op.rank;
                 later.end(OpError::TimedOut(rank))
             })
             .collect()
@@ -395,14 +396,14 @@ impl DeviceInner {
                         }
                         Sort::Memory | Sort::Receive => "the event that it was ordered after",
                     };
-                    let said = &later.said;
-                    (later.what.name(), said.rank, said.tag, later.what.size(), waits_for)
+                    let op = &later.said.op;
+                    (later.what.name(), op.rank, op.tag, later.what.size(), waits_for)
                 }
                 Waits::Copy(landing) => (
                     "copy on a stream",
-                    landing.rank,
-                    landing.tag,
-                    landing.size,
+                    landing.op.rank,
+                    landing.op.tag,
+                    landing.op.size,
                     "the stream to come to its end",
                 ),
             };
@@ -423,12 +424,11 @@ pub(crate) fn end_copies(copies: Vec<Landing>) {
         let (comp, status) = if landing.transfer.poll(false).is_some() {
             landing.into_status(OpError::Closed)
         } else {
-            let Landing { transfer, comp, rank, tag, size, user_context, .. } = landing;
-            tracing::warn!(%rank, size, "a copy on a stream has not ended: its memory stays for \
+            let Landing { transfer, op, .. } = landing;
+            tracing::warn!(rank = %op.rank, size = op.size, "a copy on a stream has not ended: its memory stays for \
                 the stream");
             transfer.abandon();
-            let error = Some(Box::new(OpError::Closed));
-            (comp, Status { rank, tag, size, user_context, buffer: Buffer::Empty, error })
+            op.end(Buffer::Empty, Some(OpError::Closed))
         };
         // A full object cannot be waited for any more.
         let _ = signal(comp.as_ref(), status);
@@ -452,7 +452,7 @@ impl Pass<'_> {
         let device = self.inner.devices().get(self.device.index as usize).cloned();
         let Some(device) = device else { return };
         for (number, later) in begin {
-            let rank = later.said.rank;
+            let rank = later.said.op.rank;
             match later.begin(&device) {
                 Start::Again(later) => {
                     if let Some(entry) = self.device.ordered.lock().entry(number) {

@@ -86,7 +86,7 @@ impl Post<'_, Recv<'_>> {
             return Err(device.why_closed());
         }
         self.check_deadline()?;
-        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
+        let (rank, tag) = (self.rank, self.tag);
         let policy = self.kind.matching.of_receive(rank, tag)?;
         if policy.looks_at_rank() {
             self.check_rank()?;
@@ -99,15 +99,10 @@ impl Post<'_, Recv<'_>> {
         let runtime = &self.runtime.0;
         let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(Engines::DEFAULT));
         let mut held = Some(buffer);
-        let make = |buffer: Buffer| Receive {
-            rank,
-            tag,
-            buffer,
-            comp: self.comp.cloned(),
-            user_context,
-            deadline: self.deadline,
-        };
-        let met = engine.receive(policy, rank, tag, || make(held.take().unwrap_or_default()));
+        let make = |buffer: Buffer, comp| Receive { buffer, op: self.context(0, comp) };
+        let met = engine.receive(policy, rank, tag, || {
+            make(held.take().unwrap_or_default(), self.comp.cloned())
+        });
         let message = match met {
             Ok(message) => message,
             Err(ticket) => return Ok(self.waits(device, engine, policy, ticket)),
@@ -124,7 +119,7 @@ impl Post<'_, Recv<'_>> {
             }
         }
         let device = other.as_ref().map_or(device, |other| &*other.0);
-        let receive = Receive { comp: None, ..make(held.take().unwrap_or_default()) };
+        let mut receive = make(held.take().unwrap_or_default(), None);
         let needs_engine = match &message.content {
             Content::Here(payload) => {
                 !(receive.buffer.kind().is_host() && payload.view().place().is_host())
@@ -133,7 +128,7 @@ impl Post<'_, Recv<'_>> {
         };
         if needs_engine {
             // The receive will end later than this call.
-            let receive = Receive { comp: self.comp.cloned(), ..receive };
+            receive.op.comp = self.comp.cloned();
             if let Some((_, status)) = device.land(runtime, message, receive) {
                 return self.outcome(Begun::Over(status));
             }

@@ -10,9 +10,10 @@ use crate::bulk::answers::NOBODY;
 use crate::bulk::wire::{Request, word};
 use crate::bulk::{Moving, Target};
 use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
-use crate::device::{DeviceInner, Outstanding};
+use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
+use crate::op::OpContext;
 use crate::peer::route::Route;
 use crate::progress::{Landing, in_handler};
 use crate::protocol::header::Message;
@@ -193,13 +194,10 @@ impl<K> Post<'_, K> {
         kind.is_host() && region().is_some_and(|region| region.kind().is_host())
     }
 
-    pub(super) fn outstanding(
-        &self,
-        size: usize,
-        comp: Option<&Arc<dyn Completion>>,
-    ) -> Outstanding {
-        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
-        Outstanding { rank, tag, size, user_context, comp: comp.cloned(), deadline: self.deadline }
+    /// Returns the context of the operation.
+    pub(super) fn context(&self, size: usize, comp: Option<Arc<dyn Completion>>) -> OpContext {
+        let Self { rank, tag, user_context, deadline, .. } = *self;
+        OpContext { rank, tag, size, user_context, comp, deadline }
     }
 
     pub(super) fn over(&self, size: usize, buffer: Buffer) -> Begun {
@@ -256,17 +254,11 @@ impl<K> Post<'_, K> {
         };
         match started {
             Ok(transfer) => {
-                let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
-                let signal = place.signal;
                 let landing = Landing {
                     transfer,
-                    comp: comp.cloned(),
-                    rank,
-                    tag,
-                    size,
-                    user_context,
+                    op: self.context(size, comp.cloned()),
                     gives_source,
-                    signal,
+                    signal: place.signal,
                     name: self.device_inner().bulk.now(),
                     owed: None,
                 };
@@ -443,7 +435,7 @@ impl Post<'_, Put<'_>> {
         }
         let message = Message::OfferPut { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
         let request = self.request(place, size as u64);
-        let operation = self.outstanding(size, comp);
+        let operation = self.context(size, comp.cloned());
         device.bulk.request(device, &self.runtime.0, message, request, operation, owned);
         Ok(Begun::UnderWay)
     }
@@ -459,17 +451,12 @@ impl Post<'_, Put<'_>> {
         (target, source): (RegionSlice, RegionSlice),
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Begun, Box<Refused>> {
-        let (rank, tag, size, user_context) =
-            (self.rank, self.tag, source.len(), self.user_context);
+        let op = self.context(source.len(), comp.cloned());
         let transfer = Moving::Engine(Transfer::between(target, source)?);
         let device = self.device_inner();
         device.add_landing(Landing {
             transfer,
-            comp: comp.cloned(),
-            rank,
-            tag,
-            size,
-            user_context,
+            op,
             gives_source: true,
             signal: place.signal,
             name: device.bulk.now(),
@@ -499,7 +486,7 @@ impl<K> Post<'_, K> {
         if device.bulk.is_full() {
             return Begun::Busy;
         }
-        let operation = self.outstanding(8, comp);
+        let operation = self.context(8, comp.cloned());
         let message = Message::Atomic { swap };
         device.bulk.request(device, &self.runtime.0, message, request, operation, Buffer::Empty);
         Begun::UnderWay
@@ -599,10 +586,8 @@ impl Post<'_, Get<'_>> {
             if device.bulk.is_full() {
                 return Ok(Begun::Busy);
             }
-            let Outstanding { tag, user_context, comp, deadline, .. } =
-                self.outstanding(size, comp);
             let buffer = given.take().unwrap_or_default();
-            let target = Target::Receive { tag, buffer, comp, user_context, deadline };
+            let target = Target::Receive { buffer, op: self.context(size, comp.cloned()) };
             let message = Message::Get { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
             let request = self.request(place, size as u64);
             device.expect(&self.runtime.0, (self.rank, size, target), message, request);

@@ -6,9 +6,10 @@ use super::recv::{step, wait_for};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::deadline::Deadline;
-use crate::device::{DeviceInner, Outstanding};
+use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::{Rank, Tag, UserContext};
+use crate::op::OpContext;
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::route::{Linked, Route};
 use crate::progress::in_handler;
@@ -68,10 +69,10 @@ impl<'a> Outgoing<'a> {
         })
     }
 
-    /// Returns the record of the operation, for the owner of its buffer.
-    fn outstanding(&self, size: usize) -> Outstanding {
+    /// Returns the context of the operation, for the owner of its buffer.
+    fn context(&self, size: usize, comp: Option<Arc<dyn Completion>>) -> OpContext {
         let Self { rank, tag, user_context, deadline, .. } = *self;
-        Outstanding { rank, tag, size, user_context, comp: self.comp.cloned(), deadline }
+        OpContext { rank, tag, size, user_context, comp, deadline }
     }
 
     #[inline]
@@ -252,7 +253,7 @@ fn offer(
     if !out.device.bulk.may_offer(out.header, is_held) {
         return Ok(Attempt::Busy(RetryReason::Unanswered));
     }
-    let operation = out.outstanding(buffer.len());
+    let operation = out.context(buffer.len(), out.comp.cloned());
     let bulk = &out.device.bulk;
     let submitted = match buffer {
         SendBuffer::Owned(buffer) => bulk.offer(linked, out.header, operation, buffer, None),
@@ -278,7 +279,7 @@ fn offer_mapped(
     linked: &Linked,
     buffer: &mut Buffer,
 ) -> Result<Attempt, PostError> {
-    let operation = out.outstanding(buffer.len());
+    let operation = out.context(buffer.len(), out.comp.cloned());
     match out.device.offer_mapped(&out.runtime.0, linked, out.header, operation, buffer) {
         None => Ok(Attempt::Park),
         Some(Ok(Submit::Busy(busy))) => Ok(Attempt::Busy(RetryReason::of(busy))),
@@ -297,8 +298,8 @@ fn hand_over(
     linked: &Linked,
     buffer: &mut Buffer,
 ) -> Result<Attempt, PostError> {
-    let outstanding = out.outstanding(buffer.len());
-    let Ok(token) = out.device.outstanding.insert(outstanding) else {
+    let operation = out.context(buffer.len(), out.comp.cloned());
+    let Ok(token) = out.device.outstanding.insert(operation) else {
         return Ok(Attempt::Busy(RetryReason::NoPacket));
     };
     match linked.link.submit(Op::AmOwned { header: out.header, buffer, token: OpToken(token) }) {
@@ -403,17 +404,8 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
         Some(event) => Stage::After(event, owned),
         None => Stage::Ready(owned),
     };
-    let parked = Parked {
-        header: out.header,
-        rank: out.rank,
-        tag: out.tag,
-        user_context: out.user_context,
-        comp,
-        required: out.required,
-        deadline: out.deadline,
-        size,
-        stage,
-    };
+    let parked =
+        Parked { header: out.header, op: out.context(size, comp), required: out.required, stage };
     match out.device.park(out.route, parked, limit) {
         Ok(()) => {
             out.runtime.0.deadlines.note(out.deadline);

@@ -2,27 +2,22 @@
 
 use super::{Meeting, Met, found};
 use crate::bulk::{Carried, Moving, Target};
-use crate::comp::{Completion, Status};
-use crate::deadline::Deadline;
-use crate::device::{DeviceInner, Outstanding};
+use crate::comp::Status;
+use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::matching::{Content, Receive, Unexpected};
-use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::names::{Rank, RemoteComp, Tag};
+use crate::op::{Ended, OpContext};
 use crate::protocol::header::Found;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Imported, Payload};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, MemRef, SmallBytes, Transfer};
-use std::sync::Arc;
 
 /// A message on its way into memory that an engine has to write.
 pub(crate) struct Landing {
     pub(crate) transfer: Moving,
-    pub(crate) comp: Option<Arc<dyn Completion>>,
-    pub(crate) rank: Rank,
-    pub(crate) tag: Tag,
-    pub(crate) size: usize,
-    pub(crate) user_context: UserContext,
+    pub(crate) op: OpContext,
     /// Set if the source is the operation's buffer, as for a put.
     pub(crate) gives_source: bool,
     /// The object of the other rank to signal.
@@ -48,25 +43,14 @@ pub(crate) struct Fetched {
     /// The sender's name for the message. The sender waits for its end.
     pub(crate) token: u64,
     pub(crate) from: Imported,
-    /// The deadline, for the case that the parts are requested after all.
-    pub(crate) deadline: Deadline,
 }
 
 impl Landing {
     /// Returns the landing of a message in its buffer.
-    pub(crate) fn of_message(
-        transfer: impl Into<Moving>,
-        comp: Option<Arc<dyn Completion>>,
-        (rank, tag, size): (Rank, Tag, usize),
-        user_context: UserContext,
-    ) -> Self {
+    pub(crate) fn of_message(transfer: impl Into<Moving>, op: OpContext) -> Self {
         Self {
             transfer: transfer.into(),
-            comp,
-            rank,
-            tag,
-            size,
-            user_context,
+            op,
             gives_source: false,
             signal: None,
             name: u64::MAX,
@@ -74,46 +58,24 @@ impl Landing {
         }
     }
 
-    pub(crate) fn into_status(mut self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
+    pub(crate) fn into_status(mut self, error: OpError) -> Ended {
         self.end(Some(error))
     }
 
     /// Takes out the object to signal, and the status. By reference, since the rest of it would be
     /// moved along.
-    pub(super) fn end(&mut self, error: Option<OpError>) -> (Option<Arc<dyn Completion>>, Status) {
-        let Self { rank, tag, size, user_context, gives_source, .. } = *self;
+    pub(super) fn end(&mut self, error: Option<OpError>) -> Ended {
         let (target, source) = self.transfer.take_buffers();
-        let buffer = if gives_source { source } else { target };
-        (
-            self.comp.take(),
-            Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) },
-        )
-    }
-}
-
-impl Outstanding {
-    pub(crate) fn into_status(self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
-        self.end(Buffer::Empty, Some(error))
-    }
-
-    pub(crate) fn end(
-        self,
-        buffer: Buffer,
-        error: Option<OpError>,
-    ) -> (Option<Arc<dyn Completion>>, Status) {
-        let Self { rank, tag, size, user_context, comp, .. } = self;
-        (comp, Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) })
+        let buffer = if self.gives_source { source } else { target };
+        (self.op.comp.take(), self.op.status(buffer, error))
     }
 }
 
 impl Receive {
-    pub(crate) fn into_status(self, error: OpError) -> (Option<Arc<dyn Completion>>, Status) {
-        let Self { rank, tag, buffer, comp, user_context, .. } = self;
-        (comp, Status { rank, tag, size: 0, user_context, buffer, error: Some(Box::new(error)) })
+    pub(crate) fn into_status(self, error: OpError) -> Ended {
+        self.op.end(self.buffer, Some(error))
     }
-}
 
-impl Receive {
     /// Takes a message of a few bytes, if that is a matter of copying them; else they stay a pair.
     /// `at_once`: its completion object is told now, if that can be.
     #[inline(always)]
@@ -132,8 +94,8 @@ impl Receive {
             let content = Content::Here(Payload::Small(*bytes));
             return found(met, Meeting::Pair(Unexpected { from, tag, content }, self.take()));
         }
-        let comp = self.comp.take();
-        let user_context = self.user_context;
+        let comp = self.op.comp.take();
+        let user_context = self.op.user_context;
         let mut status = || {
             let buffer = std::mem::take(&mut self.buffer);
             Status { rank: from, tag, size, user_context, buffer, error: None }
@@ -153,14 +115,14 @@ impl Receive {
 
 impl std::fmt::Debug for Receive {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Receive({} B from {}, {:?})", self.buffer.len(), self.rank, self.tag)
+        write!(f, "Receive({} B from {}, {:?})", self.buffer.len(), self.op.rank, self.op.tag)
     }
 }
 
 impl DeviceInner {
     /// Returns `true` if an operation on a peer's memory is in flight that began before `name`.
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
-        let by_engine = |landing: &Landing| landing.rank == peer && landing.name < before;
+        let by_engine = |landing: &Landing| landing.op.rank == peer && landing.name < before;
         self.bulk.has_memory_operations(peer, before)
             || self.has_direct(peer, before)
             || (!self.landing.is_empty() && self.landing.lock().iter().any(by_engine))
@@ -180,28 +142,22 @@ impl DeviceInner {
         runtime: &Inner,
         message: Unexpected,
         receive: Receive,
-    ) -> Option<(Option<Arc<dyn Completion>>, Status)> {
+    ) -> Option<Ended> {
         let Unexpected { from, tag, content } = message;
-        let Receive { mut buffer, comp, user_context, deadline, .. } = receive;
+        let Receive { mut buffer, op } = receive;
+        let op = OpContext { rank: from, tag, ..op };
         let payload = match content {
             Content::Here(payload) => payload,
             Content::Offered(offer, _) => {
-                let target = Target::Receive { tag, buffer, comp, user_context, deadline };
+                let target = Target::Receive { buffer, op };
                 return self.accept(runtime, from, offer, target);
             }
         };
         let size = payload.len();
-        let status = |buffer, error: Option<OpError>| Status {
-            rank: from,
-            tag,
-            size,
-            user_context,
-            buffer,
-            error: error.map(Box::new),
-        };
+        let op = OpContext { size, ..op };
         if size > buffer.len() {
             let error = OpError::Truncated { message: size, buffer: buffer.len() };
-            return Some((comp, status(buffer, Some(error))));
+            return Some(op.end(buffer, Some(error)));
         }
         if buffer.kind().is_host() && payload.view().place().is_host() {
             let copied = match buffer.view_mut() {
@@ -209,7 +165,7 @@ impl DeviceInner {
                 None => Ok(()),
             };
             drop(payload);
-            return Some((comp, status(buffer, copied.err().map(OpError::Copy))));
+            return Some(op.end(buffer, copied.err().map(OpError::Copy)));
         }
         let source = match payload {
             Payload::Small(small) => Buffer::Small(small),
@@ -224,22 +180,17 @@ impl DeviceInner {
                 if let Some(target) = kept.view_mut()
                     && let Err(error) = copy_now(target, loan.view())
                 {
-                    return Some((comp, status(buffer, Some(OpError::Copy(error)))));
+                    return Some(op.end(buffer, Some(OpError::Copy(error))));
                 }
                 kept
             }
         };
         match Transfer::start(buffer, source) {
             Ok(transfer) => {
-                self.add_landing(Landing::of_message(
-                    transfer,
-                    comp,
-                    (from, tag, size),
-                    user_context,
-                ));
+                self.add_landing(Landing::of_message(transfer, op));
                 None
             }
-            Err(refused) => Some((comp, status(refused.dst, Some(OpError::Copy(refused.cause))))),
+            Err(refused) => Some(op.end(refused.dst, Some(OpError::Copy(refused.cause)))),
         }
     }
 }

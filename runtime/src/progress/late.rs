@@ -1,11 +1,10 @@
 //! Operations whose deadline has passed.
 
 use super::Pass;
-use crate::comp::{Completion, Status};
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
-use std::sync::Arc;
+use crate::op::Ended;
 
 impl Pass<'_> {
     /// Looks at everything that waits, if the earliest deadline has passed. An operation only ever
@@ -19,7 +18,7 @@ impl Pass<'_> {
         for engine in self.inner.engines.each() {
             let late = engine.expired_receives(now, left).into_iter();
             ended.extend(late.map(|receive| {
-                let rank = receive.rank;
+                let rank = receive.op.rank;
                 receive.into_status(OpError::TimedOut(rank))
             }));
         }
@@ -44,22 +43,18 @@ impl Pass<'_> {
 impl DeviceInner {
     /// Takes operations whose deadline has passed out of the backlogs, except those that an engine
     /// copies.
-    fn expire_backlogs(
-        &self,
-        now: Deadline,
-        left: &Deadlines,
-    ) -> Vec<(Option<Arc<dyn Completion>>, Status)> {
+    fn expire_backlogs(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
         let mut ended = Vec::new();
         for rank in self.busy_ranks() {
             let Some(route) = self.known_route(rank) else { continue };
             let mut backlog = route.backlog();
             let mut kept = std::collections::VecDeque::with_capacity(backlog.len());
             for parked in backlog.drain(..) {
-                if parked.deadline.has_passed(now) && parked.is_idle() {
-                    let rank = parked.rank;
+                if parked.op.deadline.has_passed(now) && parked.is_idle() {
+                    let rank = parked.op.rank;
                     ended.push(parked.into_status(Some(OpError::TimedOut(rank))));
                 } else {
-                    left.note(parked.deadline);
+                    left.note(parked.op.deadline);
                     kept.push_back(parked);
                 }
             }

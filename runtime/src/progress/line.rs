@@ -10,7 +10,8 @@ use super::{Pass, arrival};
 use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
 use crate::error::OpError;
-use crate::names::{Rank, Tag, UserContext};
+use crate::names::{Rank, Tag};
+use crate::op::{Ended, OpContext};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::{AllocError, Buffer, MemRef, PacketSource, Transfer};
 use std::sync::Arc;
@@ -45,13 +46,13 @@ impl InLine {
     /// Returns the object to signal.
     pub(super) fn comp(&self) -> Option<&Arc<dyn Completion>> {
         match self {
-            Self::Landing(landing) => landing.comp.as_ref(),
+            Self::Landing(landing) => landing.op.comp.as_ref(),
             Self::There(comp, _) => Some(comp),
         }
     }
 
     /// Returns the object to signal, and the status.
-    fn end(self) -> (Option<Arc<dyn Completion>>, Status) {
+    fn end(self) -> Ended {
         match self {
             Self::Landing(mut landing) => {
                 let outcome = landing.transfer.poll(false).unwrap_or(Ok(()));
@@ -62,7 +63,7 @@ impl InLine {
     }
 
     /// Ends it when the runtime ends, also during a copy.
-    pub(crate) fn close(self) -> (Option<Arc<dyn Completion>>, Status) {
+    pub(crate) fn close(self) -> Ended {
         match self {
             Self::Landing(landing) => landing.into_status(OpError::Closed),
             Self::There(comp, status) => (Some(comp), status),
@@ -150,13 +151,8 @@ impl Pass<'_> {
                 };
                 match Transfer::start(place, source) {
                     Ok(transfer) => {
-                        let (comp, context) = (Some(comp.clone()), UserContext::default());
-                        InLine::Landing(Box::new(Landing::of_message(
-                            transfer,
-                            comp,
-                            (from, tag, size),
-                            context,
-                        )))
+                        let op = OpContext::of_runtime(from, tag, size, Some(comp.clone()));
+                        InLine::Landing(Box::new(Landing::of_message(transfer, op)))
                     }
                     Err(refused) => {
                         let mut status = arrival(from, tag, size, refused.src);

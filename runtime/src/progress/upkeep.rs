@@ -131,8 +131,8 @@ impl Pass<'_> {
         self.moved = true;
         let outcome = landing.transfer.failure().map_or(Ok(()), Err);
         if let (Ok(()), Some(comp)) = (&outcome, landing.signal) {
-            let message = Message::Signal { comp, tag: landing.tag };
-            self.device.control(self.inner, landing.rank, message, word(landing.size as u64));
+            let message = Message::Signal { comp, tag: landing.op.tag };
+            self.device.control(self.inner, landing.op.rank, message, word(landing.op.size as u64));
         }
         if let Some(owed) = landing.owed.take()
             && self.pay(landing, *owed, outcome.as_ref().err())
@@ -146,20 +146,25 @@ impl Pass<'_> {
     /// Sends the peer the message that it waits for. Returns `true` if the operation goes on: the
     /// fetch does not count, and the parts are requested.
     fn pay(&mut self, landing: &mut Landing, owed: Owed, error: Option<&CopyError>) -> bool {
-        let Fetched { token, from, deadline } = match owed {
+        let Fetched { token, from } = match owed {
             Owed::Fetched(fetched) => fetched,
             Owed::Pieces(carried) => {
-                self.device.carried_out(self.inner, landing.rank, *carried, error);
+                self.device.carried_out(self.inner, landing.op.rank, *carried, error);
                 return false;
             }
         };
         if error.is_none() && from.region().is_none() {
             // It was withdrawn meanwhile: the bytes found there need not be the message.
-            self.device.ask_again(self.inner, landing, token, deadline);
+            self.device.ask_again(self.inner, landing, token);
             return true;
         }
         let verdict = if error.is_none() { Verdict::Done } else { Verdict::Failed };
-        self.device.control(self.inner, landing.rank, Message::Finish { token }, verdict.encode());
+        self.device.control(
+            self.inner,
+            landing.op.rank,
+            Message::Finish { token },
+            verdict.encode(),
+        );
         false
     }
 

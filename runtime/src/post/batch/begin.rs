@@ -66,8 +66,7 @@ impl Post<'_, Batch<'_>> {
     }
 
     fn status(&self, size: usize) -> Status {
-        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
-        Status { rank, tag, size, user_context, buffer: Buffer::Empty, error: None }
+        self.context(size, None).status(Buffer::Empty, None)
     }
 
     /// Begins it, now. `has_waited`: it stands among those that wait already, so their number does
@@ -152,14 +151,9 @@ impl Post<'_, Batch<'_>> {
             };
             is_first = false;
             join.add();
-            let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
             let landing = Landing {
                 transfer,
-                comp: Some(join.clone()),
-                rank,
-                tag,
-                size: join.size,
-                user_context,
+                op: self.context(join.op.size, Some(join.clone())),
                 gives_source: self.kind.is_put,
                 signal: None,
                 name: device.bulk.now(),
@@ -198,15 +192,10 @@ impl Post<'_, Batch<'_>> {
     }
 
     fn join(&self, size: usize, comp: Option<&Arc<dyn Completion>>) -> Arc<Join> {
-        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
         Arc::new(Join {
-            inner: comp.cloned(),
+            op: self.context(size, comp.cloned()),
             runtime: Arc::downgrade(&self.runtime.0),
             device: self.device_inner().index,
-            rank,
-            tag,
-            size,
-            user_context,
             signal: self.kind.signal,
             shares: Mutex::default(),
         })

@@ -3,24 +3,21 @@
 use super::super::rma::tell;
 use crate::comp::{Completion, Status};
 use crate::error::OpError;
-use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::names::RemoteComp;
+use crate::op::OpContext;
 use crate::runtime::Inner;
 use carrack_transports::mem::Buffer;
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 /// The completion object of a batch's parts. After the last part it signals the other rank, if no
 /// part has failed, and the batch's own object. The thread that begins the parts has a share, too,
 /// so that the batch cannot complete before all have begun.
 pub(in crate::post) struct Join {
-    pub(super) inner: Option<Arc<dyn Completion>>,
+    pub(super) op: OpContext,
     pub(super) runtime: Weak<Inner>,
     /// The number of the device.
     pub(super) device: u32,
-    pub(super) rank: Rank,
-    pub(super) tag: Tag,
-    pub(super) size: usize,
-    pub(super) user_context: UserContext,
     pub(super) signal: Option<RemoteComp>,
     pub(super) shares: Mutex<Shares>,
 }
@@ -74,20 +71,13 @@ impl Join {
             }
             shares.error.take()
         };
-        let Self { rank, tag, size, user_context, signal, .. } = *self;
-        if let (None, Some(comp), Some(runtime)) = (&error, signal, self.runtime.upgrade())
+        let OpContext { rank, tag, size, .. } = self.op;
+        if let (None, Some(comp), Some(runtime)) = (&error, self.signal, self.runtime.upgrade())
             && let Some(device) = runtime.devices().get(self.device as usize).cloned()
         {
             tell(&runtime, &device.0, rank, (comp, tag), size);
         }
-        Some(Status {
-            rank,
-            tag,
-            size,
-            user_context,
-            buffer: Buffer::Empty,
-            error: error.map(Box::new),
-        })
+        Some(self.op.status(Buffer::Empty, error))
     }
 }
 
@@ -99,7 +89,7 @@ impl Completion for Join {
         } else {
             self.release(status.error.map(|error| *error))
         };
-        match (last, &self.inner) {
+        match (last, &self.op.comp) {
             (Some(status), Some(inner)) => inner.signal(status),
             (Some(Status { error: Some(error), .. }), None) => {
                 tracing::warn!(%error, "a batch without a completion object failed");
@@ -110,7 +100,7 @@ impl Completion for Join {
     }
 
     fn describe(&self) -> String {
-        self.inner.as_ref().map_or_else(|| "nothing".into(), |inner| inner.describe())
+        self.op.comp.as_ref().map_or_else(|| "nothing".into(), |inner| inner.describe())
     }
 }
 
@@ -118,31 +108,24 @@ impl Completion for Join {
 mod tests {
     use super::*;
     use crate::comp::{AsCompletion, CompQueue};
+    use crate::names::{Rank, Tag, UserContext};
+    use std::sync::Arc;
 
-    fn join(inner: Option<Arc<dyn Completion>>) -> Join {
+    fn join(comp: Option<Arc<dyn Completion>>) -> Join {
         Join {
-            inner,
+            op: OpContext {
+                user_context: UserContext(4),
+                ..OpContext::of_runtime(Rank(1), Tag(2), 300, comp)
+            },
             runtime: Weak::new(),
             device: 0,
-            rank: Rank(1),
-            tag: Tag(2),
-            size: 300,
-            user_context: UserContext(4),
             signal: None,
             shares: Mutex::default(),
         }
     }
 
     fn status(error: Option<OpError>) -> Status {
-        let (rank, tag, user_context) = (Rank(1), Tag(9), UserContext(9));
-        Status {
-            rank,
-            tag,
-            size: 9,
-            user_context,
-            buffer: Buffer::Empty,
-            error: error.map(Box::new),
-        }
+        OpContext::of_runtime(Rank(1), Tag(9), 9, None).status(Buffer::Empty, error)
     }
 
     #[test]

@@ -8,9 +8,10 @@ use crate::bulk::packed::{BYTES, COUNT, GPU_PIECE, PIECE, UnderWay, copy_packed,
 use crate::bulk::wire::Request;
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
-use crate::device::{Device, DeviceInner, Outstanding};
+use crate::device::{Device, DeviceInner};
 use crate::error::{OpError, PostError};
 use crate::names::Rank;
+use crate::op::OpContext;
 use crate::post::options::{Outcome, Post, RetryReason};
 use crate::progress::Landing;
 use crate::protocol::header::Message;
@@ -131,50 +132,32 @@ impl Post<'_, Batch<'_>> {
         let onward =
             Onward { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
         // The size of this pack; the join reports that of the batch.
-        let operation = self.outstanding(packed.len(), Some(&end));
+        let operation = self.context(packed.len(), Some(end.clone()));
         if is_put {
             let filled =
                 copy_packed((&packed, behind), places(&pack.pieces), false, &runtime.staging);
             match filled.map_err(PostError::Memory)? {
                 None => offer(device, runtime, request, operation, packed),
                 Some(moving) => {
-                    let (about, user_context) =
-                        ((self.rank, self.tag, pack.bytes), self.user_context);
                     let comp =
                         Filled { onward, next: Mutex::new(Some((request, operation, packed))) };
-                    device.add_landing(Landing::of_message(
-                        moving,
-                        Some(Arc::new(comp)),
-                        about,
-                        user_context,
-                    ));
+                    let op = self.context(pack.bytes, Some(Arc::new(comp)));
+                    device.add_landing(Landing::of_message(moving, op));
                 }
             }
         } else {
             let list = packed;
             let packed = Region::host(pack.bytes);
-            let Outstanding { rank, tag, size, user_context, deadline, .. } = operation;
+            let rank = self.rank;
             let pieces = Mutex::new(std::mem::take(&mut pack.pieces));
             let answered = Answered { onward: onward.clone(), pieces, packed: packed.clone() };
             let bytes = pack.bytes;
-            let target = Target::Receive {
-                tag,
-                buffer: packed.whole().into(),
-                comp: Some(Arc::new(answered)),
-                user_context,
-                deadline,
-            };
+            let op = self.context(bytes, Some(Arc::new(answered)));
+            let target = Target::Receive { buffer: packed.whole().into(), op };
             let landing = device.expect_answer(runtime, rank, (bytes, target));
             // The deadline is that of the operations in it.
             let comp: Arc<dyn Completion> = Arc::new(Refused { onward, rank, landing });
-            let operation = Outstanding {
-                rank,
-                tag,
-                size,
-                user_context,
-                comp: Some(comp),
-                deadline: Deadline::NEVER,
-            };
+            let operation = OpContext { comp: Some(comp), deadline: Deadline::NEVER, ..operation };
             let message = Message::Pieces { landing };
             device.bulk.request(device, runtime, message, request, operation, list.whole().into());
         }
@@ -187,7 +170,7 @@ fn offer(
     device: &DeviceInner,
     runtime: &Inner,
     request: Request,
-    operation: Outstanding,
+    operation: OpContext,
     packed: Region,
 ) {
     let message = Message::Pieces { landing: 0 };
@@ -252,7 +235,7 @@ impl Onward {
 /// An engine has gathered the bytes of a put.
 struct Filled {
     onward: Onward,
-    next: Mutex<Option<(Request, Outstanding, Region)>>,
+    next: Mutex<Option<(Request, OpContext, Region)>>,
 }
 
 impl Completion for Filled {
@@ -275,13 +258,14 @@ struct Answered {
 impl Completion for Answered {
     fn signal(&self, status: Status) -> Result<(), Status> {
         let Status { rank, tag, size, user_context, .. } = status;
+        let (comp, deadline) = (Some(self.onward.end.clone() as _), Deadline::NEVER);
+        let op = OpContext { rank, tag, size, user_context, comp, deadline };
         self.onward.on(status, |runtime, device| {
             let pieces = std::mem::take(&mut *self.pieces.lock());
             match copy_packed((&self.packed, 0), places(&pieces), true, &runtime.staging) {
                 Ok(None) => Some(Ok(())),
                 Ok(Some(moving)) => {
-                    let (end, about) = (self.onward.end.clone(), (rank, tag, size));
-                    device.add_landing(Landing::of_message(moving, Some(end), about, user_context));
+                    device.add_landing(Landing::of_message(moving, op));
                     None
                 }
                 Err(error) => Some(Err(OpError::Copy(error))),

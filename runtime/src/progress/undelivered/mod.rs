@@ -24,6 +24,7 @@ use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, Tag};
+use crate::op::Ended;
 use crate::peer::hold::Kept;
 use crate::runtime::Inner;
 use carrack_transports::contract::{DownCause, Payload};
@@ -83,9 +84,7 @@ impl Undelivered {
 
     /// Returns the statuses of operations that are still to be signaled, for a runtime that ends.
     /// Messages of peers are dropped.
-    pub(crate) fn into_statuses(
-        self,
-    ) -> impl Iterator<Item = (Option<Arc<dyn Completion>>, Status)> {
+    pub(crate) fn into_statuses(self) -> impl Iterator<Item = Ended> {
         self.queues.into_iter().flat_map(|queue| queue.entries).filter_map(
             |Entry { comp, what }| match what {
                 Delivery::Status(status, _) => Some((Some(comp), status)),
@@ -97,10 +96,7 @@ impl Undelivered {
 
 impl DeviceInner {
     /// Leaves signals to progress, for callers that hold locks.
-    pub(crate) fn tell_later(
-        &self,
-        ended: impl IntoIterator<Item = (Option<Arc<dyn Completion>>, Status)>,
-    ) {
+    pub(crate) fn tell_later(&self, ended: impl IntoIterator<Item = Ended>) {
         // A status without a completion object is dropped without the lock: its buffer may run
         // code of the user.
         let told: Vec<_> =

@@ -1,0 +1,56 @@
+//! The parameters of an operation that outlive its call.
+
+use crate::comp::{Completion, Status};
+use crate::deadline::Deadline;
+use crate::error::OpError;
+use crate::names::{Rank, Tag, UserContext};
+use carrack_transports::mem::Buffer;
+use std::sync::Arc;
+
+/// The status of an operation, and the object to signal.
+pub(crate) type Ended = (Option<Arc<dyn Completion>>, Status);
+
+/// The parameters that an operation has wherever it waits: what its status repeats, the object that
+/// gets the status, and the deadline.
+pub(crate) struct OpContext {
+    pub(crate) rank: Rank,
+    pub(crate) tag: Tag,
+    /// Bytes.
+    pub(crate) size: usize,
+    pub(crate) user_context: UserContext,
+    pub(crate) comp: Option<Arc<dyn Completion>>,
+    pub(crate) deadline: Deadline,
+}
+
+impl OpContext {
+    /// Returns that of one of the runtime's own operations.
+    pub(crate) fn of_runtime(
+        rank: Rank,
+        tag: Tag,
+        size: usize,
+        comp: Option<Arc<dyn Completion>>,
+    ) -> Self {
+        let (user_context, deadline) = (UserContext::default(), Deadline::NEVER);
+        Self { rank, tag, size, user_context, comp, deadline }
+    }
+
+    /// Takes the completion object along, and leaves the rest.
+    #[inline(always)]
+    pub(crate) fn take(&mut self) -> Self {
+        Self { comp: self.comp.take(), ..*self }
+    }
+
+    /// Returns the status with which it ends.
+    #[inline(always)]
+    pub(crate) fn status(&self, buffer: Buffer, error: Option<OpError>) -> Status {
+        let Self { rank, tag, size, user_context, .. } = *self;
+        Status { rank, tag, size, user_context, buffer, error: error.map(Box::new) }
+    }
+
+    /// Ends it.
+    #[inline(always)]
+    pub(crate) fn end(self, buffer: Buffer, error: Option<OpError>) -> Ended {
+        let status = self.status(buffer, error);
+        (self.comp, status)
+    }
+}
