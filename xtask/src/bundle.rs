@@ -21,7 +21,7 @@ use serde_json::json;
 use crate::child;
 use crate::error::{TaskError, not_built};
 use crate::files;
-use crate::workspace::{BUILD, Target, Workspace};
+use crate::workspace::{BUILD, Package, Target, Workspace};
 use pack::{ARCHIVE, Packing};
 
 mod pack;
@@ -30,6 +30,7 @@ mod pack;
 const LEFT_OUT: &[(&str, &str)] = &[
     ("alone", "what it counts is the same on every machine"),
     ("costs", "it needs valgrind, a C compiler and the mock's source"),
+    ("simulated", "what it tests is the same on every machine"),
 ];
 
 /// Programs that each bundle must have.
@@ -135,8 +136,7 @@ fn carried(folder: &Path) -> Result<u64, TaskError> {
 /// [`NEEDED`] that the tree does not have is an error.
 fn tests(workspace: &Workspace) -> Result<Vec<String>, TaskError> {
     let ours = workspace.packages.iter().filter(|package| package.source.is_none());
-    let targets = ours.flat_map(|package| &package.targets);
-    let tests = targets.filter(|target| target.kind.iter().any(|kind| kind == "test"));
+    let tests = ours.flat_map(Package::tests);
     belonging(tests.map(|target| target.name.clone()).collect())
 }
 
@@ -159,8 +159,11 @@ fn belonging(all: Vec<String>) -> Result<Vec<String>, TaskError> {
 fn build(workspace: &Workspace, tests: &[String]) -> Result<Programs, TaskError> {
     let mut command = workspace.cargo("build --release --workspace --bin");
     command.arg(COMMAND);
-    let mut others = workspace
-        .cargo("build --profile carried -p carrack-workspace -p carrack-transports --examples");
+    let mut others = workspace.cargo("build --profile carried --examples");
+    let ours = workspace.packages.iter().filter(|package| package.source.is_none());
+    for package in ours.filter(|ours| ours.tests().any(|test| tests.contains(&test.name))) {
+        others.args(["-p", &package.name]);
+    }
     tests.iter().for_each(|test| {
         others.args(["--test", test]);
     });

@@ -34,6 +34,13 @@ pub(crate) struct Package {
     pub(crate) targets: Vec<Target>,
 }
 
+impl Package {
+    /// Returns its test programs.
+    pub(crate) fn tests(&self) -> impl Iterator<Item = &Target> {
+        self.targets.iter().filter(|target| target.kind.iter().any(|kind| kind == "test"))
+    }
+}
+
 /// A target of a package.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Target {
