@@ -41,6 +41,9 @@ fn step(above: &[f64], band: &[Row], below: &[f64]) -> Vec<Row> {
 fn main() -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::start()?;
     let (me, size) = (runtime.rank().0 as usize, runtime.size() as usize);
+    if size > ROWS {
+        return Err(format!("{size} ranks for {ROWS} rows: start {ROWS} ranks at most").into());
+    }
     let mine = 1 + me * ROWS / size..1 + (me + 1) * ROWS / size;
     let neighbours = [me.checked_sub(1), Some(me + 1).filter(|&below| below < size)];
 

@@ -1,8 +1,7 @@
 //! Errors: one enum for each reaction of a program.
 
 use crate::bootstrap::BootstrapError;
-use crate::matching::Matching;
-use crate::names::{Rank, RemoteComp, Tag};
+use crate::names::{Matching, Rank, RemoteComp, Tag};
 use crate::settings::SettingsError;
 use carrack_transports::contract::{DownCause, OpFailure, SubmitError, Unavailable};
 use carrack_transports::gpu::GpuError;

@@ -61,3 +61,47 @@ impl RemoteComp {
 /// A number of the user's own that comes back in the status of the operation it was given to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct UserContext(pub u64);
+
+/// The properties on which a message and a receive must agree to meet.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Matching {
+    /// Nothing: any message meets any receive of this policy.
+    None,
+    /// The sender's rank.
+    RankOnly,
+    /// The tag.
+    TagOnly,
+    /// The sender's rank and the tag.
+    #[default]
+    RankTag,
+}
+
+impl Matching {
+    /// Returns its number on the wire: one bit for the rank, one for the tag.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::RankOnly => 1,
+            Self::TagOnly => 2,
+            Self::RankTag => 3,
+        }
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        [Self::None, Self::RankOnly, Self::TagOnly, Self::RankTag].get(usize::from(code)).copied()
+    }
+
+    pub(crate) fn looks_at_rank(self) -> bool {
+        self.code() & 1 != 0
+    }
+
+    pub(crate) fn looks_at_tag(self) -> bool {
+        self.code() & 2 != 0
+    }
+}
+
+/// The number of the matching engine that is used where the program names none.
+pub(crate) const DEFAULT_ENGINE: u16 = 0;
+
+/// The number of the matching engine of collectives.
+pub(crate) const COLLECTIVE_ENGINE: u16 = 1;

@@ -9,7 +9,7 @@ use crate::deadline::Deadlines;
 use crate::device::{Device, DeviceBuilder, DeviceInner};
 use crate::error::{OpError, ResourceError, StartError};
 use crate::matching::{Engines, MatchingEngine};
-use crate::names::{Rank, RemoteComp};
+use crate::names::{DEFAULT_ENGINE, Rank, RemoteComp};
 use crate::op::Ended;
 use crate::peer::excess::WaitingOffers;
 use crate::peer::hold::Unexpected;
@@ -424,7 +424,7 @@ impl Runtime {
 
     /// Returns the matching engine that operations use when none is named.
     pub fn default_matching_engine(&self) -> &MatchingEngine {
-        self.0.engine(Engines::DEFAULT)
+        self.0.engine(DEFAULT_ENGINE)
     }
 
     /// Returns the longest eager message in bytes.

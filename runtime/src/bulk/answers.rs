@@ -1,9 +1,5 @@
 //! The handling of the protocol messages that large messages and memory operations need.
 
-use super::wire::{
-    HelpWanted, Offer, Request, Verdict, Window, decode_clear, decode_landing, decode_place,
-    decode_window, decode_writable, encode_place,
-};
 use super::words::Change;
 use super::{Flush, Target};
 use crate::collective::Note;
@@ -13,6 +9,10 @@ use crate::names::{Rank, RemoteComp, Tag};
 use crate::op::OpContext;
 use crate::progress::{Pass, guarded, panicked};
 use crate::protocol::header::Message;
+use crate::protocol::wire::{
+    HelpWanted, Offer, Request, Verdict, Window, decode_clear, decode_landing, decode_place,
+    decode_window, decode_writable, encode_place,
+};
 use crate::region::direct::Withdrawal;
 use crate::region::{Refusal, RegionSlice};
 use carrack_transports::contract::Payload;

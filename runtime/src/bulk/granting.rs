@@ -2,13 +2,15 @@
 
 use super::incoming::{Arriving, Target};
 use super::staging::Staging;
-use super::wire::{Request, Window, encode_clear, encode_landing, encode_window, encode_writable};
 use super::{Bulk, Ended};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
+use crate::protocol::wire::{
+    Request, Window, encode_clear, encode_landing, encode_window, encode_writable,
+};
 use crate::runtime::Inner;
 use carrack_transports::contract::RemotePlace;
 

@@ -17,13 +17,13 @@
 
 use super::incoming::Target;
 use super::through::Moving;
-use super::wire::{Mapped, Offer};
 use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::op::OpContext;
 use crate::peer::route::Linked;
 use crate::progress::{Fetched, Landing, Owed};
 use crate::protocol::header::Message;
+use crate::protocol::wire::{Mapped, Offer};
 use crate::runtime::Inner;
 use carrack_transports::contract::{
     Busy, Domain, Exported, Header, Imported, Op, Payload, Submit, SubmitError, WeakImported,

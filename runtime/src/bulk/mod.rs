@@ -73,7 +73,6 @@ mod share;
 mod showing;
 mod staging;
 mod through;
-pub(crate) mod wire;
 mod words;
 mod writing;
 mod written;

@@ -3,7 +3,6 @@
 use super::ahead::Ahead;
 use super::pull::abandon;
 use super::staging::Staging;
-use super::wire::{Mapped, Offer, Request, Verdict, encode_landing, word};
 use super::{Bulk, Ended};
 use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
@@ -14,6 +13,7 @@ use crate::op::OpContext;
 use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
+use crate::protocol::wire::{Mapped, Offer, Request, Verdict, encode_landing, word};
 use crate::runtime::Inner;
 use carrack_transports::contract::{
     DownCause, Header, Op, OpToken, RemotePlace, Submit, SubmitError,

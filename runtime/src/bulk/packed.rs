@@ -13,7 +13,6 @@
 //! The places of a list lie in one region. A place takes sixteen bytes: the offset in the region,
 //! and the length. All places are checked before anything is copied.
 
-use super::wire::{Offer, Request, Verdict};
 use super::{Bulk, Ended, Moving, Staging, Target};
 use crate::chores::Waiting;
 use crate::device::DeviceInner;
@@ -22,6 +21,7 @@ use crate::names::{Rank, Tag};
 use crate::op::OpContext;
 use crate::progress::{Landing, Owed, Pass};
 use crate::protocol::header::Message;
+use crate::protocol::wire::{Offer, Request, Verdict};
 use crate::region::{Refusal, Region};
 use crate::runtime::Inner;
 use carrack_transports::mem::copy::check_kinds;

@@ -3,12 +3,12 @@
 use super::Ended;
 use super::incoming::Target;
 use super::share::{ASK_AHEAD, MOST, Others, Share, is_worth_it};
-use super::wire::{Offer, Verdict};
 use crate::deadline::Deadline;
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
+use crate::protocol::wire::{Offer, Verdict};
 use carrack_transports::contract::{PeerMemory, PeerMemoryError};
 use carrack_transports::mem::{Buffer, MemMut};
 use std::collections::VecDeque;

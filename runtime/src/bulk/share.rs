@@ -8,11 +8,11 @@
 
 use super::Bulk;
 use super::outgoing::Offered;
-use super::wire::HelpWanted;
 use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
+use crate::protocol::wire::HelpWanted;
 use crate::runtime::Inner;
 use carrack_transports::contract::{PeerId, PeerMemory, Splits};
 use carrack_transports::sync::Split;

@@ -5,12 +5,12 @@
 use super::Bulk;
 use super::granting::Ask;
 use super::incoming::Arriving;
-use super::wire::{Window, encode_landing, encode_window};
 use super::writing::AT_ONCE;
 use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
+use crate::protocol::wire::{Window, encode_landing, encode_window};
 use crate::runtime::Inner;
 use carrack_transports::contract::ExposedChunks;
 use carrack_transports::mem::Buffer;

@@ -7,11 +7,11 @@
 //! may do atomic operations on the word, not even the program's kernels.
 
 use super::staging::{Block, Staging, WORD, Way};
-use super::wire::Verdict;
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
+use crate::protocol::wire::Verdict;
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, CopyError, MemMut, MemRef, RegionSlice, Transfer};
 use std::collections::{HashMap, VecDeque};

@@ -6,7 +6,6 @@
 //! sleeping.
 
 use super::outgoing::{Matter, Offered, Stream};
-use super::wire::{Window, encode_landing};
 use super::{Bulk, Ended};
 use crate::chores::Waiting;
 use crate::comp::{Completion, Status};
@@ -17,6 +16,7 @@ use crate::op::OpContext;
 use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
+use crate::protocol::wire::{Window, encode_landing};
 use carrack_transports::contract::{Chunk, OpToken, RemotePlace, Submit, SubmitError};
 use carrack_transports::mem::{Buffer, SmallBytes};
 use parking_lot::{Mutex, MutexGuard};

@@ -3,12 +3,12 @@
 use super::Bulk;
 use super::incoming::Arriving;
 use super::inflow::Inflow;
-use super::wire::encode_landing;
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
+use crate::protocol::wire::encode_landing;
 use carrack_transports::contract::RemotePlace;
 use carrack_transports::mem::{CopyError, MemKind};
 

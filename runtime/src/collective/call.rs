@@ -5,8 +5,7 @@ use super::group::{Group, OWN_NAMES};
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::error::{AwaitError, CollectiveError, OpError, PostError, ProgressError, WaitError};
-use crate::matching::Engines;
-use crate::names::{Rank, Tag};
+use crate::names::{COLLECTIVE_ENGINE, Rank, Tag};
 use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::DownCause;
@@ -260,7 +259,7 @@ impl<'a> Call<'a> {
         step: u32,
         bytes: bytes::Bytes,
     ) -> Result<(), CollectiveError> {
-        let engine = self.runtime.0.engine(Engines::COLLECTIVE);
+        let engine = self.runtime.0.engine(COLLECTIVE_ENGINE);
         let send =
             self.runtime.post_send(self.rank(to), bytes, self.tag(step)).matching_engine(engine);
         let sent = self.unless_trouble(send.start()).await?;
@@ -292,7 +291,7 @@ impl<'a> Call<'a> {
         step: u32,
         len: usize,
     ) -> Result<Vec<u8>, CollectiveError> {
-        let engine = self.runtime.0.engine(Engines::COLLECTIVE);
+        let engine = self.runtime.0.engine(COLLECTIVE_ENGINE);
         let mut room = Vec::new();
         if room.try_reserve_exact(len).is_err() {
             return Err(self.failed(OpError::Memory(len).into()));

@@ -2,11 +2,11 @@
 
 use super::table::Table;
 use super::{Key, Matching};
-use crate::bulk::wire::Offer;
 use crate::deadline::{Deadline, Deadlines};
 use crate::error::ResourceError;
 use crate::names::{Rank, Tag};
 use crate::op::OpContext;
+use crate::protocol::wire::Offer;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -212,10 +212,6 @@ pub(crate) struct Engines {
 impl Engines {
     /// Engines that a runtime can have.
     const LIMIT: usize = 256;
-    /// The default engine.
-    pub(crate) const DEFAULT: u16 = 0;
-    /// The collectives' own.
-    pub(crate) const COLLECTIVE: u16 = 1;
 
     pub(crate) fn new() -> Self {
         Self { engines: (0..Self::LIMIT).map(|_| OnceLock::new()).collect(), made: 2.into() }

@@ -17,45 +17,10 @@ pub use engine::{Envelope, MatchingEngine, Ticket};
 pub use probe::Probe;
 
 use crate::error::PostError;
+pub use crate::names::Matching;
 use crate::names::{Rank, Tag};
 
-/// The properties on which a message and a receive must agree to meet.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Matching {
-    /// Nothing: any message meets any receive of this policy.
-    None,
-    /// The sender's rank.
-    RankOnly,
-    /// The tag.
-    TagOnly,
-    /// The sender's rank and the tag.
-    #[default]
-    RankTag,
-}
-
 impl Matching {
-    /// Returns its number on the wire: one bit for the rank, one for the tag.
-    pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::None => 0,
-            Self::RankOnly => 1,
-            Self::TagOnly => 2,
-            Self::RankTag => 3,
-        }
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        [Self::None, Self::RankOnly, Self::TagOnly, Self::RankTag].get(usize::from(code)).copied()
-    }
-
-    pub(crate) fn looks_at_rank(self) -> bool {
-        self.code() & 1 != 0
-    }
-
-    pub(crate) fn looks_at_tag(self) -> bool {
-        self.code() & 2 != 0
-    }
-
     /// Returns the policy of a receive, or of a probe. Wildcards choose it, unless the program
     /// named one.
     #[inline(always)]

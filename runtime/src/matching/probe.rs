@@ -1,8 +1,8 @@
 //! Looking at messages without receiving them, and taking back receives.
 
-use super::{Engines, Envelope, Matching, MatchingEngine, Ticket};
+use super::{Envelope, Matching, MatchingEngine, Ticket};
 use crate::error::{OpError, PostError, ProgressError};
-use crate::names::{Rank, Tag};
+use crate::names::{DEFAULT_ENGINE, Rank, Tag};
 use crate::op::Ended;
 use crate::runtime::{Inner, Runtime};
 
@@ -93,7 +93,7 @@ impl<'a> Probe<'a> {
         if policy.looks_at_rank() && self.rank.0 >= self.runtime.size() {
             return Err(PostError::NoSuchRank { rank: self.rank, last: self.runtime.size() - 1 });
         }
-        let engine = self.engine.unwrap_or_else(|| self.runtime.0.engine(Engines::DEFAULT));
+        let engine = self.engine.unwrap_or_else(|| self.runtime.0.engine(DEFAULT_ENGINE));
         Ok(engine.probe(policy, self.rank, self.tag))
     }
 }

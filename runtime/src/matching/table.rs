@@ -399,7 +399,7 @@ fn hash(key: &Key) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matching::Matching;
+    use crate::names::Matching;
     use crate::names::{Rank, Tag};
     use proptest::prelude::*;
 

@@ -9,10 +9,10 @@
 //! The limit of another rank is not known here. It is assumed to be this rank's, and at least the
 //! default.
 
-use crate::bulk::wire::Offer;
 use crate::matching::Content;
 use crate::names::Rank;
 use crate::progress::Pass;
+use crate::protocol::wire::Offer;
 use crate::settings::Settings;
 use carrack_transports::contract::DownCause;
 use parking_lot::{Mutex, MutexGuard};

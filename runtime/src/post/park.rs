@@ -11,8 +11,8 @@ use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::{OpError, PostError};
-use crate::matching::{Engines, Ticket};
-use crate::names::Rank;
+use crate::matching::Ticket;
+use crate::names::{DEFAULT_ENGINE, Rank};
 use crate::op::Ended;
 use crate::pending::PendingOp;
 use crate::progress::{Landing, Pass, signal};
@@ -260,7 +260,7 @@ impl Post<'_, Recv<'_>> {
             return self.outcome(Begun::Busy);
         }
         let Match { engine, .. } = self.kind.matching;
-        let engine = engine.unwrap_or_else(|| runtime.engine(Engines::DEFAULT)).clone();
+        let engine = engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE)).clone();
         let number = runtime.streams.number();
         let ticket = Ticket::of_parked(&engine, policy, rank, self.tag, number);
         let renamed = Renamed::of(self.comp.cloned(), number, runtime);

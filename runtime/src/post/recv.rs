@@ -8,8 +8,8 @@ use crate::buffer::Buffer;
 use crate::comp::{AsCompletion, Status, Synchronizer};
 use crate::device::DeviceInner;
 use crate::error::{OpError, PostError, ProgressError, WaitError};
-use crate::matching::{Content, Engines, Matching, MatchingEngine, Receive, Ticket};
-use crate::names::{Rank, Tag};
+use crate::matching::{Content, MatchingEngine, Receive, Ticket};
+use crate::names::{DEFAULT_ENGINE, Matching, Rank, Tag};
 use crate::progress::in_handler;
 use crate::runtime::Runtime;
 
@@ -97,7 +97,7 @@ impl Post<'_, Recv<'_>> {
             return Err(PostError::ReadOnly("Bytes"));
         }
         let runtime = &self.runtime.0;
-        let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(Engines::DEFAULT));
+        let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE));
         let mut held = Some(buffer);
         let make = |buffer: Buffer, comp| Receive { buffer, op: self.context(0, comp) };
         let met = engine.receive(policy, rank, tag, || {

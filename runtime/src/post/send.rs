@@ -6,8 +6,8 @@ use super::pieces::Carries;
 use super::transmit::{Outgoing, transmit, transmit_short};
 use crate::buffer::SendBuffer;
 use crate::error::PostError;
-use crate::matching::{Engines, MatchingEngine};
-use crate::names::{Rank, Tag};
+use crate::matching::MatchingEngine;
+use crate::names::{DEFAULT_ENGINE, Rank, Tag};
 use crate::protocol::header::Message;
 use crate::runtime::Runtime;
 use carrack_transports::contract::Header;
@@ -51,7 +51,7 @@ impl Post<'_, Send<'_>> {
         if self.tag == Tag::ANY && policy.looks_at_tag() {
             return Err(PostError::Wildcard("Tag::ANY"));
         }
-        let engine = engine.map_or(Engines::DEFAULT, MatchingEngine::index);
+        let engine = engine.map_or(DEFAULT_ENGINE, MatchingEngine::index);
         let header = Message::Send { engine, policy, tag: self.tag }.encode();
         match transmit_short(self, self.kind.sending.borrowed(), header) {
             Some(outcome) => Ok(outcome),

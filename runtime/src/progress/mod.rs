@@ -30,14 +30,14 @@ pub(crate) use signal::{guarded, in_handler, panicked, signal};
 pub(crate) use thread::ProgressThread;
 pub(crate) use undelivered::Undelivered;
 
-use crate::bulk::wire::Offer;
 use crate::chores::{self, Chore};
 use crate::comp::{Completion, Snapshot, Status};
 use crate::device::{Device, DeviceInner};
 use crate::error::ProgressError;
-use crate::matching::{Content, Matching, Receive, Unexpected};
-use crate::names::{Rank, Tag};
+use crate::matching::{Content, Receive, Unexpected};
+use crate::names::{Matching, Rank, Tag};
 use crate::protocol::header::{Found, Message};
+use crate::protocol::wire::Offer;
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::{Batch, Event, Header, Payload, PeerId, Polled, SmallArrival};
 use carrack_transports::mem::copy::copy_now;

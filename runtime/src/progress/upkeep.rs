@@ -2,11 +2,11 @@
 //! are gone.
 
 use super::{Fetched, Landing, Owed, Pass};
-use crate::bulk::wire::{Verdict, word};
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::peer::backlog::{Parked, Step};
 use crate::protocol::header::Message;
+use crate::protocol::wire::{Verdict, word};
 use carrack_transports::contract::DownCause;
 use carrack_transports::mem::CopyError;
 use std::collections::VecDeque;

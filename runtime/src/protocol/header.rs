@@ -11,8 +11,7 @@
 //! Tags and completions travel at full width on every path (LCI has 16 and 15 bits for them on its
 //! fast one). Whatever a peer sends is checked here, once.
 
-use crate::matching::{Engines, Matching};
-use crate::names::{RemoteComp, Tag};
+use crate::names::{COLLECTIVE_ENGINE, Matching, RemoteComp, Tag};
 use carrack_transports::contract::Header;
 
 /// The kind of a message.
@@ -170,8 +169,8 @@ impl Message {
     pub(crate) fn is_collective(self) -> bool {
         matches!(
             self,
-            Self::Send { engine: Engines::COLLECTIVE, .. }
-                | Self::OfferSend { engine: Engines::COLLECTIVE, .. }
+            Self::Send { engine: COLLECTIVE_ENGINE, .. }
+                | Self::OfferSend { engine: COLLECTIVE_ENGINE, .. }
         )
     }
 

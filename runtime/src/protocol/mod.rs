@@ -4,8 +4,10 @@
 //! |---|---|
 //! | [`header`] | the sixteen bytes before each message |
 //! | [`select`] | the choice of a path to a peer, and the reasons against the others |
+//! | [`wire`] | the payloads of the runtime's own messages |
 //! | [`eager`] | the plan of one message |
 
 pub(crate) mod eager;
 pub(crate) mod header;
 pub(crate) mod select;
+pub(crate) mod wire;

@@ -1,9 +1,9 @@
 //! Deliveries that wait, one by one.
 
-use crate::bulk::wire::Offer;
 use crate::comp::{Completion, Status};
 use crate::names::{Rank, Tag};
 use crate::peer::hold::{Kept, Unexpected};
+use crate::protocol::wire::Offer;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{AllocError, MemMut, MemRef};
