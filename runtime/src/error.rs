@@ -662,3 +662,17 @@ pub enum ResourceError {
     #[error(transparent)]
     Packets(#[from] AllocError),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_refuses_what_was_planned_is_named_and_not_the_end_of_the_runtime() {
+        let refused = SubmitError::TooLong { len: 9, max: 8 };
+        let error = OpError::of_submit(&refused, Rank(3));
+        assert!(matches!(&error, OpError::Link { rank: Rank(3), .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("rank 3") && text.contains(&refused.to_string()), "{text}");
+    }
+}

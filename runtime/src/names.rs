@@ -105,3 +105,22 @@ pub(crate) const DEFAULT_ENGINE: u16 = 0;
 
 /// The number of the matching engine of collectives.
 pub(crate) const COLLECTIVE_ENGINE: u16 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wildcard_is_printed_as_what_it_means() {
+        assert_eq!(format!("{}, {}", Rank(4), Rank::ANY), "rank 4, any rank");
+    }
+
+    #[test]
+    fn each_policy_is_read_from_its_number_and_no_other_number_is_one() {
+        let policies = [Matching::None, Matching::RankOnly, Matching::TagOnly, Matching::RankTag];
+        for policy in policies {
+            assert_eq!(Matching::from_code(policy.code()), Some(policy));
+        }
+        assert_eq!((4..=u8::MAX).find_map(Matching::from_code), None);
+    }
+}
