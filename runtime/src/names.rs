@@ -1,4 +1,4 @@
-//! The numbers that name things, each a type of its own.
+//! Ranks, tags and the other names that both ends of an operation agree on.
 
 use std::fmt;
 

@@ -1,11 +1,11 @@
 //! Flushes: waits until all operations on a peer's memory have completed.
 
-use super::{Bulk, Ended};
+use super::Bulk;
 use crate::buffer::Buffer;
 use crate::deadline::{Deadline, Deadlines};
 use crate::error::OpError;
 use crate::names::Rank;
-use crate::op::OpContext;
+use crate::op::{Ended, OpContext};
 use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::runtime::Inner;

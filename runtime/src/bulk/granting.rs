@@ -1,11 +1,12 @@
 //! Requests for bytes: all at once into host memory, and as far as there are blocks onto a GPU.
 
+use super::Bulk;
 use super::incoming::{Arriving, Target};
 use super::staging::Staging;
-use super::{Bulk, Ended};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::Rank;
+use crate::op::Ended;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::protocol::wire::{

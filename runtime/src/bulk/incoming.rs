@@ -1,17 +1,17 @@
 //! The receiver's side.
 
+use super::Bulk;
 use super::granting::Ask;
 use super::inflow::Inflow;
 use super::packed::Asked;
 use super::pull::Pull;
 use super::showing::Showing;
-use super::{Bulk, Ended};
 use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::OpContext;
+use crate::op::{Ended, OpContext};
 use crate::progress::{Landing, Pass};
 use crate::protocol::header::Message;
 use crate::protocol::wire::{Offer, Verdict};

@@ -1,15 +1,15 @@
 //! The sender's side.
 
+use super::Bulk;
 use super::ahead::Ahead;
 use super::pull::abandon;
 use super::staging::Staging;
-use super::{Bulk, Ended};
 use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::OpContext;
+use crate::op::{Ended, OpContext};
 use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;

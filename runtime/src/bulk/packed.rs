@@ -13,12 +13,12 @@
 //! The places of a list lie in one region. A place takes sixteen bytes: the offset in the region,
 //! and the length. All places are checked before anything is copied.
 
-use super::{Bulk, Ended, Moving, Staging, Target};
+use super::{Bulk, Moving, Staging, Target};
 use crate::chores::Waiting;
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::OpContext;
+use crate::op::{Ended, OpContext};
 use crate::progress::{Landing, Owed, Pass};
 use crate::protocol::header::Message;
 use crate::protocol::wire::{Offer, Request, Verdict};

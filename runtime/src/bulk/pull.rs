@@ -1,11 +1,11 @@
 //! The receiver's side of messages that the kernel copies.
 
-use super::Ended;
 use super::incoming::Target;
 use super::share::{ASK_AHEAD, MOST, Others, Share, is_worth_it};
 use crate::deadline::Deadline;
 use crate::error::OpError;
 use crate::names::Rank;
+use crate::op::Ended;
 use crate::progress::Pass;
 use crate::protocol::header::Message;
 use crate::protocol::wire::{Offer, Verdict};

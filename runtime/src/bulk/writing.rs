@@ -5,14 +5,14 @@
 //! or a chunk has completed. In between the message costs no time, and keeps no thread from
 //! sleeping.
 
+use super::Bulk;
 use super::outgoing::{Matter, Offered, Stream};
-use super::{Bulk, Ended};
 use crate::chores::Waiting;
 use crate::comp::{Completion, Status};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, UserContext};
-use crate::op::OpContext;
+use crate::op::{Ended, OpContext};
 use crate::peer::route::Linked;
 use crate::progress::Pass;
 use crate::protocol::header::Message;

@@ -12,12 +12,12 @@ mod engine;
 mod probe;
 mod table;
 
+pub use crate::names::Matching;
 pub(crate) use engine::{Content, Engines, Receive, Unexpected};
 pub use engine::{Envelope, MatchingEngine, Ticket};
 pub use probe::Probe;
 
 use crate::error::PostError;
-pub use crate::names::Matching;
 use crate::names::{Rank, Tag};
 
 impl Matching {

@@ -399,8 +399,7 @@ fn hash(key: &Key) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::Matching;
-    use crate::names::{Rank, Tag};
+    use crate::names::{Matching, Rank, Tag};
     use proptest::prelude::*;
 
     fn key(policy: Matching, rank: u32, tag: u64) -> Key {

@@ -41,6 +41,19 @@ pub(crate) enum Stage {
     Over(Buffer),
 }
 
+impl Stage {
+    /// Returns the buffer of the operation.
+    pub(crate) fn into_buffer(self) -> Buffer {
+        match self {
+            Self::After(_, buffer)
+            | Self::Ready(buffer)
+            | Self::Staged(_, buffer)
+            | Self::Over(buffer) => buffer,
+            Self::Staging(transfer, _block) => transfer.into_buffers().1,
+        }
+    }
+}
+
 /// The result of one step.
 pub(crate) enum Step {
     /// It still waits for its turn or for room.
@@ -65,14 +78,7 @@ impl Step {
 impl Parked {
     /// Returns the status with which it ends, its buffer included.
     pub(crate) fn into_status(self, error: Option<OpError>) -> Ended {
-        let buffer = match self.stage {
-            Stage::After(_, buffer)
-            | Stage::Ready(buffer)
-            | Stage::Staged(_, buffer)
-            | Stage::Over(buffer) => buffer,
-            Stage::Staging(transfer, _block) => transfer.into_buffers().1,
-        };
-        self.op.end(buffer, error)
+        self.op.end(self.stage.into_buffer(), error)
     }
 
     /// Describes the condition that it waits for, once there is a link.

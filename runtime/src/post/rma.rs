@@ -201,8 +201,7 @@ impl<K> Post<'_, K> {
     }
 
     pub(super) fn over(&self, size: usize, buffer: Buffer) -> Begun {
-        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
-        Begun::Over(Status { rank, tag, size, user_context, buffer, error: None })
+        Begun::Over(self.context(size, None).status(buffer, None))
     }
 
     /// Returns `true` if an operation that notifies the owner has to be retried: the owner keeps

@@ -77,8 +77,7 @@ impl<'a> Outgoing<'a> {
 
     #[inline]
     fn status(&self, size: usize, buffer: Buffer) -> Status {
-        let (rank, tag, user_context) = (self.rank, self.tag, self.user_context);
-        Status { rank, tag, size, user_context, buffer, error: None }
+        self.context(size, None).status(buffer, None)
     }
 }
 
@@ -414,13 +413,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
             Ok(Outcome::Posted)
         }
         Err(parked) => {
-            let owned = match parked.stage {
-                Stage::After(_, buffer)
-                | Stage::Ready(buffer)
-                | Stage::Over(buffer)
-                | Stage::Staged(_, buffer) => buffer,
-                Stage::Staging(transfer, _block) => transfer.into_buffers().1,
-            };
+            let owned = parked.stage.into_buffer();
             sending.buffer = Some(borrowed.map_or(SendBuffer::Owned(owned), SendBuffer::Borrowed));
             backlog_is_full(out, limit)
         }

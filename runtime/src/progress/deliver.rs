@@ -9,7 +9,8 @@ use crate::comp::{Completion, Snapshot, Status};
 use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
 use crate::matching::{Receive, Unexpected};
-use crate::names::{Rank, RemoteComp, Tag, UserContext};
+use crate::names::{Rank, RemoteComp, Tag};
+use crate::op::OpContext;
 use crate::protocol::header::{Found, Message};
 use crate::protocol::wire::{Offer, word};
 use carrack_transports::contract::{Event, OpFailure, Payload, SmallArrival};
@@ -268,5 +269,5 @@ impl Pass<'_> {
 
 /// Returns the status of an active message.
 pub(super) fn arrival(rank: Rank, tag: Tag, size: usize, buffer: Buffer) -> Status {
-    Status { rank, tag, size, user_context: UserContext::default(), buffer, error: None }
+    OpContext::of_runtime(rank, tag, size, None).status(buffer, None)
 }

@@ -173,7 +173,7 @@ impl GrowableBuffer {
     ///
     /// Other processes may have mapped registered memory, or memory that messages were sent from.
     /// They close it after they have dropped its remote keys ([`Rmr`](crate::Rmr)) and are idle in
-    /// progress, or have called progress 16384 times. Until then this call fails.
+    /// progress, or have called progress about 16 000 times. Until then this call fails.
     ///
     /// # Errors
     /// [`InUse`](GrowableError::InUse): part of it is registered, in an operation, held as a

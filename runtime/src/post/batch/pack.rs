@@ -258,13 +258,13 @@ struct Answered {
 impl Completion for Answered {
     fn signal(&self, status: Status) -> Result<(), Status> {
         let Status { rank, tag, size, user_context, .. } = status;
-        let (comp, deadline) = (Some(self.onward.end.clone() as _), Deadline::NEVER);
-        let op = OpContext { rank, tag, size, user_context, comp, deadline };
         self.onward.on(status, |runtime, device| {
             let pieces = std::mem::take(&mut *self.pieces.lock());
             match copy_packed((&self.packed, 0), places(&pieces), true, &runtime.staging) {
                 Ok(None) => Some(Ok(())),
                 Ok(Some(moving)) => {
+                    let op = OpContext::of_runtime(rank, tag, size, Some(self.onward.end.clone()));
+                    let op = OpContext { user_context, ..op };
                     device.add_landing(Landing::of_message(moving, op));
                     None
                 }
