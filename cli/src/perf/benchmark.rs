@@ -123,7 +123,8 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         help: "Messages that are matched by receives",
         round: |round, seat| {
             let payload = round.outgoing(seat)?;
-            let mut line = SendLine::new(seat, &payload, round.memory, round.traffic())?;
+            let over = SendLine::queue(round.traffic());
+            let mut line = SendLine::new(seat, &payload, &over, round.memory, round.traffic())?;
             round.line(&mut line, seat)
         },
         ..MESSAGES

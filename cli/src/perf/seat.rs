@@ -131,11 +131,13 @@ impl Seat {
         &self,
         mut call: impl FnMut() -> Result<Outcome, PostError>,
     ) -> Result<(), PerfError> {
-        // Not by way of `begin`: to hand a status on takes half as long as a small message.
+        // The outcome stays where it is: to hand a status on takes half as long as a small message.
         loop {
-            match call()? {
-                Outcome::Done(_) | Outcome::Posted => return Ok(()),
-                Outcome::Retry(_) => self.poll()?,
+            let called = call();
+            match &called {
+                Ok(Outcome::Done(_) | Outcome::Posted) => return Ok(()),
+                Ok(Outcome::Retry(_)) => self.poll()?,
+                Err(_) => return Ok(called.map(drop)?),
             }
         }
     }

@@ -5,7 +5,7 @@ use super::line::{Line, Traffic};
 use super::memory::Memory;
 use super::seat::Seat;
 use carrack::buffer::RegionSlice;
-use carrack::post::PostSend;
+use carrack::post::{PostRecv, PostSend};
 use carrack::{Buffer, CompQueue};
 
 /// A line of sends and receives.
@@ -16,13 +16,16 @@ use carrack::{Buffer, CompQueue};
 pub(super) struct SendLine<'a> {
     seat: &'a Seat,
     message: Message<'a>,
-    over: CompQueue,
+    /// One receive, which is called for each message, with a buffer of its own each time.
+    receive: PostRecv<'a>,
+    over: &'a CompQueue,
     size: usize,
     /// Receives that are still to be posted.
     to_post: u64,
-    /// The buffer of the last receive. Posted again once the answer is on its way, or with the next
-    /// receive: off the path that is measured where that is possible.
-    spare: Option<Buffer>,
+    /// The receive has the buffer of the last one, and is to be posted. That is done once the
+    /// answer is on its way, or with the next receive: off the path that is measured where that is
+    /// possible.
+    is_spare: bool,
 }
 
 /// The message of a line.
@@ -38,6 +41,7 @@ impl<'a> SendLine<'a> {
     pub(super) fn new(
         seat: &'a Seat,
         payload: &'a Buffer,
+        over: &'a CompQueue,
         memory: &Memory,
         traffic: Traffic,
     ) -> Result<Self, PerfError> {
@@ -50,21 +54,26 @@ impl<'a> SendLine<'a> {
                 )
             }
         };
-        let posted = traffic.depth.min(traffic.incoming);
-        let posted = usize::try_from(posted).unwrap_or(0);
-        let mut line = Self {
-            seat,
-            message,
-            over: CompQueue::new(posted + 1),
-            size: traffic.size,
-            to_post: traffic.incoming,
-            spare: None,
-        };
-        for buffer in memory.buffers(posted, traffic.size)? {
-            line.spare = Some(buffer);
+        // A message that is here already ends in the queue, too.
+        let receive = seat
+            .runtime
+            .post_recv(seat.peer, Buffer::Empty, seat.tag)
+            .device(&seat.device)
+            .comp(over)
+            .allow_done(false);
+        let (size, to_post) = (traffic.size, traffic.incoming);
+        let mut line = Self { seat, message, receive, over, size, to_post, is_spare: false };
+        for buffer in memory.buffers(posted(traffic), traffic.size)? {
+            line.receive.refill(buffer);
+            line.is_spare = true;
             line.post_spare()?;
         }
         Ok(line)
+    }
+
+    /// The queue of a line's receives.
+    pub(super) fn queue(traffic: Traffic) -> CompQueue {
+        CompQueue::new(posted(traffic) + 1)
     }
 
     /// Posts a receive into the spare buffer, if there is one and a message for it is to come.
@@ -73,17 +82,17 @@ impl<'a> SendLine<'a> {
         if self.to_post == 0 {
             return Ok(());
         }
-        let Some(buffer) = self.spare.take() else { return Ok(()) };
+        if !std::mem::take(&mut self.is_spare) {
+            return Ok(());
+        }
         self.to_post -= 1;
-        let Seat { runtime, device, peer, tag, .. } = self.seat;
-        // A message that is here already ends in the queue, too.
-        let mut receive = runtime
-            .post_recv(*peer, buffer, *tag)
-            .device(device)
-            .comp(&self.over)
-            .allow_done(false);
-        self.seat.post(|| receive.call())
+        self.seat.post(|| self.receive.call())
     }
+}
+
+/// Receives that are posted at a time.
+fn posted(traffic: Traffic) -> usize {
+    usize::try_from(traffic.depth.min(traffic.incoming)).unwrap_or(0)
 }
 
 impl SendLine<'_> {
@@ -131,7 +140,8 @@ impl Line for SendLine<'_> {
             if status.size != self.size {
                 return Err(PerfError::Length { what: "send", size: self.size, got: status.size });
             }
-            self.spare = Some(status.buffer);
+            self.receive.refill(status.buffer);
+            self.is_spare = true;
         }
         Ok(())
     }

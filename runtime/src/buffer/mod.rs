@@ -21,6 +21,15 @@ pub enum SendBuffer<'a> {
 }
 
 impl SendBuffer<'_> {
+    /// Returns the buffer, unless the bytes are only borrowed.
+    #[inline]
+    pub(crate) fn owned(&mut self) -> Option<&mut Buffer> {
+        match self {
+            Self::Borrowed(_) => None,
+            Self::Owned(buffer) => Some(buffer),
+        }
+    }
+
     #[inline]
     pub(crate) fn view(&self) -> MemRef<'_> {
         match self {

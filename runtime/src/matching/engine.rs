@@ -49,6 +49,14 @@ pub(crate) struct Receive {
     pub(crate) op: OpContext,
 }
 
+impl Default for Receive {
+    /// An empty one, to be filled in.
+    fn default() -> Self {
+        let op = OpContext::of_runtime(Rank::ANY, Tag::ANY, 0, None);
+        Self { buffer: Buffer::Empty, op }
+    }
+}
+
 impl Receive {
     /// Takes all of it, and leaves a spent one.
     pub(crate) fn take(&mut self) -> Self {
@@ -132,16 +140,30 @@ impl MatchingEngine {
     ///
     /// # Errors
     /// It waits, and can be withdrawn.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn receive(
         &self,
         policy: Matching,
         rank: Rank,
         tag: Tag,
-        make: impl FnOnce() -> Receive,
+        fill: impl FnOnce(&mut Receive),
     ) -> Result<Unexpected, Ticket> {
         let key = Key::new(policy, rank, tag);
-        self.0.table.meet_a(key, make).map_err(|stamp| Ticket { engine: self.0.index, key, stamp })
+        self.0.table.meet_a(key, fill).map_err(|stamp| Ticket { engine: self.0.index, key, stamp })
+    }
+
+    /// Gives receives to messages of one sender, tag and policy, in order, at most `most`. `taken`
+    /// gets the number of the message. Returns the number of messages that met a receive.
+    #[inline(always)]
+    pub(crate) fn arrive_run(
+        &self,
+        policy: Matching,
+        from: Rank,
+        tag: Tag,
+        most: usize,
+        taken: impl FnMut(usize, &mut Receive),
+    ) -> usize {
+        self.0.table.take_run(Key::new(policy, from, tag), most, taken)
     }
 
     /// Takes a receive out that waits. `None`: it has met its message, or has ended.

@@ -53,32 +53,28 @@ impl Matching {
     }
 }
 
-/// The key of a lookup.
+/// The key of a lookup: two words, which are compared and hashed as such.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
-    policy: Matching,
-    rank: u32,
+    /// The policy's code above the rank.
+    who: u64,
     tag: u64,
 }
 
 impl Key {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(policy: Matching, rank: Rank, tag: Tag) -> Self {
+        let rank = if policy.looks_at_rank() { rank.0 } else { 0 };
         Self {
-            policy,
-            rank: if policy.looks_at_rank() { rank.0 } else { 0 },
+            who: u64::from(policy.code()) << 32 | u64::from(rank),
             tag: if policy.looks_at_tag() { tag.0 } else { 0 },
         }
     }
 
-    /// Returns all of it as words.
-    #[inline(always)]
-    fn words(&self) -> [u64; 2] {
-        [u64::from(self.policy.code()) << 32 | u64::from(self.rank), self.tag]
-    }
-
     /// Returns `true` if only a message of `rank` can have this key.
     pub(crate) fn is_of(&self, rank: Rank) -> bool {
-        self.policy.looks_at_rank() && self.rank == rank.0
+        [Matching::RankTag, Matching::RankOnly]
+            .iter()
+            .any(|policy| self.who == u64::from(policy.code()) << 32 | u64::from(rank.0))
     }
 }

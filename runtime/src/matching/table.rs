@@ -42,16 +42,73 @@ struct Place<A, B> {
     last: usize,
     /// Distinguishes the value from others that waited here under the same key.
     stamp: u64,
+    held: Held,
+    /// A free place keeps an emptied `B`: the next one is filled in field by field, and not moved.
     value: Value<A, B>,
 }
 
+/// The sort of value that waits in a place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Nothing,
+    A,
+    B,
+}
+
 enum Value<A, B> {
-    Free,
     A(A),
     B(B),
 }
 
-impl<A, B> Shard<A, B> {
+impl<A, B: Default> Place<A, B> {
+    /// Puts in an `A`.
+    #[inline]
+    fn put_a(&mut self, value: A) {
+        self.held = Held::A;
+        let emptied = std::mem::replace(&mut self.value, Value::A(value));
+        // There is nothing in it to be dropped, which only this line knows.
+        std::mem::forget(emptied);
+    }
+
+    /// Lets a `B` be filled in.
+    #[inline(always)]
+    fn put_b(&mut self, fill: impl FnOnce(&mut B)) {
+        self.held = Held::B;
+        if let Value::B(place) = &mut self.value {
+            fill(place);
+        }
+    }
+
+    /// Takes the `A` out.
+    #[inline]
+    fn take_a(&mut self) -> Option<A> {
+        self.held = Held::Nothing;
+        match std::mem::replace(&mut self.value, Value::B(B::default())) {
+            Value::A(value) => Some(value),
+            Value::B(_) => None,
+        }
+    }
+
+    /// Lets the `B` be emptied.
+    #[inline(always)]
+    fn empty_b<T>(&mut self, empty: impl FnOnce(&mut B) -> T) -> Option<T> {
+        self.held = Held::Nothing;
+        match &mut self.value {
+            Value::A(_) => None,
+            Value::B(place) => Some(empty(place)),
+        }
+    }
+
+    /// Returns the `B` that waits here.
+    fn b(&self) -> Option<&B> {
+        match &self.value {
+            Value::B(value) if self.held == Held::B => Some(value),
+            _ => None,
+        }
+    }
+}
+
+impl<A, B: Default> Shard<A, B> {
     fn new() -> Self {
         Self { places: Vec::new(), free: NIL, buckets: Vec::new(), lines: 0, stamps: 0 }
     }
@@ -76,73 +133,70 @@ impl<A, B> Shard<A, B> {
         None
     }
 
-    #[inline]
-    fn occupy(&mut self, key: Key, below: usize, value: Value<A, B>) -> usize {
-        self.stamps += 1;
-        let stamp = self.stamps;
-        match self.places.get_mut(self.free) {
-            Some(place) => {
-                let at = std::mem::replace(&mut self.free, place.below);
-                let free = std::mem::replace(
-                    place,
-                    Place { key, below, behind: NIL, last: at, stamp, value },
-                );
-                // There is nothing in it to be dropped, which only this line knows.
-                std::mem::forget(free);
-                at
-            }
-            None => {
-                let at = self.places.len();
-                self.places.push(Place { key, below, behind: NIL, last: at, stamp, value });
-                at
-            }
-        }
-    }
-
-    /// Begins a new line.
-    #[inline]
-    fn begin(&mut self, key: Key, hash: u64, value: Value<A, B>) {
-        if self.lines >= self.buckets.len() {
+    /// Begins a line with an empty place, or adds one to the end of the line.
+    #[inline(always)]
+    fn occupy(&mut self, key: Key, hash: u64, head: Option<usize>) -> &mut Place<A, B> {
+        if head.is_none() && self.lines >= self.buckets.len() {
             self.grow();
         }
+        let at = if self.free < self.places.len() { self.free } else { self.extend(key) };
         let bucket = self.bucket(hash);
-        let below = self.buckets[bucket];
-        self.buckets[bucket] = self.occupy(key, below, value);
-        self.lines += 1;
-    }
-
-    /// Adds a value to the end of a line.
-    fn append(&mut self, head: usize, value: Value<A, B>) {
-        let at = self.occupy(self.places[head].key, NIL, value);
-        let last = std::mem::replace(&mut self.places[head].last, at);
-        self.places[last].behind = at;
-    }
-
-    /// Takes the head out of its line.
-    #[inline]
-    fn pop(&mut self, head: usize, above: usize, hash: u64) -> Value<A, B> {
-        let value = std::mem::replace(&mut self.places[head].value, Value::Free);
-        self.release(head, above, hash);
-        value
-    }
-
-    /// Frees the head's place, without dropping its content.
-    #[inline]
-    fn release(&mut self, head: usize, above: usize, hash: u64) {
-        let place = &mut self.places[head];
-        std::mem::forget(std::mem::replace(&mut place.value, Value::Free));
-        let (behind, below, last) = (place.behind, place.below, place.last);
-        place.below = std::mem::replace(&mut self.free, head);
-        let next = match self.places.get_mut(behind) {
-            Some(next) => {
-                (next.below, next.last) = (below, last);
-                behind
-            }
+        self.stamps += 1;
+        let below = match head {
             None => {
-                self.lines -= 1;
-                below
+                self.lines += 1;
+                std::mem::replace(&mut self.buckets[bucket], at)
+            }
+            Some(head) => {
+                let last = std::mem::replace(&mut self.places[head].last, at);
+                self.places[last].behind = at;
+                NIL
             }
         };
+        let stamp = self.stamps;
+        let place = &mut self.places[at];
+        self.free = std::mem::replace(&mut place.below, below);
+        (place.key, place.behind, place.last, place.stamp) = (key, NIL, at, stamp);
+        place
+    }
+
+    /// Makes one more place, a free one.
+    #[cold]
+    fn extend(&mut self, key: Key) -> usize {
+        let value = Value::B(B::default());
+        let place =
+            Place { key, below: NIL, behind: NIL, last: NIL, stamp: 0, held: Held::Nothing, value };
+        self.places.push(place);
+        self.places.len() - 1
+    }
+
+    /// Takes values out of the front of a line as long as `take` is true of their places, and frees
+    /// these.
+    #[inline(always)]
+    fn advance(
+        &mut self,
+        (head, above): (usize, usize),
+        hash: u64,
+        mut take: impl FnMut(&mut Place<A, B>) -> bool,
+    ) {
+        let Place { below, last, .. } = self.places[head];
+        let mut next = head;
+        while let Some(place) = self.places.get_mut(next)
+            && take(place)
+        {
+            place.below = std::mem::replace(&mut self.free, next);
+            next = place.behind;
+        }
+        if next == head {
+            return;
+        }
+        match self.places.get_mut(next) {
+            Some(place) => (place.below, place.last) = (below, last),
+            None => {
+                self.lines -= 1;
+                next = below;
+            }
+        }
         match self.places.get_mut(above) {
             Some(above) => above.below = next,
             None => {
@@ -153,24 +207,31 @@ impl<A, B> Shard<A, B> {
         self.shrink();
     }
 
-    /// Takes one out of the middle of its line.
-    fn pluck(&mut self, head: usize, above: usize, hash: u64, stamp: u64) -> Option<Value<A, B>> {
+    /// Takes the `B` of this stamp out of a line, wherever in it.
+    fn pluck(&mut self, (head, above): (usize, usize), hash: u64, stamp: u64) -> Option<B> {
+        let mut plucked = None;
         if self.places[head].stamp == stamp {
-            return Some(self.pop(head, above, hash));
+            self.advance((head, above), hash, |place| {
+                plucked.is_none() && {
+                    plucked = place.empty_b(std::mem::take);
+                    true
+                }
+            });
+            return plucked;
         }
         let mut before = head;
         loop {
             let at = self.places[before].behind;
             let place = self.places.get_mut(at)?;
             if place.stamp == stamp {
-                let value = std::mem::replace(&mut place.value, Value::Free);
+                plucked = place.empty_b(std::mem::take);
                 place.below = std::mem::replace(&mut self.free, at);
                 let behind = place.behind;
                 self.places[before].behind = behind;
                 if self.places[head].last == at {
                     self.places[head].last = before;
                 }
-                return Some(value);
+                return plucked;
             }
             before = at;
         }
@@ -210,14 +271,38 @@ impl<A, B> Shard<A, B> {
     }
 }
 
-impl<A, B> Table<A, B> {
+impl<A, B: Default> Table<A, B> {
     pub(crate) fn new() -> Self {
         Self { shards: (0..SHARDS).map(|_| BiasedLock::new(Shard::new())).collect() }
     }
 
+    /// Takes the oldest `B`s under the key, at most `most`, and gives each in place to `taken`: a
+    /// move costs more than all the rest. `taken` has to take everything that needs a drop. Returns
+    /// the number of those taken.
+    #[inline(always)]
+    pub(crate) fn take_run(
+        &self,
+        key: Key,
+        most: usize,
+        mut taken: impl FnMut(usize, &mut B),
+    ) -> usize {
+        let hash = hash(&key);
+        let mut shard = self.shard(hash).lock();
+        let Some(line) = shard.find(&key, hash) else { return 0 };
+        let mut count = 0;
+        shard.advance(line, hash, |place| {
+            let takes = count < most && place.held == Held::B;
+            if takes {
+                place.empty_b(|value| taken(count, value));
+                count += 1;
+            }
+            takes
+        });
+        count
+    }
+
     /// Takes the oldest `B` under the key, and returns the result of `taken`, which gets it in
-    /// place: a move costs more than all the rest. `taken` has to take everything that needs a
-    /// drop. Without a `B` the `A` is made, and waits.
+    /// place as with [`take_run`](Self::take_run). Without a `B` the `A` is made, and waits.
     ///
     /// # Errors
     /// The stamp of the value that waits.
@@ -229,55 +314,48 @@ impl<A, B> Table<A, B> {
         taken: impl FnOnce(R, &mut B) -> T,
         keep_as: impl FnOnce(R) -> A,
     ) -> Result<T, u64> {
-        let is_theirs = |value: &Value<A, B>| matches!(value, Value::B(_));
-        let take = |value, place: &mut Value<A, B>| match place {
-            Value::B(theirs) => Some(taken(value, theirs)),
-            Value::A(_) | Value::Free => None,
-        };
-        self.meet(key, value, is_theirs, take, |value| Value::A(keep_as(value)))
+        let hash = hash(&key);
+        let mut shard = self.shard(hash).lock();
+        let line = shard.find(&key, hash);
+        if let Some((head, above)) = line
+            && shard.places[head].held == Held::B
+        {
+            let (mut given, mut result) = (Some((value, taken)), None);
+            shard.advance((head, above), hash, |place| {
+                let Some((value, taken)) = given.take() else { return false };
+                result = place.empty_b(|theirs| taken(value, theirs));
+                true
+            });
+            return result.ok_or(0);
+        }
+        let kept = keep_as(value);
+        shard.occupy(key, hash, line.map(|(head, _)| head)).put_a(kept);
+        Err(shard.stamps)
     }
 
-    /// Takes the oldest `A` under the key. Without one the `B` is made, and waits.
+    /// Takes the oldest `A` under the key. Without one a `B` is filled in, and waits.
     ///
     /// # Errors
     /// The stamp of the value that waits.
     #[inline(always)]
-    pub(crate) fn meet_a(&self, key: Key, keep_as: impl FnOnce() -> B) -> Result<A, u64> {
-        let is_theirs = |value: &Value<A, B>| matches!(value, Value::A(_));
-        let take = |(), place: &mut Value<A, B>| match std::mem::replace(place, Value::Free) {
-            Value::A(theirs) => Some(theirs),
-            Value::B(_) | Value::Free => None,
-        };
-        self.meet(key, (), is_theirs, take, |()| Value::B(keep_as()))
-    }
-
-    #[inline(always)]
-    fn meet<R, T>(
-        &self,
-        key: Key,
-        value: R,
-        is_theirs: impl FnOnce(&Value<A, B>) -> bool,
-        take: impl FnOnce(R, &mut Value<A, B>) -> Option<T>,
-        keep_as: impl FnOnce(R) -> Value<A, B>,
-    ) -> Result<T, u64> {
+    pub(crate) fn meet_a(&self, key: Key, fill: impl FnOnce(&mut B)) -> Result<A, u64> {
         let hash = hash(&key);
         let mut shard = self.shard(hash).lock();
-        match shard.find(&key, hash) {
-            // It is one of theirs, as was just seen.
-            Some((head, above)) if is_theirs(&shard.places[head].value) => {
-                let taken = take(value, &mut shard.places[head].value);
-                shard.release(head, above, hash);
-                taken.ok_or(0)
-            }
-            Some((head, _)) => {
-                shard.append(head, keep_as(value));
-                Err(shard.stamps)
-            }
-            None => {
-                shard.begin(key, hash, keep_as(value));
-                Err(shard.stamps)
-            }
+        let line = shard.find(&key, hash);
+        if let Some((head, above)) = line
+            && shard.places[head].held == Held::A
+        {
+            let mut theirs = None;
+            shard.advance((head, above), hash, |place| {
+                theirs.is_none() && {
+                    theirs = place.take_a();
+                    true
+                }
+            });
+            return theirs.ok_or(0);
         }
+        shard.occupy(key, hash, line.map(|(head, _)| head)).put_b(fill);
+        Err(shard.stamps)
     }
 
     #[inline(always)]
@@ -290,12 +368,8 @@ impl<A, B> Table<A, B> {
     pub(crate) fn pluck_b(&self, key: Key, stamp: u64) -> Option<B> {
         let hash = hash(&key);
         let mut shard = self.shard(hash).lock();
-        let (head, above) = shard.find(&key, hash)?;
-        match shard.pluck(head, above, hash, stamp)? {
-            Value::B(value) => Some(value),
-            // A stamp is given once: it cannot be that of an `A`.
-            Value::A(_) | Value::Free => None,
-        }
+        let line = shard.find(&key, hash)?;
+        shard.pluck(line, hash, stamp)
     }
 
     /// Looks at the `A` that the next `B` of this key would meet.
@@ -305,18 +379,14 @@ impl<A, B> Table<A, B> {
         let (head, _) = shard.find(&key, hash)?;
         match &shard.places[head].value {
             Value::A(value) => Some(look(value)),
-            Value::B(_) | Value::Free => None,
+            Value::B(_) => None,
         }
     }
 
     /// Looks at every `B` that waits, a shard at a time.
     pub(crate) fn each_b(&self, mut look: impl FnMut(&B)) {
         for shard in &self.shards {
-            for place in &shard.lock().places {
-                if let Value::B(value) = &place.value {
-                    look(value);
-                }
-            }
+            shard.lock().places.iter().filter_map(Place::b).for_each(&mut look);
         }
     }
 
@@ -326,15 +396,16 @@ impl<A, B> Table<A, B> {
         for shard in &self.shards {
             let mut shard = shard.lock();
             for head in shard.heads() {
-                let Place { key, value, .. } = &shard.places[head];
-                if !matches!(value, Value::B(_)) || !which(key) {
+                let Place { key, held, .. } = &shard.places[head];
+                if *held != Held::B || !which(key) {
                     continue;
                 }
                 let (key, hash) = (*key, hash(key));
-                while let Some((head, above)) = shard.find(&key, hash) {
-                    if let Value::B(value) = shard.pop(head, above, hash) {
-                        taken.push(value);
-                    }
+                if let Some(line) = shard.find(&key, hash) {
+                    shard.advance(line, hash, |place| {
+                        taken.extend(place.empty_b(std::mem::take));
+                        true
+                    });
                 }
                 // Emptied altogether, it has begun anew.
                 if shard.lines == 0 {
@@ -350,20 +421,16 @@ impl<A, B> Table<A, B> {
         let mut plucked = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
-            let meant =
-                |place: &Place<A, B>| matches!(&place.value, Value::B(value) if which(value));
             let meant: Vec<_> = shard
                 .places
                 .iter()
-                .filter(|place| meant(place))
+                .filter(|place| place.b().is_some_and(&which))
                 .map(|place| (place.key, place.stamp))
                 .collect();
             for (key, stamp) in meant {
                 let hash = hash(&key);
-                if let Some((head, above)) = shard.find(&key, hash)
-                    && let Some(Value::B(value)) = shard.pluck(head, above, hash, stamp)
-                {
-                    plucked.push(value);
+                if let Some(line) = shard.find(&key, hash) {
+                    plucked.extend(shard.pluck(line, hash, stamp));
                 }
             }
         }
@@ -375,10 +442,10 @@ impl<A, B> Table<A, B> {
         let mut count = (0, 0);
         for shard in &self.shards {
             for place in &shard.lock().places {
-                match place.value {
-                    Value::Free => {}
-                    Value::A(_) => count.0 += 1,
-                    Value::B(_) => count.1 += 1,
+                match place.held {
+                    Held::Nothing => {}
+                    Held::A => count.0 += 1,
+                    Held::B => count.1 += 1,
                 }
             }
         }
@@ -390,9 +457,8 @@ impl<A, B> Table<A, B> {
 /// share a secret. A hostile rank could only make its own messages slow to match.
 #[inline(always)]
 fn hash(key: &Key) -> u64 {
-    let [who, tag] = key.words();
-    let product =
-        u128::from(who ^ 0x9e37_79b9_7f4a_7c15_u64) * u128::from(tag ^ 0xd6e8_feb8_6659_fd93_u64);
+    let (who, tag) = (key.who ^ 0x9e37_79b9_7f4a_7c15, key.tag ^ 0xd6e8_feb8_6659_fd93);
+    let product = u128::from(who) * u128::from(tag);
     (product >> 64) as u64 ^ product as u64
 }
 
@@ -410,9 +476,9 @@ mod tests {
     fn policies_never_collide() {
         let table: Table<u32, u32> = Table::new();
         assert!(table.meet_b(key(Matching::RankOnly, 5, 9), 1, |a, b| (a, *b), |a| a).is_err());
-        assert!(table.meet_a(key(Matching::TagOnly, 9, 5), || 2).is_err());
-        assert!(table.meet_a(key(Matching::None, 0, 0), || 3).is_err());
-        assert_eq!(table.meet_a(key(Matching::RankOnly, 5, 1), || 4), Ok(1));
+        assert!(table.meet_a(key(Matching::TagOnly, 9, 5), |place| *place = 2).is_err());
+        assert!(table.meet_a(key(Matching::None, 0, 0), |place| *place = 3).is_err());
+        assert_eq!(table.meet_a(key(Matching::RankOnly, 5, 1), |place| *place = 4), Ok(1));
         assert_eq!(table.count(), (0, 2));
     }
 
@@ -425,7 +491,7 @@ mod tests {
         }
         assert_eq!(table.count(), (400_000, 0));
         for (value, key) in (0..).zip(keys()) {
-            assert_eq!(table.meet_a(key, || 0), Ok(value));
+            assert_eq!(table.meet_a(key, |place| *place = 0), Ok(value));
         }
         assert_eq!(table.count(), (0, 0));
         for shard in &table.shards {
@@ -455,7 +521,7 @@ mod tests {
                     Some(found) => Some(theirs.remove(found).1),
                     None => { mine.push((key, at)); None }
                 };
-                let got = if is_a { table.meet_b(key, at, |_, b| *b, |a| a) } else { table.meet_a(key, || at) };
+                let got = if is_a { table.meet_b(key, at, |_, b| *b, |a| a) } else { table.meet_a(key, |place| *place = at) };
                 if let (false, Err(stamp)) = (is_a, got) {
                     stamps.push((key, stamp, at));
                 }

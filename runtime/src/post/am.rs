@@ -4,7 +4,7 @@ use super::PostAm;
 use super::options::{Kind, Outcome, Post, Sending, Tells};
 use super::pieces::Carries;
 use super::transmit::{Outgoing, transmit, transmit_short};
-use crate::buffer::SendBuffer;
+use crate::buffer::{Buffer, SendBuffer};
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::protocol::header::Message;
@@ -68,11 +68,15 @@ impl Post<'_, Am<'_>> {
     }
 }
 
-impl<'a> Carries for Am<'a> {
-    type Held = SendBuffer<'a>;
+impl Carries for Am<'_> {
+    const IS_SENT: bool = true;
 
-    fn held(&mut self) -> &mut Option<SendBuffer<'a>> {
-        &mut self.sending.buffer
+    fn owned(&mut self) -> Option<&mut Buffer> {
+        self.sending.buffer.as_mut()?.owned()
+    }
+
+    fn hold(&mut self, buffer: Buffer) {
+        self.sending.buffer = Some(SendBuffer::Owned(buffer));
     }
 
     fn take(&mut self) -> Self {

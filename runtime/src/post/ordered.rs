@@ -329,15 +329,10 @@ impl Later {
             }
             What::Recv(buffer, policy, engine) => {
                 let matching = Match { policy, is_named: false, engine: Some(&engine) };
-                let mut post = said.post(
-                    &runtime,
-                    device,
-                    Recv { buffer: Some(buffer), matching, ticket: None },
-                );
+                let mut post = said.post(&runtime, device, Recv::new(buffer, matching));
                 let outcome = Recv::post(&mut post);
                 ticket = post.kind.ticket;
-                let left = post.kind.buffer.unwrap_or_default();
-                (outcome, What::Recv(left, policy, engine))
+                (outcome, What::Recv(post.kind.buffer, policy, engine))
             }
             What::Batch(batch) => {
                 let comp = said.op.comp.as_ref();

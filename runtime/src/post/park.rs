@@ -4,6 +4,7 @@ use super::atomic::Atomic;
 use super::options::{Match, Outcome, Post};
 use super::order::{Order, Renamed};
 use super::ordered::{Entry, Later, Remote, Said, Sort, Start, Waits, What};
+use super::pieces::Carries;
 use super::recv::Recv;
 use super::rma::{Begun, Get, Place, Put, own_or_take};
 use crate::buffer::{Buffer, SendBuffer};
@@ -251,7 +252,7 @@ impl Post<'_, Recv<'_>> {
         if order.is_over()? {
             return self.post_now();
         }
-        let buffer = self.kind.buffer.as_mut().ok_or(PostError::Spent)?;
+        let buffer = self.kind.owned().ok_or(PostError::Spent)?;
         if buffer.view_mut().is_none() {
             return Err(PostError::ReadOnly("Bytes"));
         }
@@ -264,7 +265,7 @@ impl Post<'_, Recv<'_>> {
         let number = runtime.streams.number();
         let ticket = Ticket::of_parked(&engine, policy, rank, self.tag, number);
         let renamed = Renamed::of(self.comp.cloned(), number, runtime);
-        let buffer = self.kind.buffer.take().unwrap_or_default();
+        let Recv { buffer, .. } = self.kind.take();
         match self.park_as(number, order, What::Recv(buffer, policy, engine), Some(&renamed)) {
             Ok(()) => {
                 self.kind.ticket = Some(ticket);
@@ -274,7 +275,7 @@ impl Post<'_, Recv<'_>> {
                 Ok(Outcome::Posted)
             }
             Err((error, what)) => {
-                self.kind.buffer = Some(what.into_buffer());
+                self.kind.hold(what.into_buffer());
                 Err(error)
             }
         }

@@ -5,7 +5,7 @@
 //! copy more than from a buffer in one piece. The list comes back in the status.
 
 use super::options::{Kind, Outcome, Post};
-use crate::buffer::{Buffer, SendBuffer, fresh};
+use crate::buffer::{Buffer, fresh};
 use crate::comp::{Completion, Status};
 use crate::error::PostError;
 use crate::matching::Ticket;
@@ -13,52 +13,16 @@ use carrack_transports::mem::copy::copy_now;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The buffer of an operation.
-pub trait Held: Sized {
-    /// `true` if it is sent; else it is filled.
+/// A kind of operation that has a buffer.
+pub trait Carries: Kind {
+    /// `true` if the buffer is sent; else it is filled.
     const IS_SENT: bool;
 
-    /// Returns the buffer, unless the bytes are only borrowed.
+    /// Returns the buffer, unless the bytes are only borrowed, or the operation was posted.
     fn owned(&mut self) -> Option<&mut Buffer>;
 
     /// Holds a buffer.
-    fn of(buffer: Buffer) -> Self;
-}
-
-impl Held for SendBuffer<'_> {
-    const IS_SENT: bool = true;
-
-    fn owned(&mut self) -> Option<&mut Buffer> {
-        match self {
-            Self::Owned(buffer) => Some(buffer),
-            Self::Borrowed(_) => None,
-        }
-    }
-
-    fn of(buffer: Buffer) -> Self {
-        Self::Owned(buffer)
-    }
-}
-
-impl Held for Buffer {
-    const IS_SENT: bool = false;
-
-    fn owned(&mut self) -> Option<&mut Buffer> {
-        Some(self)
-    }
-
-    fn of(buffer: Buffer) -> Self {
-        buffer
-    }
-}
-
-/// A kind of operation that has a buffer.
-pub trait Carries: Kind {
-    /// A buffer to be sent, or one to be filled.
-    type Held: Held;
-
-    /// Returns the buffer. `None` once the operation was posted.
-    fn held(&mut self) -> &mut Option<Self::Held>;
+    fn hold(&mut self, buffer: Buffer);
 
     /// Takes the operation itself, and leaves a spent one.
     fn take(&mut self) -> Self;
@@ -66,14 +30,6 @@ pub trait Carries: Kind {
     /// Keeps the ticket for `cancel`.
     fn keep(&mut self, ticket: Option<Ticket>) {
         let _ = ticket;
-    }
-}
-
-/// Takes the buffers out of a list.
-fn take_list(held: &mut Option<impl Held>) -> Vec<Buffer> {
-    match held.as_mut().and_then(Held::owned).map(std::mem::take) {
-        Some(Buffer::List(list)) => list.into_vec(),
-        _ => Vec::new(),
     }
 }
 
@@ -154,7 +110,7 @@ impl<K: Carries> Post<'_, K> {
     /// freed, since each operation with a buffer of its own comes by here.
     #[inline]
     pub(super) fn in_pieces(&mut self) -> Option<Result<Outcome, PostError>> {
-        match self.kind.held().as_mut()?.owned()? {
+        match self.kind.owned()? {
             Buffer::List(_) => Some(self.call_in_pieces()),
             Buffer::Region(slice) => {
                 slice.region().recheck().err().map(|freed| Err(PostError::Freed(freed)))
@@ -165,21 +121,24 @@ impl<K: Carries> Post<'_, K> {
 
     #[cold]
     fn call_in_pieces(&mut self) -> Result<Outcome, PostError> {
-        let is_sent = K::Held::IS_SENT;
+        let is_sent = K::IS_SENT;
         // Without a completion object an operation may have to wait for its end: that stays so.
         let waits = self.comp.is_none() && !is_sent || !self.allow.posted();
         if waits {
             self.allow.check_waiting()?;
         }
-        let mut list = take_list(self.kind.held());
+        let mut list = match self.kind.owned().map(std::mem::take) {
+            Some(Buffer::List(list)) => list.into_vec(),
+            _ => Vec::new(),
+        };
         if is_sent && self.order.is_some() {
-            *self.kind.held() = Some(K::Held::of(list.into()));
+            self.kind.hold(list.into());
             return Err(PostError::OrderedPieces);
         }
         let whole = match gather(&mut list, is_sent) {
             Ok(whole) => whole,
             Err(error) => {
-                *self.kind.held() = Some(K::Held::of(list.into()));
+                self.kind.hold(list.into());
                 return Err(error);
             }
         };
@@ -189,7 +148,7 @@ impl<K: Carries> Post<'_, K> {
             fills: !is_sent,
         });
         let comp: Arc<dyn Completion> = spread.clone();
-        *self.kind.held() = Some(K::Held::of(whole));
+        self.kind.hold(whole);
         let allow = if waits { self.allow.without_posted() } else { self.allow };
         let mut post = Post {
             runtime: self.runtime,
@@ -213,7 +172,7 @@ impl<K: Carries> Post<'_, K> {
             other => {
                 self.kind = post.kind;
                 if let Some(list) = spread.list.lock().take() {
-                    *self.kind.held() = Some(K::Held::of(list.into()));
+                    self.kind.hold(list.into());
                 }
                 other
             }

@@ -10,13 +10,17 @@ use crate::device::DeviceInner;
 use crate::error::{OpError, PostError, ProgressError, WaitError};
 use crate::matching::{Content, MatchingEngine, Receive, Ticket};
 use crate::names::{DEFAULT_ENGINE, Matching, Rank, Tag};
-use crate::progress::in_handler;
+use crate::op::OpContext;
+use crate::progress::{in_handler, told_or_cloned};
 use crate::runtime::Runtime;
 
 /// The parameters of a receive.
 pub struct Recv<'a> {
-    /// `None` once it was posted.
-    pub(super) buffer: Option<Buffer>,
+    /// Empty once the receive was posted. Plain, and not an option: it is swapped with that of a
+    /// place of the matching table, without a look at its variant.
+    pub(super) buffer: Buffer,
+    /// The buffer was given away.
+    pub(super) is_spent: bool,
     pub(super) matching: Match<'a>,
     pub(super) ticket: Option<Ticket>,
 }
@@ -37,8 +41,23 @@ impl Runtime {
         buffer: impl Into<Buffer>,
         tag: Tag,
     ) -> PostRecv<'a> {
-        let (buffer, matching) = (Some(buffer.into()), Match::default());
-        Post::new(self, rank, tag, Recv { buffer, matching, ticket: None })
+        Post::new(self, rank, tag, Recv::new(buffer.into(), Match::default()))
+    }
+}
+
+impl<'a> Recv<'a> {
+    pub(super) fn new(buffer: Buffer, matching: Match<'a>) -> Self {
+        Self { buffer, is_spent: false, matching, ticket: None }
+    }
+}
+
+impl Post<'_, Recv<'_>> {
+    /// Gives the receive another buffer, so that it can be called once more: for a further message
+    /// with the same options. Returns an unposted receive's former buffer to nobody: it is dropped.
+    #[inline]
+    pub fn refill(&mut self, buffer: impl Into<Buffer>) -> &mut Self {
+        self.kind.hold(buffer.into());
+        self
     }
 }
 
@@ -91,17 +110,24 @@ impl Post<'_, Recv<'_>> {
         if policy.looks_at_rank() {
             self.check_rank()?;
         }
-        let Some(mut buffer) = self.kind.buffer.take() else { return Err(PostError::Spent) };
-        if buffer.view_mut().is_none() {
-            self.kind.buffer = Some(buffer);
+        if self.kind.is_spent {
+            return Err(PostError::Spent);
+        }
+        if self.kind.buffer.view_mut().is_none() {
             return Err(PostError::ReadOnly("Bytes"));
         }
+        self.kind.is_spent = true;
         let runtime = &self.runtime.0;
         let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE));
-        let mut held = Some(buffer);
-        let make = |buffer: Buffer, comp| Receive { buffer, op: self.context(0, comp) };
-        let met = engine.receive(policy, rank, tag, || {
-            make(held.take().unwrap_or_default(), self.comp.cloned())
+        let Self { user_context, deadline, comp, kind, .. } = self;
+        let met = engine.receive(policy, rank, tag, |receive| {
+            // Field by field: a load of all of them would wait for the stores of each.
+            std::mem::swap(&mut receive.buffer, &mut kind.buffer);
+            let OpContext { rank: from, tag: with, size, user_context: context, .. } =
+                &mut receive.op;
+            (*from, *with, *size, *context) = (rank, tag, 0, *user_context);
+            receive.op.deadline = *deadline;
+            receive.op.comp = comp.map(told_or_cloned);
         });
         let message = match met {
             Ok(message) => message,
@@ -119,7 +145,8 @@ impl Post<'_, Recv<'_>> {
             }
         }
         let device = other.as_ref().map_or(device, |other| &*other.0);
-        let mut receive = make(held.take().unwrap_or_default(), None);
+        let buffer = std::mem::take(&mut self.kind.buffer);
+        let mut receive = Receive { buffer, op: self.context(0, None) };
         let needs_engine = match &message.content {
             Content::Here(payload) => {
                 !(receive.buffer.kind().is_host() && payload.view().place().is_host())
@@ -211,14 +238,11 @@ impl Post<'_, Recv<'_>> {
             required: self.required,
             deadline: self.deadline,
             order: self.order.take(),
-            kind: Recv {
-                buffer: self.kind.buffer.take(),
-                matching: self.kind.matching,
-                ticket: None,
-            },
+            kind: self.kind.take(),
         };
         let outcome = inner.post();
-        self.kind.buffer = inner.kind.buffer.take();
+        (self.kind.buffer, self.kind.is_spent) =
+            (std::mem::take(&mut inner.kind.buffer), inner.kind.is_spent);
         self.order = inner.order.take();
         let status = match outcome? {
             Outcome::Done(status) => status,
@@ -252,14 +276,22 @@ pub(super) fn wait_for(runtime: &Runtime, waiting: &Synchronizer) -> Result<Stat
 }
 
 impl Carries for Recv<'_> {
-    type Held = Buffer;
+    const IS_SENT: bool = false;
 
-    fn held(&mut self) -> &mut Option<Buffer> {
-        &mut self.buffer
+    #[inline]
+    fn owned(&mut self) -> Option<&mut Buffer> {
+        (!self.is_spent).then_some(&mut self.buffer)
+    }
+
+    #[inline]
+    fn hold(&mut self, buffer: Buffer) {
+        (self.buffer, self.is_spent) = (buffer, false);
     }
 
     fn take(&mut self) -> Self {
-        Self { buffer: self.buffer.take(), matching: self.matching, ticket: None }
+        let is_spent = std::mem::replace(&mut self.is_spent, true);
+        let buffer = std::mem::take(&mut self.buffer);
+        Self { buffer, is_spent, matching: self.matching, ticket: None }
     }
 
     fn keep(&mut self, ticket: Option<Ticket>) {

@@ -610,11 +610,15 @@ impl Post<'_, Get<'_>> {
     }
 }
 
-impl<'a> Carries for Put<'a> {
-    type Held = SendBuffer<'a>;
+impl Carries for Put<'_> {
+    const IS_SENT: bool = true;
 
-    fn held(&mut self) -> &mut Option<SendBuffer<'a>> {
-        &mut self.buffer
+    fn owned(&mut self) -> Option<&mut Buffer> {
+        self.buffer.as_mut()?.owned()
+    }
+
+    fn hold(&mut self, buffer: Buffer) {
+        self.buffer = Some(SendBuffer::Owned(buffer));
     }
 
     fn take(&mut self) -> Self {
@@ -623,10 +627,14 @@ impl<'a> Carries for Put<'a> {
 }
 
 impl Carries for Get<'_> {
-    type Held = Buffer;
+    const IS_SENT: bool = false;
 
-    fn held(&mut self) -> &mut Option<Buffer> {
-        &mut self.buffer
+    fn owned(&mut self) -> Option<&mut Buffer> {
+        self.buffer.as_mut()
+    }
+
+    fn hold(&mut self, buffer: Buffer) {
+        self.buffer = Some(buffer);
     }
 
     fn take(&mut self) -> Self {

@@ -4,7 +4,7 @@ use super::PostSend;
 use super::options::{Kind, Match, Matches, Outcome, Post, Sending};
 use super::pieces::Carries;
 use super::transmit::{Outgoing, transmit, transmit_short};
-use crate::buffer::SendBuffer;
+use crate::buffer::{Buffer, SendBuffer};
 use crate::error::PostError;
 use crate::matching::MatchingEngine;
 use crate::names::{DEFAULT_ENGINE, Rank, Tag};
@@ -77,11 +77,15 @@ impl Post<'_, Send<'_>> {
     }
 }
 
-impl<'a> Carries for Send<'a> {
-    type Held = SendBuffer<'a>;
+impl Carries for Send<'_> {
+    const IS_SENT: bool = true;
 
-    fn held(&mut self) -> &mut Option<SendBuffer<'a>> {
-        &mut self.sending.buffer
+    fn owned(&mut self) -> Option<&mut Buffer> {
+        self.sending.buffer.as_mut()?.owned()
+    }
+
+    fn hold(&mut self, buffer: Buffer) {
+        self.sending.buffer = Some(SendBuffer::Owned(buffer));
     }
 
     fn take(&mut self) -> Self {

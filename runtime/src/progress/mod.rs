@@ -83,6 +83,29 @@ enum Meeting {
     Pair(Unexpected, Receive),
 }
 
+/// The notes of a batch's small messages.
+struct Notes {
+    /// Set while all messages before have ended: an immediate signal then overtakes none.
+    at_once: bool,
+    /// Messages at the front of the batch that need no further action.
+    over: usize,
+}
+
+impl Notes {
+    /// Notes the match of the next message. `None`: it is not matched.
+    #[inline(always)]
+    fn note(&mut self, message: &mut SmallArrival, found: Option<Found>) {
+        if self.at_once && found == Some(Found::Kept) {
+            self.over += 1;
+            return;
+        }
+        self.at_once = false;
+        if let Some(found) = found {
+            message.header = found.encode();
+        }
+    }
+}
+
 /// Notes the match of a message.
 #[inline]
 fn found(met: &mut Met, meeting: Meeting) -> Found {
@@ -118,6 +141,20 @@ fn take_scratch() -> Option<Box<Scratch>> {
 #[inline(always)]
 fn keep_scratch(scratch: Box<Scratch>) {
     let _ = SCRATCH.try_with(|kept| kept.set(Some(scratch)));
+}
+
+/// Returns a handle of a completion object for a further operation: one that this thread would drop
+/// in its next call of progress, if that is the last one, or a new one. The counter in the object
+/// then stays as it is, and costs no atomic operation.
+#[inline]
+pub(crate) fn told_or_cloned(comp: &Arc<dyn Completion>) -> Arc<dyn Completion> {
+    let reuse = |kept: &Cell<Option<Box<Scratch>>>| {
+        let mut scratch = kept.take()?;
+        let told = scratch.met.told.pop_if(|told| Arc::ptr_eq(told, comp));
+        kept.set(Some(scratch));
+        told
+    };
+    SCRATCH.try_with(reuse).ok().flatten().unwrap_or_else(|| comp.clone())
 }
 
 /// Drops the objects that this thread would drop in its next call of progress, which may not come.
@@ -418,23 +455,44 @@ impl Pass<'_> {
 
     #[inline(never)]
     fn small_in_order(&self, batch: &mut Batch, met: &mut Met) {
-        // Set while all messages before it have ended: an immediate signal then overtakes none.
-        let (mut at_once, mut over) = (self.device.undelivered.is_empty(), 0);
-        for message in batch.small_mut() {
-            let is_am = Message::is_am(message.header);
-            let found = if is_am { None } else { self.meet_small(message, met, at_once) };
-            if at_once && found == Some(Found::Kept) {
-                over += 1;
+        let mut notes = Notes { at_once: self.device.undelivered.is_empty(), over: 0 };
+        let mut messages = batch.small_mut();
+        while let [first, ..] = messages {
+            let SmallArrival { from, header, .. } = *first;
+            let is_same = |other: &&SmallArrival| other.header == header && other.from == from;
+            let run = 1 + messages[1..].iter().take_while(is_same).count();
+            let (same, others) = messages.split_at_mut(run);
+            messages = others;
+            if Message::is_am(header) {
+                notes.at_once = false;
                 continue;
             }
-            at_once = false;
-            if let Some(found) = found {
-                message.header = found.encode();
+            let met_before = self.meet_run(same, met, &mut notes);
+            for message in &mut same[met_before..] {
+                let found = self.meet_small(message, met, notes.at_once);
+                notes.note(message, found);
             }
         }
-        if over > 0 {
-            batch.forget_small(over);
+        if notes.over > 0 {
+            batch.forget_small(notes.over);
         }
+    }
+
+    /// Matches messages of one sender, header and engine with receives that wait: under one lock,
+    /// by one lookup. Returns the number of those that met one.
+    #[inline(always)]
+    fn meet_run(&self, same: &mut [SmallArrival], met: &mut Met, notes: &mut Notes) -> usize {
+        let [first, ..] = &*same else { return 0 };
+        let from = self.device.rank_of(first.from);
+        let Ok(Message::Send { engine, policy, tag }) = Message::decode(first.header) else {
+            return 0;
+        };
+        let Some(engine) = self.inner.engines.get(engine) else { return 0 };
+        engine.arrive_run(policy, from, tag, same.len(), |at, receive| {
+            let message = &mut same[at];
+            let found = receive.take_small((from, tag, &message.bytes), met, notes.at_once);
+            notes.note(message, Some(found));
+        })
     }
 
     /// Matches a message with its receive. `None`: it is of another kind.
