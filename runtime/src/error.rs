@@ -483,7 +483,8 @@ pub enum ProgressError {
         /// The memory, and the driver's error.
         why: Box<AllocError>,
     },
-    /// A message was malformed. It was dropped.
+    /// A message was malformed. It was dropped. If an operation may have waited for it, all
+    /// operations with the sender end with [`OpError::PeerDown`].
     #[error("{from} sent a malformed message: {why}")]
     Malformed {
         /// The sender.

@@ -19,6 +19,7 @@ crate::support::over_each_transport!(
     large_and_small_messages_of_one_key_keep_their_order,
     a_large_message_that_is_too_long_for_its_receive_fails_on_both_sides,
     a_large_active_message_lands_where_its_completion_object_says,
+    a_large_active_message_does_not_land_in_memory_that_cannot_be_written,
     a_large_active_message_for_nobody_is_reported_and_ends_at_its_sender,
     many_large_messages_both_ways_all_end,
     a_large_message_waits_for_a_peer_that_has_not_started,
@@ -200,6 +201,37 @@ impl Completion for Placing {
     fn place(&self, from: Rank, tag: Tag, size: usize) -> Option<Buffer> {
         self.asked.lock().unwrap().push((from, tag, size));
         Some(Buffer::Vec(vec![0x55; self.room]))
+    }
+}
+
+/// It offers bytes that are shared, which nobody may write.
+#[derive(Default)]
+struct ReadOnly(Mutex<Vec<Status>>);
+
+impl Completion for ReadOnly {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        self.0.lock().unwrap().push(status);
+        Ok(())
+    }
+
+    fn place(&self, _: Rank, _: Tag, size: usize) -> Option<Buffer> {
+        Some(Buffer::Bytes(vec![0; size].into()))
+    }
+}
+
+fn a_large_active_message_does_not_land_in_memory_that_cannot_be_written<J: Job>() {
+    for ranks in pairs::<J>() {
+        let object = Arc::new(ReadOnly::default());
+        let comp: Arc<dyn Completion> = object.clone();
+        let name = ranks[1].register_comp(comp.as_completion()).unwrap();
+        for size in [40_000, 3_000_000] {
+            let payload = pattern(3, size);
+            sent(&ranks, || ranks[0].post_am(Rank(1), payload.clone(), name).call());
+            until(&ranks, || !object.0.lock().unwrap().is_empty());
+            let status = object.0.lock().unwrap().pop().unwrap();
+            assert_eq!(status.bytes().unwrap(), payload);
+        }
+        ranks[1].deregister_comp(name).unwrap();
     }
 }
 

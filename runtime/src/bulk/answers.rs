@@ -106,10 +106,12 @@ impl Pass<'_> {
     ) {
         let size = usize::try_from(offer.size).unwrap_or(usize::MAX);
         let refuse = |verdict: Verdict| self.finish(from, offer.token, verdict);
+        // Bytes that are shared, and lists, cannot be filled in one piece.
+        let fits = |buffer: &mut Buffer| buffer.len() >= size && buffer.view_mut().is_some();
         let named = guarded(|| comp.place(from, tag, size));
-        let buffer = match named {
-            Ok(Some(buffer)) if buffer.len() >= size => Ok(buffer),
-            Ok(_) => self.device.place_for_large(size),
+        let buffer = match named.map(|named| named.and_then(|mut it| fits(&mut it).then_some(it))) {
+            Ok(Some(buffer)) => Ok(buffer),
+            Ok(None) => self.device.place_for_large(size),
             Err(panic) => {
                 refuse(Verdict::Failed);
                 self.complain(panicked(from, panic.as_ref()));
@@ -150,7 +152,6 @@ impl Pass<'_> {
         if message.is_request() && !self.takes_request(from) {
             return Ok(());
         }
-        let unknown = || "it answers an offer that was not made to it".to_string();
         match message {
             Message::Part { landing, offset } => self.part(from, landing, offset, payload),
             Message::Clear { token } => {
@@ -172,7 +173,10 @@ impl Pass<'_> {
                         bulk.clear(from, token, landing, limit)
                     }
                 };
-                if known { Ok(()) } else { Err(unknown()) }
+                if !known {
+                    self.stray(from);
+                }
+                Ok(())
             }
             Message::Written { landing } | Message::Unwritten { landing } => {
                 let is_written = matches!(message, Message::Written { .. });
@@ -216,8 +220,10 @@ impl Pass<'_> {
                 let ended = bulk.finish(from, token, verdict).map(Some);
                 // It may also end a request of this rank's, which ends so only if it was refused.
                 let ended = ended.or_else(|| bulk.refuse(from, token, verdict));
-                if let Some((comp, status)) = ended.ok_or_else(unknown)? {
-                    self.signal(comp.as_ref(), status);
+                match ended {
+                    Some(Some((comp, status))) => self.signal(comp.as_ref(), status),
+                    Some(None) => {}
+                    None => self.stray(from),
                 }
                 Ok(())
             }

@@ -549,8 +549,8 @@ impl Pass<'_> {
             let (comp, status) = match outcome {
                 Ok(()) => stream.end(None),
                 Err(error) => {
-                    if matches!(error, OpError::Copy(_) | OpError::Memory(_)) {
-                        // The source has failed: the receiver is told.
+                    if !matches!(error, OpError::PeerDown { .. }) {
+                        // The source or the link's memory has failed: the receiver is told.
                         let message = Message::Finish { token: stream.landing };
                         let verdict = Verdict::Broken { sent: stream.sent as u64 };
                         self.device.control(self.inner, stream.rank(), message, verdict.encode());

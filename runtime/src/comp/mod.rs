@@ -44,7 +44,8 @@ pub trait Completion: Send + Sync {
 
     /// Returns the buffer for a large active message of `size` bytes. Called before its bytes
     /// arrive, so that they go straight to their destination, also on a GPU. `None`, or a buffer
-    /// that is too small: they go to a fresh `Vec`. The status returns the buffer.
+    /// that is too small, cannot be written or is a list: they go to a fresh `Vec`. The status
+    /// returns the buffer.
     fn place(&self, from: Rank, tag: Tag, size: usize) -> Option<Buffer> {
         let _ = (from, tag, size);
         None

@@ -467,6 +467,7 @@ mod tests {
     use super::*;
     use crate::names::{Matching, Rank, Tag};
     use proptest::prelude::*;
+    use std::sync::Arc;
 
     fn key(policy: Matching, rank: u32, tag: u64) -> Key {
         Key::new(policy, Rank(rank), Tag(tag))
@@ -499,6 +500,25 @@ mod tests {
         }
     }
 
+    /// A receive's buffer and completion object are freed when it has been taken, not when its
+    /// place is used again.
+    #[test]
+    fn a_place_keeps_nothing_of_what_was_in_it() {
+        let table: Table<Arc<()>, Option<Arc<()>>> = Table::new();
+        let (key, held) = (key(Matching::RankTag, 1, 1), Arc::new(()));
+        for _ in 0..3 {
+            let kept = table.meet_a(key, |place| *place = Some(held.clone()));
+            let stamp = kept.unwrap_err();
+            assert_eq!(Arc::strong_count(&held), 2);
+            drop(table.pluck_b(key, stamp));
+            assert_eq!(Arc::strong_count(&held), 1);
+            assert!(table.meet_b(key, held.clone(), |_, _| (), |message| message).is_err());
+            assert_eq!(Arc::strong_count(&held), 2);
+            drop(table.meet_a(key, |_| ()).unwrap());
+            assert_eq!(Arc::strong_count(&held), 1);
+        }
+    }
+
     proptest! {
         /// Against the plainest model there is: two lists, searched from the front.
         #[test]
@@ -507,6 +527,18 @@ mod tests {
             let mut model = (Vec::<(Key, usize)>::new(), Vec::<(Key, usize)>::new());
             let mut stamps = Vec::new();
             for (at, (what, policy, rank, tag)) in steps.into_iter().enumerate() {
+                if what == 6 {
+                    // Several messages come at once.
+                    let (key, most) = (key(Matching::from_code(policy).unwrap(), rank, tag), rank as usize + 1);
+                    let mut run = Vec::new();
+                    let count = table.take_run(key, most, |at, b| run.push((at, *b)));
+                    let of_key = model.1.iter().filter(|(other, _)| *other == key).map(|&(_, at)| at);
+                    let expected: Vec<_> = of_key.take(most).enumerate().collect();
+                    prop_assert_eq!(&run, &expected);
+                    prop_assert_eq!(count, expected.len());
+                    model.1.retain(|&(_, at)| !expected.iter().any(|&(_, taken)| taken == at));
+                    continue;
+                }
                 if what == 7 {
                     // One that waits, or has waited, is taken out.
                     let Some(&(key, stamp, value)) = stamps.get(tag as usize * stamps.len() / 40) else { continue };

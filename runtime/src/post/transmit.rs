@@ -70,6 +70,7 @@ impl<'a> Outgoing<'a> {
     }
 
     /// Returns the context of the operation, for the owner of its buffer.
+    #[inline]
     fn context(&self, size: usize, comp: Option<Arc<dyn Completion>>) -> OpContext {
         let Self { rank, tag, user_context, deadline, .. } = *self;
         OpContext { rank, tag, size, user_context, comp, deadline }

@@ -6,7 +6,6 @@ use super::undelivered::About;
 use super::{Meeting, Met, Pass, Scratch};
 use crate::collective::Note;
 use crate::comp::{Completion, Snapshot, Status};
-use crate::device::DeviceInner;
 use crate::error::{OpError, ProgressError};
 use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag};
@@ -171,14 +170,26 @@ impl Pass<'_> {
 
     /// Handles one of the messages that large messages and memory operations need.
     fn deliver_bulk(&mut self, from: Rank, message: Message, payload: &Payload, comps: &Snapshot) {
-        // Of a peer that is gone everything has been ended, maybe while this was on its way, on
-        // another thread.
-        let is_gone = |device: &DeviceInner| {
-            device.known_route(from).is_some_and(|route| route.down().is_some())
-        };
         if let Err(why) = self.bulk(from, message, payload, comps)
-            && !is_gone(self.device)
+            && !self.is_gone(from)
         {
+            // No answer will come to the operation that it named: all operations with that rank end.
+            self.device.break_with(from, why.clone());
+            self.complain(ProgressError::Malformed { from, why });
+        }
+    }
+
+    /// Returns `true` for a peer that is gone. Everything of it has been ended, maybe on another
+    /// thread while its message was on its way.
+    fn is_gone(&self, peer: Rank) -> bool {
+        self.device.known_route(peer).is_some_and(|route| route.down().is_some())
+    }
+
+    /// Reports an answer to an offer that was not made. No operation waits for it.
+    #[cold]
+    pub(crate) fn stray(&mut self, from: Rank) {
+        if !self.is_gone(from) {
+            let why = "it answers an offer that was not made to it".into();
             self.complain(ProgressError::Malformed { from, why });
         }
     }

@@ -27,7 +27,7 @@ use carrack::transports::shm::handshake::{
 use carrack::transports::shm::segment::{BellPage, Segment, SegmentSlots};
 use carrack::transports::shm::{Geometry, Shm};
 use carrack::transports::sync::ring::{Producer, Slots};
-use carrack::{ProgressError, Rank, Runtime, Tag};
+use carrack::{OpError, ProgressError, Rank, Runtime, Tag};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -41,6 +41,10 @@ const SECRET: [u8; 16] = [9; 16];
 /// The victim is rank 0, the attacker calls itself rank 1, an honest peer is rank 2.
 const ATTACKER: PeerId = PeerId(1);
 const INLINE: u8 = 1;
+/// Kinds of control messages of large messages, in a header.
+const FINISH: u64 = 7;
+const GRANT: u64 = 16;
+const WRITTEN: u64 = 17;
 const CHUNK: u8 = 2;
 
 fn device(me: u32) -> Arc<dyn Device> {

@@ -96,6 +96,25 @@ fn headers_that_make_no_sense_are_told_of_by_name_and_others_go_on() {
     });
 }
 
+/// Message kinds of large messages, with payloads that none of them has.
+#[test]
+fn a_control_message_that_cannot_be_read_ends_all_operations_with_its_sender() {
+    let _watchdog = Watchdog::over("control messages");
+    for kind in [FINISH, GRANT, WRITTEN] {
+        let mut job = Job3::new(GEOMETRY);
+        let over = Sink::keeping();
+        let posted = job.ranks[0].post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&over).call();
+        assert!(posted.unwrap().is_posted());
+        job.push(INLINE, [kind, 77], &[0xff; 3]);
+        let errors = until_with_errors(&job.ranks[..1], || over.count() > 0);
+        let of_sender =
+            |error: &ProgressError| matches!(error, ProgressError::Malformed { from: Rank(1), .. });
+        assert!(errors.iter().any(of_sender), "{kind}: {errors:?}");
+        let error = over.take().pop().unwrap().error.unwrap();
+        assert!(matches!(*error, OpError::PeerDown { rank: Rank(1), .. }), "{kind}: {error}");
+    }
+}
+
 #[test]
 fn a_message_longer_than_any_packet_here_does_not_stop_the_device() {
     let _watchdog = Watchdog::over("long chunks");
