@@ -440,6 +440,10 @@ impl Sender {
     }
 
     /// Sends a message through a chunk. `None`: no chunk is free.
+    ///
+    /// Inlined, so that its result stays in registers: a load of it from memory would wait until
+    /// the copy's stores have reached the cache.
+    #[inline(always)]
     fn push_chunk(&mut self, header: Header, bytes: MemRef<'_>) -> Option<Result<(), PushError>> {
         if self.free == 0 {
             self.free = self.segment.returned(&self.lent);
