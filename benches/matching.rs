@@ -16,14 +16,14 @@ fn matching(criterion: &mut Criterion) {
 }
 
 fn send(runtime: &Runtime, tag: Tag) -> Result<(), Box<dyn Error>> {
-    while runtime.post_send(ME, &[7; 8], tag).call()?.is_retry() {
+    while runtime.post_send(ME, &[7; 8], tag).try_submit()?.is_retry() {
         runtime.progress()?;
     }
     Ok(())
 }
 
 fn receive(runtime: &Runtime, arrived: &Counter, tag: Tag) -> Result<Outcome, PostError> {
-    runtime.post_recv(ME, vec![0; 8], tag).comp(arrived).call()
+    runtime.post_recv(ME, vec![0; 8], tag).comp(arrived).try_submit()
 }
 
 fn measure(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {

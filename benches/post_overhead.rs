@@ -23,7 +23,7 @@ fn over(criterion: &mut Criterion, transport: TransportChoice) -> Result<(), Box
     let runtime = Runtime::in_process_with(1, &settings)?.remove(0);
     let arrived = Counter::new();
     let name = runtime.register_comp(&arrived)?;
-    let post = || runtime.post_am(Rank(0), &[7; 8], name).call();
+    let post = || runtime.post_am(Rank(0), &[7; 8], name).try_submit();
     // The first message connects.
     while post()?.is_retry() {
         runtime.progress()?;

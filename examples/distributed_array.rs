@@ -6,7 +6,7 @@
 //! cargo run --release -- run -n 4 -- distributed_array
 //! ```
 
-use carrack::{Outcome, Rank, Rmr, Runtime};
+use carrack::{Rank, Rmr, Runtime};
 use std::error::Error;
 
 /// Words of the array that each rank holds, after one word that counts.
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // Every rank fills a share of every rank's part, in pieces, and adds the number of its words
     // to the part's counter. An atomic operation without a completion object returns when it is
-    // complete; a put does so with `allow_posted(false)`.
+    // complete; a put does so with `wait`.
     let share = |rank: usize| rank * PART / size..(rank + 1) * PART / size;
     for (owner, rmr) in parts.iter().enumerate() {
         let to = Rank(owner as u32);
@@ -38,19 +38,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             let bytes: Vec<u8> =
                 (first..last).flat_map(|at| value(owner * PART + at).to_le_bytes()).collect();
             let at = 8 * (1 + first as u64);
-            let _over = runtime.post_put(to, &bytes[..], rmr, at).allow_posted(false).call()?;
+            let _over = runtime.post_put(to, &bytes[..], rmr, at).wait()?;
         }
-        let _over = runtime.post_fetch_add(to, rmr, 0, share(me).len() as u64).call()?;
+        let _over = runtime.post_fetch_add(to, rmr, 0, share(me).len() as u64).wait()?;
     }
     runtime.barrier()?;
 
     // Behind the barrier the array is complete, for all ranks.
     for (owner, rmr) in parts.iter().enumerate() {
-        let whole = runtime.post_get(Rank(owner as u32), vec![0; 8 * (1 + PART)], rmr, 0).call()?;
-        let Outcome::Done(status) = whole else {
-            return Err("a get without a completion object waits".into());
-        };
-        let bytes = status.ok()?.buffer.to_vec()?;
+        let whole = runtime.post_get(Rank(owner as u32), vec![0; 8 * (1 + PART)], rmr, 0).wait()?;
+        let bytes = whole.buffer.to_vec()?;
         let words: Vec<u64> =
             bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         let right =

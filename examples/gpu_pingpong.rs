@@ -35,19 +35,14 @@ fn rally(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let (serves, peer) = (runtime.rank() == Rank(0), Rank(1 - runtime.rank().0));
     let send = |slice: &RegionSlice| -> Result<()> {
         let sent = Counter::new();
-        let done =
-            runtime.post_send(peer, slice.clone(), Tag(1)).comp(&sent).allow_retry(false).call()?;
-        runtime.wait(|| done.is_done() || sent.get() + sent.failed() > 0)?;
+        runtime.post_send(peer, slice.clone(), Tag(1)).comp(&sent).submit()?;
+        runtime.wait(|| sent.get() + sent.failed() > 0)?;
         if sent.failed() > 0 { Err("a send failed")? } else { Ok(()) }
     };
     let receive = |slice: &RegionSlice, count: usize| -> Result<()> {
         let came = Counter::new();
         for _ in 0..count {
-            let _posted = runtime
-                .post_recv(peer, slice.clone(), Tag(1))
-                .comp(&came)
-                .allow_done(false)
-                .call()?;
+            runtime.post_recv(peer, slice.clone(), Tag(1)).comp(&came).submit()?;
         }
         runtime.wait(|| came.get() + came.failed() >= count as u64)?;
         if came.failed() > 0 { Err("a receive failed")? } else { Ok(()) }

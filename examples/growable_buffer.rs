@@ -12,7 +12,7 @@ mod gpus;
 
 use carrack::alloc::GrowableBuffer;
 use carrack::transports::gpu::Gpu;
-use carrack::{Outcome, Rank, Rmr, Runtime};
+use carrack::{Rank, Rmr, Runtime};
 use gpus::Result;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -39,10 +39,7 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
         for step in 0..STEPS {
             let stripe = Rmr::from_bytes(&runtime.world().broadcast(Rank(0), &[])?)?;
             let place = (me.0 as usize - 1) * PIECE;
-            let put = runtime.post_put(Rank(0), piece(me, step), &stripe, place as u64);
-            if let Outcome::Done(status) = put.allow_posted(false).allow_retry(false).call()? {
-                let _buffer = status.ok()?;
-            }
+            runtime.post_put(Rank(0), piece(me, step), &stripe, place as u64).wait()?;
             runtime.barrier()?;
         }
         return Ok(runtime.barrier()?);

@@ -15,7 +15,7 @@
 mod gpus;
 
 use carrack::transports::gpu::{Flavour, Gpu};
-use carrack::{Counter, Face, Outcome, Rank, Rmr, Runtime};
+use carrack::{Counter, Face, Rank, Rmr, Runtime};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -57,12 +57,6 @@ fn floats(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|heat| f64::from_ne_bytes(*heat)).collect()
 }
 
-/// Checks the status of a call that has waited for its operation.
-fn over(outcome: Outcome) -> gpus::Result<()> {
-    let Outcome::Done(status) = outcome else { return Err("it was not waited for".into()) };
-    Ok(status.ok().map(drop)?)
-}
-
 fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
     let (me, size) = (runtime.rank().0 as usize, runtime.size() as usize);
     let neighbours = [me.checked_sub(1), Some(me + 1).filter(|&right| right < size)];
@@ -95,7 +89,7 @@ fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
                 &rmrs[now][to],
                 &theirs,
             );
-            over(put.remote_comp(names[1 - side]).allow_posted(false).call()?)?;
+            put.remote_comp(names[1 - side]).wait()?;
         }
         let has_come =
             |side: usize| neighbours[side].is_none() || arrived[side].get() > number as u64;
@@ -112,12 +106,7 @@ fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
         staging.whole().write(&bytes(&step(&floats(&fields[now].whole().to_vec()?), ROW)))?;
         // Without the layers on either side: a neighbour may have put its next one already.
         let (own, inner) = (&rmrs[1 - now][me], cells(1, N));
-        over(
-            runtime
-                .post_put_face(Rank(me as u32), &staging, &inner, own, &inner)
-                .allow_posted(false)
-                .call()?,
-        )?;
+        runtime.post_put_face(Rank(me as u32), &staging, &inner, own, &inner).wait()?;
     }
     let whole = size * N + 2;
     let alone = (0..STEPS).fold(at_first(0, whole), |heat, _| step(&heat, whole));

@@ -6,7 +6,7 @@
 //! cargo run --release -- run -n 4 -- hash_table
 //! ```
 
-use carrack::{Counter, Outcome, Rank, RemoteComp, Rmr, Runtime, Status};
+use carrack::{Counter, Rank, RemoteComp, Rmr, Runtime};
 use std::error::Error;
 
 /// Places of each rank: a key and a value, two words.
@@ -25,14 +25,6 @@ struct Table<'a> {
     arrived: RemoteComp,
 }
 
-/// The status of an operation that has waited for its end.
-fn over(outcome: Outcome) -> Result<Status, Box<dyn Error>> {
-    match outcome {
-        Outcome::Done(status) => Ok(status.ok()?),
-        other => Err(format!("{other:?}").into()),
-    }
-}
-
 impl Table<'_> {
     /// The places where a key may be, the best first.
     fn places(&self, key: u64) -> impl Iterator<Item = (Rank, &Rmr, u64)> {
@@ -46,13 +38,13 @@ impl Table<'_> {
 
     fn insert(&self, key: u64, value: u64) -> Result<(), Box<dyn Error>> {
         for (owner, part, at) in self.places(key) {
-            let held =
-                over(self.runtime.post_compare_swap(owner, part, at, 0, key).call()?)?.value();
+            let held = self.runtime.post_compare_swap(owner, part, at, 0, key).wait()?.value();
             if held == Some(0) {
                 let bytes = value.to_le_bytes();
-                let put =
+                let mut put =
                     self.runtime.post_put(owner, &bytes, part, at + 8).remote_comp(self.arrived);
-                return over(put.allow_posted(false).call()?).map(|_| ());
+                put.wait()?;
+                return Ok(());
             }
         }
         Err("the table is full".into())
@@ -60,9 +52,8 @@ impl Table<'_> {
 
     fn find(&self, key: u64) -> Result<Option<u64>, Box<dyn Error>> {
         for (owner, part, at) in self.places(key) {
-            let bytes = over(self.runtime.post_get(owner, vec![0; 16], part, at).call()?)?
-                .buffer
-                .to_vec()?;
+            let bytes =
+                self.runtime.post_get(owner, vec![0; 16], part, at).wait()?.buffer.to_vec()?;
             let ([found, value], []) = bytes.as_chunks::<8>() else {
                 return Err("a get of two words".into());
             };

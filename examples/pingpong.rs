@@ -52,8 +52,7 @@ fn rally(runtime: &Runtime) -> Result<Duration> {
         }
         // The receive is there before the ball can be, so the ball lands in its buffer straight
         // away.
-        let _posted =
-            runtime.post_recv(peer, buffer, BALL).comp(&arrived).allow_done(false).call()?;
+        runtime.post_recv(peer, buffer, BALL).comp(&arrived).submit()?;
         if serves {
             hit(runtime, peer)?;
         }
@@ -68,7 +67,7 @@ fn rally(runtime: &Runtime) -> Result<Duration> {
 
 fn hit(runtime: &Runtime, peer: Rank) -> Result<()> {
     let mut send = runtime.post_send(peer, &[7; 8], BALL);
-    while send.call()?.is_retry() {
+    while send.try_submit()?.is_retry() {
         runtime.progress()?;
     }
     Ok(())

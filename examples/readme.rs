@@ -10,9 +10,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     runtime.barrier()?; // from here on everybody has an inbox of that name
 
     let next = Rank((runtime.rank().0 + 1) % runtime.size());
-    while runtime.post_am(next, b"ahoy", name).call()?.is_retry() {
-        runtime.progress()?;
-    }
+    runtime.post_am(next, b"ahoy", name).submit()?;
 
     runtime.wait(|| !inbox.is_empty())?; // makes progress; sleeps when there is nothing to do
     if let Some(message) = inbox.pop() {

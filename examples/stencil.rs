@@ -64,10 +64,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             // To the rank above we are the one below. Its counter is told once the row is there.
             let bytes: Vec<u8> = row.iter().flat_map(|heat| heat.to_ne_bytes()).collect();
             let at = place(number, 1 - side) as u64;
-            let put = runtime
+            let mut put = runtime
                 .post_put(Rank(to as u32), bytes, &rmrs[to], at)
                 .remote_comp(names[1 - side]);
-            let _over = put.allow_posted(false).call()?;
+            let _over = put.wait()?;
         }
         let has_come = |side: usize| neighbours[side].is_none() || arrived[side].get() > number;
         // Nothing comes from a rank that is gone, and a counter alone would not say so.

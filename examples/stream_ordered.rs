@@ -56,8 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let began = Instant::now();
         let at = (step as usize % places * BLOCK) as u64;
         let put = runtime.post_put(Rank(right as u32), own.whole(), &rmr, at).remote_comp(name);
-        let outcome = put.on_stream(&stream).comp(&sent).allow_retry(false).call()?;
-        assert!(outcome.is_posted());
+        put.on_stream(&stream).comp(&sent).submit()?;
         arrived.wait_on(&stream, step + 1)?;
         host.push(began.elapsed());
         // Here a kernel would compute the next block from the one that has arrived.

@@ -257,8 +257,8 @@ impl<'a> Field<'a> {
             let there = 8 * self.layout.incoming(opposite, odd) as u64;
             let edge = self.slice(self.layout.outgoing(*side, odd), self.layout.edge(*side))?;
             let put = self.runtime.post_put(*rank, edge, rmr, there).remote_comp(*name);
-            let put = put.on_stream(&self.border).comp(&self.put).allow_done(false);
-            let _posted = put.allow_retry(false).call()?;
+            let mut put = put.on_stream(&self.border).comp(&self.put);
+            put.submit()?;
             self.posted += 1;
         }
         Ok(())

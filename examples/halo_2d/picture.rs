@@ -20,20 +20,15 @@ pub(crate) fn draw(
 ) -> Result<()> {
     let bytes: Vec<u8> = block.iter().flat_map(|cell| cell.to_le_bytes()).collect();
     if grid.me > 0 {
-        let sent = Synchronizer::new(1);
-        let outcome =
-            runtime.post_send(Rank(0), bytes, TAG).comp(&sent).allow_retry(false).call()?;
-        if outcome.is_posted() {
-            sent.wait(runtime)?;
-        }
+        runtime.post_send(Rank(0), bytes, TAG).wait()?;
         return Ok(());
     }
     let mut blocks = vec![bytes];
     for rank in 1..runtime.size() {
         let received = Synchronizer::new(1);
         let room = vec![0; rows * columns * 8];
-        let receive = runtime.post_recv(Rank(rank), room, TAG).comp(&received);
-        let _posted = receive.allow_done(false).allow_retry(false).call()?;
+        let mut receive = runtime.post_recv(Rank(rank), room, TAG).comp(&received);
+        receive.submit()?;
         let status = received.wait(runtime)?.pop().ok_or("a receive without an end")?.ok()?;
         blocks.push(status.buffer.to_vec()?);
     }

@@ -171,8 +171,7 @@ impl<'a> Worker<'a> {
     fn send(&self, to: Rank, bytes: &[u8], what: Tag) -> Result<()> {
         // A rank has a few messages in flight at most. If there is no room, the backlog keeps
         // them.
-        let _done_or_posted =
-            self.runtime.post_am(to, bytes, self.name).tag(what).allow_retry(false).call()?;
+        self.runtime.post_am(to, bytes, self.name).tag(what).submit()?;
         Ok(())
     }
 }

@@ -198,33 +198,33 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
                     })
                     .collect();
                 count(match is_put {
-                    true => runtime.post_put_batch(Rank(1), &pieces).comp(&ended).call(),
-                    false => runtime.post_get_batch(Rank(1), &pieces).comp(&ended).call(),
+                    true => runtime.post_put_batch(Rank(1), &pieces).comp(&ended).try_submit(),
+                    false => runtime.post_get_batch(Rank(1), &pieces).comp(&ended).try_submit(),
                 });
             }
             Step::Send { len } => {
                 let bytes = vec![1; 8193 + usize::from(len)];
-                count(runtime.post_send(Rank(1), bytes, Tag(1)).comp(&ended).call());
+                count(runtime.post_send(Rank(1), bytes, Tag(1)).comp(&ended).try_submit());
             }
             Step::Receive { tag, room } => {
                 let buffer = vec![0; room.into()];
                 count(
-                    runtime.post_recv(Rank(1), buffer, Tag(u64::from(tag % 4))).comp(&ended).call(),
+                    runtime.post_recv(Rank(1), buffer, Tag(u64::from(tag % 4))).comp(&ended).try_submit(),
                 );
             }
             Step::Put { len, number } => {
                 let rmr = remote(number.get())?;
-                count(runtime.post_put(Rank(1), vec![1; len.into()], &rmr, 0).comp(&ended).call());
+                count(runtime.post_put(Rank(1), vec![1; len.into()], &rmr, 0).comp(&ended).try_submit());
             }
             Step::Get { len, number } => {
                 let rmr = remote(number.get())?;
-                count(runtime.post_get(Rank(1), vec![1; len.into()], &rmr, 0).comp(&ended).call());
+                count(runtime.post_get(Rank(1), vec![1; len.into()], &rmr, 0).comp(&ended).try_submit());
             }
             Step::Add { number } => {
                 let rmr = remote(number.get())?;
-                count(runtime.post_fetch_add(Rank(1), &rmr, 0, 1).comp(&ended).call());
+                count(runtime.post_fetch_add(Rank(1), &rmr, 0, 1).comp(&ended).try_submit());
             }
-            Step::Flush => count(runtime.post_flush(Rank(1)).comp(&ended).call()),
+            Step::Flush => count(runtime.post_flush(Rank(1)).comp(&ended).try_submit()),
             Step::Progress => {
                 let _ = runtime.progress().map_err(|error| error.to_string());
                 let _ = device.poll(&mut Batch::new(8), &mut |batch| batch.drain().for_each(drop));

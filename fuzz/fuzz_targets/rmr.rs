@@ -36,7 +36,7 @@ fuzz_target!(|input: (&[u8], u64, u64)| {
         if rmr.owner() != rank
             || offset.checked_add(bytes.len() as u64).is_none_or(|end| end > rmr.len())
         {
-            assert!(put.call().is_err());
+            assert!(put.try_submit().is_err());
         }
     }
 });

@@ -109,8 +109,8 @@ pub enum PostError {
     },
     /// The peer's backlog is full.
     #[error(
-        "{limit} operations wait for {rank} already: call progress, post with allow_retry(true), \
-        or raise CARRACK_BACKLOG"
+        "{limit} operations wait for {rank} already: call progress and submit again, use \
+        try_submit or wait, or raise CARRACK_BACKLOG"
     )]
     BacklogFull {
         /// The peer.
@@ -120,8 +120,8 @@ pub enum PostError {
     },
     /// Too many operations wait for their peers.
     #[error(
-        "{limit} operations wait for {rank} and others to take them up already: call progress, \
-        post with allow_retry(true), or raise CARRACK_OFFERS"
+        "{limit} operations wait for {rank} and others to take them up already: call progress and \
+        submit again, use try_submit or wait, or raise CARRACK_OFFERS"
     )]
     OffersFull {
         /// The peer.
@@ -129,25 +129,35 @@ pub enum PostError {
         /// Operations that wait.
         limit: usize,
     },
-    /// The operation was `Done` or `Posted` already.
+    /// The operation was posted already.
     #[error(
-        "this operation is spent, as it came to Done or Posted already: build another one; one \
-        that sends borrowed bytes can be called again() to send them once more"
+        "this operation is spent, as it was posted already: build another one; one that sends \
+        borrowed bytes can be posted again() to send them once more"
     )]
     Spent,
     /// A call that waits for its end was made inside a completion handler.
     #[error(
-        "the call waits for its end, as it has no completion object or has allow_posted(false), \
-        and a completion handler may not wait: name a completion object and allow Posted"
+        "a completion handler may not wait for an operation: name a completion object with .comp, \
+        and submit it"
     )]
     WouldBlock,
-    /// Outcomes were forbidden such that none is left.
+    /// The end of the operation would be seen by no one.
     #[error(
-        "allow_done(false) leaves a call no outcome that waits for its end, as it has no \
-        completion object or has allow_posted(false): allow Done, or name a completion object and \
-        allow Posted"
+        "{0} without a completion object would end unseen: name one with .comp, or wait for or \
+        await the operation"
     )]
-    NoOutcome,
+    NoCompletion(&'static str),
+    /// Borrowed bytes are copied when they are submitted, and these are too many.
+    #[error(
+        "{len} borrowed bytes are more than a packet has ({max}): pass a buffer that the operation \
+        owns, as a Vec, or wait for the operation"
+    )]
+    Borrowed {
+        /// Bytes.
+        len: usize,
+        /// The bytes of a packet: `CARRACK_PACKET_SIZE`.
+        max: usize,
+    },
     /// A list of buffers holds a part that cannot be gathered.
     #[error("a list of buffers cannot hold {0}: send it as a message of its own")]
     Pieces(&'static str),

@@ -7,7 +7,7 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | [`post`] | one builder for each operation: done, posted, or retry |
+//! | [`post`] | one builder for each operation, and the verbs that post it |
 //! | `protocol` | decisions as pure functions: which path, which way of submitting |
 //! | `bulk` | messages too long for one piece: offered, then copied by the kernel or sent in parts |
 //! | `peer` | the address of a rank, the link to it, and the operations that wait for it |
@@ -37,10 +37,7 @@
 //! let name = one.register_comp(&arrived)?;
 //! zero.register_comp(&Counter::new())?;
 //!
-//! while zero.post_am(Rank(1), b"hello", name).tag(Tag(7)).call()?.is_retry() {
-//!     zero.progress()?;
-//!     one.progress()?;
-//! }
+//! zero.post_am(Rank(1), b"hello", name).tag(Tag(7)).submit()?;
 //! let status = loop {
 //!     one.progress()?;
 //!     if let Some(status) = arrived.pop() {

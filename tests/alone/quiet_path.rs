@@ -62,7 +62,8 @@ impl Ground {
         match way {
             Way::Am => {
                 let before = self.counter.get();
-                while self.rank.post_am(Rank(0), &bytes, self.name).call().unwrap().is_retry() {
+                while self.rank.post_am(Rank(0), &bytes, self.name).try_submit().unwrap().is_retry()
+                {
                     self.rank.progress().unwrap();
                 }
                 while self.counter.get() == before {
@@ -75,8 +76,9 @@ impl Ground {
                 // The buffer goes round: it comes back in the status, which a counter would throw
                 // away.
                 let mut recv = self.rank.post_recv(Rank(0), buffer, Tag(1)).comp(&self.arrived);
-                assert!(recv.call().unwrap().is_posted());
-                while self.rank.post_send(Rank(0), &bytes, Tag(1)).call().unwrap().is_retry() {
+                assert!(recv.try_submit().unwrap().is_posted());
+                while self.rank.post_send(Rank(0), &bytes, Tag(1)).try_submit().unwrap().is_retry()
+                {
                     self.rank.progress().unwrap();
                 }
                 while !self.arrived.test() {
@@ -93,7 +95,8 @@ impl Ground {
                 assert_eq!(self.counter.get(), counted);
             }
             Way::Unexpected => {
-                while self.rank.post_send(Rank(0), &bytes, Tag(1)).call().unwrap().is_retry() {
+                while self.rank.post_send(Rank(0), &bytes, Tag(1)).try_submit().unwrap().is_retry()
+                {
                     self.rank.progress().unwrap();
                 }
                 while self.rank.default_matching_engine().waiting().0 == 0 {
@@ -101,7 +104,7 @@ impl Ground {
                 }
                 let mut recv =
                     self.rank.post_recv(Rank(0), self.buffer.take(), Tag(1)).comp(&self.arrived);
-                let carrack::Outcome::Done(status) = recv.call().unwrap() else {
+                let carrack::Outcome::Done(status) = recv.try_submit().unwrap() else {
                     panic!("it was there")
                 };
                 assert_eq!(status.bytes(), Some(&bytes[..]));
@@ -148,7 +151,7 @@ fn a_face_of_host_memory_takes_no_memory_for_its_rows() {
                 true => rank.post_put_face(Rank(0), &ours, &here, &rmr, &there),
                 false => rank.post_get_face(Rank(0), &ours, &here, &rmr, &there),
             };
-            assert!(post.call().unwrap().is_done());
+            post.wait().unwrap();
         }
         BYTES.get() - before
     };

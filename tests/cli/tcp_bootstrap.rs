@@ -321,21 +321,15 @@ fn late(what: &str) {
     match what {
         "barrier" => {}
         "send" if !is_late => {
-            let sent =
-                runtime.post_send(Rank(LATE), vec![1; 8], Tag(1)).comp(&done).allow_done(false);
-            let sent = sent.allow_retry(false).call().unwrap();
-            assert!(sent.is_posted());
+            runtime.post_send(Rank(LATE), vec![1; 8], Tag(1)).comp(&done).submit().unwrap();
             drop(done.wait(&runtime).unwrap());
         }
         "blocking send" if !is_late => {
-            let sent = runtime.post_send(Rank(LATE), vec![1; 8], Tag(1)).allow_posted(false);
-            assert!(sent.allow_retry(false).call().unwrap().is_done());
+            runtime.post_send(Rank(LATE), vec![1; 8], Tag(1)).wait().unwrap();
         }
         "send" | "blocking send" => {
             for from in 0..LATE {
-                assert!(
-                    runtime.post_recv(Rank(from), vec![0; 8], Tag(1)).call().unwrap().is_done()
-                );
+                runtime.post_recv(Rank(from), vec![0; 8], Tag(1)).wait().unwrap();
             }
         }
         // `asked for others`: an answer of the bootstrap's comes that no call takes.
@@ -343,15 +337,14 @@ fn late(what: &str) {
             if what != "receive" {
                 assert_eq!(runtime.explain(Duration::ZERO).len(), 3);
             }
-            let received = runtime.post_recv(Rank(LATE), vec![0; 8], Tag(1)).comp(&done).call();
+            let received =
+                runtime.post_recv(Rank(LATE), vec![0; 8], Tag(1)).comp(&done).try_submit();
             assert!(received.unwrap().is_posted());
             drop(done.wait(&runtime).unwrap());
         }
         _ => {
             for to in 0..LATE {
-                let sent =
-                    runtime.post_send(Rank(to), vec![1; 8], Tag(1)).allow_retry(false).call();
-                assert!(!sent.unwrap().is_retry());
+                runtime.post_send(Rank(to), vec![1; 8], Tag(1)).submit().unwrap();
             }
         }
     }

@@ -1,18 +1,17 @@
-//! Outcomes that callers allow × operation × completion object × free room: each combination.
+//! Verb × operation × completion object × free room: each combination.
 //!
-//! With all outcomes allowed, an operation has a natural outcome. A forbidden outcome is replaced:
-//! `Done` by `Posted`, `Posted` by a wait for `Done`, `Retry` by `Posted`, or by a wait if that is
-//! forbidden, too. A call that waits and must not be `Done` is an error, and does nothing. If too
-//! many operations on memory wait for their peers, an operation without `Retry` is an error,
-//! unless the call may wait.
+//! An operation that is tried has a natural outcome. One that is submitted is `Posted` instead of
+//! `Done`, and queued instead of `Retry`. If too many operations on memory wait for their peers, it
+//! is an error. One that is waited for is `Done`. An operation that would end unseen is refused,
+//! and does nothing.
 
 use crate::memory::{Ground, Way, ways};
 use crate::support::over_each_transport;
 use crate::support::sink::{SORTS, Sink, Sort};
 use crate::support::*;
 use carrack::{
-    Counter, Handler, Matching, Outcome, PostError, Rank, RemoteComp, RetryReason, Runtime, Status,
-    Tag, UserContext,
+    AwaitError, Counter, Handler, Matching, Outcome, PostError, Rank, RemoteComp, RetryReason,
+    Runtime, Status, Tag, UserContext,
 };
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -81,6 +80,13 @@ const OF_MEMORY: [Operation; 6] = [
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verb {
+    TrySubmit,
+    Submit,
+    Wait,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Room {
     Enough,
     /// The ring to the peer is full.
@@ -95,14 +101,12 @@ struct Case {
     way: Way,
     room: Room,
     comp: Option<Sort>,
-    done: bool,
-    posted: bool,
-    retry: bool,
+    verb: Verb,
     /// `true` if a NIC carries out puts and gets.
     has_nic: bool,
 }
 
-/// Outcome of an operation if every outcome is allowed.
+/// Outcome of an operation that is tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Nature {
     Done,
@@ -132,11 +136,14 @@ impl Case {
         matches!(self.operation, Am { .. } | Send { .. })
     }
 
-    /// Returns `true` if the call returns only when the operation is complete. An operation that
-    /// sends bytes completes unseen if there is no completion object.
     fn waits(&self) -> bool {
-        !self.posted
-            || self.comp.is_none() && !self.is_message() && !matches!(self.operation, Put { .. })
+        self.verb == Verb::Wait
+    }
+
+    /// Returns `true` if no completion object would be told of its end, and it is not waited for.
+    fn is_unseen(&self) -> bool {
+        let may = self.is_message() || matches!(self.operation, Put { .. });
+        !self.waits() && self.comp.is_none() && !may
     }
 
     fn check(&self, outcome: &Result<Outcome, PostError>) {
@@ -147,11 +154,11 @@ impl Case {
         {
             // Whether a queue pair that takes no more messages has room for these depends on what
             // its owner has heard of.
-            assert!(self.retry);
+            assert_eq!(self.verb, Verb::TrySubmit);
             return;
         }
         let comes_to = match self.nature() {
-            Nature::Retry if self.retry => Nature::Retry,
+            nature if self.verb == Verb::TrySubmit => nature,
             Nature::Retry if !self.waits() && !self.is_message() => {
                 assert!(
                     matches!(outcome, Err(PostError::OffersFull { limit: OFFERS, .. })),
@@ -160,7 +167,6 @@ impl Case {
                 return;
             }
             _ if self.waits() => Nature::Done,
-            Nature::Done if self.done => Nature::Done,
             _ => Nature::Posted,
         };
         match outcome {
@@ -201,14 +207,13 @@ fn each_case<J: Job>(room: Room) {
         let flush = flush.iter().filter(|_| way != Way::Mapped);
         for &operation in OF_MEMORY.iter().chain(messages).chain(flush) {
             for comp in SORTS.into_iter().map(Some).chain([None]) {
-                for bits in 0..8_u32 {
-                    let [done, posted, retry] = [1, 2, 4].map(|bit| bits & bit != 0);
+                for verb in [Verb::TrySubmit, Verb::Submit, Verb::Wait] {
                     seed += 1;
                     let has_nic = J::IS_RDMA;
-                    let case = Case { operation, way, room, comp, done, posted, retry, has_nic };
+                    let case = Case { operation, way, room, comp, verb, has_nic };
                     println!("{case:?}");
                     let run = Run::new(&bench, case, seed);
-                    if case.waits() && !done { run.is_refused() } else { run.run() }
+                    if case.is_unseen() { run.is_refused() } else { run.run() }
                 }
             }
         }
@@ -229,7 +234,9 @@ impl Bench {
         let ground = Ground::with_settings::<J>(J::settings().shm_slots(8).offers(OFFERS), way, 64);
         if J::IS_RDMA {
             // The first asks where the region is.
-            sent(&ground.ranks, || ground.ranks[0].post_put(Rank(1), &[0], &ground.rmr, 0).call());
+            sent(&ground.ranks, || {
+                ground.ranks[0].post_put(Rank(1), &[0], &ground.rmr, 0).try_submit()
+            });
             settle(&ground.ranks);
         }
         std::sync::Arc::new_cyclic(|bench: &std::sync::Weak<Self>| {
@@ -340,12 +347,12 @@ impl<'a> Run<'a> {
         assert!(matches!(operation(), Err(PostError::Spent)), "it is over");
     }
 
-    /// Checks a call to which no outcome is left: each time it is refused, without any effect.
+    /// Checks an operation that would end unseen: each time it is refused, without any effect.
     fn is_refused(&self) {
         let mut operation = self.operation();
         for _ in 0..2 {
             let refused = operation();
-            assert!(matches!(refused, Err(PostError::NoOutcome)), "{refused:?}");
+            assert!(matches!(refused, Err(PostError::NoCompletion(_))), "{refused:?}");
         }
         settle(self.bench.ranks());
         assert!(self.bench.told.lock().unwrap().is_empty());
@@ -357,7 +364,9 @@ impl<'a> Run<'a> {
         let ranks = self.bench.ranks();
         match self.case.operation {
             Recv { is_there: true } => {
-                sent(ranks, || ranks[1].post_send(Rank(0), &self.payload[..], self.tag).call());
+                sent(ranks, || {
+                    ranks[1].post_send(Rank(0), &self.payload[..], self.tag).try_submit()
+                });
                 until(ranks, || ranks[0].default_matching_engine().waiting().0 == 1);
             }
             Get { .. } => {
@@ -383,21 +392,19 @@ impl<'a> Run<'a> {
             Room::Enough => {}
             Room::NoSlot => {
                 let mut filler = ranks[0].post_am(Rank(1), b"filler", self.bench.filler);
-                while filler.again().call().unwrap().is_done() {}
+                while filler.again().try_submit().unwrap().is_done() {}
             }
             Room::NoOffer => {
                 for _ in 0..self.offers() {
                     let mut filler =
                         ranks[0].post_send(Rank(1), vec![1; LARGE], FILLER).comp(&self.fillers);
-                    assert!(posted(ranks, || filler.call()).is_posted());
+                    assert!(posted(ranks, || filler.try_submit()).is_posted());
                 }
             }
         }
         if let Flush { follows: true } = self.case.operation {
-            let mut put = ranks[0]
-                .post_put(Rank(1), vec![7; 8], &self.bench.ground.rmr, 8)
-                .allow_retry(false);
-            assert!(put.call().unwrap().is_posted());
+            let mut put = ranks[0].post_put(Rank(1), vec![7; 8], &self.bench.ground.rmr, 8);
+            put.submit().unwrap();
         }
     }
 
@@ -407,8 +414,11 @@ impl<'a> Run<'a> {
         }
         let one = &self.bench.ranks()[1];
         for _ in 0..self.offers() {
-            let _ =
-                one.post_recv(Rank(0), vec![0; LARGE], FILLER).comp(&self.fillers).call().unwrap();
+            let _ = one
+                .post_recv(Rank(0), vec![0; LARGE], FILLER)
+                .comp(&self.fillers)
+                .try_submit()
+                .unwrap();
         }
     }
 
@@ -420,16 +430,11 @@ impl<'a> Run<'a> {
         let one = &self.bench.ranks()[1];
         match self.case.operation {
             Send { size } => {
-                let recv = one
-                    .post_recv(Rank(0), vec![0; size], self.tag)
-                    .comp(&self.came)
-                    .allow_done(false)
-                    .call();
-                assert!(recv.unwrap().is_posted());
+                one.post_recv(Rank(0), vec![0; size], self.tag).comp(&self.came).submit().unwrap();
             }
             Recv { is_there: false } => {
                 let mut send = one.post_send(Rank(0), &self.payload[..], self.tag);
-                sent(std::slice::from_ref(one), || send.call());
+                sent(std::slice::from_ref(one), || send.try_submit());
             }
             _ => {}
         }
@@ -437,16 +442,23 @@ impl<'a> Run<'a> {
 
     /// The operation, to be called as often as need be.
     fn operation(&self) -> Box<dyn FnMut() -> Result<Outcome, PostError> + '_> {
-        let Case { operation, done, posted, retry, .. } = self.case;
+        let Case { operation, verb, .. } = self.case;
         let (zero, rmr, name) = (&self.bench.ranks()[0], &self.bench.ground.rmr, self.bench.name);
         macro_rules! with_options {
             ($post:expr) => {{
                 let mut post = $post.user_context(CONTEXT);
-                post = post.allow_done(done).allow_posted(posted).allow_retry(retry);
                 if let Some(comp) = &self.comp {
                     post = post.comp(comp);
                 }
-                Box::new(move || post.call())
+                Box::new(move || match verb {
+                    Verb::TrySubmit => post.try_submit(),
+                    Verb::Submit => post.submit().map(|()| Outcome::Posted),
+                    Verb::Wait => match post.wait() {
+                        Ok(status) => Ok(Outcome::Done(status)),
+                        Err(AwaitError::Post(error)) => Err(error),
+                        Err(other) => panic!("{other}"),
+                    },
+                })
             }};
         }
         let payload = || self.payload.clone();
@@ -482,8 +494,7 @@ impl<'a> Run<'a> {
         operation: &mut dyn FnMut() -> Result<Outcome, PostError>,
     ) -> Result<Outcome, PostError> {
         let case = &self.case;
-        let is_given_back = case.nature() == Nature::Retry && case.retry;
-        if !case.waits() || is_given_back && !self.is_room_made.load(Ordering::Acquire) {
+        if !case.waits() {
             return operation();
         }
         let over = AtomicBool::new(false);

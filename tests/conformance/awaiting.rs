@@ -104,7 +104,7 @@ fn started_operations_are_under_way_together<J: Job>() {
         "they are posted before they are awaited"
     );
     for tag in (0..8).rev() {
-        sent(&ranks, || ranks[0].post_send(Rank(1), pattern(tag, 100), Tag(tag)).call());
+        sent(&ranks, || ranks[0].post_send(Rank(1), pattern(tag, 100), Tag(tag)).try_submit());
     }
     let all = async {
         for (tag, receive) in (0..).zip(receives) {
@@ -119,7 +119,7 @@ fn a_future_that_is_dropped_lets_its_operation_go_on<J: Job>() {
     drop(ranks[1].post_recv(Rank(0), vec![0; 4], Tag(1)).start());
     drop(ranks[1].post_recv(Rank(0), vec![0; 4], Tag(1)));
     assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 1), "only what was started waits");
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"gone", Tag(1)).call());
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"gone", Tag(1)).try_submit());
     until(&ranks, || ranks[1].default_matching_engine().waiting() == (0, 0));
     let payload = pattern(1, 50_000);
     drop(ranks[0].post_send(Rank(1), payload.clone(), Tag(2)).start());
@@ -131,7 +131,7 @@ fn a_future_fails_as_its_operation_does<J: Job>() {
     let ranks = J::pair();
     let refused = drive(&ranks, ranks[0].post_send(Rank(7), b"x", Tag(1)).into_future());
     assert!(matches!(refused, Err(AwaitError::Post(PostError::NoSuchRank { .. }))));
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"too long", Tag(1)).call());
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"too long", Tag(1)).try_submit());
     let truncated = drive(&ranks, ranks[1].post_recv(Rank(0), vec![0; 3], Tag(1)).into_future());
     assert!(matches!(truncated, Err(AwaitError::Op(OpError::Truncated { message: 8, buffer: 3 }))));
     let late =
@@ -176,7 +176,7 @@ fn a_future_is_woken_by_whoever_makes_progress<J: Job>() {
     assert!(receive.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     settle(&ranks);
     assert_eq!(count.0.load(Ordering::SeqCst), 0, "nothing has happened");
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"wake", Tag(1)).call());
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"wake", Tag(1)).try_submit());
     until(&ranks, || count.0.load(Ordering::SeqCst) == 1);
     assert!(receive.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
     // And a thread that blocks on one is woken by another's progress.
@@ -185,7 +185,7 @@ fn a_future_is_woken_by_whoever_makes_progress<J: Job>() {
         let waiting =
             scope.spawn(|| one.block_on(one.post_recv(Rank(0), vec![0; 4], Tag(2)).into_future()));
         std::thread::sleep(Duration::from_millis(20));
-        sent(std::slice::from_ref(zero), || zero.post_send(Rank(1), b"wake", Tag(2)).call());
+        sent(std::slice::from_ref(zero), || zero.post_send(Rank(1), b"wake", Tag(2)).try_submit());
         assert_eq!(waiting.join().unwrap().unwrap().unwrap().bytes().unwrap(), b"wake");
     });
 }
@@ -193,9 +193,9 @@ fn a_future_is_woken_by_whoever_makes_progress<J: Job>() {
 fn a_future_that_wakes_itself_does_not_keep_progress_from_being_made<J: Job>() {
     let ranks = J::pair();
     let arrived = Counter::new();
-    let recv = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&arrived).call().unwrap();
+    let recv = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&arrived).try_submit().unwrap();
     assert!(recv.is_posted());
-    sent(&ranks[..1], || ranks[0].post_send(Rank(1), b"x", Tag(1)).call());
+    sent(&ranks[..1], || ranks[0].post_send(Rank(1), b"x", Tag(1)).try_submit());
     let spins = std::future::poll_fn(|context| {
         context.waker().wake_by_ref();
         if arrived.get() == 1 { Poll::Ready(()) } else { Poll::Pending }
@@ -213,7 +213,7 @@ fn blocking_on_a_future_in_a_handler_is_an_error<J: Job>() {
         })
     };
     let name = ranks[1].register_comp(&handler).unwrap();
-    sent(&ranks, || ranks[0].post_am(Rank(1), b"x", name).call());
+    sent(&ranks, || ranks[0].post_am(Rank(1), b"x", name).try_submit());
     until(&ranks, || seen.lock().unwrap().len() == 1);
     assert!(seen.lock().unwrap()[0].contains("handler"));
 }
@@ -229,12 +229,7 @@ fn a_progress_thread_delivers_while_nobody_calls_progress<J: Job>() {
     };
     let name = ranks[1].register_comp(&echo).unwrap();
     let sent = |size: usize| {
-        let post = || {
-            ranks[0].post_am(Rank(1), pattern(2, size), name).comp(&count).allow_done(false).call()
-        };
-        while post().unwrap().is_retry() {
-            std::thread::yield_now();
-        }
+        ranks[0].post_am(Rank(1), pattern(2, size), name).comp(&count).submit().unwrap();
     };
     let sizes = [8, 100, 8000, 100_000];
     sizes.into_iter().for_each(sent);
@@ -248,9 +243,9 @@ fn a_progress_thread_delivers_while_nobody_calls_progress<J: Job>() {
     assert_eq!(*bytes.lock().unwrap(), want);
     // Calls of the program's are welcome, too.
     let arrived = Synchronizer::new(1);
-    let recv = ranks[1].post_recv(Rank(0), vec![0; 2], Tag(1)).comp(&arrived).call().unwrap();
+    let recv = ranks[1].post_recv(Rank(0), vec![0; 2], Tag(1)).comp(&arrived).try_submit().unwrap();
     assert!(recv.is_posted());
-    while ranks[0].post_send(Rank(1), b"me", Tag(1)).call().unwrap().is_retry() {}
+    while ranks[0].post_send(Rank(1), b"me", Tag(1)).try_submit().unwrap().is_retry() {}
     assert_eq!(arrived.wait(&ranks[1]).unwrap()[0].bytes().unwrap(), b"me");
 }
 
@@ -258,7 +253,8 @@ fn a_runtime_with_a_progress_thread_ends_when_its_last_handle_goes<J: Job>() {
     for _ in 0..20 {
         let ranks = J::ranks_with(2, J::settings().progress(ProgressChoice::Thread));
         let ended = Counter::new();
-        let waits = ranks[0].post_recv(Rank(1), vec![0; 1], Tag(1)).comp(&ended).call().unwrap();
+        let waits =
+            ranks[0].post_recv(Rank(1), vec![0; 1], Tag(1)).comp(&ended).try_submit().unwrap();
         assert!(waits.is_posted());
         let other = ranks[0].clone();
         drop(ranks);
@@ -272,17 +268,16 @@ fn a_device_is_drained_when_everything_that_was_sent_is_over<J: Job>() {
     let [zero, one] = &ranks;
     let device = zero.default_device();
     assert!(zero.test_drained(device));
-    let waits = zero.post_recv(Rank(1), vec![0; 1], Tag(9)).comp(&Counter::new()).call().unwrap();
+    let waits =
+        zero.post_recv(Rank(1), vec![0; 1], Tag(9)).comp(&Counter::new()).try_submit().unwrap();
     assert!(waits.is_posted());
     assert!(zero.test_drained(device), "a receive that waits does not count");
     let payload = pattern(4, 100_000);
-    sent(&ranks, || zero.post_send(Rank(1), payload.clone(), Tag(1)).call());
+    sent(&ranks, || zero.post_send(Rank(1), payload.clone(), Tag(1)).try_submit());
     assert!(!zero.test_drained(device));
     assert!(zero.wait_drained(device, Duration::from_millis(20)).is_err());
     let arrived = Sink::keeping();
-    let recv =
-        || one.post_recv(Rank(0), vec![0; 100_000], Tag(1)).comp(&arrived).allow_done(false).call();
-    assert!(recv().unwrap().is_posted());
+    one.post_recv(Rank(0), vec![0; 100_000], Tag(1)).comp(&arrived).submit().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| arrived.one(std::slice::from_ref(one)));
         zero.wait_drained(device, LIMIT).unwrap();
@@ -296,9 +291,9 @@ fn what_is_pending_is_told_in_words<J: Job>() {
     assert!(zero.pending().operations.is_empty());
     let (over, payload) = (Counter::new(), pattern(4, 100_000));
     let posted = |outcome: Result<Outcome, PostError>| assert!(outcome.unwrap().is_posted());
-    posted(zero.post_recv(Rank(1), vec![0; 33], Tag(55)).comp(&over).call());
-    posted(zero.post_send(Rank(1), payload, Tag(77)).comp(&over).call());
-    sent(&ranks, || one.post_send(Rank(0), b"nobody waits", Tag(1)).call());
+    posted(zero.post_recv(Rank(1), vec![0; 33], Tag(55)).comp(&over).try_submit());
+    posted(zero.post_send(Rank(1), payload, Tag(77)).comp(&over).try_submit());
+    sent(&ranks, || one.post_send(Rank(0), b"nobody waits", Tag(1)).try_submit());
     until(&ranks, || zero.pending().unexpected == 1);
     let text = zero.pending().to_string();
     assert!(text.contains("rank 0 of 2: 2 operations pending, 1 messages"), "{text}");

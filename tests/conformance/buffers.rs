@@ -6,7 +6,9 @@ use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::TransportChoice;
-use carrack::{Buffer, Handler, OpError, Outcome, PostError, Rank, Status, Tag, UserContext};
+use carrack::{
+    AwaitError, Buffer, Handler, OpError, Outcome, PostError, Rank, Status, Tag, UserContext,
+};
 use std::sync::{Arc, Mutex};
 
 crate::support::over_each_transport!(
@@ -44,9 +46,8 @@ fn a_list_of_buffers_is_sent_as_one_message_and_comes_back<J: Job>() {
         let list = cut(&payload, &[3, 0, size / 3]);
         let count = list.len();
         let mut am = ranks[0].post_am(Rank(1), list, name).comp(&over).user_context(UserContext(3));
-        am = am.allow_done(false);
-        assert!(posted(&ranks, || am.call()).is_posted());
-        assert!(matches!(am.call(), Err(PostError::Spent)));
+        am.submit().unwrap();
+        assert!(matches!(am.try_submit(), Err(PostError::Spent)));
         let status = over.one(&ranks);
         assert_eq!((status.size, status.user_context), (size, UserContext(3)));
         assert_eq!(status.buffer.to_vec().unwrap(), payload);
@@ -59,12 +60,12 @@ fn a_list_of_buffers_is_sent_as_one_message_and_comes_back<J: Job>() {
         let list = cut(&payload, &[1, 1, 1]);
         let arrived = Sink::keeping();
         let recv =
-            ranks[1].post_recv(Rank(0), vec![0; size], Tag(1)).comp(&arrived).call().unwrap();
+            ranks[1].post_recv(Rank(0), vec![0; size], Tag(1)).comp(&arrived).try_submit().unwrap();
         assert!(recv.is_posted());
         std::thread::scope(|scope| {
             scope.spawn(|| assert_eq!(arrived.one(&ranks[1..]).bytes().unwrap(), payload));
-            let mut send = ranks[0].post_send(Rank(1), list, Tag(1)).allow_posted(false);
-            let status = done(posted(&ranks[..1], || send.call()));
+            let mut send = ranks[0].post_send(Rank(1), list, Tag(1));
+            let status = send.wait().unwrap();
             assert_eq!(status.buffer.to_vec().unwrap(), payload);
         });
     }
@@ -80,14 +81,14 @@ fn a_message_is_spread_over_a_list_of_buffers_and_writes_nothing_else<J: Job>() 
                 vec![guarded[0].slice().into(), Buffer::Vec(Vec::new()), guarded[1].slice().into()];
             let arrived = Sink::keeping();
             let recv = |list: Vec<Buffer>| {
-                let recv = ranks[1].post_recv(Rank(0), list, Tag(1)).comp(&arrived);
-                assert!(recv.allow_done(false).call().unwrap().is_posted());
+                let mut recv = ranks[1].post_recv(Rank(0), list, Tag(1)).comp(&arrived);
+                recv.submit().unwrap();
             };
             let mut list = Some(list);
             if expected {
                 recv(list.take().unwrap());
             }
-            sent(&ranks, || ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).call());
+            sent(&ranks, || ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).try_submit());
             settle(&ranks);
             if let Some(list) = list {
                 recv(list);
@@ -103,7 +104,7 @@ fn a_message_is_spread_over_a_list_of_buffers_and_writes_nothing_else<J: Job>() 
     // One that waits can be cancelled.
     let over = Sink::keeping();
     let mut recv = ranks[1].post_recv(Rank(0), vec![Buffer::Vec(vec![1; 4])], Tag(77)).comp(&over);
-    assert!(recv.call().unwrap().is_posted());
+    assert!(recv.try_submit().unwrap().is_posted());
     assert!(ranks[1].cancel(&recv.ticket().unwrap()).unwrap());
     let status = over.one(&ranks);
     assert!(matches!(&status.buffer, Buffer::List(list) if list[0].as_slice() == Some(&[1; 4])));
@@ -111,11 +112,17 @@ fn a_message_is_spread_over_a_list_of_buffers_and_writes_nothing_else<J: Job>() 
     // One that is too short in all.
     let guarded = Guarded::new(3, 1);
     let list = vec![guarded.slice().into(), Buffer::Vec(vec![7])];
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"five!", Tag(1)).call());
-    let status = done(ranks[1].post_recv(Rank(0), list, Tag(1)).call().unwrap());
-    assert!(matches!(&status.buffer, Buffer::List(list) if list[1].as_slice() == Some(&[7])));
-    assert!(matches!(status.ok(), Err(OpError::Truncated { message: 5, buffer: 4 })));
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"five!", Tag(1)).try_submit());
+    let mut receive = ranks[1].post_recv(Rank(0), list, Tag(1));
+    let error = receive.wait().unwrap_err();
+    let is_short = matches!(error, AwaitError::Op(OpError::Truncated { message: 5, buffer: 4 }));
+    assert!(is_short, "{error}");
     guarded.assert_untouched();
+    // The receive has its list again.
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"four", Tag(1)).try_submit());
+    let status = receive.wait().unwrap();
+    assert!(matches!(&status.buffer, Buffer::List(list) if list[1].as_slice() == Some(b"r")));
+    guarded.assert_holds(b"fou");
 }
 
 fn lists_are_put_and_got_as_one_piece<J: Job>() {
@@ -127,17 +134,13 @@ fn lists_are_put_and_got_as_one_piece<J: Job>() {
         let payload = pattern(6, 9000);
         let over = Sink::keeping();
         let list = cut(&payload, &[10, 4000, 20]);
-        let outcome =
-            ranks[0].post_put(Rank(1), list, &rmr, 100).comp(&over).allow_done(false).call();
-        assert!(outcome.unwrap().is_posted());
+        ranks[0].post_put(Rank(1), list, &rmr, 100).comp(&over).submit().unwrap();
         let status = over.one(&ranks);
         assert!(status.error.is_none());
         assert_eq!(status.buffer.to_vec().unwrap(), payload);
         assert_eq!(region.slice(100, 9000).unwrap().to_vec().unwrap(), payload);
         let list = vec![Buffer::Vec(vec![0; 1]), Buffer::Vec(vec![0; 8999])];
-        let outcome =
-            ranks[0].post_get(Rank(1), list, &rmr, 100).comp(&over).allow_done(false).call();
-        assert!(outcome.unwrap().is_posted());
+        ranks[0].post_get(Rank(1), list, &rmr, 100).comp(&over).submit().unwrap();
         assert_eq!(over.one(&ranks).buffer.to_vec().unwrap(), payload);
         region.whole().write(&vec![0; 10_000]).unwrap();
     }
@@ -148,17 +151,20 @@ fn a_list_that_cannot_be_gathered_is_refused_and_given_back<J: Job>() {
     let within = vec![Buffer::from(vec![Buffer::Vec(vec![1])])];
     let mut send = ranks[0].post_send(Rank(1), within, Tag(1));
     for _ in 0..2 {
-        assert!(matches!(send.call(), Err(PostError::Pieces(_))), "and it still holds them");
+        assert!(matches!(send.try_submit(), Err(PostError::Pieces(_))), "and it still holds them");
     }
     let fixed = vec![Buffer::Vec(vec![1]), Buffer::Bytes(vec![1].into())];
     let mut recv = ranks[0].post_recv(Rank(1), fixed, Tag(1));
     for _ in 0..2 {
-        assert!(matches!(recv.call(), Err(PostError::ReadOnly(_))), "and it still holds them");
+        assert!(
+            matches!(recv.wait(), Err(AwaitError::Post(PostError::ReadOnly(_)))),
+            "and it still holds them"
+        );
     }
     let mut send = ranks[0].post_send(Rank(5), vec![Buffer::Vec(vec![1])], Tag(1));
     for _ in 0..2 {
         assert!(
-            matches!(send.call(), Err(PostError::NoSuchRank { .. })),
+            matches!(send.try_submit(), Err(PostError::NoSuchRank { .. })),
             "and it still holds them"
         );
     }
@@ -175,7 +181,7 @@ fn a_packet_is_filled_in_place_and_posted_again_and_again<J: Job>() {
         let payload = pattern(round, 3000);
         packet.as_mut_slice().unwrap().copy_from_slice(&payload);
         let mut am = ranks[0].post_am(Rank(1), packet, name);
-        let status = done(posted(&ranks, || am.call()));
+        let status = done(posted(&ranks, || am.try_submit()));
         let Buffer::Packet(back) = status.buffer else { panic!("the packet comes back") };
         packet = back;
         assert_eq!(heard.one(&ranks).bytes().unwrap(), payload);
@@ -194,7 +200,7 @@ fn a_handler_of_loans_sees_messages_where_they_lie_and_gives_them_back<J: Job>()
     for round in 0..20 {
         for size in [8, 100, 3000, 8192] {
             let payload = pattern(round, size);
-            sent(&ranks, || ranks[0].post_am(Rank(1), &payload[..], name).call());
+            sent(&ranks, || ranks[0].post_am(Rank(1), &payload[..], name).try_submit());
             until(&ranks, || kept.lock().unwrap().len() == 1);
             let status = kept.lock().unwrap().pop().unwrap();
             assert_eq!(status.buffer.to_vec().unwrap(), payload);
@@ -214,13 +220,15 @@ fn a_handler_of_loans_sees_messages_where_they_lie_and_gives_them_back<J: Job>()
     if J::TRANSPORT == TransportChoice::Shm {
         let payload = pattern(1, 8192);
         let mut posted = 0;
-        while let Outcome::Done(_) = ranks[0].post_am(Rank(1), &payload[..], name).call().unwrap() {
+        while let Outcome::Done(_) =
+            ranks[0].post_am(Rank(1), &payload[..], name).try_submit().unwrap()
+        {
             posted += 1;
         }
         settle(&ranks);
         assert_eq!((posted, kept.lock().unwrap().len()), (2, 2));
         kept.lock().unwrap().clear();
-        sent(&ranks, || ranks[0].post_am(Rank(1), &payload[..], name).call());
+        sent(&ranks, || ranks[0].post_am(Rank(1), &payload[..], name).try_submit());
         until(&ranks, || kept.lock().unwrap().len() == 1);
     }
 }

@@ -6,8 +6,8 @@ use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::{KernelCopyChoice, TransportChoice};
 use carrack::{
-    Counter, Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank, RetryReason, Rmr,
-    Runtime, Tag, UserContext,
+    AwaitError, Counter, Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank,
+    RetryReason, Rmr, Runtime, Tag, UserContext,
 };
 use rand::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +39,7 @@ fn a_probe_sees_the_message_that_a_receive_would_take_and_leaves_it_there<J: Job
     let probe = |tag| ranks[1].probe(Rank(0), Tag(tag)).call().unwrap();
     assert_eq!(probe(1), None);
     for (tag, size) in [(1, 3), (1, 100), (2, 50_000)] {
-        sent(&ranks, || ranks[0].post_send(Rank(1), pattern(tag, size), Tag(tag)).call());
+        sent(&ranks, || ranks[0].post_send(Rank(1), pattern(tag, size), Tag(tag)).try_submit());
     }
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 3);
     let envelope = |tag, size| Some(Envelope { rank: Rank(0), tag: Tag(tag), size });
@@ -51,23 +51,18 @@ fn a_probe_sees_the_message_that_a_receive_would_take_and_leaves_it_there<J: Job
     let other = ranks[1].matching_engine().unwrap();
     assert_eq!(ranks[1].probe(Rank(0), Tag(1)).matching_engine(&other).call().unwrap(), None);
     let mut recv = ranks[1].post_recv(Rank(0), vec![0; 3], Tag(1));
-    assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), pattern(1, 3));
+    assert_eq!(recv.wait().unwrap().bytes().unwrap(), pattern(1, 3));
     assert_eq!(probe(1), envelope(1, 100), "and then the next");
     // With a wildcard, what was sent by that policy.
     assert_eq!(ranks[1].probe(Rank::ANY, Tag(1)).call().unwrap(), None);
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"any", Tag(9)).matching(Matching::TagOnly).call());
+    sent(&ranks, || {
+        ranks[0].post_send(Rank(1), b"any", Tag(9)).matching(Matching::TagOnly).try_submit()
+    });
     until(&ranks, || ranks[1].probe(Rank::ANY, Tag(9)).call().unwrap() == envelope(9, 3));
     assert!(matches!(ranks[1].probe(Rank(2), Tag(1)).call(), Err(PostError::NoSuchRank { .. })));
     for (tag, size) in [(1, 100), (2, 50_000)] {
         let arrived = Sink::keeping();
-        let recv = || {
-            ranks[1]
-                .post_recv(Rank(0), vec![0; size], Tag(tag))
-                .comp(&arrived)
-                .allow_done(false)
-                .call()
-        };
-        assert!(recv().unwrap().is_posted());
+        ranks[1].post_recv(Rank(0), vec![0; size], Tag(tag)).comp(&arrived).submit().unwrap();
         assert_eq!(arrived.one(&ranks).bytes().unwrap(), pattern(tag, size));
     }
 }
@@ -79,7 +74,7 @@ fn a_receive_that_waits_can_be_cancelled_once_and_gets_its_buffer_back<J: Job>()
     let mut recv = ranks[1].post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&arrived);
     assert_eq!(recv.ticket(), None);
     recv = recv.user_context(UserContext(6));
-    assert!(recv.call().unwrap().is_posted());
+    assert!(recv.try_submit().unwrap().is_posted());
     let ticket = recv.ticket().unwrap();
     assert!(!ranks[0].cancel(&ticket).unwrap(), "another rank has no such receive");
     assert!(ranks[1].cancel(&ticket).unwrap());
@@ -89,9 +84,9 @@ fn a_receive_that_waits_can_be_cancelled_once_and_gets_its_buffer_back<J: Job>()
     assert!(matches!(status.ok(), Err(OpError::Cancelled)));
     guarded.assert_untouched();
     // The message waits for another receive; and one that has met its message is not cancelled.
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"for later", Tag(1)).call());
-    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 9], Tag(1)).comp(&arrived).allow_done(false);
-    assert!(recv.call().unwrap().is_posted());
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"for later", Tag(1)).try_submit());
+    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 9], Tag(1)).comp(&arrived);
+    recv.submit().unwrap();
     assert_eq!(arrived.one(&ranks).bytes().unwrap(), b"for later");
     if let Some(ticket) = recv.ticket() {
         assert!(!ranks[1].cancel(&ticket).unwrap());
@@ -108,14 +103,16 @@ fn a_cancelled_receive_leaves_the_others_of_its_key_in_order<J: Job>() {
             .map(|context| {
                 let mut recv = ranks[1].post_recv(Rank(0), vec![0; 8], Tag(1)).comp(&arrived);
                 recv = recv.user_context(UserContext(context));
-                assert!(recv.call().unwrap().is_posted());
+                assert!(recv.try_submit().unwrap().is_posted());
                 recv.ticket().unwrap()
             })
             .collect();
         assert!(ranks[1].cancel(&tickets[cancelled]).unwrap());
         assert!(matches!(arrived.one(&ranks).ok(), Err(OpError::Cancelled)));
         for at in 0..3_u64 {
-            sent(&ranks, || ranks[0].post_send(Rank(1), &at.to_le_bytes()[..], Tag(1)).call());
+            sent(&ranks, || {
+                ranks[0].post_send(Rank(1), &at.to_le_bytes()[..], Tag(1)).try_submit()
+            });
         }
         until(&ranks, || arrived.count() == 3);
         let got: Vec<_> = arrived
@@ -142,13 +139,10 @@ fn the_race_of_cancelling_and_arriving_has_one_winner<J: Job>() {
         });
         for round in 0..rounds {
             let arrived = Sink::keeping();
-            let mut recv = ranks[1]
-                .post_recv(Rank(0), vec![0; 8], Tag(round))
-                .comp(&arrived)
-                .allow_done(false);
-            assert!(recv.call().unwrap().is_posted());
+            let mut recv = ranks[1].post_recv(Rank(0), vec![0; 8], Tag(round)).comp(&arrived);
+            recv.submit().unwrap();
             sent(&ranks[..1], || {
-                ranks[0].post_send(Rank(1), &round.to_le_bytes()[..], Tag(round)).call()
+                ranks[0].post_send(Rank(1), &round.to_le_bytes()[..], Tag(round)).try_submit()
             });
             for _ in 0..rng.random_range(0..200) {
                 std::hint::spin_loop();
@@ -159,11 +153,8 @@ fn the_race_of_cancelling_and_arriving_has_one_winner<J: Job>() {
                 cancelled += 1;
                 assert!(matches!(status.ok(), Err(OpError::Cancelled)));
                 // The message is not lost with it.
-                let mut again = ranks[1]
-                    .post_recv(Rank(0), vec![0; 8], Tag(round))
-                    .comp(&arrived)
-                    .allow_done(false);
-                assert!(again.call().unwrap().is_posted());
+                let mut again = ranks[1].post_recv(Rank(0), vec![0; 8], Tag(round)).comp(&arrived);
+                again.submit().unwrap();
                 assert_eq!(arrived.one(&ranks).bytes().unwrap(), round.to_le_bytes());
             } else {
                 received += 1;
@@ -182,26 +173,26 @@ fn a_receive_without_a_message_ends_at_its_deadline<J: Job>() {
     let (late, early) = (Sink::keeping(), Sink::keeping());
     let guarded = Guarded::new(10, 4);
     let mut recv = ranks[1].post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&early).deadline(SOON);
-    assert!(recv.call().unwrap().is_posted());
+    assert!(recv.try_submit().unwrap().is_posted());
     let mut patient = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&late).deadline(LATE);
-    assert!(patient.call().unwrap().is_posted());
+    assert!(patient.try_submit().unwrap().is_posted());
     let status = early.one(&ranks);
     assert_eq!(status.buffer.len(), 10, "the buffer comes back");
     assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(0)))));
     assert!(!ranks[1].cancel(&recv.ticket().unwrap()).unwrap(), "it is over");
     assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 1));
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"x", Tag(1)).call());
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"x", Tag(1)).try_submit());
     assert_eq!(late.one(&ranks).bytes().unwrap(), b"x");
     guarded.assert_untouched();
     // A call that waits for its end waits no longer, and sleeps meanwhile.
     let mut recv = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).deadline(SOON);
-    assert!(matches!(done(recv.call().unwrap()).ok(), Err(OpError::TimedOut(Rank(0)))));
+    assert!(matches!(recv.wait(), Err(AwaitError::Op(OpError::TimedOut(Rank(0))))));
     // And nothing is posted too late.
     let mut recv =
         ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&late).deadline(Duration::ZERO);
-    assert!(matches!(recv.call(), Err(PostError::TimedOut(Rank(0)))));
+    assert!(matches!(recv.try_submit(), Err(PostError::TimedOut(Rank(0)))));
     let mut send = ranks[0].post_send(Rank(1), vec![1], Tag(1)).deadline(Duration::ZERO);
-    assert!(matches!(send.call(), Err(PostError::TimedOut(Rank(1)))));
+    assert!(matches!(send.try_submit(), Err(PostError::TimedOut(Rank(1)))));
 }
 
 fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
@@ -210,9 +201,7 @@ fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
     let over = Sink::keeping();
     let post = |context, size, deadline| {
         let send = zero.post_send(Rank(1), pattern(context, size), Tag(context)).comp(&over);
-        let outcome =
-            send.user_context(UserContext(context)).allow_retry(false).deadline(deadline).call();
-        assert!(outcome.unwrap().is_posted());
+        send.user_context(UserContext(context)).deadline(deadline).submit().unwrap();
     };
     post(0, 8, LATE);
     post(1, 8, SOON);
@@ -234,14 +223,7 @@ fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
     let ranks = [zero.clone(), one];
     for tag in [0, 3] {
         let arrived = Sink::keeping();
-        let recv = || {
-            ranks[1]
-                .post_recv(Rank(0), vec![0; 8], Tag(tag))
-                .comp(&arrived)
-                .allow_done(false)
-                .call()
-        };
-        assert!(recv().unwrap().is_posted());
+        ranks[1].post_recv(Rank(0), vec![0; 8], Tag(tag)).comp(&arrived).submit().unwrap();
         assert_eq!(arrived.one(&ranks).bytes().unwrap(), pattern(tag, 8));
     }
 }
@@ -253,18 +235,11 @@ fn a_large_message_that_nobody_takes_ends_at_its_deadline_and_may_still_arrive<J
         let payload = pattern(3, 100_000);
         let mut send =
             ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over).deadline(SOON);
-        assert!(send.call().unwrap().is_posted());
+        assert!(send.try_submit().unwrap().is_posted());
         let status = over.one(&ranks);
         assert!(status.buffer.is_empty(), "the peer may still read it");
         assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(1)))));
-        let recv = || {
-            ranks[1]
-                .post_recv(Rank(0), vec![0; 100_000], Tag(1))
-                .comp(&arrived)
-                .allow_done(false)
-                .call()
-        };
-        assert!(recv().unwrap().is_posted());
+        ranks[1].post_recv(Rank(0), vec![0; 100_000], Tag(1)).comp(&arrived).submit().unwrap();
         assert_eq!(arrived.one(&ranks).bytes().unwrap(), payload);
         settle(&ranks);
         assert_eq!(over.count(), 0, "ended once");
@@ -281,10 +256,10 @@ fn operations_on_memory_end_at_their_deadline_when_their_owner_is_silent<J: Job>
     let over = Sink::keeping();
     let to = Rank(1);
     let posted = |outcome: Result<Outcome, PostError>| assert!(outcome.unwrap().is_posted());
-    posted(ranks[0].post_put(to, vec![7; 16], &rmr, 0).comp(&over).deadline(SOON).call());
-    posted(ranks[0].post_get(to, vec![0; 16], &rmr, 16).comp(&over).deadline(SOON).call());
-    posted(ranks[0].post_fetch_add(to, &rmr, 32, 1).comp(&over).deadline(SOON).call());
-    posted(ranks[0].post_flush(to).comp(&over).deadline(SOON).call());
+    posted(ranks[0].post_put(to, vec![7; 16], &rmr, 0).comp(&over).deadline(SOON).try_submit());
+    posted(ranks[0].post_get(to, vec![0; 16], &rmr, 16).comp(&over).deadline(SOON).try_submit());
+    posted(ranks[0].post_fetch_add(to, &rmr, 32, 1).comp(&over).deadline(SOON).try_submit());
+    posted(ranks[0].post_flush(to).comp(&over).deadline(SOON).try_submit());
     until(&ranks[..1], || over.count() == 4);
     for status in over.take() {
         assert!(matches!(status.ok(), Err(OpError::TimedOut(Rank(1)))));
@@ -293,8 +268,7 @@ fn operations_on_memory_end_at_their_deadline_when_their_owner_is_silent<J: Job>
     settle(&ranks);
     assert_eq!(over.count(), 0);
     assert_eq!(region.whole().to_vec().unwrap()[..16], [7; 16]);
-    let flush = || ranks[0].post_flush(to).comp(&over).allow_done(false).call();
-    assert!(flush().unwrap().is_posted());
+    ranks[0].post_flush(to).comp(&over).submit().unwrap();
     over.one(&ranks).ok().unwrap();
 }
 
@@ -314,12 +288,11 @@ fn an_operation_that_is_over_in_time_knows_nothing_of_its_deadline<J: Job>() {
             .post_recv(Rank(0), vec![0; size], Tag(at))
             .comp(&arrived)
             .deadline(limit)
-            .call();
+            .try_submit();
         assert!(recv.unwrap().is_posted());
         let mut send =
             ranks[0].post_send(Rank(1), pattern(at, size), Tag(at)).comp(&over).deadline(limit);
-        send = send.allow_done(false);
-        assert!(posted(&ranks, || send.call()).is_posted());
+        send.submit().unwrap();
         until(&ranks, || over.count() == 1 && arrived.count() == 1);
         over.take().remove(0).ok().unwrap();
         assert_eq!(arrived.take().remove(0).ok().unwrap().bytes().unwrap(), pattern(at, size));
@@ -332,18 +305,19 @@ fn a_peer_is_suspect_while_it_is_silent<J: Job>() {
     let ranks = J::pair();
     let arrived = Sink::keeping();
     assert_eq!(ranks[1].peer_state(Rank(0)), PeerState::Up);
-    let recv = ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&arrived).deadline(SOON).call();
+    let recv =
+        ranks[1].post_recv(Rank(0), vec![0; 1], Tag(1)).comp(&arrived).deadline(SOON).try_submit();
     assert!(recv.unwrap().is_posted());
     assert!(arrived.one(&ranks).error.is_some());
     assert_eq!(ranks[1].peer_state(Rank(0)), PeerState::Suspect);
     settle(&ranks);
     assert_eq!(ranks[1].peer_state(Rank(0)), PeerState::Suspect);
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"here I am", Tag(2)).call());
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"here I am", Tag(2)).try_submit());
     until(&ranks, || ranks[1].peer_state(Rank(0)) == PeerState::Up);
     let [zero, one] = ranks;
     drop(zero);
     until(std::slice::from_ref(&one), || {
-        let _ = one.post_send(Rank(0), b"x", Tag(2)).call();
+        let _ = one.post_send(Rank(0), b"x", Tag(2)).try_submit();
         matches!(one.peer_state(Rank(0)), PeerState::Down(_))
     });
 }
@@ -368,7 +342,7 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
     for at in 0..count {
         let size = sizes[at as usize % sizes.len()];
         let mut send = ranks[0].post_send(Rank(1), pattern(at, size), Tag(at)).comp(&over);
-        if posted(&ranks, || send.call()).is_posted() {
+        if posted(&ranks, || send.try_submit()).is_posted() {
             owned += 1;
         }
     }
@@ -381,14 +355,7 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
     for at in 0..count {
         let size = sizes[at as usize % sizes.len()];
         let arrived = Sink::keeping();
-        let recv = || {
-            ranks[1]
-                .post_recv(Rank(0), vec![0; size], Tag(at))
-                .comp(&arrived)
-                .allow_done(false)
-                .call()
-        };
-        assert!(recv().unwrap().is_posted());
+        ranks[1].post_recv(Rank(0), vec![0; size], Tag(at)).comp(&arrived).submit().unwrap();
         let status = arrived.one(&ranks);
         assert_eq!(status.bytes().unwrap(), pattern(at, size), "message {at}");
     }
@@ -397,7 +364,9 @@ fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>
     assert_eq!(ranks[1].unexpected_bytes(), 0);
     // And then messages go whole again.
     settle(&ranks);
-    assert!(posted(&ranks, || ranks[0].post_send(Rank(1), b"whole", Tag(1)).call()).is_done());
+    assert!(
+        posted(&ranks, || ranks[0].post_send(Rank(1), b"whole", Tag(1)).try_submit()).is_done()
+    );
 }
 
 fn a_hundred_thousand_messages_wait_for_a_rank_that_is_late<J: Job>() {
@@ -412,7 +381,7 @@ fn a_hundred_thousand_messages_wait_for_a_rank_that_is_late<J: Job>() {
         bytes[..8].copy_from_slice(&at.to_le_bytes());
         // One key for all: they have to come in order.
         let mut send = ranks[0].post_send(Rank(1), bytes, Tag(1)).comp(&over);
-        offered += u64::from(posted(&ranks, || send.call()).is_posted());
+        offered += u64::from(posted(&ranks, || send.try_submit()).is_posted());
     }
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 as u64 == count);
     let kept = ranks[1].unexpected_bytes();
@@ -422,9 +391,8 @@ fn a_hundred_thousand_messages_wait_for_a_rank_that_is_late<J: Job>() {
     let arrived = Sink::keeping();
     let mut next = 0;
     for at in 0..count {
-        let recv =
-            ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&arrived).allow_done(false);
-        assert!(recv.user_context(UserContext(at)).call().unwrap().is_posted());
+        let recv = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&arrived);
+        recv.user_context(UserContext(at)).submit().unwrap();
         if at % 64 == 63 || at + 1 == count {
             until(&ranks, || arrived.count() as u64 == at + 1 - next);
             for status in arrived.take() {
@@ -449,20 +417,20 @@ fn a_receiver_that_takes_another_message_first_is_no_deadlock<J: Job>() {
         J::settings().unexpected(4 << 10).packets_max(16).shm_slots(8).shm_chunks(1).backlog(2),
     );
     let arrived = Sink::keeping();
-    let last =
-        ranks[1].post_recv(Rank(0), vec![0; 6], Tag(u64::MAX - 5)).comp(&arrived).call().unwrap();
+    let last = ranks[1]
+        .post_recv(Rank(0), vec![0; 6], Tag(u64::MAX - 5))
+        .comp(&arrived)
+        .try_submit()
+        .unwrap();
     assert!(last.is_posted());
     for at in 0..5000_u64 {
         let payload = pattern(at, 60);
-        sent(&ranks, || ranks[0].post_send(Rank(1), &payload[..], Tag(3)).call());
+        sent(&ranks, || ranks[0].post_send(Rank(1), &payload[..], Tag(3)).try_submit());
     }
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"at end", Tag(u64::MAX - 5)).call());
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"at end", Tag(u64::MAX - 5)).try_submit());
     assert_eq!(arrived.one(&ranks).bytes().unwrap(), b"at end");
     for at in 0..5000_u64 {
-        let recv = || {
-            ranks[1].post_recv(Rank(0), vec![0; 60], Tag(3)).comp(&arrived).allow_done(false).call()
-        };
-        assert!(recv().unwrap().is_posted());
+        ranks[1].post_recv(Rank(0), vec![0; 60], Tag(3)).comp(&arrived).submit().unwrap();
         assert_eq!(arrived.one(&ranks).bytes().unwrap(), pattern(at, 60), "in order");
     }
 }
@@ -474,7 +442,7 @@ fn a_sender_that_does_not_listen_is_told_to<J: Job>() {
         // Nothing of a queue pair's is free again before its owner has looked: that bounds what it
         // can send without listening.
         let full = happens(&ranks[1..], LIMIT, || {
-            let sent = ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).call().unwrap();
+            let sent = ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).try_submit().unwrap();
             count.set(count.get() + u64::from(!sent.is_retry()));
             matches!(sent, Outcome::Retry(RetryReason::Full | RetryReason::Unheard))
                 && count.get() > 100
@@ -485,7 +453,7 @@ fn a_sender_that_does_not_listen_is_told_to<J: Job>() {
     // Only the receiver makes progress.
     let told = happens(&ranks[1..], LIMIT, || {
         for _ in 0..100 {
-            match ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).call().unwrap() {
+            match ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).try_submit().unwrap() {
                 Outcome::Retry(RetryReason::Unheard) => return true,
                 Outcome::Retry(_) => return false,
                 _ => count.set(count.get() + 1),
@@ -497,12 +465,12 @@ fn a_sender_that_does_not_listen_is_told_to<J: Job>() {
     assert!(count.get() < 200, "{}", count.get());
     settle(&ranks[1..]);
     ranks[0].progress().unwrap();
-    let outcome = ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).call().unwrap();
+    let outcome = ranks[0].post_send(Rank(1), &[1; 30], Tag(1)).try_submit().unwrap();
     assert!(outcome.is_posted(), "it has heard that it is to hold: {outcome:?}");
     // Active messages are not matched, and go on.
     let free = Sink::keeping();
     let name = ranks[1].register_comp(&free).unwrap();
-    sent(&ranks, || ranks[0].post_am(Rank(1), b"free", name).call());
+    sent(&ranks, || ranks[0].post_am(Rank(1), b"free", name).try_submit());
     assert_eq!(free.one(&ranks).bytes().unwrap(), b"free");
 }
 
@@ -513,7 +481,7 @@ fn too_many_offers_are_a_retry_and_go_on_when_some_are_taken<J: Job>() {
     let mut posted = 0;
     loop {
         let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over);
-        match send.call().unwrap() {
+        match send.try_submit().unwrap() {
             Outcome::Posted => posted += 1,
             Outcome::Retry(RetryReason::Unanswered) => break,
             Outcome::Retry(_) => step(&ranks),
@@ -523,14 +491,13 @@ fn too_many_offers_are_a_retry_and_go_on_when_some_are_taken<J: Job>() {
     assert_eq!(posted, 16);
     let mr = ranks[1].register_memory(&carrack::region::Region::host(8)).unwrap();
     let rmr = without_keys(&ranks[1].get_rmr(&mr));
-    let put =
-        |retry| ranks[0].post_put(Rank(1), vec![1], &rmr, 0).comp(&over).allow_retry(retry).call();
-    assert!(matches!(put(true).unwrap(), Outcome::Retry(RetryReason::Unanswered)));
-    let error = put(false).unwrap_err();
+    let put = || ranks[0].post_put(Rank(1), vec![1], &rmr, 0).comp(&over);
+    assert!(matches!(put().try_submit().unwrap(), Outcome::Retry(RetryReason::Unanswered)));
+    let error = put().submit().unwrap_err();
     assert!(matches!(error, PostError::OffersFull { limit: 16, .. }), "{error}");
     assert!(error.to_string().contains("CARRACK_OFFERS"), "{error}");
     let mut recv = ranks[1].post_recv(Rank(0), vec![0; 10_000], Tag(1)).comp(&over);
-    assert!(matches!(recv.call().unwrap(), Outcome::Posted));
+    assert!(matches!(recv.try_submit().unwrap(), Outcome::Posted));
     until(&ranks, || over.count() == 2);
-    assert!(put(true).unwrap().is_posted());
+    assert!(put().try_submit().unwrap().is_posted());
 }

@@ -63,17 +63,14 @@ fn a_runtime_that_is_dropped_ends_each_of_its_operations_once_with_an_error<J: J
             .matching(policy)
             .user_context(next())
             .comp(&*sink);
-        assert!(recv.call().unwrap().is_posted());
+        assert!(recv.try_submit().unwrap().is_posted());
     }
     // Sends that wait: the ring is full.
-    while !zero.post_send(Rank(1), b"12345678", Tag(1)).call().unwrap().is_retry() {}
+    while !zero.post_send(Rank(1), b"12345678", Tag(1)).try_submit().unwrap().is_retry() {}
     for size in [0, 8, 100, 5000] {
-        let mut send = zero
-            .post_send(Rank(1), vec![9; size], Tag(2))
-            .user_context(next())
-            .comp(&*sink)
-            .allow_retry(false);
-        assert!(send.call().unwrap().is_posted());
+        let mut send =
+            zero.post_send(Rank(1), vec![9; size], Tag(2)).user_context(next()).comp(&*sink);
+        send.submit().unwrap();
     }
     assert_eq!(sink.count(), 0);
     drop(zero);
@@ -114,12 +111,14 @@ fn a_status_that_found_no_room_is_tried_once_more_at_the_end<J: Job>() {
     // Two: the second is found behind the first, which is stuck.
     for tag in 1..=2 {
         let mut recv = one.post_recv(Rank(0), vec![0; 8], Tag(tag)).comp(&object);
-        assert!(recv.call().unwrap().is_posted());
-        sent(std::slice::from_ref(&zero), || zero.post_send(Rank(1), b"12345678", Tag(tag)).call());
+        assert!(recv.try_submit().unwrap().is_posted());
+        sent(std::slice::from_ref(&zero), || {
+            zero.post_send(Rank(1), b"12345678", Tag(tag)).try_submit()
+        });
     }
     // And an operation that is complete within its call.
-    let mut own = one.post_send(Rank(0), b"x", Tag(3)).comp(&object).allow_done(false);
-    sent(std::slice::from_ref(&zero), || own.call());
+    let mut own = one.post_send(Rank(0), b"x", Tag(3)).comp(&object);
+    own.submit().unwrap();
     while one.progress().is_ok() {}
     stubborn.open.store(true, Ordering::SeqCst);
     drop(one);
@@ -137,12 +136,12 @@ fn what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails<J:
             .post_recv(Rank(0), vec![0; 5000], Tag(1))
             .user_context(UserContext(at))
             .comp(&sink)
-            .call();
+            .try_submit();
         assert!(recv.unwrap().is_posted());
     }
     for at in 0..20 {
         let message = pattern(at, size(at));
-        assert!(zero.post_send(Rank(1), &message[..], Tag(1)).call().unwrap().is_done());
+        assert!(zero.post_send(Rank(1), &message[..], Tag(1)).try_submit().unwrap().is_done());
     }
     drop(zero);
     let ranks = [one];
@@ -159,12 +158,12 @@ fn what_was_sent_before_a_peer_went_arrives_and_what_it_would_have_sent_fails<J:
     }
     assert!(matches!(ranks[0].peer_down(Rank(0)), Some(DownCause::Closed)));
     // What is posted now fails at once.
-    let recv = ranks[0].post_recv(Rank(0), vec![0], Tag(1)).comp(&sink).call();
+    let recv = ranks[0].post_recv(Rank(0), vec![0], Tag(1)).comp(&sink).try_submit();
     assert!(recv.unwrap().is_posted());
     assert_down(sink.one(&ranks), Rank(0));
     let mut send = ranks[0].post_send(Rank(0), b"x".to_vec(), Tag(1));
     for _ in 0..2 {
-        let error = send.call().unwrap_err();
+        let error = send.try_submit().unwrap_err();
         assert!(matches!(error, PostError::PeerDown { rank: Rank(0), .. }), "{error}");
     }
     settle(&ranks);
@@ -176,10 +175,10 @@ fn what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first<J: Jo
     let devices = [&zero, &one].map(|rank| rank.device().build().unwrap());
     let sink = Sink::keeping();
     let mut recv = one.post_recv(Rank(0), vec![0; 8], Tag(1)).comp(&sink);
-    assert!(recv.call().unwrap().is_posted());
+    assert!(recv.try_submit().unwrap().is_posted());
     // Progress on the second device of both until the message could be posted; it is not taken in.
     let mut send = zero.post_send(Rank(1), b"in time!", Tag(1)).device(&devices[0]);
-    while send.call().unwrap().is_retry() {
+    while send.try_submit().unwrap().is_retry() {
         zero.progress_device(&devices[0]).unwrap();
         one.progress_device(&devices[1]).unwrap();
     }
@@ -202,9 +201,9 @@ fn what_came_on_one_device_is_not_lost_when_another_hears_of_the_end_first<J: Jo
 fn a_peer_that_goes_without_having_sent_fails_the_receives_that_wait_for_it<J: Job>() {
     let ranks: [Runtime; 2] = J::ranks(2).try_into().unwrap();
     let sink = Sink::keeping();
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"hello", Tag(1)).call());
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"hello", Tag(1)).try_submit());
     let mut recv = ranks[0].post_recv(Rank(1), vec![0], Tag(1)).comp(&sink);
-    assert!(recv.call().unwrap().is_posted());
+    assert!(recv.try_submit().unwrap().is_posted());
     drop(recv);
     let [zero, one] = ranks;
     drop(one);
@@ -220,7 +219,7 @@ fn a_peer_that_goes_is_noticed_though_somebody_still_holds_its_device<J: Job>() 
     let [zero, one] = J::pair();
     let sink = Sink::keeping();
     let mut recv = zero.post_recv(Rank(1), vec![0], Tag(1)).comp(&sink);
-    assert!(recv.call().unwrap().is_posted());
+    assert!(recv.try_submit().unwrap().is_posted());
     drop(recv);
     let held = one.default_device().clone();
     drop(one);
@@ -243,7 +242,7 @@ fn a_peer_that_operations_say_is_gone_is_down<J: Job>() {
         *tell.lock().unwrap() = Some((weak.peer_state(Rank(0)), status));
     });
     let mut offer = one.post_send(Rank(0), vec![1; 100_000], Tag(1)).comp(&ended);
-    assert!(posted(&ranks, || offer.call()).is_posted());
+    assert!(posted(&ranks, || offer.try_submit()).is_posted());
     drop(offer);
     drop(zero);
     let is_down = |state: &PeerState| matches!(state, PeerState::Down(_));
@@ -256,7 +255,9 @@ fn a_peer_that_operations_say_is_gone_is_down<J: Job>() {
         Err(error) => panic!("{error}"),
         Ok(_) => false,
     };
-    until(&ranks, || is_refused("a message", one.post_am(Rank(0), b"x", RemoteComp(0)).call()));
+    until(&ranks, || {
+        is_refused("a message", one.post_am(Rank(0), b"x", RemoteComp(0)).try_submit())
+    });
     until(&ranks, || told.lock().unwrap().is_some());
     let (state, status) = told.lock().unwrap().take().unwrap();
     assert_down(status, Rank(0));
@@ -267,14 +268,13 @@ fn a_peer_that_operations_say_is_gone_is_down<J: Job>() {
 fn what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each<J: Job>() {
     let [zero, one] = J::pair_with(J::settings().shm_slots(8));
     let sink = Sink::keeping();
-    while !zero.post_send(Rank(1), b"12345678", Tag(1)).call().unwrap().is_retry() {}
+    while !zero.post_send(Rank(1), b"12345678", Tag(1)).try_submit().unwrap().is_retry() {}
     for at in 0..20 {
         let mut send = zero
             .post_send(Rank(1), vec![7; at as usize * 30], Tag(at))
             .user_context(UserContext(at))
-            .comp(&sink)
-            .allow_retry(false);
-        assert!(send.call().unwrap().is_posted());
+            .comp(&sink);
+        send.submit().unwrap();
     }
     drop(one);
     let ranks = [zero];
@@ -296,11 +296,12 @@ fn a_receive_from_nobody_in_particular_outlives_a_peer<J: Job>() {
     let sink = Sink::keeping();
     for rank in [Rank::ANY, Rank(2)] {
         let mut recv = ranks[0].post_recv(rank, vec![0; 4], Tag(1)).comp(&sink);
-        assert!(recv.call().unwrap().is_posted());
+        assert!(recv.try_submit().unwrap().is_posted());
     }
     drop(ranks.pop());
     assert_down(sink.one(&ranks), Rank(2));
-    let send = || ranks[1].post_send(Rank(0), b"here", Tag(1)).matching(Matching::TagOnly).call();
+    let send =
+        || ranks[1].post_send(Rank(0), b"here", Tag(1)).matching(Matching::TagOnly).try_submit();
     sent(&ranks, send);
     let status = sink.one(&ranks);
     assert_eq!((status.rank, status.bytes().unwrap()), (Rank(1), &b"here"[..]));
@@ -350,9 +351,9 @@ fn a_runtime_that_ends_in_order_says_so_to_the_bootstrap<J: Job>() {
     );
     // And a rank that starts late is still waited for.
     let mut early = one.post_send(Rank(2), b"x", Tag(1));
-    assert!(matches!(early.call(), Ok(Outcome::Retry(_))));
+    assert!(matches!(early.try_submit(), Ok(Outcome::Retry(_))));
     let two = start(job.next().unwrap(), J::settings());
-    sent(&[one.clone(), two], || early.call());
+    sent(&[one.clone(), two], || early.try_submit());
 }
 
 fn packets_and_buffers_outlive_their_runtime<J: Job>() {
@@ -361,7 +362,7 @@ fn packets_and_buffers_outlive_their_runtime<J: Job>() {
     let name = one.register_comp(&sink).unwrap();
     let ranks = [zero, one];
     let message = pattern(1, 8192);
-    sent(&ranks, || ranks[0].post_am(Rank(1), &message[..], name).call());
+    sent(&ranks, || ranks[0].post_am(Rank(1), &message[..], name).try_submit());
     let status = sink.one(&ranks);
     drop(ranks);
     assert_eq!(status.bytes().unwrap(), message);
@@ -376,7 +377,7 @@ fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>(
         let [zero, one] = J::pair_with(J::settings().kernel_copy(choice));
         let over = Sink::keeping();
         let mut send = zero.post_send(Rank(1), vec![1; 100_000], Tag(1)).comp(&over);
-        assert!(posted(&[zero.clone(), one.clone()], || send.call()).is_posted());
+        assert!(posted(&[zero.clone(), one.clone()], || send.try_submit()).is_posted());
         drop(send);
         let ones = [one.clone()];
         until(&ones, || one.default_matching_engine().waiting().0 == 1);
@@ -390,7 +391,7 @@ fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>(
         buffer.fill(0xee);
         let (arrived, guarded) = (Sink::keeping(), Guarded::new(100_000, 1));
         let receive =
-            one.post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&arrived).call().unwrap();
+            one.post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&arrived).try_submit().unwrap();
         let status = match receive {
             Outcome::Done(status) => status,
             _ => arrived.one(&ones),
@@ -418,20 +419,16 @@ fn a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more<J:
         let rmr = one.get_rmr(&registered);
         let received = Sink::keeping();
         let mut receive = one.post_recv(Rank(0), vec![0; LEN], Tag(1)).comp(&received);
-        assert!(receive.call().unwrap().is_posted());
+        assert!(receive.try_submit().unwrap().is_posted());
         let over = Sink::keeping();
-        let first =
-            |outcome: Outcome| assert!(matches!(outcome, Outcome::Posted | Outcome::Done(_)));
-        let mut put =
-            zero.post_put(Rank(1), vec![SENT; LEN], &rmr, 0).comp(&over).allow_done(false);
-        let mut send =
-            zero.post_send(Rank(1), vec![SENT; LEN], Tag(1)).comp(&over).allow_done(false);
+        let mut put = zero.post_put(Rank(1), vec![SENT; LEN], &rmr, 0).comp(&over);
+        let mut send = zero.post_send(Rank(1), vec![SENT; LEN], Tag(1)).comp(&over);
         if round % 2 == 0 {
-            first(put.call().unwrap());
-            first(send.call().unwrap());
+            put.submit().unwrap();
+            send.submit().unwrap();
         } else {
-            first(send.call().unwrap());
-            first(put.call().unwrap());
+            send.submit().unwrap();
+            put.submit().unwrap();
         }
         drop((put, send));
         let ended = &AtomicBool::new(false);
@@ -480,13 +477,13 @@ fn the_last_message_of_a_rank_that_has_gone_meets_a_receive_that_comes_later() {
     let [zero, one]: [Runtime; 2] = OverShm::ranks(2).try_into().unwrap();
     let both = [zero.clone(), one.clone()];
     // Rank 0 has heard of rank 1, and has no link to it.
-    sent(&both, || one.post_send(Rank(0), b"first", Tag(1)).call());
+    sent(&both, || one.post_send(Rank(0), b"first", Tag(1)).try_submit());
     settle(&both);
-    assert!(one.post_send(Rank(0), b"last", Tag(2)).call().unwrap().is_done());
+    assert!(one.post_send(Rank(0), b"last", Tag(2)).try_submit().unwrap().is_done());
     drop((both, one));
     let arrived = Sink::keeping();
     let mut receive = zero.post_recv(Rank(1), vec![0; 4], Tag(2)).comp(&arrived);
-    assert!(receive.call().unwrap().is_posted());
+    assert!(receive.try_submit().unwrap().is_posted());
     let status = arrived.one(std::slice::from_ref(&zero));
     assert!(status.error.is_none(), "{status:?}");
     assert_eq!(status.bytes().unwrap(), b"last");

@@ -57,9 +57,9 @@ fn number(status: &Status) -> u64 {
 fn send_to(ranks: &[Runtime; 2], name: RemoteComp, numbers: std::ops::Range<u64>, sizes: &[usize]) {
     for at in numbers {
         let message = pattern(at, sizes[at as usize % sizes.len()]);
-        let mut am = ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at));
+        let mut am = ranks[0].post_am(Rank(1), message, name).tag(Tag(at));
         let begun = Instant::now();
-        while am.call().unwrap().is_retry() {
+        while am.try_submit().unwrap().is_retry() {
             ranks.iter().for_each(|rank| _ = rank.progress());
             assert!(begun.elapsed() < patience(LIMIT / 2), "message {at} does not go");
         }
@@ -103,10 +103,9 @@ fn what_a_full_queue_has_no_room_for_waits_in_order_and_holds_up_nothing_else<J:
     until_with_errors(&ranks, || free.count() == 20);
     // What is matched passes, too.
     let received = Sink::keeping();
-    let receive =
-        ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&received).allow_done(false);
-    assert!({ receive }.call().unwrap().is_posted());
-    sent(&ranks, || ranks[0].post_send(Rank(1), &pattern(5, 1000)[..], Tag(1)).call());
+    let mut receive = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&received);
+    receive.submit().unwrap();
+    sent(&ranks, || ranks[0].post_send(Rank(1), &pattern(5, 1000)[..], Tag(1)).try_submit());
     assert_eq!(received.one(&ranks).bytes().unwrap(), pattern(5, 1000));
     assert_eq!(narrow.len(), narrow.capacity());
     let mut came = Vec::new();
@@ -191,21 +190,21 @@ fn beyond_the_budget_messages_for_a_full_queue_wait_with_their_senders<J: Job>()
     let narrow = CompQueue::new(2);
     let name = ranks[1].register_comp(&narrow).unwrap();
     let over = Sink::keeping();
-    let mut posted = 0;
+    let (mut posted, mut done) = (0, 0);
     let mut most = 0;
     let begun = Instant::now();
     // The sender goes on until it may not although all has come: then its messages are with it.
     let mut refused = 0;
     while refused < 3 {
         let message = pattern(posted, [8, 1000][posted as usize % 2]);
-        let am =
-            ranks[0].post_am(Rank(1), message, name).tag(Tag(posted)).comp(&over).allow_done(false);
-        match { am }.call().unwrap() {
-            outcome if outcome.is_retry() => {
+        let mut am = ranks[0].post_am(Rank(1), message, name).tag(Tag(posted)).comp(&over);
+        match am.try_submit().unwrap() {
+            Outcome::Retry(_) => {
                 refused += 1;
                 settle(&ranks);
             }
-            _ => {
+            outcome => {
+                done += u64::from(outcome.is_done());
                 posted += 1;
                 refused = 0;
             }
@@ -215,30 +214,27 @@ fn beyond_the_budget_messages_for_a_full_queue_wait_with_their_senders<J: Job>()
         assert!(begun.elapsed() < patience(LIMIT / 2), "it accepts without end");
     }
     assert!(most > BUDGET / 2 && most < BUDGET + SLACK, "{most} bytes were kept");
-    assert!((over.count() as u64) < posted, "some are with their sender");
+    assert!(over.count() as u64 + done < posted, "some are with their sender");
     on_each(&ranks, |rank| rank.barrier().unwrap());
     take_all(&ranks, &narrow, 0..posted);
-    until_with_errors(&ranks, || over.count() as u64 == posted);
+    until_with_errors(&ranks, || over.count() as u64 + done == posted);
     assert_eq!(over.failed(), 0);
     assert_eq!(ranks[1].unexpected_bytes(), 0);
     // The window is open again: a message is sent whole.
     settle(&ranks);
-    assert!(ranks[0].post_am(Rank(1), b"whole", name).call().unwrap().is_done());
+    assert!(ranks[0].post_am(Rank(1), b"whole", name).try_submit().unwrap().is_done());
 }
 
 fn receives_and_puts_for_a_full_queue_end_in_order<J: Job>() {
     let ranks = J::pair();
     let narrow = CompQueue::new(2);
     for at in 0..10 {
-        let receive = ranks[1]
-            .post_recv(Rank(0), vec![0; 100], Tag(at))
-            .comp(&narrow)
-            .allow_done(false)
-            .call();
-        assert!(receive.unwrap().is_posted());
+        ranks[1].post_recv(Rank(0), vec![0; 100], Tag(at)).comp(&narrow).submit().unwrap();
     }
     for at in 0..10 {
-        sent(&ranks[..1], || ranks[0].post_send(Rank(1), &pattern(at, 100)[..], Tag(at)).call());
+        sent(&ranks[..1], || {
+            ranks[0].post_send(Rank(1), &pattern(at, 100)[..], Tag(at)).try_submit()
+        });
     }
     take_all(&ranks, &narrow, 0..10);
     // Notifications of puts have no bytes, and are told in the order in which they came.
@@ -250,13 +246,16 @@ fn receives_and_puts_for_a_full_queue_end_in_order<J: Job>() {
         let over = Sink::keeping();
         let bytes = [at as u8; 64];
         let put = ranks[0].post_put(Rank(1), &bytes, &rmr, 64 * at).remote_comp(name);
-        let mut put = put.tag(Tag(at)).comp(&over).allow_done(false);
+        let mut put = put.tag(Tag(at)).comp(&over);
         let begun = Instant::now();
-        while put.call().unwrap().is_retry() {
-            ranks.iter().for_each(|rank| _ = rank.progress());
+        let is_done = loop {
+            match put.try_submit().unwrap() {
+                Outcome::Retry(_) => ranks.iter().for_each(|rank| _ = rank.progress()),
+                outcome => break outcome.is_done(),
+            }
             assert!(begun.elapsed() < patience(LIMIT / 2));
-        }
-        until_with_errors(&ranks, || over.count() == 1);
+        };
+        until_with_errors(&ranks, || over.count() == usize::from(!is_done));
     }
     let mut tags = Vec::new();
     until_with_errors(&ranks, || {
@@ -275,32 +274,34 @@ fn beyond_the_budget_puts_that_notify_a_full_queue_are_a_retry<J: Job>() {
     let mr = ranks[1].register_memory(&region).unwrap();
     let rmr = ranks[1].get_rmr(&mr);
     let over = Sink::keeping();
-    let (mut posted, mut refused) = (0_u64, 0);
+    let (mut posted, mut refused, mut done) = (0_u64, 0, 0);
     let begun = Instant::now();
     while refused < 2000 || ranks[1].unexpected_bytes() <= 32 << 10 {
         let bytes = posted.to_ne_bytes();
         let put = ranks[0].post_put(Rank(1), &bytes, &rmr, 0).remote_comp(name).tag(Tag(posted));
-        if put.comp(&over).allow_done(false).call().unwrap().is_retry() {
+        let outcome = put.comp(&over).try_submit().unwrap();
+        if outcome.is_retry() {
             refused += 1;
         } else {
+            done += u64::from(outcome.is_done());
             (posted, refused) = (posted + 1, 0);
         }
         ranks.iter().for_each(|rank| _ = rank.progress());
         assert!(begun.elapsed() < patience(LIMIT / 2), "it accepts without end: {posted}");
     }
     // Messages go on, and so do puts without a notification.
-    let plain = ranks[0].post_put(Rank(1), &[1; 8], &rmr, 8).comp(&over).allow_done(false);
-    assert!({ plain }.call().unwrap().is_posted());
+    let mut plain = ranks[0].post_put(Rank(1), &[1; 8], &rmr, 8).comp(&over);
+    plain.submit().unwrap();
     on_each(&ranks, |rank| rank.barrier().unwrap());
     let mut tags = Vec::new();
     until_with_errors(&ranks, || {
         tags.extend(std::iter::from_fn(|| narrow.pop()).map(|status| status.tag.0));
-        tags.len() as u64 == posted && over.count() as u64 == posted + 1
+        tags.len() as u64 == posted && over.count() as u64 + done == posted + 1
     });
     tags.sort_unstable();
     assert!(tags.iter().copied().eq(0..posted));
     settle(&ranks);
-    sent(&ranks, || ranks[0].post_put(Rank(1), &[1; 8], &rmr, 8).remote_comp(name).call());
+    sent(&ranks, || ranks[0].post_put(Rank(1), &[1; 8], &rmr, 8).remote_comp(name).try_submit());
     until(&ranks, || narrow.pop().is_some());
 }
 
@@ -318,7 +319,7 @@ fn a_queue_that_its_users_have_dropped_gives_the_budget_back<J: Job>() {
     // Threads that make progress have the last handles until they next hear something.
     until_with_errors(&ranks, || {
         if ranks[1].unexpected_bytes() > 0 {
-            sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(0)).call());
+            sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(0)).try_submit());
         }
         ranks[1].unexpected_bytes() == 0 && gone.strong_count() == 0
     });
@@ -334,8 +335,11 @@ fn a_sender_that_dies_takes_back_what_it_has_offered_to_a_full_queue<J: Job>() {
     until_with_errors(&ranks, || ranks[1].pending().deferred == 2);
     let over = Sink::keeping();
     for at in 4..8 {
-        let am =
-            ranks[0].post_am(Rank(1), pattern(at, 100_000), name).tag(Tag(at)).comp(&over).call();
+        let am = ranks[0]
+            .post_am(Rank(1), pattern(at, 100_000), name)
+            .tag(Tag(at))
+            .comp(&over)
+            .try_submit();
         assert!(am.unwrap().is_posted());
     }
     until_with_errors(&ranks, || ranks[1].pending().deferred == 6);
@@ -359,7 +363,7 @@ fn errors_of_progress_in_a_barrier_are_returned_by_the_next_calls<J: Job>() {
     let name = ranks[1].register_comp(&fragile).unwrap();
     connect(&ranks);
     for name in [name, name, RemoteComp(77)] {
-        sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).call());
+        sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).try_submit());
     }
     on_each(&ranks, |rank| rank.barrier().unwrap());
     let mut told: Vec<String> = Vec::new();
@@ -376,8 +380,8 @@ fn errors_of_progress_in_a_barrier_are_returned_by_the_next_calls<J: Job>() {
     );
     assert!(ranks[1].progress().is_ok());
     // A future that is awaited keeps them as well.
-    sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).call());
-    sent(&ranks[..1], || ranks[0].post_send(Rank(1), b"behind it", Tag(1)).call());
+    sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).try_submit());
+    sent(&ranks[..1], || ranks[0].post_send(Rank(1), b"behind it", Tag(1)).try_submit());
     let status = ranks[1].block_on(ranks[1].post_recv(Rank(0), vec![0; 9], Tag(1)).start());
     assert_eq!(status.unwrap().unwrap().bytes().unwrap(), b"behind it");
     let error = ranks[1].progress_all().unwrap_err();
@@ -406,8 +410,8 @@ fn messages_that_their_sender_holds_come_in_the_order_of_those_that_come_whole<J
     // What has no receive makes the receiver tell the sender to hold.
     let mut held = 0;
     let begun = Instant::now();
-    while ranks[0].post_am(Rank(1), b"", name).tag(Tag(u64::MAX)).call().unwrap().is_done() {
-        sent(&ranks, || ranks[0].post_send(Rank(1), &[7; 1000], Tag(held)).call());
+    while ranks[0].post_am(Rank(1), b"", name).tag(Tag(u64::MAX)).try_submit().unwrap().is_done() {
+        sent(&ranks, || ranks[0].post_send(Rank(1), &[7; 1000], Tag(held)).try_submit());
         held += 1;
         settle(&ranks);
         assert!(begun.elapsed() < patience(LIMIT / 2), "it is never told to hold");
@@ -417,8 +421,10 @@ fn messages_that_their_sender_holds_come_in_the_order_of_those_that_come_whole<J
     send_to(&ranks, name, 0..30, &[8, 300, 0, 3000]);
     // The send window opens while these receives are posted.
     for tag in 0..held {
-        let receive =
-            ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(tag)).comp(&Sink::keeping()).call();
+        let receive = ranks[1]
+            .post_recv(Rank(0), vec![0; 1000], Tag(tag))
+            .comp(&Sink::keeping())
+            .try_submit();
         drop(receive.unwrap());
         send_to(&ranks, name, 30 + tag..31 + tag, &[8, 300, 0, 3000]);
     }
@@ -436,7 +442,8 @@ fn offers_for_a_queue_that_its_users_have_dropped_end<J: Job>() {
     let name = ranks[1].register_comp(&narrow).unwrap();
     send_to(&ranks, name, 0..4, &[8]);
     let over = Sink::keeping();
-    let am = ranks[0].post_am(Rank(1), pattern(4, 100_000), name).tag(Tag(4)).comp(&over).call();
+    let am =
+        ranks[0].post_am(Rank(1), pattern(4, 100_000), name).tag(Tag(4)).comp(&over).try_submit();
     assert!(am.unwrap().is_posted());
     until_with_errors(&ranks, || ranks[1].pending().deferred == 3);
     drop(narrow);
@@ -456,7 +463,7 @@ fn what_waits_for_a_full_queue_is_pending<J: Job>() {
     assert!(!ranks[1].test_drained(ranks[1].default_device()));
     // A rank that ends now tells its own operations' ends, and what peers have sent goes with it.
     let sent_back = Sink::keeping();
-    let receive = ranks[1].post_recv(Rank(0), vec![7; 8], Tag(1)).comp(&sent_back).call();
+    let receive = ranks[1].post_recv(Rank(0), vec![7; 8], Tag(1)).comp(&sent_back).try_submit();
     assert!(receive.unwrap().is_posted());
     drop(ranks);
     let status = sent_back.take().pop().unwrap();
@@ -488,11 +495,13 @@ fn posted_lists(ranks: &[Runtime; 2], narrow: &CompQueue) {
             0 => vec![0; 8].into(),
             _ => vec![Buffer::Vec(vec![0; 4]), Buffer::Vec(vec![0; 4])].into(),
         };
-        let mut recv = ranks[1].post_recv(Rank(0), buffer, Tag(at)).comp(narrow).allow_done(false);
-        assert!(recv.call().unwrap().is_posted());
+        let mut recv = ranks[1].post_recv(Rank(0), buffer, Tag(at)).comp(narrow);
+        recv.submit().unwrap();
     }
     for at in 0..10 {
-        sent(&ranks[..1], || ranks[0].post_send(Rank(1), &pattern(at, 8)[..], Tag(at)).call());
+        sent(&ranks[..1], || {
+            ranks[0].post_send(Rank(1), &pattern(at, 8)[..], Tag(at)).try_submit()
+        });
     }
 }
 
@@ -535,11 +544,11 @@ fn a_receive_into_a_packet_keeps_its_place<J: Job>() {
     let narrow = CompQueue::new(2);
     let name = ranks[1].register_comp(&narrow).unwrap();
     let packet = ranks[1].default_device().take_packet(300).unwrap();
-    let mut recv = ranks[1].post_recv(Rank(0), packet, Tag(5)).comp(&narrow).allow_done(false);
-    assert!(recv.call().unwrap().is_posted());
+    let mut recv = ranks[1].post_recv(Rank(0), packet, Tag(5)).comp(&narrow);
+    recv.submit().unwrap();
     send_to(&ranks, name, 0..5, &[300]);
     until_with_errors(&ranks, || ranks[1].pending().deferred == 3);
-    sent(&ranks[..1], || ranks[0].post_send(Rank(1), &pattern(5, 300)[..], Tag(5)).call());
+    sent(&ranks[..1], || ranks[0].post_send(Rank(1), &pattern(5, 300)[..], Tag(5)).try_submit());
     until_with_errors(&ranks, || ranks[1].pending().deferred == 4);
     take_all(&ranks, &narrow, 0..6);
 }
@@ -550,7 +559,7 @@ fn a_message_that_is_fetched_holds_up_its_own_sender_only<J: Job>() {
     let name = ranks[1].register_comp(&narrow).unwrap();
     let send = |from: usize, tag: u64, size: usize| {
         let mut am = ranks[from].post_am(Rank(1), pattern(tag, size), name).tag(Tag(tag));
-        while am.call().unwrap().is_retry() {
+        while am.try_submit().unwrap().is_retry() {
             ranks.iter().for_each(|rank| _ = rank.progress());
         }
     };
@@ -645,7 +654,7 @@ fn a_packet_that_a_user_gave_for_a_large_message_comes_back_from_a_full_object<J
     until_with_errors(&ranks, || ranks[1].pending().deferred == 8);
     send_to(&ranks, name, 0..2, &[8]);
     let large = pattern(2, 100_000);
-    sent(&ranks, || ranks[0].post_am(Rank(1), large.clone(), name).tag(Tag(2)).call());
+    sent(&ranks, || ranks[0].post_am(Rank(1), large.clone(), name).tag(Tag(2)).try_submit());
     until_with_errors(&ranks, || ranks[1].pending().deferred == 9);
     take_all(&ranks, &other, 0..10);
     let mut statuses = Vec::new();
@@ -667,7 +676,7 @@ fn collectives_end_when_all_that_may_be_offered_is_held<J: Job>() {
     let begun = Instant::now();
     loop {
         let bytes = pattern(sent, 1000);
-        match ranks[0].post_am(Rank(1), &bytes[..], name).tag(Tag(sent)).call().unwrap() {
+        match ranks[0].post_am(Rank(1), &bytes[..], name).tag(Tag(sent)).try_submit().unwrap() {
             Outcome::Retry(RetryReason::Unanswered) => break,
             Outcome::Retry(_) => {}
             Outcome::Done(_) | Outcome::Posted => sent += 1,
@@ -677,9 +686,7 @@ fn collectives_end_when_all_that_may_be_offered_is_held<J: Job>() {
     }
     // One more that waits at its sender: what a collective sends passes it.
     let last = pattern(sent, 1000);
-    let parked =
-        ranks[0].post_am(Rank(1), last, name).tag(Tag(sent)).allow_retry(false).call().unwrap();
-    assert!(parked.is_posted());
+    ranks[0].post_am(Rank(1), last, name).tag(Tag(sent)).submit().unwrap();
     for size in [1, 100, 100_000] {
         let all = on_each(&ranks, |rank| {
             let all = rank.allgather(&vec![rank.rank().0 as u8; size]).unwrap();
@@ -717,7 +724,7 @@ fn a_progress_thread_listens_for_a_sender_that_only_posts<J: Job>() {
     // A share of the budget is 1 MiB, and a thread sleeps for half a second if nothing wakes it.
     let begun = Instant::now();
     for _ in 0..8192 {
-        while ranks[0].post_am(Rank(1), &message, name).call().unwrap().is_retry() {
+        while ranks[0].post_am(Rank(1), &message, name).try_submit().unwrap().is_retry() {
             std::thread::yield_now();
         }
     }

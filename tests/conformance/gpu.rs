@@ -62,7 +62,7 @@ impl Ground {
             ranks[1].device().packet_pool(&pool).build().unwrap(),
         ];
         // Up, and the pool has its memory.
-        sent(&ranks, || ranks[0].post_am(Rank(1), b"up", name).device(&devices[0]).call());
+        sent(&ranks, || ranks[0].post_am(Rank(1), b"up", name).device(&devices[0]).try_submit());
         drop(sink.one(&ranks));
         Self { gpus, ranks, sink, name, devices, pool }
     }
@@ -94,7 +94,9 @@ fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
     let mut kept = Vec::new();
     for at in 0..16 {
         let message = random(&mut rng, SIZES[at % SIZES.len()]);
-        sent(ranks, || ranks[0].post_am(Rank(1), &message[..], *name).device(&devices[0]).call());
+        sent(ranks, || {
+            ranks[0].post_am(Rank(1), &message[..], *name).device(&devices[0]).try_submit()
+        });
         let status = sink.one(ranks);
         assert!(status.error.is_none(), "{status:?}");
         assert_eq!(status.buffer.kind().gpu(), Some(ground.gpus.last().info().uuid));
@@ -108,9 +110,8 @@ fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
     assert!(pool.take_with_len(1).is_none(), "all are out");
     // The next waits, is not lost, and arrives when one is back.
     let last = random(&mut rng, 500);
-    let mut am =
-        ranks[0].post_am(Rank(1), last.clone(), *name).device(&devices[0]).allow_retry(false);
-    assert!(!am.call().unwrap().is_retry());
+    let mut am = ranks[0].post_am(Rank(1), last.clone(), *name).device(&devices[0]);
+    am.submit().unwrap();
     assert!(!happens(ranks, Duration::from_millis(20), || sink.count() > 0));
     for (status, message) in &kept {
         assert_eq!(status.buffer.to_vec().unwrap(), *message, "kept packets keep their bytes");
@@ -119,7 +120,7 @@ fn active_messages_land_on_the_gpu_and_their_packets_can_be_kept<J: Job>() {
     until_with_errors(ranks, || sink.count() > 0);
     assert_eq!(sink.one(ranks).buffer.to_vec().unwrap(), last);
     let none = Vec::<u8>::new();
-    sent(ranks, || ranks[0].post_am(Rank(1), &none[..], *name).device(&devices[0]).call());
+    sent(ranks, || ranks[0].post_am(Rank(1), &none[..], *name).device(&devices[0]).try_submit());
     assert_eq!(sink.one(ranks).size, 0);
 }
 
@@ -145,8 +146,8 @@ fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
                 let (left, came) = (Sink::keeping(), Sink::keeping());
                 let receive = || {
                     let mut recv = ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came);
-                    recv = recv.user_context(UserContext(2)).allow_done(false);
-                    assert!(recv.call().unwrap().is_posted());
+                    recv = recv.user_context(UserContext(2));
+                    recv.submit().unwrap();
                 };
                 if expected {
                     receive();
@@ -154,9 +155,8 @@ fn messages_go_from_and_into_device_memory_to_the_last_byte<J: Job>() {
                 let mut send = ranks[0]
                     .post_send(Rank(1), source.slice(), Tag(1))
                     .user_context(UserContext(1))
-                    .comp(&left)
-                    .allow_done(false);
-                sent(ranks, || send.call());
+                    .comp(&left);
+                send.submit().unwrap();
                 if !expected {
                     until(ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
                     receive();
@@ -185,9 +185,9 @@ fn a_message_into_host_memory_comes_through_a_device_whose_packets_are_on_the_gp
         let target = Guarded::new(size, 3);
         let mut recv =
             ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came).device(&devices[1]);
-        assert!(recv.call().unwrap().is_posted());
+        assert!(recv.try_submit().unwrap().is_posted());
         sent(ranks, || {
-            ranks[0].post_send(Rank(1), source.slice(), Tag(1)).device(&devices[0]).call()
+            ranks[0].post_send(Rank(1), source.slice(), Tag(1)).device(&devices[0]).try_submit()
         });
         let status = came.one(ranks);
         assert!(status.error.is_none(), "{status:?}");
@@ -207,16 +207,16 @@ fn a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken<J: Job>() {
     let (left, came) = (Sink::keeping(), Sink::keeping());
     for at in 0..2 {
         let recv = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(1)).comp(&came);
-        assert!(recv.user_context(UserContext(at)).call().unwrap().is_posted(), "{at}");
+        assert!(recv.user_context(UserContext(at)).try_submit().unwrap().is_posted(), "{at}");
     }
     let held = driver.faults().hold_copies();
     let mut first = ranks[0].post_send(Rank(1), source.slice(), Tag(1)).comp(&left);
-    assert!(posted(ranks, || first.call()).is_posted());
-    // With retries forbidden it waits its turn. Where the first one is fetched by the receiver's
+    assert!(posted(ranks, || first.try_submit()).is_posted());
+    // Submitted, it waits its turn. Where the first one is fetched by the receiver's
     // engine, its offer has gone, and the second may be there earlier: it meets the second receive
     // all the same.
-    let mut second = ranks[0].post_send(Rank(1), &quick[..], Tag(1)).comp(&left).allow_retry(false);
-    let over_at_once = second.call().unwrap().is_done();
+    let mut second = ranks[0].post_send(Rank(1), &quick[..], Tag(1)).comp(&left);
+    second.submit().unwrap();
     assert!(
         !happens(ranks, Duration::from_millis(20), || came.count() > 1),
         "the first cannot have come"
@@ -225,7 +225,7 @@ fn a_message_whose_copy_takes_long_is_neither_lost_nor_overtaken<J: Job>() {
     until(ranks, || came.count() == 2);
     assert_eq!(by_receive(came.take()), [slow, quick]);
     settle(ranks);
-    assert_eq!((left.count(), left.failed()), (2 - usize::from(over_at_once), 0));
+    assert_eq!((left.count(), left.failed()), (2, 0));
 }
 
 /// Returns the received bytes in the order in which the receives were posted.
@@ -246,16 +246,15 @@ fn messages_from_device_memory_that_a_receiver_holds_off_stay_where_they_are_and
     for at in 0..COUNT {
         let slice = region.slice(at * 2000, message(at).len()).unwrap();
         slice.write(&message(at)).unwrap();
-        let mut send = ranks[0].post_send(Rank(1), slice, Tag(1)).comp(&left).allow_done(false);
-        sent(&ranks, || send.call());
+        let mut send = ranks[0].post_send(Rank(1), slice, Tag(1)).comp(&left);
+        send.submit().unwrap();
         settle(&ranks);
     }
     assert!(left.count() < COUNT, "the receiver has told its sender to keep them");
     for at in 0..COUNT {
         let came = Sink::keeping();
-        let mut recv =
-            ranks[1].post_recv(Rank(0), vec![0; 2000], Tag(1)).comp(&came).allow_done(false);
-        sent(&ranks, || recv.call());
+        let mut recv = ranks[1].post_recv(Rank(0), vec![0; 2000], Tag(1)).comp(&came);
+        recv.submit().unwrap();
         let status = came.one(&ranks);
         assert_eq!(status.buffer.to_vec().unwrap()[..status.size], message(at), "number {at}");
     }
@@ -278,13 +277,13 @@ fn a_flush_waits_for_puts_and_gets_that_an_engine_is_at<J: Job>() {
         let (over, flushed) = (Sink::keeping(), Sink::keeping());
         let held = driver.faults().hold_copies();
         let begun = if is_put {
-            ranks[0].post_put(Rank(1), mine.slice(), &rmr, 0).comp(&over).call()
+            ranks[0].post_put(Rank(1), mine.slice(), &rmr, 0).comp(&over).try_submit()
         } else {
-            ranks[0].post_get(Rank(1), mine.slice(), &rmr, 0).comp(&over).call()
+            ranks[0].post_get(Rank(1), mine.slice(), &rmr, 0).comp(&over).try_submit()
         };
         assert!(begun.unwrap().is_posted());
         assert!(
-            ranks[0].post_flush(Rank(1)).comp(&flushed).call().unwrap().is_posted(),
+            ranks[0].post_flush(Rank(1)).comp(&flushed).try_submit().unwrap().is_posted(),
             "put: {is_put}"
         );
         for _ in 0..1000 {
@@ -327,16 +326,15 @@ fn a_message_after_an_event_stays_until_it_fires_and_keeps_its_place<J: Job>() {
         let (left, came) = (Sink::keeping(), Sink::keeping());
         for at in 0..2 {
             let recv = ranks[1].post_recv(Rank(0), vec![0; 300], Tag(1)).comp(&came);
-            assert!(recv.user_context(UserContext(at)).call().unwrap().is_posted());
+            assert!(recv.user_context(UserContext(at)).try_submit().unwrap().is_posted());
         }
         let mut first =
             ranks[0].post_send(Rank(1), region.whole(), Tag(1)).after(&event).comp(&left);
-        assert!(posted(ranks, || first.call()).is_posted());
-        let mut later =
-            ranks[0].post_send(Rank(1), b"later", Tag(1)).comp(&left).allow_retry(false);
-        assert!(later.call().unwrap().is_posted());
+        assert!(posted(ranks, || first.try_submit()).is_posted());
+        let mut later = ranks[0].post_send(Rank(1), b"later", Tag(1)).comp(&left);
+        later.submit().unwrap();
         // Nothing passes to other tags either: the order is that of the link.
-        let other = ranks[0].post_send(Rank(1), b"other", Tag(2)).call().unwrap();
+        let other = ranks[0].post_send(Rank(1), b"other", Tag(2)).try_submit().unwrap();
         assert!(other.is_retry(), "{other:?}");
         assert!(!happens(ranks, Duration::from_millis(20), || came.count() + left.count() > 0));
         go.send(()).unwrap();
@@ -359,11 +357,11 @@ fn an_event_that_fails_fails_the_message_once<J: Job>() {
     let event = stream.record().unwrap();
     let left = Sink::keeping();
     let mut am = ranks[0].post_am(Rank(1), vec![1; 10], *name).after(&event).comp(&left);
-    sent(ranks, || am.call());
+    sent(ranks, || am.try_submit());
     let status = left.one(ranks);
     assert_eq!(status.buffer.to_vec().unwrap(), [1; 10]);
     assert!(matches!(status.ok().unwrap_err(), OpError::Event(error) if error.code == 719));
-    sent(ranks, || ranks[0].post_am(Rank(1), b"next", *name).call());
+    sent(ranks, || ranks[0].post_am(Rank(1), b"next", *name).try_submit());
     assert_eq!(sink.one(ranks).bytes().unwrap(), b"next");
     assert_eq!(left.count(), 0);
 }
@@ -390,7 +388,7 @@ fn a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
             if on_gpu {
                 am = am.device(&devices[0]);
             }
-            assert!(posted(ranks, || am.call()).is_posted());
+            assert!(posted(ranks, || am.try_submit()).is_posted());
             if on_gpu && J::NAME == "shm" {
                 // Two copies: the first, which fails, is the sender's.
                 settle(ranks);
@@ -408,7 +406,7 @@ fn a_message_from_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
             );
             source.assert_holds(&message);
             // And the link goes on.
-            sent(ranks, || ranks[0].post_am(Rank(1), b"next", *name).call());
+            sent(ranks, || ranks[0].post_am(Rank(1), b"next", *name).try_submit());
             assert_eq!(sink.one(ranks).bytes().unwrap(), b"next");
         }
     }
@@ -426,14 +424,14 @@ fn a_receive_into_device_memory_whose_copy_fails_ends_once_with_the_drivers_erro
             let target = Guarded::within(ground.region(1, Guarded::room(100)), 100, 4);
             let came = Sink::keeping();
             let receive = || {
-                let recv = ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came);
-                assert!(recv.allow_done(false).call().unwrap().is_posted());
+                let mut recv = ranks[1].post_recv(Rank(0), target.slice(), Tag(1)).comp(&came);
+                recv.submit().unwrap();
             };
             driver.faults().fail_copies(at, Which::Nth(1), 719);
             if expected {
                 receive();
             }
-            sent(ranks, || ranks[0].post_send(Rank(1), &[5; 100][..], Tag(1)).call());
+            sent(ranks, || ranks[0].post_send(Rank(1), &[5; 100][..], Tag(1)).try_submit());
             if !expected {
                 until(ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
                 receive();
@@ -464,7 +462,7 @@ fn an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once<J: Job>() 
             driver.faults().fail_copies(at, Which::All, 700);
             let mut am =
                 ranks[0].post_am(Rank(1), &message[..], *name).tag(Tag(6)).device(&devices[0]);
-            sent(ranks, || am.call());
+            sent(ranks, || am.try_submit());
             // The sender was told Done: only the receiver can be told.
             let told = happens(ranks, LIMIT / 2, || sink.count() > 0);
             driver.faults().heal_copies();
@@ -477,7 +475,7 @@ fn an_active_message_that_cannot_be_landed_on_the_gpu_is_told_of_once<J: Job>() 
             let error = status.ok().unwrap_err();
             assert!(is_the_engines(&error, 700), "{error}");
             sent(ranks, || {
-                ranks[0].post_am(Rank(1), &message[..], *name).device(&devices[0]).call()
+                ranks[0].post_am(Rank(1), &message[..], *name).device(&devices[0]).try_submit()
             });
             assert_eq!(sink.one(ranks).buffer.to_vec().unwrap(), message);
         }
@@ -494,8 +492,8 @@ fn an_operation_from_device_memory_is_spent_once_it_was_posted<J: Job>() {
     let source = ground.holding(0, &message);
     let left = Sink::keeping();
     let mut am = ranks[0].post_am(Rank(1), source.slice(), *name).comp(&left);
-    assert!(posted(ranks, || am.call()).is_posted());
-    let again = am.call();
+    assert!(posted(ranks, || am.try_submit()).is_posted());
+    let again = am.try_submit();
     assert!(matches!(again, Err(PostError::Spent)), "{again:?}");
     assert_eq!(sink.one(ranks).bytes().unwrap(), message);
     assert!(left.one(ranks).error.is_none());
@@ -514,14 +512,15 @@ fn a_runtime_dropped_while_an_engine_is_at_work_ends_each_operation_once<J: Job>
     let Ground { gpus, ranks: [zero, one], devices, .. } = ground;
     let driver = gpus.fake.expect("simulated GPUs");
     let mut recv = one.post_recv(Rank(0), target.slice(), Tag(1)).comp(&*came);
-    assert!(recv.call().unwrap().is_posted());
+    assert!(recv.try_submit().unwrap().is_posted());
     let held = driver.faults().hold_copies();
     // One that waits for its engine at the receiver, and one at the sender.
-    while matches!(zero.post_send(Rank(1), &message[..], Tag(1)).call().unwrap(), Outcome::Retry(_))
-    {
-    }
+    while matches!(
+        zero.post_send(Rank(1), &message[..], Tag(1)).try_submit().unwrap(),
+        Outcome::Retry(_)
+    ) {}
     let mut send = zero.post_send(Rank(1), source.slice(), Tag(2)).comp(&*left);
-    assert!(send.call().unwrap().is_posted());
+    assert!(send.try_submit().unwrap().is_posted());
     for _ in 0..10_000 {
         zero.progress().unwrap();
         one.progress().unwrap();

@@ -64,9 +64,9 @@ impl Ground {
 
     fn send_to(&self, name: RemoteComp, tag: u64, size: usize) {
         let message = pattern(tag, size);
-        let mut am = self.ranks[0].post_am(Rank(1), &message[..], name);
+        let mut am = self.ranks[0].post_am(Rank(1), message, name);
         am = am.device(&self.devices[0]).tag(Tag(tag));
-        while am.call().unwrap().is_retry() {
+        while am.try_submit().unwrap().is_retry() {
             for rank in &self.ranks {
                 let _ = rank.progress_all();
             }
@@ -184,7 +184,7 @@ fn a_message_that_its_sender_holds_overtakes_none_in_the_line<J: Job>() {
     // Beyond the budget: rank 0 is told to hold.
     for tag in 0..6 {
         sent(ranks, || {
-            ranks[0].post_send(Rank(1), &[7; 1000], Tag(tag)).device(&devices[0]).call()
+            ranks[0].post_send(Rank(1), &[7; 1000], Tag(tag)).device(&devices[0]).try_submit()
         });
     }
     settle(ranks);
@@ -192,7 +192,7 @@ fn a_message_that_its_sender_holds_overtakes_none_in_the_line<J: Job>() {
         // It is offered. The ring, or the window, may be full for a moment.
         sent(ranks, || {
             let bytes = pattern(tag, 100 * (tag as usize % 2));
-            ranks[0].post_am(Rank(1), bytes, *name).device(&devices[0]).tag(Tag(tag)).call()
+            ranks[0].post_am(Rank(1), bytes, *name).device(&devices[0]).tag(Tag(tag)).try_submit()
         });
     }
     settle(ranks);

@@ -315,10 +315,8 @@ fn a_collective_that_is_refused_in_a_handler_has_not_begun<J: Job>() {
                 let told = errors.clone();
                 let handler =
                     Handler::new(move |_| told.lock().unwrap().extend(refused(&in_handler).err()));
-                let received =
-                    rank.post_recv(me, vec![0], Tag(7)).comp(&handler).allow_done(false).call();
-                assert!(received.unwrap().is_posted());
-                assert!(rank.post_send(me, b"x", Tag(7)).allow_retry(false).call().is_ok());
+                rank.post_recv(me, vec![0], Tag(7)).comp(&handler).submit().unwrap();
+                assert!(rank.post_send(me, b"x", Tag(7)).submit().is_ok());
                 rank.wait(|| !errors.lock().unwrap().is_empty()).unwrap();
                 let error = errors.lock().unwrap().pop();
                 assert!(

@@ -41,7 +41,7 @@ fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
     for ranks in pairs::<J>() {
         let names = Named::on(&ranks);
         for size in SIZES {
-            for (to, expected, owned) in [
+            for (to, expected, submitted) in [
                 (1, true, true),
                 (1, false, false),
                 (1, true, false),
@@ -55,20 +55,16 @@ fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
                 let receive = || {
                     let mut receive =
                         ranks[to].post_recv(Rank(0), guarded.slice(), Tag(5)).comp(&arrived);
-                    assert!(receive.call().unwrap().is_posted());
+                    assert!(receive.try_submit().unwrap().is_posted());
                 };
                 if expected {
                     receive();
                 }
-                let send = |buffer: carrack::buffer::SendBuffer<'_>| {
-                    let mut send = ranks[0].post_send(Rank(to as u32), buffer, Tag(5)).comp(&over);
-                    send = send.user_context(UserContext(7));
-                    assert!(posted(&ranks, || send.call()).is_posted());
-                };
-                if owned {
-                    send(payload.clone().into())
-                } else {
-                    send((&payload[..]).into())
+                let send = ranks[0].post_send(Rank(to as u32), payload.clone(), Tag(5)).comp(&over);
+                let mut send = send.user_context(UserContext(7));
+                match submitted {
+                    true => send.submit().unwrap(),
+                    false => assert!(posted(&ranks, || send.try_submit()).is_posted()),
                 }
                 if !expected {
                     settle(&ranks);
@@ -91,7 +87,7 @@ fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
                     .post_am(Rank(to as u32), payload.clone(), names.keeping)
                     .tag(Tag(9))
                     .comp(&over);
-                assert!(posted(&ranks, || am.call()).is_posted());
+                assert!(posted(&ranks, || am.try_submit()).is_posted());
                 let status = names.arrived[to].one(&ranks);
                 assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(9), size));
                 assert_eq!(status.bytes().unwrap(), payload);
@@ -124,8 +120,8 @@ fn large_and_small_messages_of_one_key_keep_their_order<J: Job>() {
                 for number in 0..sizes.len() {
                     let mut receive =
                         ranks[1].post_recv(Rank(0), vec![0; 200_000], Tag(1)).comp(&arrived);
-                    receive = receive.allow_done(false).user_context(UserContext(number as u64));
-                    assert!(receive.call().unwrap().is_posted());
+                    receive = receive.user_context(UserContext(number as u64));
+                    receive.submit().unwrap();
                 }
             };
             if expected {
@@ -133,7 +129,7 @@ fn large_and_small_messages_of_one_key_keep_their_order<J: Job>() {
             }
             for (number, size) in sizes.into_iter().enumerate() {
                 sent(&ranks, || {
-                    ranks[0].post_send(Rank(1), pattern(number as u64, size), Tag(1)).call()
+                    ranks[0].post_send(Rank(1), pattern(number as u64, size), Tag(1)).try_submit()
                 });
             }
             if !expected {
@@ -161,14 +157,13 @@ fn a_large_message_that_is_too_long_for_its_receive_fails_on_both_sides<J: Job>(
             let receive = || {
                 let mut receive =
                     ranks[1].post_recv(Rank(0), guarded.slice(), Tag(1)).comp(&arrived);
-                receive = receive.allow_done(false);
-                assert!(receive.call().unwrap().is_posted());
+                receive.submit().unwrap();
             };
             if expected {
                 receive();
             }
             let mut send = ranks[0].post_send(Rank(1), vec![1; 10_000], Tag(1)).comp(&over);
-            sent(&ranks, || send.call());
+            sent(&ranks, || send.try_submit());
             if !expected {
                 settle(&ranks);
                 receive();
@@ -226,7 +221,7 @@ fn a_large_active_message_does_not_land_in_memory_that_cannot_be_written<J: Job>
         let name = ranks[1].register_comp(comp.as_completion()).unwrap();
         for size in [40_000, 3_000_000] {
             let payload = pattern(3, size);
-            sent(&ranks, || ranks[0].post_am(Rank(1), payload.clone(), name).call());
+            sent(&ranks, || ranks[0].post_am(Rank(1), payload.clone(), name).try_submit());
             until(&ranks, || !object.0.lock().unwrap().is_empty());
             let status = object.0.lock().unwrap().pop().unwrap();
             assert_eq!(status.bytes().unwrap(), payload);
@@ -244,7 +239,9 @@ fn a_large_active_message_lands_where_its_completion_object_says<J: Job>() {
             let object: Arc<dyn Completion> = placing.clone();
             let name = ranks[1].register_comp(object.as_completion()).unwrap();
             let payload = pattern(3, 40_000);
-            sent(&ranks, || ranks[0].post_am(Rank(1), payload.clone(), name).tag(Tag(4)).call());
+            sent(&ranks, || {
+                ranks[0].post_am(Rank(1), payload.clone(), name).tag(Tag(4)).try_submit()
+            });
             until(&ranks, || !placing.arrived.lock().unwrap().is_empty());
             assert_eq!(*placing.asked.lock().unwrap(), [(Rank(0), Tag(4), 40_000)]);
             let status = placing.arrived.lock().unwrap().pop().unwrap();
@@ -261,7 +258,7 @@ fn a_large_active_message_for_nobody_is_reported_and_ends_at_its_sender<J: Job>(
     for ranks in pairs::<J>() {
         let over = Sink::keeping();
         let mut am = ranks[0].post_am(Rank(1), vec![1; 9000], RemoteComp(777)).comp(&over);
-        sent(&ranks, || am.call());
+        sent(&ranks, || am.try_submit());
         let errors = until_with_errors(&ranks, || over.count() == 1);
         let named = |error: &ProgressError| {
             matches!(
@@ -289,7 +286,7 @@ fn many_large_messages_both_ways_all_end<J: Job>() {
                 let from = Rank(1 - at as u32);
                 let mut receive =
                     ranks[at].post_recv(from, vec![0; 100_000], Tag(number)).comp(sink);
-                assert!(receive.call().unwrap().is_posted());
+                assert!(receive.try_submit().unwrap().is_posted());
             }
         }
         for number in 0..COUNT {
@@ -297,8 +294,10 @@ fn many_large_messages_both_ways_all_end<J: Job>() {
                 let to = Rank(1 - at as u32);
                 let bytes = pattern(number << 1 | at as u64, size(number));
                 let mut send = ranks[at].post_send(to, bytes, Tag(number)).comp(sink);
-                send = send.allow_retry(number % 2 == 0);
-                assert!(posted(&ranks, || send.call()).is_posted());
+                match number % 2 {
+                    0 => assert!(posted(&ranks, || send.try_submit()).is_posted()),
+                    _ => send.submit().unwrap(),
+                }
             }
         }
         until(&ranks, || over.iter().chain(&arrived).all(|sink| sink.count() == COUNT as usize));
@@ -319,13 +318,13 @@ fn a_large_message_waits_for_a_peer_that_has_not_started<J: Job>() {
     let mut job = unstarted(2).into_iter();
     let zero = start(job.next().unwrap(), J::settings());
     let (over, payload) = (Sink::keeping(), pattern(1, 30_000));
-    let mut send = zero.post_send(Rank(1), payload.clone(), Tag(1)).comp(&over).allow_retry(false);
-    assert!(send.call().unwrap().is_posted());
+    let mut send = zero.post_send(Rank(1), payload.clone(), Tag(1)).comp(&over);
+    send.submit().unwrap();
     step(std::slice::from_ref(&zero));
     let ranks = [zero.clone(), start(job.next().unwrap(), J::settings())];
     let arrived = Sink::keeping();
     let mut receive = ranks[1].post_recv(Rank(0), vec![0; 30_000], Tag(1)).comp(&arrived);
-    assert!(matches!(receive.call().unwrap(), Outcome::Posted));
+    assert!(matches!(receive.try_submit().unwrap(), Outcome::Posted));
     assert_eq!(arrived.one(&ranks).bytes().unwrap(), payload);
     assert_eq!(over.one(&ranks).buffer.to_vec().unwrap(), payload);
 }
@@ -337,9 +336,11 @@ fn a_runtime_that_is_dropped_ends_the_large_messages_that_it_offered_and_awaited
         let (over, arrived) = (Sink::keeping(), Sink::keeping());
         if matched {
             let mut receive = ranks[1].post_recv(Rank(0), vec![0; 1 << 20], Tag(1)).comp(&arrived);
-            assert!(receive.call().unwrap().is_posted());
+            assert!(receive.try_submit().unwrap().is_posted());
         }
-        sent(&ranks, || ranks[0].post_send(Rank(1), vec![1; 1 << 20], Tag(1)).comp(&over).call());
+        sent(&ranks, || {
+            ranks[0].post_send(Rank(1), vec![1; 1 << 20], Tag(1)).comp(&over).try_submit()
+        });
         for _ in 0..if matched { 3 } else { 100 } {
             let _ = ranks[1].progress_all();
         }

@@ -3,12 +3,12 @@
 
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
-use crate::support::{Job, done, pattern, posted, settle, until};
+use crate::support::{Job, pattern, posted, settle, until};
 use carrack::buffer::Region;
 use carrack::settings::{KernelCopyChoice, SettingsBuilder};
 use carrack::{
-    Buffer, CompQueue, Handler, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Tag,
-    UserContext,
+    AwaitError, Buffer, CompQueue, Handler, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime,
+    Status, Tag, UserContext,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -97,14 +97,14 @@ fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
                 let offset = [0, 999][usize::from(owned)];
                 let part = whole.slice(offset / 3, whole.len() - offset / 3).unwrap();
                 let at = offset - offset / 3;
-                let status = if owned {
+                let status = if owned || size > ground.ranks[0].max_eager() {
                     let mut put = zero.post_put(Rank(1), bytes.clone(), &part, at).comp(&sink);
                     put = put.user_context(UserContext(seed));
-                    ground.ended(&sink, || put.call())
+                    ground.ended(&sink, || put.try_submit())
                 } else {
                     let mut put = zero.post_put(Rank(1), &bytes[..], &part, at).comp(&sink);
                     put = put.user_context(UserContext(seed));
-                    ground.ended(&sink, || put.call())
+                    ground.ended(&sink, || put.try_submit())
                 };
                 assert!(status.error.is_none(), "{way:?} {size}: {status:?}");
                 assert_eq!(
@@ -123,7 +123,7 @@ fn what_is_put_is_there_and_what_is_there_is_got<J: Job>() {
 
                 let target = Guarded::new(size, seed);
                 let mut get = zero.post_get(Rank(1), target.slice(), &part, at).comp(&sink);
-                let status = ground.ended(&sink, || get.call());
+                let status = ground.ended(&sink, || get.try_submit());
                 assert!(status.error.is_none(), "{way:?} {size}: {status:?}");
                 assert_eq!((status.rank, status.size), (Rank(1), size));
                 target.assert_holds(&bytes);
@@ -142,7 +142,7 @@ fn a_signal_comes_when_the_bytes_are_there<J: Job>() {
             let (sink, bytes) = (Sink::keeping(), pattern(number, size));
             let mut put = zero.post_put(Rank(1), bytes.clone(), &ground.rmr, 0).comp(&sink);
             put = put.remote_comp(name).tag(Tag(u64::MAX - number));
-            let _ = posted(&ground.ranks, || put.call());
+            let _ = posted(&ground.ranks, || put.try_submit());
             until(&ground.ranks, || told.count() == 1);
             let found = ground.region.slice(0, size).unwrap().to_vec().unwrap();
             assert_eq!(found, bytes, "{way:?} {size}: the signal was early");
@@ -154,7 +154,7 @@ fn a_signal_comes_when_the_bytes_are_there<J: Job>() {
             );
             let mut get = zero.post_get(Rank(1), vec![0; size], &ground.rmr, 0).comp(&sink);
             get = get.remote_comp(name).tag(Tag(number));
-            let _ = posted(&ground.ranks, || get.call());
+            let _ = posted(&ground.ranks, || get.try_submit());
             until(&ground.ranks, || told.count() == 1);
             let status = told.take().remove(0);
             assert_eq!((status.rank, status.tag, status.size), (Rank(0), Tag(number), size));
@@ -178,15 +178,15 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
                     scope.spawn(move || {
                         let mut seen = 0;
                         for _ in 0..EACH {
-                            let add = rank.post_fetch_add(Rank(1), &rmr, 8, 3).call().unwrap();
-                            seen = done(add).value().unwrap();
+                            let add = rank.post_fetch_add(Rank(1), &rmr, 8, 3).wait().unwrap();
+                            seen = add.value().unwrap();
                             // And a lock-free increment by hand.
                             let mut held = 0;
                             loop {
                                 let swap = rank
                                     .post_compare_swap(Rank(1), &rmr, 16, held, held + 1)
-                                    .call();
-                                match done(swap.unwrap()).value().unwrap() {
+                                    .wait();
+                                match swap.unwrap().value().unwrap() {
                                     found if found == held => break,
                                     found => held = found,
                                 }
@@ -230,21 +230,22 @@ fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
         let zero = &ground.ranks[0];
         let rmr = &ground.rmr;
         for (offset, len) in [(0, 1001), (1000, 1), (u64::MAX, 8), (u64::MAX - 3, 8), (993, 8)] {
-            let put = zero.post_put(Rank(1), vec![1; len], rmr, offset).call();
+            let put = zero.post_put(Rank(1), vec![1; len], rmr, offset).try_submit();
             assert!(matches!(put, Err(PostError::Outside { room: 1000, .. })), "{put:?}");
-            let get = zero.post_get(Rank(1), vec![1; len], rmr, offset).call();
-            assert!(matches!(get, Err(PostError::Outside { room: 1000, .. })), "{get:?}");
+            let get = zero.post_get(Rank(1), vec![1; len], rmr, offset).wait();
+            let outside = PostError::Outside { offset, len: len as u64, room: 1000 };
+            assert_eq!(get.unwrap_err().to_string(), outside.to_string());
         }
-        assert!(zero.post_fetch_add(Rank(1), rmr, 993, 1).call().is_err());
-        let put = zero.post_put(Rank(0), &[1], rmr, 0).call();
+        assert!(zero.post_fetch_add(Rank(1), rmr, 993, 1).wait().is_err());
+        let put = zero.post_put(Rank(0), &[1], rmr, 0).try_submit();
         assert!(matches!(put, Err(PostError::Owner { rank: Rank(0), owner: Rank(1) })), "{put:?}");
-        let put = zero.post_put(Rank(7), &[1], rmr, 0).call();
+        let put = zero.post_put(Rank(7), &[1], rmr, 0).try_submit();
         assert!(matches!(put, Err(PostError::NoSuchRank { .. })), "{put:?}");
-        let get = zero.post_get(Rank(1), Buffer::Bytes(vec![1].into()), rmr, 0).call();
-        assert!(matches!(get, Err(PostError::ReadOnly(_))), "{get:?}");
+        let get = zero.post_get(Rank(1), Buffer::Bytes(vec![1].into()), rmr, 0).wait();
+        assert!(matches!(get, Err(AwaitError::Post(PostError::ReadOnly(_)))), "{get:?}");
         // An unaligned word.
         let sink = Sink::keeping();
-        match zero.post_fetch_add(Rank(1), rmr, 4, 1).comp(&sink).call() {
+        match zero.post_fetch_add(Rank(1), rmr, 4, 1).comp(&sink).try_submit() {
             Err(PostError::Atomic(_)) => assert_eq!(way, Way::Mapped),
             Ok(Outcome::Posted) => {
                 let error = sink.one(&ground.ranks).ok().unwrap_err();
@@ -256,7 +257,7 @@ fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
         let mut forged = rmr.to_bytes();
         forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
         let forged = Rmr::from_bytes(&forged).unwrap();
-        match zero.post_put(Rank(1), vec![9; 2000], &forged, 0).comp(&sink).call() {
+        match zero.post_put(Rank(1), vec![9; 2000], &forged, 0).comp(&sink).try_submit() {
             Err(PostError::Outside { .. }) => assert_eq!(way, Way::Mapped),
             Ok(Outcome::Posted) => {
                 let error = sink.one(&ground.ranks).ok().unwrap_err();
@@ -274,7 +275,7 @@ fn a_registration_that_has_ended_is_noticed<J: Job>() {
         let used = ground.rmr.clone();
         let sink = Sink::keeping();
         let mut put = ground.ranks[0].post_put(Rank(1), &[1], &used, 0).comp(&sink);
-        assert!(ground.ended(&sink, || put.call()).error.is_none());
+        assert!(ground.ended(&sink, || put.try_submit()).error.is_none());
         let fresh = Rmr::from_bytes(&used.to_bytes()).unwrap();
         ground.ranks[1].deregister_memory(ground.mr.take().unwrap());
         if J::IS_RDMA {
@@ -284,7 +285,8 @@ fn a_registration_that_has_ended_is_noticed<J: Job>() {
         // Another region in its place must not be taken for it.
         let other = ground.ranks[1].register_memory(&ground.region).unwrap();
         for rmr in [&used, &fresh] {
-            match ground.ranks[0].post_put(Rank(1), vec![9; 100], rmr, 500).comp(&sink).call() {
+            match ground.ranks[0].post_put(Rank(1), vec![9; 100], rmr, 500).comp(&sink).try_submit()
+            {
                 Err(PostError::Stale(Rank(1))) => assert!(J::IS_RDMA || way == Way::Mapped),
                 Ok(Outcome::Posted) => {
                     let error = sink.one(&ground.ranks).ok().unwrap_err();
@@ -292,7 +294,8 @@ fn a_registration_that_has_ended_is_noticed<J: Job>() {
                 }
                 other => panic!("{way:?}: {other:?}"),
             }
-            match ground.ranks[0].post_get(Rank(1), vec![9; 100], rmr, 500).comp(&sink).call() {
+            match ground.ranks[0].post_get(Rank(1), vec![9; 100], rmr, 500).comp(&sink).try_submit()
+            {
                 Err(PostError::Stale(Rank(1))) => {}
                 Ok(Outcome::Posted) => {
                     let status = sink.one(&ground.ranks);
@@ -322,16 +325,16 @@ fn a_flush_ends_after_everything_before_it<J: Job>() {
         for number in 0..20_u64 {
             let bytes = pattern(number, 50_000);
             let mut put = zero.post_put(Rank(1), bytes, &ground.rmr, number * 50_000).comp(&over);
-            let _ = posted(&ground.ranks, || put.call());
+            let _ = posted(&ground.ranks, || put.try_submit());
         }
-        let flush = zero.post_flush(Rank(1)).comp(&flushed).call().unwrap();
+        let flush = zero.post_flush(Rank(1)).comp(&flushed).try_submit().unwrap();
         assert_eq!(flush.is_done(), way == Way::Mapped);
         until(&ground.ranks, || flush.is_done() || flushed.count() == 1);
         let found = ground.region.slice(0, 1_000_000).unwrap().to_vec().unwrap();
         for (number, part) in (0..).zip(found.chunks(50_000)) {
             assert_eq!(part, pattern(number, 50_000), "{way:?}: the flush was early");
         }
-        assert!(done(zero.post_flush(Rank(1)).call().unwrap()).error.is_none());
+        assert!(zero.post_flush(Rank(1)).wait().unwrap().error.is_none());
     }
 }
 
@@ -361,14 +364,14 @@ fn puts_and_flushes_end_as_they_should_while_several_threads_make_progress<J: Jo
                     let bytes = pattern(4 * round + part, LEN);
                     let mut put =
                         zero.post_put(Rank(1), bytes, &ground.rmr, part * LEN as u64).comp(&ended);
-                    let mut outcome = put.call().unwrap();
+                    let mut outcome = put.try_submit().unwrap();
                     while outcome.is_retry() {
                         std::thread::yield_now();
-                        outcome = put.call().unwrap();
+                        outcome = put.try_submit().unwrap();
                     }
                     under_way += usize::from(outcome.is_posted());
                 }
-                let flush = done(zero.post_flush(Rank(1)).allow_posted(false).call().unwrap());
+                let flush = zero.post_flush(Rank(1)).wait().unwrap();
                 assert!(flush.error.is_none(), "{flush:?}");
                 let found = ground.region.whole().to_vec().unwrap();
                 for (part, bytes) in (0..).zip(found.chunks(LEN)) {
@@ -399,7 +402,7 @@ fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
     for way in ways::<J>() {
         let Ground { ranks: [zero, one], rmr, mr, .. } = Ground::new::<J>(way, 1000);
         let over = Sink::keeping();
-        let _ = zero.post_put(Rank(1), vec![1; 1000], &rmr, 0).comp(&over).call().unwrap();
+        let _ = zero.post_put(Rank(1), vec![1; 1000], &rmr, 0).comp(&over).try_submit().unwrap();
         drop((mr, one));
         let ranks = [zero];
         until(&ranks, || ranks[0].peer_down(Rank(1)).is_some());
@@ -407,7 +410,7 @@ fn a_region_of_a_rank_that_has_gone_is_no_place_to_put_to<J: Job>() {
             let error = over.one(&ranks).ok().unwrap_err();
             assert!(matches!(error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
         }
-        let put = ranks[0].post_put(Rank(1), &[1], &rmr, 0).call();
+        let put = ranks[0].post_put(Rank(1), &[1], &rmr, 0).try_submit();
         assert!(matches!(put, Err(PostError::PeerDown { rank: Rank(1), .. })), "{put:?}");
     }
 }
@@ -420,21 +423,22 @@ fn inside_a_handler_nothing_is_waited_for_and_nothing_begun_that_would_have_to_b
         let handler = {
             let (zero, seen) = (zero.clone(), seen.clone());
             Handler::new(move |_| {
-                *seen.lock().unwrap() = Some(zero.post_fetch_add(Rank(1), &rmr, 0, 5).call());
+                *seen.lock().unwrap() = Some(zero.post_fetch_add(Rank(1), &rmr, 0, 5).wait());
             })
         };
         let name = zero.register_comp(&handler).unwrap();
-        let _ = posted(&ground.ranks, || zero.post_am(Rank(0), b"go", name).call());
+        let _ = posted(&ground.ranks, || zero.post_am(Rank(0), b"go", name).try_submit());
         until(&ground.ranks, || seen.lock().unwrap().is_some());
         settle(&ground.ranks);
         let outcome = seen.lock().unwrap().take().unwrap();
         let held = ground.region.fetch_add(0, 0).unwrap();
         match way {
             Way::Mapped => {
-                assert!(matches!(outcome, Ok(Outcome::Done(_))) && held == 5, "{outcome:?}")
+                assert!(outcome.is_ok() && held == 5, "{outcome:?}")
             }
             Way::Asked(_) => {
-                assert!(matches!(outcome, Err(PostError::WouldBlock)) && held == 0, "{outcome:?}")
+                let refused = matches!(outcome, Err(AwaitError::Post(PostError::WouldBlock)));
+                assert!(refused && held == 0, "{outcome:?}")
             }
         }
     }

@@ -29,7 +29,7 @@ fn tags_and_remote_completions_travel_at_full_width<J: Job>() {
     tags.extend([0, u64::MAX, 0x0123_4567_89ab_cdef]);
     for (name, sink) in names.iter().zip(&sinks) {
         for &tag in &tags {
-            sent(&ranks, || ranks[0].post_am(Rank(1), b"", *name).tag(Tag(tag)).call());
+            sent(&ranks, || ranks[0].post_am(Rank(1), b"", *name).tag(Tag(tag)).try_submit());
         }
         until(&ranks, || sink.count() == tags.len());
         let found: Vec<u64> = sink.take().iter().map(|status| status.tag.0).collect();
@@ -37,11 +37,11 @@ fn tags_and_remote_completions_travel_at_full_width<J: Job>() {
     }
     assert!(sinks.iter().all(|sink| sink.count() == 0));
     for &tag in tags.iter().filter(|&&tag| tag != u64::MAX) {
-        sent(&ranks, || ranks[0].post_send(Rank(1), &tag.to_le_bytes(), Tag(tag)).call());
+        sent(&ranks, || ranks[0].post_send(Rank(1), &tag.to_le_bytes(), Tag(tag)).try_submit());
     }
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 == tags.len() - 1);
     for &tag in tags.iter().rev().filter(|&&tag| tag != u64::MAX) {
-        let status = done(ranks[1].post_recv(Rank(0), vec![0; 8], Tag(tag)).call().unwrap());
+        let status = ranks[1].post_recv(Rank(0), vec![0; 8], Tag(tag)).wait().unwrap();
         assert_eq!((status.tag, status.bytes().unwrap()), (Tag(tag), &tag.to_le_bytes()[..]));
     }
 }
@@ -65,7 +65,7 @@ fn a_reserved_slot_can_be_filled_in_another_order_on_each_rank<J: Job>() {
             let mut am = ranks[from]
                 .post_am(Rank(to as u32), &bytes, other)
                 .remote_comp(RemoteComp(first.0 + at));
-            sent(&ranks, || am.call());
+            sent(&ranks, || am.try_submit());
         }
         for (at, sink) in sinks[to].iter().enumerate() {
             assert_eq!(sink.one(&ranks).bytes().unwrap(), (at as u32).to_le_bytes());
@@ -82,8 +82,8 @@ fn a_message_for_nobody_is_told_of_and_dropped_and_others_arrive<J: Job>() {
     for wrong in [RemoteComp(0), RemoteComp(name.0 + 1), RemoteComp(u32::MAX)] {
         for size in [0, 8, 100, 5000] {
             let message = pattern(1, size);
-            sent(&ranks[..1], || ranks[0].post_am(Rank(1), &message[..], wrong).call());
-            sent(&ranks[..1], || ranks[0].post_am(Rank(1), &message[..], name).call());
+            sent(&ranks[..1], || ranks[0].post_am(Rank(1), &message[..], wrong).try_submit());
+            sent(&ranks[..1], || ranks[0].post_am(Rank(1), &message[..], name).try_submit());
             let errors = until_with_errors(&ranks, || sink.count() > 0);
             let told = matches!(&errors[..],
                 [ProgressError::NoSuchCompletion { from: Rank(0), comp, size: told }] if (*comp, *told) == (wrong, size));
@@ -98,15 +98,15 @@ fn a_message_for_a_name_that_was_taken_back_reaches_no_object_that_is_registered
     let ranks = J::pair();
     let (old, new) = (Sink::keeping(), Sink::keeping());
     let name = ranks[1].register_comp(&old).unwrap();
-    sent(&ranks, || ranks[0].post_am(Rank(1), b"1", name).call());
+    sent(&ranks, || ranks[0].post_am(Rank(1), b"1", name).try_submit());
     assert_eq!(old.one(&ranks).bytes().unwrap(), b"1");
     ranks[1].deregister_comp(name).unwrap();
     assert!(ranks[1].deregister_comp(name).is_err());
     for is_registered_again in [false, true] {
         // Short, in a packet, and only offered.
         for size in [1, 1000, 100_000] {
-            let mut late = ranks[0].post_am(Rank(1), vec![2; size], name).allow_done(false);
-            assert!(posted(&ranks[..1], || late.call()).is_posted());
+            let mut late = ranks[0].post_am(Rank(1), vec![2; size], name);
+            late.submit().unwrap();
             drop(late);
             let again = is_registered_again.then(|| ranks[1].register_comp(&new).unwrap());
             let errors =
@@ -123,7 +123,7 @@ fn a_message_for_a_name_that_was_taken_back_reaches_no_object_that_is_registered
             assert_eq!((old.count(), new.count()), (0, 0));
             if let Some(again) = again {
                 assert_ne!(again, name);
-                sent(&ranks, || ranks[0].post_am(Rank(1), b"3", again).call());
+                sent(&ranks, || ranks[0].post_am(Rank(1), b"3", again).try_submit());
                 assert_eq!(new.one(&ranks).bytes().unwrap(), b"3");
                 ranks[1].deregister_comp(again).unwrap();
             }
@@ -185,12 +185,12 @@ fn a_handler_whose_last_handle_is_a_thread_s_snapshot_may_deregister_other_objec
         let (name, other) = with_session(&ranks[1]);
         let last = ranks[1].register_comp(&sink).unwrap();
         // This thread's progress gets to know them.
-        sent(&ranks, || ranks[0].post_am(Rank(1), b"1", last).call());
+        sent(&ranks, || ranks[0].post_am(Rank(1), b"1", last).try_submit());
         sink.one(&ranks);
         ranks[1].deregister_comp(name).unwrap();
         assert!(ranks[1].peer_down(Rank(0)).is_none());
         // And looks again.
-        sent(&ranks, || ranks[0].post_am(Rank(1), b"2", last).call());
+        sent(&ranks, || ranks[0].post_am(Rank(1), b"2", last).try_submit());
         sink.one(&ranks);
         settle(&ranks);
         assert!(ranks[1].deregister_comp(other).is_err(), "progress has dropped it");

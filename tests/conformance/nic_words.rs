@@ -5,8 +5,8 @@ use crate::support::{Job, pattern, posted, settle, step, until};
 use carrack::buffer::Region;
 use carrack::region::AtomicError;
 use carrack::{
-    AtomicAgent, Mr, OpError, Outcome, Path, PostError, Rank, RegisterError, Rmr, Runtime, Status,
-    Synchronizer, Tag,
+    AtomicAgent, AwaitError, Mr, OpError, Outcome, Path, PostError, Rank, RegisterError, Rmr,
+    Runtime, Synchronizer, Tag,
 };
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,31 +39,16 @@ fn words<J: Job>(owner: &Runtime, region: &Region) -> Option<(Mr, Rmr)> {
 
 /// Calls until the outcome is no retry, and makes progress on this rank alone until the operation
 /// ends.
-fn over(
-    rank: &Runtime,
-    call: &mut dyn FnMut() -> Result<Outcome, PostError>,
-) -> Result<Status, PostError> {
-    loop {
-        match call()? {
-            Outcome::Done(status) => return Ok(status),
-            Outcome::Retry(_) => {
-                rank.progress().unwrap();
-            }
-            Outcome::Posted => panic!("it was to be waited for"),
-        }
-    }
-}
-
 fn add(rank: &Runtime, rmr: &Rmr, offset: u64, value: u64) -> u64 {
     let mut post = rank.post_fetch_add(rmr.owner(), rmr, offset, value);
-    let status = over(rank, &mut || post.call()).unwrap().ok().unwrap();
+    let status = post.wait().unwrap();
     assert_eq!((status.rank, status.size), (rmr.owner(), 8));
     status.value().unwrap()
 }
 
 fn swap(rank: &Runtime, rmr: &Rmr, offset: u64, expected: u64, new: u64) -> u64 {
     let mut post = rank.post_compare_swap(rmr.owner(), rmr, offset, expected, new);
-    over(rank, &mut || post.call()).unwrap().ok().unwrap().value().unwrap()
+    post.wait().unwrap().value().unwrap()
 }
 
 fn word(region: &Region, offset: usize) -> u64 {
@@ -156,13 +141,15 @@ fn an_owner_that_makes_no_progress_is_not_needed<J: Job>() {
     let Some((_mr, rmr)) = words::<J>(&ranks[1], &region) else { return };
     let first = Sink::keeping();
     // It waits until its owner has told where the word is, and takes part in a flush.
-    let post =
-        || ranks[0].post_fetch_add(Rank(1), &rmr, 0, 5).comp(&first).allow_retry(false).call();
-    assert!(post().unwrap().is_posted() && post().unwrap().is_posted());
+    for _ in 0..2 {
+        ranks[0].post_fetch_add(Rank(1), &rmr, 0, 5).comp(&first).submit().unwrap();
+    }
     let pending = ranks[0].pending().to_string();
     assert!(pending.contains("atomic operation, rank 1") && pending.contains("NIC"), "{pending}");
     let flushed = Sink::keeping();
-    assert!(posted(&ranks, || ranks[0].post_flush(Rank(1)).comp(&flushed).call()).is_posted());
+    assert!(
+        posted(&ranks, || ranks[0].post_flush(Rank(1)).comp(&flushed).try_submit()).is_posted()
+    );
     until(&ranks, || flushed.count() == 1);
     assert_eq!((first.count(), word(&region, 0)), (2, 10), "the flush was early");
     let held: BTreeSet<_> = first.take().iter().map(|status| status.value().unwrap()).collect();
@@ -193,7 +180,7 @@ fn a_word_has_one_agent<J: Job>() {
     assert_eq!(cut.atomics(), AtomicAgent::Owner);
     let sink = Sink::keeping();
     assert!(
-        posted(&ranks, || ranks[0].post_fetch_add(Rank(1), &cut, 0, 1).comp(&sink).call())
+        posted(&ranks, || ranks[0].post_fetch_add(Rank(1), &cut, 0, 1).comp(&sink).try_submit())
             .is_posted()
     );
     let error = sink.one(&ranks).ok().unwrap_err();
@@ -205,7 +192,7 @@ fn a_word_has_one_agent<J: Job>() {
     let forged = Rmr::from_bytes(&forged).unwrap();
     assert_eq!(forged.atomics(), AtomicAgent::Nic);
     let mut post = ranks[0].post_fetch_add(Rank(1), &forged, 0, 1).comp(&sink);
-    match posted(&ranks, || post.call()) {
+    match posted(&ranks, || post.try_submit()) {
         Outcome::Posted => {
             let error = sink.one(&ranks).ok().unwrap_err();
             assert!(error.to_string().contains("another agent"), "{error}");
@@ -229,14 +216,17 @@ fn what_makes_no_sense_is_refused_before_a_nic_hears_of_it<J: Job>() {
     assert_eq!(held, [Some(0), None]);
     let rmr = ranks[1].get_rmr(&mr);
     for offset in [93, 96, 100, u64::MAX, u64::MAX - 7] {
-        let refused = zero.post_fetch_add(Rank(1), &rmr, offset, 1).call();
-        assert!(matches!(refused, Err(PostError::Outside { room: 100, .. })), "{refused:?}");
+        let refused = zero.post_fetch_add(Rank(1), &rmr, offset, 1).wait();
+        assert!(
+            matches!(refused, Err(AwaitError::Post(PostError::Outside { room: 100, .. }))),
+            "{refused:?}"
+        );
     }
     let part = rmr.slice(4, 40).unwrap();
     for (rmr, offset, at) in [(&rmr, 4, 4), (&rmr, 9, 9), (&part, 0, 4), (&part, 8, 12)] {
         let sink = Sink::keeping();
         let outcome = posted_or_refused(&ranks, || {
-            zero.post_fetch_add(Rank(1), rmr, offset, 1).comp(&sink).call()
+            zero.post_fetch_add(Rank(1), rmr, offset, 1).comp(&sink).try_submit()
         });
         let error = match outcome {
             Err(PostError::Atomic(error)) => error,
@@ -244,20 +234,28 @@ fn what_makes_no_sense_is_refused_before_a_nic_hears_of_it<J: Job>() {
         };
         assert!(matches!(error, AtomicError::Unaligned { offset } if offset == at), "{error}");
     }
-    let elsewhere = zero.post_fetch_add(Rank(0), &rmr, 0, 1).call();
+    let elsewhere = zero.post_fetch_add(Rank(0), &rmr, 0, 1).wait();
     assert!(
-        matches!(elsewhere, Err(PostError::Owner { rank: Rank(0), owner: Rank(1) })),
+        matches!(
+            elsewhere,
+            Err(AwaitError::Post(PostError::Owner { rank: Rank(0), owner: Rank(1) }))
+        ),
         "{elsewhere:?}"
     );
-    let other = zero.post_fetch_add(Rank(1), &rmr, 0, 1).require(Path::CudaIpc).call();
-    assert!(matches!(&other, Err(PostError::Path { why, .. }) if why.contains("NIC")), "{other:?}");
+    let other = zero.post_fetch_add(Rank(1), &rmr, 0, 1).require(Path::CudaIpc).wait();
+    assert!(
+        matches!(&other, Err(AwaitError::Post(PostError::Path { why, .. })) if why.contains("NIC")),
+        "{other:?}"
+    );
     let mut right = zero.post_fetch_add(Rank(1), &part, 4, 1).require(J::PATH);
-    assert_eq!(over(zero, &mut || right.call()).unwrap().value(), Some(1));
+    assert_eq!(right.wait().unwrap().value(), Some(1));
     // Its memory is put to and got from as any other.
     let (sink, bytes) = (Sink::keeping(), pattern(1, 24));
-    let _ = posted(&ranks, || zero.post_put(Rank(1), bytes.clone(), &rmr, 16).comp(&sink).call());
+    let _ =
+        posted(&ranks, || zero.post_put(Rank(1), bytes.clone(), &rmr, 16).comp(&sink).try_submit());
     assert!(sink.one(&ranks).error.is_none());
-    let _ = posted(&ranks, || zero.post_get(Rank(1), vec![0; 24], &rmr, 16).comp(&sink).call());
+    let _ =
+        posted(&ranks, || zero.post_get(Rank(1), vec![0; 24], &rmr, 16).comp(&sink).try_submit());
     assert_eq!(sink.one(&ranks).buffer.to_vec().unwrap(), bytes);
     assert_eq!(word(&region, 8), 2);
 }
@@ -287,7 +285,7 @@ fn words_that_are_withdrawn_while_in_use_end_operations_and_no_connection<J: Job
         for number in 0..60 {
             for (rank, sink) in ranks.iter().zip(&sinks) {
                 let mut post = rank.post_fetch_add(Rank(1), &rmr, 8, 1).comp(sink);
-                match posted_or_refused(&ranks, || post.call()) {
+                match posted_or_refused(&ranks, || post.try_submit()) {
                     Ok(_) => under_way += 1,
                     Err(PostError::Stale(Rank(1))) => stale += 1,
                     Err(other) => panic!("{other}"),
@@ -314,7 +312,7 @@ fn words_that_are_withdrawn_while_in_use_end_operations_and_no_connection<J: Job
         assert!(ranks.iter().all(|rank| rank.pending().down.is_empty()));
     }
     let arrived = Synchronizer::new(1);
-    let _ = ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).comp(&arrived).call().unwrap();
-    let _ = posted(&ranks, || ranks[0].post_send(Rank(1), b"still", Tag(1)).call());
+    let _ = ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).comp(&arrived).try_submit().unwrap();
+    let _ = posted(&ranks, || ranks[0].post_send(Rank(1), b"still", Tag(1)).try_submit());
     until(&ranks, || arrived.test());
 }

@@ -43,7 +43,8 @@ fn ten_thousand_messages_of_one_key_meet_receives_in_the_order_in_which_they_wer
             let message = pattern(sent, sizes[sent as usize]);
             // Some wait for those that follow.
             let more = rng.random();
-            match ranks[0].post_send(Rank(1), &message[..], Tag(5)).more(more).call().unwrap() {
+            match ranks[0].post_send(Rank(1), &message[..], Tag(5)).more(more).try_submit().unwrap()
+            {
                 Outcome::Retry(_) => break,
                 _ => sent += 1,
             }
@@ -52,13 +53,12 @@ fn ten_thousand_messages_of_one_key_meet_receives_in_the_order_in_which_they_wer
             if wanted == COUNT || wanted - got >= 200 {
                 break;
             }
-            let recv = ranks[1]
+            ranks[1]
                 .post_recv(Rank(0), vec![0; 1000], Tag(5))
                 .user_context(carrack::UserContext(wanted))
                 .comp(&queue)
-                .allow_done(false)
-                .call();
-            assert!(recv.unwrap().is_posted());
+                .submit()
+                .unwrap();
             wanted += 1;
         }
         step(&ranks);
@@ -96,7 +96,7 @@ fn ten_thousand_active_messages_arrive_in_the_order_in_which_they_were_sent<J: J
         let message = pattern(at, sizes[at as usize]);
         let more = rng.random();
         sent(&ranks, || {
-            ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).more(more).call()
+            ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).more(more).try_submit()
         });
     }
     until(&ranks, || *next.lock().unwrap() == COUNT);
@@ -123,10 +123,13 @@ fn messages_that_waited_in_the_backlog_are_not_overtaken<J: Job>() {
     for at in 0..2000_u64 {
         let message = pattern(at, mixed(&mut rng));
         let patient = rng.random_bool(0.3);
-        let mut am =
-            ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).allow_retry(patient);
+        let mut am = ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at));
         loop {
-            match am.call().unwrap() {
+            let called = match patient {
+                true => am.try_submit(),
+                false => am.submit().map(|()| Outcome::Posted),
+            };
+            match called.unwrap() {
                 Outcome::Retry(_) => {
                     step(&ranks);
                     check();
@@ -147,14 +150,14 @@ fn unexpected_messages_meet_receives_in_the_order_in_which_they_came<J: Job>() {
     let sizes: Vec<usize> = (0..300).map(|_| mixed(&mut rng)).collect();
     for (at, &size) in sizes.iter().enumerate() {
         let (message, tag) = (pattern(at as u64, size), Tag(at as u64 % 3));
-        sent(&ranks, || ranks[0].post_send(Rank(1), &message[..], tag).call());
+        sent(&ranks, || ranks[0].post_send(Rank(1), &message[..], tag).try_submit());
     }
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 300);
     for tag in [2, 0, 1] {
         for at in (tag..300).step_by(3) {
             let sink = Sink::keeping();
             let mut recv = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(tag as u64)).comp(&sink);
-            let status = done(recv.call().unwrap());
+            let status = done(recv.try_submit().unwrap());
             assert_eq!(status.bytes().unwrap(), pattern(at as u64, sizes[at]));
             assert_eq!(sink.count(), 0, "done, and not signalled");
         }
@@ -174,7 +177,7 @@ fn thousands_of_receives_each_get_the_message_of_their_own_tag<J: Job>() {
             .post_recv(Rank(0), vec![0; 300], tag(at))
             .user_context(carrack::UserContext(at))
             .comp(&queue)
-            .call();
+            .try_submit();
         assert!(recv.unwrap().is_posted());
     }
     assert_eq!(ranks[1].default_matching_engine().waiting(), (0, COUNT as usize));
@@ -182,7 +185,7 @@ fn thousands_of_receives_each_get_the_message_of_their_own_tag<J: Job>() {
     shuffled.shuffle(&mut rng);
     for at in shuffled {
         let message = pattern(at, (at % 300) as usize);
-        sent(&ranks, || ranks[0].post_send(Rank(1), &message[..], tag(at)).call());
+        sent(&ranks, || ranks[0].post_send(Rank(1), &message[..], tag(at)).try_submit());
     }
     let mut seen = vec![false; COUNT as usize];
     let mut got = 0;
@@ -206,7 +209,8 @@ fn messages_of_several_ranks_are_told_apart<J: Job>() {
     let (by_rank, by_tag, by_nothing) = (Sink::keeping(), Sink::keeping(), Sink::keeping());
     for from in 0..3 {
         let receive = |policy, rank, tag, sink: &Sink| {
-            let recv = ranks[3].post_recv(rank, vec![0; 8], tag).matching(policy).comp(sink).call();
+            let recv =
+                ranks[3].post_recv(rank, vec![0; 8], tag).matching(policy).comp(sink).try_submit();
             assert!(recv.unwrap().is_posted());
         };
         receive(Matching::RankOnly, Rank(from), Tag(77), &by_rank);
@@ -220,7 +224,7 @@ fn messages_of_several_ranks_are_told_apart<J: Job>() {
                 let mut send = ranks[from as usize]
                     .post_send(Rank(3), &bytes, Tag(u64::from(from)))
                     .matching(policy);
-                send.call()
+                send.try_submit()
             });
             assert!(!matches!(outcome, Outcome::Retry(RetryReason::Full)));
         }

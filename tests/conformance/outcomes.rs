@@ -11,11 +11,15 @@ use carrack::{
     ProgressError, Rank, Runtime, Synchronizer, Tag, UserContext,
 };
 use std::future::IntoFuture;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 over_each_transport!(
     a_message_longer_than_its_receive_fails_there_and_writes_nothing,
     an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself,
+    long_borrowed_bytes_are_refused_unless_the_call_waits,
+    an_operation_that_would_end_unseen_is_refused_and_keeps_its_buffer,
+    a_submit_tells_a_queue_at_once_and_a_handler_in_progress,
     a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent,
     wildcards_and_ranks_that_do_not_exist_are_refused,
     a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_error,
@@ -40,17 +44,16 @@ fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {
                     .post_recv(Rank(0), guarded.slice(), tag)
                     .user_context(context)
                     .comp(&sink)
-                    .allow_done(false)
-                    .call()
+                    .submit()
                     .unwrap()
             };
             if expected {
-                assert!(post().is_posted());
+                post();
             }
-            sent(&ranks, || ranks[0].post_send(Rank(1), &payload[..], tag).call());
+            sent(&ranks, || ranks[0].post_send(Rank(1), &payload[..], tag).try_submit());
             if !expected {
                 until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
-                assert!(post().is_posted());
+                post();
             }
             let status = sink.one(&ranks);
             assert_eq!((status.rank, status.tag, status.user_context), (Rank(0), tag, context));
@@ -70,8 +73,8 @@ fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {
     }
     // And the link goes on.
     let mut recv = ranks[1].post_recv(Rank(0), vec![0; 2], Tag(1));
-    sent(&ranks, || ranks[0].post_send(Rank(1), b"ok", Tag(1)).call());
-    assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), b"ok");
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"ok", Tag(1)).try_submit());
+    assert_eq!(recv.wait().unwrap().bytes().unwrap(), b"ok");
 }
 
 fn an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself<J: Job>() {
@@ -84,24 +87,24 @@ fn an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself<
     let over = Sink::keeping();
     let (zero, spent) = (&ranks[0], |result| matches!(result, Err(PostError::Spent)));
     let mut am = zero.post_am(Rank(1), b"once", name);
-    let mut large = zero.post_am(Rank(1), &[1; 20_000], name);
+    let mut large = zero.post_am(Rank(1), vec![1; 20_000], name);
     let mut send = zero.post_send(Rank(1), b"once", Tag(1));
-    let mut parked = zero.post_send(Rank(1), b"once", Tag(1)).allow_done(false);
+    let mut parked = zero.post_send(Rank(1), b"once", Tag(1));
     let mut put = zero.post_put(Rank(1), &[2; 8], &rmr, 0);
     let mut get = zero.post_get(Rank(1), vec![0; 8], &rmr, 0).comp(&over);
     let mut add = zero.post_fetch_add(Rank(1), &rmr, 0, 1).comp(&over);
     let mut flush = zero.post_flush(Rank(1)).comp(&over);
     let mut recv = zero.post_recv(Rank(1), vec![0; 4], Tag(1)).comp(&over);
     let calls: [&mut dyn FnMut() -> Result<Outcome, PostError>; 9] = [
-        &mut || am.call(),
-        &mut || large.call(),
-        &mut || send.call(),
-        &mut || parked.call(),
-        &mut || put.call(),
-        &mut || get.call(),
-        &mut || add.call(),
-        &mut || flush.call(),
-        &mut || recv.call(),
+        &mut || am.try_submit(),
+        &mut || large.try_submit(),
+        &mut || send.try_submit(),
+        &mut || parked.submit().map(|()| Outcome::Posted),
+        &mut || put.try_submit(),
+        &mut || get.try_submit(),
+        &mut || add.try_submit(),
+        &mut || flush.try_submit(),
+        &mut || recv.try_submit(),
     ];
     for (at, call) in calls.into_iter().enumerate() {
         let _ = posted(&ranks, &mut *call);
@@ -116,6 +119,79 @@ fn an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself<
     assert_eq!(u64::from_le_bytes(word.try_into().unwrap()), u64::from_le_bytes([2; 8]) + 1);
 }
 
+fn long_borrowed_bytes_are_refused_unless_the_call_waits<J: Job>() {
+    let ranks = J::pair();
+    let [zero, one] = &ranks;
+    let bytes = pattern(1, 100_000);
+    let (arrived, heard) = (Sink::keeping(), Sink::keeping());
+    zero.register_comp(&heard).unwrap();
+    let name = one.register_comp(&heard).unwrap();
+    let region = one.allocate(bytes.len()).unwrap();
+    let registered = one.register_memory(&region).unwrap();
+    let rmr = one.get_rmr(&registered);
+    one.post_recv(Rank(0), vec![0; bytes.len()], Tag(1)).comp(&arrived).submit().unwrap();
+    let over = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                let _ = one.progress().unwrap();
+                std::thread::yield_now();
+            }
+        });
+        macro_rules! only_by_wait {
+            ($post:expr) => {{
+                let mut post = $post;
+                for refused in [post.try_submit().err(), post.submit().err()] {
+                    let max = zero.max_eager();
+                    let is_it = matches!(&refused, Some(PostError::Borrowed { len: 100_000, max: packet }) if *packet == max);
+                    assert!(is_it, "{refused:?}");
+                }
+                assert_eq!(post.wait().unwrap().size, bytes.len());
+                assert!(matches!(post.wait(), Err(AwaitError::Post(PostError::Spent))));
+            }};
+        }
+        only_by_wait!(zero.post_send(Rank(1), &bytes[..], Tag(1)));
+        only_by_wait!(zero.post_am(Rank(1), &bytes[..], name));
+        only_by_wait!(zero.post_put(Rank(1), &bytes[..], &rmr, 0));
+        over.store(true, Ordering::Relaxed);
+    });
+    for sink in [arrived, heard] {
+        assert_eq!(sink.one(&ranks).bytes().unwrap(), bytes);
+    }
+    assert_eq!(region.whole().to_vec().unwrap(), bytes);
+}
+
+fn an_operation_that_would_end_unseen_is_refused_and_keeps_its_buffer<J: Job>() {
+    let ranks = J::pair();
+    let mut receive = ranks[1].post_recv(Rank(0), vec![7; 4], Tag(1));
+    for refused in [receive.try_submit().err(), receive.submit().err()] {
+        assert!(matches!(refused, Some(PostError::NoCompletion("a receive"))), "{refused:?}");
+    }
+    sent(&ranks, || ranks[0].post_send(Rank(1), b"ok", Tag(1)).try_submit());
+    assert_eq!(receive.wait().unwrap().buffer.to_vec().unwrap(), b"ok\x07\x07");
+    let mut flush = ranks[0].post_flush(Rank(1));
+    assert!(matches!(flush.submit(), Err(PostError::NoCompletion("a flush"))));
+}
+
+fn a_submit_tells_a_queue_at_once_and_a_handler_in_progress<J: Job>() {
+    let ranks = J::pair();
+    let (queue, calls) = (CompQueue::new(4), Arc::new(AtomicUsize::new(0)));
+    let handler = {
+        let calls = calls.clone();
+        Handler::new(move |_| _ = calls.fetch_add(1, Ordering::Relaxed))
+    };
+    let heard = Sink::keeping();
+    ranks[0].register_comp(&heard).unwrap();
+    let name = ranks[1].register_comp(&heard).unwrap();
+    connect(&ranks);
+    ranks[0].post_am(Rank(1), b"1", name).comp(&queue).submit().unwrap();
+    assert_eq!(queue.pop().unwrap().size, 1);
+    ranks[0].post_am(Rank(1), b"2", name).comp(&handler).submit().unwrap();
+    assert_eq!(calls.load(Ordering::Relaxed), 0, "a post runs no handler");
+    until(&ranks, || calls.load(Ordering::Relaxed) == 1);
+    until(&ranks, || heard.count() == 2);
+}
+
 fn a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent<J: Job>() {
     let ranks = J::pair();
     let arrived = Sink::keeping();
@@ -124,11 +200,11 @@ fn a_borrowed_buffer_can_be_sent_again_and_an_owned_one_is_spent<J: Job>() {
     let mut owned = ranks[0].post_am(Rank(1), b"once".to_vec(), name);
     for _ in 0..3 {
         borrowed.again();
-        assert!(posted(&ranks, || borrowed.call()).is_done());
+        assert!(posted(&ranks, || borrowed.try_submit()).is_done());
     }
-    let status = done(posted(&ranks, || owned.call()));
+    let status = done(posted(&ranks, || owned.try_submit()));
     assert_eq!(status.buffer.to_vec().unwrap(), b"once", "the buffer comes back with the status");
-    assert!(matches!(owned.again().call(), Err(PostError::Spent)));
+    assert!(matches!(owned.again().try_submit(), Err(PostError::Spent)));
     until(&ranks, || arrived.count() == 4);
     let texts: Vec<Vec<u8>> =
         arrived.take().iter().map(|status| status.bytes().unwrap().to_vec()).collect();
@@ -148,18 +224,18 @@ fn wildcards_and_ranks_that_do_not_exist_are_refused<J: Job>() {
         let error = result.unwrap_err();
         assert!(matches!(error, PostError::Wildcard(_)), "{error}");
     };
-    missing(rank.post_send(Rank(2), b"x", Tag(1)).call());
-    missing(rank.post_am(Rank(2), b"x", name).call());
-    missing(rank.post_recv(Rank(2), vec![0], Tag(1)).comp(&comp).call());
-    wildcard(rank.post_send(Rank::ANY, b"x", Tag(1)).call());
-    wildcard(rank.post_am(Rank::ANY, b"x", name).call());
-    wildcard(rank.post_send(Rank(1), b"x", Tag::ANY).call());
-    wildcard(rank.post_send(Rank(1), b"x", Tag::ANY).matching(Matching::TagOnly).call());
+    missing(rank.post_send(Rank(2), b"x", Tag(1)).try_submit());
+    missing(rank.post_am(Rank(2), b"x", name).try_submit());
+    missing(rank.post_recv(Rank(2), vec![0], Tag(1)).comp(&comp).try_submit());
+    wildcard(rank.post_send(Rank::ANY, b"x", Tag(1)).try_submit());
+    wildcard(rank.post_am(Rank::ANY, b"x", name).try_submit());
+    wildcard(rank.post_send(Rank(1), b"x", Tag::ANY).try_submit());
+    wildcard(rank.post_send(Rank(1), b"x", Tag::ANY).matching(Matching::TagOnly).try_submit());
     // Without matching by tag, any tag is allowed.
-    let free = || rank.post_send(Rank(1), b"x", Tag::ANY).matching(Matching::RankOnly).call();
+    let free = || rank.post_send(Rank(1), b"x", Tag::ANY).matching(Matching::RankOnly).try_submit();
     assert!(posted(&ranks, free).is_done());
     let mut recv = ranks[1].post_recv(Rank(0), vec![0], Tag::ANY);
-    let status = done(recv.call().unwrap());
+    let status = recv.wait().unwrap();
     assert_eq!((status.rank, status.tag), (Rank(0), Tag::ANY));
 }
 
@@ -195,10 +271,12 @@ fn a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_erro
             let probe = one.probe(rank, tag).matching(policy).call();
             if is_refused {
                 let mut ordered =
-                    one.post_recv(rank, vec![0; 4], tag).matching(policy).after(&event);
-                for error in
-                    [recv.call().unwrap_err(), ordered.call().unwrap_err(), probe.unwrap_err()]
-                {
+                    one.post_recv(rank, vec![0; 4], tag).matching(policy).after(&event).comp(&comp);
+                for error in [
+                    recv.try_submit().unwrap_err(),
+                    ordered.try_submit().unwrap_err(),
+                    probe.unwrap_err(),
+                ] {
                     let named =
                         matches!(error, PostError::Policy { policy: named, .. } if named == policy);
                     let wildcard =
@@ -209,10 +287,12 @@ fn a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_erro
             }
             assert_eq!(probe.unwrap(), None);
             let tag = if looks_at_tag { tag } else { Tag(9) };
-            sent(&ranks, || ranks[0].post_send(Rank(1), b"kept", tag).matching(policy).call());
+            sent(&ranks, || {
+                ranks[0].post_send(Rank(1), b"kept", tag).matching(policy).try_submit()
+            });
             until(&ranks, || one.default_matching_engine().waiting().0 == 1);
             assert_eq!(
-                done(recv.call().unwrap()).bytes().unwrap(),
+                done(recv.try_submit().unwrap()).bytes().unwrap(),
                 b"kept",
                 "{policy:?} {rank} {tag:?}"
             );
@@ -227,7 +307,10 @@ fn a_receive_into_immutable_bytes_is_refused_and_gives_them_back<J: Job>() {
     let mut recv =
         ranks[0].post_recv(Rank(1), Buffer::Bytes(vec![1, 2].into()), Tag(1)).comp(&comp);
     for _ in 0..2 {
-        assert!(matches!(recv.call(), Err(PostError::ReadOnly(_))), "and it still holds them");
+        assert!(
+            matches!(recv.try_submit(), Err(PostError::ReadOnly(_))),
+            "and it still holds them"
+        );
     }
     assert_eq!(ranks[0].default_matching_engine().waiting(), (0, 0));
 }
@@ -237,13 +320,13 @@ fn a_path_that_is_demanded_is_taken_or_refused_with_the_reason<J: Job>() {
     let ranks = J::pair();
     let other = if J::PATH == Path::Shm { Path::Loopback } else { Path::Shm };
     assert!(
-        posted(&ranks, || ranks[0].post_send(Rank(1), b"x", Tag(1)).require(J::PATH).call())
+        posted(&ranks, || ranks[0].post_send(Rank(1), b"x", Tag(1)).require(J::PATH).try_submit())
             .is_done()
     );
     for to in [Rank(0), Rank(1)] {
         let mut send = ranks[0].post_send(to, b"x".to_vec(), Tag(1)).require(other);
         for _ in 0..2 {
-            let error = send.call().unwrap_err();
+            let error = send.try_submit().unwrap_err();
             assert!(matches!(error, PostError::Path { .. }), "{error}");
             let text = error.to_string();
             assert!(text.contains(J::NAME) && text.contains(other.name()), "{text}");
@@ -257,15 +340,16 @@ fn a_path_that_is_demanded_is_taken_or_refused_with_the_reason<J: Job>() {
             Some(error) => path == other && matches!(error, PostError::Path { .. }),
         };
         let comp = Synchronizer::new(1);
-        let recv = ranks[0].post_recv(Rank(1), vec![0; 1], Tag(2)).comp(&comp).require(path).call();
+        let recv =
+            ranks[0].post_recv(Rank(1), vec![0; 1], Tag(2)).comp(&comp).require(path).try_submit();
         assert!(is_kept(recv.err()), "a receive, {path:?}");
         assert!(
-            is_kept(ranks[0].post_flush(Rank(1)).require(path).call().err()),
+            is_kept(ranks[0].post_flush(Rank(1)).comp(&comp).require(path).submit().err()),
             "a flush, {path:?}"
         );
     }
-    let any = ranks[0].post_recv(Rank::ANY, vec![0; 1], Tag(2)).require(J::PATH).call();
-    assert!(matches!(any, Err(PostError::Wildcard("Rank::ANY"))), "{any:?}");
+    let any = ranks[0].post_recv(Rank::ANY, vec![0; 1], Tag(2)).require(J::PATH).wait();
+    assert!(matches!(any, Err(AwaitError::Post(PostError::Wildcard("Rank::ANY")))), "{any:?}");
     let explained = ranks[0].explain(LIMIT);
     assert_eq!(explained.len(), 2);
     for peer in explained {
@@ -286,19 +370,17 @@ fn a_handler_may_post_and_may_neither_call_progress_nor_block<J: Job>() {
         Handler::new(move |status| {
             let mut seen = seen.lock().unwrap();
             seen.push(rank.progress().unwrap_err().to_string());
-            let blocking = rank.post_send(Rank(0), b"x", Tag(1)).allow_posted(false).call();
+            let blocking = rank.post_send(Rank(0), b"x", Tag(1)).wait();
             seen.push(blocking.unwrap_err().to_string());
-            seen.push(rank.post_recv(Rank(0), vec![0], Tag(1)).call().unwrap_err().to_string());
-            let sent = rank
-                .post_am(status.rank, status.bytes().unwrap(), answer)
+            seen.push(rank.post_recv(Rank(0), vec![0], Tag(1)).wait().unwrap_err().to_string());
+            rank.post_am(status.rank, status.bytes().unwrap(), answer)
                 .tag(Tag(status.tag.0 + 1))
-                .allow_retry(false)
-                .call();
-            assert!(!sent.unwrap().is_retry());
+                .submit()
+                .unwrap();
         })
     };
     let question = ranks[1].register_comp(&handler).unwrap();
-    sent(&ranks, || ranks[0].post_am(Rank(1), b"ping", question).tag(Tag(41)).call());
+    sent(&ranks, || ranks[0].post_am(Rank(1), b"ping", question).tag(Tag(41)).try_submit());
     let status = back.one(&ranks);
     assert_eq!(
         (status.rank, status.tag, status.bytes().unwrap()),
@@ -319,7 +401,7 @@ fn a_handler_that_panics_fails_its_delivery_and_nothing_else<J: Job>() {
         (ranks[1].register_comp(&fragile).unwrap(), ranks[1].register_comp(&sturdy).unwrap());
     for tag in 1..=3 {
         for name in [one, other] {
-            sent(&ranks, || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(tag)).call());
+            sent(&ranks, || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(tag)).try_submit());
         }
     }
     let errors = until_with_errors(&ranks, || sturdy.count() == 3);
@@ -335,9 +417,9 @@ fn a_queue_that_its_user_has_dropped_goes_with_the_next_progress_or_with_the_run
     let ranks = J::pair();
     let leave_one_untaken = || {
         let queue = CompQueue::new(2);
-        let receive = ranks[1].post_recv(Rank(0), vec![0; 8], Tag(1)).comp(&queue).call();
+        let receive = ranks[1].post_recv(Rank(0), vec![0; 8], Tag(1)).comp(&queue).try_submit();
         assert!(receive.unwrap().is_posted());
-        sent(&ranks, || ranks[0].post_send(Rank(1), &[7; 8], Tag(1)).call());
+        sent(&ranks, || ranks[0].post_send(Rank(1), &[7; 8], Tag(1)).try_submit());
         until(&ranks, || queue.len() == 1);
         Arc::downgrade(queue.as_completion())
     };

@@ -194,7 +194,7 @@ fn pieces_arrive_to_the_last_byte_and_the_signal_behind_them<J: Job>() {
                         wanted_here[range.clone()].copy_from_slice(&there[their]);
                     }
                 }
-                let over = posted(&ground.ranks, || batch.call());
+                let over = posted(&ground.ranks, || batch.try_submit());
                 until(&ground.ranks, || ground.told.count() == 1);
                 let found = remote.region.whole().to_vec().unwrap();
                 assert!(found == wanted_there, "{what}: the signal was early, or a byte is wrong");
@@ -273,7 +273,7 @@ fn faces_of_one_to_three_dimensions_arrive_to_the_last_byte<J: Job>() {
                         wanted_here[ours].copy_from_slice(&there[theirs]);
                     }
                 }
-                let over = posted(&ground.ranks, || batch.call());
+                let over = posted(&ground.ranks, || batch.try_submit());
                 until(&ground.ranks, || ground.told.count() == 1);
                 let size = count.iter().product::<usize>();
                 assert_eq!(ground.told.take().remove(0).size, size, "{what}");
@@ -317,7 +317,7 @@ fn pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch<J: Job>() {
     let sink = Sink::keeping();
     let mut put =
         ground.ranks[0].post_put_batch(Rank(1), &pieces).comp(&sink).remote_comp(ground.name);
-    let status = ground.ended(&sink, || put.call());
+    let status = ground.ended(&sink, || put.try_submit());
     assert!(status.error.is_none(), "{status:?}");
     until(&ground.ranks, || ground.told.count() == 1);
     assert_eq!(ground.told.take().remove(0).size, remotes.len() * locals.len() * (EACH - 2));
@@ -353,7 +353,7 @@ fn a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_
                 (false, true) => zero.post_get_face(Rank(1), &local, &face, &remote.rmr, &face),
             }
             .comp(&sink);
-            assert!(ground.ended(&sink, || post.call()).error.is_none());
+            assert!(ground.ended(&sink, || post.try_submit()).error.is_none());
             let after = fake.counters();
             // One command of the resident copier, where there is one.
             let calls = after.batches - before.batches + after.copier_copies - before.copier_copies;
@@ -385,7 +385,7 @@ fn a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_
                 (false, false) => zero.post_get_batch(Rank(1), &pieces),
                 (false, true) => zero.post_get_face(Rank(1), &local, &face, &remote.rmr, &face),
             };
-            assert!(post.comp(&sink).call().unwrap().is_posted(), "{what}");
+            assert!(post.comp(&sink).try_submit().unwrap().is_posted(), "{what}");
             let waiting = zero.pending().operations;
             assert!((1..=2).contains(&waiting.len()), "{what}: {waiting:?}");
             assert!(sink.one(&ground.ranks).error.is_none());

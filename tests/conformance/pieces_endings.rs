@@ -44,8 +44,8 @@ fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
             true => zero.post_put_batch(Rank(1), &pieces),
             false => zero.post_get_batch(Rank(1), &pieces),
         };
-        let batch = batch.comp(&over).remote_comp(ground.name);
-        assert!(batch.allow_retry(false).call().unwrap().is_posted());
+        let mut batch = batch.comp(&over).remote_comp(ground.name);
+        batch.submit().unwrap();
         for _ in 0..10 {
             zero.progress_all().unwrap();
         }
@@ -64,7 +64,7 @@ fn a_batch_whose_registration_ends_in_the_midst_ends_once<J: Job>() {
         let (here, there) =
             (local.whole().to_vec().unwrap(), remote.region.whole().to_vec().unwrap());
         assert!(here.iter().chain(&there).all(|byte| [0, 7].contains(byte)));
-        let again = zero.post_put_batch(Rank(1), &pieces).comp(&over).allow_done(false).call();
+        let again = zero.post_put_batch(Rank(1), &pieces).comp(&over).submit();
         assert!(again.is_err() || over.one(&ground.ranks).error.is_some());
     }
 }
@@ -86,8 +86,9 @@ fn a_batch_that_nobody_answers_ends_once_when_its_time_is_over<J: Job>() {
             true => zero.post_put_batch(Rank(1), &pieces),
             false => zero.post_get_batch(Rank(1), &pieces),
         };
-        let batch = batch.comp(&over).remote_comp(ground.name).deadline(Duration::from_millis(20));
-        assert!(batch.allow_retry(false).call().unwrap().is_posted());
+        let mut batch =
+            batch.comp(&over).remote_comp(ground.name).deadline(Duration::from_millis(20));
+        batch.submit().unwrap();
         if J::IS_RDMA {
             // A NIC answers without its rank's progress.
             settle(&ground.ranks);
@@ -132,9 +133,7 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
         // Of all of them together the other rank would have more lists than a rank may send.
         let over = Sink::keeping();
         for _ in 0..8 {
-            let late =
-                batch().comp(&over).deadline(Duration::from_millis(100)).allow_retry(false).call();
-            assert!(late.unwrap().is_posted());
+            batch().comp(&over).deadline(Duration::from_millis(100)).submit().unwrap();
             let status = over.one(std::slice::from_ref(zero));
             assert!(
                 matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))),
@@ -147,8 +146,8 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
         }
         assert_eq!(ground.ranks[1].peer_state(Rank(0)), PeerState::Up);
         settle(&ground.ranks);
-        let call = || batch().allow_posted(false).call();
-        assert!(done(on_both(&ground.ranks, call).unwrap()).error.is_none());
+        let call = || batch().wait();
+        on_both(&ground.ranks, call).unwrap();
         assert_eq!(ground.ranks[1].peer_state(Rank(0)), PeerState::Up);
         settle(&ground.ranks);
         assert!(ground.ranks.iter().all(|rank| rank.pending().operations.is_empty()));
@@ -180,7 +179,7 @@ fn what_engines_are_at_for_a_batch_stays_until_they_have_done_with_it<J: Job>() 
                 true => zero.post_put_face(Rank(1), &local, &face, &remote.rmr, &face),
                 false => zero.post_put_batch(Rank(1), &pieces),
             };
-            assert!(put.comp(&over).remote_comp(ground.name).call().unwrap().is_posted());
+            assert!(put.comp(&over).remote_comp(ground.name).try_submit().unwrap().is_posted());
         }
         let before = fake.counters().frees;
         drop((local, remote));

@@ -9,7 +9,8 @@ use crate::support::*;
 use carrack::settings::KernelCopyChoice;
 use carrack::transports::gpu::Stream;
 use carrack::{
-    CompQueue, Face, FaceError, OpError, Outcome, PendingOp, Piece, PostError, Rank, Rmr, Tag,
+    AwaitError, CompQueue, Face, FaceError, OpError, Outcome, PendingOp, Piece, PostError, Rank,
+    Rmr, Tag,
 };
 use carrack_simulators::gpu::{FailAt, Kernel, Which};
 use std::sync::Arc;
@@ -37,7 +38,7 @@ fn a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal<J: Job>() {
         } else {
             zero.post_get_batch(Rank(1), &[])
         };
-        let status = done(batch.remote_comp(ground.name).tag(Tag(3)).call().unwrap());
+        let status = batch.remote_comp(ground.name).tag(Tag(3)).wait().unwrap();
         assert!(status.error.is_none() && status.size == 0, "{status:?}");
         until(&ground.ranks, || ground.told.count() == 1);
         let told = ground.told.take().remove(0);
@@ -49,10 +50,10 @@ fn a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal<J: Job>() {
         } else {
             zero.post_get_batch(Rank(1), &[])
         };
-        assert!(batch.comp(&sink).allow_done(false).call().unwrap().is_posted());
+        batch.comp(&sink).submit().unwrap();
         assert_eq!(sink.one(&ground.ranks).size, 0);
     }
-    let put = zero.post_put_batch(Rank(9), &[]).call();
+    let put = zero.post_put_batch(Rank(9), &[]).try_submit();
     assert!(matches!(put, Err(PostError::NoSuchRank { .. })), "{put:?}");
 }
 
@@ -71,7 +72,7 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
         let put = |wrong: Piece<'_>| {
             // Behind pieces that make sense.
             let pieces = [piece(0..100, 0), piece(0..100, 300), wrong, piece(0..10, 900)];
-            let put = zero.post_put_batch(Rank(1), &pieces).call();
+            let put = zero.post_put_batch(Rank(1), &pieces).try_submit();
             match put {
                 Err(PostError::Piece { at: 2, cause }) => *cause,
                 other => panic!("{other:?}"),
@@ -94,12 +95,12 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
         // Of this rank's own memory, and of rank 1's as if it were rank 0's.
         let refused = put(Piece { rmr: &own, ..piece(0..10, 200) });
         assert!(matches!(refused, PostError::Owner { rank: Rank(1), owner: Rank(0) }), "{refused}");
-        let mixed = zero.post_put_batch(Rank(0), &[piece(0..1, 0)]).call();
+        let mixed = zero.post_put_batch(Rank(0), &[piece(0..1, 0)]).try_submit();
         assert!(matches!(mixed, Err(PostError::Piece { at: 0, .. })), "{mixed:?}");
 
         let whole = Face { offset: 0, count: [10, 10, 1], pitch: [100, 0] };
         let put = |ours: &Face, theirs: &Face| {
-            zero.post_put_face(Rank(1), &local, ours, rmr, theirs).call().unwrap_err()
+            zero.post_put_face(Rank(1), &local, ours, rmr, theirs).try_submit().unwrap_err()
         };
         for wrong in [
             Face { offset: 91, ..whole },
@@ -146,7 +147,7 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
         let (forged, sink) = (Rmr::from_bytes(&forged).unwrap(), Sink::keeping());
         let pieces = [Piece { rmr: &forged, ..piece(0..10, 4000) }];
         match posted_or_refused(&ground.ranks, || {
-            zero.post_put_batch(Rank(1), &pieces).comp(&sink).call()
+            zero.post_put_batch(Rank(1), &pieces).comp(&sink).try_submit()
         }) {
             Err(PostError::Piece { at: 0, cause }) => {
                 assert!(matches!(*cause, PostError::Outside { .. }))
@@ -163,7 +164,7 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
         settle(&ground.ranks);
         let pieces = [Piece { local: &local, range: 0..10, rmr: &rmr, offset: 0 }];
         match posted_or_refused(&ground.ranks, || {
-            zero.post_put_batch(Rank(1), &pieces).comp(&sink).call()
+            zero.post_put_batch(Rank(1), &pieces).comp(&sink).try_submit()
         }) {
             Err(PostError::Piece { at: 0, cause }) => {
                 assert!(matches!(*cause, PostError::Stale(Rank(1))))
@@ -199,12 +200,12 @@ fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
         (vec![piece(0..10, 50), piece(30..40, 70), piece(9..19, 90)], false, Some((0, 2))),
     ] {
         let call = || match is_put {
-            true => zero.post_put_batch(Rank(1), &pieces).allow_posted(false).call(),
-            false => zero.post_get_batch(Rank(1), &pieces).call(),
+            true => zero.post_put_batch(Rank(1), &pieces).wait(),
+            false => zero.post_get_batch(Rank(1), &pieces).wait(),
         };
         match (on_both(&ground.ranks, call), wanted) {
-            (Ok(Outcome::Done(status)), None) => assert!(status.error.is_none()),
-            (Err(PostError::Overlap { first, second }), Some(wanted)) => {
+            (Ok(_), None) => {}
+            (Err(AwaitError::Post(PostError::Overlap { first, second })), Some(wanted)) => {
                 assert_eq!((first, second), wanted);
             }
             other => panic!("{other:?}"),
@@ -226,16 +227,15 @@ fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all
         local.whole().write(&bytes).unwrap();
         let pieces = side_by_side(&local, &remote.rmr, (count, len), |at| (count - 1 - at) * len);
         let (over, flushed) = (Sink::keeping(), Sink::keeping());
-        let put = zero.post_put_batch(Rank(1), &pieces).comp(&over).remote_comp(ground.name);
-        assert!(put.allow_retry(false).call().unwrap().is_posted());
+        let mut put = zero.post_put_batch(Rank(1), &pieces).comp(&over).remote_comp(ground.name);
+        put.submit().unwrap();
         if !J::IS_RDMA {
             let waiting = zero.pending();
             let is_rest =
                 |op: &PendingOp| op.what == "put of a batch" && op.waits_for.contains("room");
             assert!(waiting.operations.iter().any(is_rest), "{waiting:?}");
         }
-        let flush = zero.post_flush(Rank(1)).comp(&flushed).allow_done(false).call().unwrap();
-        assert!(flush.is_posted());
+        zero.post_flush(Rank(1)).comp(&flushed).submit().unwrap();
         until(&ground.ranks, || flushed.count() == 1);
         let found = remote.region.whole().to_vec().unwrap();
         assert!(
@@ -268,7 +268,7 @@ fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
             true => zero.post_put_batch(Rank(1), &pieces),
             false => zero.post_get_batch(Rank(1), &pieces),
         };
-        assert!(put.comp(&over).allow_retry(false).call().unwrap().is_posted());
+        put.comp(&over).submit().unwrap();
         let Ground { ranks: [zero, one], .. } = ground;
         if peer_goes {
             drop((remote, one));
@@ -276,7 +276,7 @@ fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
             let error = over.one(&ranks).ok().unwrap_err();
             assert!(matches!(error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
             settle(&ranks);
-            let put = ranks[0].post_put_batch(Rank(1), &[]).call();
+            let put = ranks[0].post_put_batch(Rank(1), &[]).try_submit();
             assert!(matches!(put, Err(PostError::PeerDown { rank: Rank(1), .. })), "{put:?}");
         } else {
             drop(zero);
@@ -342,7 +342,7 @@ fn a_batch_after_an_event_is_written_when_it_has_fired<J: Job>() {
         } else {
             put.after(&stream.record().unwrap())
         };
-        assert!(posted(&ground.ranks, || put.call()).is_posted(), "{what}");
+        assert!(posted(&ground.ranks, || put.try_submit()).is_posted(), "{what}");
         if on_stream && memory == Memory::Gpu {
             // What the stream does later comes after the batch.
             let slice = local.whole();
@@ -390,7 +390,10 @@ fn a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_gives_no_signal
             let over = Sink::keeping();
             faults.fail_copies(at, Which::All, 700);
             match posted_or_refused(&ground.ranks, || {
-                zero.post_put_batch(Rank(1), &pieces).comp(&over).remote_comp(ground.name).call()
+                zero.post_put_batch(Rank(1), &pieces)
+                    .comp(&over)
+                    .remote_comp(ground.name)
+                    .try_submit()
             }) {
                 Err(PostError::Memory(error)) => {
                     assert!(at == FailAt::Submit && error.to_string().contains("700"), "{error}");
@@ -431,8 +434,8 @@ fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
         };
         let pieces: Vec<_> = (0..50).map(|at| piece(at * 10)).collect();
         let zero = &ground.ranks[0];
-        let put = || zero.post_put_batch(Rank(1), &pieces).allow_posted(false).call();
-        let status = done(on_both(&ground.ranks, put).unwrap());
+        let put = || zero.post_put_batch(Rank(1), &pieces).wait();
+        let status = on_both(&ground.ranks, put).unwrap();
         assert!(status.error.is_none() && status.size == 450, "{status:?}");
         let wanted: Vec<u8> =
             (0..1000).map(|at| if at < 500 && at % 10 < 9 { 5 } else { 0 }).collect();
@@ -449,8 +452,8 @@ fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
         let queue = CompQueue::new(1);
         let mut posted = 0;
         for _ in 0..20 {
-            let mut put = zero.post_put_batch(Rank(1), &pieces).comp(&queue).allow_done(false);
-            sent(&ground.ranks, || put.call());
+            let mut put = zero.post_put_batch(Rank(1), &pieces).comp(&queue);
+            put.submit().unwrap();
             posted += 1;
         }
         let mut come = 0;
@@ -493,12 +496,12 @@ fn of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_
                     .post_put_batch(Rank(1), &pieces)
                     .comp(&sink)
                     .remote_comp(ground.name)
-                    .call(),
+                    .try_submit(),
                 false => zero
                     .post_get_batch(Rank(1), &pieces)
                     .comp(&sink)
                     .remote_comp(ground.name)
-                    .call(),
+                    .try_submit(),
             };
             let outcome = posted_or_refused(&ground.ranks, call);
             assert!(matches!(outcome, Ok(Outcome::Posted)), "{outcome:?}");
@@ -525,9 +528,9 @@ fn of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_
             })
             .collect();
         let call = || match is_put {
-            true => zero.post_put_batch(Rank(1), &pieces).allow_posted(false).call(),
-            false => zero.post_get_batch(Rank(1), &pieces).call(),
+            true => zero.post_put_batch(Rank(1), &pieces).wait(),
+            false => zero.post_get_batch(Rank(1), &pieces).wait(),
         };
-        assert!(done(on_both(&ground.ranks, call).unwrap()).error.is_none());
+        on_both(&ground.ranks, call).unwrap();
     }
 }

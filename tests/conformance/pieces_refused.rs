@@ -33,7 +33,7 @@ fn one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved<J: Jo
                 let refused = |bad: Piece<'_>| {
                     let mut pieces = pieces.clone();
                     pieces[wrong] = bad;
-                    zero.post_put_batch(Rank(1), &pieces).call().unwrap_err()
+                    zero.post_put_batch(Rank(1), &pieces).try_submit().unwrap_err()
                 };
                 let good = pieces[wrong].clone();
                 let room = ROOM as u64;

@@ -31,7 +31,7 @@ fn tiny<J: Job>() -> SettingsBuilder {
 fn fill(ranks: &[Runtime; 2], name: carrack::RemoteComp, size: usize) -> (u64, RetryReason) {
     for at in 0..100_000 {
         let message = pattern(at, size);
-        match ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).call().unwrap() {
+        match ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(at)).try_submit().unwrap() {
             Outcome::Done(_) => {}
             Outcome::Retry(reason) => return (at, reason),
             Outcome::Posted => panic!("nothing was said of the backlog"),
@@ -66,7 +66,7 @@ fn retry_reason<J: Job>(size: usize, want: RetryReason) {
     let last = pattern(count, size);
     let mut owned = ranks[0].post_am(Rank(1), last.clone(), name).tag(Tag(count));
     for _ in 0..10 {
-        assert!(matches!(owned.call().unwrap(), Outcome::Retry(reason) if reason == want));
+        assert!(matches!(owned.try_submit().unwrap(), Outcome::Retry(reason) if reason == want));
         ranks[0].progress().unwrap();
     }
     // Statuses are dropped as they come, so that their packets are free again.
@@ -80,7 +80,7 @@ fn retry_reason<J: Job>(size: usize, want: RetryReason) {
         next
     };
     let status = loop {
-        match owned.call().unwrap() {
+        match owned.try_submit().unwrap() {
             Outcome::Done(status) => break status,
             Outcome::Retry(_) => {
                 ranks[1].progress().unwrap();
@@ -110,13 +110,13 @@ fn a_peer_that_has_not_started_is_a_retry_and_is_reached_once_it_has<J: Job>() {
     let zero = start(job.next().unwrap(), J::settings());
     let mut send = zero.post_send(Rank(1), b"early".to_vec(), Tag(1));
     for _ in 0..100 {
-        assert!(matches!(send.call().unwrap(), Outcome::Retry(RetryReason::Connecting)));
+        assert!(matches!(send.try_submit().unwrap(), Outcome::Retry(RetryReason::Connecting)));
         zero.progress().unwrap();
     }
     let one = start(job.next().unwrap(), J::settings());
     let ranks = [zero.clone(), one];
-    sent(&ranks, || send.call());
-    let status = done(ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).call().unwrap());
+    sent(&ranks, || send.try_submit());
+    let status = ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).wait().unwrap();
     assert_eq!(status.bytes().unwrap(), b"early");
 }
 
@@ -126,9 +126,8 @@ fn what_waits_for_a_peer_that_has_not_started_takes_the_path_that_it_demands_or_
     let other = if J::PATH == Path::Shm { Path::Loopback } else { Path::Shm };
     let sinks = [other, J::PATH].map(|path| {
         let over = Sink::keeping();
-        let send =
-            zero.post_send(Rank(1), b"late", Tag(1)).require(path).comp(&over).allow_done(false);
-        assert!(send.allow_retry(false).call().unwrap().is_posted());
+        let mut send = zero.post_send(Rank(1), b"late", Tag(1)).require(path).comp(&over);
+        send.submit().unwrap();
         over
     });
     let ranks = [zero, start(job.next().unwrap(), J::settings())];
@@ -152,9 +151,7 @@ fn what_waits_for_a_peer_that_has_not_started_arrives_in_order<J: Job>() {
     let over = Sink::keeping();
     for at in 0..50 {
         let message = pattern(at, at as usize * 10);
-        let send =
-            zero.post_send(Rank(1), &message[..], Tag(1)).comp(&over).allow_retry(false).call();
-        assert!(send.unwrap().is_posted());
+        zero.post_send(Rank(1), &message[..], Tag(1)).comp(&over).submit().unwrap();
         zero.progress().unwrap();
     }
     assert_eq!(over.count(), 0);
@@ -162,7 +159,7 @@ fn what_waits_for_a_peer_that_has_not_started_arrives_in_order<J: Job>() {
     let ranks = [zero, one];
     until(&ranks, || over.count() == 50);
     for at in 0..50 {
-        let status = done(ranks[1].post_recv(Rank(0), vec![0; 500], Tag(1)).call().unwrap());
+        let status = ranks[1].post_recv(Rank(0), vec![0; 500], Tag(1)).wait().unwrap();
         assert_eq!(status.bytes().unwrap(), pattern(at, at as usize * 10));
     }
     settle(&ranks);
@@ -179,26 +176,22 @@ fn nothing_overtakes_the_backlog_and_a_full_one_is_an_error<J: Job>() {
         let bytes = tagged(at);
         let mut am = ranks[0].post_am(Rank(1), &bytes[..], name).tag(Tag(count + at)).comp(&over);
         if at > 0 {
-            let outcome = am.call().unwrap();
+            let outcome = am.try_submit().unwrap();
             assert!(matches!(outcome, Outcome::Retry(RetryReason::Backlog)), "{outcome:?}");
         }
-        assert!(am.allow_retry(false).call().unwrap().is_posted());
+        am.submit().unwrap();
     }
     let fifth = tagged(4);
-    let mut am = ranks[0]
-        .post_am(Rank(1), fifth.clone(), name)
-        .tag(Tag(count + 4))
-        .comp(&over)
-        .allow_retry(false);
+    let mut am = ranks[0].post_am(Rank(1), fifth.clone(), name).tag(Tag(count + 4)).comp(&over);
     for _ in 0..2 {
-        let error = am.call().unwrap_err();
+        let error = am.submit().unwrap_err();
         assert!(matches!(error, PostError::BacklogFull { rank: Rank(1), limit: 4 }), "{error}");
         assert!(error.to_string().contains("CARRACK_BACKLOG"));
     }
     assert_eq!(over.count(), 0, "nothing of the backlog has gone");
     check(&ranks, &arrived, count + 4, 8);
     assert_eq!((over.count(), over.failed()), (4, 0));
-    let status = done(posted(&ranks, || am.call()));
+    let status = done(posted(&ranks, || am.try_submit()));
     assert_eq!(status.buffer.to_vec().unwrap(), fifth, "the error gave the buffer back");
     assert_eq!(arrived.one(&ranks).tag, Tag(count + 4));
 }
@@ -216,7 +209,7 @@ fn a_link_that_another_thread_uses_is_a_retry_where_locks_are_tried<J: Job>() {
         for _ in 0..4 {
             scope.spawn(|| {
                 while !seen.load(Ordering::Relaxed) {
-                    match ranks[0].post_am(Rank(1), &[0; 8000], name).call().unwrap() {
+                    match ranks[0].post_am(Rank(1), &[0; 8000], name).try_submit().unwrap() {
                         Outcome::Retry(RetryReason::Lock) => seen.store(true, Ordering::Relaxed),
                         Outcome::Done(_) => _ = sent.fetch_add(1, Ordering::Relaxed),
                         _ => step(&ranks),
@@ -237,8 +230,12 @@ fn a_receiver_that_keeps_its_packets_is_told_and_loses_nothing<J: Job>() {
     let mut still = 0;
     while still < 1000 {
         let message = pattern(sent, 1000);
-        let went =
-            ranks[0].post_am(Rank(1), &message[..], name).tag(Tag(sent)).call().unwrap().is_done();
+        let went = ranks[0]
+            .post_am(Rank(1), &message[..], name)
+            .tag(Tag(sent))
+            .try_submit()
+            .unwrap()
+            .is_done();
         sent += u64::from(went);
         match ranks[1].progress() {
             Ok(_) => {}
@@ -281,11 +278,11 @@ fn messages_that_nobody_expects_do_not_hold_up_others_for_want_of_chunks<J: Job>
     let ranks = J::pair_with(J::settings().shm_chunks(1));
     for at in 0..100 {
         let message = pattern(at, 1000);
-        sent(&ranks, || ranks[0].post_send(Rank(1), &message[..], Tag(at)).call());
+        sent(&ranks, || ranks[0].post_send(Rank(1), &message[..], Tag(at)).try_submit());
     }
     until(&ranks, || ranks[1].default_matching_engine().waiting() == (100, 0));
     for at in (0..100).rev() {
-        let status = done(ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(at)).call().unwrap());
+        let status = ranks[1].post_recv(Rank(0), vec![0; 1000], Tag(at)).wait().unwrap();
         assert_eq!(status.bytes().unwrap(), pattern(at, 1000));
     }
 }
@@ -305,7 +302,7 @@ fn the_tiniest_resources_carry_everything_in_both_directions<J: Job>() {
                 let mut am = ranks[at]
                     .post_am(Rank(to as u32), &message[..], names[to])
                     .tag(Tag(posted[at]));
-                posted[at] += u64::from(!am.call().unwrap().is_retry());
+                posted[at] += u64::from(!am.try_submit().unwrap().is_retry());
             }
             let _ = ranks[at].progress();
             for status in sinks[at].take() {
@@ -329,16 +326,17 @@ fn ranks_that_both_offer_as_much_as_they_may_do_not_wait_for_each_other<J: Job>(
     for (rank, to) in peers() {
         for number in 0..OFFERS + MORE {
             let bytes = pattern(number + 100 * u64::from(to.0), SIZE);
-            let mut send =
-                rank.post_send(to, bytes, Tag(number)).comp(&sent).allow_retry(number < OFFERS);
-            assert!(posted(&ranks, || send.call()).is_posted());
+            let mut send = rank.post_send(to, bytes, Tag(number)).comp(&sent);
+            match number < OFFERS {
+                true => assert!(posted(&ranks, || send.try_submit()).is_posted()),
+                false => send.submit().unwrap(),
+            }
         }
     }
     for (rank, from) in peers() {
         for number in 0..OFFERS + MORE {
-            let receive =
-                rank.post_recv(from, vec![0; SIZE], Tag(number)).comp(&received).allow_done(false);
-            assert!({ receive }.call().unwrap().is_posted());
+            let mut receive = rank.post_recv(from, vec![0; SIZE], Tag(number)).comp(&received);
+            receive.submit().unwrap();
         }
     }
     let count = 2 * (OFFERS + MORE) as usize;

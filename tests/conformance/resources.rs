@@ -37,7 +37,7 @@ fn messages_of_one_device_arrive_by_progress_on_its_counterpart_alone<J: Job>() 
         assert_eq!((here.index(), there.index()), (at as u32 + 1, at as u32 + 1));
         let mut am =
             ranks[0].post_am(Rank(1), vec![at as u8; 100], name).tag(Tag(at as u64)).device(here);
-        while am.call().unwrap().is_retry() {
+        while am.try_submit().unwrap().is_retry() {
             ranks[0].progress_device(here).unwrap();
             ranks[1].progress_device(there).unwrap();
         }
@@ -62,9 +62,9 @@ fn engines_are_apart_and_go_by_number<J: Job>() {
     // Sent before the receiver has made its engines.
     for (at, engine) in ours.iter().enumerate() {
         let mut send = ranks[0].post_send(Rank(1), vec![at as u8], Tag(1)).matching_engine(engine);
-        sent(&ranks, || send.call());
+        sent(&ranks, || send.try_submit());
     }
-    sent(&ranks, || ranks[0].post_send(Rank(1), &[9], Tag(1)).call());
+    sent(&ranks, || ranks[0].post_send(Rank(1), &[9], Tag(1)).try_submit());
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
     settle(&ranks);
     assert_eq!(ranks[1].default_matching_engine().waiting(), (1, 0));
@@ -72,10 +72,10 @@ fn engines_are_apart_and_go_by_number<J: Job>() {
     for at in [1, 2, 0] {
         assert_eq!(theirs[at].waiting(), (1, 0));
         let mut recv = ranks[1].post_recv(Rank(0), vec![0], Tag(1)).matching_engine(&theirs[at]);
-        assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), [at as u8]);
+        assert_eq!(recv.wait().unwrap().bytes().unwrap(), [at as u8]);
     }
     let mut recv = ranks[1].post_recv(Rank(0), vec![0], Tag(1));
-    assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), [9]);
+    assert_eq!(recv.wait().unwrap().bytes().unwrap(), [9]);
     let mut made = 5;
     let error = loop {
         match ranks[0].matching_engine() {
@@ -102,7 +102,9 @@ fn jobs_of_one_process_do_not_hear_of_each_other<J: Job>() {
     let name = jobs[0][0].register_comp(&Sink::keeping()).unwrap();
     for (at, job) in jobs.iter().enumerate() {
         for number in 0..=at as u64 {
-            sent(job, || job[0].post_am(Rank(1), &[at as u8; 50], name).tag(Tag(number)).call());
+            sent(job, || {
+                job[0].post_am(Rank(1), &[at as u8; 50], name).tag(Tag(number)).try_submit()
+            });
         }
     }
     for (at, job) in jobs.iter().enumerate() {
@@ -127,7 +129,9 @@ fn a_thread_takes_as_many_events_at_a_time_as_each_runtime_says<J: Job>() {
         let sink = Sink::keeping();
         let name = ranks[1].register_comp(&sink).unwrap();
         for number in 0..12 {
-            sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"x", name).tag(Tag(number)).call());
+            sent(&ranks[..1], || {
+                ranks[0].post_am(Rank(1), b"x", name).tag(Tag(number)).try_submit()
+            });
         }
         let mut most = 0;
         let all_came = happens(&ranks[..1], LIMIT, || {
@@ -157,7 +161,7 @@ fn packets_of_a_pool_of_the_users_own_return_to_it<J: Job>() {
         for at in 0..most {
             let message = pattern(round * 16 + at, 6000);
             sent(&ranks, || {
-                ranks[0].post_am(Rank(1), &message[..], name).device(&devices[0]).call()
+                ranks[0].post_am(Rank(1), &message[..], name).device(&devices[0]).try_submit()
             });
             kept.push(sink.one(&ranks));
         }
@@ -255,12 +259,14 @@ fn messages_to_oneself_arrive_as_others_do<J: Job>() {
     sizes.shuffle(&mut rng);
     for size in sizes {
         let message = random(&mut rng, size);
-        sent(&ranks, || me.post_am(Rank(0), &message[..], name).call());
+        sent(&ranks, || me.post_am(Rank(0), &message[..], name).try_submit());
         assert_eq!(sink.one(&ranks).bytes().unwrap(), message);
         for policy in [Matching::None, Matching::RankOnly, Matching::TagOnly, Matching::RankTag] {
-            sent(&ranks, || me.post_send(Rank(0), &message[..], Tag(3)).matching(policy).call());
+            sent(&ranks, || {
+                me.post_send(Rank(0), &message[..], Tag(3)).matching(policy).try_submit()
+            });
             let mut recv = me.post_recv(Rank(0), vec![0; size], Tag(3)).matching(policy);
-            assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), message);
+            assert_eq!(recv.wait().unwrap().bytes().unwrap(), message);
         }
     }
     me.barrier().unwrap();
@@ -284,11 +290,11 @@ fn a_large_message_that_waits_is_received_by_way_of_another_device<J: Job>() {
     let (over, arrived) = (Sink::keeping(), Sink::keeping());
     let payload = pattern(1, 20_000);
     let mut send = ranks[0].post_send(Rank(1), payload.clone(), Tag(1)).comp(&over);
-    assert!(posted(&ranks, || send.call()).is_posted());
+    assert!(posted(&ranks, || send.try_submit()).is_posted());
     until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
     let mut recv =
         ranks[1].post_recv(Rank(0), vec![0; 20_000], Tag(1)).comp(&arrived).device(&devices[1]);
-    assert!(recv.call().unwrap().is_posted());
+    assert!(recv.try_submit().unwrap().is_posted());
     let status = arrived.one(&ranks);
     assert_eq!(status.bytes().unwrap(), payload);
     assert!(over.one(&ranks).error.is_none());

@@ -55,9 +55,13 @@ fn four_threads_that_post_and_poll_one_device_deliver_each_message_once<J: Job>(
                             &message[..],
                             names[1 - from],
                         );
-                        am = am.tag(Tag(number)).allow_retry(number.is_multiple_of(5));
+                        am = am.tag(Tag(number));
                         loop {
-                            match am.call() {
+                            let called = match number % 5 {
+                                0 => am.try_submit(),
+                                _ => am.submit().map(|()| Outcome::Posted),
+                            };
+                            match called {
                                 Ok(Outcome::Retry(_))
                                 | Err(carrack::PostError::BacklogFull { .. }) => {
                                     ranks.iter().for_each(|rank| _ = rank.progress().unwrap());
@@ -95,12 +99,12 @@ fn four_threads_that_send_and_receive_meet_each_message_once<J: Job>() {
                 // All threads use one key, and each message meets the oldest receive.
                 for at in 0..EACH {
                     let number = thread * EACH + at;
-                    let recv = ranks[1].post_recv(Rank(0), vec![0; 300], Tag(1)).comp(queue);
-                    assert!(recv.allow_done(false).call().unwrap().is_posted());
+                    let mut recv = ranks[1].post_recv(Rank(0), vec![0; 300], Tag(1)).comp(queue);
+                    recv.submit().unwrap();
                     let mut message = number.to_le_bytes().to_vec();
                     message.extend(pattern(number, (number % 290) as usize));
                     let mut send = ranks[0].post_send(Rank(1), &message[..], Tag(1));
-                    while send.call().unwrap().is_retry() {
+                    while send.try_submit().unwrap().is_retry() {
                         ranks.iter().for_each(|rank| _ = rank.progress().unwrap());
                     }
                 }
@@ -173,7 +177,7 @@ fn a_thread_that_sleeps_is_woken_by_a_message<J: Job>() {
         let waiter = Waiter::start(&ranks[1], move || wanted.get() > round);
         waiter.sleeps();
         let start = Instant::now();
-        sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"wake up", name).call());
+        sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"wake up", name).try_submit());
         waiter.thread.join().unwrap().unwrap();
         start.elapsed()
     });
@@ -192,7 +196,7 @@ fn a_thread_that_sleeps_is_woken_by_another_threads_progress<J: Job>() {
         waiter.sleeps();
         let [here, there] = [0, 1].map(|at: usize| ranks[at].device().build().unwrap());
         let mut am = ranks[0].post_am(Rank(1), b"wake up", name).device(&here);
-        while am.call().unwrap().is_retry() {
+        while am.try_submit().unwrap().is_retry() {
             ranks[0].progress_device(&here).unwrap();
             ranks[1].progress_device(&there).unwrap();
         }
@@ -212,7 +216,7 @@ fn a_thread_that_sleeps_is_woken_by_a_post_that_was_over_at_once<J: Job>() {
         let counter = Counter::new();
         let took = fastest(|round| {
             if receives {
-                sent(&ranks, || ranks[0].post_send(Rank(1), b"early", Tag(1)).call());
+                sent(&ranks, || ranks[0].post_send(Rank(1), b"early", Tag(1)).try_submit());
                 until(&ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
             }
             let wanted = counter.clone();
@@ -220,15 +224,11 @@ fn a_thread_that_sleeps_is_woken_by_a_post_that_was_over_at_once<J: Job>() {
             waiter.sleeps();
             let start = Instant::now();
             let outcome = if receives {
-                ranks[1]
-                    .post_recv(Rank(0), vec![0; 5], Tag(1))
-                    .comp(&counter)
-                    .allow_done(false)
-                    .call()
+                ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).comp(&counter).submit()
             } else {
                 posted_once(&ranks[1], &counter)
             };
-            assert!(outcome.unwrap().is_posted());
+            outcome.unwrap();
             waiter.thread.join().unwrap().unwrap();
             start.elapsed()
         });
@@ -240,13 +240,8 @@ fn a_thread_that_sleeps_is_woken_by_a_post_that_was_over_at_once<J: Job>() {
     }
 }
 
-fn posted_once(rank: &Runtime, counter: &Counter) -> Result<Outcome, carrack::PostError> {
-    loop {
-        match rank.post_send(Rank(0), b"x", Tag(2)).comp(counter).allow_done(false).call() {
-            Ok(Outcome::Retry(_)) => std::thread::yield_now(),
-            other => return other,
-        }
-    }
+fn posted_once(rank: &Runtime, counter: &Counter) -> Result<(), carrack::PostError> {
+    rank.post_send(Rank(0), b"x", Tag(2)).comp(counter).submit()
 }
 
 fn a_thread_that_waits_does_not_burn_its_core<J: Job>() {
@@ -270,7 +265,9 @@ fn a_queue_that_is_not_empty_gives_the_one_thread_that_takes_from_it_a_status<J:
     let inbox = CompQueue::new(16);
     let name = ranks[1].register_comp(&inbox).unwrap();
     for number in 0..2000 {
-        sent(&ranks[..1], || ranks[0].post_am(Rank(1), b"ahoy", name).tag(Tag(number)).call());
+        sent(&ranks[..1], || {
+            ranks[0].post_am(Rank(1), b"ahoy", name).tag(Tag(number)).try_submit()
+        });
         ranks[1].wait(|| !inbox.is_empty()).unwrap();
         assert_eq!(inbox.len(), 1);
         assert_eq!(inbox.pop().expect("it was not empty").tag, Tag(number));
@@ -299,7 +296,7 @@ struct Kept(Vec<Runtime>, Arc<AtomicU64>);
 impl Drop for Kept {
     fn drop(&mut self) {
         let ranks = &self.0;
-        sent(ranks, || ranks[0].post_send(Rank(1), b"last", Tag(2)).call());
+        sent(ranks, || ranks[0].post_send(Rank(1), b"last", Tag(2)).try_submit());
         until(ranks, || ranks[1].default_matching_engine().waiting().0 == 1);
         ranks[1].wait_for(Duration::from_millis(1), || false).unwrap_err();
         self.1.fetch_add(1, Ordering::SeqCst);
@@ -321,10 +318,13 @@ fn a_thread_that_keeps_runtimes_for_itself_ends_in_order<J: Job>() {
                     KEPT.with_borrow_mut(|_| {});
                 }
                 let ranks = J::ranks_with(2, J::settings().progress(progress));
-                sent(&ranks, || ranks[0].post_send(Rank(1), b"first", Tag(1)).call());
+                sent(&ranks, || ranks[0].post_send(Rank(1), b"first", Tag(1)).try_submit());
                 let received = Synchronizer::new(1);
-                let recv =
-                    ranks[1].post_recv(Rank(0), vec![0; 5], Tag(1)).comp(&received).call().unwrap();
+                let recv = ranks[1]
+                    .post_recv(Rank(0), vec![0; 5], Tag(1))
+                    .comp(&received)
+                    .try_submit()
+                    .unwrap();
                 if let Outcome::Posted = recv {
                     until(&ranks, || received.test());
                 }

@@ -119,7 +119,7 @@ fn own_gpu(role: &Role, runtime: &Runtime) -> Arc<dyn Gpu> {
 fn put(runtime: &Runtime, source: carrack::Buffer, rmr: &Rmr, at: u64) {
     let mut source = Some(source);
     let status = over(runtime, |done| {
-        runtime.post_put(rmr.owner(), source.take().unwrap(), rmr, at).comp(done).call()
+        runtime.post_put(rmr.owner(), source.take().unwrap(), rmr, at).comp(done).submit()
     });
     status.unwrap().ok().unwrap();
 }
@@ -140,7 +140,10 @@ fn puts(role: &Role) {
             let into = region.slice(16, len).unwrap();
             let mut into = Some(into);
             let got = over(&runtime, |done| {
-                runtime.post_recv(Rank(0), into.take().unwrap(), Tag(turn as u64)).comp(done).call()
+                runtime
+                    .post_recv(Rank(0), into.take().unwrap(), Tag(turn as u64))
+                    .comp(done)
+                    .submit()
             });
             let status = got.unwrap().ok().unwrap();
             assert_eq!(
@@ -172,7 +175,7 @@ fn puts(role: &Role) {
             }
             let mut there = Some(vec![0; ROOM]);
             let got = over(&runtime, |done| {
-                runtime.post_get(Rank(1), there.take().unwrap(), &rmr, 0).comp(done).call()
+                runtime.post_get(Rank(1), there.take().unwrap(), &rmr, 0).comp(done).submit()
             });
             let got = got.unwrap().ok().unwrap().buffer.to_vec().unwrap();
             assert!(got[at..][..len] == bytes[from..][..len], "{len} B to {at}");
@@ -187,7 +190,7 @@ fn puts(role: &Role) {
         let mut source = Some(source);
         let sent = over(&runtime, |done| {
             let post = runtime.post_send(Rank(1), source.take().unwrap(), Tag(turn as u64));
-            post.comp(done).allow_retry(false).call()
+            post.comp(done).submit()
         });
         sent.unwrap().ok().unwrap();
     }
@@ -256,7 +259,7 @@ fn signals(role: &Role) {
             let mut source = region.slice(0, len);
             let status = over(&runtime, |done| {
                 let post = runtime.post_put(Rank(1), source.take().unwrap(), &rmr, 0).comp(done);
-                post.tag(Tag(turn)).remote_comp(name).call()
+                post.tag(Tag(turn)).remote_comp(name).submit()
             });
             status.unwrap().ok().unwrap();
             heard(role, &runtime, &format!("checked {turn}"), 1);
@@ -301,27 +304,21 @@ fn batches(role: &Role) {
         over.whole().write(&high).unwrap();
         let both = Synchronizer::new(2);
         let before = copies(&gpus);
-        let first = runtime.post_put(Rank(1), under.slice(0, ALL).unwrap(), &rmr, 0).comp(&both);
-        assert!(first.allow_done(false).allow_retry(false).call().unwrap().is_posted());
+        let mut first =
+            runtime.post_put(Rank(1), under.slice(0, ALL).unwrap(), &rmr, 0).comp(&both);
+        first.submit().unwrap();
         let by_kernel = copies(&gpus) > before;
         let second = match turn % 2 {
             0 => runtime.post_put_batch(Rank(1), &pieces),
             _ => runtime.post_put_face(Rank(1), &over, &face, &rmr, &face),
         };
-        assert!(
-            second.comp(&both).allow_done(false).allow_retry(false).call().unwrap().is_posted()
-        );
+        second.comp(&both).submit().unwrap();
         let ended = both.wait(&runtime).unwrap();
         assert!(ended.len() == 2 && ended.iter().all(|status| status.error.is_none()), "{ended:?}");
         // A simulated device's engines have no order among themselves.
         if by_kernel || are_real() {
-            let got = runtime
-                .post_get(Rank(1), vec![0; ALL], &rmr, 0)
-                .allow_posted(false)
-                .call()
-                .unwrap();
-            let Outcome::Done(status) = got else { panic!("{got:?}") };
-            let got = status.ok().unwrap().buffer.to_vec().unwrap();
+            let got = runtime.post_get(Rank(1), vec![0; ALL], &rmr, 0).wait().unwrap();
+            let got = got.buffer.to_vec().unwrap();
             for at in 0..PIECES {
                 let (row, low, high) =
                     (&got[64 * at..][..64], &low[64 * at..][..64], &high[64 * at..][..64]);
@@ -358,7 +355,11 @@ fn kills(role: &Role) {
     for turn in 0_usize.. {
         let done = Synchronizer::new(1);
         let len = 1 + turn * 97 % MOST;
-        match runtime.post_put(other, source.slice(0, len).unwrap(), &rmr, 0).comp(&done).call() {
+        match runtime
+            .post_put(other, source.slice(0, len).unwrap(), &rmr, 0)
+            .comp(&done)
+            .try_submit()
+        {
             Ok(Outcome::Posted) => {
                 runtime.wait_for(PATIENCE, || done.test()).expect("every put ends");
                 drop(done.take());
@@ -413,10 +414,10 @@ fn shared(role: &Role) {
         source.whole().write(&bytes).unwrap();
         let all = Synchronizer::new(AT_ONCE);
         for at in (0..AT_ONCE).map(|cell| cell * CELL) {
-            let post = runtime
+            let mut post = runtime
                 .post_put(other, source.slice(at, CELL).unwrap(), &rmr, at as u64)
                 .comp(&all);
-            assert!(post.allow_done(false).allow_retry(false).call().unwrap().is_posted());
+            post.submit().unwrap();
         }
         let ended = all.wait(&runtime).unwrap();
         assert!(
@@ -425,7 +426,7 @@ fn shared(role: &Role) {
         );
         let mut there = Some(vec![0; AT_ONCE * CELL]);
         let got = over(&runtime, |done| {
-            runtime.post_get(other, there.take().unwrap(), &rmr, 0).comp(done).call()
+            runtime.post_get(other, there.take().unwrap(), &rmr, 0).comp(done).submit()
         });
         assert!(got.unwrap().ok().unwrap().buffer.to_vec().unwrap() == bytes, "turn {turns}");
     };

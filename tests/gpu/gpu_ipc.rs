@@ -85,7 +85,7 @@ fn put(
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
     over(runtime, |done| {
-        runtime.post_put(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).call()
+        runtime.post_put(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).submit()
     })
 }
 
@@ -97,7 +97,7 @@ fn get(
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
     over(runtime, |done| {
-        runtime.post_get(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).call()
+        runtime.post_get(Rank(1), buffer.take().unwrap(), rmr, at).comp(done).submit()
     })
 }
 
@@ -153,7 +153,7 @@ fn kinds(role: &Role) {
             let status = over(&runtime, |done| {
                 let buffer = buffer.take().unwrap();
                 let post = runtime.post_put(Rank(1), buffer, &rmr, at as u64).comp(done);
-                post.tag(Tag(at as u64)).remote_comp(name_of(name)).require(Path::CudaIpc).call()
+                post.tag(Tag(at as u64)).remote_comp(name_of(name)).require(Path::CudaIpc).submit()
             });
             assert_eq!(status.unwrap().ok().unwrap().size, len);
             heard(role, &runtime, &format!("checked {turn}"), 1);
@@ -317,8 +317,7 @@ fn messages(role: &Role) {
                         runtime
                             .post_send(other, buffer.take().unwrap(), Tag(salt))
                             .comp(done)
-                            .allow_retry(false)
-                            .call()
+                            .submit()
                     });
                     assert_eq!(sent.unwrap().ok().unwrap().size, len, "{from} to {to}");
                 } else {
@@ -327,7 +326,7 @@ fn messages(role: &Role) {
                         runtime
                             .post_recv(other, buffer.take().unwrap(), Tag(salt))
                             .comp(done)
-                            .call()
+                            .submit()
                     });
                     let status = got.unwrap().ok().unwrap();
                     let bytes = status.buffer.to_vec().unwrap();
@@ -342,18 +341,14 @@ fn messages(role: &Role) {
     if role.rank == 0 {
         let mut slice = region.slice(10, 100);
         let sent = over(&runtime, |done| {
-            runtime
-                .post_send(other, slice.take().unwrap(), Tag(0))
-                .comp(done)
-                .allow_retry(false)
-                .call()
+            runtime.post_send(other, slice.take().unwrap(), Tag(0)).comp(done).submit()
         });
         let error = sent.unwrap().error.expect("it was too long");
         assert!(matches!(*error, OpError::Truncated { message: 100, buffer: 99 }), "{error}");
     } else {
         let mut slice = region.slice(10, 99);
         let got = over(&runtime, |done| {
-            runtime.post_recv(other, slice.take().unwrap(), Tag(0)).comp(done).call()
+            runtime.post_recv(other, slice.take().unwrap(), Tag(0)).comp(done).submit()
         });
         let error = got.unwrap().error.expect("it was too long");
         assert!(matches!(*error, OpError::Truncated { message: 100, buffer: 99 }), "{error}");
@@ -369,7 +364,7 @@ fn messages(role: &Role) {
         let mut slice = Some(region.subregion(0, 100_000).unwrap().whole());
         drop(region);
         let sent = over(&runtime, |done| {
-            runtime.post_am(other, slice.take().unwrap(), name).comp(done).allow_retry(false).call()
+            runtime.post_am(other, slice.take().unwrap(), name).comp(done).submit()
         });
         drop(sent.unwrap().ok().unwrap());
         role.says("sent");
@@ -395,7 +390,8 @@ fn off(role: &Role) {
     }
     let rmr = told(role, "memory", 1);
     let slice = gpu.allocate(10, Flavour::Plain).unwrap().slice(0, 10).unwrap();
-    let demanded = runtime.post_put(Rank(1), slice.clone(), &rmr, 0).require(Path::CudaIpc).call();
+    let demanded =
+        runtime.post_put(Rank(1), slice.clone(), &rmr, 0).require(Path::CudaIpc).try_submit();
     let Err(PostError::Path { required: "cuda_ipc", why, .. }) = demanded else {
         panic!("{demanded:?}")
     };

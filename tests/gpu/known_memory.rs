@@ -17,8 +17,8 @@ use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::transports::mem::{KnownMemory, MemKind};
 use carrack::{
-    Buffer, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Mr, OpError, Outcome, PostError, Rank, Rmr,
-    Runtime, Status, Synchronizer, Tag,
+    Buffer, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Mr, OpError, PostError, Rank, Rmr, Runtime,
+    Status, Synchronizer, Tag,
 };
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use raw::RawError;
@@ -162,23 +162,23 @@ impl Rig {
 
     fn over(
         &self,
-        call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
+        submit: impl FnOnce(&Synchronizer) -> Result<(), PostError>,
     ) -> Result<Status, PostError> {
-        over(&self.runtime, call)
+        over(&self.runtime, submit)
     }
 
     fn send(&self, to: u32, buffer: impl Into<Buffer>, tag: u64) -> Result<Status, PostError> {
         let mut buffer = Some(buffer.into());
         self.over(|done| {
             let post = self.runtime.post_send(Rank(to), buffer.take().unwrap(), Tag(tag));
-            post.comp(done).allow_retry(false).call()
+            post.comp(done).submit()
         })
     }
 
     fn recv(&self, from: u32, buffer: impl Into<Buffer>, tag: u64) -> Status {
         let mut buffer = Some(buffer.into());
         let got = self.over(|done| {
-            self.runtime.post_recv(Rank(from), buffer.take().unwrap(), Tag(tag)).comp(done).call()
+            self.runtime.post_recv(Rank(from), buffer.take().unwrap(), Tag(tag)).comp(done).submit()
         });
         got.unwrap().ok().unwrap()
     }
@@ -189,7 +189,7 @@ impl Rig {
             self.runtime
                 .post_get(rmr.owner(), buffer.take().unwrap(), rmr, at as u64)
                 .comp(done)
-                .call()
+                .submit()
         })?;
         Ok(status.ok().unwrap().buffer.to_vec().unwrap())
     }
@@ -200,7 +200,7 @@ impl Rig {
             self.runtime
                 .post_put(rmr.owner(), buffer.take().unwrap(), rmr, at as u64)
                 .comp(done)
-                .call()
+                .submit()
         })
     }
 
@@ -397,7 +397,7 @@ fn asked(role: &Role) {
             .runtime
             .post_recv(Rank(0), region.whole(), Tag(1))
             .comp(&Synchronizer::new(1))
-            .call()
+            .try_submit()
             .unwrap();
     };
     let (unknown, device) =
@@ -457,7 +457,7 @@ fn by_owner(role: &Role) {
         let mut buffer = Some(Buffer::from(vec![0; 10]));
         let status = rig
             .over(|done| {
-                rig.runtime.post_get(Rank(0), buffer.take().unwrap(), &rmr, 0).comp(done).call()
+                rig.runtime.post_get(Rank(0), buffer.take().unwrap(), &rmr, 0).comp(done).submit()
             })
             .unwrap();
         let error = status.ok().unwrap_err();
@@ -614,8 +614,9 @@ fn memory_that_was_freed_is_noticed_by_its_address_and_by_what_was_made_of_it() 
         let error = rig.send(0, stale.whole(), 1).unwrap_err();
         assert!(matches!(error, PostError::Freed(freed) if freed.addr == stale.addr()), "{error}");
         let mut buffer = Some(stale.whole());
-        let received =
-            rig.over(|_| rig.runtime.post_recv(Rank(0), buffer.take().unwrap(), Tag(1)).call());
+        let received = rig.over(|done| {
+            rig.runtime.post_recv(Rank(0), buffer.take().unwrap(), Tag(1)).comp(done).submit()
+        });
         assert!(matches!(received, Err(PostError::Freed(_))), "{received:?}");
     }
     match rig.at(addr + 7, 100, MR_UNKNOWN) {

@@ -7,8 +7,7 @@ use crate::support::{Job, OverLoopback, OverShm, Watchdog};
 use carrack::buffer::Region;
 use carrack::settings::KernelCopyChoice;
 use carrack::{
-    AsCompletion, Buffer, Completion, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer,
-    Tag,
+    AsCompletion, Buffer, Completion, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag,
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -98,21 +97,11 @@ fn wait(runtime: &Runtime, done: &dyn Fn() -> bool) {
 }
 
 /// Calls, and waits for the end.
-fn ended(
-    runtime: &Runtime,
-    mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
-) -> Status {
+fn ended(runtime: &Runtime, submit: impl FnOnce(&Synchronizer) -> Result<(), PostError>) -> Status {
     let over = Synchronizer::new(1);
-    let status = loop {
-        match call(&over).expect("a post that is right") {
-            Outcome::Done(status) => break status,
-            Outcome::Posted => {
-                wait(runtime, &|| over.test());
-                break over.take().unwrap().remove(0);
-            }
-            Outcome::Retry(_) => drop(runtime.progress().expect("progress")),
-        }
-    };
+    submit(&over).expect("a post that is right");
+    wait(runtime, &|| over.test());
+    let status = over.take().unwrap().remove(0);
     let status = status.ok().expect("it succeeds");
     assert_eq!(status.size, LEN);
     status
@@ -120,14 +109,13 @@ fn ended(
 
 /// A small message, by which one side tells the other that it is its turn.
 fn tell(runtime: &Runtime, to: Rank) {
-    while !runtime.post_send(to, b"turn", Tag(99)).call().unwrap().is_done() {
+    while !runtime.post_send(to, b"turn", Tag(99)).try_submit().unwrap().is_done() {
         runtime.progress().unwrap();
     }
 }
 
 fn hear(runtime: &Runtime, from: Rank) {
-    let status = runtime.post_recv(from, vec![0; 4], Tag(99)).allow_posted(false).call().unwrap();
-    assert!(status.is_done());
+    runtime.post_recv(from, vec![0; 4], Tag(99)).wait().unwrap();
 }
 
 /// The side that sends, puts and gets.
@@ -145,10 +133,10 @@ impl Zero<'_> {
             let comp = carrack::RemoteComp(u32::from_le_bytes(self.name()));
             let status = if is_am {
                 let mut am = Some(runtime.post_am(one, buffer, comp));
-                ended(runtime, |over| am.take().unwrap().allow_retry(false).comp(over).call())
+                ended(runtime, |over| am.take().unwrap().comp(over).submit())
             } else {
                 let mut send = Some(runtime.post_send(one, buffer, Tag(7)));
-                ended(runtime, |over| send.take().unwrap().allow_retry(false).comp(over).call())
+                ended(runtime, |over| send.take().unwrap().comp(over).submit())
             };
             self.back(status, salt);
         }
@@ -163,19 +151,19 @@ impl Zero<'_> {
         let runtime = self.runtime;
         hear(runtime, Rank(1));
         let mut put = Some(runtime.post_put(Rank(1), self.filled(salt), rmr, 0));
-        let status = ended(runtime, |over| put.take().unwrap().comp(over).call());
+        let status = ended(runtime, |over| put.take().unwrap().comp(over).submit());
         self.back(status, salt);
         tell(runtime, Rank(1));
         hear(runtime, Rank(1));
         let mut get = Some(runtime.post_get(Rank(1), self.buffer.take().unwrap(), rmr, 0));
-        let status = ended(runtime, |over| get.take().unwrap().comp(over).call());
+        let status = ended(runtime, |over| get.take().unwrap().comp(over).submit());
         self.back(status, salt + 1);
         tell(runtime, Rank(1));
     }
 
     fn name(&self) -> [u8; 4] {
-        let mut receive = self.runtime.post_recv(Rank(1), vec![0; 4], Tag(98)).allow_posted(false);
-        let Outcome::Done(status) = receive.call().unwrap() else { panic!("not over") };
+        let mut receive = self.runtime.post_recv(Rank(1), vec![0; 4], Tag(98));
+        let status = receive.wait().unwrap();
         *status.bytes().unwrap().first_chunk().unwrap()
     }
 
@@ -225,10 +213,14 @@ impl One<'_> {
         let name = runtime.register_comp(object.as_completion()).unwrap();
         let over = Synchronizer::new(1);
         let mut receive = runtime.post_recv(zero, self.region.whole(), Tag(7)).comp(&over);
-        assert!(receive.call().unwrap().is_posted());
+        assert!(receive.try_submit().unwrap().is_posted());
         for is_am in [false, true] {
             tell(runtime, zero);
-            while !runtime.post_send(zero, &name.0.to_le_bytes(), Tag(98)).call().unwrap().is_done()
+            while !runtime
+                .post_send(zero, &name.0.to_le_bytes(), Tag(98))
+                .try_submit()
+                .unwrap()
+                .is_done()
             {
                 runtime.progress().unwrap();
             }

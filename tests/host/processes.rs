@@ -160,14 +160,16 @@ impl Me {
         for number in 0..100 {
             let message = pattern(number, (number * 37 % 3000) as usize);
             let mut recv = self.runtime.post_recv(other, vec![0; 3000], Tag(1 << 40));
-            sent(&self.ranks, || self.runtime.post_send(other, &message[..], Tag(1 << 40)).call());
-            assert_eq!(done(recv.call().unwrap()).bytes().unwrap(), message);
+            sent(&self.ranks, || {
+                self.runtime.post_send(other, &message[..], Tag(1 << 40)).try_submit()
+            });
+            assert_eq!(recv.wait().unwrap().bytes().unwrap(), message);
         }
         self.survivors_meet("gone on");
     }
 
     fn receive_from_victim(&self, sink: &Sink) {
-        let recv = self.runtime.post_recv(VICTIM, vec![0; 100], Tag(9)).comp(sink).call();
+        let recv = self.runtime.post_recv(VICTIM, vec![0; 100], Tag(9)).comp(sink).try_submit();
         assert!(recv.unwrap().is_posted());
     }
 
@@ -177,7 +179,7 @@ impl Me {
         // And once it is known, at once.
         self.receive_from_victim(sink);
         is_down(sink.one(&self.ranks));
-        let error = self.runtime.post_send(VICTIM, b"x", Tag(1)).call().unwrap_err();
+        let error = self.runtime.post_send(VICTIM, b"x", Tag(1)).try_submit().unwrap_err();
         assert!(matches!(error, PostError::PeerDown { rank: VICTIM, .. }), "{error}");
     }
 }
@@ -208,8 +210,9 @@ fn all_to_all(me: &Me) {
     let arrived = CompQueue::new(4096);
     for from in 0..size {
         for number in 0..EACH {
-            let recv = me.runtime.post_recv(Rank(from), vec![0; 600], Tag(number)).comp(&arrived);
-            assert!(recv.allow_done(false).call().unwrap().is_posted());
+            let mut recv =
+                me.runtime.post_recv(Rank(from), vec![0; 600], Tag(number)).comp(&arrived);
+            recv.submit().unwrap();
         }
     }
     for number in 0..EACH {
@@ -217,10 +220,12 @@ fn all_to_all(me: &Me) {
             let seed = rank << 32 | number;
             let long = pattern(seed, (seed * 131 % 8193) as usize);
             sent(&me.ranks, || {
-                me.runtime.post_am(Rank(to), &long[..], name).tag(Tag(number)).call()
+                me.runtime.post_am(Rank(to), &long[..], name).tag(Tag(number)).try_submit()
             });
             let short = pattern(!seed, (seed % 500) as usize);
-            sent(&me.ranks, || me.runtime.post_send(Rank(to), &short[..], Tag(number)).call());
+            sent(&me.ranks, || {
+                me.runtime.post_send(Rank(to), &short[..], Tag(number)).try_submit()
+            });
         }
     }
     let mut met = 0;
@@ -263,7 +268,7 @@ fn gather(me: &Me) {
     me.runtime.barrier().unwrap();
     let mine = pattern(u64::from(me.rank().0), 100);
     let mut am = me.runtime.post_am(Rank(0), &mine[..], name);
-    while am.call().unwrap().is_retry() {
+    while am.try_submit().unwrap().is_retry() {
         let _ = me.runtime.progress();
     }
     me.runtime.barrier().unwrap();
@@ -291,12 +296,12 @@ fn gather_killed(me: &Me) {
     if me.is_victim() {
         for at in 0..SENT {
             let mut am = me.runtime.post_am(Rank(0), pattern(at, 100), name).tag(Tag(at));
-            while am.call().unwrap().is_retry() {
+            while am.try_submit().unwrap().is_retry() {
                 let _ = me.runtime.progress();
             }
         }
         let offered =
-            me.runtime.post_am(Rank(0), pattern(SENT, 1 << 20), name).tag(Tag(SENT)).call();
+            me.runtime.post_am(Rank(0), pattern(SENT, 1 << 20), name).tag(Tag(SENT)).try_submit();
         assert!(offered.unwrap().is_posted());
         me.hears("all are here", 0);
         die();
@@ -366,11 +371,11 @@ fn descriptors(role: Role) {
     let me = Me::start(role, OverShm::settings());
     me.runtime.barrier().unwrap();
     for to in 0..size {
-        sent(&me.ranks, || me.runtime.post_send(Rank(to), &[1; 3000][..], Tag(1)).call());
+        sent(&me.ranks, || me.runtime.post_send(Rank(to), &[1; 3000][..], Tag(1)).try_submit());
     }
     for from in 0..size {
         assert_eq!(
-            done(me.runtime.post_recv(Rank(from), vec![0; 3000], Tag(1)).call().unwrap()).size,
+            me.runtime.post_recv(Rank(from), vec![0; 3000], Tag(1)).wait().unwrap().size,
             3000
         );
     }
@@ -407,8 +412,8 @@ fn drops(role: Role) {
     }
     let rmr = Rmr::from_bytes(&rmrs[1]).unwrap();
     let over = Sink::keeping();
-    let mut put = runtime.post_put(Rank(1), vec![PUT; LEN], &rmr, 0).comp(&over).allow_done(false);
-    assert!(put.call().unwrap().is_posted());
+    let mut put = runtime.post_put(Rank(1), vec![PUT; LEN], &rmr, 0).comp(&over);
+    put.submit().unwrap();
     drop(put);
     // At another moment of the copy in each job.
     std::thread::sleep(Duration::from_micros(u64::from(std::process::id()) % 40 * 100));
@@ -436,11 +441,9 @@ fn silent(me: &Me) {
     }
     me.hears("here", VICTIM.0);
     me.folder.fence().unwrap();
-    let mut send = me.runtime.post_send(VICTIM, b"anybody?", Tag(1)).comp(&sink).allow_retry(false);
-    match send.call() {
-        Ok(Outcome::Posted) => is_down(sink.one(&me.ranks)),
-        Ok(Outcome::Done(_)) => panic!("the victim never let anybody in"),
-        Ok(Outcome::Retry(reason)) => panic!("{reason:?}"),
+    let mut send = me.runtime.post_send(VICTIM, b"anybody?", Tag(1)).comp(&sink);
+    match send.submit() {
+        Ok(()) => is_down(sink.one(&me.ranks)),
         Err(error) => assert!(matches!(error, PostError::PeerDown { rank: VICTIM, .. }), "{error}"),
     }
     me.receive_from_victim(&sink);
@@ -508,7 +511,9 @@ fn stream(me: &Me) {
         for number in 0..COUNT {
             let message = pattern(number, size(number));
             for to in 0..2 {
-                sent(&me.ranks, || me.runtime.post_send(Rank(to), &message[..], Tag(9)).call());
+                sent(&me.ranks, || {
+                    me.runtime.post_send(Rank(to), &message[..], Tag(9)).try_submit()
+                });
             }
         }
         die();
@@ -517,7 +522,7 @@ fn stream(me: &Me) {
     for number in 0..=COUNT {
         let mut recv = me.runtime.post_recv(VICTIM, vec![0; 5000], Tag(9)).comp(&sink);
         recv = recv.user_context(carrack::UserContext(number));
-        match recv.call().unwrap() {
+        match recv.try_submit().unwrap() {
             Outcome::Done(status) => {
                 assert_eq!(status.bytes().unwrap(), pattern(number, size(number)))
             }
@@ -548,12 +553,12 @@ fn full(me: &Me) {
     }
     me.hears("deaf", VICTIM.0);
     let sink = Sink::keeping();
-    while !me.runtime.post_send(VICTIM, &[3; 1000][..], Tag(1)).call().unwrap().is_retry() {}
-    while !me.runtime.post_send(VICTIM, &[3; 8][..], Tag(1)).call().unwrap().is_retry() {}
+    while !me.runtime.post_send(VICTIM, &[3; 1000][..], Tag(1)).try_submit().unwrap().is_retry() {}
+    while !me.runtime.post_send(VICTIM, &[3; 8][..], Tag(1)).try_submit().unwrap().is_retry() {}
     for number in 0..50 {
         let mut send = me.runtime.post_send(VICTIM, vec![4; 10 * number], Tag(1)).comp(&sink);
-        send = send.allow_retry(false).user_context(carrack::UserContext(number as u64));
-        assert!(send.call().unwrap().is_posted());
+        send = send.user_context(carrack::UserContext(number as u64));
+        send.submit().unwrap();
     }
     me.says("full");
     until(&me.ranks, || sink.count() == 50);
@@ -577,7 +582,7 @@ fn handler(me: &Me) {
     me.receive_from_victim(&sink);
     if me.rank() == Rank(0) {
         me.hears("waiting", 1);
-        sent(&me.ranks, || me.runtime.post_am(VICTIM, b"die", name).call());
+        sent(&me.ranks, || me.runtime.post_am(VICTIM, b"die", name).try_submit());
     } else {
         me.says("waiting");
     }
@@ -612,7 +617,7 @@ fn asleep(me: &Me) {
         die();
     }
     let arrived = Synchronizer::new(1);
-    let recv = me.runtime.post_recv(VICTIM, vec![0; 8], Tag(9)).comp(&arrived).call();
+    let recv = me.runtime.post_recv(VICTIM, vec![0; 8], Tag(9)).comp(&arrived).try_submit();
     assert!(recv.unwrap().is_posted());
     me.says("waiting");
     let start = Instant::now();
@@ -638,16 +643,16 @@ fn large(me: &Me) {
     for &peer in peers {
         for number in 0..4 {
             let mut receive = me.runtime.post_recv(peer, vec![0; LEN], Tag(number)).comp(&sink);
-            count += begun::<LEN>(me, || receive.call());
+            count += begun::<LEN>(me, || receive.try_submit());
             let mut send =
                 me.runtime.post_send(peer, vec![number as u8; LEN], Tag(number)).comp(&sink);
-            count += begun::<LEN>(me, || send.call());
+            count += begun::<LEN>(me, || send.try_submit());
         }
     }
     let mut put = me.runtime.post_put(other, vec![7; LEN], &rmr, 0).comp(&sink);
-    count += begun::<LEN>(me, || put.call());
+    count += begun::<LEN>(me, || put.try_submit());
     let mut get = me.runtime.post_get(other, vec![0; LEN], &rmr, 0).comp(&sink);
-    count += begun::<LEN>(me, || get.call());
+    count += begun::<LEN>(me, || get.try_submit());
     if me.is_victim() {
         for _ in 0..std::process::id() % 60 {
             let _ = me.runtime.progress();

@@ -21,7 +21,8 @@ fn a_rank_in_its_role() {
     }
     let runtime = Runtime::start().unwrap();
     let never = Counter::new();
-    let recv = runtime.post_recv(Rank(0), vec![0; 21], Tag(4711)).comp(&never).call().unwrap();
+    let recv =
+        runtime.post_recv(Rank(0), vec![0; 21], Tag(4711)).comp(&never).try_submit().unwrap();
     assert!(recv.is_posted());
     println!("\nready");
     runtime.wait(|| never.get() > 0).unwrap();
@@ -75,17 +76,10 @@ fn is_given_back(signalled: bool) -> bool {
     };
     let name = zero.register_comp(&ends).unwrap();
     let sink = Sink::keeping();
-    assert!(
-        one.post_put(Rank(0), &[7; 4096], &rmr, 0)
-            .comp(&sink)
-            .allow_done(false)
-            .call()
-            .unwrap()
-            .is_posted()
-    );
+    one.post_put(Rank(0), &[7; 4096], &rmr, 0).comp(&sink).submit().unwrap();
     sink.one(&ranks);
     // Rank 0 makes no progress meanwhile, so the signal is pending when its handler is called.
-    while one.post_am(Rank(0), b"end it", name).call().unwrap().is_retry() {
+    while one.post_am(Rank(0), b"end it", name).try_submit().unwrap().is_retry() {
         one.progress().unwrap();
     }
     for _ in 0..10 {

@@ -14,7 +14,7 @@ use carrack::buffer::{Region, RegionSlice};
 use carrack::explain::KindPath;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
 use carrack::transports::mem::GpuUuid;
-use carrack::{Mr, Outcome, Rmr, Runtime, Synchronizer};
+use carrack::{Mr, Rmr, Runtime, Synchronizer};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,16 +133,9 @@ impl<'r> Trial<'r> {
     fn put(&self) -> Result<(), String> {
         let done = Synchronizer::new(1);
         let put = self.runtime.post_put(self.runtime.rank(), self.part(0)?, &self.rmr, LEN as u64);
-        let failure = match put.comp(&done).allow_retry(false).call().map_err(failed("a put"))? {
-            Outcome::Done(status) => status.error,
-            Outcome::Posted => {
-                self.runtime
-                    .wait_for(self.patience, || done.test())
-                    .map_err(failed("the end of a put"))?;
-                done.take().into_iter().flatten().find_map(|status| status.error)
-            }
-            Outcome::Retry(why) => return Err(format!("a put was not taken: {why:?}")),
-        };
+        put.comp(&done).submit().map_err(failed("a put"))?;
+        self.runtime.wait_for(self.patience, || done.test()).map_err(failed("the end of a put"))?;
+        let failure = done.take().into_iter().flatten().find_map(|status| status.error);
         failure.map_or(Ok(()), |why| Err(format!("a put: {why}")))
     }
 

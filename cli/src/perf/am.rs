@@ -43,13 +43,13 @@ impl AmLine<'_> {
         match &mut self.message {
             Message::Borrowed(message) => {
                 message.again().set_more(more);
-                self.seat.post(|| message.call())
+                self.seat.post(|| message.try_submit())
             }
             Message::Owned(slice) => {
                 let Seat { runtime, device, peer, arrivals_name, .. } = self.seat;
                 let mut message =
                     runtime.post_am(*peer, slice.clone(), *arrivals_name).device(device);
-                self.seat.post(|| message.call())
+                self.seat.post(|| message.try_submit())
             }
         }
     }

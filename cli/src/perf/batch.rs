@@ -61,7 +61,7 @@ pub(super) fn measure(
     let Seat { runtime, device, peer, over, .. } = seat;
     let times = latency::each(clock, count, || {
         let mut put = runtime.post_put_batch(*peer, &pieces).device(device).comp(over);
-        seat.start(|| put.call())?;
+        seat.start(|| put.try_submit())?;
         seat.settle(0)
     })?;
     seat.signal(seat.arrivals_name)?;
@@ -90,7 +90,7 @@ pub(super) fn check(
             .device(device)
             .comp(over)
             .remote_comp(*checks_name);
-        seat.start(|| put.call())?;
+        seat.start(|| put.try_submit())?;
         return seat.settle(0);
     }
     seat.next_of(&seat.checks)?;

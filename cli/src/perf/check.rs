@@ -57,7 +57,7 @@ pub(super) fn puts(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), Perf
     let put = || {
         let put = runtime.post_put(*peer, lent(&mine), &window.theirs, 0);
         let mut put = put.device(device).comp(over).remote_comp(*checks_name);
-        seat.start(|| put.call())?;
+        seat.start(|| put.try_submit())?;
         seat.settle(0)
     };
     let look = || compare(window.holds(seat.next_of(checks)?), &theirs, point);
@@ -130,10 +130,10 @@ fn send(seat: &Seat, op: Op, payload: &Buffer) -> Result<(), PerfError> {
     if op == Op::Am {
         let mut message =
             runtime.post_am(*peer, lent(payload), *checks_name).device(device).comp(over);
-        seat.start(|| message.call())
+        seat.start(|| message.try_submit())
     } else {
         let mut message = runtime.post_send(*peer, lent(payload), *tag).device(device).comp(over);
-        seat.start(|| message.call())
+        seat.start(|| message.try_submit())
     }
 }
 
@@ -153,8 +153,8 @@ fn receive(seat: &Seat, memory: &Memory, point: Point, expected: &[u8]) -> Resul
     let over = CompQueue::new(2);
     let room = memory.holding(&poison(expected), memory.is_lent(point, &seat.runtime))?;
     let receive = seat.runtime.post_recv(seat.peer, room, seat.tag);
-    let mut receive = receive.device(&seat.device).comp(&over).allow_done(false);
-    seat.post(|| receive.call())?;
+    let mut receive = receive.device(&seat.device).comp(&over);
+    receive.submit()?;
     compare(seat.next_of(&over)?, expected, point)
 }
 

@@ -8,8 +8,8 @@ use carrack::transports::contract::DownCause;
 use carrack::transports::gpu::GpuError;
 use carrack::transports::mem::CopyError;
 use carrack::{
-    CollectiveError, OpError, PostError, ProgressError, Rank, RegisterError, ResourceError,
-    StartError, WaitError,
+    AwaitError, CollectiveError, OpError, PostError, ProgressError, Rank, RegisterError,
+    ResourceError, StartError, WaitError,
 };
 use std::collections::TryReserveError;
 use std::io;
@@ -105,6 +105,8 @@ pub(super) enum PerfError {
     Post(#[from] PostError),
     #[error(transparent)]
     Op(#[from] OpError),
+    #[error(transparent)]
+    Await(#[from] AwaitError),
     #[error(transparent)]
     Progress(#[from] ProgressError),
     #[error(transparent)]

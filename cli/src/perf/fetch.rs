@@ -66,17 +66,17 @@ impl<'a> Fetch<'a> {
             What::Get { room, spare } => {
                 let buffer = spare.take().unwrap_or_else(|| another(room));
                 let mut get = runtime.post_get(*peer, buffer, theirs, 0).device(device).comp(over);
-                *spare = self.seat.begin(|| get.call())?.map(|status| status.buffer);
+                *spare = self.seat.begin(|| get.try_submit())?.map(|status| status.buffer);
                 Ok(())
             }
             What::Put(payload) => {
                 let mut put =
                     runtime.post_put(*peer, lent(payload), theirs, 0).device(device).comp(over);
-                self.seat.start(|| put.call())
+                self.seat.start(|| put.try_submit())
             }
             What::Add => {
                 let mut add = runtime.post_fetch_add(*peer, theirs, 0, 1).device(device).comp(over);
-                self.seat.start(|| add.call())
+                self.seat.start(|| add.try_submit())
             }
         }
     }
@@ -142,8 +142,8 @@ fn another(room: &Buffer) -> Buffer {
 pub(super) fn get_once(seat: &Seat, window: &Window, buffer: Buffer) -> Result<Status, PerfError> {
     let over = CompQueue::new(2);
     let get = seat.runtime.post_get(seat.peer, buffer, &window.theirs, 0);
-    let mut get = get.device(&seat.device).comp(&over).allow_done(false);
-    seat.post(|| get.call())?;
+    let mut get = get.device(&seat.device).comp(&over);
+    get.submit()?;
     seat.next_of(&over)
 }
 
@@ -151,8 +151,8 @@ pub(super) fn get_once(seat: &Seat, window: &Window, buffer: Buffer) -> Result<S
 pub(super) fn add_once(seat: &Seat, window: &Window, value: u64) -> Result<u64, PerfError> {
     let over = CompQueue::new(2);
     let add = seat.runtime.post_fetch_add(seat.peer, &window.theirs, 0, value);
-    let mut add = add.device(&seat.device).comp(&over).allow_done(false);
-    seat.post(|| add.call())?;
+    let mut add = add.device(&seat.device).comp(&over);
+    add.submit()?;
     // A status without a value holds no word: nothing that was added could be told from it.
     Ok(seat.next_of(&over)?.value().unwrap_or(u64::MAX))
 }

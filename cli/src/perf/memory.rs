@@ -83,10 +83,8 @@ impl Memory {
     /// outlast their calls: large messages, and operations that a GPU's engine or the owner of
     /// remote memory carries out.
     pub(super) fn is_lent(&self, point: Point, runtime: &Runtime) -> bool {
-        match point.op.benchmark().reach {
-            Reach::RemoteMemory => !self.all_host,
-            _ => point.size > runtime.max_eager(),
-        }
+        let is_remote = point.op.benchmark().reach == Reach::RemoteMemory;
+        point.size > runtime.max_eager() || is_remote && !self.all_host
     }
 
     /// A device for all threads of a rank, whose active messages land here.

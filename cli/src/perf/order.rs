@@ -1,7 +1,7 @@
 //! Orders of rank 0 to the other ranks.
 
 use super::error::PerfError;
-use carrack::{Outcome, PostError, Rank, Runtime, Status, Tag};
+use carrack::{Rank, Runtime, Tag};
 
 /// Apart from the tags of seats, which count from 0.
 const TAG: Tag = Tag(1 << 32);
@@ -51,26 +51,15 @@ impl Order {
     pub(super) fn give(self, runtime: &Runtime) -> Result<(), PerfError> {
         let bytes = self.encode();
         for to in (1..runtime.size()).map(Rank) {
-            done(runtime.post_send(to, &bytes, TAG).allow_posted(false).allow_retry(false).call())?;
+            runtime.post_send(to, &bytes, TAG).wait()?;
         }
         Ok(())
     }
 
     /// Waits for one. Does not burn a core.
     pub(super) fn take(runtime: &Runtime, from: Rank) -> Result<Self, PerfError> {
-        let status = done(runtime.post_recv(from, vec![0; LENGTH], TAG).call())?;
+        let status = runtime.post_recv(from, vec![0; LENGTH], TAG).wait()?;
         status.bytes().and_then(Self::decode).ok_or(PerfError::Order { from })
-    }
-}
-
-/// The status of a call that waits.
-fn done(called: Result<Outcome, PostError>) -> Result<Status, PerfError> {
-    match called? {
-        Outcome::Done(status) => Ok(status.ok()?),
-        // `allow_posted(false)` and a receive without a completion object end as `Done` only.
-        Outcome::Posted | Outcome::Retry(_) => {
-            Err(PerfError::Arrival("a call that waits did not wait".into()))
-        }
     }
 }
 

@@ -45,7 +45,7 @@ impl<'a> PutLine<'a> {
             put = put.remote_comp(*arrivals_name);
         }
         self.sent += 1;
-        self.seat.start(|| put.call())
+        self.seat.start(|| put.try_submit())
     }
 }
 
@@ -103,7 +103,7 @@ impl Line for SeenLine<'_> {
         }
         let put = runtime.post_put(*peer, &self.bytes[..], &self.window.theirs, 0);
         let mut put = put.device(device).comp(over);
-        self.seat.start(|| put.call())
+        self.seat.start(|| put.try_submit())
     }
 
     /// The last byte is there last: a NIC writes what one packet holds in the order of addresses,

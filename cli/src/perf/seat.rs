@@ -205,7 +205,7 @@ impl Seat {
     #[inline]
     pub(super) fn signal(&self, name: RemoteComp) -> Result<(), PerfError> {
         let mut message = self.runtime.post_am(self.peer, &[], name).device(&self.device);
-        self.post(|| message.call())
+        self.post(|| message.try_submit())
     }
 
     /// Waits until `done` says so, making progress.

@@ -59,8 +59,7 @@ impl<'a> SendLine<'a> {
             .runtime
             .post_recv(seat.peer, Buffer::Empty, seat.tag)
             .device(&seat.device)
-            .comp(over)
-            .allow_done(false);
+            .comp(over);
         let (size, to_post) = (traffic.size, traffic.incoming);
         let mut line = Self { seat, message, receive, over, size, to_post, is_spare: false };
         for buffer in memory.buffers(posted(traffic), traffic.size)? {
@@ -86,7 +85,7 @@ impl<'a> SendLine<'a> {
             return Ok(());
         }
         self.to_post -= 1;
-        self.seat.post(|| self.receive.call())
+        Ok(self.receive.submit()?)
     }
 }
 
@@ -101,12 +100,12 @@ impl SendLine<'_> {
         match &mut self.message {
             Message::Borrowed(message) => {
                 message.again().set_more(more);
-                self.seat.post(|| message.call())?;
+                self.seat.post(|| message.try_submit())?;
             }
             Message::Owned(slice) => {
                 let Seat { runtime, device, peer, tag, .. } = self.seat;
                 let mut message = runtime.post_send(*peer, slice.clone(), *tag).device(device);
-                self.seat.post(|| message.call())?;
+                self.seat.post(|| message.try_submit())?;
             }
         }
         self.post_spare()

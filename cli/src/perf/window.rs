@@ -26,15 +26,11 @@ impl Window {
         let registered = runtime.register_memory(&mine)?;
         let tag = Tag(tag.0 | 1 << 63);
         let over = CompQueue::new(2);
-        let mut receive = runtime
-            .post_recv(*peer, vec![0; NAME], tag)
-            .device(device)
-            .comp(&over)
-            .allow_done(false);
-        seat.post(|| receive.call())?;
+        let mut receive = runtime.post_recv(*peer, vec![0; NAME], tag).device(device).comp(&over);
+        receive.submit()?;
         let name = runtime.get_rmr(&registered).to_bytes();
         let mut send = runtime.post_send(*peer, &name[..], tag).device(device);
-        seat.post(|| send.call())?;
+        seat.post(|| send.try_submit())?;
         let status = seat.next_of(&over)?;
         let theirs = Rmr::from_bytes(status.bytes().unwrap_or_default())?;
         Ok(Self { mine, theirs, _registered: registered })

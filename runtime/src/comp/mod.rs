@@ -74,6 +74,13 @@ pub trait Completion: Send + Sync {
         None
     }
 
+    /// Returns `true` if `signal` may run code of the user's: a handler, a waker, or the user's own
+    /// object. Then it is called in progress only.
+    #[doc(hidden)]
+    fn runs_user_code(&self) -> bool {
+        true
+    }
+
     /// Returns `true` if the user has no handle to it any more: its statuses cannot be taken.
     #[doc(hidden)]
     fn is_abandoned(&self) -> bool {

@@ -44,6 +44,10 @@ impl Completion for Statuses {
         self.handles.strong_count() == 0
     }
 
+    fn runs_user_code(&self) -> bool {
+        false
+    }
+
     fn describe(&self) -> String {
         format!("a queue of {} entries", self.queue.capacity())
     }

@@ -94,6 +94,10 @@ impl Completion for Counted {
         Ok(())
     }
 
+    fn runs_user_code(&self) -> bool {
+        false
+    }
+
     fn describe(&self) -> String {
         "a counter that streams wait for".into()
     }

@@ -49,6 +49,10 @@ impl Completion for Inner {
         self.handles.strong_count() == 0
     }
 
+    fn runs_user_code(&self) -> bool {
+        false
+    }
+
     fn describe(&self) -> String {
         format!("a synchronizer with threshold {}", self.threshold)
     }

@@ -1,8 +1,9 @@
 //! Active messages.
 
 use super::PostAm;
-use super::options::{Kind, Outcome, Post, Sending, Tells};
+use super::options::{Outcome, Post, Sending, Tells};
 use super::pieces::Carries;
+use super::submit::Kind;
 use super::transmit::{Outgoing, transmit, transmit_short};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::error::PostError;
@@ -37,6 +38,16 @@ impl Tells for Am<'_> {
 }
 
 impl Kind for Am<'_> {
+    const NAME: &'static str = "an active message";
+
+    fn may_end_unseen(&self) -> bool {
+        true
+    }
+
+    fn take_back(&mut self, buffer: Buffer) -> bool {
+        self.sending.take_back(buffer)
+    }
+
     #[inline]
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
         post.call_am()
@@ -46,7 +57,7 @@ impl Kind for Am<'_> {
 impl Post<'_, Am<'_>> {
     #[inline]
     fn call_am(&mut self) -> Result<Outcome, PostError> {
-        let header = Message::Am { comp: self.kind.comp, tag: self.tag }.encode();
+        let header = Message::Am { comp: self.kind.comp, tag: self.desc.tag }.encode();
         match transmit_short(self, self.kind.sending.borrowed(), header) {
             Some(outcome) => Ok(outcome),
             None => self.call_in_full(header),
@@ -59,6 +70,7 @@ impl Post<'_, Am<'_>> {
             if let Some(called) = this.in_pieces() {
                 return called;
             }
+            this.check_borrowed(this.kind.sending.borrowed())?;
             let order = this.order.take();
             let outcome = Outgoing::of(this, order.as_deref(), header)
                 .and_then(|outgoing| transmit(&outgoing, &mut this.kind.sending));

@@ -6,8 +6,9 @@
 //! asks the owner, mapped or not, the owner itself included. A registration may make its owner's
 //! NIC the agent: then every rank uses that NIC (`words`).
 
-use super::options::{Kind, Outcome, Path, Post};
+use super::options::{Outcome, Path, Post};
 use super::rma::{Begun, Place};
+use super::submit::Kind;
 use super::{PostAtomic, PostFlush};
 use crate::buffer::Buffer;
 use crate::bulk::Flush;
@@ -85,6 +86,8 @@ impl Runtime {
 }
 
 impl Kind for Atomic<'_> {
+    const NAME: &'static str = "an atomic operation";
+
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
         post.once(|post| post.call_atomic())
     }
@@ -93,12 +96,11 @@ impl Kind for Atomic<'_> {
 impl Post<'_, Atomic<'_>> {
     fn call_atomic(&mut self) -> Result<Outcome, PostError> {
         let this = &*self;
-        let waits = this.comp.is_none() || !this.allow.posted();
         let place = &this.kind.place;
         let is_nics = place.rmr.nic().is_some();
         let at_once =
             || this.order.is_none() && !is_nics && this.ends_at_once(place, MemKind::Host);
-        let begun = this.begin_or_wait(waits, at_once, |comp| match &this.order {
+        let begun = this.begin_or_wait(at_once, |comp| match &this.order {
             None => this.begin(comp),
             Some(order) => this.begin_in_order(order, comp),
         })?;
@@ -140,13 +142,13 @@ impl Post<'_, Atomic<'_>> {
         if !(base + offset).is_multiple_of(8) {
             return Err(PostError::Atomic(AtomicError::Unaligned { offset }));
         }
-        if self.required == Some(Path::CudaIpc) {
+        if self.desc.required == Some(Path::CudaIpc) {
             let linked =
-                self.device_inner().known_route(self.rank).and_then(|route| route.linked());
+                self.device_inner().known_route(self.desc.rank).and_then(|route| route.linked());
             let chosen = linked.map_or("none so far", |linked| linked.transport);
             let why = "atomic operations on memory of a GPU are done by its owner".into();
             return Err(PostError::Path {
-                rank: self.rank,
+                rank: self.desc.rank,
                 chosen,
                 required: Path::CudaIpc.name(),
                 why,
@@ -157,6 +159,8 @@ impl Post<'_, Atomic<'_>> {
 }
 
 impl Kind for ToFlush {
+    const NAME: &'static str = "a flush";
+
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
         post.once(|post| post.call_flush())
     }
@@ -166,20 +170,19 @@ impl Post<'_, ToFlush> {
     fn call_flush(&mut self) -> Result<Outcome, PostError> {
         self.check_rank()?;
         self.check_deadline()?;
-        if self.required.is_some() {
+        if self.desc.required.is_some() {
             self.check_required()?;
         }
         let this = &*self;
         if this.runtime.0.is_forked() {
             return Err(PostError::Forked);
         }
-        let waits = this.comp.is_none() || !this.allow.posted();
         let device = this.device_inner();
         // Operations that wait for an event have to end first as well.
-        let is_ordered = || this.order.is_some() || device.orders_memory(this.rank);
+        let is_ordered = || this.order.is_some() || device.orders_memory(this.desc.rank);
         let at_once =
-            || !is_ordered() && !device.has_memory_operations(this.rank, device.bulk.now());
-        let begun = this.begin_or_wait(waits, at_once, |comp| match is_ordered() {
+            || !is_ordered() && !device.has_memory_operations(this.desc.rank, device.bulk.now());
+        let begun = this.begin_or_wait(at_once, |comp| match is_ordered() {
             true => this.begin_in_order(this.order.as_deref(), comp),
             false => Ok(this.begin_flush(comp)),
         })?;
@@ -190,10 +193,10 @@ impl Post<'_, ToFlush> {
         let device = self.device_inner();
         let bulk = &device.bulk;
         let before = bulk.now();
-        if !device.has_memory_operations(self.rank, before) {
+        if !device.has_memory_operations(self.desc.rank, before) {
             return self.over(0, Buffer::Empty);
         }
-        let operation = self.context(0, comp.cloned());
+        let operation = self.desc.context(0, comp.cloned());
         bulk.flush(&self.runtime.0, Flush { before, operation, lets_go: None });
         Begun::UnderWay
     }

@@ -1,19 +1,23 @@
-//! Posting: one builder for each operation.
-//!
-//! [`call`](Post::call) never blocks and comes to one of three outcomes: `Done`, `Posted`, or
-//! `Retry`. After a retry the operation, its buffer included, is still the caller's: call it again.
+//! Posting: one builder for each operation, and four verbs that post it.
 //!
 //! ```text
+//! try_submit   Done(status) | Posted | Retry(reason); never blocks, never queues
+//! submit       never blocks; queued if it cannot go now; the completion object is always told
+//! wait         blocks, making progress; returns the status
+//! await        a future; returns the status
+//!
 //! Done     completed: the status is returned, and no completion object is signalled
 //! Posted   in flight: the completion object will be signalled, exactly once
-//! Retry    nothing happened; make progress and call again
+//! Retry    nothing happened; make progress and try again
 //! ```
 //!
-//! After `Done` or `Posted` the operation is spent: a further call is an error, and does nothing.
+//! After an error or a retry the operation, its buffer included, is still the caller's. After
+//! `Done` or `Posted` it is spent: a further call is an error, and does nothing.
 
 mod am;
 mod atomic;
 mod batch;
+mod desc;
 mod nic;
 mod operation;
 mod options;
@@ -24,6 +28,7 @@ mod pieces;
 mod recv;
 mod rma;
 mod send;
+mod submit;
 mod transmit;
 mod words;
 

@@ -26,7 +26,7 @@ impl<K> Post<'_, K> {
     /// Returns the link and the knowledge of the region, if a NIC could do it.
     fn nic(&self, place: &Place<'_>) -> Option<(&Linked, Arc<Remote>)> {
         let device = self.device_inner();
-        let linked = device.known_route(self.rank)?.linked()?;
+        let linked = device.known_route(self.desc.rank)?.linked()?;
         if !linked.caps.remote_memory || !linked.link.is_up() {
             return None;
         }
@@ -44,7 +44,7 @@ impl<K> Post<'_, K> {
         let remote = place.rmr.direct(self.runtime.0.id, (device.index, &device.remotes));
         if *remote.look() == Knowledge::Nothing && remote.begin_to_ask() {
             let message = Message::Where { region: place.rmr.number() };
-            device.control(&self.runtime.0, self.rank, message, SmallBytes::empty());
+            device.control(&self.runtime.0, self.desc.rank, message, SmallBytes::empty());
         }
         remote
     }
@@ -58,7 +58,7 @@ impl<K> Post<'_, K> {
     ) -> Result<Option<RemotePlace>, PostError> {
         let (at, room) = match known {
             Knowledge::Nothing | Knowledge::Asked | Knowledge::Refused => return Ok(None),
-            Knowledge::Ended => return Err(PostError::Stale(self.rank)),
+            Knowledge::Ended => return Err(PostError::Stale(self.desc.rank)),
             Knowledge::Place(at, room) => (at, room),
         };
         let offset = place.rmr.offset() + place.offset;
@@ -77,11 +77,11 @@ impl<K> Post<'_, K> {
         op: impl FnOnce(OpToken) -> Op<'b>,
     ) -> Result<Given, PostError> {
         let device = self.device_inner();
-        let Ok(token) = device.outstanding.insert(self.context(size, comp.cloned())) else {
+        let Ok(token) = device.outstanding.insert(self.desc.context(size, comp.cloned())) else {
             return Ok(Given::Full(RetryReason::Unanswered));
         };
         // First: the operation may end on another thread before this call returns.
-        device.note_direct(token, self.rank, signal.map(|signal| (signal, self.tag)));
+        device.note_direct(token, self.desc.rank, signal.map(|signal| (signal, self.desc.tag)));
         let submitted = link.submit(op(OpToken(token)));
         if let Ok(Submit::Posted) = submitted {
             return Ok(Given::UnderWay);
@@ -93,13 +93,15 @@ impl<K> Post<'_, K> {
             Err(SubmitError::Unregistered(why)) => Ok(Given::Refused(why)),
             Ok(_) => Ok(Given::Refused("the link has no completion for it".into())),
             Err(SubmitError::Down { cause, .. }) => {
-                if let Some(route) = device.known_route(self.rank) {
+                if let Some(route) = device.known_route(self.desc.rank) {
                     route.tell_down(&cause);
                 }
-                Err(PostError::PeerDown { rank: self.rank, cause })
+                Err(PostError::PeerDown { rank: self.desc.rank, cause })
             }
-            Err(SubmitError::Lacking(why)) => Err(PostError::Lacking { rank: self.rank, why }),
-            Err(other) => Err(PostError::Unreachable { rank: self.rank, why: other.to_string() }),
+            Err(SubmitError::Lacking(why)) => Err(PostError::Lacking { rank: self.desc.rank, why }),
+            Err(other) => {
+                Err(PostError::Unreachable { rank: self.desc.rank, why: other.to_string() })
+            }
         }
     }
 
@@ -107,7 +109,7 @@ impl<K> Post<'_, K> {
     fn begun(&self, given: Given) -> Option<Begun> {
         match given {
             Given::UnderWay => Some(Begun::UnderWay),
-            Given::Full(reason) if self.allow.retry() => Some(Begun::Full(reason)),
+            Given::Full(reason) if !self.desc.mode.submits() => Some(Begun::Full(reason)),
             Given::Full(_) | Given::Refused(_) => None,
         }
     }

@@ -4,7 +4,9 @@
 //! over. Any executor will do, as long as some thread makes progress; [`Runtime::block_on`] does
 //! both on this one.
 
-use super::options::{Allow, Kind, Outcome, Post};
+use super::desc::OpDesc;
+use super::options::Post;
+use super::submit::Kind;
 use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::{Completion, Status};
 use crate::error::{AwaitError, PostError, ProgressError, WaitError};
@@ -23,8 +25,8 @@ use std::time::{Duration, Instant};
 ///
 /// The first poll posts the operation. It waits in the peer's backlog if necessary; while that is
 /// full, progress wakes it to try again. Dropping the future early detaches the operation, which
-/// goes on and keeps its buffer; a [`deadline`](Post::deadline) limits it. `.comp` and the options
-/// of allowed outcomes have no effect here.
+/// goes on and keeps its buffer; a [`deadline`](Post::deadline) limits it. `.comp` has no effect
+/// here.
 #[must_use = "nothing is posted until this is awaited or started"]
 pub struct Operation<'a, K> {
     state: State<'a, K>,
@@ -64,6 +66,10 @@ impl Completion for Cell {
         Ok(())
     }
 
+    fn runs_user_code(&self) -> bool {
+        self.lock().1.is_some()
+    }
+
     fn describe(&self) -> String {
         "a future".into()
     }
@@ -90,44 +96,13 @@ impl<'a, K: Kind + Unpin> Post<'a, K> {
 }
 
 impl<K: Kind> Post<'_, K> {
-    /// Calls as `call` does, with another completion object for this once.
-    fn call_with(self, comp: &Arc<dyn Completion>) -> (Self, Result<Outcome, PostError>) {
-        if self.allow.is_spent() {
-            return (self, Err(PostError::Spent));
-        }
-        let Self { runtime, rank, tag, device, comp: own, user_context, allow, required, .. } =
-            self;
-        let Self { deadline, order, kind, .. } = self;
-        let mut post = Post {
-            runtime,
-            rank,
-            tag,
-            device,
-            comp: Some(comp),
-            user_context,
-            // An operation that cannot go now waits in the peer's backlog, instead of retries.
-            allow: Allow::ALL.without_retry(),
-            required,
-            deadline,
-            order,
-            kind,
-        };
-        let outcome = K::post(&mut post);
+    /// Submits it, with another completion object for this once.
+    fn submit_telling(self, comp: &Arc<dyn Completion>) -> (Self, Result<(), PostError>) {
+        let Self { runtime, desc, order, kind } = self;
+        let mut post = Post { runtime, desc: OpDesc { comp: Some(comp), ..desc }, order, kind };
+        let outcome = post.submit();
         let Post { order, kind, .. } = post;
-        let back = Self {
-            runtime,
-            rank,
-            tag,
-            device,
-            comp: own,
-            user_context,
-            allow,
-            required,
-            deadline,
-            order,
-            kind,
-        };
-        (back, outcome)
+        (Self { runtime, desc, order, kind }, outcome)
     }
 }
 
@@ -143,14 +118,9 @@ impl<K: Kind> Operation<'_, K> {
     /// Posts it, if it is not posted and need not wait.
     fn post(&mut self) {
         self.state = match std::mem::replace(&mut self.state, State::Spent) {
-            State::Unposted(post) => match post.call_with(&self.object) {
-                (_, Ok(Outcome::Done(status))) => {
-                    let _ = self.cell.signal(status);
-                    State::Posted(None)
-                }
-                (post, Ok(Outcome::Posted)) => State::Posted(post.kind.ticket()),
-                (post, Ok(Outcome::Retry(_)))
-                | (post, Err(PostError::BacklogFull { .. } | PostError::OffersFull { .. })) => {
+            State::Unposted(post) => match post.submit_telling(&self.object) {
+                (post, Ok(())) => State::Posted(post.kind.ticket()),
+                (post, Err(PostError::BacklogFull { .. } | PostError::OffersFull { .. })) => {
                     State::Unposted(post)
                 }
                 (_, Err(error)) => State::Refused(error),

@@ -1,16 +1,17 @@
 //! The options that all operations share.
 
+use super::desc::{Mode, OpDesc};
 use super::order::Order;
-use crate::buffer::SendBuffer;
-use crate::comp::{AsCompletion, Completion, Status};
+use super::submit::Kind;
+use crate::buffer::{Buffer, SendBuffer};
+use crate::comp::{AsCompletion, Status};
 use crate::deadline::Deadline;
 use crate::device::{Device, DeviceInner};
 use crate::error::PostError;
-use crate::matching::{MatchingEngine, Ticket};
+use crate::matching::MatchingEngine;
 use crate::names::{Matching, Rank, RemoteComp, Tag, UserContext};
 use crate::runtime::Runtime;
 use carrack_transports::contract::Busy;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// The outcome of a post.
@@ -22,7 +23,7 @@ pub enum Outcome {
     Done(Status),
     /// The operation is in flight. The completion object will be signalled once.
     Posted,
-    /// Nothing happened: make progress, and call the operation again.
+    /// Nothing happened: make progress, and try again.
     Retry(RetryReason),
 }
 
@@ -37,7 +38,7 @@ impl Outcome {
         matches!(self, Self::Posted)
     }
 
-    /// Returns `true` if the operation has to be called again.
+    /// Returns `true` if the operation has to be tried again.
     pub fn is_retry(&self) -> bool {
         matches!(self, Self::Retry(_))
     }
@@ -106,74 +107,15 @@ impl Path {
 
 /// An operation to post: its kind (`K`), and its options.
 ///
-/// Options are named and chained, and all have defaults. [`call`](Post::call) posts it.
-#[must_use = "nothing is posted until `call`"]
+/// Options are named and chained, and all have defaults. [`try_submit`](Post::try_submit),
+/// [`submit`](Post::submit), [`wait`](Post::wait) and `await` post it.
+#[must_use = "nothing is posted until `try_submit`, `submit`, `wait` or `await`"]
 pub struct Post<'a, K> {
     pub(super) runtime: &'a Runtime,
-    pub(super) rank: Rank,
-    pub(super) tag: Tag,
-    pub(super) device: Option<&'a Device>,
-    pub(super) comp: Option<&'a Arc<dyn Completion>>,
-    pub(super) user_context: UserContext,
-    pub(super) allow: Allow,
-    pub(super) required: Option<Path>,
-    pub(super) deadline: Deadline,
+    pub(super) desc: OpDesc<'a>,
     /// The order of the operation, if any.
     pub(super) order: Option<Box<Order>>,
     pub(super) kind: K,
-}
-
-/// A kind of operation. The kinds are those of this crate.
-pub trait Kind: Sized {
-    /// Posts it.
-    #[doc(hidden)]
-    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError>;
-
-    /// Returns the ticket for `cancel`.
-    #[doc(hidden)]
-    fn ticket(&self) -> Option<Ticket> {
-        None
-    }
-}
-
-impl<K: Kind> Post<'_, K> {
-    /// Posts the operation. Never blocks, except for operations that cannot signal their end:
-    /// receives, gets and atomic operations without a completion object, flushes, and operations
-    /// with `allow_posted(false)`. These make progress until they have completed.
-    ///
-    /// # Errors
-    /// See [`PostError`]; the operation is as it was, its buffer included. After `Done` or `Posted`
-    /// it is [`PostError::Spent`].
-    #[inline]
-    pub fn call(&mut self) -> Result<Outcome, PostError> {
-        K::post(self)
-    }
-
-    /// Lets an operation be called once more after `Done` or `Posted`, to do the same again: one
-    /// that sends borrowed bytes, or has no buffer. One that has given its buffer away stays
-    /// [spent](PostError::Spent).
-    #[inline]
-    pub fn again(&mut self) -> &mut Self {
-        self.allow.set(Allow::SPENT, false);
-        self
-    }
-
-    /// Posts it, unless that was done before. Receives and gets need it not: they have no buffer
-    /// any more.
-    #[inline(always)]
-    pub(super) fn once(
-        &mut self,
-        post: impl FnOnce(&mut Self) -> Result<Outcome, PostError>,
-    ) -> Result<Outcome, PostError> {
-        if self.allow.is_spent() {
-            return Err(PostError::Spent);
-        }
-        let outcome = post(self);
-        if matches!(outcome, Ok(Outcome::Done(_) | Outcome::Posted)) {
-            self.allow.spend();
-        }
-        outcome
-    }
 }
 
 /// A kind of operation that tells a completion object of the other rank: with an active message, or
@@ -187,7 +129,7 @@ pub trait Tells: Kind {
 impl<K: Tells> Post<'_, K> {
     /// Sets the tag that the other rank gets: all 64 bits are the user's.
     pub fn tag(mut self, tag: Tag) -> Self {
-        self.tag = tag;
+        self.desc.tag = tag;
         self
     }
 
@@ -223,86 +165,6 @@ impl<'a, K: Matches<'a>> Post<'a, K> {
     pub fn matching_engine(mut self, engine: &'a MatchingEngine) -> Self {
         self.kind.matching().engine = Some(engine);
         self
-    }
-}
-
-/// The outcomes that the caller excludes, and rare options: a single test shows that there are
-/// none.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Allow(u8);
-
-impl Allow {
-    /// The default of all operations.
-    pub(super) const ALL: Self = Self(0);
-    const NOT_DONE: u8 = 1;
-    const NOT_POSTED: u8 = 2;
-    const NOT_RETRY: u8 = 4;
-    /// Others follow at once.
-    const MORE: u8 = 8;
-    /// It came to `Done` or `Posted`.
-    const SPENT: u8 = 16;
-
-    #[inline(always)]
-    fn has(self, mark: u8) -> bool {
-        self.0 & mark != 0
-    }
-
-    #[inline(always)]
-    fn set(&mut self, mark: u8, is_set: bool) {
-        self.0 = self.0 & !mark | if is_set { mark } else { 0 };
-    }
-
-    /// Returns `true` if no option is set, apart from `MORE`.
-    #[inline(always)]
-    pub(super) fn is_ordinary(self) -> bool {
-        self.0 & !Self::MORE == 0
-    }
-
-    #[inline(always)]
-    pub(super) fn done(self) -> bool {
-        !self.has(Self::NOT_DONE)
-    }
-
-    #[inline(always)]
-    pub(super) fn posted(self) -> bool {
-        !self.has(Self::NOT_POSTED)
-    }
-
-    #[inline(always)]
-    pub(super) fn retry(self) -> bool {
-        !self.has(Self::NOT_RETRY)
-    }
-
-    #[inline(always)]
-    pub(super) fn has_more(self) -> bool {
-        self.has(Self::MORE)
-    }
-
-    #[inline(always)]
-    pub(super) fn is_spent(self) -> bool {
-        self.has(Self::SPENT)
-    }
-
-    #[inline(always)]
-    pub(super) fn spend(&mut self) {
-        self.set(Self::SPENT, true);
-    }
-
-    /// Excludes `Posted`, for a call that waits.
-    pub(super) fn without_posted(mut self) -> Self {
-        self.set(Self::NOT_POSTED, true);
-        self
-    }
-
-    /// Excludes `Retry`.
-    pub(super) fn without_retry(mut self) -> Self {
-        self.set(Self::NOT_RETRY, true);
-        self
-    }
-
-    /// Checks that a call that waits for its end may be `Done`.
-    pub(super) fn check_waiting(self) -> Result<(), PostError> {
-        if self.done() { Ok(()) } else { Err(PostError::NoOutcome) }
     }
 }
 
@@ -343,6 +205,14 @@ impl<'a> Sending<'a> {
         }
     }
 
+    /// Takes the buffer of a failed message back, if it comes back.
+    pub(super) fn take_back(&mut self, buffer: Buffer) -> bool {
+        if !matches!(buffer, Buffer::Empty) {
+            self.buffer = Some(SendBuffer::Owned(buffer));
+        }
+        self.buffer.is_some()
+    }
+
     /// Takes itself, and leaves a spent one.
     pub(super) fn take(&mut self) -> Self {
         Self { buffer: self.buffer.take() }
@@ -351,63 +221,28 @@ impl<'a> Sending<'a> {
 
 impl<'a, K> Post<'a, K> {
     pub(super) fn new(runtime: &'a Runtime, rank: Rank, tag: Tag, kind: K) -> Self {
-        Self {
-            runtime,
-            rank,
-            tag,
-            device: None,
-            comp: None,
-            user_context: UserContext::default(),
-            allow: Allow::ALL,
-            required: None,
-            deadline: Deadline::NEVER,
-            order: None,
-            kind,
-        }
+        Self { runtime, desc: OpDesc::new(rank, tag), order: None, kind }
     }
 
-    /// Sets the completion object that is signalled when a `Posted` operation has completed. For a
-    /// sending operation its buffer may then be reused; for a receive the message is there.
+    /// Sets the completion object that is signalled when a submitted operation has completed. For
+    /// a sending operation its buffer may then be reused; for a receive the message is there.
     ///
-    /// Without one, a sending operation that was posted ends unseen. A receive then returns only
-    /// when it has completed, and must be allowed to be `Done`.
+    /// Without one, a message that is sent and a put end unseen, and all other operations have to
+    /// be waited for or awaited.
     pub fn comp(mut self, comp: &'a impl AsCompletion) -> Self {
-        self.comp = Some(comp.as_completion());
+        self.desc.comp = Some(comp.as_completion());
         self
     }
 
     /// Sets the device; the default is the runtime's default device.
     pub fn device(mut self, device: &'a Device) -> Self {
-        self.device = Some(device);
+        self.desc.device = Some(device);
         self
     }
 
     /// Sets a number that the status returns.
     pub fn user_context(mut self, context: UserContext) -> Self {
-        self.user_context = context;
-        self
-    }
-
-    /// Allows the outcome `Done` (the default). Otherwise the completion object is signalled even
-    /// if the operation completes at once, and the outcome is `Posted`. A call that waits for its
-    /// end is then an error: [`PostError::NoOutcome`].
-    pub fn allow_done(mut self, allowed: bool) -> Self {
-        self.allow.set(Allow::NOT_DONE, !allowed);
-        self
-    }
-
-    /// Allows the outcome `Posted` (the default). Otherwise the call makes progress until the
-    /// operation has completed, and returns `Done`. Not possible inside a completion handler.
-    pub fn allow_posted(mut self, allowed: bool) -> Self {
-        self.allow.set(Allow::NOT_POSTED, !allowed);
-        self
-    }
-
-    /// Allows the outcome `Retry` (the default). Otherwise the operation waits in the peer's
-    /// backlog, and the outcome is `Posted`. Beyond the limit of the backlog, or of operations on
-    /// memory, the call fails; a call that waits for the end waits for room as well.
-    pub fn allow_retry(mut self, allowed: bool) -> Self {
-        self.allow.set(Allow::NOT_RETRY, !allowed);
+        self.desc.user_context = context;
         self
     }
 
@@ -423,17 +258,17 @@ impl<'a, K> Post<'a, K> {
         self
     }
 
-    /// Sets the same for an operation that is called [again](Self::again).
+    /// Sets the same for an operation that is posted [again](Self::again).
     #[inline]
     pub fn set_more(&mut self, more: bool) {
-        self.allow.set(Allow::MORE, more);
+        self.desc.mode.set(Mode::MORE, more);
     }
 
     /// Demands a path to the peer. If another one was chosen, the call is an error that says why;
     /// so is the status of a message that waited for its link. A receive that demands one has to
     /// name its rank.
     pub fn require(mut self, path: Path) -> Self {
-        self.required = Some(path);
+        self.desc.required = Some(path);
         self
     }
 
@@ -446,33 +281,33 @@ impl<'a, K> Post<'a, K> {
     /// arrive although its sender has given up. An operation that an engine of a GPU is carrying
     /// out is waited for.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::after(after);
+        self.desc.deadline = Deadline::after(after);
         self
     }
 
     /// Fails if the deadline has passed before the begin.
     pub(super) fn check_deadline(&self) -> Result<(), PostError> {
-        if self.deadline.is_some() && self.deadline.has_passed(Deadline::now()) {
-            return Err(PostError::TimedOut(self.rank));
+        if self.desc.deadline.is_some() && self.desc.deadline.has_passed(Deadline::now()) {
+            return Err(PostError::TimedOut(self.desc.rank));
         }
         Ok(())
     }
 
     #[inline]
     pub(super) fn device_inner(&self) -> &'a DeviceInner {
-        match self.device {
+        match self.desc.device {
             Some(device) => &device.0,
             None => &self.runtime.0.default_device().0,
         }
     }
 
     pub(super) fn check_rank(&self) -> Result<(), PostError> {
-        if self.rank.0 < self.runtime.0.size {
+        if self.desc.rank.0 < self.runtime.0.size {
             return Ok(());
         }
-        if self.rank == Rank::ANY {
+        if self.desc.rank == Rank::ANY {
             return Err(PostError::Wildcard("Rank::ANY"));
         }
-        Err(PostError::NoSuchRank { rank: self.rank, last: self.runtime.0.size - 1 })
+        Err(PostError::NoSuchRank { rank: self.desc.rank, last: self.runtime.0.size - 1 })
     }
 }

@@ -227,6 +227,10 @@ impl Completion for Renamed {
         self.inner.as_ref()
     }
 
+    fn runs_user_code(&self) -> bool {
+        self.inner.as_ref().is_some_and(|inner| inner.runs_user_code())
+    }
+
     fn describe(&self) -> String {
         self.inner.as_ref().map_or_else(|| "nothing".into(), |inner| inner.describe())
     }

@@ -7,9 +7,11 @@
 
 use super::atomic::{Atomic, Operation};
 use super::batch::{Batch, Owned, Rest, Started};
-use super::options::{Allow, Kind, Match, Outcome, Path, Post, RetryReason};
+use super::desc::OpDesc;
+use super::options::{Match, Outcome, Path, Post, RetryReason};
 use super::recv::Recv;
 use super::rma::{Get, Place, Put};
+use super::submit::Kind;
 use crate::buffer::{Buffer, SendBuffer};
 use crate::device::Device;
 use crate::error::OpError;
@@ -261,19 +263,16 @@ pub(super) enum Start {
 
 impl Said {
     fn post<'a, K>(&'a self, runtime: &'a Runtime, device: &'a Device, kind: K) -> Post<'a, K> {
-        Post {
-            runtime,
-            rank: self.op.rank,
-            tag: self.op.tag,
+        let OpContext { rank, tag, user_context, deadline, ref comp, .. } = self.op;
+        let desc = OpDesc {
             device: Some(device),
-            comp: self.op.comp.as_ref(),
-            user_context: self.op.user_context,
-            allow: Allow::ALL,
+            comp: comp.as_ref(),
+            user_context,
             required: self.required,
-            deadline: self.op.deadline,
-            order: None,
-            kind,
-        }
+            deadline,
+            ..OpDesc::new(rank, tag)
+        };
+        Post { runtime, desc, order: None, kind }
     }
 }
 

@@ -58,9 +58,9 @@ impl<K> Post<'_, K> {
             Ok(begun) => begun,
             Err(error) => return Err((error, what)),
         };
-        let (rank, deadline, sort) = (self.rank, self.deadline, what.sort());
+        let (rank, deadline, sort) = (self.desc.rank, self.desc.deadline, what.sort());
         let size = if sort == Sort::Receive { 0 } else { what.size() };
-        let said = Said { op: self.context(size, comp), required: self.required };
+        let said = Said { op: self.desc.context(size, comp), required: self.desc.required };
         let later = Later { ready, runtime: Arc::downgrade(inner), said, what };
         let device = self.device_inner();
         let waits = Waits::Later(Some(Box::new(later)));
@@ -239,12 +239,12 @@ impl Post<'_, Recv<'_>> {
     /// Posts it in its order.
     #[cold]
     pub(super) fn post_in_order(&mut self, order: &Order) -> Result<Outcome, PostError> {
-        let (rank, runtime, device) = (self.rank, &self.runtime.0, self.device_inner());
+        let (rank, runtime, device) = (self.desc.rank, &self.runtime.0, self.device_inner());
         if device.is_closed() {
             return Err(device.why_closed());
         }
         self.check_deadline()?;
-        let policy = self.kind.matching.of_receive(rank, self.tag)?;
+        let policy = self.kind.matching.of_receive(rank, self.desc.tag)?;
         if policy.looks_at_rank() {
             self.check_rank()?;
             order.check_peer(runtime, rank)?;
@@ -263,8 +263,8 @@ impl Post<'_, Recv<'_>> {
         let Match { engine, .. } = self.kind.matching;
         let engine = engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE)).clone();
         let number = runtime.streams.number();
-        let ticket = Ticket::of_parked(&engine, policy, rank, self.tag, number);
-        let renamed = Renamed::of(self.comp.cloned(), number, runtime);
+        let ticket = Ticket::of_parked(&engine, policy, rank, self.desc.tag, number);
+        let renamed = Renamed::of(self.desc.comp.cloned(), number, runtime);
         let Recv { buffer, .. } = self.kind.take();
         match self.park_as(number, order, What::Recv(buffer, policy, engine), Some(&renamed)) {
             Ok(()) => {

@@ -4,7 +4,9 @@
 //! gathered into one place before they are sent, and spread over the list when they have come: one
 //! copy more than from a buffer in one piece. The list comes back in the status.
 
-use super::options::{Kind, Outcome, Post};
+use super::desc::OpDesc;
+use super::options::{Outcome, Post};
+use super::submit::Kind;
 use crate::buffer::{Buffer, fresh};
 use crate::comp::{Completion, Status};
 use crate::error::PostError;
@@ -75,6 +77,10 @@ impl Completion for Spread {
         self.inner.as_ref()
     }
 
+    fn runs_user_code(&self) -> bool {
+        self.inner.as_ref().is_some_and(|inner| inner.runs_user_code())
+    }
+
     fn describe(&self) -> String {
         self.inner.as_ref().map_or_else(|| "nothing".into(), |inner| inner.describe())
     }
@@ -122,11 +128,6 @@ impl<K: Carries> Post<'_, K> {
     #[cold]
     fn call_in_pieces(&mut self) -> Result<Outcome, PostError> {
         let is_sent = K::IS_SENT;
-        // Without a completion object an operation may have to wait for its end: that stays so.
-        let waits = self.comp.is_none() && !is_sent || !self.allow.posted();
-        if waits {
-            self.allow.check_waiting()?;
-        }
         let mut list = match self.kind.owned().map(std::mem::take) {
             Some(Buffer::List(list)) => list.into_vec(),
             _ => Vec::new(),
@@ -143,23 +144,15 @@ impl<K: Carries> Post<'_, K> {
             }
         };
         let spread = Arc::new(Spread {
-            inner: self.comp.cloned(),
+            inner: self.desc.comp.cloned(),
             list: Mutex::new(Some(list)),
             fills: !is_sent,
         });
         let comp: Arc<dyn Completion> = spread.clone();
         self.kind.hold(whole);
-        let allow = if waits { self.allow.without_posted() } else { self.allow };
         let mut post = Post {
             runtime: self.runtime,
-            rank: self.rank,
-            tag: self.tag,
-            device: self.device,
-            comp: Some(&comp),
-            user_context: self.user_context,
-            allow,
-            required: self.required,
-            deadline: self.deadline,
+            desc: OpDesc { comp: Some(&comp), ..self.desc },
             order: self.order.clone(),
             kind: self.kind.take(),
         };

@@ -1,9 +1,11 @@
 //! Receives.
 
 use super::PostRecv;
-use super::options::{Kind, Match, Matches, Outcome, Post};
+use super::desc::OpDesc;
+use super::options::{Match, Matches, Outcome, Post};
 use super::pieces::Carries;
 use super::rma::Begun;
+use super::submit::Kind;
 use crate::buffer::Buffer;
 use crate::comp::{AsCompletion, Status, Synchronizer};
 use crate::device::DeviceInner;
@@ -52,7 +54,7 @@ impl<'a> Recv<'a> {
 }
 
 impl Post<'_, Recv<'_>> {
-    /// Sets the buffer, and lets the receive be called again after `Done` or `Posted`: for a further
+    /// Sets the buffer, and lets the receive be posted again after `Done` or `Posted`: for a further
     /// message, with the same options. A loop that refills one receive posts faster than one that
     /// builds a receive for each message.
     ///
@@ -65,8 +67,8 @@ impl Post<'_, Recv<'_>> {
     /// let (me, tag, queue) = (runtime.rank(), Tag(1), CompQueue::new(4));
     /// let mut receive = runtime.post_recv(me, vec![0; 8], tag).comp(&queue);
     /// for number in 0..3_u64 {
-    ///     assert!(receive.call()?.is_posted());
-    ///     let _ = runtime.post_send(me, &number.to_le_bytes(), tag).call()?;
+    ///     receive.submit()?;
+    ///     runtime.post_send(me, &number.to_le_bytes(), tag).submit()?;
     ///     let status = loop {
     ///         runtime.progress()?;
     ///         if let Some(status) = queue.pop() {
@@ -93,6 +95,13 @@ impl<'a> Matches<'a> for Recv<'a> {
 }
 
 impl Kind for Recv<'_> {
+    const NAME: &'static str = "a receive";
+
+    fn take_back(&mut self, buffer: Buffer) -> bool {
+        self.hold(buffer);
+        true
+    }
+
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
         match post.in_pieces() {
             Some(called) => called,
@@ -107,7 +116,7 @@ impl Kind for Recv<'_> {
 
 impl Post<'_, Recv<'_>> {
     fn call_recv(&mut self) -> Result<Outcome, PostError> {
-        if self.comp.is_none() || !self.allow.posted() {
+        if self.desc.mode.waits() {
             return self.call_and_wait();
         }
         self.post()
@@ -115,7 +124,7 @@ impl Post<'_, Recv<'_>> {
 
     #[inline(always)]
     fn post(&mut self) -> Result<Outcome, PostError> {
-        if self.required.is_some() {
+        if self.desc.required.is_some() {
             self.check_required()?;
         }
         let Some(order) = self.order.take() else { return self.post_now() };
@@ -130,7 +139,7 @@ impl Post<'_, Recv<'_>> {
             return Err(device.why_closed());
         }
         self.check_deadline()?;
-        let (rank, tag) = (self.rank, self.tag);
+        let (rank, tag) = (self.desc.rank, self.desc.tag);
         let policy = self.kind.matching.of_receive(rank, tag)?;
         if policy.looks_at_rank() {
             self.check_rank()?;
@@ -144,7 +153,7 @@ impl Post<'_, Recv<'_>> {
         self.kind.is_spent = true;
         let runtime = &self.runtime.0;
         let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE));
-        let Self { user_context, deadline, comp, kind, .. } = self;
+        let Self { desc: OpDesc { user_context, deadline, comp, .. }, kind, .. } = self;
         let met = engine.receive(policy, rank, tag, |receive| {
             // Field by field: a load of all of them would wait for the stores of each.
             std::mem::swap(&mut receive.buffer, &mut kind.buffer);
@@ -171,7 +180,7 @@ impl Post<'_, Recv<'_>> {
         }
         let device = other.as_ref().map_or(device, |other| &*other.0);
         let buffer = std::mem::take(&mut self.kind.buffer);
-        let mut receive = Receive { buffer, op: self.context(0, None) };
+        let mut receive = Receive { buffer, op: self.desc.context(0, None) };
         let needs_engine = match &message.content {
             Content::Here(payload) => {
                 !(receive.buffer.kind().is_host() && payload.view().place().is_host())
@@ -180,7 +189,7 @@ impl Post<'_, Recv<'_>> {
         };
         if needs_engine {
             // The receive will end later than this call.
-            receive.op.comp = self.comp.cloned();
+            receive.op.comp = self.desc.comp.cloned();
             if let Some((_, status)) = device.land(runtime, message, receive) {
                 return self.outcome(Begun::Over(status));
             }
@@ -200,9 +209,9 @@ impl Post<'_, Recv<'_>> {
         policy: Matching,
         ticket: Ticket,
     ) -> Outcome {
-        let (rank, runtime) = (self.rank, &self.runtime.0);
+        let (rank, runtime) = (self.desc.rank, &self.runtime.0);
         self.kind.ticket = Some(ticket);
-        runtime.deadlines.note(self.deadline);
+        runtime.deadlines.note(self.desc.deadline);
         if policy.looks_at_rank() {
             // No further message comes from a gone rank, and a receive must not wait for it for
             // ever. A rank's end is noted before the search for its receives in the table, which
@@ -232,36 +241,29 @@ impl Post<'_, Recv<'_>> {
     /// Makes a link to an awaited rank, even if nothing was ever sent to it: the end of the rank
     /// must be noticed.
     fn watch(&self, device: &DeviceInner) {
-        let Some(route) = device.route(self.rank).filter(|route| route.linked().is_none()) else {
+        let Some(route) = device.route(self.desc.rank).filter(|route| route.linked().is_none())
+        else {
             return;
         };
         match route.link(&self.runtime.0, device) {
             Ok(Some(_)) => {}
-            Ok(None) => self.runtime.0.look_out_for(device, self.rank),
+            Ok(None) => self.runtime.0.look_out_for(device, self.desc.rank),
             // If it is gone, the receive has been ended with the reason.
             Err(error) => {
-                tracing::debug!(%error, rank = self.rank.0, "no link to a rank that is received \
+                tracing::debug!(%error, rank = self.desc.rank.0, "no link to a rank that is received \
                     from");
             }
         }
     }
 
     fn call_and_wait(&mut self) -> Result<Outcome, PostError> {
-        self.allow.check_waiting()?;
         if in_handler() {
             return Err(PostError::WouldBlock);
         }
         let waiting = Synchronizer::new(1);
         let mut inner: PostRecv<'_> = Post {
             runtime: self.runtime,
-            rank: self.rank,
-            tag: self.tag,
-            device: self.device,
-            comp: Some(waiting.as_completion()),
-            user_context: self.user_context,
-            allow: super::options::Allow::ALL,
-            required: self.required,
-            deadline: self.deadline,
+            desc: self.desc.telling(waiting.as_completion()),
             order: self.order.take(),
             kind: self.kind.take(),
         };

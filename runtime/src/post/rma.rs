@@ -1,9 +1,10 @@
 //! Puts and gets: bytes to and from other ranks' memory.
 
-use super::options::{Kind, Outcome, Path, Post, RetryReason, Tells};
+use super::options::{Outcome, Path, Post, RetryReason, Tells};
 use super::pieces::Carries;
 use super::recv::{step, wait_for};
-use super::transmit::own;
+use super::submit::Kind;
+use super::transmit::{own, tell_now};
 use super::{PostGet, PostPut};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::bulk::answers::NOBODY;
@@ -12,7 +13,6 @@ use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
-use crate::op::OpContext;
 use crate::peer::route::Route;
 use crate::progress::{Landing, in_handler};
 use crate::protocol::header::Message;
@@ -22,7 +22,7 @@ use crate::runtime::{Inner, Runtime};
 use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
-use carrack_transports::mem::{MemKind, Refused, RegionSlice, Transfer};
+use carrack_transports::mem::{MemKind, PacketSource, Refused, RegionSlice, Transfer};
 use std::sync::Arc;
 
 /// The parameters of a put.
@@ -53,7 +53,7 @@ pub(super) enum Begun {
     UnderWay,
     /// Too much waits for peers already: nothing was begun.
     Busy,
-    /// The link is full: nothing was begun. Only where `Retry` is allowed.
+    /// The link is full: nothing was begun. Not for `submit`.
     Full(RetryReason),
 }
 
@@ -96,13 +96,13 @@ impl<K> Post<'_, K> {
         len: u64,
         near: Option<&Arc<dyn Gpu>>,
     ) -> Result<Option<(&'p Region, usize)>, PostError> {
-        let (rank, rmr) = (self.rank, place.rmr);
+        let (rank, rmr) = (self.desc.rank, place.rmr);
         let (at, route) = self.check_place(place, len)?;
         let (transport, imported, why) = match rmr.imported(&self.runtime.0, near) {
             Ok((transport, imported)) => (Some(*transport), Some(imported), ""),
             Err(why) => (route.linked().map(|linked| linked.transport), None, why),
         };
-        if let Some(required) = self.required.map(Path::name)
+        if let Some(required) = self.desc.required.map(Path::name)
             && transport != Some(required)
             && (transport.is_some() || required == cuda_ipc::NAME)
         {
@@ -133,7 +133,7 @@ impl<K> Post<'_, K> {
     ) -> Result<(u64, &Arc<Route>), PostError> {
         self.check_rank()?;
         self.check_deadline()?;
-        let (rank, rmr, offset) = (self.rank, place.rmr, place.offset);
+        let (rank, rmr, offset) = (self.desc.rank, place.rmr, place.offset);
         if rmr.owner() != rank {
             return Err(PostError::Owner { rank, owner: rmr.owner() });
         }
@@ -146,7 +146,7 @@ impl<K> Post<'_, K> {
     /// Returns the route to the rank, to which there is a link or will be one.
     #[inline(always)]
     pub(super) fn check_reach(&self) -> Result<&Arc<Route>, PostError> {
-        let (rank, device) = (self.rank, self.device_inner());
+        let (rank, device) = (self.desc.rank, self.device_inner());
         if device.is_closed() {
             return Err(device.why_closed());
         }
@@ -178,9 +178,9 @@ impl<K> Post<'_, K> {
     /// Checks that an operation through the memory's owner uses the required transport, if the
     /// transport is known.
     pub(super) fn check_transport(&self, route: &Route) -> Result<(), PostError> {
-        match (self.required.map(Path::name), route.linked().map(|linked| linked.transport)) {
+        match (self.desc.required.map(Path::name), route.linked().map(|linked| linked.transport)) {
             (Some(required), Some(transport)) if required != transport => {
-                Err(other_path(self.rank, Some(transport), required, ""))
+                Err(other_path(self.desc.rank, Some(transport), required, ""))
             }
             _ => Ok(()),
         }
@@ -194,14 +194,8 @@ impl<K> Post<'_, K> {
         kind.is_host() && region().is_some_and(|region| region.kind().is_host())
     }
 
-    /// Returns the context of the operation.
-    pub(super) fn context(&self, size: usize, comp: Option<Arc<dyn Completion>>) -> OpContext {
-        let Self { rank, tag, user_context, deadline, .. } = *self;
-        OpContext { rank, tag, size, user_context, comp, deadline }
-    }
-
     pub(super) fn over(&self, size: usize, buffer: Buffer) -> Begun {
-        Begun::Over(self.context(size, None).status(buffer, None))
+        Begun::Over(self.desc.context(size, None).status(buffer, None))
     }
 
     /// Returns `true` if an operation that notifies the owner has to be retried: the owner keeps
@@ -216,8 +210,8 @@ impl<K> Post<'_, K> {
 
     #[cold]
     fn has_to_wait_to_notify(&self) -> bool {
-        // An operation without `Retry` goes, and waits at the owner.
-        if !self.allow.retry() && self.allow.posted() {
+        // It goes, and waits at the owner.
+        if self.desc.mode.submits() {
             return false;
         }
         let device = self.device_inner();
@@ -226,13 +220,15 @@ impl<K> Post<'_, K> {
             self.runtime.0.sleepers.wake();
         }
         has_to_listen
-            || device.known_route(self.rank).is_some_and(|route| route.takes_no_notifications())
+            || device
+                .known_route(self.desc.rank)
+                .is_some_and(|route| route.takes_no_notifications())
     }
 
     /// Tells the owner's completion object, if one was named.
     pub(super) fn tell(&self, device: &DeviceInner, place: &Place<'_>, size: usize) {
         if let Some(comp) = place.signal {
-            tell(&self.runtime.0, device, self.rank, (comp, self.tag), size);
+            tell(&self.runtime.0, device, self.desc.rank, (comp, self.desc.tag), size);
         }
     }
 
@@ -255,7 +251,7 @@ impl<K> Post<'_, K> {
             Ok(transfer) => {
                 let landing = Landing {
                     transfer,
-                    op: self.context(size, comp.cloned()),
+                    op: self.desc.context(size, comp.cloned()),
                     gives_source,
                     signal: place.signal,
                     name: self.device_inner().bulk.now(),
@@ -277,18 +273,16 @@ impl<K> Post<'_, K> {
     /// Returns the outcome for the caller.
     pub(super) fn outcome(&self, begun: Begun) -> Result<Outcome, PostError> {
         Ok(match begun {
-            Begun::Over(status) if self.allow.done() => Outcome::Done(status),
+            Begun::Over(status) if !self.desc.mode.submits() => Outcome::Done(status),
             Begun::Over(status) => {
-                self.runtime.0.tell(self.device_inner(), self.comp, status);
-                self.runtime.0.sleepers.wake();
-                Outcome::Posted
+                tell_now(self.runtime, self.device_inner(), self.desc.comp, status)
             }
             Begun::UnderWay => Outcome::Posted,
             Begun::Full(reason) => Outcome::Retry(reason),
-            Begun::Busy if self.allow.retry() => Outcome::Retry(RetryReason::Unanswered),
+            Begun::Busy if self.desc.mode.may_retry() => Outcome::Retry(RetryReason::Unanswered),
             Begun::Busy => {
                 let limit = self.runtime.0.settings.offers();
-                return Err(PostError::OffersFull { rank: self.rank, limit });
+                return Err(PostError::OffersFull { rank: self.desc.rank, limit });
             }
         })
     }
@@ -323,18 +317,16 @@ fn other_path(
 }
 
 impl<K> Post<'_, K> {
-    /// Begins an operation. If the call `waits`, it waits for the end, and for room if `Retry` is
-    /// not allowed. A handler must not wait: there the operation begins only if it `ends_at_once`.
+    /// Begins an operation, and waits for its end in `wait`. A handler must not wait: there the
+    /// operation begins only if it `ends_at_once`.
     pub(super) fn begin_or_wait(
         &self,
-        waits: bool,
         ends_at_once: impl FnOnce() -> bool,
         mut begin: impl FnMut(Option<&Arc<dyn Completion>>) -> Result<Begun, PostError>,
     ) -> Result<Begun, PostError> {
-        if !waits {
-            return begin(self.comp);
+        if !self.desc.mode.waits() {
+            return begin(self.desc.comp);
         }
-        self.allow.check_waiting()?;
         if in_handler() && !ends_at_once() {
             return Err(PostError::WouldBlock);
         }
@@ -342,12 +334,22 @@ impl<K> Post<'_, K> {
         loop {
             match begin(Some(waiting.as_completion()))? {
                 Begun::UnderWay => return wait_for(self.runtime, &waiting).map(Begun::Over),
-                Begun::Busy if !self.allow.retry() && in_handler() => {
-                    return Err(PostError::WouldBlock);
-                }
-                Begun::Busy if !self.allow.retry() => step(self.runtime, self.device_inner()),
-                begun => return Ok(begun),
+                Begun::Busy | Begun::Full(_) if in_handler() => return Err(PostError::WouldBlock),
+                Begun::Busy | Begun::Full(_) => step(self.runtime, self.device_inner()),
+                over @ Begun::Over(_) => return Ok(over),
             }
+        }
+    }
+
+    /// Checks the length of borrowed bytes, which are copied unless the call waits.
+    #[inline(always)]
+    pub(super) fn check_borrowed(&self, bytes: Option<&[u8]>) -> Result<(), PostError> {
+        match bytes {
+            Some(bytes) if !self.desc.mode.waits() => {
+                let (len, max) = (bytes.len(), self.device_inner().host_pool.packet_size());
+                if len > max { Err(PostError::Borrowed { len, max }) } else { Ok(()) }
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -359,6 +361,19 @@ impl Tells for Put<'_> {
 }
 
 impl Kind for Put<'_> {
+    const NAME: &'static str = "a put";
+
+    fn may_end_unseen(&self) -> bool {
+        true
+    }
+
+    fn take_back(&mut self, buffer: Buffer) -> bool {
+        if !matches!(buffer, Buffer::Empty) {
+            self.hold(buffer);
+        }
+        self.buffer.is_some()
+    }
+
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
         post.once(|post| match post.in_pieces() {
             Some(called) => called,
@@ -369,11 +384,14 @@ impl Kind for Put<'_> {
 
 impl Post<'_, Put<'_>> {
     fn call_put(&mut self) -> Result<Outcome, PostError> {
+        if let Some(SendBuffer::Borrowed(bytes)) = self.kind.buffer {
+            self.check_borrowed(Some(bytes))?;
+        }
         let mut buffer = self.kind.buffer.take();
         let this = &*self;
         let kind = buffer.as_ref().map_or(MemKind::Host, SendBuffer::kind);
         let at_once = || this.order.is_none() && this.ends_at_once(&this.kind.place, kind);
-        let begun = this.begin_or_wait(!this.allow.posted(), at_once, |comp| match &this.order {
+        let begun = this.begin_or_wait(at_once, |comp| match &this.order {
             None => this.begin(&mut buffer, comp),
             Some(order) => this.begin_in_order(order, &mut buffer, comp),
         });
@@ -432,9 +450,10 @@ impl Post<'_, Put<'_>> {
                 },
             );
         }
-        let message = Message::OfferPut { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
+        let message =
+            Message::OfferPut { comp: place.signal.unwrap_or(NOBODY), tag: self.desc.tag };
         let request = self.request(place, size as u64);
-        let operation = self.context(size, comp.cloned());
+        let operation = self.desc.context(size, comp.cloned());
         device.bulk.request(device, &self.runtime.0, message, request, operation, owned);
         Ok(Begun::UnderWay)
     }
@@ -450,7 +469,7 @@ impl Post<'_, Put<'_>> {
         (target, source): (RegionSlice, RegionSlice),
         comp: Option<&Arc<dyn Completion>>,
     ) -> Result<Begun, Box<Refused>> {
-        let op = self.context(source.len(), comp.cloned());
+        let op = self.desc.context(source.len(), comp.cloned());
         let transfer = Moving::Engine(Transfer::between(target, source)?);
         let device = self.device_inner();
         device.add_landing(Landing {
@@ -485,7 +504,7 @@ impl<K> Post<'_, K> {
         if device.bulk.is_full() {
             return Begun::Busy;
         }
-        let operation = self.context(8, comp.cloned());
+        let operation = self.desc.context(8, comp.cloned());
         let message = Message::Atomic { swap };
         device.bulk.request(device, &self.runtime.0, message, request, operation, Buffer::Empty);
         Begun::UnderWay
@@ -534,6 +553,13 @@ impl Tells for Get<'_> {
 }
 
 impl Kind for Get<'_> {
+    const NAME: &'static str = "a get";
+
+    fn take_back(&mut self, buffer: Buffer) -> bool {
+        self.hold(buffer);
+        true
+    }
+
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
         match post.in_pieces() {
             Some(called) => called,
@@ -546,10 +572,9 @@ impl Post<'_, Get<'_>> {
     fn call_get(&mut self) -> Result<Outcome, PostError> {
         let mut buffer = self.kind.buffer.take();
         let this = &*self;
-        let waits = this.comp.is_none() || !this.allow.posted();
         let kind = buffer.as_ref().map_or(MemKind::Host, Buffer::kind);
         let at_once = || this.order.is_none() && this.ends_at_once(&this.kind.place, kind);
-        let begun = this.begin_or_wait(waits, at_once, |comp| match &this.order {
+        let begun = this.begin_or_wait(at_once, |comp| match &this.order {
             None => this.begin(&mut buffer, comp),
             Some(order) => this.begin_in_order(order, &mut buffer, comp),
         });
@@ -586,10 +611,10 @@ impl Post<'_, Get<'_>> {
                 return Ok(Begun::Busy);
             }
             let buffer = given.take().unwrap_or_default();
-            let target = Target::Receive { buffer, op: self.context(size, comp.cloned()) };
-            let message = Message::Get { comp: place.signal.unwrap_or(NOBODY), tag: self.tag };
+            let target = Target::Receive { buffer, op: self.desc.context(size, comp.cloned()) };
+            let message = Message::Get { comp: place.signal.unwrap_or(NOBODY), tag: self.desc.tag };
             let request = self.request(place, size as u64);
-            device.expect(&self.runtime.0, (self.rank, size, target), message, request);
+            device.expect(&self.runtime.0, (self.desc.rank, size, target), message, request);
             return Ok(Begun::UnderWay);
         };
         if region.kind().is_host()

@@ -1,8 +1,9 @@
 //! Messages that are matched.
 
 use super::PostSend;
-use super::options::{Kind, Match, Matches, Outcome, Post, Sending};
+use super::options::{Match, Matches, Outcome, Post, Sending};
 use super::pieces::Carries;
+use super::submit::Kind;
 use super::transmit::{Outgoing, transmit, transmit_short};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::error::PostError;
@@ -38,6 +39,16 @@ impl<'a> Matches<'a> for Send<'a> {
 }
 
 impl Kind for Send<'_> {
+    const NAME: &'static str = "a send";
+
+    fn may_end_unseen(&self) -> bool {
+        true
+    }
+
+    fn take_back(&mut self, buffer: Buffer) -> bool {
+        self.sending.take_back(buffer)
+    }
+
     #[inline]
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
         post.call_send()
@@ -48,11 +59,11 @@ impl Post<'_, Send<'_>> {
     #[inline]
     fn call_send(&mut self) -> Result<Outcome, PostError> {
         let Match { policy, engine, .. } = self.kind.matching;
-        if self.tag == Tag::ANY && policy.looks_at_tag() {
+        if self.desc.tag == Tag::ANY && policy.looks_at_tag() {
             return Err(PostError::Wildcard("Tag::ANY"));
         }
         let engine = engine.map_or(DEFAULT_ENGINE, MatchingEngine::index);
-        let header = Message::Send { engine, policy, tag: self.tag }.encode();
+        let header = Message::Send { engine, policy, tag: self.desc.tag }.encode();
         match transmit_short(self, self.kind.sending.borrowed(), header) {
             Some(outcome) => Ok(outcome),
             None => self.call_in_full(header),
@@ -63,11 +74,12 @@ impl Post<'_, Send<'_>> {
     fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
         self.once(|this| {
             if let Some(order) = &this.order {
-                order.check_peer(&this.runtime.0, this.rank)?;
+                order.check_peer(&this.runtime.0, this.desc.rank)?;
             }
             if let Some(called) = this.in_pieces() {
                 return called;
             }
+            this.check_borrowed(this.kind.sending.borrowed())?;
             let order = this.order.take();
             let outcome = Outgoing::of(this, order.as_deref(), header)
                 .and_then(|outgoing| transmit(&outgoing, &mut this.kind.sending));

@@ -1,6 +1,7 @@
 //! The way of a message that is sent.
 
-use super::options::{Allow, Outcome, Path, Post, RetryReason, Sending};
+use super::desc::OpDesc;
+use super::options::{Outcome, Path, Post, RetryReason, Sending};
 use super::order::Order;
 use super::recv::{step, wait_for};
 use crate::buffer::{Buffer, SendBuffer};
@@ -8,8 +9,7 @@ use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::deadline::Deadline;
 use crate::device::DeviceInner;
 use crate::error::PostError;
-use crate::names::{Rank, Tag, UserContext};
-use crate::op::OpContext;
+use crate::names::Rank;
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::route::{Linked, Route};
 use crate::progress::in_handler;
@@ -26,18 +26,13 @@ use std::time::Duration;
 const LINKING: Duration = Duration::from_millis(100);
 
 /// A message to send, without its bytes.
+#[derive(Clone, Copy)]
 pub(super) struct Outgoing<'a> {
     runtime: &'a Runtime,
     device: &'a DeviceInner,
     route: &'a Arc<Route>,
     header: Header,
-    rank: Rank,
-    tag: Tag,
-    user_context: UserContext,
-    comp: Option<&'a Arc<dyn Completion>>,
-    allow: Allow,
-    required: Option<Path>,
-    deadline: Deadline,
+    desc: OpDesc<'a>,
     order: Option<&'a Order>,
 }
 
@@ -52,33 +47,20 @@ impl<'a> Outgoing<'a> {
         post.check_deadline()?;
         let device = post.device_inner();
         let no_such_rank =
-            || PostError::NoSuchRank { rank: post.rank, last: post.runtime.0.size - 1 };
+            || PostError::NoSuchRank { rank: post.desc.rank, last: post.runtime.0.size - 1 };
         Ok(Self {
             runtime: post.runtime,
             device,
-            route: device.route(post.rank).ok_or_else(no_such_rank)?,
+            route: device.route(post.desc.rank).ok_or_else(no_such_rank)?,
             header,
-            rank: post.rank,
-            tag: post.tag,
-            user_context: post.user_context,
-            comp: post.comp,
-            allow: post.allow,
-            required: post.required,
-            deadline: post.deadline,
+            desc: post.desc,
             order,
         })
     }
 
-    /// Returns the context of the operation, for the owner of its buffer.
-    #[inline]
-    fn context(&self, size: usize, comp: Option<Arc<dyn Completion>>) -> OpContext {
-        let Self { rank, tag, user_context, deadline, .. } = *self;
-        OpContext { rank, tag, size, user_context, comp, deadline }
-    }
-
     #[inline]
     fn status(&self, size: usize, buffer: Buffer) -> Status {
-        self.context(size, None).status(buffer, None)
+        self.desc.context(size, None).status(buffer, None)
     }
 }
 
@@ -92,14 +74,16 @@ pub(super) fn transmit_short<K>(
     header: Header,
 ) -> Option<Outcome> {
     let bytes = bytes?;
-    if post.required.is_some() || post.order.is_some() || post.deadline.is_some() {
+    if post.desc.required.is_some() || post.order.is_some() || post.desc.deadline.is_some() {
         return None;
     }
-    if !post.allow.is_ordinary() {
+    let mode = post.desc.mode;
+    // In a handler even a call that would end at once must not wait.
+    if mode.is_spent() || mode.waits() && in_handler() {
         return None;
     }
     let device = post.device_inner();
-    let route = device.known_route(post.rank)?;
+    let route = device.known_route(post.desc.rank)?;
     let linked = route.linked()?;
     if bytes.len() > linked.caps.am_inline || !route.is_clear() || device.is_closed() {
         return None;
@@ -108,30 +92,45 @@ pub(super) fn transmit_short<K>(
         return None;
     }
     let [first, second] = header.0;
-    let answer = match post.allow.has_more() {
+    let answer = match post.desc.mode.has_more() {
         false => linked.link.am_short((first, second), bytes),
         true => linked.link.am_more((first, second), bytes),
     };
     match answer {
         Short::Done => {
-            post.allow.spend();
+            post.desc.mode.spend();
             post.device_inner().deaf.sent(bytes.len());
-            let (rank, tag, user_context) = (post.rank, post.tag, post.user_context);
-            let buffer = Buffer::Empty;
-            Some(Outcome::Done(Status {
-                rank,
-                tag,
-                size: bytes.len(),
-                user_context,
-                buffer,
-                error: None,
-            }))
+            let (rank, tag, user_context) = (post.desc.rank, post.desc.tag, post.desc.user_context);
+            let (size, buffer) = (bytes.len(), Buffer::Empty);
+            let status = Status { rank, tag, size, user_context, buffer, error: None };
+            match post.desc.mode.submits() {
+                false => Some(Outcome::Done(status)),
+                true => Some(tell_now(post.runtime, post.device_inner(), post.desc.comp, status)),
+            }
         }
         // A gone peer has a better error than a full ring.
         Short::Busy(_) if route.down().is_some() => None,
-        Short::Busy(busy) => Some(Outcome::Retry(RetryReason::of(busy))),
+        Short::Busy(busy) if post.desc.mode.may_retry() => {
+            Some(Outcome::Retry(RetryReason::of(busy)))
+        }
+        Short::Busy(_) => None,
         Short::Ask => None,
     }
+}
+
+/// Tells the completion object of an operation that has ended within `submit`.
+#[inline]
+pub(super) fn tell_now(
+    runtime: &Runtime,
+    device: &DeviceInner,
+    comp: Option<&Arc<dyn Completion>>,
+    status: Status,
+) -> Outcome {
+    if comp.is_some() {
+        runtime.0.tell(device, comp, status);
+        runtime.0.sleepers.wake();
+    }
+    Outcome::Posted
 }
 
 /// The result of one attempt.
@@ -149,7 +148,7 @@ pub(super) fn transmit(
     out: &Outgoing<'_>,
     sending: &mut Sending<'_>,
 ) -> Result<Outcome, PostError> {
-    if !out.allow.posted() {
+    if out.desc.mode.waits() {
         return transmit_and_wait(out, sending);
     }
     match attempt(out, sending)? {
@@ -164,21 +163,19 @@ pub(super) fn transmit(
                 },
             };
             let status = out.status(size, buffer);
-            if out.allow.done() {
+            if !out.desc.mode.submits() {
                 return Ok(Outcome::Done(status));
             }
-            out.runtime.0.tell(out.device, out.comp, status);
-            out.runtime.0.sleepers.wake();
-            Ok(Outcome::Posted)
+            Ok(tell_now(out.runtime, out.device, out.desc.comp, status))
         }
         Attempt::Posted => {
             // An owned buffer was taken, and an empty one left. Borrowed bytes are free.
             sending.buffer =
                 sending.buffer.take().filter(|buffer| matches!(buffer, SendBuffer::Borrowed(_)));
-            out.runtime.0.deadlines.note(out.deadline);
+            out.runtime.0.deadlines.note(out.desc.deadline);
             Ok(Outcome::Posted)
         }
-        Attempt::Busy(reason) if out.allow.retry() => Ok(Outcome::Retry(reason)),
+        Attempt::Busy(reason) if out.desc.mode.may_retry() => Ok(Outcome::Retry(reason)),
         Attempt::Busy(_) | Attempt::Park => park(out, sending),
     }
 }
@@ -190,8 +187,8 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
         return Err(out.device.why_closed());
     }
     let Some(linked) = out.route.linked() else { return first_use(out, sending) };
-    if let Some(path) = out.required.filter(|path| path.name() != linked.transport) {
-        return Err(wrong_path(out.rank, path, linked));
+    if let Some(path) = out.desc.required.filter(|path| path.name() != linked.transport) {
+        return Err(wrong_path(out.desc.rank, path, linked));
     }
     // An active message of a packet's length has its place in a packet.
     let packet = out.device.host_pool.packet_size();
@@ -201,7 +198,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     let mut plan = plan(buffer.kind(), buffer.len(), &linked.caps, packet, maps);
     if !out.route.is_open() {
         return match out.route.down() {
-            Some(cause) => Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() }),
+            Some(cause) => Err(PostError::PeerDown { rank: out.desc.rank, cause: cause.clone() }),
             None => Ok(Attempt::Busy(RetryReason::Backlog)),
         };
     }
@@ -235,7 +232,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
         Ok(Submit::Posted) => Ok(Attempt::Posted),
         Ok(Submit::Busy(busy)) => match out.route.down() {
             // The device was told already, the link not yet.
-            Some(cause) => Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() }),
+            Some(cause) => Err(PostError::PeerDown { rank: out.desc.rank, cause: cause.clone() }),
             None => Ok(Attempt::Busy(RetryReason::of(busy))),
         },
         Err(error) => Err(refused(out, error)),
@@ -253,7 +250,7 @@ fn offer(
     if !out.device.bulk.may_offer(out.header, is_held) {
         return Ok(Attempt::Busy(RetryReason::Unanswered));
     }
-    let operation = out.context(buffer.len(), out.comp.cloned());
+    let operation = out.desc.context(buffer.len(), out.desc.comp.cloned());
     let bulk = &out.device.bulk;
     let submitted = match buffer {
         SendBuffer::Owned(buffer) => bulk.offer(linked, out.header, operation, buffer, None),
@@ -264,7 +261,7 @@ fn offer(
     match submitted {
         Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
         Ok(_) => {
-            out.device.end_if_gone(&out.runtime.0, out.rank);
+            out.device.end_if_gone(&out.runtime.0, out.desc.rank);
             Ok(Attempt::Posted)
         }
         Err(error) => Err(refused(out, error)),
@@ -279,12 +276,12 @@ fn offer_mapped(
     linked: &Linked,
     buffer: &mut Buffer,
 ) -> Result<Attempt, PostError> {
-    let operation = out.context(buffer.len(), out.comp.cloned());
+    let operation = out.desc.context(buffer.len(), out.desc.comp.cloned());
     match out.device.offer_mapped(&out.runtime.0, linked, out.header, operation, buffer) {
         None => Ok(Attempt::Park),
         Some(Ok(Submit::Busy(busy))) => Ok(Attempt::Busy(RetryReason::of(busy))),
         Some(Ok(_)) => {
-            out.device.end_if_gone(&out.runtime.0, out.rank);
+            out.device.end_if_gone(&out.runtime.0, out.desc.rank);
             Ok(Attempt::Posted)
         }
         Some(Err(error)) => Err(refused(out, error)),
@@ -298,7 +295,7 @@ fn hand_over(
     linked: &Linked,
     buffer: &mut Buffer,
 ) -> Result<Attempt, PostError> {
-    let operation = out.context(buffer.len(), out.comp.cloned());
+    let operation = out.desc.context(buffer.len(), out.desc.comp.cloned());
     let Ok(token) = out.device.outstanding.insert(operation) else {
         return Ok(Attempt::Busy(RetryReason::NoPacket));
     };
@@ -317,8 +314,8 @@ fn hand_over(
 
 #[cold]
 fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, PostError> {
-    // An operation without `Retry` waits in the backlog, also for a shortage of this process.
-    let linked = match out.allow.retry() {
+    // An operation that is submitted waits in the backlog, also for a shortage of this process.
+    let linked = match out.desc.mode.may_retry() {
         true => out.route.try_link(&out.runtime.0, out.device),
         false => out.route.link(&out.runtime.0, out.device),
     };
@@ -351,7 +348,7 @@ pub(crate) fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostErr
 
 #[cold]
 fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
-    let rank = out.rank;
+    let rank = out.desc.rank;
     match error {
         SubmitError::TooLong { len, max } => {
             PostError::Memory(CopyError::TooLong { len, room: max })
@@ -376,10 +373,10 @@ fn refused(out: &Outgoing<'_>, error: SubmitError) -> PostError {
 fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
     let limit = out.runtime.0.settings.backlog();
     if let Some(cause) = out.route.down() {
-        return Err(PostError::PeerDown { rank: out.rank, cause: cause.clone() });
+        return Err(PostError::PeerDown { rank: out.desc.rank, cause: cause.clone() });
     }
     let Some(given) = sending.buffer.as_ref() else { return Err(PostError::Spent) };
-    let mut comp = out.comp.cloned();
+    let mut comp = out.desc.comp.cloned();
     let mut event = None;
     if let Some(order) = out.order {
         order.check_memory(given.kind())?;
@@ -387,7 +384,7 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
         if out.route.waiting() >= limit {
             return backlog_is_full(out, limit);
         }
-        let (first, released) = order.begin(&out.runtime.0, out.comp)?;
+        let (first, released) = order.begin(&out.runtime.0, out.desc.comp)?;
         (event, comp) = (Some(first), released);
     }
     let buffer = sending.buffer.take().ok_or(PostError::Spent)?;
@@ -404,11 +401,15 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
         Some(event) => Stage::After(event, owned),
         None => Stage::Ready(owned),
     };
-    let parked =
-        Parked { header: out.header, op: out.context(size, comp), required: out.required, stage };
+    let parked = Parked {
+        header: out.header,
+        op: out.desc.context(size, comp),
+        required: out.desc.required,
+        stage,
+    };
     match out.device.park(out.route, parked, limit) {
         Ok(()) => {
-            out.runtime.0.deadlines.note(out.deadline);
+            out.runtime.0.deadlines.note(out.desc.deadline);
             // Borrowed bytes are free, and stay for `again`.
             sending.buffer = borrowed.map(SendBuffer::Borrowed);
             Ok(Outcome::Posted)
@@ -422,10 +423,10 @@ fn park(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostEr
 }
 
 fn backlog_is_full(out: &Outgoing<'_>, limit: usize) -> Result<Outcome, PostError> {
-    if out.allow.retry() {
+    if out.desc.mode.may_retry() {
         return Ok(Outcome::Retry(RetryReason::Backlog));
     }
-    Err(PostError::BacklogFull { rank: out.rank, limit })
+    Err(PostError::BacklogFull { rank: out.desc.rank, limit })
 }
 
 /// Copies borrowed bytes: in place, into a packet, or to the heap.
@@ -440,20 +441,19 @@ pub(super) fn own(device: &DeviceInner, bytes: &[u8]) -> Buffer {
     }
 }
 
-/// Transmits under `allow_posted(false)`: the outcome is `Done`, or `Retry` if that is allowed.
+/// Transmits for `wait`: the outcome is `Done`.
 #[cold]
 fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Outcome, PostError> {
-    out.allow.check_waiting()?;
     if in_handler() {
         return Err(PostError::WouldBlock);
     }
     let waiting = Synchronizer::new(1);
-    let inner = Outgoing { comp: Some(waiting.as_completion()), allow: Allow::ALL, ..*out };
+    let inner = Outgoing { desc: out.desc.telling(waiting.as_completion()), ..*out };
     loop {
         match transmit(&inner, sending)? {
-            Outcome::Retry(_) if !out.allow.retry() => {
-                if out.deadline.is_some() && out.deadline.has_passed(Deadline::now()) {
-                    return Err(PostError::TimedOut(out.rank));
+            Outcome::Retry(_) => {
+                if out.desc.deadline.is_some() && out.desc.deadline.has_passed(Deadline::now()) {
+                    return Err(PostError::TimedOut(out.desc.rank));
                 }
                 if out.route.linked().is_none() {
                     wait_for_link(out);
@@ -465,7 +465,7 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
                 let status = wait_for(out.runtime, &waiting)?;
                 return Ok(Outcome::Done(status));
             }
-            over => return Ok(over),
+            done @ Outcome::Done(_) => return Ok(done),
         }
     }
 }
@@ -473,9 +473,9 @@ fn transmit_and_wait(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Ou
 /// Sleeps until there is a link to the rank, which may not have started.
 fn wait_for_link(out: &Outgoing<'_>) {
     let inner = &out.runtime.0;
-    inner.look_out_for(out.device, out.rank);
-    inner.deadlines.note(out.deadline);
-    let is_over = || out.route.linked().is_some() || out.deadline.has_passed(Deadline::now());
+    inner.look_out_for(out.device, out.desc.rank);
+    inner.deadlines.note(out.desc.deadline);
+    let is_over = || out.route.linked().is_some() || out.desc.deadline.has_passed(Deadline::now());
     // In another process there is nothing to wait for: the next try fails with that error.
     let _ = inner.wait_keeping(&is_over, Some(LINKING));
 }

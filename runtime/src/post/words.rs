@@ -27,7 +27,7 @@ impl Post<'_, Atomic<'_>> {
         let Atomic { place, operation, has_waited } = &self.kind;
         let (_, route) = self.check_place(place, 8)?;
         if !place.rmr.is_of(self.runtime.0.job) {
-            return Err(PostError::OtherJob(self.rank));
+            return Err(PostError::OtherJob(self.desc.rank));
         }
         self.check_path(transport)?;
         let device = self.device_inner();
@@ -43,7 +43,7 @@ impl Post<'_, Atomic<'_>> {
         // Held until the link has the operation: no place is released while it is used.
         let known = remote.look();
         let Some(word) = self.part_of(*known, place, 8)? else {
-            return Err(PostError::Stale(self.rank));
+            return Err(PostError::Stale(self.desc.rank));
         };
         if !word.addr.is_multiple_of(8) {
             let offset = usize::try_from(place.rmr.offset() + place.offset).unwrap_or(usize::MAX);
@@ -55,11 +55,11 @@ impl Post<'_, Atomic<'_>> {
         };
         let given = self.give(&*link, (8, None), comp, |token| Op::Atomic { word, change, token });
         drop(known);
-        let rank = self.rank;
+        let rank = self.desc.rank;
         let unreachable = |why: String| PostError::Unreachable { rank, why };
         match given {
             Ok(Given::UnderWay) => Ok(Begun::UnderWay),
-            Ok(Given::Full(reason)) if self.allow.retry() => Ok(Begun::Full(reason)),
+            Ok(Given::Full(reason)) if !self.desc.mode.submits() => Ok(Begun::Full(reason)),
             Ok(Given::Full(_)) => {
                 self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp)
             }
@@ -76,7 +76,7 @@ impl Post<'_, Atomic<'_>> {
     }
 
     fn check_path(&self, transport: &str) -> Result<(), PostError> {
-        match self.required.map(Path::name) {
+        match self.desc.required.map(Path::name) {
             Some(required) if required != transport => {
                 let chosen = self
                     .runtime
@@ -87,7 +87,7 @@ impl Post<'_, Atomic<'_>> {
                     .find(|name| *name == transport);
                 let why = "the agent of the words is their owner's NIC".into();
                 let chosen = chosen.unwrap_or("a transport that this rank does not have");
-                Err(PostError::Path { rank: self.rank, chosen, required, why })
+                Err(PostError::Path { rank: self.desc.rank, chosen, required, why })
             }
             _ => Ok(()),
         }

@@ -71,8 +71,8 @@ fn measured_fruitless(rank: &Runtime) {
 
 #[inline(never)]
 fn measured_send(rank: &Runtime, from: &Region, sent: &Counter) {
-    let send = rank.post_send(Rank(1), from.whole(), Tag(1)).comp(sent);
-    assert!(send.allow_retry(false).call().unwrap().is_posted());
+    let mut send = rank.post_send(Rank(1), from.whole(), Tag(1)).comp(sent);
+    send.submit().unwrap();
 }
 
 #[inline(never)]
@@ -165,11 +165,11 @@ fn messages_in_their_role() {
     let (sent, received) = (Counter::new(), Counter::new());
     for message in 1..=WARM_UP + MESSAGES {
         let receive =
-            ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).call().unwrap();
+            ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).try_submit().unwrap();
         assert!(receive.is_posted());
         if message <= WARM_UP {
-            let send = ranks[0].post_send(Rank(1), from.whole(), Tag(1)).comp(&sent);
-            assert!(send.allow_retry(false).call().unwrap().is_posted());
+            let mut send = ranks[0].post_send(Rank(1), from.whole(), Tag(1)).comp(&sent);
+            send.submit().unwrap();
             while sent.get() < message {
                 ranks.iter().for_each(|rank| drop(rank.progress()));
             }
@@ -183,20 +183,20 @@ fn messages_in_their_role() {
 
 #[inline(never)]
 fn measured_batch(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
-    let put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
-    assert!(put.allow_retry(false).call().unwrap().is_posted());
+    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+    put.submit().unwrap();
 }
 
 #[inline(never)]
 fn measured_shuffled(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
-    let put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
-    assert!(put.allow_retry(false).call().unwrap().is_posted());
+    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+    put.submit().unwrap();
 }
 
 #[inline(never)]
 fn measured_on_the_host(ground: &Ground, pieces: &[Piece<'_>]) {
-    let put = ground.runtime.post_put_batch(Rank(0), pieces);
-    assert!(put.allow_retry(false).call().unwrap().is_done());
+    let mut put = ground.runtime.post_put_batch(Rank(0), pieces);
+    put.wait().unwrap();
 }
 
 #[test]
@@ -243,8 +243,8 @@ fn batches_in_their_role() {
 
 fn warm_up(ground: &Ground, pieces: &[Piece<'_>], over: &Counter) {
     let wanted = over.get() + 1;
-    let put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
-    assert!(put.allow_retry(false).call().unwrap().is_posted());
+    let mut put = ground.runtime.post_put_batch(Rank(0), pieces).comp(over);
+    put.submit().unwrap();
     ground.until(|| over.get() == wanted);
 }
 

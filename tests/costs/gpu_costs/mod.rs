@@ -102,8 +102,8 @@ impl Ground {
 
 /// Puts of device memory to the rank itself.
 fn put(ground: &Ground, from: impl Into<Buffer>, to: &Rmr, comp: &Counter) {
-    let put = ground.runtime.post_put(Rank(0), from.into(), to, 0).comp(comp);
-    assert!(put.allow_retry(false).call().unwrap().is_posted());
+    let mut put = ground.runtime.post_put(Rank(0), from.into(), to, 0).comp(comp);
+    put.submit().unwrap();
 }
 
 /// Returns a count of `copies` copies and `switches` changes of the context, without any query.
@@ -169,8 +169,8 @@ fn a_thousand_pieces_cost_one_call_and_a_face_another() {
     };
     let pieces: Vec<_> = (0..PIECES).map(piece).collect();
     let put = || {
-        let put = ground.runtime.post_put_batch(Rank(0), &pieces).comp(&over);
-        assert!(put.allow_retry(false).call().unwrap().is_posted());
+        let mut put = ground.runtime.post_put_batch(Rank(0), &pieces).comp(&over);
+        put.submit().unwrap();
     };
     // The first question of all is asked twice: this thread turns out to have no context.
     put();
@@ -183,8 +183,8 @@ fn a_thousand_pieces_cost_one_call_and_a_face_another() {
 
     let face = Face { offset: 0, count: [64, 20, 50], pitch: [128, 128 * 20] };
     let put = || {
-        let put = ground.runtime.post_put_face(Rank(0), &from, &face, &to, &face).comp(&over);
-        assert!(put.allow_retry(false).call().unwrap().is_posted());
+        let mut put = ground.runtime.post_put_face(Rank(0), &from, &face, &to, &face).comp(&over);
+        put.submit().unwrap();
     };
     assert_eq!(ground.during(put), copies(0, 2));
     assert_eq!(batches(), (before.0 + 1, before.1 + 1));
@@ -192,8 +192,9 @@ fn a_thousand_pieces_cost_one_call_and_a_face_another() {
     // On a stream of the program's: with an event behind it.
     let stream = ground.gpu.stream().unwrap();
     let put = || {
-        let put = ground.runtime.post_put_batch(Rank(0), &pieces).comp(&over).on_stream(&stream);
-        assert!(put.allow_retry(false).call().unwrap().is_posted());
+        let mut put =
+            ground.runtime.post_put_batch(Rank(0), &pieces).comp(&over).on_stream(&stream);
+        put.submit().unwrap();
     };
     assert_eq!(ground.during(put), Calls { records: 1, ..copies(0, 2) });
     assert_eq!(batches(), (before.0 + 2, before.1 + 1));
@@ -240,11 +241,11 @@ fn a_message_of_known_memory_costs_its_receiver_a_copy_and_its_sender_nothing() 
     let (sent, received) = (Counter::new(), Counter::new());
     for message in 1..=3 {
         let receive =
-            ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).call().unwrap();
+            ranks[1].post_recv(Rank(0), to.whole(), Tag(1)).comp(&received).try_submit().unwrap();
         assert!(receive.is_posted());
         let send = ground.during(|| {
-            let send = ranks[0].post_send(Rank(1), from.whole(), Tag(1)).comp(&sent);
-            assert!(send.allow_retry(false).call().unwrap().is_posted());
+            let mut send = ranks[0].post_send(Rank(1), from.whole(), Tag(1)).comp(&sent);
+            send.submit().unwrap();
             ranks[0].progress().unwrap();
         });
         let arrival = ground.during(|| {
@@ -285,9 +286,7 @@ fn a_step_of_a_ring_costs_a_copy_an_event_and_a_wait() {
     for step in 0..200 {
         let calls = ground.during(|| {
             let put = ground.runtime.post_put(Rank(0), from.whole(), &to, 0).remote_comp(name);
-            assert!(
-                put.on_stream(&stream).comp(&sent).allow_retry(false).call().unwrap().is_posted()
-            );
+            put.on_stream(&stream).comp(&sent).submit().unwrap();
             arrived.wait_on(&stream, step + 1).unwrap();
         });
         // The first step asks for the device's properties. No step queries earlier waits.

@@ -8,8 +8,8 @@ use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::copy::copy_and_wait;
 use carrack::transports::mem::{MemKind, MemRef};
 use carrack::{
-    Buffer, Device, Handler, OpError, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime,
-    Status, Synchronizer, Tag,
+    Buffer, Device, Handler, OpError, PostError, ProgressError, Rank, RemoteComp, Runtime, Status,
+    Synchronizer, Tag,
 };
 use std::sync::{Arc, Mutex};
 
@@ -86,31 +86,26 @@ pub(crate) fn send(
     let bytes = filled(size, tag);
     if kind == 0 {
         return over(runtime, |done| {
-            let am = runtime.post_am(Rank(1), &bytes[..], name).device(device).tag(Tag(tag));
-            am.comp(done).allow_retry(false).call()
+            let am = runtime.post_am(Rank(1), bytes, name).device(device).tag(Tag(tag));
+            am.comp(done).submit()
         });
     }
     let mut buffer = Some(holding(&gpus(runtime), kind, &bytes));
     over(runtime, |done| {
         let am =
             runtime.post_am(Rank(1), buffer.take().unwrap(), name).device(device).tag(Tag(tag));
-        am.comp(done).allow_retry(false).call()
+        am.comp(done).submit()
     })
 }
 
 fn over(
     runtime: &Runtime,
-    mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
+    submit: impl FnOnce(&Synchronizer) -> Result<(), PostError>,
 ) -> Result<Status, OpError> {
     let done = Synchronizer::new(1);
-    match call(&done).unwrap() {
-        Outcome::Done(status) => status.ok(),
-        Outcome::Posted => {
-            runtime.wait_for(PATIENCE, || done.test()).expect("it comes to an end");
-            done.take().unwrap().remove(0).ok()
-        }
-        Outcome::Retry(reason) => panic!("a retry, which was forbidden: {reason:?}"),
-    }
+    submit(&done).unwrap();
+    runtime.wait_for(PATIENCE, || done.test()).expect("it comes to an end");
+    done.take().unwrap().remove(0).ok()
 }
 
 fn holding(gpus: &[Arc<dyn Gpu>], kind: usize, bytes: &[u8]) -> Buffer {
@@ -174,7 +169,7 @@ pub(crate) fn lands(runtime: &Runtime) {
         // They come back, from the memory in which they landed.
         for (at, (_, size)) in all().enumerate() {
             let back = over(runtime, |done| {
-                runtime.post_recv(Rank(1), vec![0; size], Tag(at as u64)).comp(done).call()
+                runtime.post_recv(Rank(1), vec![0; size], Tag(at as u64)).comp(done).submit()
             });
             let bytes = back.unwrap().buffer.to_vec().unwrap();
             assert_eq!((bytes.len(), wrong(&bytes, at as u64, 0)), (size, None));
@@ -191,7 +186,7 @@ pub(crate) fn lands(runtime: &Runtime) {
         let mut buffer = Some(std::mem::take(&mut status.buffer));
         let back = over(runtime, |done| {
             let send = runtime.post_send(Rank(0), buffer.take().unwrap(), status.tag);
-            send.comp(done).allow_retry(false).call()
+            send.comp(done).submit()
         });
         status.buffer = back.unwrap().buffer;
         // Only the payload lies in the chunk: there is no header before it or behind it.
@@ -238,8 +233,8 @@ pub(crate) fn order(runtime: &Runtime) {
     if runtime.rank() == Rank(0) {
         for at in 0..COUNT {
             let bytes = filled(size(at), at);
-            let mut am = runtime.post_am(Rank(1), &bytes[..], name).device(&device).tag(Tag(at));
-            while am.call().unwrap().is_retry() {
+            let mut am = runtime.post_am(Rank(1), bytes, name).device(&device).tag(Tag(at));
+            while am.try_submit().unwrap().is_retry() {
                 runtime.progress_all().unwrap();
             }
         }
@@ -262,9 +257,7 @@ pub(crate) fn full(runtime: &Runtime) {
         for kind in [1, 3] {
             // Not before the other rank looks for the error: who makes progress meanwhile would be
             // told of it.
-            let go =
-                runtime.post_recv(Rank(1), vec![0], Tag(77)).allow_posted(false).call().unwrap();
-            assert!(go.is_done());
+            runtime.post_recv(Rank(1), vec![0], Tag(77)).wait().unwrap();
             let refused = send(runtime, &device, name, kind, (2 << 20, 1)).unwrap_err();
             assert!(matches!(refused, OpError::Refused), "{refused}");
             send(runtime, &device, name, kind, (1 << 20, 2)).unwrap();
@@ -273,14 +266,7 @@ pub(crate) fn full(runtime: &Runtime) {
     }
     let gpu = gpus(runtime).pop().unwrap();
     for _ in 0..2 {
-        assert!(
-            !runtime
-                .post_send(Rank(0), &[1], Tag(77))
-                .allow_retry(false)
-                .call()
-                .unwrap()
-                .is_retry()
-        );
+        runtime.post_send(Rank(0), &[1], Tag(77)).submit().unwrap();
         let error = loop {
             match runtime.progress_all() {
                 Ok(_) => assert_eq!(came.count(), 0, "there is no room for it"),

@@ -6,7 +6,7 @@ use crate::support::gpu_ranks::{
 };
 use crate::support::ranks::{Ranks, Role};
 use carrack::post::Path;
-use carrack::{PostError, Rank, Synchronizer};
+use carrack::{AwaitError, PostError, Rank, Synchronizer};
 
 /// gpu.md, legacy IPC rule 5: the exporter knows who has its memory mapped, and waits for the last
 /// of them.
@@ -62,8 +62,8 @@ pub(crate) fn rank(role: &Role) {
         drop(buffer);
         role.says("read");
         heard(role, &runtime, "dropped", 0);
-        let stale = runtime.post_get(Rank(0), vec![0; 10], &rmr, 0).call();
-        assert!(matches!(stale, Err(PostError::Stale(Rank(0)))), "{stale:?}");
+        let stale = runtime.post_get(Rank(0), vec![0; 10], &rmr, 0).wait();
+        assert!(matches!(stale, Err(AwaitError::Post(PostError::Stale(Rank(0))))), "{stale:?}");
         let is_open =
             || gpus.fake.as_ref().is_some_and(|fake| fake.counters().maps > fake.counters().unmaps);
         if role.rank == 1 {
@@ -106,8 +106,11 @@ pub(crate) fn in_flight(role: &Role) {
         let (held, done) =
             (gpus.fake.as_ref().unwrap().faults().hold_copies(), Synchronizer::new(1));
         let buffer = Kind::Plain(0).empty(&gpus, LEN);
-        let begun =
-            runtime.post_get(Rank(0), buffer, &rmr, 0).comp(&done).require(Path::CudaIpc).call();
+        let begun = runtime
+            .post_get(Rank(0), buffer, &rmr, 0)
+            .comp(&done)
+            .require(Path::CudaIpc)
+            .try_submit();
         assert!(begun.unwrap().is_posted());
         drop(rmr);
         role.says("begun");

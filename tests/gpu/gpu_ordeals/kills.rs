@@ -8,7 +8,7 @@ use crate::support::ranks::{Ranks, Role, die};
 use crate::support::words::wrong;
 use crate::support::{Watchdog, rng};
 use carrack::region::Region;
-use carrack::{OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag};
+use carrack::{OpError, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag};
 use carrack_simulators::gpu::FakeConfig;
 use rand::Rng;
 use std::time::Duration;
@@ -99,8 +99,14 @@ fn nothing_is_begun_with(runtime: &Runtime, gpus: &Gpus, gone: Rank, rmr: &Rmr) 
     let outcomes = [
         ("a send", send(runtime, gone, buffer(), Tag(9))),
         ("a receive", receive(runtime, gone, buffer(), Tag(9))),
-        ("a put", over(runtime, |done| runtime.post_put(gone, buffer(), rmr, 0).comp(done).call())),
-        ("a get", over(runtime, |done| runtime.post_get(gone, buffer(), rmr, 0).comp(done).call())),
+        (
+            "a put",
+            over(runtime, |done| runtime.post_put(gone, buffer(), rmr, 0).comp(done).submit()),
+        ),
+        (
+            "a get",
+            over(runtime, |done| runtime.post_get(gone, buffer(), rmr, 0).comp(done).submit()),
+        ),
     ];
     for (what, outcome) in outcomes {
         match outcome.map(Status::ok) {
@@ -221,30 +227,25 @@ impl<'a> Lane<'a> {
         let begun = match which {
             SEND => {
                 fill(&slice);
-                runtime
-                    .post_send(peer, slice, tag)
-                    .comp(&done)
-                    .allow_retry(false)
-                    .allow_done(false)
-                    .call()
+                runtime.post_send(peer, slice, tag).comp(&done).submit()
             }
             RECEIVE => {
                 slice.write(&vec![0; len()]).unwrap();
-                runtime.post_recv(peer, slice, tag).comp(&done).allow_done(false).call()
+                runtime.post_recv(peer, slice, tag).comp(&done).submit()
             }
             _ if number % 2 == 0 => {
                 fill(&slice);
-                let post = runtime.post_put(peer, slice, &self.rmr, 0).comp(&done);
-                post.allow_retry(false).allow_done(false).call()
+                let mut post = runtime.post_put(peer, slice, &self.rmr, 0).comp(&done);
+                post.submit()
             }
             _ => {
                 slice.write(&vec![0; len()]).unwrap();
-                let post = runtime.post_get(peer, slice, &self.rmr, 0).comp(&done);
-                post.allow_retry(false).allow_done(false).call()
+                let mut post = runtime.post_get(peer, slice, &self.rmr, 0).comp(&done);
+                post.submit()
             }
         };
         match begun {
-            Ok(Outcome::Posted) => self.flows[which].under_way = Some(done),
+            Ok(()) => self.flows[which].under_way = Some(done),
             Err(PostError::PeerDown { rank, .. }) if self.may_die => {
                 assert_eq!(rank, peer);
                 self.is_down = true;

@@ -1,8 +1,8 @@
 //! Ranks of one process: the pointer itself.
 
 use crate::support::gpu_ranks::{Gpus, Kind, can_order, filled, holds};
-use crate::support::{Job, OverLoopback, OverShm, Watchdog, posted, unstarted, until};
-use carrack::{Buffer, Outcome, PostError, Rank, Runtime, Status, Synchronizer, Tag};
+use crate::support::{Job, OverLoopback, OverShm, Watchdog, unstarted, until};
+use carrack::{Buffer, PostError, Rank, Runtime, Status, Synchronizer, Tag};
 use carrack_simulators::gpu::FakeConfig;
 
 /// gpu.md, legacy IPC rule 3. Between two devices the engine has peer access on demand, for VMM and
@@ -48,8 +48,9 @@ fn apart<J: Job>() {
             let mr = ranks[1].register_memory(&window).unwrap();
             let rmr = ranks[1].get_rmr(&mr);
             let done = Synchronizer::new(1);
-            let put = ranks[0].post_put(Rank(1), from.full(&gpus, len, salt), &rmr, 0).comp(&done);
-            let refusal = match put.allow_retry(false).allow_done(false).call() {
+            let mut put =
+                ranks[0].post_put(Rank(1), from.full(&gpus, len, salt), &rmr, 0).comp(&done);
+            let refusal = match put.submit() {
                 Err(refusal) => Some(refusal.to_string()),
                 Ok(_) => {
                     until(&ranks, || done.test());
@@ -104,15 +105,10 @@ fn everything<J: Job>() {
 
 fn message(ranks: &[Runtime], gpus: &Gpus, (from, to): (Kind, Kind), len: usize, salt: u64) {
     let (left, came) = (Synchronizer::new(1), Synchronizer::new(1));
-    let receive = ranks[1]
-        .post_recv(Rank(0), to.empty(gpus, len), Tag(salt))
-        .comp(&came)
-        .allow_done(false)
-        .call();
-    assert!(receive.unwrap().is_posted());
+    ranks[1].post_recv(Rank(0), to.empty(gpus, len), Tag(salt)).comp(&came).submit().unwrap();
     let mut send = ranks[0].post_send(Rank(1), from.full(gpus, len, salt), Tag(salt));
-    send = send.comp(&left).allow_done(false);
-    assert!(posted(ranks, || send.call()).is_posted());
+    send = send.comp(&left);
+    send.submit().unwrap();
     until(ranks, || left.test() && came.test());
     assert_eq!(ended(&left).size, len);
     let status = ended(&came);
@@ -136,13 +132,11 @@ fn remote<J: Job>(
     region.whole().write(&vec![0xee; len + 20]).unwrap();
     let mr = ranks[1].register_memory(&region).unwrap();
     let rmr = ranks[1].get_rmr(&mr);
-    let put = |buffer: &mut Option<Buffer>, done: &Synchronizer| {
-        let post = ranks[0].post_put(Rank(1), buffer.take().unwrap(), &rmr, 11);
-        post.comp(done).allow_retry(false).allow_done(false).call()
+    let put = |buffer: Buffer, done: &Synchronizer| {
+        ranks[0].post_put(Rank(1), buffer, &rmr, 11).comp(done).submit()
     };
-    let get = |buffer: &mut Option<Buffer>, done: &Synchronizer| {
-        let post = ranks[0].post_get(Rank(1), buffer.take().unwrap(), &rmr, 11);
-        post.comp(done).allow_retry(false).allow_done(false).call()
+    let get = |buffer: Buffer, done: &Synchronizer| {
+        ranks[0].post_get(Rank(1), buffer, &rmr, 11).comp(done).submit()
     };
     let what = format!("{local:?} to {remote:?}, {len} B over {}", J::NAME);
     went(ranks, local.full(gpus, len, salt), put, &what);
@@ -158,14 +152,11 @@ fn remote<J: Job>(
 fn went(
     ranks: &[Runtime],
     buffer: Buffer,
-    call: impl Fn(&mut Option<Buffer>, &Synchronizer) -> Result<Outcome, PostError>,
+    submit: impl FnOnce(Buffer, &Synchronizer) -> Result<(), PostError>,
     what: &str,
 ) -> Status {
-    let (done, mut buffer) = (Synchronizer::new(1), Some(buffer));
-    match call(&mut buffer, &done) {
-        Ok(outcome) => assert!(outcome.is_posted(), "{what}"),
-        Err(error) => panic!("{what}: {error}"),
-    }
+    let done = Synchronizer::new(1);
+    submit(buffer, &done).unwrap_or_else(|error| panic!("{what}: {error}"));
     until(ranks, || done.test());
     done.take().unwrap().remove(0).ok().unwrap_or_else(|error| panic!("{what}: {error}"))
 }

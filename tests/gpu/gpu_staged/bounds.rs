@@ -4,7 +4,7 @@ use super::{BLOCK, BLOCKS, device, over, received, sent, with_driver};
 use crate::support::ranks::Role;
 use crate::support::words::{fill, wrong};
 use carrack::transports::mem::Region;
-use carrack::{Outcome, PostError, Rank, Rmr, Synchronizer, Tag};
+use carrack::{PostError, Rank, Rmr, Synchronizer, Tag};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,18 +44,18 @@ pub(crate) fn poor(role: &Role) {
         runtime.barrier().unwrap();
         fill_all(&region, 2);
         let put = over(&runtime, |done| {
-            runtime.post_put(Rank(1), region.whole(), &rmr, 0).comp(done).call()
+            runtime.post_put(Rank(1), region.whole(), &rmr, 0).comp(done).submit()
         });
         assert!(put.unwrap().error.is_none());
         runtime.barrier().unwrap();
         runtime.barrier().unwrap();
         let get = over(&runtime, |done| {
-            runtime.post_get(Rank(1), region.whole(), &rmr, 0).comp(done).call()
+            runtime.post_get(Rank(1), region.whole(), &rmr, 0).comp(done).submit()
         });
         assert!(get.unwrap().error.is_none());
         check_all(&region, 3);
         let add =
-            over(&runtime, |done| runtime.post_fetch_add(Rank(1), &rmr, 8, 1).comp(done).call());
+            over(&runtime, |done| runtime.post_fetch_add(Rank(1), &rmr, 8, 1).comp(done).submit());
         let word = region.slice(8, 8).unwrap().to_vec().unwrap();
         let held = add.unwrap().ok().unwrap().value().unwrap();
         assert_eq!(held.to_le_bytes(), word[..]);
@@ -109,17 +109,13 @@ pub(crate) fn bounded(role: &Role) {
         let to_pageable = || driver.as_ref().map(|driver| driver.counters().to_pageable);
         let before = to_pageable();
         let posted = match (role.rank, way) {
-            (0, 0) => runtime
-                .post_send(Rank(1), region.whole(), Tag(1))
-                .comp(&done)
-                .allow_retry(false)
-                .call(),
-            (_, 0) => runtime.post_recv(Rank(0), region.whole(), Tag(1)).comp(&done).call(),
-            (0, 1) => runtime.post_put(Rank(1), region.whole(), &rmr, 0).comp(&done).call(),
-            (0, _) => runtime.post_get(Rank(1), region.whole(), &rmr, 0).comp(&done).call(),
-            _ => Ok(Outcome::Posted),
+            (0, 0) => runtime.post_send(Rank(1), region.whole(), Tag(1)).comp(&done).submit(),
+            (_, 0) => runtime.post_recv(Rank(0), region.whole(), Tag(1)).comp(&done).submit(),
+            (0, 1) => runtime.post_put(Rank(1), region.whole(), &rmr, 0).comp(&done).submit(),
+            (0, _) => runtime.post_get(Rank(1), region.whole(), &rmr, 0).comp(&done).submit(),
+            _ => Ok(()),
         };
-        assert!(posted.unwrap().is_posted());
+        posted.unwrap();
         let is_over = || role.has_said(&format!("done {way}"), 0);
         runtime
             .wait_for(super::PATIENCE, || {
@@ -198,8 +194,11 @@ pub(crate) fn crowd(role: &Role) {
     };
     let count = others.len() * MESSAGES as usize + others.len() * MESSAGES.div_ceil(3) as usize;
     let done = Synchronizer::new(count);
-    let keep_on = |call: &mut dyn FnMut() -> Result<Outcome, PostError>| {
-        while call().unwrap().is_retry() {
+    let keep_on = |submit: &mut dyn FnMut() -> Result<(), PostError>| {
+        while let Err(error) = submit() {
+            let is_full =
+                matches!(error, PostError::OffersFull { .. } | PostError::BacklogFull { .. });
+            assert!(is_full, "{error}");
             runtime.progress().unwrap();
         }
     };
@@ -211,25 +210,21 @@ pub(crate) fn crowd(role: &Role) {
             match number % 3 {
                 0 => {
                     let mut recv = runtime.post_recv(to, place(&target, at, len), tag).comp(&done);
-                    recv = recv.allow_done(false);
-                    keep_on(&mut || recv.call());
+                    keep_on(&mut || recv.submit());
                     let mut send = runtime.post_send(to, place(&source, at, len), tag).comp(&done);
-                    send = send.allow_done(false).allow_retry(false);
-                    keep_on(&mut || send.call());
+                    keep_on(&mut || send.submit());
                 }
                 1 => {
                     let mut put = runtime
                         .post_put(to, place(&source, at, len), rmr, there * room as u64)
                         .comp(&done);
-                    put = put.allow_done(false);
-                    keep_on(&mut || put.call());
+                    keep_on(&mut || put.submit());
                 }
                 _ => {
                     let mut get = runtime
                         .post_get(to, place(&target, at, len), rmr, there * room as u64)
                         .comp(&done);
-                    get = get.allow_done(false);
-                    keep_on(&mut || get.call());
+                    keep_on(&mut || get.submit());
                 }
             }
         }

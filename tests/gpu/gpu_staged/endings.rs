@@ -5,7 +5,7 @@ use crate::support::ranks::{Role, die};
 use crate::support::words::{fill, wrong};
 use carrack::transports::mem::{CopyError, Region};
 use carrack::{
-    Buffer, CompQueue, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag,
+    Buffer, CompQueue, OpError, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag,
 };
 use carrack_simulators::gpu::{FailAt, Which};
 use std::time::Duration;
@@ -21,13 +21,13 @@ fn post(
     buffer: impl Into<Buffer>,
     rmr: Option<&Rmr>,
     done: &Synchronizer,
-) -> Result<Outcome, PostError> {
+) -> Result<(), PostError> {
     let (to, buffer) = (Rank(1), buffer.into());
     match (way, rmr) {
-        (0, _) => runtime.post_send(to, buffer, Tag(7)).comp(done).allow_retry(false).call(),
-        (1, _) => runtime.post_recv(to, buffer, Tag(7)).comp(done).call(),
-        (2, Some(rmr)) => runtime.post_put(to, buffer, rmr, 0).comp(done).call(),
-        (_, Some(rmr)) => runtime.post_get(to, buffer, rmr, 0).comp(done).call(),
+        (0, _) => runtime.post_send(to, buffer, Tag(7)).comp(done).submit(),
+        (1, _) => runtime.post_recv(to, buffer, Tag(7)).comp(done).submit(),
+        (2, Some(rmr)) => runtime.post_put(to, buffer, rmr, 0).comp(done).submit(),
+        (_, Some(rmr)) => runtime.post_get(to, buffer, rmr, 0).comp(done).submit(),
         _ => panic!("there is no region"),
     }
 }
@@ -51,15 +51,14 @@ impl OtherEnd {
         role.tells("memory", &runtime.get_rmr(&mr).to_bytes());
         let (done, other) = (Synchronizer::new(1), Rank(0));
         let posted = match way {
-            0 => runtime.post_recv(other, region.whole(), Tag(7)).comp(&done).call(),
+            0 => runtime.post_recv(other, region.whole(), Tag(7)).comp(&done).submit(),
             1 => {
                 let mut send = runtime.post_send(other, region.whole(), Tag(7)).comp(&done);
-                send = send.allow_retry(false);
-                send.call()
+                send.submit()
             }
-            _ => Ok(Outcome::Posted),
+            _ => Ok(()),
         };
-        assert!(posted.unwrap().is_posted());
+        posted.unwrap();
         Self { region, _mr: mr, done }
     }
 }
@@ -145,7 +144,7 @@ pub(crate) fn held(role: &Role) {
     let before = driver.counters().copies;
     let engine = driver.faults().hold_copies();
     let done = Synchronizer::new(1);
-    assert!(post(&runtime, way, region.whole(), rmr.as_ref(), &done).unwrap().is_posted());
+    post(&runtime, way, region.whole(), rmr.as_ref(), &done).unwrap();
     while driver.counters().copies == before {
         runtime.progress().unwrap();
     }
@@ -204,21 +203,17 @@ pub(crate) fn failing(role: &Role) {
                 let status = over(&runtime, |done| {
                     let slice = slice.take().unwrap();
                     match way {
-                        0 => runtime
-                            .post_send(Rank(1), slice, Tag(7))
-                            .comp(done)
-                            .allow_retry(false)
-                            .call(),
+                        0 => runtime.post_send(Rank(1), slice, Tag(7)).comp(done).submit(),
                         2 => runtime
                             .post_put(Rank(1), slice, &rmr, 0)
                             .comp(done)
                             .remote_comp(name)
-                            .call(),
+                            .submit(),
                         _ => runtime
                             .post_get(Rank(1), slice, &rmr, 0)
                             .comp(done)
                             .remote_comp(name)
-                            .call(),
+                            .submit(),
                     }
                 });
                 let status = status.unwrap();
@@ -255,9 +250,8 @@ pub(crate) fn late(role: &Role) {
     let region = device(&runtime, LEN);
     let done = Synchronizer::new(1);
     if role.rank == 0 {
-        let mut send =
-            runtime.post_send(Rank(1), region.whole(), Tag(7)).comp(&done).allow_retry(false);
-        assert!(send.call().unwrap().is_posted());
+        let mut send = runtime.post_send(Rank(1), region.whole(), Tag(7)).comp(&done);
+        send.submit().unwrap();
         while moved(&runtime) == 0 && !done.test() {
             runtime.progress().unwrap();
         }
@@ -269,7 +263,7 @@ pub(crate) fn late(role: &Role) {
     } else {
         let recv = runtime.post_recv(Rank(0), region.whole(), Tag(7)).comp(&done);
         // Long enough for the message to begin.
-        assert!(recv.deadline(Duration::from_secs(3)).call().unwrap().is_posted());
+        assert!(recv.deadline(Duration::from_secs(3)).try_submit().unwrap().is_posted());
         runtime.wait_for(super::PATIENCE, || done.test()).unwrap();
         let status = done.take().unwrap().remove(0);
         assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(0)))), "{status:?}");
@@ -294,9 +288,11 @@ pub(crate) fn silent(role: &Role) {
     let (gone, come) = (Synchronizer::new(1), Synchronizer::new(1));
     if role.rank < 2 {
         let other = Rank(1 - role.rank);
-        assert!(runtime.post_recv(other, back, Tag(1)).comp(&come).call().unwrap().is_posted());
-        let mut send = runtime.post_send(other, out, Tag(1)).comp(&gone).allow_retry(false);
-        assert!(send.call().unwrap().is_posted());
+        assert!(
+            runtime.post_recv(other, back, Tag(1)).comp(&come).try_submit().unwrap().is_posted()
+        );
+        let mut send = runtime.post_send(other, out, Tag(1)).comp(&gone);
+        send.submit().unwrap();
     }
     match role.rank {
         1 => {

@@ -127,7 +127,7 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[Rmr], name: RemoteComp) 
             let status = over(runtime, |done| {
                 let post = runtime.post_put(Rank(1), part.take().unwrap(), rmr, border).comp(done);
                 let mut post = post.tag(Tag(salt));
-                if signal { post.remote_comp(name).call() } else { post.call() }
+                if signal { post.remote_comp(name).submit() } else { post.submit() }
             });
             let status = status.unwrap().ok().unwrap();
             assert_eq!((status.size, status.buffer.len()), (len, len), "{what}");
@@ -138,7 +138,7 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[Rmr], name: RemoteComp) 
             let status = over(runtime, |done| {
                 let post = runtime.post_get(Rank(1), part.take().unwrap(), rmr, border).comp(done);
                 let mut post = post.tag(Tag(salt));
-                if signal { post.remote_comp(name).call() } else { post.call() }
+                if signal { post.remote_comp(name).submit() } else { post.submit() }
             });
             let status = status.unwrap().ok().unwrap();
             assert_eq!((status.size, status.buffer.len()), (len, len), "{what}");
@@ -146,7 +146,10 @@ fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[Rmr], name: RemoteComp) 
         };
         runtime.barrier().unwrap();
         put(salt, false);
-        over(runtime, |done| runtime.post_flush(Rank(1)).comp(done).call()).unwrap().ok().unwrap();
+        over(runtime, |done| runtime.post_flush(Rank(1)).comp(done).submit())
+            .unwrap()
+            .ok()
+            .unwrap();
         runtime.barrier().unwrap();
         // It looks at it, and makes it anew.
         runtime.barrier().unwrap();
@@ -207,14 +210,8 @@ pub(crate) fn words(role: &Role) {
         // Several at a time on one word, then compare-and-swap until it works.
         let done = Synchronizer::new(EACH as usize);
         for _ in 0..EACH {
-            while runtime
-                .post_fetch_add(Rank(1), rmr, 8, 3)
-                .comp(&done)
-                .allow_done(false)
-                .call()
-                .unwrap()
-                .is_retry()
-            {
+            while let Err(error) = runtime.post_fetch_add(Rank(1), rmr, 8, 3).comp(&done).submit() {
+                assert!(matches!(error, PostError::OffersFull { .. }), "{error}");
                 runtime.progress().unwrap();
             }
         }
@@ -233,7 +230,7 @@ pub(crate) fn words(role: &Role) {
         for _ in 0..10 {
             loop {
                 let swap = over(&runtime, |done| {
-                    runtime.post_compare_swap(Rank(1), rmr, 16, held, held + 1).comp(done).call()
+                    runtime.post_compare_swap(Rank(1), rmr, 16, held, held + 1).comp(done).submit()
                 });
                 let was = swap.unwrap().ok().unwrap().value().unwrap();
                 if std::mem::replace(&mut held, was) == was {
@@ -242,7 +239,7 @@ pub(crate) fn words(role: &Role) {
             }
         }
         let odd =
-            over(&runtime, |done| runtime.post_fetch_add(Rank(1), rmr, 20, 1).comp(done).call());
+            over(&runtime, |done| runtime.post_fetch_add(Rank(1), rmr, 20, 1).comp(done).submit());
         match odd {
             Err(PostError::Atomic(AtomicError::Unaligned { .. })) => {}
             Ok(status) => {
@@ -291,20 +288,20 @@ fn refused(runtime: &Runtime, rmrs: &[Rmr]) {
             Err(other) => panic!("{other}"),
         };
         ends(over(runtime, |done| {
-            runtime.post_fetch_add(Rank(1), &long, 1 << 39, 1).comp(done).call()
+            runtime.post_fetch_add(Rank(1), &long, 1 << 39, 1).comp(done).submit()
         }));
         ends(over(runtime, |done| {
-            runtime.post_put(Rank(1), vec![1; 9], &long, 1 << 39).comp(done).call()
+            runtime.post_put(Rank(1), vec![1; 9], &long, 1 << 39).comp(done).submit()
         }));
         ends(over(runtime, |done| {
-            runtime.post_get(Rank(1), vec![1; 9], &long, 1 << 39).comp(done).call()
+            runtime.post_get(Rank(1), vec![1; 9], &long, 1 << 39).comp(done).submit()
         }));
         if !is_mapped(runtime) {
             ends(over(runtime, |done| {
-                runtime.post_get(Rank(1), vec![1; 9], &stale, 0).comp(done).call()
+                runtime.post_get(Rank(1), vec![1; 9], &stale, 0).comp(done).submit()
             }));
             ends(over(runtime, |done| {
-                runtime.post_fetch_add(Rank(1), &stale, 0, 1).comp(done).call()
+                runtime.post_fetch_add(Rank(1), &stale, 0, 1).comp(done).submit()
             }));
         }
     }
@@ -358,7 +355,7 @@ pub(crate) fn managed(role: &Role) {
         let rmr = Rmr::from_bytes(&role.told("window", 1)).unwrap();
         for len in [9, BLOCK] {
             let part = || region.slice(0, len).unwrap();
-            let put = runtime.post_put(Rank(1), part(), &rmr, 0).call();
+            let put = runtime.post_put(Rank(1), part(), &rmr, 0).try_submit();
             assert!(matches!(put, Err(PostError::Memory(CopyError::Managed { .. }))), "{put:?}");
             let sent = sent(&runtime, 1, part(), 1).unwrap();
             assert!(

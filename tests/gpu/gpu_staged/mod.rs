@@ -174,7 +174,7 @@ fn sent(
     let mut buffer = Some(buffer.into());
     over(runtime, |done| {
         let buffer = buffer.take().unwrap();
-        runtime.post_send(Rank(to), buffer, carrack::Tag(tag)).comp(done).allow_retry(false).call()
+        runtime.post_send(Rank(to), buffer, carrack::Tag(tag)).comp(done).submit()
     })
 }
 
@@ -186,6 +186,6 @@ fn received(
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
     over(runtime, |done| {
-        runtime.post_recv(Rank(from), buffer.take().unwrap(), carrack::Tag(tag)).comp(done).call()
+        runtime.post_recv(Rank(from), buffer.take().unwrap(), carrack::Tag(tag)).comp(done).submit()
     })
 }

@@ -89,7 +89,7 @@ fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on()
     let (rmr, done) = (ranks[1].get_rmr(&mr), Sink::keeping());
     let mut put =
         ranks[0].post_put(Rank(1), vec![5; 64], &rmr, 0).on_stream(&streams[waiting]).comp(&done);
-    let refused = put.call();
+    let refused = put.try_submit();
     assert!(
         matches!(&refused, Err(PostError::Stream(why)) if why.name == "TOO_MANY_WAITING"),
         "{refused:?}"
@@ -98,14 +98,17 @@ fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on()
     let mapped = gpu.allocate(100, Flavour::Plain).unwrap();
     let registered = ranks[0].register_memory(&mapped).unwrap();
     let (own, on_gpu) = (memory(gpu, 2, &filled(100, 8)), ranks[0].get_rmr(&registered));
-    let on =
-        ranks[0].post_put(Rank(0), own, &on_gpu, 0).on_stream(&streams[waiting]).comp(&done).call();
+    let on = ranks[0]
+        .post_put(Rank(0), own, &on_gpu, 0)
+        .on_stream(&streams[waiting])
+        .comp(&done)
+        .try_submit();
     assert!(on.unwrap().is_posted());
     drop(done.one(ranks).ok().unwrap());
     assert!(mapped.whole().to_vec().unwrap() == filled(100, 8));
     raise(&counter);
     streams.iter().for_each(|stream| stream.synchronize().unwrap());
-    assert!(put.call().unwrap().is_posted());
+    assert!(put.try_submit().unwrap().is_posted());
     assert_eq!(done.one(ranks).buffer.to_vec().unwrap(), [5; 64]);
     assert_eq!(window.whole().to_vec().unwrap(), [5; 64]);
 }
@@ -170,28 +173,20 @@ fn rule_c_a_message_within_the_process_in_the_order_of_a_stream_is_refused_and_h
     for peer in 0..2 {
         let mut send =
             ranks[0].post_send(Rank(peer), vec![1; 9], Tag(1)).on_stream(&stream).comp(&arrived);
-        assert!(matches!(send.call(), Err(PostError::OwnStream(rank)) if rank == Rank(peer)));
+        assert!(matches!(send.try_submit(), Err(PostError::OwnStream(rank)) if rank == Rank(peer)));
         let mut recv =
             ranks[0].post_recv(Rank(peer), vec![0; 9], Tag(1)).on_stream(&stream).comp(&arrived);
-        assert!(matches!(recv.call(), Err(PostError::OwnStream(rank)) if rank == Rank(peer)));
+        assert!(matches!(recv.try_submit(), Err(PostError::OwnStream(rank)) if rank == Rank(peer)));
     }
     // The other way: both in the order of the stream, and the stream waits for both.
     for (turn, len) in [9, 300_000].into_iter().enumerate() {
         let (from, to) =
             (memory(gpu, 2, &filled(len, 4)), gpu.allocate(len, Flavour::Plain).unwrap());
         let event = stream.record().unwrap();
-        let mut recv = ranks[0]
-            .post_recv(Rank(0), to.whole(), Tag(2))
-            .after(&event)
-            .comp(&arrived)
-            .allow_done(false);
-        let mut send = ranks[0]
-            .post_send(Rank(0), from, Tag(2))
-            .after(&event)
-            .comp(&arrived)
-            .allow_done(false);
-        sent(ranks, || recv.call());
-        sent(ranks, || send.call());
+        let mut recv = ranks[0].post_recv(Rank(0), to.whole(), Tag(2)).after(&event).comp(&arrived);
+        let mut send = ranks[0].post_send(Rank(0), from, Tag(2)).after(&event).comp(&arrived);
+        recv.submit().unwrap();
+        send.submit().unwrap();
         arrived.wait_on(&stream, 2 * (turn as u64 + 1)).unwrap();
         let over = stream.record().unwrap();
         until(ranks, || is_past(&over));
@@ -203,7 +198,7 @@ fn rule_c_a_message_within_the_process_in_the_order_of_a_stream_is_refused_and_h
     let (rmr, done) = (ranks[0].get_rmr(&mr), Sink::keeping());
     let own = memory(gpu, 2, &filled(1000, 6));
     let mut put = ranks[0].post_put(Rank(0), own, &rmr, 0).on_stream(&stream).comp(&done);
-    assert!(put.call().unwrap().is_posted());
+    assert!(put.try_submit().unwrap().is_posted());
     drop(done.one(ranks).ok().unwrap());
     assert!(window.whole().to_vec().unwrap() == filled(1000, 6));
 }
@@ -231,7 +226,7 @@ fn rule_e_a_thread_that_waits_for_the_whole_device_goes_on_when_another_makes_pr
     let over = stream.record().unwrap();
     settle(ranks);
     assert!(!is_past(&over));
-    sent(ranks, || ranks[1].post_am(Rank(0), b"go", name).call());
+    sent(ranks, || ranks[1].post_am(Rank(0), b"go", name).try_submit());
     until(ranks, || is_past(&over) && is_back.load(Ordering::SeqCst));
     blocked.join().unwrap();
 }
@@ -247,8 +242,8 @@ fn a_counter_counts_successes_and_the_first_failure_lets_all_go() {
     let over = stream.record().unwrap();
     let receive = |room: usize| {
         let mut recv = ranks[0].post_recv(Rank(1), vec![0; room], Tag(1)).comp(&arrived);
-        assert!(recv.call().unwrap().is_posted());
-        sent(ranks, || ranks[1].post_send(Rank(0), b"0123", Tag(1)).call());
+        assert!(recv.try_submit().unwrap().is_posted());
+        sent(ranks, || ranks[1].post_send(Rank(0), b"0123", Tag(1)).try_submit());
     };
     receive(4);
     until(ranks, || arrived.value() == 1);
@@ -294,31 +289,31 @@ fn streams_events_and_lists_that_cannot_be_used_are_refused_with_the_reason() {
     let config = FakeConfig { seed: 77, ..FakeConfig::default() };
     let theirs = FakeDriver::new(config).unwrap().gpu(0).unwrap().stream().unwrap();
     let mut put = ranks[0].post_put(Rank(1), memory(gpu, 2, &[1; 100]), &rmr, 0).on_stream(&theirs);
-    let refused = put.call().unwrap_err();
+    let refused = put.try_submit().unwrap_err();
     assert!(matches!(refused, PostError::OtherGpu { .. }), "{refused}");
     // A stream of another GPU than the memory's.
     if let Some(second) = driver.devices().unwrap().get(1) {
         let own = memory(second, 2, &[1; 100]);
         let done = CompQueue::new(4);
         let mut get = ranks[0].post_get(Rank(1), own, &rmr, 0).on_stream(&stream).comp(&done);
-        let refused = get.call().unwrap_err();
+        let refused = get.try_submit().unwrap_err();
         assert!(matches!(refused, PostError::OtherGpu { .. }), "{refused}");
         assert!(refused.to_string().contains(".after("), "{refused}");
     }
     // Pieces would be gathered too early.
     let list: Vec<Buffer> = vec![vec![1; 4].into(), vec![2; 4].into()];
     let mut send = ranks[0].post_send(Rank(1), list, Tag(1)).after(&stream.record().unwrap());
-    assert!(matches!(send.call(), Err(PostError::OrderedPieces)));
+    assert!(matches!(send.try_submit(), Err(PostError::OrderedPieces)));
     // What is wrong at once is said at once.
     let brake = ground.brake();
     let event = ground.held(&brake).record().unwrap();
     let mut outside = ranks[0].post_put(Rank(1), vec![1; 8], &rmr, 93).after(&event);
-    assert!(matches!(outside.call(), Err(PostError::Outside { .. })));
+    assert!(matches!(outside.try_submit(), Err(PostError::Outside { .. })));
     let mut read_only = ranks[0]
         .post_recv(Rank(1), Buffer::Bytes(vec![1; 8].into()), Tag(1))
         .after(&event)
         .comp(&brake.counter);
-    assert!(matches!(read_only.call(), Err(PostError::ReadOnly(_))));
+    assert!(matches!(read_only.try_submit(), Err(PostError::ReadOnly(_))));
     brake.let_go();
 }
 
@@ -345,12 +340,15 @@ fn an_event_that_fails_fails_what_waits_for_it_and_a_stream_that_failed_is_told_
             .post_put(Rank(1), vec![1; 4], &rmr, 0)
             .after(&event)
             .comp(&ended)
-            .call()
+            .try_submit()
             .unwrap()
             .is_posted()
     );
-    let on =
-        ranks[0].post_put(Rank(1), vec![1; 4], &rmr, 0).on_stream(&as_stream).comp(&ended).call();
+    let on = ranks[0]
+        .post_put(Rank(1), vec![1; 4], &rmr, 0)
+        .on_stream(&as_stream)
+        .comp(&ended)
+        .try_submit();
     assert!(on.unwrap().is_posted());
     go.send(()).unwrap();
     until(ranks, || ended.len() == 2);
@@ -359,7 +357,8 @@ fn an_event_that_fails_fails_what_waits_for_it_and_a_stream_that_failed_is_told_
         assert_eq!(status.buffer.to_vec().unwrap(), [1; 4]);
         assert!(matches!(status.ok().unwrap_err(), OpError::Event(error) if error.code == 719));
     }
-    let refused = ranks[0].post_put(Rank(1), vec![1; 4], &rmr, 0).after(&event).comp(&ended).call();
+    let refused =
+        ranks[0].post_put(Rank(1), vec![1; 4], &rmr, 0).after(&event).comp(&ended).try_submit();
     assert!(matches!(refused, Err(PostError::Stream(why)) if why.code == 719));
     // The device goes on.
     let counter = StreamCounter::new(&ranks[0], gpu).unwrap();
@@ -383,11 +382,11 @@ fn the_runtimes_own_messages_do_not_wait_behind_a_message_that_waits_for_an_even
     let mr = ranks[0].register_memory(&region).unwrap();
     let rmr = ranks[0].get_rmr(&mr);
     for tag in 1..3 {
-        let send = ranks[0].post_send(Rank(1), vec![1; 9], Tag(tag)).after(&event).comp(&left);
-        assert!(send.allow_retry(false).call().unwrap().is_posted());
+        let mut send = ranks[0].post_send(Rank(1), vec![1; 9], Tag(tag)).after(&event).comp(&left);
+        send.submit().unwrap();
     }
     let mut add = ranks[1].post_fetch_add(Rank(0), &rmr, 8, 5).comp(&came);
-    sent(ranks, || add.call());
+    sent(ranks, || add.try_submit());
     assert_eq!(came.one(ranks).value(), Some(0));
     assert_eq!((left.count(), is_past(&event)), (0, false));
     brake.let_go();

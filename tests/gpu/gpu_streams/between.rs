@@ -90,7 +90,7 @@ pub(crate) fn ring(role: &Role) {
             .on_stream(&stream)
             .remote_comp(name)
             .comp(&sent);
-        while put.call().unwrap().is_retry() {
+        while put.try_submit().unwrap().is_retry() {
             runtime.progress().unwrap();
         }
         arrived.wait_on(&stream, step + 1).unwrap();
@@ -188,14 +188,12 @@ fn accept(role: &Role, runtime: &Runtime, came: &CompQueue) {
         let tag = Tag(case.salt);
         match case.operation {
             "send" => {
-                let mut recv =
-                    runtime.post_recv(Rank(0), vec![0; ROOM], tag).comp(came).allow_done(false);
-                assert!(recv.call().unwrap().is_posted());
+                let mut recv = runtime.post_recv(Rank(0), vec![0; ROOM], tag).comp(came);
+                recv.submit().unwrap();
             }
             "recv" => {
-                let mut send =
-                    runtime.post_send(Rank(0), filled(case.len, case.salt), tag).allow_retry(false);
-                drop(send.call().unwrap());
+                let mut send = runtime.post_send(Rank(0), filled(case.len, case.salt), tag);
+                send.submit().unwrap();
             }
             _ => {}
         }
@@ -249,7 +247,7 @@ fn operate(role: &Role, runtime: &Runtime, name: RemoteComp) {
     let windows = [0, 1].map(|at| Rmr::from_bytes(&role.told(&format!("window {at}"), 1)).unwrap());
     let read = |window: usize, at: u64, len: usize| -> Vec<u8> {
         at_once(runtime, |done| {
-            runtime.post_get(Rank(1), vec![0; len], &windows[window], at).comp(done).call()
+            runtime.post_get(Rank(1), vec![0; len], &windows[window], at).comp(done).try_submit()
         })
         .buffer
         .to_vec()
@@ -268,7 +266,7 @@ fn operate(role: &Role, runtime: &Runtime, name: RemoteComp) {
             ($post:expr) => {{
                 let mut post = in_order($post, order, &event, &stream);
                 post = post.comp(&done).user_context(UserContext(salt));
-                begin(runtime, || post.call());
+                begin(runtime, || post.try_submit());
             }};
         }
         let filled = |bytes: &[u8]| memory(&gpu, kind, bytes);
@@ -336,9 +334,9 @@ pub(crate) fn killed(role: &Role) {
     let rmr = Rmr::from_bytes(&role.told("memory", 1)).unwrap();
     // Heard of, as any rank that was used.
     let first =
-        at_once(&runtime, |done| runtime.post_put(Rank(1), b"up", &rmr, 0).comp(done).call());
+        at_once(&runtime, |done| runtime.post_put(Rank(1), b"up", &rmr, 0).comp(done).try_submit());
     assert_eq!(first.size, 2);
-    at_once(&runtime, |done| runtime.post_send(Rank(1), b"up", Tag(9)).comp(done).call());
+    at_once(&runtime, |done| runtime.post_send(Rank(1), b"up", Tag(9)).comp(done).try_submit());
     arrived.wait_on(&held, 1).unwrap();
     of_another.wait_on(&other, 1).unwrap();
     let (event, ended) = (held.record().unwrap(), CompQueue::new(16));
@@ -350,38 +348,38 @@ pub(crate) fn killed(role: &Role) {
                 .after(&event)
                 .comp(&ended)
                 .user_context(context)
-                .call(),
+                .try_submit(),
             1 => runtime
                 .post_get(Rank(1), vec![1; 100], &rmr, 0)
                 .after(&event)
                 .comp(&ended)
                 .user_context(context)
-                .call(),
+                .try_submit(),
             2 => runtime
                 .post_fetch_add(Rank(1), &rmr, 0, 1)
                 .after(&event)
                 .comp(&ended)
                 .user_context(context)
-                .call(),
-            3 => runtime.post_flush(Rank(1)).comp(&ended).user_context(context).call(),
+                .try_submit(),
+            3 => runtime.post_flush(Rank(1)).comp(&ended).user_context(context).try_submit(),
             4 => runtime
                 .post_recv(Rank(1), vec![1; 100], Tag(1))
                 .on_stream(&receives)
                 .comp(&ended)
                 .user_context(context)
-                .call(),
+                .try_submit(),
             5 => runtime
                 .post_recv(Rank(1), vec![1; 100], Tag(2))
                 .after(&event)
                 .comp(&ended)
                 .user_context(context)
-                .call(),
+                .try_submit(),
             _ => runtime
                 .post_send(Rank(1), vec![1; 100], Tag(3))
                 .after(&event)
                 .comp(&ended)
                 .user_context(context)
-                .call(),
+                .try_submit(),
         }
     };
     for at in 0..7 {

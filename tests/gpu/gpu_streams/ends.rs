@@ -17,7 +17,7 @@ fn a_receive_that_waits_for_an_event_is_cancelled_then_and_later() {
     for begins in [false, true] {
         let event = ground.held(&brake).record().unwrap();
         let mut recv = ranks[0].post_recv(Rank(1), vec![7; 4], Tag(1)).after(&event).comp(&ended);
-        assert!(recv.call().unwrap().is_posted());
+        assert!(recv.try_submit().unwrap().is_posted());
         let ticket = recv.ticket().expect("it waits");
         if begins {
             brake.let_go();
@@ -52,14 +52,14 @@ fn an_operation_whose_event_does_not_fire_in_time_ends_by_its_deadline() {
         .after(&event)
         .deadline(soon)
         .comp(&ended)
-        .call();
+        .try_submit();
     assert!(put.unwrap().is_posted());
     let recv = ranks[0]
         .post_recv(Rank(1), vec![1; 4], Tag(1))
         .after(&event)
         .deadline(soon)
         .comp(&ended)
-        .call();
+        .try_submit();
     assert!(recv.unwrap().is_posted());
     // A stream that waits for such an operation goes on as well.
     let waits = gpu.stream().unwrap();
@@ -69,7 +69,7 @@ fn an_operation_whose_event_does_not_fire_in_time_ends_by_its_deadline() {
         .on_stream(&waits)
         .deadline(soon)
         .comp(&ended)
-        .call();
+        .try_submit();
     assert!(add.unwrap().is_posted());
     until(ranks, || ended.len() == 3);
     while let Some(status) = ended.pop() {
@@ -95,22 +95,25 @@ fn a_runtime_that_ends_lets_streams_go_and_ends_each_operation_once() {
         arrived.wait_on(&held, 1).unwrap();
         let event = held.record().unwrap();
         let posts = [
-            rank.post_put(Rank(1), vec![1; 4], &rmr, 0).after(&event).comp(&ended).call(),
+            rank.post_put(Rank(1), vec![1; 4], &rmr, 0).after(&event).comp(&ended).try_submit(),
             // A copy on the stream that stands still, and behind it an operation that the stream
             // waits for.
             rank.post_put(Rank(1), memory(&gpu, 2, &[2; 4]), &rmr, 0)
                 .on_stream(&held)
                 .comp(&ended)
-                .call(),
-            rank.post_put(Rank(1), vec![3; 4], &rmr, 0).on_stream(&held).comp(&ended).call(),
+                .try_submit(),
+            rank.post_put(Rank(1), vec![3; 4], &rmr, 0).on_stream(&held).comp(&ended).try_submit(),
             rank.post_get(Rank(1), memory(&gpu, 2, &[2; 4]), &rmr, 0)
                 .on_stream(&held)
                 .comp(&ended)
-                .call(),
-            rank.post_recv(Rank::ANY, vec![1; 4], Tag(1)).on_stream(&waits).comp(&ended).call(),
-            rank.post_recv(Rank(1), vec![1; 4], Tag(2)).after(&event).comp(&ended).call(),
-            rank.post_flush(Rank(1)).comp(&ended).call(),
-            rank.post_send(Rank(1), vec![1; 4], Tag(3)).after(&event).comp(&ended).call(),
+                .try_submit(),
+            rank.post_recv(Rank::ANY, vec![1; 4], Tag(1))
+                .on_stream(&waits)
+                .comp(&ended)
+                .try_submit(),
+            rank.post_recv(Rank(1), vec![1; 4], Tag(2)).after(&event).comp(&ended).try_submit(),
+            rank.post_flush(Rank(1)).comp(&ended).try_submit(),
+            rank.post_send(Rank(1), vec![1; 4], Tag(3)).after(&event).comp(&ended).try_submit(),
         ];
         assert!(posts.into_iter().all(|post| post.unwrap().is_posted()));
         (held, waits, arrived)
@@ -155,18 +158,12 @@ fn operations_in_random_orders_end_exactly_once() {
             posted_so_far += 1;
             macro_rules! go {
                 ($post:expr) => {{
-                    let mut post = $post
-                        .comp(&ended)
-                        .user_context(context)
-                        .allow_done(false)
-                        .allow_retry(false);
+                    let mut post = $post.comp(&ended).user_context(context);
                     if rng.random_bool(0.3) {
                         post = post.deadline(Duration::from_micros(rng.random_range(1..3000)));
                     }
-                    match post.call() {
-                        Ok(outcome) => {
-                            assert!(outcome.is_posted(), "{outcome:?}");
-                        }
+                    match post.submit() {
+                        Ok(()) => {}
                         Err(PostError::TimedOut(_)) => assert!(kept.remove(&context.0)),
                         Err(other) => panic!("{other}"),
                     }
@@ -186,7 +183,7 @@ fn operations_in_random_orders_end_exactly_once() {
                     let mut recv =
                         ranks[0].post_recv(Rank(1), buffer, Tag(1)).after(&event).comp(&ended);
                     recv = recv.user_context(context);
-                    assert!(recv.call().unwrap().is_posted());
+                    assert!(recv.try_submit().unwrap().is_posted());
                     tickets.extend(recv.ticket());
                 }
                 _ => go!(ranks[0].post_send(Rank(1), buffer, tag).after(&event)),
@@ -195,9 +192,8 @@ fn operations_in_random_orders_end_exactly_once() {
         // What lies on a GPU is fetched by its receiver.
         let taken = CompQueue::new(64);
         let receive = || {
-            let mut recv =
-                ranks[1].post_recv(Rank(0), vec![0; 50], tag).comp(&taken).allow_done(false);
-            assert!(recv.call().unwrap().is_posted());
+            let mut recv = ranks[1].post_recv(Rank(0), vec![0; 50], tag).comp(&taken);
+            recv.submit().unwrap();
             recv.ticket()
         };
         let receives: Vec<_> = (0..40).filter_map(|_| receive()).collect();

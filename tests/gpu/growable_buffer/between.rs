@@ -161,7 +161,7 @@ fn putter(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     // The old name is stale, the new one is good.
     let old = Rmr::from_bytes(&old).unwrap();
     let stale = over(runtime, |done| {
-        runtime.post_put(Rank(0), filled(LEN, 1), &old, 0).comp(done).allow_retry(false).call()
+        runtime.post_put(Rank(0), filled(LEN, 1), &old, 0).comp(done).submit()
     });
     assert!(matches!(stale.unwrap().ok(), Err(OpError::Stale(Rank(0)))));
     let new = told(role, &format!("stripe {STRIPES}"), 0);
@@ -282,7 +282,7 @@ pub(crate) fn messages(role: &Role) {
             batch.push(Piece { local: piece, range: 0..piece.len(), rmr: &rmr, offset: at as u64 });
             at += piece.len();
         }
-        over(&runtime, |done| runtime.post_put_batch(Rank(1), &batch).comp(done).call())
+        over(&runtime, |done| runtime.post_put_batch(Rank(1), &batch).comp(done).submit())
             .unwrap()
             .ok()
             .unwrap();

@@ -73,7 +73,7 @@ fn put_and_get(role: &Role, gpus: &Gpus, runtime: &Runtime, name: &str, window: 
             u64::from_le_bytes(role.told(&format!("{name} has a word"), 0).try_into().unwrap());
         for _ in 0..20 {
             let add = over(runtime, |done| {
-                runtime.post_fetch_add(Rank(0), &rmr, at, 3).comp(done).call()
+                runtime.post_fetch_add(Rank(0), &rmr, at, 3).comp(done).submit()
             });
             assert_eq!(add.unwrap().ok().unwrap().size, 8);
         }
@@ -102,7 +102,7 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &Rmr, own: &Region) {
             poison.whole().write(&[0xee; LEN]).unwrap();
             local.whole().write(&filled(LEN, salt)).unwrap();
             over(runtime, |done| {
-                runtime.post_put(Rank(0), poison.whole(), rmr, 0).comp(done).call()
+                runtime.post_put(Rank(0), poison.whole(), rmr, 0).comp(done).submit()
             })
             .unwrap();
             let piece = |&(at, len): &(usize, usize)| Piece {
@@ -118,7 +118,7 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &Rmr, own: &Region) {
                     false => runtime.post_put_batch(Rank(0), &pieces),
                 };
                 let put = if turn == 2 { put.on_stream(&stream) } else { put };
-                put.comp(done).call()
+                put.comp(done).submit()
             };
             over(runtime, put).unwrap().ok().unwrap();
             let mut wanted = vec![0xee; LEN];
@@ -127,9 +127,9 @@ fn many(gpus: &Gpus, runtime: &Runtime, rmr: &Rmr, own: &Region) {
             }
             // By pieces again where there were rows, and the other way round.
             local.whole().write(&[0xee; LEN]).unwrap();
-            let get = |done: &_| runtime.post_get_batch(Rank(0), &pieces).comp(done).call();
+            let get = |done: &_| runtime.post_get_batch(Rank(0), &pieces).comp(done).submit();
             let back =
-                |done: &_| runtime.post_get(Rank(0), local.whole(), rmr, 0).comp(done).call();
+                |done: &_| runtime.post_get(Rank(0), local.whole(), rmr, 0).comp(done).submit();
             over(runtime, get).unwrap().ok().unwrap();
             let found = local.whole().to_vec().unwrap();
             for &(at, len) in &places {

@@ -76,25 +76,11 @@ fn what_the_runtime_writes_there_is_written_by_the_owner_wherever_it_comes_from(
         let registered = runtime.register_memory(stripe).unwrap();
         let (put, got) = (Synchronizer::new(1), Synchronizer::new(1));
         let to = runtime.get_rmr(&registered);
-        assert!(
-            runtime
-                .post_put(Rank(0), near.whole(), &to, 0)
-                .comp(&put)
-                .allow_done(false)
-                .call()
-                .is_ok()
-        );
+        assert!(runtime.post_put(Rank(0), near.whole(), &to, 0).comp(&put).submit().is_ok());
         put.wait(&runtime).unwrap();
         check(stripe, 7 + at as u64);
         fill(&near, 0);
-        assert!(
-            runtime
-                .post_get(Rank(0), near.whole(), &to, 0)
-                .comp(&got)
-                .allow_done(false)
-                .call()
-                .is_ok()
-        );
+        assert!(runtime.post_get(Rank(0), near.whole(), &to, 0).comp(&got).submit().is_ok());
         got.wait(&runtime).unwrap();
         check(&near, 7 + at as u64);
     }

@@ -231,9 +231,9 @@ fn a_buffer_does_not_shrink_below_what_is_registered_in_an_operation_or_held() {
     // An operation that waits for its message.
     let room = buffer.region(STRIPE, 100).unwrap().whole();
     let received = Synchronizer::new(1);
-    assert!(!rank.post_recv(me, room, Tag(1)).comp(&received).call().unwrap().is_done());
+    assert!(!rank.post_recv(me, room, Tag(1)).comp(&received).try_submit().unwrap().is_done());
     refused(&mut buffer, 2 * STRIPE);
-    over(rank, |done| rank.post_send(me, vec![7; 100], Tag(1)).comp(done).call())
+    over(rank, |done| rank.post_send(me, vec![7; 100], Tag(1)).comp(done).submit())
         .unwrap()
         .ok()
         .unwrap();

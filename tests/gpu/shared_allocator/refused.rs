@@ -213,8 +213,7 @@ pub(crate) fn handler(role: &Role) {
     let pool = allocator.pool(BLOCK).unwrap();
     if role.rank == 1 {
         // On the way in front of what the call tells.
-        let sent = runtime.post_send(Rank(0), b"now".to_vec(), Tag(1)).allow_retry(false).call();
-        assert!(!sent.unwrap().is_retry());
+        runtime.post_send(Rank(0), b"now".to_vec(), Tag(1)).submit().unwrap();
     } else {
         let (told, world, gpu) =
             (Arc::<Mutex<Vec<_>>>::default(), runtime.world(), gpus.all[0].clone());
@@ -228,9 +227,8 @@ pub(crate) fn handler(role: &Role) {
             told.push(pool.trim().err());
             told.push(SharedDeviceAllocator::new(&world, &gpu, Scope::Node).err());
         });
-        let received = runtime.post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&handler);
-        let received = received.allow_done(false).call();
-        assert!(received.unwrap().is_posted());
+        let mut received = runtime.post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&handler);
+        received.submit().unwrap();
         let shared = allocator.allocate(1000).unwrap();
         runtime.wait_for(PATIENCE, || told.lock().unwrap().len() == 5).unwrap();
         let told = told.lock().unwrap();

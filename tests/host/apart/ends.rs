@@ -23,15 +23,14 @@ pub(crate) fn too_long(me: &Me) {
             me.hears_go();
             let sink = Sink::keeping();
             let mut send = me.runtime.post_send(me.peer, vec![3; size], tag).comp(&sink);
-            let status = me.ended(&sink, || send.call());
+            let status = me.ended(&sink, || send.try_submit());
             // A short message is complete once it is sent.
             let is_told = status.error.is_some();
             assert_eq!(is_told, size > 8192, "{size} into {room}: {status:?}");
         } else {
             let (guarded, sink) = (Guarded::new(room, 3), Sink::keeping());
-            let receive =
-                me.runtime.post_recv(me.peer, guarded.slice(), tag).comp(&sink).allow_done(false);
-            assert!({ receive }.call().unwrap().is_posted());
+            let mut receive = me.runtime.post_recv(me.peer, guarded.slice(), tag).comp(&sink);
+            receive.submit().unwrap();
             me.says_go();
             let status = sink.one(me.all());
             let error = status.ok().unwrap_err();
@@ -57,7 +56,7 @@ pub(crate) fn goes(me: Me) {
         for number in 0..SENT {
             let bytes = pattern(me.seed ^ number, size(number));
             assert!(
-                posted(me.all(), || me.runtime.post_send(Rank(0), &bytes[..], TAG).call())
+                posted(me.all(), || me.runtime.post_send(Rank(0), &bytes[..], TAG).try_submit())
                     .is_done()
             );
         }
@@ -66,8 +65,8 @@ pub(crate) fn goes(me: Me) {
     let sink = Sink::keeping();
     for number in 0..SENT + 5 {
         let mut receive = me.runtime.post_recv(me.peer, vec![0; 5000], TAG).comp(&sink);
-        receive = receive.user_context(UserContext(number)).allow_done(false);
-        assert!(receive.call().unwrap().is_posted());
+        receive = receive.user_context(UserContext(number));
+        receive.submit().unwrap();
     }
     me.says_go();
     until(me.all(), || sink.count() as u64 == SENT + 5);
@@ -84,6 +83,7 @@ pub(crate) fn goes(me: Me) {
             assert!(matches!(&error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
         }
     }
-    let error = me.runtime.post_send(me.peer, b"late", TAG).call().expect_err("nobody is there");
+    let error =
+        me.runtime.post_send(me.peer, b"late", TAG).try_submit().expect_err("nobody is there");
     assert!(matches!(error, PostError::PeerDown { rank: Rank(1), .. }), "{error}");
 }

@@ -4,7 +4,7 @@
 use super::Me;
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
-use crate::support::{done, pattern, posted, until};
+use crate::support::{pattern, posted, until};
 use carrack::buffer::Region;
 use carrack::{Mr, OpError, Outcome, PostError, Rmr, Tag};
 
@@ -55,7 +55,7 @@ pub(crate) fn put_and_got(me: &Me) {
                 let mut put =
                     me.runtime.post_put(me.peer, bytes.clone(), &whole, offset).comp(&sink);
                 put = put.remote_comp(name).tag(Tag(seed));
-                let status = me.ended(&sink, || put.call());
+                let status = me.ended(&sink, || put.try_submit());
                 assert!(status.error.is_none(), "{size}: {status:?}");
                 assert_eq!((status.rank, status.size), (me.peer, size));
                 assert!(status.buffer.to_vec().unwrap() == bytes, "{size}: the buffer comes back");
@@ -63,7 +63,7 @@ pub(crate) fn put_and_got(me: &Me) {
                 let mut get =
                     me.runtime.post_get(me.peer, target.slice(), &whole, offset).comp(&sink);
                 get = get.remote_comp(name).tag(Tag(seed | 1 << 32));
-                let status = me.ended(&sink, || get.call());
+                let status = me.ended(&sink, || get.try_submit());
                 assert!(status.error.is_none(), "{size}: {status:?}");
                 target.assert_holds(&bytes);
             };
@@ -89,19 +89,19 @@ pub(crate) fn counted(me: &Me) {
     const EACH: u64 = 100;
     for shared in &shared(me, 64) {
         for _ in 0..EACH {
-            let add = me.runtime.post_fetch_add(me.peer, &shared.theirs, 8, 3).call().unwrap();
-            assert!(done(add).value().is_some_and(|found| found % 3 == 0));
+            let add = me.runtime.post_fetch_add(me.peer, &shared.theirs, 8, 3).wait().unwrap();
+            assert!(add.value().is_some_and(|found| found % 3 == 0));
             // The owner's own addition, between those of the other rank.
             let own = me.runtime.get_rmr(&shared.registered);
-            done(me.runtime.post_fetch_add(me.runtime.rank(), &own, 8, 3).call().unwrap());
+            me.runtime.post_fetch_add(me.runtime.rank(), &own, 8, 3).wait().unwrap();
             // And a lock-free increment by hand.
             let mut held = 0;
             loop {
                 let swap = me
                     .runtime
                     .post_compare_swap(me.peer, &shared.theirs, 16, held, held + 1)
-                    .call();
-                match done(swap.unwrap()).value().unwrap() {
+                    .wait();
+                match swap.unwrap().value().unwrap() {
                     found if found == held => break,
                     found => held = found,
                 }
@@ -123,10 +123,10 @@ pub(crate) fn flushed(me: &Me) {
                 let bytes = pattern(me.seed ^ number, SIZE);
                 let mut put =
                     me.runtime.post_put(me.peer, bytes, theirs, number * SIZE as u64).comp(&over);
-                let _ = posted(me.all(), || put.call());
+                let _ = posted(me.all(), || put.try_submit());
             }
             let mut flush = me.runtime.post_flush(me.peer).comp(&flushed);
-            assert!(me.ended(&flushed, || flush.call()).error.is_none());
+            assert!(me.ended(&flushed, || flush.try_submit()).error.is_none());
             me.says_go();
         };
         let watch = || {
@@ -144,7 +144,7 @@ pub(crate) fn refused(me: &Me) {
     const LEN: usize = 1000;
     for Shared { mine, registered, theirs } in shared(me, LEN) {
         for (offset, len) in [(0, LEN + 1), (LEN as u64, 1), (u64::MAX - 3, 8), (993, 8)] {
-            let put = me.runtime.post_put(me.peer, vec![1; len], &theirs, offset).call();
+            let put = me.runtime.post_put(me.peer, vec![1; len], &theirs, offset).try_submit();
             assert!(matches!(put, Err(PostError::Outside { room: 1000, .. })), "{put:?}");
         }
         // A name that says more than there is: what is mapped is checked here, else by its owner.
@@ -152,7 +152,7 @@ pub(crate) fn refused(me: &Me) {
         forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
         let forged = Rmr::from_bytes(&forged).unwrap();
         let sink = Sink::keeping();
-        match me.runtime.post_put(me.peer, vec![9; 2 * LEN], &forged, 0).comp(&sink).call() {
+        match me.runtime.post_put(me.peer, vec![9; 2 * LEN], &forged, 0).comp(&sink).try_submit() {
             Err(PostError::Outside { .. }) => {}
             Ok(Outcome::Posted) => {
                 let error = sink.one(me.all()).ok().unwrap_err();
@@ -165,16 +165,20 @@ pub(crate) fn refused(me: &Me) {
         me.meet();
         // The other rank soon learns of a deregistration.
         me.runtime.deregister_memory(registered);
-        let is_stale =
-            || match me.runtime.post_put(me.peer, vec![7; 100], &theirs, 0).comp(&sink).call() {
-                Ok(Outcome::Retry(_)) => false,
-                Ok(Outcome::Done(status)) => is_refusal(me, status.error.as_deref()),
-                Ok(Outcome::Posted) => is_refusal(me, sink.one(me.all()).error.as_deref()),
-                Err(error) => {
-                    assert!(matches!(error, PostError::Stale(rank) if rank == me.peer), "{error}");
-                    true
-                }
-            };
+        let is_stale = || match me
+            .runtime
+            .post_put(me.peer, vec![7; 100], &theirs, 0)
+            .comp(&sink)
+            .try_submit()
+        {
+            Ok(Outcome::Retry(_)) => false,
+            Ok(Outcome::Done(status)) => is_refusal(me, status.error.as_deref()),
+            Ok(Outcome::Posted) => is_refusal(me, sink.one(me.all()).error.as_deref()),
+            Err(error) => {
+                assert!(matches!(error, PostError::Stale(rank) if rank == me.peer), "{error}");
+                true
+            }
+        };
         until(me.all(), is_stale);
         me.meet();
         let before = mine.whole().to_vec().unwrap();

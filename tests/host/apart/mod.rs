@@ -179,7 +179,7 @@ impl Me {
     fn says_go(&self) {
         let number = self.said.fetch_add(1, Ordering::Relaxed);
         let _ = posted(self.all(), || {
-            self.runtime.post_am(self.peer, &[], self.note).tag(Tag(number)).call()
+            self.runtime.post_am(self.peer, &[], self.note).tag(Tag(number)).try_submit()
         });
     }
 

@@ -37,17 +37,17 @@ pub(crate) fn both_ways(me: &Me) {
             let context = UserContext(number);
             let mut receive =
                 me.runtime.post_recv(me.peer, vec![0; size(number)], KEY).comp(&received);
-            receive = receive.user_context(context).allow_done(false);
-            assert!(receive.call().unwrap().is_posted());
+            receive = receive.user_context(context);
+            receive.submit().unwrap();
         }
         let mut begun = 0;
         for number in first..first + AT_ONCE {
             let own = bytes(me, me.runtime.rank(), number);
             let mut send = me.runtime.post_send(me.peer, own, KEY).comp(&sent);
-            begun += usize::from(posted(me.all(), || send.call()).is_posted());
+            begun += usize::from(posted(me.all(), || send.try_submit()).is_posted());
             let own = number.to_le_bytes();
             let mut am = me.runtime.post_am(me.peer, &own[..], name).tag(Tag(number)).comp(&sent);
-            begun += usize::from(posted(me.all(), || am.call()).is_posted());
+            begun += usize::from(posted(me.all(), || am.try_submit()).is_posted());
         }
         let each = AT_ONCE as usize;
         until(me.all(), || {

@@ -70,7 +70,7 @@ fn push_up_to(
     assert_eq!(self::kept(job), kept);
     let sink = Sink::keeping();
     let name = job.ranks[0].register_comp(&sink).unwrap();
-    sent(&job.ranks, || job.ranks[1].post_am(Rank(0), b"honest", name).call());
+    sent(&job.ranks, || job.ranks[1].post_am(Rank(0), b"honest", name).try_submit());
     assert_eq!(sink.one(&job.ranks).rank, Rank(2));
 }
 
@@ -88,8 +88,10 @@ fn offers_that_nobody_has_asked_for_are_bounded() {
     assert_eq!(kept(&job), (0, OFFERS as usize));
     // A receive from the attacker is told.
     let sink = Sink::keeping();
-    let recv =
-        job.ranks[0].post_recv(ATTACKER, vec![0; 8], carrack::Tag(u64::MAX - 5)).comp(&sink).call();
+    let recv = job.ranks[0]
+        .post_recv(ATTACKER, vec![0; 8], carrack::Tag(u64::MAX - 5))
+        .comp(&sink)
+        .try_submit();
     assert!(recv.unwrap().is_posted());
     assert!(sink.one(&job.ranks).error.is_some());
 }

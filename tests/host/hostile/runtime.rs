@@ -84,7 +84,7 @@ fn headers_that_make_no_sense_are_told_of_by_name_and_others_go_on() {
     let honest = &job.ranks[1];
     sent(&job.ranks[1..], || {
         let _ = job.ranks[0].progress();
-        honest.post_am(Rank(0), b"honest", name).tag(Tag(77)).call()
+        honest.post_am(Rank(0), b"honest", name).tag(Tag(77)).try_submit()
     });
     let mut came = false;
     until_with_errors(&job.ranks, || {
@@ -103,7 +103,7 @@ fn a_control_message_that_cannot_be_read_ends_all_operations_with_its_sender() {
     for kind in [FINISH, GRANT, WRITTEN] {
         let mut job = Job3::new(GEOMETRY);
         let over = Sink::keeping();
-        let posted = job.ranks[0].post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&over).call();
+        let posted = job.ranks[0].post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&over).try_submit();
         assert!(posted.unwrap().is_posted());
         job.push(INLINE, [kind, 77], &[0xff; 3]);
         let errors = until_with_errors(&job.ranks[..1], || over.count() > 0);
@@ -129,7 +129,7 @@ fn a_message_longer_than_any_packet_here_does_not_stop_the_device() {
     assert!(!happens(&job.ranks[..1], Duration::from_millis(50), || false));
     let mut am = job.ranks[1].post_am(Rank(0), b"honest", name);
     let start = Instant::now();
-    while am.call().unwrap().is_retry() && start.elapsed() < LIMIT / 2 {
+    while am.try_submit().unwrap().is_retry() && start.elapsed() < LIMIT / 2 {
         for rank in &job.ranks {
             let _ = rank.progress();
         }

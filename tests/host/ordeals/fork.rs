@@ -5,10 +5,11 @@
 
 use crate::support::ranks::{Ranks, Role, listing};
 use crate::support::sink::Sink;
-use crate::support::{Job, OverShm, Watchdog, done, pattern, rng, sent, until};
+use crate::support::{Job, OverShm, Watchdog, pattern, rng, until};
 use carrack::buffer::Region;
 use carrack::{
-    CollectiveError, PostError, ProgressError, Rank, RemoteComp, Rmr, Runtime, Tag, WaitError,
+    AwaitError, CollectiveError, PostError, ProgressError, Rank, RemoteComp, Rmr, Runtime, Tag,
+    WaitError,
 };
 use rand::Rng;
 use std::os::unix::process::ExitStatusExt;
@@ -62,9 +63,8 @@ fn exchange(role: &Role, runtime: &Runtime, round: u64) {
         let message = |from: u32| pattern(seed << 1 | u64::from(from), (seed % 30_000) as usize);
         let arrived = Sink::keeping();
         let mut receive = runtime.post_recv(other, vec![0; 30_000], Tag(number)).comp(&arrived);
-        receive = receive.allow_done(false);
-        assert!(receive.call().unwrap().is_posted());
-        sent(&ranks, || runtime.post_send(other, &message(role.rank)[..], Tag(number)).call());
+        receive.submit().unwrap();
+        runtime.post_send(other, message(role.rank), Tag(number)).submit().unwrap();
         let status = arrived.one(&ranks);
         assert!(status.bytes() == Some(&message(other.0)[..]), "message {number} of round {round}");
     }
@@ -113,9 +113,7 @@ fn goes_on(role: &Role, runtime: &Runtime, theirs: &[Rmr; 2]) {
     exchange(role, runtime, 1);
     for rmr in theirs {
         assert!(
-            done(runtime.post_fetch_add(Rank(1 - role.rank), rmr, 8, 7).call().unwrap())
-                .error
-                .is_none()
+            runtime.post_fetch_add(Rank(1 - role.rank), rmr, 8, 7).wait().unwrap().error.is_none()
         );
     }
     assert!(runtime.peer_down(Rank(1 - role.rank)).is_none());
@@ -129,31 +127,32 @@ fn refuses_everything(runtime: &Runtime, theirs: &[Rmr; 2]) {
         Err(PostError::Forked) => {}
         other => panic!("{what}: {other:?}"),
     };
-    is_forked("a send", runtime.post_send(other, b"x", Tag(1)).call());
-    is_forked("an owned send", runtime.post_send(other, vec![1; 100], Tag(1)).call());
+    let waits = |what: &str, outcome: Result<carrack::Status, AwaitError>| match outcome {
+        Err(AwaitError::Post(PostError::Forked)) => {}
+        other => panic!("{what}: {other:?}"),
+    };
+    is_forked("a send", runtime.post_send(other, b"x", Tag(1)).try_submit());
+    is_forked("an owned send", runtime.post_send(other, vec![1; 100], Tag(1)).try_submit());
     is_forked(
         "a large send",
-        runtime.post_send(other, vec![1; 100_000], Tag(1)).comp(&sink).call(),
+        runtime.post_send(other, vec![1; 100_000], Tag(1)).comp(&sink).try_submit(),
     );
-    is_forked(
-        "a waiting send",
-        runtime.post_send(other, vec![1; 100], Tag(1)).allow_posted(false).call(),
-    );
-    is_forked("a send to itself", runtime.post_send(Rank(0), b"x", Tag(1)).call());
+    waits("a waiting send", runtime.post_send(other, vec![1; 100], Tag(1)).wait());
+    is_forked("a send to itself", runtime.post_send(Rank(0), b"x", Tag(1)).try_submit());
     is_forked(
         "a send that may wait",
-        runtime.post_send(other, b"x", Tag(1)).allow_retry(false).call(),
+        runtime.post_send(other, b"x", Tag(1)).submit().map(|()| carrack::Outcome::Posted),
     );
-    is_forked("an active message", runtime.post_am(other, b"x", RemoteComp(1)).call());
-    is_forked("a receive", runtime.post_recv(other, vec![0; 8], Tag(1)).comp(&sink).call());
-    is_forked("a waiting receive", runtime.post_recv(other, vec![0; 8], Tag(1)).call());
+    is_forked("an active message", runtime.post_am(other, b"x", RemoteComp(1)).try_submit());
+    is_forked("a receive", runtime.post_recv(other, vec![0; 8], Tag(1)).comp(&sink).try_submit());
+    waits("a waiting receive", runtime.post_recv(other, vec![0; 8], Tag(1)).wait());
     for rmr in theirs {
-        is_forked("a put", runtime.post_put(other, &[1; 8], rmr, 8).comp(&sink).call());
-        is_forked("a get", runtime.post_get(other, vec![0; 8], rmr, 8).comp(&sink).call());
-        is_forked("an addition", runtime.post_fetch_add(other, rmr, 8, 1).comp(&sink).call());
-        is_forked("a waiting addition", runtime.post_fetch_add(other, rmr, 8, 1).call());
+        is_forked("a put", runtime.post_put(other, &[1; 8], rmr, 8).comp(&sink).try_submit());
+        is_forked("a get", runtime.post_get(other, vec![0; 8], rmr, 8).comp(&sink).try_submit());
+        is_forked("an addition", runtime.post_fetch_add(other, rmr, 8, 1).comp(&sink).try_submit());
+        waits("a waiting addition", runtime.post_fetch_add(other, rmr, 8, 1).wait());
     }
-    is_forked("a flush", runtime.post_flush(other).comp(&sink).call());
+    is_forked("a flush", runtime.post_flush(other).comp(&sink).try_submit());
     assert!(matches!(runtime.progress(), Err(ProgressError::Forked)), "{:?}", runtime.progress());
     assert!(matches!(runtime.progress_all(), Err(ProgressError::Forked)));
     let waited = runtime.wait_for(Duration::from_secs(1), || false);

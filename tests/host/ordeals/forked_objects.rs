@@ -151,27 +151,25 @@ impl Objects {
             counter.wait_on(&stream, 1).unwrap();
         }
         let past = stream.record().unwrap();
-        let posted = |call: &mut dyn FnMut() -> Result<Outcome, PostError>| {
+        let _posted = |call: &mut dyn FnMut() -> Result<Outcome, PostError>| {
             while call().unwrap().is_retry() {
                 runtime.progress().unwrap();
             }
         };
         let to = Rank(1);
-        let mut post =
-            runtime.post_send(to, pattern(1, LARGE), OFFERED).comp(&sent).allow_done(false);
-        posted(&mut || post.call());
+        let mut post = runtime.post_send(to, pattern(1, LARGE), OFFERED).comp(&sent);
+        post.submit().unwrap();
         if at_engine {
-            let mut post = runtime.post_send(to, from_gpu, FROM_GPU).comp(&sent).allow_done(false);
-            posted(&mut || post.call());
+            let mut post = runtime.post_send(to, from_gpu, FROM_GPU).comp(&sent);
+            post.submit().unwrap();
         }
         if on_stream {
             let post = runtime.post_send(to, pattern(4, MEDIUM), ON_STREAM).on_stream(&stream);
-            let mut post = post.comp(&sent).allow_done(false);
-            posted(&mut || post.call());
+            let mut post = post.comp(&sent);
+            post.submit().unwrap();
         }
-        let mut post =
-            runtime.post_recv(to, vec![0; LARGE], AWAITED).comp(&received).allow_done(false);
-        posted(&mut || post.call());
+        let mut post = runtime.post_recv(to, vec![0; LARGE], AWAITED).comp(&received);
+        post.submit().unwrap();
         // It has its place among the collectives, and its note is on its way.
         let of = runtime.clone();
         let mut barrier: Barrier = Box::pin(async move { of.world().barrier_async().await });
@@ -226,8 +224,8 @@ fn serves(role: &Role, gpus: &Gpus, runtime: &Runtime, names: Names) {
     for (what, region) in ["shared", "gpu"].into_iter().zip(&regions) {
         mrs.push(registered(role, runtime, what, region));
     }
-    sent(here, || runtime.post_am(to, pattern(8, MEDIUM), names.lent).call());
-    sent(here, || runtime.post_am(to, pattern(9, MEDIUM), names.queued).call());
+    sent(here, || runtime.post_am(to, pattern(8, MEDIUM), names.lent).try_submit());
+    sent(here, || runtime.post_am(to, pattern(9, MEDIUM), names.queued).try_submit());
     heard(role, runtime, "mapped", 0);
     let is_mapped = || runtime.invalidate_memory(regions[1].addr(), MAPPED).is_err();
     // A NIC releases the memory when its owner tells it to.
@@ -237,7 +235,9 @@ fn serves(role: &Role, gpus: &Gpus, runtime: &Runtime, names: Names) {
     heard(role, runtime, "forked", 0);
     assert!(is_mapped() || !maps, "rank 0 has it mapped, whatever its child has dropped");
     for number in 0..MORE {
-        sent(here, || runtime.post_am(to, pattern(100 + number, MEDIUM), names.counted).call());
+        sent(here, || {
+            runtime.post_am(to, pattern(100 + number, MEDIUM), names.counted).try_submit()
+        });
     }
     let received = |tag, len| receive(runtime, to, vec![0; len], tag).unwrap().ok().unwrap();
     assert!(received(OFFERED, LARGE).bytes().unwrap() == pattern(1, LARGE));

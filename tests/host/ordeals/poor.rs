@@ -240,8 +240,8 @@ pub(crate) fn no_memory(role: &Role) {
     let runtime = start(Settings::builder().gpu(GpuChoice::None)).unwrap();
     role.says("here");
     role.told("here", 1 - role.rank);
-    assert!(runtime.post_send(Rank(role.rank), b"me", Tag(1)).call().unwrap().is_done());
-    let error = runtime.post_send(Rank(1 - role.rank), b"you", Tag(1)).call().unwrap_err();
+    assert!(runtime.post_send(Rank(role.rank), b"me", Tag(1)).try_submit().unwrap().is_done());
+    let error = runtime.post_send(Rank(1 - role.rank), b"you", Tag(1)).try_submit().unwrap_err();
     assert!(
         matches!(&error, PostError::Unreachable { why, .. } if why.contains("no shared memory")),
         "{error}"
@@ -329,7 +329,7 @@ pub(crate) fn posts(_: &Role) {
         let before = holdings();
         let spent = limit(spare);
         for _ in 0..200 {
-            let refused = ranks[0].post_send(Rank(1), b"x", Tag(1)).call().unwrap_err();
+            let refused = ranks[0].post_send(Rank(1), b"x", Tag(1)).try_submit().unwrap_err();
             assert!(matches!(&refused, PostError::Lacking { rank: Rank(1), .. }), "{refused}");
             assert!(refused.to_string().contains("open files"), "{refused}");
         }
@@ -371,7 +371,7 @@ fn meet(ranks: &[Runtime], whole: Rlimit) -> Meeting {
     let arrived = Synchronizer::new(2);
     for (rank, other) in [(0, Rank(1)), (1, Rank(0))] {
         let mut receive = ranks[rank].post_recv(other, vec![0; 100], Tag(1)).comp(&arrived);
-        assert!(receive.call().unwrap().is_posted());
+        assert!(receive.try_submit().unwrap().is_posted());
     }
     let start = Instant::now();
     let (mut sent, mut meeting) = ([false; 2], Meeting::Smooth);
@@ -380,7 +380,7 @@ fn meet(ranks: &[Runtime], whole: Rlimit) -> Meeting {
             ranks[rank].progress().unwrap();
             assert_eq!(ranks[rank].peer_down(other), None);
             if !sent[rank] {
-                match ranks[rank].post_send(other, &pattern(1, 100)[..], Tag(1)).call() {
+                match ranks[rank].post_send(other, &pattern(1, 100)[..], Tag(1)).try_submit() {
                     Ok(outcome) => sent[rank] = !outcome.is_retry(),
                     Err(PostError::Lacking { why, .. }) => {
                         assert!(why.contains("open files"), "{why}")

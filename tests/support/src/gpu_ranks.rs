@@ -11,7 +11,7 @@ use carrack::region::{Mr, Region};
 use carrack::settings::SettingsBuilder;
 use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
-use carrack::{Buffer, Outcome, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag};
+use carrack::{Buffer, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 use std::time::Duration;
@@ -151,22 +151,15 @@ pub fn holds(buffer: &Buffer, len: usize, salt: u64) {
     assert_eq!(wrong(&bytes[..len], salt, 0), None, "{len} B");
 }
 
-/// Calls an operation and waits for its end.
+/// Submits an operation and waits for its end.
 pub fn over(
     runtime: &Runtime,
-    mut call: impl FnMut(&Synchronizer) -> Result<Outcome, PostError>,
+    submit: impl FnOnce(&Synchronizer) -> Result<(), PostError>,
 ) -> Result<Status, PostError> {
     let done = Synchronizer::new(1);
-    loop {
-        match call(&done)? {
-            Outcome::Done(status) => return Ok(status),
-            Outcome::Posted => {
-                runtime.wait_for(PATIENCE, || done.test()).expect("it comes to an end");
-                return Ok(done.take().unwrap().remove(0));
-            }
-            Outcome::Retry(_) => drop(runtime.progress().expect("progress")),
-        }
-    }
+    submit(&done)?;
+    runtime.wait_for(PATIENCE, || done.test()).expect("it comes to an end");
+    Ok(done.take().unwrap().remove(0))
 }
 
 /// Sends, and waits until the buffer is free.
@@ -176,10 +169,7 @@ pub fn send(
     buffer: impl Into<Buffer>,
     tag: Tag,
 ) -> Result<Status, PostError> {
-    let mut buffer = Some(buffer.into());
-    over(runtime, |done| {
-        runtime.post_send(to, buffer.take().unwrap(), tag).comp(done).allow_retry(false).call()
-    })
+    over(runtime, |done| runtime.post_send(to, buffer.into(), tag).comp(done).submit())
 }
 
 /// Receives, and waits for it.
@@ -189,8 +179,7 @@ pub fn receive(
     buffer: impl Into<Buffer>,
     tag: Tag,
 ) -> Result<Status, PostError> {
-    let mut buffer = Some(buffer.into());
-    over(runtime, |done| runtime.post_recv(from, buffer.take().unwrap(), tag).comp(done).call())
+    over(runtime, |done| runtime.post_recv(from, buffer, tag).comp(done).submit())
 }
 
 /// Path of an operation on another rank's memory.
@@ -215,14 +204,12 @@ impl Went {
 /// Puts, by the engine where that is possible.
 pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> Went {
     let call = |path: Option<Path>| {
-        let mut buffer = Some(make());
         over(runtime, |done| {
-            let post = runtime.post_put(rmr.owner(), buffer.take().unwrap(), rmr, at).comp(done);
-            let mut post = post.allow_retry(false);
+            let mut post = runtime.post_put(rmr.owner(), make(), rmr, at).comp(done);
             if let Some(path) = path {
                 post = post.require(path);
             }
-            post.call()
+            post.submit()
         })
     };
     went(call).0
@@ -231,14 +218,12 @@ pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> 
 /// Gets, by the engine where that is possible. What has come is in the buffer.
 pub fn get(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> (Went, Buffer) {
     let call = |path: Option<Path>| {
-        let mut buffer = Some(make());
         over(runtime, |done| {
-            let post = runtime.post_get(rmr.owner(), buffer.take().unwrap(), rmr, at).comp(done);
-            let mut post = post.allow_retry(false);
+            let mut post = runtime.post_get(rmr.owner(), make(), rmr, at).comp(done);
             if let Some(path) = path {
                 post = post.require(path);
             }
-            post.call()
+            post.submit()
         })
     };
     went(call)

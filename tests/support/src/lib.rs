@@ -371,13 +371,13 @@ pub fn connect(ranks: &[Runtime]) {
     for from in ranks {
         for to in ranks {
             let tag = carrack::Tag(u64::MAX - 1);
-            let outcome = posted(ranks, || from.post_send(to.rank(), b"up", tag).call());
+            let outcome = posted(ranks, || from.post_send(to.rank(), b"up", tag).try_submit());
             assert!(outcome.is_done());
             let arrived = carrack::Synchronizer::new(1);
             let came = to
                 .post_recv(from.rank(), vec![0; 2], tag)
                 .comp(&arrived)
-                .call()
+                .try_submit()
                 .expect("a receive");
             if came.is_posted() {
                 until(ranks, || arrived.test());

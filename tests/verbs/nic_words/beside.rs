@@ -50,17 +50,10 @@ fn words(owner: &Runtime, region: &Region) -> Result<(Mr, Rmr), RegisterError> {
 /// Adds to a word while all ranks make progress, and returns the word's previous value.
 fn add(ranks: &[Runtime], at: usize, rmr: &Rmr, value: u64) -> Result<u64, String> {
     let sink = Sink::keeping();
-    let post = || {
-        ranks[at].post_fetch_add(rmr.owner(), rmr, 0, value).comp(&sink).allow_retry(false).call()
-    };
-    match post().map_err(|error| error.to_string())? {
-        Outcome::Posted => sink
-            .one(ranks)
-            .ok()
-            .map(|status| status.value().unwrap())
-            .map_err(|error| error.to_string()),
-        other => panic!("{other:?}"),
-    }
+    let post = || ranks[at].post_fetch_add(rmr.owner(), rmr, 0, value).comp(&sink).submit();
+    post().map_err(|error| error.to_string())?;
+    let status = sink.one(ranks).ok().map_err(|error| error.to_string())?;
+    Ok(status.value().unwrap())
 }
 
 #[test]
@@ -70,7 +63,8 @@ fn ranks_that_reach_the_memory_otherwise_go_by_the_nic_all_the_same() {
     let region = Region::host(64);
     let (_mr, rmr) = words(&ranks[1], &region).unwrap();
     // First: who has mapped the memory, and who owns it, has the NIC's word, not its own.
-    let put = ranks[0].post_put(Rank(1), 5_u64.to_le_bytes().to_vec(), &rmr, 0).call().unwrap();
+    let put =
+        ranks[0].post_put(Rank(1), 5_u64.to_le_bytes().to_vec(), &rmr, 0).try_submit().unwrap();
     assert!(put.is_done(), "it is mapped");
     for at in [0, 1, 2, 1, 0] {
         add(&ranks, at, &rmr, 10).unwrap();
@@ -83,7 +77,12 @@ fn ranks_that_reach_the_memory_otherwise_go_by_the_nic_all_the_same() {
             scope.spawn(move || {
                 let (mut left, ended) = (EACH, Synchronizer::new(EACH as usize));
                 while left > 0 {
-                    match rank.post_fetch_add(Rank(1), &rmr, 8, 1).comp(&ended).call().unwrap() {
+                    match rank
+                        .post_fetch_add(Rank(1), &rmr, 8, 1)
+                        .comp(&ended)
+                        .try_submit()
+                        .unwrap()
+                    {
                         Outcome::Posted => left -= 1,
                         _ => {
                             rank.progress().unwrap();
@@ -121,12 +120,7 @@ fn a_nic_without_atomic_operations_is_no_agent_and_says_so() {
         );
         // Its owner does them, as ever.
         let mr = rank.register_memory(&region).unwrap();
-        assert!(
-            posted(&ranks, || ranks[0]
-                .post_fetch_add(rank.rank(), &rank.get_rmr(&mr), 0, 1)
-                .call())
-            .is_done()
-        );
+        ranks[0].post_fetch_add(rank.rank(), &rank.get_rmr(&mr), 0, 1).wait().unwrap();
     }
     assert_eq!(region.fetch_add(0, 0), Ok(2));
     // Nor does it ask for any of others.
@@ -155,7 +149,7 @@ fn a_nic_that_has_few_atomic_operations_under_way_holds_the_others_back() {
         let (sink, before) = (Sink::keeping(), region.fetch_add(0, 0).unwrap());
         for rank in &ranks {
             for _ in 0..50 {
-                let post = || rank.post_fetch_add(rmr.owner(), &rmr, 0, 1).comp(&sink).call();
+                let post = || rank.post_fetch_add(rmr.owner(), &rmr, 0, 1).comp(&sink).try_submit();
                 assert!(posted(&ranks, post).is_posted());
             }
         }
@@ -211,14 +205,15 @@ fn an_end_is_withdrawn_only_behind_what_goes_over_the_other_link() {
     assert!(nics[0].set_port(0, 1, false));
     let sink = Sink::keeping();
     let mut begun = 0;
-    let mut is_stale = || match ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).comp(&sink).call() {
-        Err(PostError::Stale(Rank(1))) => true,
-        Ok(outcome) => {
-            begun += u64::from(outcome.is_posted());
-            false
-        }
-        Err(other) => panic!("{other}"),
-    };
+    let mut is_stale =
+        || match ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).comp(&sink).try_submit() {
+            Err(PostError::Stale(Rank(1))) => true,
+            Ok(outcome) => {
+                begun += u64::from(outcome.is_posted());
+                false
+            }
+            Err(other) => panic!("{other}"),
+        };
     assert!(!is_stale());
     drop(mr);
     assert!(happens(&ranks, Duration::from_secs(20), &mut is_stale), "it never heard of it");
@@ -246,7 +241,7 @@ fn the_end_of_that_link_is_not_the_end_of_the_rank() {
     let sink = Sink::keeping();
     assert!(nics[0].remove(0));
     let failed = || {
-        let post = ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).comp(&sink).call();
+        let post = ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).comp(&sink).try_submit();
         matches!(post, Err(PostError::Unreachable { rank: Rank(1), ref why }) if why.contains("has ended"))
     };
     assert!(happens(&ranks, Duration::from_secs(20), failed), "operations go on without a NIC");
@@ -257,8 +252,11 @@ fn the_end_of_that_link_is_not_the_end_of_the_rank() {
     for [from, to] in [[0, 1], [1, 0]] {
         let arrived = Synchronizer::new(1);
         let from_rank = ranks[from].rank();
-        let _ = ranks[to].post_recv(from_rank, vec![0; 5], Tag(1)).comp(&arrived).call().unwrap();
-        let _ = posted(&ranks, || ranks[from].post_send(ranks[to].rank(), b"still", Tag(1)).call());
+        let _ =
+            ranks[to].post_recv(from_rank, vec![0; 5], Tag(1)).comp(&arrived).try_submit().unwrap();
+        let _ = posted(&ranks, || {
+            ranks[from].post_send(ranks[to].rank(), b"still", Tag(1)).try_submit()
+        });
         until(&ranks, || arrived.test());
     }
     assert!(ranks.iter().all(|rank| rank.pending().down.is_empty()));
@@ -274,13 +272,12 @@ fn what_a_rank_has_sent_before_it_went_is_heard_though_its_nic_went_first() {
         assert_eq!(add(&ranks, 0, &rmr, 1), Ok(0));
         let (arrived, last) = (Sink::keeping(), ranks.remove(0));
         for number in 0..100 {
-            let outcome = last.post_send(Rank(1), &[number], Tag(number.into())).call().unwrap();
+            let outcome =
+                last.post_send(Rank(1), &[number], Tag(number.into())).try_submit().unwrap();
             assert!(outcome.is_done());
-            let recv = ranks[0]
-                .post_recv(Rank(0), vec![0; 1], Tag(number.into()))
-                .comp(&arrived)
-                .allow_done(false);
-            assert!({ recv }.call().unwrap().is_posted());
+            let mut recv =
+                ranks[0].post_recv(Rank(0), vec![0; 1], Tag(number.into())).comp(&arrived);
+            recv.submit().unwrap();
         }
         drop(last);
         until(&ranks, || arrived.count() == 100 && ranks[0].peer_down(Rank(0)).is_some());

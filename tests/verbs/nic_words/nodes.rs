@@ -35,7 +35,7 @@ fn runtime(role: &Role) -> Runtime {
 fn add(runtime: &Runtime, rmr: &Rmr, times: u64) -> Result<(), PostError> {
     let (mut left, ended) = (times, Synchronizer::new(times as usize));
     while left > 0 {
-        match runtime.post_fetch_add(Rank(0), rmr, 8, 1).comp(&ended).call()? {
+        match runtime.post_fetch_add(Rank(0), rmr, 8, 1).comp(&ended).try_submit()? {
             Outcome::Posted => left -= 1,
             _ => {
                 runtime.progress().unwrap();
@@ -106,7 +106,7 @@ fn dies(role: &Role) {
         Some(other) => panic!("{other}"),
     };
     loop {
-        match runtime.post_fetch_add(Rank(0), &rmr, 8, 1).comp(&ended).call() {
+        match runtime.post_fetch_add(Rank(0), &rmr, 8, 1).comp(&ended).try_submit() {
             Ok(Outcome::Posted) => begun += 1,
             Ok(_) => {}
             // The NIC may know before the path of messages does.
@@ -128,10 +128,7 @@ fn dies(role: &Role) {
     // Those that are left go on, by the NIC and by themselves.
     let other = Rmr::from_bytes(&role.told("words", 3 - role.rank)).unwrap();
     let counted = Synchronizer::new(1);
-    let post = || {
-        runtime.post_fetch_add(other.owner(), &other, 0, 1).comp(&counted).allow_retry(false).call()
-    };
-    assert!(post().unwrap().is_posted());
+    runtime.post_fetch_add(other.owner(), &other, 0, 1).comp(&counted).submit().unwrap();
     until(std::slice::from_ref(&runtime), || counted.test());
     role.meet("over", &runtime, 1..SIZE);
     assert_eq!(region.fetch_add(0, 0), Ok(1));

@@ -100,9 +100,9 @@ fn a_receive_whose_time_is_over_ends_and_its_sender_comes_to_an_end_all_the_same
         let ground = Ground::new();
         let (left, came) = (Sink::keeping(), Sink::keeping());
         let recv = ground.ranks[1].post_recv(Rank(0), vec![0; SIZE], Tag(5)).comp(&came);
-        assert!(recv.deadline(Duration::from_millis(millis)).call().unwrap().is_posted());
-        let send = ground.ranks[0].post_send(Rank(1), pattern(1, SIZE), Tag(5)).comp(&left);
-        assert!(send.allow_retry(false).call().unwrap().is_posted());
+        assert!(recv.deadline(Duration::from_millis(millis)).try_submit().unwrap().is_posted());
+        let mut send = ground.ranks[0].post_send(Rank(1), pattern(1, SIZE), Tag(5)).comp(&left);
+        send.submit().unwrap();
         while !ground.is_shown() {
             if came.count() > 0 {
                 return false;
@@ -131,10 +131,9 @@ fn a_send_whose_time_is_over_ends_and_its_bytes_arrive_all_the_same() {
     let ground = Ground::new();
     let (left, came) = (Sink::keeping(), Sink::keeping());
     let mut recv = ground.ranks[1].post_recv(Rank(0), vec![0; SIZE], Tag(5)).comp(&came);
-    assert!(recv.call().unwrap().is_posted());
+    assert!(recv.try_submit().unwrap().is_posted());
     let send = ground.ranks[0].post_send(Rank(1), pattern(1, SIZE), Tag(5)).comp(&left);
-    let send = send.deadline(Duration::from_millis(50)).allow_retry(false).call();
-    assert!(send.unwrap().is_posted());
+    send.deadline(Duration::from_millis(50)).submit().unwrap();
     let held = ground.stop_in_the_midst();
     let status = ends_once(&ground.ranks, &left);
     assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))), "{status:?}");

@@ -46,7 +46,7 @@ fn active_messages_arrive_so_too() {
         let left = Sink::keeping();
         let mut am =
             ground.ranks[0].post_am(Rank(1), bytes.clone(), name).tag(Tag(seed)).comp(&left);
-        assert!(posted(&ground.ranks, || am.call()).is_posted());
+        assert!(posted(&ground.ranks, || am.try_submit()).is_posted());
         let status = arrived.one(&ground.ranks);
         assert_eq!((status.bytes(), status.tag), (Some(&bytes[..]), Tag(seed)));
         let status = left.one(&ground.ranks);

@@ -72,13 +72,8 @@ fn a_thousand_ranks_send_to_their_neighbours_and_to_rank_0() {
         let me = rank.rank().0;
         for to in [0, (me + 1) % RANKS, (me + RANKS - 1) % RANKS] {
             let bytes = pattern(u64::from(me) + u64::from(to), 100);
-            let mut am = rank
-                .post_am(Rank(to), bytes, name)
-                .tag(Tag(to.into()))
-                .comp(&over)
-                .allow_retry(false);
-            let outcome = am.call().unwrap();
-            assert!(!outcome.is_retry());
+            let mut am = rank.post_am(Rank(to), bytes, name).tag(Tag(to.into())).comp(&over);
+            am.submit().unwrap();
             sent += 1;
         }
     }
@@ -97,8 +92,11 @@ fn a_thousand_ranks_send_to_their_neighbours_and_to_rank_0() {
     // And back, over the connections that are there.
     let peer = [ranks[0].clone(), ranks[500].clone()];
     assert!(
-        posted(&peer, || ranks[0].post_am(Rank(500), pattern(500, 100), name).tag(Tag(500)).call())
-            .is_done()
+        posted(&peer, || ranks[0]
+            .post_am(Rank(500), pattern(500, 100), name)
+            .tag(Tag(500))
+            .try_submit())
+        .is_done()
     );
     while arrived.load(Ordering::Relaxed) <= sent {
         for rank in &peer {

@@ -3,7 +3,7 @@
 
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
-use crate::support::{Job, OverSimulatedNic, built, connect, posted, settle};
+use crate::support::{Job, OverSimulatedNic, built, connect, settle};
 use carrack::bootstrap::InProcess;
 use carrack::region::{Mr, Region};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
@@ -126,9 +126,8 @@ impl Ground {
         // The first operation asks where it is.
         let before = guarded.slice().to_vec().unwrap();
         let sink = Sink::keeping();
-        let mut get =
-            self.ranks[0].post_get(Rank(1), vec![0; 1], &rmr, 0).comp(&sink).allow_done(false);
-        let _ = posted(&self.ranks, || get.call());
+        let mut get = self.ranks[0].post_get(Rank(1), vec![0; 1], &rmr, 0).comp(&sink);
+        get.submit().unwrap();
         assert_eq!(sink.one(&self.ranks).buffer.to_vec().unwrap(), before[..1]);
         settle(&self.ranks);
         rmr
@@ -146,10 +145,8 @@ impl Ground {
     /// The first rank puts all of it.
     pub(crate) fn try_put(&self, source: &Guarded, rmr: &Rmr) -> Result<(), String> {
         let sink = Sink::keeping();
-        let mut put =
-            self.ranks[0].post_put(Rank(1), source.slice(), rmr, 0).comp(&sink).allow_done(false);
-        let put = put.call().map_err(|error| error.to_string())?;
-        assert!(put.is_posted(), "{put:?}");
+        let mut put = self.ranks[0].post_put(Rank(1), source.slice(), rmr, 0).comp(&sink);
+        put.submit().map_err(|error| error.to_string())?;
         let status = sink.one(&self.ranks);
         status.error.map_or(Ok(()), |error| Err(error.to_string()))
     }
@@ -163,9 +160,8 @@ impl Ground {
     #[track_caller]
     pub(crate) fn get(&self, target: &Guarded, rmr: &Rmr) {
         let sink = Sink::keeping();
-        let mut get =
-            self.ranks[0].post_get(Rank(1), target.slice(), rmr, 0).comp(&sink).allow_done(false);
-        let _ = posted(&self.ranks, || get.call());
+        let mut get = self.ranks[0].post_get(Rank(1), target.slice(), rmr, 0).comp(&sink);
+        get.submit().unwrap();
         let status = sink.one(&self.ranks);
         assert!(status.error.is_none(), "{status:?}");
     }
@@ -185,10 +181,10 @@ impl Ground {
         let rank = |at: usize| Rank(u32::try_from(at).unwrap());
         let (left, came) = (Sink::keeping(), Sink::keeping());
         let recv = self.ranks[to].post_recv(rank(from), target.slice(), Tag(5));
-        assert!(recv.comp(&came).allow_done(false).call().unwrap().is_posted());
+        recv.comp(&came).submit().unwrap();
         let send = self.ranks[from].post_send(rank(to), source.slice(), Tag(5));
-        let mut send = send.comp(&left).allow_done(false);
-        let _ = posted(&self.ranks, || send.call());
+        let mut send = send.comp(&left);
+        send.submit().unwrap();
         let (left, came) = (left.one(&self.ranks), came.one(&self.ranks));
         assert!(left.error.is_none(), "{left:?}");
         came.error.map(|error: Box<OpError>| error.to_string())

@@ -83,8 +83,8 @@ fn active_messages_from_a_gpu_arrive_in_host_memory_and_on_a_gpu() {
     let name = ranks[1].register_comp(&sink).unwrap();
     for device in [None, Some(&devices[0])] {
         sent(ranks, || match device {
-            None => ranks[0].post_am(Rank(1), b"up", name).call(),
-            Some(device) => ranks[0].post_am(Rank(1), b"up", name).device(device).call(),
+            None => ranks[0].post_am(Rank(1), b"up", name).try_submit(),
+            Some(device) => ranks[0].post_am(Rank(1), b"up", name).device(device).try_submit(),
         });
         drop(sink.one(ranks));
         for (seed, size) in (0_u64..).zip(SIZES) {
@@ -95,7 +95,7 @@ fn active_messages_from_a_gpu_arrive_in_host_memory_and_on_a_gpu() {
             if let Some(device) = device {
                 am = am.device(device);
             }
-            sent(ranks, || am.call());
+            sent(ranks, || am.try_submit());
             let status = sink.one(ranks);
             if size >= WRITTEN {
                 assert_eq!(ground.copies(), copies, "{size} B");

@@ -4,7 +4,7 @@
 use super::ground::{Ground, Place};
 use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
-use crate::support::{Watchdog, pattern, posted, until};
+use crate::support::{Watchdog, pattern, until};
 use carrack::Rank;
 use carrack::transports::gpu::RemoteWrites;
 use carrack_simulators::nic::Visibility;
@@ -64,13 +64,12 @@ fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
             let rmr = ground.known(&target);
             let flushes = ground.flushes(1);
             // What is small is not registered, if it is no region.
-            let mut put =
-                ranks[0].post_put(Rank(1), bytes.clone(), &rmr, 0).comp(&sink).allow_done(false);
+            let mut put = ranks[0].post_put(Rank(1), bytes.clone(), &rmr, 0).comp(&sink);
             let told = Sink::new(Sort::Queue);
             if way == Way::SignalledPut {
                 put = put.remote_comp(ranks[1].register_comp(&told).unwrap());
             }
-            let _ = posted(ranks, || put.call());
+            put.submit().unwrap();
             match way {
                 Way::SignalledPut => {
                     until(ranks, || told.count() == 1);
@@ -78,8 +77,8 @@ fn arrive(ground: &Ground, way: Way) -> (bool, bool) {
                 }
                 Way::Flush => {
                     let over = Sink::keeping();
-                    let mut flush = ranks[0].post_flush(Rank(1)).comp(&over).allow_done(false);
-                    let _ = posted(ranks, || flush.call());
+                    let mut flush = ranks[0].post_flush(Rank(1)).comp(&over);
+                    flush.submit().unwrap();
                     assert!(over.one(ranks).error.is_none());
                 }
                 _ => {

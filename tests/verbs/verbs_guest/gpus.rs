@@ -5,7 +5,7 @@ use super::is_in_guests;
 use super::network::LIMIT;
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
-use crate::support::{Job, OverVerbs, Watchdog, built, connect, pattern, posted, rdma_device};
+use crate::support::{Job, OverVerbs, Watchdog, built, connect, pattern, rdma_device};
 use carrack::bootstrap::InProcess;
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{Rank, Runtime, Tag};
@@ -61,29 +61,26 @@ fn a_gpus_memory_is_put_got_and_sent_by_its_dma_buf_and_no_engine_copies_it() {
         let rmr = ranks[1].get_rmr(&mr).slice(slice.offset() as u64, slice.len() as u64).unwrap();
         let sink = Sink::keeping();
         // The first operation asks where the region is, and goes by its owner.
-        let mut get = ranks[0].post_get(Rank(1), vec![0; 1], &rmr, 0).comp(&sink).allow_done(false);
-        let _ = posted(&ranks, || get.call());
+        let mut get = ranks[0].post_get(Rank(1), vec![0; 1], &rmr, 0).comp(&sink);
+        get.submit().unwrap();
         assert!(sink.one(&ranks).error.is_none());
 
         let before = copies();
-        let mut put =
-            ranks[0].post_put(Rank(1), source.slice(), &rmr, 0).comp(&sink).allow_done(false);
-        let _ = posted(&ranks, || put.call());
+        let mut put = ranks[0].post_put(Rank(1), source.slice(), &rmr, 0).comp(&sink);
+        put.submit().unwrap();
         assert!(sink.one(&ranks).error.is_none());
-        let mut get =
-            ranks[0].post_get(Rank(1), back.slice(), &rmr, 0).comp(&sink).allow_done(false);
-        let _ = posted(&ranks, || get.call());
+        let mut get = ranks[0].post_get(Rank(1), back.slice(), &rmr, 0).comp(&sink);
+        get.submit().unwrap();
         assert!(sink.one(&ranks).error.is_none());
         assert_eq!(copies(), before, "an engine has copied what the NIC was to move, {size} B");
         target.assert_holds(&bytes);
         back.assert_holds(&bytes);
 
         let (arrives, received, sent) = (memory(1, size), Sink::keeping(), Sink::keeping());
-        let receive = ranks[1].post_recv(Rank(0), arrives.slice(), Tag(seed)).comp(&received);
-        assert!(receive.allow_done(false).call().unwrap().is_posted());
-        let mut send =
-            ranks[0].post_send(Rank(1), source.slice(), Tag(seed)).comp(&sent).allow_done(false);
-        let _ = posted(&ranks, || send.call());
+        let mut receive = ranks[1].post_recv(Rank(0), arrives.slice(), Tag(seed)).comp(&received);
+        receive.submit().unwrap();
+        let mut send = ranks[0].post_send(Rank(1), source.slice(), Tag(seed)).comp(&sent);
+        send.submit().unwrap();
         assert!(received.one(&ranks).error.is_none() && sent.one(&ranks).error.is_none());
         arrives.assert_holds(&bytes);
     }

@@ -139,7 +139,7 @@ fn attempt(whole: Rlimit) -> Result<(), String> {
     }
     let arrived = Synchronizer::new(1);
     let mut receive = ranks[1].post_recv(Rank(0), vec![0; 100], Tag(1)).comp(&arrived);
-    assert!(receive.call().map_err(|error| text(&error))?.is_posted());
+    assert!(receive.try_submit().map_err(|error| text(&error))?.is_posted());
     let mut sent = false;
     let mut failed = None;
     let start = Instant::now();
@@ -148,7 +148,7 @@ fn attempt(whole: Rlimit) -> Result<(), String> {
             setrlimit(Resource::Nofile, whole).unwrap();
         }
         if !sent && failed.is_none() {
-            match ranks[0].post_send(Rank(1), &[5; 100][..], Tag(1)).call() {
+            match ranks[0].post_send(Rank(1), &[5; 100][..], Tag(1)).try_submit() {
                 Ok(outcome) => sent = outcome.is_done(),
                 Err(error) => failed = Some(text(&error)),
             }

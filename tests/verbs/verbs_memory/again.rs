@@ -24,7 +24,9 @@ fn an_owner_that_is_told_of_a_get_may_write_there_although_answers_are_lost() {
     let name = ranks[1].register_comp(&told).unwrap();
     // By the owner's progress, which also answers where the region is: from then on the NIC knows.
     let first = Sink::keeping();
-    let _ = posted(&ranks, || ranks[0].post_get(Rank(1), vec![0; 8], &rmr, 0).comp(&first).call());
+    let _ = posted(&ranks, || {
+        ranks[0].post_get(Rank(1), vec![0; 8], &rmr, 0).comp(&first).try_submit()
+    });
     assert!(first.one(&ranks).error.is_none());
     settle(&ranks);
     nics.iter().for_each(|nic| nic.faults().lose_packets(10));
@@ -33,8 +35,8 @@ fn an_owner_that_is_told_of_a_get_may_write_there_although_answers_are_lost() {
     for round in 0..ROUNDS {
         let (over, len) = (Sink::keeping(), [8, 4000, LEN][round as usize % 3]);
         let get = ranks[0].post_get(Rank(1), vec![0xee; len], &rmr, 0).comp(&over);
-        let mut get = get.remote_comp(name).tag(Tag(round)).allow_done(false);
-        let _ = posted(&ranks, || get.call());
+        let mut get = get.remote_comp(name).tag(Tag(round));
+        get.submit().unwrap();
         until(&ranks, || told.count() > 0);
         write(round + 1);
         let status = over.one(&ranks);
@@ -64,9 +66,8 @@ fn memory_that_was_read_stays_known_to_the_nic_until_the_bytes_have_arrived() {
         let registered = ranks[1].register_memory(&region).unwrap();
         let (rmr, over) = (ranks[1].get_rmr(&registered), Sink::keeping());
         let get = || {
-            let mut get =
-                ranks[0].post_get(Rank(1), vec![0xee; 100], &rmr, 0).comp(&over).allow_done(false);
-            let _ = posted(&ranks, || get.call());
+            let mut get = ranks[0].post_get(Rank(1), vec![0xee; 100], &rmr, 0).comp(&over);
+            get.submit().unwrap();
         };
         get();
         until(&ranks, || over.count() == 1 && ranks[0].pending().operations.is_empty());

@@ -6,9 +6,7 @@ use super::{nics, ranks};
 use crate::support::{Watchdog, settle, until};
 use carrack::buffer::Region;
 use carrack::transports::verbs::Options;
-use carrack::{
-    CompQueue, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime, Status, UserContext,
-};
+use carrack::{CompQueue, Mr, OpError, PostError, Rank, Rmr, Runtime, Status, UserContext};
 use carrack_simulators::nic::Config;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -64,17 +62,14 @@ fn load(rank: &Runtime, told: &Mutex<Rmr>, over: &AtomicBool, tally: &Tally, see
             let offset = rng.random_range(0..=LEN - len) as u64;
             let outcome = if rng.random() {
                 let bytes = vec![rng.random_range(0..100); len];
-                rank.post_put(Rank(1), bytes, &rmr, offset).comp(&ended).allow_done(false).call()
+                rank.post_put(Rank(1), bytes, &rmr, offset).comp(&ended).submit()
             } else {
-                let get = rank
-                    .post_get(Rank(1), vec![255; len], &rmr, offset)
-                    .comp(&ended)
-                    .allow_done(false);
-                { get }.user_context(UserContext(1)).call()
+                let get = rank.post_get(Rank(1), vec![255; len], &rmr, offset).comp(&ended);
+                { get }.user_context(UserContext(1)).submit()
             };
             match outcome {
-                Ok(Outcome::Posted) => under_way += 1,
-                Ok(Outcome::Retry(_)) => {}
+                Ok(()) => under_way += 1,
+                Err(PostError::OffersFull { .. }) => {}
                 Err(PostError::Stale(Rank(1))) => {
                     tally.stale.fetch_add(1, Ordering::Relaxed);
                 }

@@ -21,7 +21,8 @@ fn config(limits: Limits) -> Config {
 fn introduce(ranks: &[Runtime], rmr: &Rmr) {
     let sink = Sink::keeping();
     for _ in 0..2 {
-        let _ = posted(ranks, || ranks[0].post_put(Rank(1), vec![1], rmr, 0).comp(&sink).call());
+        let _ =
+            posted(ranks, || ranks[0].post_put(Rank(1), vec![1], rmr, 0).comp(&sink).try_submit());
         assert!(sink.one(ranks).error.is_none());
     }
     settle(ranks);
@@ -30,9 +31,12 @@ fn introduce(ranks: &[Runtime], rmr: &Rmr) {
 /// A put and a get, which end though rank 1 does nothing, or not, as is expected.
 fn move_bytes(ranks: &[Runtime], region: &Region, rmr: &Rmr, by_nic: bool) {
     let (sink, bytes) = (Sink::keeping(), pattern(7, LONG));
-    let put = ranks[0].post_put(Rank(1), bytes.clone(), rmr, 0).comp(&sink).call().unwrap();
-    let get =
-        ranks[0].post_get(Rank(1), vec![0; LONG], rmr, LONG as u64).comp(&sink).call().unwrap();
+    let put = ranks[0].post_put(Rank(1), bytes.clone(), rmr, 0).comp(&sink).try_submit().unwrap();
+    let get = ranks[0]
+        .post_get(Rank(1), vec![0; LONG], rmr, LONG as u64)
+        .comp(&sink)
+        .try_submit()
+        .unwrap();
     assert!(put.is_posted() && get.is_posted());
     if by_nic {
         until(&ranks[..1], || sink.count() == 2);
@@ -61,8 +65,9 @@ fn memory_that_is_paged_on_demand_is_not_locked() {
         move_bytes(&ranks, &region, &rmr, by_nic);
         // A large message: written into the receive's buffer, or part by part.
         let (sink, bytes) = (Sink::keeping(), pattern(8, LONG));
-        let _ = ranks[0].post_recv(Rank(1), vec![0; LONG], Tag(1)).comp(&sink).call().unwrap();
-        let _ = posted(&ranks, || ranks[1].post_send(Rank(0), bytes.clone(), Tag(1)).call());
+        let _ =
+            ranks[0].post_recv(Rank(1), vec![0; LONG], Tag(1)).comp(&sink).try_submit().unwrap();
+        let _ = posted(&ranks, || ranks[1].post_send(Rank(0), bytes.clone(), Tag(1)).try_submit());
         assert!(sink.one(&ranks).buffer.to_vec().unwrap() == bytes);
         drop(mr);
         let words = ranks[1].registration(&region).atomics(AtomicAgent::Nic).register();
@@ -89,25 +94,27 @@ fn writes_in_any_order_are_seen_before_anybody_is_told_of_them() {
     move_bytes(&ranks, &region, &rmr, true);
     for (number, len) in (0..).zip([1, 8, 40, 300, 5000, 70_000, 1 << 20]) {
         let (sink, bytes) = (Sink::keeping(), pattern(number, len));
-        let _ =
-            posted(&ranks, || ranks[0].post_put(Rank(1), &bytes[..], &rmr, 3).comp(&sink).call());
+        ranks[0].post_put(Rank(1), bytes.clone(), &rmr, 3).comp(&sink).submit().unwrap();
         until(&ranks[..1], || sink.count() == 1);
         assert!(region.slice(3, len).unwrap().to_vec().unwrap() == bytes, "{len}: not seen");
         let told = Sink::new(Sort::Queue);
         let name = ranks[1].register_comp(&told).unwrap();
         let bytes = pattern(number + 100, len);
-        let put =
-            || ranks[0].post_put(Rank(1), &bytes[..], &rmr, 3).comp(&sink).remote_comp(name).call();
-        let _ = posted(&ranks, put);
+        let put = ranks[0].post_put(Rank(1), bytes.clone(), &rmr, 3).comp(&sink);
+        put.remote_comp(name).submit().unwrap();
         until(&ranks, || told.count() == 1);
         assert!(
             region.slice(3, len).unwrap().to_vec().unwrap() == bytes,
             "{len}: the signal was early"
         );
         let arrived = Sink::keeping();
+        let _ = ranks[1]
+            .post_recv(Rank(0), vec![0; len], Tag(number))
+            .comp(&arrived)
+            .try_submit()
+            .unwrap();
         let _ =
-            ranks[1].post_recv(Rank(0), vec![0; len], Tag(number)).comp(&arrived).call().unwrap();
-        let _ = posted(&ranks, || ranks[0].post_send(Rank(1), bytes.clone(), Tag(number)).call());
+            posted(&ranks, || ranks[0].post_send(Rank(1), bytes.clone(), Tag(number)).try_submit());
         let status = arrived.one(&ranks);
         assert!(status.buffer.to_vec().unwrap() == bytes, "{len}: the message was early");
     }
@@ -138,7 +145,7 @@ fn queue_pairs_have_thread_domains_as_far_as_there_are_some_and_are_never_posted
                         let to = Rank(u32::try_from((thread + number) % 3).unwrap());
                         while ranks[0]
                             .post_am(to, &number.to_le_bytes(), name)
-                            .call()
+                            .try_submit()
                             .unwrap()
                             .is_retry()
                         {

@@ -38,9 +38,9 @@ fn refusals(ranks: &[Runtime], rmr: &Rmr) -> [String; 3] {
         }
     };
     [
-        end(&mut |sink| zero.post_put(Rank(1), vec![1; 100], rmr, 0).comp(sink).call()),
-        end(&mut |sink| zero.post_get(Rank(1), vec![1; 100], rmr, 0).comp(sink).call()),
-        end(&mut |sink| zero.post_fetch_add(Rank(1), rmr, 0, 1).comp(sink).call()),
+        end(&mut |sink| zero.post_put(Rank(1), vec![1; 100], rmr, 0).comp(sink).try_submit()),
+        end(&mut |sink| zero.post_get(Rank(1), vec![1; 100], rmr, 0).comp(sink).try_submit()),
+        end(&mut |sink| zero.post_fetch_add(Rank(1), rmr, 0, 1).comp(sink).try_submit()),
     ]
 }
 
@@ -52,11 +52,11 @@ fn all_say(refusals: &[String; 3], what: &str) {
 fn still_works(ranks: &[Runtime], rmr: &Rmr) {
     let sink = Sink::keeping();
     for _ in 0..3 {
-        let _ = posted(ranks, || ranks[0].post_put(Rank(1), vec![0; 8], rmr, 8).comp(&sink).call());
+        let _ = posted(ranks, || {
+            ranks[0].post_put(Rank(1), vec![0; 8], rmr, 8).comp(&sink).try_submit()
+        });
         assert!(sink.one(ranks).error.is_none());
-        let add =
-            || ranks[0].post_fetch_add(Rank(1), rmr, 16, 1).comp(&sink).allow_retry(false).call();
-        let _ = posted(ranks, add);
+        ranks[0].post_fetch_add(Rank(1), rmr, 16, 1).comp(&sink).submit().unwrap();
         assert!(sink.one(ranks).error.is_none());
     }
     assert!(ranks.iter().all(|rank| rank.pending().down.is_empty()), "a connection has ended");
@@ -131,15 +131,13 @@ fn a_region_of_a_rank_that_has_gone_is_nobodys() {
     // One is known by use, the other not.
     let used = names[1].1.clone();
     let sink = Sink::keeping();
-    let add =
-        || ranks[0].post_fetch_add(Rank(1), &used, 0, 1).comp(&sink).allow_retry(false).call();
-    let _ = posted(&ranks, add);
+    ranks[0].post_fetch_add(Rank(1), &used, 0, 1).comp(&sink).submit().unwrap();
     assert!(sink.one(&ranks).error.is_none());
     settle(&ranks);
     // What waits for its owner's answer ends, too.
     let fresh = names.each_ref().map(|(_, rmr)| Rmr::from_bytes(&rmr.to_bytes()).unwrap());
     let late = Sink::keeping();
-    let asks = ranks[0].post_fetch_add(Rank(1), &fresh[0], 0, 1).comp(&late).call().unwrap();
+    let asks = ranks[0].post_fetch_add(Rank(1), &fresh[0], 0, 1).comp(&late).try_submit().unwrap();
     assert!(asks.is_posted());
     let names = names.map(|(mr, rmr)| {
         drop(mr);

@@ -50,7 +50,7 @@ impl Post<'_, Batch<'_>> {
                     // Without an event and a stream it cannot fail; and if it did, the batch would
                     // end with that.
                     Err((error, _)) => {
-                        let error = Some(Box::new(OpError::of_post(error, self.rank)));
+                        let error = Some(Box::new(OpError::of_post(error, self.desc.rank)));
                         let status = Status { error, ..self.nothing_left() };
                         self.runtime.0.tell(self.device_inner(), Some(&join), status);
                         Ok(Begun::UnderWay)
@@ -66,7 +66,7 @@ impl Post<'_, Batch<'_>> {
     }
 
     fn status(&self, size: usize) -> Status {
-        self.context(size, None).status(Buffer::Empty, None)
+        self.desc.context(size, None).status(Buffer::Empty, None)
     }
 
     /// Begins it, now. `has_waited`: it stands among those that wait already, so their number does
@@ -80,7 +80,13 @@ impl Post<'_, Batch<'_>> {
         if plan.is_at_once() {
             self.copy_all(&plan).map_err(PostError::Memory)?;
             if let Some(name) = self.kind.signal {
-                tell(&self.runtime.0, self.device_inner(), self.rank, (name, self.tag), plan.size);
+                tell(
+                    &self.runtime.0,
+                    self.device_inner(),
+                    self.desc.rank,
+                    (name, self.desc.tag),
+                    plan.size,
+                );
             }
             return Ok(Started::Over(self.status(plan.size)));
         }
@@ -153,7 +159,7 @@ impl Post<'_, Batch<'_>> {
             join.add();
             let landing = Landing {
                 transfer,
-                op: self.context(join.op.size, Some(join.clone())),
+                op: self.desc.context(join.op.size, Some(join.clone())),
                 gives_source: self.kind.is_put,
                 signal: None,
                 name: device.bulk.now(),
@@ -193,7 +199,7 @@ impl Post<'_, Batch<'_>> {
 
     fn join(&self, size: usize, comp: Option<&Arc<dyn Completion>>) -> Arc<Join> {
         Arc::new(Join {
-            op: self.context(size, comp.cloned()),
+            op: self.desc.context(size, comp.cloned()),
             runtime: Arc::downgrade(&self.runtime.0),
             device: self.device_inner().index,
             signal: self.kind.signal,

@@ -99,6 +99,10 @@ impl Completion for Join {
         }
     }
 
+    fn runs_user_code(&self) -> bool {
+        self.op.comp.as_ref().is_some_and(|inner| inner.runs_user_code())
+    }
+
     fn describe(&self) -> String {
         self.op.comp.as_ref().map_or_else(|| "nothing".into(), |inner| inner.describe())
     }

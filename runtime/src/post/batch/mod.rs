@@ -25,7 +25,8 @@ mod pack;
 mod rest;
 
 use super::PostBatch;
-use super::options::{Kind, Outcome, Post, Tells};
+use super::options::{Outcome, Post, Tells};
+use super::submit::Kind;
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::region::{Region, Rmr};
@@ -113,9 +114,12 @@ impl Runtime {
     /// let registered = one.register_memory(&ghost)?;
     /// let rmr = one.get_rmr(&registered);
     /// // Every tenth number goes there, side by side.
-    /// let piece = |at: usize| Piece { local: &field, range: at * 80..at * 80 + 8, rmr: &rmr,
-    /// offset: at as u64 * 8 }; let pieces: Vec<_> = (0..10).map(piece).collect(); while
-    /// zero.post_put_batch(Rank(1), &pieces).call()?.is_retry() {     zero.progress()?; }
+    /// let piece = |at: usize| {
+    ///     let range = at * 80..at * 80 + 8;
+    ///     Piece { local: &field, range, rmr: &rmr, offset: at as u64 * 8 }
+    /// };
+    /// let pieces: Vec<_> = (0..10).map(piece).collect();
+    /// zero.post_put_batch(Rank(1), &pieces).wait()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -185,12 +189,15 @@ impl Tells for Batch<'_> {
 }
 
 impl Kind for Batch<'_> {
+    const NAME: &'static str = "a batch of gets";
+
+    fn may_end_unseen(&self) -> bool {
+        self.is_put
+    }
+
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
         post.once(|this| {
-            // As of single ones: a put may end unseen, a get may not.
-            let waits = !this.allow.posted() || (this.comp.is_none() && !this.kind.is_put);
-            let begun =
-                this.begin_or_wait(waits, || this.all_at_once(), |comp| this.begin(comp))?;
+            let begun = this.begin_or_wait(|| this.all_at_once(), |comp| this.begin(comp))?;
             this.outcome(begun)
         })
     }

@@ -112,7 +112,7 @@ impl Post<'_, Batch<'_>> {
         self.check_transport(self.check_reach()?)?;
         let (device, runtime) = (self.device_inner(), &self.runtime.0);
         let under_way =
-            if device.bulk.is_full() { None } else { device.bulk.note_packed(self.rank) };
+            if device.bulk.is_full() { None } else { device.bulk.note_packed(self.desc.rank) };
         let Some(under_way) = under_way else { return Ok(Outcome::Retry(RetryReason::Unanswered)) };
         pack.recheck()?;
         let under_way = Arc::new(under_way);
@@ -132,7 +132,7 @@ impl Post<'_, Batch<'_>> {
         let onward =
             Onward { runtime: Arc::downgrade(runtime), device: device.index, end: end.clone() };
         // The size of this pack; the join reports that of the batch.
-        let operation = self.context(packed.len(), Some(end.clone()));
+        let operation = self.desc.context(packed.len(), Some(end.clone()));
         if is_put {
             let filled =
                 copy_packed((&packed, behind), places(&pack.pieces), false, &runtime.staging);
@@ -141,18 +141,18 @@ impl Post<'_, Batch<'_>> {
                 Some(moving) => {
                     let comp =
                         Filled { onward, next: Mutex::new(Some((request, operation, packed))) };
-                    let op = self.context(pack.bytes, Some(Arc::new(comp)));
+                    let op = self.desc.context(pack.bytes, Some(Arc::new(comp)));
                     device.add_landing(Landing::of_message(moving, op));
                 }
             }
         } else {
             let list = packed;
             let packed = Region::host(pack.bytes);
-            let rank = self.rank;
+            let rank = self.desc.rank;
             let pieces = Mutex::new(std::mem::take(&mut pack.pieces));
             let answered = Answered { onward: onward.clone(), pieces, packed: packed.clone() };
             let bytes = pack.bytes;
-            let op = self.context(bytes, Some(Arc::new(answered)));
+            let op = self.desc.context(bytes, Some(Arc::new(answered)));
             let target = Target::Receive { buffer: packed.whole().into(), op };
             let landing = device.expect_answer(runtime, rank, (bytes, target));
             // The deadline is that of the operations in it.

@@ -8,8 +8,9 @@ use super::{Batch, Piece};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::Completion;
 use crate::error::{OpError, PostError};
-use crate::post::options::{Allow, Kind, Outcome, Post};
+use crate::post::options::{Outcome, Post};
 use crate::post::rma::{Get, Place, Put};
+use crate::post::submit::Kind;
 use crate::region::Rmr;
 use carrack_transports::mem::RegionSlice;
 use std::collections::VecDeque;
@@ -99,7 +100,7 @@ impl Post<'_, Batch<'_>> {
                     rest.join.take_back(None);
                     return false;
                 }
-                Err(error) => rest.join.take_back(Some(OpError::of_post(error, self.rank))),
+                Err(error) => rest.join.take_back(Some(OpError::of_post(error, self.desc.rank))),
             }
             rest.parts.pop_front();
         }
@@ -124,18 +125,6 @@ impl Post<'_, Batch<'_>> {
 
     /// Returns one operation with the options of the batch.
     fn single<'p, K>(&'p self, kind: K, comp: &'p Arc<dyn Completion>) -> Post<'p, K> {
-        Post {
-            runtime: self.runtime,
-            rank: self.rank,
-            tag: self.tag,
-            device: self.device,
-            comp: Some(comp),
-            user_context: self.user_context,
-            allow: Allow::ALL,
-            required: self.required,
-            deadline: self.deadline,
-            order: None,
-            kind,
-        }
+        Post { runtime: self.runtime, desc: self.desc.telling(comp), order: None, kind }
     }
 }

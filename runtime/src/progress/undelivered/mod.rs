@@ -554,14 +554,20 @@ impl Pass<'_> {
 }
 
 impl Inner {
-    /// Signals a completion object outside of progress, in a call that posts. A status without
-    /// room waits with the device; the next call of progress reports a panic.
+    /// Signals a completion object outside of progress, in a call that posts. A status waits with
+    /// the device for progress if there is no room for it, or if its object may run code of the
+    /// user's.
     pub(crate) fn tell(
         &self,
         device: &DeviceInner,
         comp: Option<&Arc<dyn Completion>>,
         status: Status,
     ) {
+        if let Some(comp) = comp
+            && comp.runs_user_code()
+        {
+            return device.tell_later([(Some(comp.clone()), status)]);
+        }
         if let Err(error) = self.try_tell(device, comp, status) {
             self.complaints.keep(error);
         }

@@ -236,7 +236,7 @@ impl<'a> Lane<'a> {
     fn say(&mut self, at: usize, tag: u64) -> bool {
         let mut am = self.at.runtime.post_am(self.peers[at].rank, &[], self.inbox.am);
         am = am.tag(Tag(tag)).device(self.device);
-        match am.call() {
+        match am.try_submit() {
             Ok(outcome) => !outcome.is_retry(),
             Err(error) => self.lost(at, &error),
         }
@@ -263,7 +263,7 @@ impl<'a> Lane<'a> {
             receive.device(self.device).user_context(UserContext((at as u64) << 48 | step.number));
         peer.coming = peer.theirs.next_send(step.number + 1);
         peer.receives += 1;
-        match receive.call().expect("a receive") {
+        match receive.try_submit().expect("a receive") {
             Outcome::Done(status) => self.receive(status),
             Outcome::Posted => {}
             Outcome::Retry(reason) => panic!("a receive is tried again: {reason:?}"),
@@ -312,14 +312,14 @@ impl<'a> Lane<'a> {
                 let (ended, device, context) =
                     (self.ended.clone(), self.device, UserContext(self.next));
                 let flush = self.at.runtime.post_flush(rank).comp(&ended).device(device);
-                let outcome = flush.user_context(context).call();
+                let outcome = flush.user_context(context).try_submit();
                 self.begun(at, step, What::Flush, outcome)
             }
         }
     }
 
     fn send(&mut self, at: usize, step: Step) -> bool {
-        let owned = step.salt & 2 == 0;
+        let owned = step.salt & 2 == 0 || step.size > self.at.runtime.max_eager();
         let mut buffer = Some(self.filled(step));
         let (runtime, rank) = (&self.at.runtime, self.peers[at].rank);
         let (ended, context) = (self.ended.clone(), UserContext(self.next));
@@ -330,27 +330,26 @@ impl<'a> Lane<'a> {
         let what = What::Message { owned };
         // What is given away waits in the backlog if need be; what is borrowed is tried again.
         macro_rules! called {
-            ($post:expr, $owned:expr) => {
-                $post
-                    .comp(&ended)
-                    .device(self.device)
-                    .user_context(context)
-                    .allow_retry(!$owned)
-                    .call()
-            };
+            ($post:expr) => {{
+                let mut post = $post.comp(&ended).device(self.device).user_context(context);
+                match owned {
+                    true => post.submit().map(|()| Outcome::Posted),
+                    false => post.try_submit(),
+                }
+            }};
         }
         let given = if owned { buffer.take() } else { None };
         let outcome = match (step.kind, given, &buffer) {
-            (Kind::Send, Some(given), _) => called!(runtime.post_send(rank, given, tag), true),
+            (Kind::Send, Some(given), _) => called!(runtime.post_send(rank, given, tag)),
             (_, Some(given), _) => {
-                called!(runtime.post_am(rank, given, self.inbox.am).tag(tag), true)
+                called!(runtime.post_am(rank, given, self.inbox.am).tag(tag))
             }
             (Kind::Send, None, Some(lent)) => {
-                called!(runtime.post_send(rank, &lent[..], tag), false)
+                called!(runtime.post_send(rank, &lent[..], tag))
             }
             (_, None, lent) => {
                 let lent = lent.as_deref().unwrap_or_default();
-                called!(runtime.post_am(rank, lent, self.inbox.am).tag(tag), false)
+                called!(runtime.post_am(rank, lent, self.inbox.am).tag(tag))
             }
         };
         if let Some(lent) = buffer {
@@ -381,7 +380,7 @@ impl<'a> Lane<'a> {
         let rmr = &self.at.theirs[rank.0 as usize][region];
         let mut put = self.at.runtime.post_put(rank, buffer, rmr, self.place(slot));
         put = put.remote_comp(self.inbox.signal).tag(Tag(step.number));
-        let outcome = put.comp(&ended).device(self.device).user_context(context).call();
+        let outcome = put.comp(&ended).device(self.device).user_context(context).try_submit();
         let begun = self.begun(at, step, What::Put(slot), outcome);
         let peer = &mut self.peers[at];
         peer.sent += 2 * u64::from(begun);
@@ -405,7 +404,7 @@ impl<'a> Lane<'a> {
         let rmr = &self.at.theirs[rank.0 as usize][region_of(step)];
         let mut get = self.at.runtime.post_get(rank, buffer, rmr, self.place(slot));
         get = get.remote_comp(self.inbox.signal).tag(Tag(step.number | GET));
-        let outcome = get.comp(&ended).device(self.device).user_context(context).call();
+        let outcome = get.comp(&ended).device(self.device).user_context(context).try_submit();
         if !self.begun(at, step, What::Get(slot), outcome) {
             self.peers[at].due.push((step, slot));
         }
@@ -419,7 +418,7 @@ impl<'a> Lane<'a> {
         let word = layout.word(self.at.runtime.rank().0, self.lane);
         let rmr = &self.at.theirs[rank.0 as usize][region];
         let add = self.at.runtime.post_fetch_add(rank, rmr, word, step.salt);
-        let outcome = add.comp(&ended).device(self.device).user_context(context).call();
+        let outcome = add.comp(&ended).device(self.device).user_context(context).try_submit();
         let begun = self.begun(at, step, What::Add { held }, outcome);
         if begun {
             self.peers[at].added[region] = held.wrapping_add(step.salt);
