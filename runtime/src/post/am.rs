@@ -4,7 +4,7 @@ use super::PostAm;
 use super::options::{Outcome, Post, Sending, Tells};
 use super::pieces::Carries;
 use super::submit::Kind;
-use super::transmit::{Outgoing, transmit, transmit_short};
+use super::transmit::{Outgoing, submit_short, transmit, transmit_short};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
@@ -66,6 +66,9 @@ impl Post<'_, Am<'_>> {
 
     #[inline(never)]
     fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
+        if let Some(outcome) = submit_short(self, self.kind.sending.borrowed(), header) {
+            return Ok(outcome);
+        }
         self.once(|this| {
             if let Some(called) = this.in_pieces() {
                 return called;

@@ -7,7 +7,7 @@
 //! NIC the agent: then every rank uses that NIC (`words`).
 
 use super::options::{Outcome, Path, Post};
-use super::rma::{Begun, Place};
+use super::rma::Place;
 use super::submit::Kind;
 use super::{PostAtomic, PostFlush};
 use crate::buffer::Buffer;
@@ -95,19 +95,17 @@ impl Kind for Atomic<'_> {
 
 impl Post<'_, Atomic<'_>> {
     fn call_atomic(&mut self) -> Result<Outcome, PostError> {
-        let this = &*self;
-        let place = &this.kind.place;
-        let is_nics = place.rmr.nic().is_some();
-        let at_once =
-            || this.order.is_none() && !is_nics && this.ends_at_once(place, MemKind::Host);
-        let begun = this.begin_or_wait(at_once, |comp| match &this.order {
-            None => this.begin(comp),
-            Some(order) => this.begin_in_order(order, comp),
-        })?;
-        self.outcome(begun)
+        let at_once = |this: &Self| {
+            let place = &this.kind.place;
+            let is_nics = place.rmr.nic().is_some();
+            this.order.is_none() && !is_nics && this.ends_at_once(place, MemKind::Host)
+        };
+        self.begin_or_wait(at_once, |this, comp| {
+            this.in_order(|this| this.begin(comp), |this, order| this.begin_later(order, comp))
+        })
     }
 
-    pub(super) fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
+    pub(super) fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Outcome, PostError> {
         let Atomic { place, operation, .. } = &self.kind;
         if let Some(transport) = place.rmr.nic() {
             return self.begin_by_nic(transport, comp);
@@ -173,23 +171,23 @@ impl Post<'_, ToFlush> {
         if self.desc.required.is_some() {
             self.check_required()?;
         }
-        let this = &*self;
-        if this.runtime.0.is_forked() {
+        if self.runtime.0.is_forked() {
             return Err(PostError::Forked);
         }
-        let device = this.device_inner();
         // Operations that wait for an event have to end first as well.
-        let is_ordered = || this.order.is_some() || device.orders_memory(this.desc.rank);
-        let at_once =
-            || !is_ordered() && !device.has_memory_operations(this.desc.rank, device.bulk.now());
-        let begun = this.begin_or_wait(at_once, |comp| match is_ordered() {
+        let is_ordered =
+            |this: &Self| this.order.is_some() || this.device_inner().orders_memory(this.desc.rank);
+        let at_once = |this: &Self| {
+            let device = this.device_inner();
+            !is_ordered(this) && !device.has_memory_operations(this.desc.rank, device.bulk.now())
+        };
+        self.begin_or_wait(at_once, |this, comp| match is_ordered(this) {
             true => this.begin_in_order(this.order.as_deref(), comp),
             false => Ok(this.begin_flush(comp)),
-        })?;
-        self.outcome(begun)
+        })
     }
 
-    pub(super) fn begin_flush(&self, comp: Option<&Arc<dyn Completion>>) -> Begun {
+    pub(super) fn begin_flush(&self, comp: Option<&Arc<dyn Completion>>) -> Outcome {
         let device = self.device_inner();
         let bulk = &device.bulk;
         let before = bulk.now();
@@ -198,6 +196,6 @@ impl Post<'_, ToFlush> {
         }
         let operation = self.desc.context(0, comp.cloned());
         bulk.flush(&self.runtime.0, Flush { before, operation, lets_go: None });
-        Begun::UnderWay
+        Outcome::Posted
     }
 }

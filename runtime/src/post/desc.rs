@@ -79,6 +79,12 @@ impl Mode {
         self.0 = self.0 & !mark | if is_set { mark } else { 0 };
     }
 
+    /// Returns `true` for `try_submit` of an operation that is not spent.
+    #[inline(always)]
+    pub(super) fn is_ordinary(self) -> bool {
+        self.0 & !Self::MORE == 0
+    }
+
     /// Returns `true` if the completion object is told even of an end within the call, and an
     /// operation that cannot go now is queued.
     #[inline(always)]

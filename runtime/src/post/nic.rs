@@ -1,7 +1,7 @@
 //! Puts and gets that a NIC carries out: the owner of the memory does nothing.
 
-use super::options::{Post, RetryReason};
-use super::rma::{Begun, Get, Place, Put, own_or_take};
+use super::options::{Outcome, Post, RetryReason};
+use super::rma::{Get, Place, Put, own_or_take};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::Completion;
 use crate::error::PostError;
@@ -106,10 +106,10 @@ impl<K> Post<'_, K> {
     }
 
     /// Returns the begun operation. `None`: it has to go through the memory's owner.
-    fn begun(&self, given: Given) -> Option<Begun> {
+    fn begun(&self, given: Given) -> Option<Outcome> {
         match given {
-            Given::UnderWay => Some(Begun::UnderWay),
-            Given::Full(reason) if !self.desc.mode.submits() => Some(Begun::Full(reason)),
+            Given::UnderWay => Some(Outcome::Posted),
+            Given::Full(reason) if !self.desc.mode.submits() => Some(Outcome::Retry(reason)),
             Given::Full(_) | Given::Refused(_) => None,
         }
     }
@@ -123,7 +123,7 @@ impl Post<'_, Put<'_>> {
         place: &Place<'_>,
         given: &mut Option<SendBuffer<'_>>,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Option<Begun>, PostError> {
+    ) -> Result<Option<Outcome>, PostError> {
         let size = given.as_ref().map_or(0, SendBuffer::len);
         let Some((linked, remote)) = self.nic(place).filter(|_| size > 0) else { return Ok(None) };
         // Held until the link has the operation: no place is released while it is used.
@@ -158,7 +158,7 @@ impl Post<'_, Get<'_>> {
         place: &Place<'_>,
         given: &mut Option<Buffer>,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Option<Begun>, PostError> {
+    ) -> Result<Option<Outcome>, PostError> {
         let size = given.as_ref().map_or(0, Buffer::len);
         let Some((linked, remote)) = self.nic(place) else { return Ok(None) };
         let known = remote.look();

@@ -324,7 +324,7 @@ impl Later {
             What::Flush => {
                 let post = said.post(&runtime, device, super::atomic::ToFlush::new());
                 let begun = post.begin_flush(said.op.comp.as_ref());
-                (post.outcome(begun), What::Flush)
+                (Ok(begun), What::Flush)
             }
             What::Recv(buffer, policy, engine) => {
                 let matching = Match { policy, is_named: false, engine: Some(&engine) };

@@ -6,7 +6,7 @@ use super::order::{Order, Renamed};
 use super::ordered::{Entry, Later, Remote, Said, Sort, Start, Waits, What};
 use super::pieces::Carries;
 use super::recv::Recv;
-use super::rma::{Begun, Get, Place, Put, own_or_take};
+use super::rma::{BUSY, Get, Place, Put, own_or_take};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::comp::Completion;
 use crate::deadline::{Deadline, Deadlines};
@@ -90,14 +90,14 @@ impl<K> Post<'_, K> {
         end: End<'_>,
         take: impl FnOnce() -> Buffer,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, Box<(PostError, Option<Buffer>)>> {
+    ) -> Result<Outcome, Box<(PostError, Option<Buffer>)>> {
         let End { kind, size, gpu, is_source } = end;
         let untaken = |error| Box::new((error, None));
         order.check_memory(kind).map_err(untaken)?;
         let near = order.gpu().map_err(untaken)?;
         let remote = self.remote(place, size as u64, gpu.or(near.as_ref())).map_err(untaken)?;
         if self.waits_to_notify(place.signal) {
-            return Ok(Begun::Busy);
+            return Ok(BUSY);
         }
         if let Some((region, at)) = remote
             && size > 0
@@ -113,28 +113,44 @@ impl<K> Post<'_, K> {
             });
         }
         if self.is_full() {
-            return Ok(Begun::Busy);
+            return Ok(BUSY);
         }
         let (buffer, remote) = (take(), Remote::of(place));
         let what = if is_source { What::Put(buffer, remote) } else { What::Get(buffer, remote) };
         let parked = self.park(order, what, comp);
         parked.map_err(|(error, what)| Box::new((error, Some(what.into_buffer()))))?;
-        Ok(Begun::UnderWay)
+        Ok(Outcome::Posted)
+    }
+}
+
+impl<K> Post<'_, K> {
+    /// Begins an operation `now` if it has no order, or if its order is over; else `later`.
+    #[inline]
+    pub(super) fn in_order(
+        &mut self,
+        now: impl FnOnce(&mut Self) -> Result<Outcome, PostError>,
+        later: impl FnOnce(&mut Self, &Order) -> Result<Outcome, PostError>,
+    ) -> Result<Outcome, PostError> {
+        let Some(order) = self.order.take() else { return now(self) };
+        let begun = match order.is_over() {
+            Ok(true) => now(self),
+            Ok(false) => later(self, &order),
+            Err(error) => Err(error),
+        };
+        self.order = Some(order);
+        begun
     }
 }
 
 impl Post<'_, Put<'_>> {
     /// Begins it in its order.
     #[cold]
-    pub(super) fn begin_in_order(
+    pub(super) fn begin_later(
         &self,
         order: &Order,
         given: &mut Option<SendBuffer<'_>>,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, PostError> {
-        if order.is_over()? {
-            return self.begin(given, comp);
-        }
+    ) -> Result<Outcome, PostError> {
         let buffer = given.as_ref().ok_or(PostError::Spent)?;
         let gpu = buffer.gpu().cloned();
         let end =
@@ -158,15 +174,12 @@ impl Post<'_, Put<'_>> {
 impl Post<'_, Get<'_>> {
     /// Begins it in its order.
     #[cold]
-    pub(super) fn begin_in_order(
+    pub(super) fn begin_later(
         &self,
         order: &Order,
         given: &mut Option<Buffer>,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, PostError> {
-        if order.is_over()? {
-            return self.begin(given, comp);
-        }
+    ) -> Result<Outcome, PostError> {
         let buffer = given.as_mut().ok_or(PostError::Spent)?;
         if buffer.view_mut().is_none() {
             return Err(PostError::ReadOnly("Bytes"));
@@ -188,14 +201,11 @@ impl Post<'_, Get<'_>> {
 impl Post<'_, Atomic<'_>> {
     /// Begins it in its order.
     #[cold]
-    pub(super) fn begin_in_order(
+    pub(super) fn begin_later(
         &self,
         order: &Order,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, PostError> {
-        if order.is_over()? {
-            return self.begin(comp);
-        }
+    ) -> Result<Outcome, PostError> {
         let place = &self.kind.place;
         match place.rmr.nic() {
             None => drop(self.remote(place, 8, None)?),
@@ -209,13 +219,13 @@ impl Post<'_, Atomic<'_>> {
         &self,
         order: &Order,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, PostError> {
+    ) -> Result<Outcome, PostError> {
         let Atomic { place, operation, .. } = &self.kind;
         if self.is_full() {
-            return Ok(Begun::Busy);
+            return Ok(BUSY);
         }
         let parked = self.park(order, What::Atomic(*operation, Remote::of(place)), comp);
-        parked.map(|()| Begun::UnderWay).map_err(|(error, _)| error)
+        parked.map(|()| Outcome::Posted).map_err(|(error, _)| error)
     }
 }
 
@@ -226,12 +236,12 @@ impl Post<'_, super::atomic::ToFlush> {
         &self,
         order: Option<&Order>,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, PostError> {
+    ) -> Result<Outcome, PostError> {
         if self.is_full() {
-            return Ok(Begun::Busy);
+            return Ok(BUSY);
         }
         let parked = self.park(order.unwrap_or(&Order::default()), What::Flush, comp);
-        parked.map(|()| Begun::UnderWay).map_err(|(error, _)| error)
+        parked.map(|()| Outcome::Posted).map_err(|(error, _)| error)
     }
 }
 
@@ -258,7 +268,7 @@ impl Post<'_, Recv<'_>> {
         }
         order.check_memory(buffer.kind())?;
         if self.is_full() {
-            return self.outcome(Begun::Busy);
+            return self.called(Ok(BUSY));
         }
         let Match { engine, .. } = self.kind.matching;
         let engine = engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE)).clone();

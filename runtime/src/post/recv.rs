@@ -4,7 +4,6 @@ use super::PostRecv;
 use super::desc::OpDesc;
 use super::options::{Match, Matches, Outcome, Post};
 use super::pieces::Carries;
-use super::rma::Begun;
 use super::submit::Kind;
 use crate::buffer::Buffer;
 use crate::comp::{AsCompletion, Status, Synchronizer};
@@ -191,12 +190,12 @@ impl Post<'_, Recv<'_>> {
             // The receive will end later than this call.
             receive.op.comp = self.desc.comp.cloned();
             if let Some((_, status)) = device.land(runtime, message, receive) {
-                return self.outcome(Begun::Over(status));
+                return self.called(Ok(Outcome::Done(status)));
             }
             return Ok(Outcome::Posted);
         }
         match device.land(runtime, message, receive) {
-            Some((_, status)) => self.outcome(Begun::Over(status)),
+            Some((_, status)) => self.called(Ok(Outcome::Done(status))),
             None => Ok(Outcome::Posted),
         }
     }
@@ -275,7 +274,7 @@ impl Post<'_, Recv<'_>> {
             Outcome::Done(status) => status,
             Outcome::Posted | Outcome::Retry(_) => wait_for(self.runtime, &waiting)?,
         };
-        self.outcome(Begun::Over(status))
+        Ok(Outcome::Done(status))
     }
 }
 

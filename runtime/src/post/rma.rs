@@ -9,7 +9,7 @@ use super::{PostGet, PostPut};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::bulk::answers::NOBODY;
 use crate::bulk::{Moving, Target};
-use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
+use crate::comp::{AsCompletion, Completion, Synchronizer};
 use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
@@ -47,15 +47,8 @@ pub(super) struct Place<'a> {
     pub(super) signal: Option<RemoteComp>,
 }
 
-/// The progress of an operation.
-pub(super) enum Begun {
-    Over(Status),
-    UnderWay,
-    /// Too much waits for peers already: nothing was begun.
-    Busy,
-    /// The link is full: nothing was begun. Not for `submit`.
-    Full(RetryReason),
-}
+/// Too much waits for peers already: nothing was begun.
+pub(super) const BUSY: Outcome = Outcome::Retry(RetryReason::Unanswered);
 
 impl Runtime {
     /// Writes `buffer` into the memory of `rank`, at `offset` in the region or part that `rmr`
@@ -194,8 +187,8 @@ impl<K> Post<'_, K> {
         kind.is_host() && region().is_some_and(|region| region.kind().is_host())
     }
 
-    pub(super) fn over(&self, size: usize, buffer: Buffer) -> Begun {
-        Begun::Over(self.desc.context(size, None).status(buffer, None))
+    pub(super) fn over(&self, size: usize, buffer: Buffer) -> Outcome {
+        Outcome::Done(self.desc.context(size, None).status(buffer, None))
     }
 
     /// Returns `true` if an operation that notifies the owner has to be retried: the owner keeps
@@ -241,7 +234,7 @@ impl<K> Post<'_, K> {
         gives_source: bool,
         comp: Option<&Arc<dyn Completion>>,
         stream: Option<&Arc<dyn Stream>>,
-    ) -> Result<Begun, Box<(PostError, Buffer)>> {
+    ) -> Result<Outcome, Box<(PostError, Buffer)>> {
         let size = src.len();
         let started = match stream {
             Some(stream) => Transfer::start_on(&**stream, dst, src).map(Moving::Engine),
@@ -261,7 +254,7 @@ impl<K> Post<'_, K> {
                     Some(stream) => self.device_inner().add_copy(&self.runtime.0, stream, landing),
                     None => self.device_inner().add_landing(landing),
                 }
-                Ok(Begun::UnderWay)
+                Ok(Outcome::Posted)
             }
             Err(refused) => {
                 let Refused { dst, src, cause } = *refused;
@@ -270,21 +263,27 @@ impl<K> Post<'_, K> {
         }
     }
 
-    /// Returns the outcome for the caller.
-    pub(super) fn outcome(&self, begun: Begun) -> Result<Outcome, PostError> {
-        Ok(match begun {
-            Begun::Over(status) if !self.desc.mode.submits() => Outcome::Done(status),
-            Begun::Over(status) => {
-                tell_now(self.runtime, self.device_inner(), self.desc.comp, status)
+    /// Returns the result of the call, once the operation has begun or not.
+    #[inline]
+    pub(super) fn called(&self, begun: Result<Outcome, PostError>) -> Result<Outcome, PostError> {
+        match self.desc.mode.submits() {
+            false => begun,
+            true => self.submitted(begun?),
+        }
+    }
+
+    #[inline(never)]
+    fn submitted(&self, begun: Outcome) -> Result<Outcome, PostError> {
+        match begun {
+            Outcome::Done(status) => {
+                Ok(tell_now(self.runtime, self.device_inner(), self.desc.comp, status))
             }
-            Begun::UnderWay => Outcome::Posted,
-            Begun::Full(reason) => Outcome::Retry(reason),
-            Begun::Busy if self.desc.mode.may_retry() => Outcome::Retry(RetryReason::Unanswered),
-            Begun::Busy => {
+            Outcome::Posted => Ok(Outcome::Posted),
+            Outcome::Retry(_) => {
                 let limit = self.runtime.0.settings.offers();
-                return Err(PostError::OffersFull { rank: self.desc.rank, limit });
+                Err(PostError::OffersFull { rank: self.desc.rank, limit })
             }
-        })
+        }
     }
 }
 
@@ -319,24 +318,26 @@ fn other_path(
 impl<K> Post<'_, K> {
     /// Begins an operation, and waits for its end in `wait`. A handler must not wait: there the
     /// operation begins only if it `ends_at_once`.
+    #[inline]
     pub(super) fn begin_or_wait(
-        &self,
-        ends_at_once: impl FnOnce() -> bool,
-        mut begin: impl FnMut(Option<&Arc<dyn Completion>>) -> Result<Begun, PostError>,
-    ) -> Result<Begun, PostError> {
+        &mut self,
+        ends_at_once: impl FnOnce(&Self) -> bool,
+        mut begin: impl FnMut(&mut Self, Option<&Arc<dyn Completion>>) -> Result<Outcome, PostError>,
+    ) -> Result<Outcome, PostError> {
         if !self.desc.mode.waits() {
-            return begin(self.desc.comp);
+            let begun = begin(self, self.desc.comp);
+            return self.called(begun);
         }
-        if in_handler() && !ends_at_once() {
+        if in_handler() && !ends_at_once(self) {
             return Err(PostError::WouldBlock);
         }
         let waiting = Synchronizer::new(1);
         loop {
-            match begin(Some(waiting.as_completion()))? {
-                Begun::UnderWay => return wait_for(self.runtime, &waiting).map(Begun::Over),
-                Begun::Busy | Begun::Full(_) if in_handler() => return Err(PostError::WouldBlock),
-                Begun::Busy | Begun::Full(_) => step(self.runtime, self.device_inner()),
-                over @ Begun::Over(_) => return Ok(over),
+            match begin(self, Some(waiting.as_completion()))? {
+                Outcome::Posted => return wait_for(self.runtime, &waiting).map(Outcome::Done),
+                Outcome::Retry(_) if in_handler() => return Err(PostError::WouldBlock),
+                Outcome::Retry(_) => step(self.runtime, self.device_inner()),
+                done @ Outcome::Done(_) => return Ok(done),
             }
         }
     }
@@ -382,52 +383,76 @@ impl Kind for Put<'_> {
     }
 }
 
+impl<'p> Post<'_, Put<'p>> {
+    /// Does something with the buffer, out of its place.
+    fn with_buffer<R>(&mut self, with: impl FnOnce(&Self, &mut Option<SendBuffer<'p>>) -> R) -> R {
+        let mut buffer = self.kind.buffer.take();
+        let result = with(self, &mut buffer);
+        self.kind.buffer = buffer;
+        result
+    }
+}
+
 impl Post<'_, Put<'_>> {
     fn call_put(&mut self) -> Result<Outcome, PostError> {
         if let Some(SendBuffer::Borrowed(bytes)) = self.kind.buffer {
             self.check_borrowed(Some(bytes))?;
         }
-        let mut buffer = self.kind.buffer.take();
-        let this = &*self;
-        let kind = buffer.as_ref().map_or(MemKind::Host, SendBuffer::kind);
-        let at_once = || this.order.is_none() && this.ends_at_once(&this.kind.place, kind);
-        let begun = this.begin_or_wait(at_once, |comp| match &this.order {
-            None => this.begin(&mut buffer, comp),
-            Some(order) => this.begin_in_order(order, &mut buffer, comp),
-        });
-        self.kind.buffer = buffer;
-        self.outcome(begun?)
+        let at_once = |this: &Self| {
+            let kind = this.kind.buffer.as_ref().map_or(MemKind::Host, SendBuffer::kind);
+            this.order.is_none() && this.ends_at_once(&this.kind.place, kind)
+        };
+        self.begin_or_wait(at_once, |this, comp| {
+            this.in_order(
+                |this| this.begin(comp),
+                |this, order| this.with_buffer(|this, given| this.begin_later(order, given, comp)),
+            )
+        })
     }
 
+    /// Begins it. The buffer stays in its place where the CPU copies it at once.
     pub(super) fn begin(
-        &self,
-        given: &mut Option<SendBuffer<'_>>,
+        &mut self,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, PostError> {
-        let place = &self.kind.place;
-        let Some(buffer) = given.as_ref() else { return Err(PostError::Spent) };
+    ) -> Result<Outcome, PostError> {
+        let place = self.kind.place;
+        let Some(buffer) = self.kind.buffer.as_ref() else { return Err(PostError::Spent) };
         let size = buffer.len();
-        let remote = self.remote(place, size as u64, buffer.gpu())?;
+        let remote = self.remote(&place, size as u64, buffer.gpu())?;
         if self.waits_to_notify(place.signal) {
-            return Ok(Begun::Busy);
+            return Ok(BUSY);
         }
-        let device = self.device_inner();
         if let Some((region, at)) = remote
             && region.kind().is_host()
             && buffer.kind().is_host()
             && let Some(target) = region.part_mut(at, size)
         {
             copy_now(target, buffer.view()).map_err(PostError::Memory)?;
-            self.tell(device, place, size);
-            return Ok(self.over(size, take(given)));
+            self.tell(self.device_inner(), &place, size);
+            let buffer = take(&mut self.kind.buffer);
+            return Ok(self.over(size, buffer));
         }
+        self.with_buffer(|this, given| this.begin_by_others(&place, given, remote, comp))
+    }
+
+    /// Begins what an engine, a NIC or the owner of the memory carries out.
+    #[inline(never)]
+    fn begin_by_others(
+        &self,
+        place: &Place<'_>,
+        given: &mut Option<SendBuffer<'_>>,
+        remote: Option<(&Region, usize)>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Outcome, PostError> {
+        let Some(buffer) = given.as_ref() else { return Err(PostError::Spent) };
+        let (size, device) = (buffer.len(), self.device_inner());
         if remote.is_none() {
             check_kinds(MemKind::Host, buffer.view().place().kind()).map_err(PostError::Memory)?;
             if let Some(begun) = self.put_by_nic(place, given, comp)? {
                 return Ok(begun);
             }
             if device.bulk.is_full() {
-                return Ok(Begun::Busy);
+                return Ok(BUSY);
             }
         }
         if let Some((region, at)) = remote
@@ -455,7 +480,7 @@ impl Post<'_, Put<'_>> {
         let request = self.request(place, size as u64);
         let operation = self.desc.context(size, comp.cloned());
         device.bulk.request(device, &self.runtime.0, message, request, operation, owned);
-        Ok(Begun::UnderWay)
+        Ok(Outcome::Posted)
     }
 }
 
@@ -468,7 +493,7 @@ impl Post<'_, Put<'_>> {
         place: &Place<'_>,
         (target, source): (RegionSlice, RegionSlice),
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, Box<Refused>> {
+    ) -> Result<Outcome, Box<Refused>> {
         let op = self.desc.context(source.len(), comp.cloned());
         let transfer = Moving::Engine(Transfer::between(target, source)?);
         let device = self.device_inner();
@@ -480,7 +505,7 @@ impl Post<'_, Put<'_>> {
             name: device.bulk.now(),
             owed: None,
         });
-        Ok(Begun::UnderWay)
+        Ok(Outcome::Posted)
     }
 }
 
@@ -498,16 +523,16 @@ impl<K> Post<'_, K> {
         swap: bool,
         (first, second): (u64, u64),
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Begun {
+    ) -> Outcome {
         let request = Request { first, second, ..self.request(place, 8) };
         let device = self.device_inner();
         if device.bulk.is_full() {
-            return Begun::Busy;
+            return BUSY;
         }
         let operation = self.desc.context(8, comp.cloned());
         let message = Message::Atomic { swap };
         device.bulk.request(device, &self.runtime.0, message, request, operation, Buffer::Empty);
-        Begun::UnderWay
+        Outcome::Posted
     }
 }
 
@@ -570,34 +595,69 @@ impl Kind for Get<'_> {
 
 impl Post<'_, Get<'_>> {
     fn call_get(&mut self) -> Result<Outcome, PostError> {
-        let mut buffer = self.kind.buffer.take();
-        let this = &*self;
-        let kind = buffer.as_ref().map_or(MemKind::Host, Buffer::kind);
-        let at_once = || this.order.is_none() && this.ends_at_once(&this.kind.place, kind);
-        let begun = this.begin_or_wait(at_once, |comp| match &this.order {
-            None => this.begin(&mut buffer, comp),
-            Some(order) => this.begin_in_order(order, &mut buffer, comp),
-        });
-        self.kind.buffer = buffer;
-        self.outcome(begun?)
+        let at_once = |this: &Self| {
+            let kind = this.kind.buffer.as_ref().map_or(MemKind::Host, Buffer::kind);
+            this.order.is_none() && this.ends_at_once(&this.kind.place, kind)
+        };
+        self.begin_or_wait(at_once, |this, comp| {
+            this.in_order(
+                |this| this.begin(comp),
+                |this, order| this.with_buffer(|this, given| this.begin_later(order, given, comp)),
+            )
+        })
     }
 
+    /// Begins it. The buffer stays in its place where the CPU fills it at once.
     pub(super) fn begin(
-        &self,
-        given: &mut Option<Buffer>,
+        &mut self,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, PostError> {
-        let place = &self.kind.place;
-        let Some(buffer) = given.as_mut() else { return Err(PostError::Spent) };
-        let size = buffer.len();
-        let (kind, device) = (buffer.kind(), self.device_inner());
+    ) -> Result<Outcome, PostError> {
+        let place = self.kind.place;
+        let Some(buffer) = self.kind.buffer.as_mut() else { return Err(PostError::Spent) };
+        let (size, is_host) = (buffer.len(), buffer.kind().is_host());
         let near = buffer.gpu().cloned();
+        if buffer.view_mut().is_none() {
+            return Err(PostError::ReadOnly("Bytes"));
+        }
+        let remote = self.remote(&place, size as u64, near.as_ref())?;
+        if self.waits_to_notify(place.signal) {
+            return Ok(BUSY);
+        }
+        if let Some((region, at)) = remote
+            && region.kind().is_host()
+            && is_host
+            && let Some(source) = region.part(at, size)
+            && let Some(target) = self.kind.buffer.as_mut().and_then(Buffer::view_mut)
+        {
+            copy_now(target, source).map_err(PostError::Memory)?;
+            self.tell(self.device_inner(), &place, size);
+            let buffer = self.kind.buffer.take().unwrap_or_default();
+            return Ok(self.over(size, buffer));
+        }
+        self.with_buffer(|this, given| this.begin_by_others(&place, given, remote, comp))
+    }
+
+    /// Does something with the buffer, out of its place.
+    fn with_buffer<R>(&mut self, with: impl FnOnce(&Self, &mut Option<Buffer>) -> R) -> R {
+        let mut buffer = self.kind.buffer.take();
+        let result = with(self, &mut buffer);
+        self.kind.buffer = buffer;
+        result
+    }
+
+    /// Begins what an engine, a NIC or the owner of the memory carries out.
+    #[inline(never)]
+    fn begin_by_others(
+        &self,
+        place: &Place<'_>,
+        given: &mut Option<Buffer>,
+        remote: Option<(&Region, usize)>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Outcome, PostError> {
+        let Some(buffer) = given.as_mut() else { return Err(PostError::Spent) };
+        let (size, device) = (buffer.len(), self.device_inner());
         let Some(target) = buffer.view_mut() else { return Err(PostError::ReadOnly("Bytes")) };
         let place_kind = target.place().kind();
-        let remote = self.remote(place, size as u64, near.as_ref())?;
-        if self.waits_to_notify(place.signal) {
-            return Ok(Begun::Busy);
-        }
         if size == 0 {
             self.tell(device, place, 0);
             return Ok(self.over(0, given.take().unwrap_or_default()));
@@ -608,23 +668,15 @@ impl Post<'_, Get<'_>> {
                 return Ok(begun);
             }
             if device.bulk.is_full() {
-                return Ok(Begun::Busy);
+                return Ok(BUSY);
             }
             let buffer = given.take().unwrap_or_default();
             let target = Target::Receive { buffer, op: self.desc.context(size, comp.cloned()) };
             let message = Message::Get { comp: place.signal.unwrap_or(NOBODY), tag: self.desc.tag };
             let request = self.request(place, size as u64);
             device.expect(&self.runtime.0, (self.desc.rank, size, target), message, request);
-            return Ok(Begun::UnderWay);
+            return Ok(Outcome::Posted);
         };
-        if region.kind().is_host()
-            && kind.is_host()
-            && let Some(source) = region.part(at, size)
-        {
-            copy_now(target, source).map_err(PostError::Memory)?;
-            self.tell(device, place, size);
-            return Ok(self.over(size, given.take().unwrap_or_default()));
-        }
         let buffer = given.take().unwrap_or_default();
         let source = region.slice(at, size).map_or(Buffer::Empty, Buffer::Region);
         self.transfer(place, (buffer, source), false, comp, None).map_err(|refused| {

@@ -4,7 +4,7 @@ use super::PostSend;
 use super::options::{Match, Matches, Outcome, Post, Sending};
 use super::pieces::Carries;
 use super::submit::Kind;
-use super::transmit::{Outgoing, transmit, transmit_short};
+use super::transmit::{Outgoing, submit_short, transmit, transmit_short};
 use crate::buffer::{Buffer, SendBuffer};
 use crate::error::PostError;
 use crate::matching::MatchingEngine;
@@ -72,6 +72,9 @@ impl Post<'_, Send<'_>> {
 
     #[inline(never)]
     fn call_in_full(&mut self, header: Header) -> Result<Outcome, PostError> {
+        if let Some(outcome) = submit_short(self, self.kind.sending.borrowed(), header) {
+            return Ok(outcome);
+        }
         self.once(|this| {
             if let Some(order) = &this.order {
                 order.check_peer(&this.runtime.0, this.desc.rank)?;

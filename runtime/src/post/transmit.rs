@@ -64,22 +64,65 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// Sends a short message of borrowed bytes to a linked peer, without rare options. Everything
-/// else, errors included, goes through [`transmit`], which checks the same conditions with the
-/// same results. It exists because a small message takes less time than `transmit`'s bookkeeping.
+/// Sends a short message of borrowed bytes to a linked peer, in `try_submit` and without rare
+/// options. Everything else, errors included, goes through [`submit_short`] and [`transmit`], which
+/// check the same conditions with the same results. It exists because a small message takes less
+/// time than `transmit`'s bookkeeping.
 #[inline(always)]
 pub(super) fn transmit_short<K>(
     post: &mut Post<'_, K>,
     bytes: Option<&[u8]>,
     header: Header,
 ) -> Option<Outcome> {
-    let bytes = bytes?;
-    if post.desc.required.is_some() || post.order.is_some() || post.desc.deadline.is_some() {
+    if !post.desc.mode.is_ordinary() {
         return None;
     }
+    let bytes = bytes?;
+    match give_short(post, bytes, header)? {
+        Short::Done => {
+            post.desc.mode.spend();
+            post.device_inner().deaf.sent(bytes.len());
+            // Not by `OpContext::status`: the fields are written into the caller's outcome.
+            let OpDesc { rank, tag, user_context, .. } = post.desc;
+            let (size, buffer) = (bytes.len(), Buffer::Empty);
+            Some(Outcome::Done(Status { rank, tag, size, user_context, buffer, error: None }))
+        }
+        Short::Busy(busy) => Some(Outcome::Retry(RetryReason::of(busy))),
+        Short::Ask => None,
+    }
+}
+
+/// Sends a short message as `transmit_short`, in `submit` and `wait`.
+#[inline]
+pub(super) fn submit_short<K>(
+    post: &mut Post<'_, K>,
+    bytes: Option<&[u8]>,
+    header: Header,
+) -> Option<Outcome> {
     let mode = post.desc.mode;
     // In a handler even a call that would end at once must not wait.
-    if mode.is_spent() || mode.waits() && in_handler() {
+    if mode.is_spent() || mode.may_retry() || mode.waits() && in_handler() {
+        return None;
+    }
+    let bytes = bytes?;
+    let Short::Done = give_short(post, bytes, header)? else { return None };
+    post.desc.mode.spend();
+    post.device_inner().deaf.sent(bytes.len());
+    if mode.submits() && post.desc.comp.is_none() {
+        return Some(Outcome::Posted);
+    }
+    let status = post.desc.context(bytes.len(), None).status(Buffer::Empty, None);
+    Some(match mode.submits() {
+        true => tell_now(post.runtime, post.device_inner(), post.desc.comp, status),
+        false => Outcome::Done(status),
+    })
+}
+
+/// Gives a short message to the link, if it has no rare option. A gone peer has a better error than
+/// a full ring: then the result is `None`.
+#[inline(always)]
+fn give_short<K>(post: &Post<'_, K>, bytes: &[u8], header: Header) -> Option<Short> {
+    if post.desc.required.is_some() || post.order.is_some() || post.desc.deadline.is_some() {
         return None;
     }
     let device = post.device_inner();
@@ -97,29 +140,13 @@ pub(super) fn transmit_short<K>(
         true => linked.link.am_more((first, second), bytes),
     };
     match answer {
-        Short::Done => {
-            post.desc.mode.spend();
-            post.device_inner().deaf.sent(bytes.len());
-            let (rank, tag, user_context) = (post.desc.rank, post.desc.tag, post.desc.user_context);
-            let (size, buffer) = (bytes.len(), Buffer::Empty);
-            let status = Status { rank, tag, size, user_context, buffer, error: None };
-            match post.desc.mode.submits() {
-                false => Some(Outcome::Done(status)),
-                true => Some(tell_now(post.runtime, post.device_inner(), post.desc.comp, status)),
-            }
-        }
-        // A gone peer has a better error than a full ring.
         Short::Busy(_) if route.down().is_some() => None,
-        Short::Busy(busy) if post.desc.mode.may_retry() => {
-            Some(Outcome::Retry(RetryReason::of(busy)))
-        }
-        Short::Busy(_) => None,
-        Short::Ask => None,
+        answer => Some(answer),
     }
 }
 
 /// Tells the completion object of an operation that has ended within `submit`.
-#[inline]
+#[inline(never)]
 pub(super) fn tell_now(
     runtime: &Runtime,
     device: &DeviceInner,

@@ -4,9 +4,8 @@
 
 use super::atomic::{Atomic, Operation};
 use super::nic::Given;
-use super::options::{Path, Post, RetryReason};
+use super::options::{Outcome, Path, Post, RetryReason};
 use super::order::Order;
-use super::rma::Begun;
 use crate::comp::Completion;
 use crate::error::PostError;
 use crate::region::AtomicError;
@@ -23,7 +22,7 @@ impl Post<'_, Atomic<'_>> {
         &self,
         transport: &str,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, PostError> {
+    ) -> Result<Outcome, PostError> {
         let Atomic { place, operation, has_waited } = &self.kind;
         let (_, route) = self.check_place(place, 8)?;
         if !place.rmr.is_of(self.runtime.0.job) {
@@ -36,7 +35,7 @@ impl Post<'_, Atomic<'_>> {
         let Some(link) = link.filter(|_| remote.is_told()) else {
             return match has_waited {
                 // It stands there already.
-                true => Ok(Begun::Full(RetryReason::Connecting)),
+                true => Ok(Outcome::Retry(RetryReason::Connecting)),
                 false => self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp),
             };
         };
@@ -58,8 +57,8 @@ impl Post<'_, Atomic<'_>> {
         let rank = self.desc.rank;
         let unreachable = |why: String| PostError::Unreachable { rank, why };
         match given {
-            Ok(Given::UnderWay) => Ok(Begun::UnderWay),
-            Ok(Given::Full(reason)) if !self.desc.mode.submits() => Ok(Begun::Full(reason)),
+            Ok(Given::UnderWay) => Ok(Outcome::Posted),
+            Ok(Given::Full(reason)) if !self.desc.mode.submits() => Ok(Outcome::Retry(reason)),
             Ok(Given::Full(_)) => {
                 self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp)
             }

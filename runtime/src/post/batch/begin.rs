@@ -7,10 +7,10 @@ use super::{Batch, Faces, Many, Owned};
 use crate::bulk::Moving;
 use crate::comp::{Completion, Status};
 use crate::error::{OpError, PostError};
-use crate::post::options::{Post, RetryReason};
+use crate::post::options::{Outcome, Post, RetryReason};
 use crate::post::order::Order;
 use crate::post::ordered::What;
-use crate::post::rma::{Begun, tell};
+use crate::post::rma::{BUSY, tell};
 use crate::progress::Landing;
 use crate::region::Region;
 use carrack_transports::gpu::Stream;
@@ -30,9 +30,9 @@ pub(in crate::post) enum Started {
 
 impl Post<'_, Batch<'_>> {
     /// Begins it, in its order if it has one.
-    pub(super) fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Begun, PostError> {
+    pub(super) fn begin(&self, comp: Option<&Arc<dyn Completion>>) -> Result<Outcome, PostError> {
         if self.waits_to_notify(self.kind.signal) {
-            return Ok(Begun::Busy);
+            return Ok(BUSY);
         }
         if let Some(order) = &self.order
             && !order.is_over()?
@@ -40,20 +40,20 @@ impl Post<'_, Batch<'_>> {
             return self.begin_in_order(order, comp);
         }
         match self.begin_now(comp, false)? {
-            Started::Over(status) => Ok(Begun::Over(status)),
-            Started::UnderWay => Ok(Begun::UnderWay),
-            Started::Full(_) => Ok(Begun::Busy),
+            Started::Over(status) => Ok(Outcome::Done(status)),
+            Started::UnderWay => Ok(Outcome::Posted),
+            Started::Full(_) => Ok(BUSY),
             Started::Partly(rest) => {
                 let join: Arc<dyn Completion> = rest.join().clone();
                 match self.park(&Order::default(), What::Rest(Box::new(rest)), Some(&join)) {
-                    Ok(()) => Ok(Begun::UnderWay),
+                    Ok(()) => Ok(Outcome::Posted),
                     // Without an event and a stream it cannot fail; and if it did, the batch would
                     // end with that.
                     Err((error, _)) => {
                         let error = Some(Box::new(OpError::of_post(error, self.desc.rank)));
                         let status = Status { error, ..self.nothing_left() };
                         self.runtime.0.tell(self.device_inner(), Some(&join), status);
-                        Ok(Begun::UnderWay)
+                        Ok(Outcome::Posted)
                     }
                 }
             }
@@ -214,7 +214,7 @@ impl Post<'_, Batch<'_>> {
         &self,
         order: &Order,
         comp: Option<&Arc<dyn Completion>>,
-    ) -> Result<Begun, PostError> {
+    ) -> Result<Outcome, PostError> {
         match self.kind.many {
             Many::Pieces(pieces) => {
                 pieces.iter().try_for_each(|piece| order.check_memory(piece.local.kind()))?;
@@ -237,13 +237,13 @@ impl Post<'_, Batch<'_>> {
             if let Some(status) = join.release(None) {
                 self.runtime.0.tell(self.device_inner(), comp, status);
             }
-            return Ok(Begun::UnderWay);
+            return Ok(Outcome::Posted);
         }
         if self.is_full() {
-            return Ok(Begun::Busy);
+            return Ok(BUSY);
         }
         let what = What::Batch(Box::new(Owned::of(&self.kind, plan.size)));
-        self.park(order, what, comp).map(|()| Begun::UnderWay).map_err(|(error, _)| error)
+        self.park(order, what, comp).map(|()| Outcome::Posted).map_err(|(error, _)| error)
     }
 }
 

@@ -197,8 +197,7 @@ impl Kind for Batch<'_> {
 
     fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
         post.once(|this| {
-            let begun = this.begin_or_wait(|| this.all_at_once(), |comp| this.begin(comp))?;
-            this.outcome(begun)
+            this.begin_or_wait(|this| this.all_at_once(), |this, comp| this.begin(comp))
         })
     }
 }
