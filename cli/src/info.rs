@@ -4,7 +4,7 @@ use crate::own_ranks::{allowed_cpus, cpu_list};
 use crate::{USAGE, complain, print};
 use carrack::Runtime;
 use carrack::bootstrap::Alone;
-use carrack::settings::{RESERVED, Reserved, Settings, TransportChoice};
+use carrack::settings::{RESERVED, Reserved, Settings};
 use carrack::transports::contract::{DeviceInfo, Transport};
 use carrack::transports::gpu::{CopierState, Driver, Gpu, GpuError, GpuInfo, PeerInfo};
 use clap::Args;
@@ -240,7 +240,7 @@ fn cpu_model() -> Option<String> {
 }
 
 fn transports(settings: &Settings) -> Vec<TransportInfo> {
-    let look = |(choice, transport): (TransportChoice, Box<dyn Transport>)| {
+    let look = |transport: Box<dyn Transport>| {
         let (available, note, devices) = match transport.devices() {
             Ok(devices) => {
                 let notes: Vec<_> = devices
@@ -256,7 +256,7 @@ fn transports(settings: &Settings) -> Vec<TransportInfo> {
             name: transport.name(),
             available,
             note,
-            allowed: settings.transports().contains(&choice),
+            allowed: settings.transports().iter().any(|choice| choice.name() == transport.name()),
             devices: devices.into_iter().map(device).collect(),
         }
     };

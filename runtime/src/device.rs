@@ -159,6 +159,11 @@ impl DeviceBuilder<'_> {
 }
 
 impl DeviceInner {
+    /// Returns `true` if the transport of this name carries messages of this device.
+    pub(crate) fn carries(&self, transport: &str) -> bool {
+        self.lanes.iter().any(|lane| lane.transport == transport)
+    }
+
     fn open(runtime: &Inner, index: u32, pool: Option<PacketPool>) -> Result<Self, ResourceError> {
         let settings = &runtime.settings;
         let host = || {

@@ -9,7 +9,6 @@ use crate::protocol::select::choose;
 pub use crate::protocol::select::{PathVerdict, Verdict};
 use crate::runtime::Runtime;
 use carrack_transports::contract::Caps;
-use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{CopierState, Gpu, copier};
 use carrack_transports::mem::{GpuUuid, MemKind, PacketSource};
 use std::time::{Duration, Instant};
@@ -248,7 +247,7 @@ impl Runtime {
                                  of a batch {}; atomic operations by their owner; what cannot be \
                                  exported or mapped, and active messages up to {packet} B: \
                                  {staged}",
-                                cuda_ipc::NAME,
+                                self.0.maps().map_or("", |(name, _)| name),
                                 gpu.how_pieces_go()
                             )
                         } else {

@@ -96,6 +96,6 @@ pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
 pub use names::{Rank, RemoteComp, Tag, UserContext};
 pub use peer::PeerState;
 pub use pending::{Pending, PendingOp};
-pub use post::{Operation, Outcome, Path, Piece, RetryReason};
+pub use post::{Operation, Outcome, Piece, RetryReason};
 pub use region::{AtomicAgent, Mr, Registration, Rmr, StillInUse};
 pub use runtime::{Runtime, RuntimeBuilder};

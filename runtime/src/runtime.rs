@@ -17,21 +17,21 @@ use crate::peer::{Absent, Suspects};
 use crate::post::{Retries, end_copies};
 use crate::progress::{Complaints, InLine, ProgressThread, drop_told, dump_on_signal, signal};
 use crate::region::{Regions, note_runtime};
-use crate::settings::{GpuChoice, Settings, TransportChoice};
+use crate::settings::{GpuChoice, Settings};
 use crate::simulators;
 use crate::streams::{Here, Streams};
-use carrack_transports::contract::{Domain, DownCause, Identity, PeerId, Transport, Unavailable};
-use carrack_transports::cuda_ipc::{self, CudaIpc};
+use carrack_transports::contract::{
+    Domain, DownCause, Identity, Locality, PeerId, Transport, Unavailable,
+};
 use carrack_transports::fork::Owner;
 use carrack_transports::gpu::Driver;
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::none::NoGpu;
-use carrack_transports::loopback::Loopback;
 use carrack_transports::mem::{Buffer, PacketAllocator, PacketPool};
-use carrack_transports::shm::{Geometry, Shm};
+use carrack_transports::shm::Geometry;
 use carrack_transports::signals::Listener;
 use carrack_transports::sync::Sleepers;
-use carrack_transports::verbs::{self, Rdma};
+use carrack_transports::{registry, verbs};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -169,11 +169,10 @@ impl RuntimeBuilder {
         if domains.is_empty() {
             return Err(StartError::NoTransport(unavailable));
         }
-        // Between processes of one node, whose messages go through shared memory.
-        let maps_gpus = settings.gpu_ipc().is_allowed()
-            && settings.transports().contains(&TransportChoice::Shm);
-        if maps_gpus {
-            domains.push((cuda_ipc::NAME, Arc::new(CudaIpc::new(drivers.clone()))));
+        // A transport within the node tells which peers share its GPUs.
+        let is_node = |(_, domain): &(_, Arc<dyn Domain>)| domain.caps().locality == Locality::Node;
+        if settings.gpu_ipc().is_allowed() && domains.iter().any(is_node) {
+            domains.push(registry::maps_of_gpus(drivers.clone()));
         }
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let sleepers = Sleepers::new().map_err(|error| StartError::System(error.to_string()))?;
@@ -254,19 +253,20 @@ fn open_transports(
     let mut all = transports(settings, place);
     let mut others = Vec::new();
     for transport in own {
-        match all.iter_mut().find(|(_, built)| built.name() == transport.name()) {
-            Some((_, built)) => *built = transport,
+        match all.iter_mut().find(|built| built.name() == transport.name()) {
+            Some(built) => *built = transport,
             None => others.push(transport),
         }
     }
     let mut domains = Vec::new();
     let mut unavailable = Vec::new();
-    let wanted =
-        |choice: &TransportChoice| settings.transports().iter().position(|other| other == choice);
+    let wanted = |transport: &dyn Transport| {
+        settings.transports().iter().position(|choice| choice.name() == transport.name())
+    };
     let (mut named, left_out): (Vec<_>, Vec<_>) =
-        all.into_iter().partition(|(choice, _)| wanted(choice).is_some());
-    named.sort_by_key(|(choice, _)| wanted(choice));
-    for transport in named.iter().map(|(_, transport)| transport).chain(&others) {
+        all.into_iter().partition(|transport| wanted(&**transport).is_some());
+    named.sort_by_key(|transport| wanted(&**transport));
+    for transport in named.iter().chain(&others) {
         let opened = transport.devices().and_then(|devices| match devices.first() {
             Some(device) => transport.open(device, identity.clone()),
             None => Err(Unavailable::new(transport.name(), "it has no device")),
@@ -284,14 +284,14 @@ fn open_transports(
             }
         }
     }
-    for (_, transport) in &left_out {
+    for transport in &left_out {
         unavailable.push(Unavailable::new(transport.name(), "CARRACK_TRANSPORT leaves it out"));
     }
     (domains, unavailable)
 }
 
 /// Returns all transports of this build, for the rank at this place on its node.
-fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn Transport>)> {
+fn transports(settings: &Settings, place: u32) -> Vec<Box<dyn Transport>> {
     let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let geometry = Geometry {
         slots: fits(settings.shm_slots()),
@@ -299,15 +299,10 @@ fn transports(settings: &Settings, place: u32) -> Vec<(TransportChoice, Box<dyn 
         chunk_size: fits(settings.packet_size()),
     };
     let verbs = verbs_options(settings, place);
-    vec![
-        (TransportChoice::Loopback, Box::new(Loopback::new(settings.packet_size()))),
-        (
-            TransportChoice::Shm,
-            Box::new(Shm::new(geometry).kernel_copy(settings.kernel_copy().is_allowed())),
-        ),
-        (TransportChoice::Verbs, Box::new(Rdma::new(verbs.clone()))),
-        (TransportChoice::VerbsSimulated, Box::new(simulators::nic(verbs))),
-    ]
+    let kernel_copy = settings.kernel_copy().is_allowed();
+    let mut all = registry::all(settings.packet_size(), geometry, kernel_copy, &verbs);
+    all.push(Box::new(simulators::nic(verbs)));
+    all
 }
 
 /// Returns the settings of queue pairs and paths.
@@ -348,7 +343,7 @@ impl Runtime {
 
     /// Returns all transports of this build, made with these settings, those included that they
     /// leave out: for programs that list transports.
-    pub fn all_transports(settings: &Settings) -> Vec<(TransportChoice, Box<dyn Transport>)> {
+    pub fn all_transports(settings: &Settings) -> Vec<Box<dyn Transport>> {
         transports(settings, 0)
     }
 

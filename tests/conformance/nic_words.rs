@@ -5,8 +5,8 @@ use crate::support::{Job, pattern, posted, settle, step, until};
 use carrack::buffer::Region;
 use carrack::region::AtomicError;
 use carrack::{
-    AtomicAgent, AwaitError, Mr, OpError, Outcome, Path, PostError, Rank, RegisterError, Rmr,
-    Runtime, Synchronizer, Tag,
+    AtomicAgent, AwaitError, Mr, OpError, Outcome, PostError, Rank, RegisterError, Rmr, Runtime,
+    Synchronizer, Tag,
 };
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -242,7 +242,10 @@ fn what_makes_no_sense_is_refused_before_a_nic_hears_of_it<J: Job>() {
         ),
         "{elsewhere:?}"
     );
-    let other = zero.post_fetch_add(Rank(1), &rmr, 0, 1).require(Path::CudaIpc).wait();
+    let other = zero
+        .post_fetch_add(Rank(1), &rmr, 0, 1)
+        .require(carrack::transports::cuda_ipc::NAME)
+        .wait();
     assert!(
         matches!(&other, Err(AwaitError::Post(PostError::Path { why, .. })) if why.contains("NIC")),
         "{other:?}"

@@ -5,7 +5,7 @@ use crate::support::over_each_transport;
 use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::settings::SettingsBuilder;
-use carrack::{OpError, Outcome, Path, PostError, ProgressError, Rank, RetryReason, Runtime, Tag};
+use carrack::{OpError, Outcome, PostError, ProgressError, Rank, RetryReason, Runtime, Tag};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 over_each_transport!(
@@ -123,7 +123,11 @@ fn a_peer_that_has_not_started_is_a_retry_and_is_reached_once_it_has<J: Job>() {
 fn what_waits_for_a_peer_that_has_not_started_takes_the_path_that_it_demands_or_none<J: Job>() {
     let mut job = unstarted(2).into_iter();
     let zero = start(job.next().unwrap(), J::settings());
-    let other = if J::PATH == Path::Shm { Path::Loopback } else { Path::Shm };
+    let other = if J::PATH == carrack::transports::shm::NAME {
+        carrack::transports::loopback::NAME
+    } else {
+        carrack::transports::shm::NAME
+    };
     let sinks = [other, J::PATH].map(|path| {
         let over = Sink::keeping();
         let mut send = zero.post_send(Rank(1), b"late", Tag(1)).require(path).comp(&over);

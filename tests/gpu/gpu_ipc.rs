@@ -7,7 +7,6 @@ use crate::support::ranks::{Ranks, Role, die};
 use crate::support::words::wrong;
 use crate::support::{Job, OverShm, Watchdog};
 use carrack::buffer::{Region, RegionSlice};
-use carrack::post::Path;
 use carrack::settings::{GpuIpcChoice, SettingsBuilder};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{Buffer, CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Tag};
@@ -153,7 +152,10 @@ fn kinds(role: &Role) {
             let status = over(&runtime, |done| {
                 let buffer = buffer.take().unwrap();
                 let post = runtime.post_put(Rank(1), buffer, &rmr, at as u64).comp(done);
-                post.tag(Tag(at as u64)).remote_comp(name_of(name)).require(Path::CudaIpc).submit()
+                post.tag(Tag(at as u64))
+                    .remote_comp(name_of(name))
+                    .require(carrack::transports::cuda_ipc::NAME)
+                    .submit()
             });
             assert_eq!(status.unwrap().ok().unwrap().size, len);
             heard(role, &runtime, &format!("checked {turn}"), 1);
@@ -390,8 +392,10 @@ fn off(role: &Role) {
     }
     let rmr = told(role, "memory", 1);
     let slice = gpu.allocate(10, Flavour::Plain).unwrap().slice(0, 10).unwrap();
-    let demanded =
-        runtime.post_put(Rank(1), slice.clone(), &rmr, 0).require(Path::CudaIpc).try_submit();
+    let demanded = runtime
+        .post_put(Rank(1), slice.clone(), &rmr, 0)
+        .require(carrack::transports::cuda_ipc::NAME)
+        .try_submit();
     let Err(PostError::Path { required: "cuda_ipc", why, .. }) = demanded else {
         panic!("{demanded:?}")
     };

@@ -38,6 +38,7 @@ pub mod gpu;
 pub mod loopback;
 pub mod mem;
 pub mod net;
+pub mod registry;
 #[cfg(not(loom))]
 pub mod shm;
 #[cfg(not(loom))]

@@ -6,7 +6,6 @@ use super::shared::Shared;
 use super::stats::{Counted, Counts};
 use super::wire::{Offer, decode_verdict, encode_verdict};
 use crate::region::{Mr, Region, Rmr};
-use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::Flavour;
 
 /// The guard of this rank's part of an allocation, dropped with its memory.
@@ -83,13 +82,12 @@ impl Shared {
             return Ok((region, None, Offer::Made { rmr: Vec::new(), refused: String::new() }));
         }
         let mr = runtime.register_memory(&region).map_err(|why| why.to_string())?;
-        let refused = match runtime.0.domains.iter().any(|(name, _)| *name == cuda_ipc::NAME) {
-            true => mr
-                .refused()
-                .iter()
-                .find(|(name, _)| *name == cuda_ipc::NAME)
-                .map(|(_, why)| why.clone()),
-            false => Some(NO_IPC.into()),
+        let refused = match runtime.0.maps() {
+            Some((maps, _)) => {
+                let refused = mr.refused().iter().find(|(name, _)| *name == maps);
+                refused.map(|(_, why)| why.clone())
+            }
+            None => Some(NO_IPC.into()),
         };
         let offer = Offer::Made {
             rmr: runtime.get_rmr(&mr).to_bytes(),
@@ -110,8 +108,7 @@ impl Shared {
             ));
         }
         let (_, imported) = rmr.imported(inner, Some(&self.gpu)).map_err(|why| {
-            let is_here = inner.domains.iter().any(|(name, _)| *name == cuda_ipc::NAME);
-            let here = if is_here { String::new() } else { format!("; {NO_IPC}") };
+            let here = if inner.maps().is_some() { String::new() } else { format!("; {NO_IPC}") };
             let there = if refused.is_empty() {
                 String::new()
             } else {

@@ -26,13 +26,12 @@ use crate::protocol::header::Message;
 use crate::protocol::wire::{Mapped, Offer};
 use crate::runtime::Inner;
 use carrack_transports::contract::{
-    Busy, Domain, Exported, Header, Imported, Op, Payload, Submit, SubmitError, WeakImported,
-    WireKey,
+    Busy, Domain, Exported, Header, Imported, Locality, Op, Payload, Submit, SubmitError,
+    WeakImported, WireKey,
 };
 use carrack_transports::gpu::{Flavour, Gpu};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, MapError, MemMut, MemRef, Region, WeakRegion};
-use carrack_transports::{cuda_ipc, shm};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -282,16 +281,16 @@ fn now() -> u64 {
 
 impl Inner {
     /// Returns the transport that maps GPU memory, if there is one.
-    fn maps(&self) -> Option<&dyn Domain> {
-        let found = self.domains.iter().find(|(name, _)| *name == cuda_ipc::NAME);
-        found.map(|(_, domain)| &**domain)
+    pub(crate) fn maps(&self) -> Option<(&'static str, &dyn Domain)> {
+        let found = self.domains.iter().find(|(_, domain)| domain.maps_gpu_memory());
+        found.map(|(name, domain)| (*name, &**domain))
     }
 
     /// Maps a peer's region. A region that the peer has withdrawn may block it. Memory that was
     /// freed and allocated again there has the same address, which a driver opens once at a time.
     pub(crate) fn import(
         &self,
-        (transport, domain): (&str, &dyn Domain),
+        domain: &dyn Domain,
         owner: Rank,
         key: &WireKey,
         near: Option<&Arc<dyn Gpu>>,
@@ -301,7 +300,7 @@ impl Inner {
             domain.import(key, near)
         });
         if let Err(MapError::Refused(why)) = &imported
-            && transport == cuda_ipc::NAME
+            && domain.maps_gpu_memory()
         {
             self.unmapped.note(owner, why);
         }
@@ -313,14 +312,14 @@ impl Inner {
     /// # Errors
     /// The driver's reason.
     pub(crate) fn try_export(&self, gpu: &dyn Gpu) -> Result<(), String> {
-        let Some(domain) = self.maps() else { return Ok(()) };
+        let Some((_, domain)) = self.maps() else { return Ok(()) };
         let region = gpu.allocate(1, Flavour::Plain).map_err(|why| why.to_string())?;
         domain.export(&region).map(drop).map_err(|why| why.to_string())
     }
 
     /// Returns `true` if the other end of a link may map this rank's GPU memory.
     pub(crate) fn may_map(&self, linked: &Linked) -> bool {
-        linked.transport == shm::NAME && self.maps().is_some()
+        linked.is_on_this_node && linked.caps.locality != Locality::Process && self.maps().is_some()
     }
 }
 
@@ -338,7 +337,7 @@ impl DeviceInner {
         let Buffer::Region(slice) = &*buffer else { return None };
         let (rank, region) = (operation.rank, slice.region());
         let root = region.root();
-        let exposure = runtime.exposures.expose(runtime.maps()?, root)?;
+        let exposure = runtime.exposures.expose(runtime.maps()?.1, root)?;
         let key = &exposure.exported.as_ref().ok()?.key.0;
         if self.bulk.is_full() {
             return Some(Ok(Submit::Busy(Busy::Full)));
@@ -406,8 +405,8 @@ impl Known {
         (offset, size): (u64, u64),
     ) -> Option<(Imported, Buffer)> {
         let import = || {
-            let domain = runtime.maps().ok_or("CARRACK_GPU_IPC=off")?;
-            let imported = runtime.import((cuda_ipc::NAME, domain), owner, &self.key, near);
+            let (_, domain) = runtime.maps().ok_or("CARRACK_GPU_IPC=off")?;
+            let imported = runtime.import(domain, owner, &self.key, near);
             if let Err(why) = &imported {
                 tracing::info!(%why, "messages from a peer's GPU memory come by way of host \
                     memory");

@@ -9,7 +9,7 @@ use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::op::{Ended, OpContext};
 use crate::peer::route::Linked;
-use crate::post::{Path, wrong_path};
+use crate::post::wrong_path;
 use crate::protocol::eager::{Plan, plan};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
@@ -23,7 +23,7 @@ pub(crate) struct Parked {
     pub(crate) header: Header,
     pub(crate) op: OpContext,
     /// The path that is demanded: which one it takes may turn out only now.
-    pub(crate) required: Option<Path>,
+    pub(crate) required: Option<&'static str>,
     pub(crate) stage: Stage,
 }
 
@@ -175,7 +175,7 @@ impl Parked {
         device: &DeviceInner,
         linked: &Linked,
     ) -> Result<(Stage, Option<Step>), Step> {
-        if let Some(required) = self.required.filter(|path| path.name() != linked.transport) {
+        if let Some(required) = self.required.filter(|path| *path != linked.transport) {
             self.stage = Stage::Over(buffer);
             let error = wrong_path(self.op.rank, required, linked);
             return Err(Step::Ended(Err(OpError::of_post(error, self.op.rank))));

@@ -9,7 +9,9 @@ use crate::names::Rank;
 use crate::protocol::header::Room;
 use crate::protocol::select::{PathVerdict, choose};
 use crate::runtime::Inner;
-use carrack_transports::contract::{Caps, DownCause, Link, PeerId, PeerMemory, Reach, SubmitError};
+use carrack_transports::contract::{
+    Caps, DownCause, Link, Locality, PeerId, PeerMemory, Reach, SubmitError,
+};
 use carrack_transports::sync::hurdles::{Flag, Hurdles};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -57,6 +59,8 @@ pub(crate) struct Linked {
     pub(crate) transport: &'static str,
     pub(crate) caps: Caps,
     pub(crate) verdicts: Vec<PathVerdict>,
+    /// The peer runs on this node, whatever path was chosen.
+    pub(crate) is_on_this_node: bool,
     /// The peer's memory, or why the kernel does not copy from it.
     memory: OnceLock<Result<Arc<dyn PeerMemory>, String>>,
     /// Splits by which this rank and the peer share the copying.
@@ -264,6 +268,9 @@ impl Route {
             return Ok(None);
         };
         let (chosen, verdicts) = choose(&candidates);
+        let is_on_this_node = candidates.iter().zip(&device.lanes).any(|((_, reach), lane)| {
+            matches!(reach, Reach::Yes(_)) && lane.caps.locality < Locality::Network
+        });
         let Some((lane, blob)) =
             chosen.and_then(|at| Some((device.lanes.get(at)?, blobs.get(at)?.as_ref()?)))
         else {
@@ -289,6 +296,7 @@ impl Route {
             transport: lane.transport,
             caps: lane.caps.clone(),
             verdicts,
+            is_on_this_node,
             memory: OnceLock::new(),
             shares: OnceLock::new(),
             refused: OnceLock::new(),

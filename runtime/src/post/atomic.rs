@@ -6,7 +6,7 @@
 //! asks the owner, mapped or not, the owner itself included. A registration may make its owner's
 //! NIC the agent: then every rank uses that NIC (`words`).
 
-use super::options::{Outcome, Path, Post};
+use super::options::{Outcome, Post};
 use super::rma::Place;
 use super::submit::Kind;
 use super::{PostAtomic, PostFlush};
@@ -140,17 +140,14 @@ impl Post<'_, Atomic<'_>> {
         if !(base + offset).is_multiple_of(8) {
             return Err(PostError::Atomic(AtomicError::Unaligned { offset }));
         }
-        if self.desc.required == Some(Path::CudaIpc) {
+        if let Some(required) = self.desc.required
+            && !self.device_inner().carries(required)
+        {
             let linked =
                 self.device_inner().known_route(self.desc.rank).and_then(|route| route.linked());
             let chosen = linked.map_or("none so far", |linked| linked.transport);
             let why = "atomic operations on memory of a GPU are done by its owner".into();
-            return Err(PostError::Path {
-                rank: self.desc.rank,
-                chosen,
-                required: Path::CudaIpc.name(),
-                why,
-            });
+            return Err(PostError::Path { rank: self.desc.rank, chosen, required, why });
         }
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! The options of an operation, apart from its kind.
 
-use super::options::Path;
 use crate::comp::Completion;
 use crate::deadline::Deadline;
 use crate::device::Device;
@@ -18,7 +17,7 @@ pub(super) struct OpDesc<'a> {
     pub(super) comp: Option<&'a Arc<dyn Completion>>,
     pub(super) user_context: UserContext,
     pub(super) mode: Mode,
-    pub(super) required: Option<Path>,
+    pub(super) required: Option<&'static str>,
     pub(super) deadline: Deadline,
 }
 

@@ -35,7 +35,7 @@ mod words;
 pub use batch::Piece;
 pub use operation::Operation;
 pub(crate) use operation::Retries;
-pub use options::{Outcome, Path, Post, RetryReason};
+pub use options::{Outcome, Post, RetryReason};
 pub(crate) use ordered::Ordered;
 pub(crate) use park::end_copies;
 pub(crate) use transmit::wrong_path;

@@ -76,35 +76,6 @@ impl RetryReason {
     }
 }
 
-/// A way to a peer, as [`require`](Post::require) demands it and `explain` names it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Path {
-    /// Within this process.
-    Loopback,
-    /// Through memory that two processes share.
-    Shm,
-    /// GPU memory that is mapped from another process of the node, by CUDA's IPC.
-    CudaIpc,
-    /// RDMA between nodes.
-    Verbs,
-    /// The same over a NIC that is simulated on this machine.
-    VerbsSimulated,
-}
-
-impl Path {
-    /// Returns its transport's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Loopback => carrack_transports::loopback::NAME,
-            Self::Shm => carrack_transports::shm::NAME,
-            Self::CudaIpc => carrack_transports::cuda_ipc::NAME,
-            Self::Verbs => carrack_transports::verbs::NAME,
-            Self::VerbsSimulated => carrack_transports::verbs::SIMULATED,
-        }
-    }
-}
-
 /// An operation to post: its kind (`K`), and its options.
 ///
 /// Options are named and chained, and all have defaults. [`try_submit`](Post::try_submit),
@@ -264,11 +235,12 @@ impl<'a, K> Post<'a, K> {
         self.desc.mode.set(Mode::MORE, more);
     }
 
-    /// Demands a path to the peer. If another one was chosen, the call is an error that says why;
-    /// so is the status of a message that waited for its link. A receive that demands one has to
-    /// name its rank.
-    pub fn require(mut self, path: Path) -> Self {
-        self.desc.required = Some(path);
+    /// Demands a path to the peer, by the name of its transport: `shm`, `cuda_ipc`, or that of a
+    /// transport of the program's own. If another one was chosen, the call is an error that says
+    /// why; so is the status of a message that waited for its link. A receive that demands one has
+    /// to name its rank.
+    pub fn require(mut self, transport: &'static str) -> Self {
+        self.desc.required = Some(transport);
         self
     }
 

@@ -8,7 +8,7 @@
 use super::atomic::{Atomic, Operation};
 use super::batch::{Batch, Owned, Rest, Started};
 use super::desc::OpDesc;
-use super::options::{Match, Outcome, Path, Post, RetryReason};
+use super::options::{Match, Outcome, Post, RetryReason};
 use super::recv::Recv;
 use super::rma::{Get, Place, Put};
 use super::submit::Kind;
@@ -37,7 +37,7 @@ pub(crate) struct Later {
 pub(super) struct Said {
     /// Its size is 0 for a receive.
     pub(super) op: OpContext,
-    pub(super) required: Option<Path>,
+    pub(super) required: Option<&'static str>,
 }
 
 /// An operation whose turn has come, by its number.

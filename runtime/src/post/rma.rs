@@ -1,6 +1,6 @@
 //! Puts and gets: bytes to and from other ranks' memory.
 
-use super::options::{Outcome, Path, Post, RetryReason, Tells};
+use super::options::{Outcome, Post, RetryReason, Tells};
 use super::pieces::Carries;
 use super::recv::{step, wait_for};
 use super::submit::Kind;
@@ -19,7 +19,6 @@ use crate::protocol::header::Message;
 use crate::protocol::wire::{Request, word};
 use crate::region::{Region, Rmr};
 use crate::runtime::{Inner, Runtime};
-use carrack_transports::cuda_ipc;
 use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
 use carrack_transports::mem::{MemKind, PacketSource, Refused, RegionSlice, Transfer};
@@ -95,9 +94,9 @@ impl<K> Post<'_, K> {
             Ok((transport, imported)) => (Some(*transport), Some(imported), ""),
             Err(why) => (route.linked().map(|linked| linked.transport), None, why),
         };
-        if let Some(required) = self.desc.required.map(Path::name)
+        if let Some(required) = self.desc.required
             && transport != Some(required)
-            && (transport.is_some() || required == cuda_ipc::NAME)
+            && (transport.is_some() || !self.device_inner().carries(required))
         {
             return Err(other_path(rank, transport, required, why));
         }
@@ -171,7 +170,7 @@ impl<K> Post<'_, K> {
     /// Checks that an operation through the memory's owner uses the required transport, if the
     /// transport is known.
     pub(super) fn check_transport(&self, route: &Route) -> Result<(), PostError> {
-        match (self.desc.required.map(Path::name), route.linked().map(|linked| linked.transport)) {
+        match (self.desc.required, route.linked().map(|linked| linked.transport)) {
             (Some(required), Some(transport)) if required != transport => {
                 Err(other_path(self.desc.rank, Some(transport), required, ""))
             }

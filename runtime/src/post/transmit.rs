@@ -1,7 +1,7 @@
 //! The way of a message that is sent.
 
 use super::desc::OpDesc;
-use super::options::{Outcome, Path, Post, RetryReason, Sending};
+use super::options::{Outcome, Post, RetryReason, Sending};
 use super::order::Order;
 use super::recv::{step, wait_for};
 use crate::buffer::{Buffer, SendBuffer};
@@ -214,7 +214,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
         return Err(out.device.why_closed());
     }
     let Some(linked) = out.route.linked() else { return first_use(out, sending) };
-    if let Some(path) = out.desc.required.filter(|path| path.name() != linked.transport) {
+    if let Some(path) = out.desc.required.filter(|path| *path != linked.transport) {
         return Err(wrong_path(out.desc.rank, path, linked));
     }
     // An active message of a packet's length has its place in a packet.
@@ -353,22 +353,22 @@ fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, P
 }
 
 #[cold]
-pub(crate) fn wrong_path(rank: Rank, required: Path, linked: &Linked) -> PostError {
+pub(crate) fn wrong_path(rank: Rank, required: &'static str, linked: &Linked) -> PostError {
     use crate::protocol::select::Verdict;
     let why =
-        linked.verdicts.iter().find(|path| path.transport == required.name()).map(
-            |path| match &path.verdict {
+        linked.verdicts.iter().find(|path| path.transport == required).map(|path| {
+            match &path.verdict {
                 Verdict::Chosen => String::new(),
                 Verdict::Passed(why) => {
-                    format!("{why}; set CARRACK_TRANSPORT={} to have no other", required.name())
+                    format!("{why}; set CARRACK_TRANSPORT={} to have no other", required)
                 }
                 Verdict::Refused(why) => why.clone(),
-            },
-        );
+            }
+        });
     PostError::Path {
         rank,
         chosen: linked.transport,
-        required: required.name(),
+        required,
         why: why.unwrap_or_else(|| "this build does not have it".into()),
     }
 }

@@ -4,7 +4,7 @@
 
 use super::atomic::{Atomic, Operation};
 use super::nic::Given;
-use super::options::{Outcome, Path, Post, RetryReason};
+use super::options::{Outcome, Post, RetryReason};
 use super::order::Order;
 use crate::comp::Completion;
 use crate::error::PostError;
@@ -75,7 +75,7 @@ impl Post<'_, Atomic<'_>> {
     }
 
     fn check_path(&self, transport: &str) -> Result<(), PostError> {
-        match self.desc.required.map(Path::name) {
+        match self.desc.required {
             Some(required) if required != transport => {
                 let chosen = self
                     .runtime

@@ -242,7 +242,7 @@ impl Rmr {
                 reasons.push(format!("{transport}: its owner could not export it"));
                 continue;
             };
-            match runtime.import((transport, &**domain), self.region.owner, key, near) {
+            match runtime.import(&**domain, self.region.owner, key, near) {
                 Ok(imported) => return Ok((transport, imported)),
                 Err(lacking @ MapError::Lacking(_)) => return Err(lacking),
                 Err(why) => reasons.push(format!("{transport}: {why}")),

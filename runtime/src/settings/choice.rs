@@ -36,6 +36,13 @@ pub enum TransportChoice {
     VerbsSimulated,
 }
 
+impl TransportChoice {
+    /// Returns the transport's name.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, choice)| *choice == self).map_or("", |(name, _)| name)
+    }
+}
+
 impl Choice for TransportChoice {
     const ALL: &'static [(&'static str, Self)] = &[
         ("loopback", Self::Loopback),

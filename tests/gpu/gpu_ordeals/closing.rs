@@ -5,7 +5,6 @@ use crate::support::gpu_ranks::{
     Gpus, Kind, PATIENCE, can_order, filled, get, heard, holds, registered, told,
 };
 use crate::support::ranks::{Ranks, Role};
-use carrack::post::Path;
 use carrack::{AwaitError, PostError, Rank, Synchronizer};
 
 /// gpu.md, legacy IPC rule 5: the exporter knows who has its memory mapped, and waits for the last
@@ -109,7 +108,7 @@ pub(crate) fn in_flight(role: &Role) {
         let begun = runtime
             .post_get(Rank(0), buffer, &rmr, 0)
             .comp(&done)
-            .require(Path::CudaIpc)
+            .require(carrack::transports::cuda_ipc::NAME)
             .try_submit();
         assert!(begun.unwrap().is_posted());
         drop(rmr);

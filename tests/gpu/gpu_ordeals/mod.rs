@@ -11,6 +11,7 @@
 //! | `kills` | a rank is killed while engines copy from and to its memory | `TEST_KILLS=100` |
 //! | `closing` | memory goes when its last importer has closed it | |
 //! | `beside` | the program's own threads use the devices at the same time | |
+//! | `other_path` | memory is mapped whatever path messages take | |
 //! | `several` | memory made of several VMM allocations | |
 //! | `same_process` | ranks of one process: the pointer itself | |
 
@@ -20,6 +21,7 @@ pub(crate) mod exchange;
 mod kills;
 mod kinds;
 mod masks;
+mod other_path;
 mod rounds;
 mod same_process;
 mod several;

@@ -6,7 +6,6 @@ use super::ranks::Role;
 pub use super::words::filled;
 use super::words::wrong;
 use super::{Job, OverShm, built};
-use carrack::post::Path;
 use carrack::region::{Mr, Region};
 use carrack::settings::SettingsBuilder;
 use carrack::transports::gpu::cuda::CudaDriver;
@@ -203,7 +202,7 @@ impl Went {
 
 /// Puts, by the engine where that is possible.
 pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> Went {
-    let call = |path: Option<Path>| {
+    let call = |path: Option<&'static str>| {
         over(runtime, |done| {
             let mut post = runtime.post_put(rmr.owner(), make(), rmr, at).comp(done);
             if let Some(path) = path {
@@ -217,7 +216,7 @@ pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> 
 
 /// Gets, by the engine where that is possible. What has come is in the buffer.
 pub fn get(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> (Went, Buffer) {
-    let call = |path: Option<Path>| {
+    let call = |path: Option<&'static str>| {
         over(runtime, |done| {
             let mut post = runtime.post_get(rmr.owner(), make(), rmr, at).comp(done);
             if let Some(path) = path {
@@ -230,8 +229,8 @@ pub fn get(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> 
 }
 
 /// Tries the copy engine first, and then any path.
-fn went(call: impl Fn(Option<Path>) -> Result<Status, PostError>) -> (Went, Buffer) {
-    let why = match call(Some(Path::CudaIpc)) {
+fn went(call: impl Fn(Option<&'static str>) -> Result<Status, PostError>) -> (Went, Buffer) {
+    let why = match call(Some(carrack::transports::cuda_ipc::NAME)) {
         Ok(status) => return (Went::Mapped, status.ok().expect("it is mapped").buffer),
         Err(PostError::Path { required: "cuda_ipc", why, .. }) => why,
         Err(error) => panic!("{error}"),

@@ -24,7 +24,7 @@ pub mod words;
 
 use carrack::bootstrap::InProcess;
 use carrack::settings::{GpuChoice, Settings, SettingsBuilder, TransportChoice};
-use carrack::{Outcome, Path, PostError, ProgressError, Rank, Runtime, Status};
+use carrack::{Outcome, PostError, ProgressError, Rank, Runtime, Status};
 use carrack_simulators::nic::go_round;
 use rand::{RngCore, SeedableRng, rngs::SmallRng};
 use std::hash::{BuildHasher, RandomState};
@@ -71,7 +71,7 @@ impl Watchdog {
 pub trait Job: 'static {
     const NAME: &'static str;
     const TRANSPORT: TransportChoice;
-    const PATH: Path;
+    const PATH: &'static str;
     /// `true` if a sender can get `Retry(Lock)`.
     const TRIES_LOCKS: bool;
     /// `true` if a NIC, real or simulated, carries the messages.
@@ -110,7 +110,7 @@ pub struct OverLoopback;
 impl Job for OverLoopback {
     const NAME: &'static str = "loopback";
     const TRANSPORT: TransportChoice = TransportChoice::Loopback;
-    const PATH: Path = Path::Loopback;
+    const PATH: &'static str = carrack::transports::loopback::NAME;
     const TRIES_LOCKS: bool = false;
 }
 
@@ -119,7 +119,7 @@ pub struct OverShm;
 impl Job for OverShm {
     const NAME: &'static str = "shm";
     const TRANSPORT: TransportChoice = TransportChoice::Shm;
-    const PATH: Path = Path::Shm;
+    const PATH: &'static str = carrack::transports::shm::NAME;
     const TRIES_LOCKS: bool = true;
 }
 
@@ -129,7 +129,7 @@ pub struct WithCopiers;
 impl Job for WithCopiers {
     const NAME: &'static str = "shm, with copiers";
     const TRANSPORT: TransportChoice = OverShm::TRANSPORT;
-    const PATH: Path = OverShm::PATH;
+    const PATH: &'static str = OverShm::PATH;
     const TRIES_LOCKS: bool = OverShm::TRIES_LOCKS;
     const HAS_COPIERS: bool = true;
 
@@ -144,7 +144,7 @@ pub struct OverVerbs;
 impl Job for OverVerbs {
     const NAME: &'static str = "verbs";
     const TRANSPORT: TransportChoice = TransportChoice::Verbs;
-    const PATH: Path = Path::Verbs;
+    const PATH: &'static str = carrack::transports::verbs::NAME;
     const TRIES_LOCKS: bool = true;
     const IS_RDMA: bool = true;
 
@@ -162,7 +162,7 @@ pub struct OverSimulatedNic;
 impl Job for OverSimulatedNic {
     const NAME: &'static str = "verbs-simulated";
     const TRANSPORT: TransportChoice = TransportChoice::VerbsSimulated;
-    const PATH: Path = Path::VerbsSimulated;
+    const PATH: &'static str = carrack::transports::verbs::SIMULATED;
     const TRIES_LOCKS: bool = true;
     const IS_RDMA: bool = true;
 }

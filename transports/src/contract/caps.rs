@@ -19,6 +19,20 @@ pub struct Caps {
     /// `true` if links write to and read from peers' memory by themselves
     /// ([`Op::Put`](super::Op::Put), [`Op::Get`](super::Op::Get)).
     pub remote_memory: bool,
+    /// The farthest peers that links lead to.
+    pub locality: Locality,
+}
+
+/// The distance that a transport bridges. A peer that a transport of a shorter distance reaches is
+/// that near, whatever path its messages take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Locality {
+    /// To ranks of the same process.
+    Process,
+    /// To processes of the same node.
+    Node,
+    /// To other nodes.
+    Network,
 }
 
 impl Caps {

@@ -53,7 +53,7 @@ mod peer_memory;
 
 pub use crate::mem::{Lender, Loan};
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
-pub use caps::Caps;
+pub use caps::{Caps, Locality};
 pub use event::{Armed, Batch, DownCause, Event, OpFailure, Payload, Polled, SmallArrival};
 pub use memory::{Chunk, Exported, Exposed, ExposedChunks, Imported, WeakImported, WireKey};
 pub use op::{Busy, Header, Op, OpToken, RemotePlace, Short, Submit, SubmitError, WordChange};
@@ -130,6 +130,12 @@ pub trait Domain: Send + Sync {
     fn reaches_gpu(&self, gpu: &dyn Gpu) -> Option<Result<String, String>> {
         let _ = gpu;
         None
+    }
+
+    /// Returns `true` if it maps GPU memory of the node's other processes for the engines of this
+    /// one.
+    fn maps_gpu_memory(&self) -> bool {
+        false
     }
 
     /// Returns `true` if it has devices. A domain without devices only maps memory.

@@ -30,7 +30,7 @@ mod imports;
 mod key;
 mod ledger;
 
-use crate::contract::{Caps, Device, Domain, Exported, Imported, Unavailable, WireKey};
+use crate::contract::{Caps, Device, Domain, Exported, Imported, Locality, Unavailable, WireKey};
 use crate::gpu::{Driver, Gpu};
 use crate::mem::{MapError, PacketSource, Region};
 use exports::Exports;
@@ -57,6 +57,7 @@ impl CudaIpc {
             am_owned: 0,
             am_from_device: false,
             remote_memory: false,
+            locality: Locality::Node,
         };
         Self { exports: Exports::default(), imports: Imports::of(drivers), caps }
     }
@@ -65,6 +66,10 @@ impl CudaIpc {
 impl Domain for CudaIpc {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn maps_gpu_memory(&self) -> bool {
+        true
     }
 
     fn carries_messages(&self) -> bool {

@@ -12,7 +12,7 @@ mod link;
 
 use crate::contract::{
     AddressBlob, Armed, Batch, Caps, Cost, Device, DeviceInfo, Domain, DownCause, Event, Exported,
-    Header, Identity, Imported, Link, OpFailure, OpToken, Payload, PeerId, Polled, Reach,
+    Header, Identity, Imported, Link, Locality, OpFailure, OpToken, Payload, PeerId, Polled, Reach,
     SubmitError, Transport, Unavailable, WireKey,
 };
 use crate::fork::Owner;
@@ -72,6 +72,7 @@ impl Loopback {
             am_owned: self.max_message,
             am_from_device: true,
             remote_memory: false,
+            locality: Locality::Process,
         };
         LoopbackDomain { caps, identity }
     }

@@ -30,7 +30,8 @@ mod stranger;
 pub use segment::Geometry;
 
 use crate::contract::{
-    Caps, Device, DeviceInfo, Domain, Exported, Identity, Imported, Transport, Unavailable, WireKey,
+    Caps, Device, DeviceInfo, Domain, Exported, Identity, Imported, Locality, Transport,
+    Unavailable, WireKey,
 };
 use crate::gpu::Gpu;
 use crate::mem::{MapError, PacketSource, Region};
@@ -95,6 +96,7 @@ impl Transport for Shm {
             am_owned: 0,
             am_from_device: false,
             remote_memory: false,
+            locality: Locality::Node,
         };
         Ok(Arc::new(ShmDomain { geometry: self.geometry, identity, caps }))
     }

@@ -13,7 +13,7 @@ use super::sys::{AsyncEvent, Context, GidKind, ProtectionDomain, Verbs, VerbsErr
 use super::thread_domains::ThreadDomains;
 use super::transfers::{self, Registrations};
 use super::wishes::Wishes;
-use crate::contract::{Caps, Device, Domain, Exposed, Identity, Unavailable};
+use crate::contract::{Caps, Device, Domain, Exposed, Identity, Locality, Unavailable};
 use crate::gpu::Gpu;
 use crate::mem::{HostAllocator, PacketPool, PacketSource, Region, SmallBytes};
 use crate::shm::handshake::Place;
@@ -172,6 +172,7 @@ impl RdmaDomain {
             am_owned: 0,
             am_from_device: false,
             remote_memory: true,
+            locality: Locality::Network,
         };
         Ok(Self { shared: Arc::new(shared), rails, caps })
     }
