@@ -8,6 +8,7 @@
 //! | `explain_claims` | `carrack explain` where the driver is the mock library |
 //! | `launcher` | `carrack run`: exits, signals, output, limits |
 //! | `tcp_bootstrap` | ranks that find each other over TCP, by torchrun's variables |
+//! | `traces` | the traces of docs/architecture.md, by the names in the sources |
 
 mod cli_perf;
 mod cli_selftest;
@@ -15,5 +16,6 @@ mod examples;
 mod explain_claims;
 mod launcher;
 mod tcp_bootstrap;
+mod traces;
 
 use carrack_test_support as support;
