@@ -6,7 +6,7 @@
 //! cargo run --release -- run -n 4 -- distributed_array
 //! ```
 
-use carrack::{Rank, Rmr, Runtime};
+use carrack::{Rank, Runtime};
 use std::error::Error;
 
 /// Words of the array that each rank holds, after one word that counts.
@@ -23,13 +23,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Each rank allocates its part where the others can map it, and tells them how to reach it.
     let part = runtime.allocate(8 * (1 + PART))?;
     let registered = runtime.register_memory(&part)?;
-    let mine = runtime.get_rmr(&registered).to_bytes();
-    let parts = runtime.allgather(&mine)?;
-    let parts = parts.iter().map(|bytes| Rmr::from_bytes(bytes)).collect::<Result<Vec<_>, _>>()?;
+    let parts = runtime.exchange_keys(&registered)?;
 
     // Every rank fills a share of every rank's part, in pieces, and adds the number of its words
-    // to the part's counter. An atomic operation without a completion object returns when it is
-    // complete; a put does so with `wait`.
+    // to the part's counter. `wait` returns when an operation is
+    // complete.
     let share = |rank: usize| rank * PART / size..(rank + 1) * PART / size;
     for (owner, rmr) in parts.iter().enumerate() {
         let to = Rank(owner as u32);

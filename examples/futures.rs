@@ -8,7 +8,7 @@
 //! cargo run --release -- run -n 4 -- futures              # four processes
 //! ```
 
-use carrack::{AwaitError, Rank, Rmr, Runtime, Tag};
+use carrack::{AwaitError, Rank, RemoteKey, Runtime, Tag};
 use std::error::Error;
 
 /// Blocks of each rank, and words of a block.
@@ -29,7 +29,7 @@ fn squares(bytes: &[u8]) -> u64 {
 }
 
 /// The sum of the squares of all words of the rank whose memory `rmr` names.
-async fn fetch(runtime: &Runtime, from: Rank, rmr: &Rmr) -> Result<u64, AwaitError> {
+async fn fetch(runtime: &Runtime, from: Rank, rmr: &RemoteKey) -> Result<u64, AwaitError> {
     let block =
         |at: u64| runtime.post_get(from, vec![0; WORDS as usize * 8], rmr, at * WORDS * 8).start();
     // Started now, awaited later: so AHEAD blocks are on their way while one is worked on.
@@ -58,8 +58,8 @@ async fn work(runtime: &Runtime) -> Result<(), Box<dyn Error>> {
     // The remote keys of all ranks. The allgather is also a barrier: all memory is filled behind
     // it.
     let world = runtime.world();
-    let names = world.allgather_async(&runtime.get_rmr(&registered).to_bytes()).await?;
-    let theirs = Rmr::from_bytes(&names[next.0 as usize])?;
+    let names = world.allgather_async(&registered.remote_key().to_bytes()).await?;
+    let theirs = RemoteKey::from_bytes(&names[next.0 as usize])?;
     let sum = fetch(runtime, next, &theirs).await?;
 
     // The owner of the words gets the sum, and compares it with its own.

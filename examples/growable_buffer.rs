@@ -12,7 +12,7 @@ mod gpus;
 
 use carrack::alloc::GrowableBuffer;
 use carrack::transports::gpu::Gpu;
-use carrack::{Rank, Rmr, Runtime};
+use carrack::{Rank, RemoteKey, Runtime};
 use gpus::Result;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
     let (me, others) = (runtime.rank(), 1..runtime.size());
     if me != Rank(0) {
         for step in 0..STEPS {
-            let stripe = Rmr::from_bytes(&runtime.world().broadcast(Rank(0), &[])?)?;
+            let stripe = RemoteKey::from_bytes(&runtime.world().broadcast(Rank(0), &[])?)?;
             let place = (me.0 as usize - 1) * PIECE;
             runtime.post_put(Rank(0), piece(me, step), &stripe, place as u64).wait()?;
             runtime.barrier()?;
@@ -53,7 +53,7 @@ fn append(runtime: &Runtime, _: &Arc<dyn Gpu>) -> Result<()> {
         // Peers map single stripes. Those that they have mapped before stay as they were.
         let stripe = list.region(step * STRIPE, STRIPE)?;
         registered.push(runtime.register_memory(&stripe)?);
-        let name = runtime.get_rmr(&registered[step]).to_bytes();
+        let name = registered[step].remote_key().to_bytes();
         runtime.world().broadcast(Rank(0), &name)?;
         runtime.barrier()?;
     }

@@ -15,7 +15,7 @@
 mod gpus;
 
 use carrack::transports::gpu::{Flavour, Gpu};
-use carrack::{Counter, Face, Rank, Rmr, Runtime};
+use carrack::{Counter, Face, Rank, Runtime};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -70,10 +70,9 @@ fn spread(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> gpus::Result<()> {
     for (field, arrived) in fields.iter().zip(&arrived) {
         field.whole().write(&bytes(&at_first(me * N, ROW)))?;
         names.push(runtime.register_comp(arrived)?);
-        registered.push(runtime.register_memory(field)?);
-        let all =
-            runtime.allgather(&runtime.get_rmr(registered.last().ok_or("none")?).to_bytes())?;
-        rmrs.push(all.iter().map(|bytes| Rmr::from_bytes(bytes)).collect::<Result<Vec<_>, _>>()?);
+        let mr = runtime.register_memory(field)?;
+        rmrs.push(runtime.exchange_keys(&mr)?);
+        registered.push(mr);
     }
     for number in 0..STEPS {
         let now = number % 2;

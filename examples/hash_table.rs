@@ -6,7 +6,7 @@
 //! cargo run --release -- run -n 4 -- hash_table
 //! ```
 
-use carrack::{Counter, Rank, RemoteComp, Rmr, Runtime};
+use carrack::{Counter, Rank, RemoteComp, RemoteKey, Runtime};
 use std::error::Error;
 
 /// Places of each rank: a key and a value, two words.
@@ -21,13 +21,13 @@ fn hash(key: u64) -> u64 {
 /// The table, as one rank sees it.
 struct Table<'a> {
     runtime: &'a Runtime,
-    parts: Vec<Rmr>,
+    parts: Vec<RemoteKey>,
     arrived: RemoteComp,
 }
 
 impl Table<'_> {
     /// The places where a key may be, the best first.
-    fn places(&self, key: u64) -> impl Iterator<Item = (Rank, &Rmr, u64)> {
+    fn places(&self, key: u64) -> impl Iterator<Item = (Rank, &RemoteKey, u64)> {
         let places = PLACES * self.parts.len() as u64;
         (0..places).map(move |step| {
             let at = (hash(key) + step) % places;
@@ -74,8 +74,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arrived = runtime.register_comp(&values)?;
     let part = runtime.allocate(16 * PLACES as usize)?;
     let registered = runtime.register_memory(&part)?;
-    let parts = runtime.allgather(&runtime.get_rmr(&registered).to_bytes())?;
-    let parts = parts.iter().map(|bytes| Rmr::from_bytes(bytes)).collect::<Result<_, _>>()?;
+    let parts = runtime.allgather(&registered.remote_key().to_bytes())?;
+    let parts = parts.iter().map(|bytes| RemoteKey::from_bytes(bytes)).collect::<Result<_, _>>()?;
     let table = Table { runtime: &runtime, parts, arrived };
 
     for number in 0..KEYS {

@@ -1,21 +1,18 @@
 //! The program of the README, word for word: a message to the next rank.
 
-use carrack::{CompQueue, Rank, Runtime};
-use std::error::Error;
+use carrack::prelude::*;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), carrack::Error> {
     let runtime = Runtime::start()?;
     let inbox = CompQueue::new(16);
     let name = runtime.register_comp(&inbox)?;
-    runtime.barrier()?; // from here on everybody has an inbox of that name
+    runtime.barrier()?; // from here on every rank has an inbox of that name
 
     let next = Rank((runtime.rank().0 + 1) % runtime.size());
     runtime.post_am(next, b"ahoy", name).submit()?;
 
-    runtime.wait(|| !inbox.is_empty())?; // makes progress; sleeps when there is nothing to do
-    if let Some(message) = inbox.pop() {
-        let text = message.bytes().map(String::from_utf8_lossy);
-        println!("{} got {text:?} from {}", runtime.rank(), message.rank);
-    }
+    let message = inbox.wait_pop(&runtime)?; // makes progress; sleeps when there is nothing to do
+    let text = message.bytes().map(String::from_utf8_lossy);
+    println!("{} got {text:?} from {}", runtime.rank(), message.rank);
     Ok(runtime.barrier()?)
 }

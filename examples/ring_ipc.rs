@@ -10,7 +10,7 @@
 mod gpus;
 
 use carrack::transports::gpu::{Flavour, Gpu};
-use carrack::{Counter, Rank, Rmr, Runtime};
+use carrack::{Counter, Rank, Runtime};
 use gpus::Result;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -37,8 +37,7 @@ fn ring(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<()> {
     let arrived = Counter::new();
     let name = runtime.register_comp(&arrived)?;
     let registered = runtime.register_memory(&places)?;
-    let rmrs = runtime.allgather(&runtime.get_rmr(&registered).to_bytes())?;
-    let rmr = Rmr::from_bytes(&rmrs[next.0 as usize])?;
+    let rmr = runtime.exchange_keys(&registered)?.swap_remove(next.0 as usize);
 
     for step in 0..size {
         let over = Counter::new();

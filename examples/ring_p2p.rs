@@ -9,7 +9,7 @@
 mod gpus;
 
 use carrack::transports::gpu::Flavour;
-use carrack::{Counter, Rank, Rmr, Runtime};
+use carrack::{Counter, Rank, RemoteKey, Runtime};
 use gpus::Result;
 
 /// Bytes of a token.
@@ -45,8 +45,8 @@ fn main() -> Result<()> {
     let places = places.collect::<std::result::Result<Vec<_>, _>>()?;
     let registered = ranks.iter().zip(&places).map(|(rank, place)| rank.register_memory(place));
     let registered = registered.collect::<std::result::Result<Vec<_>, _>>()?;
-    let names: Vec<Rmr> =
-        ranks.iter().zip(&registered).map(|(rank, mr)| rank.get_rmr(mr)).collect();
+    let names: Vec<RemoteKey> =
+        ranks.iter().zip(&registered).map(|(_rank, mr)| mr.remote_key()).collect();
     let place =
         |rank: usize, step: usize| places[rank].slice(step * LEN, LEN).ok_or("beyond the places");
     for rank in 0..size {

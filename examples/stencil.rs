@@ -7,7 +7,7 @@
 //! cargo run --release -- run -n 4 -- stencil
 //! ```
 
-use carrack::{Counter, Rank, Rmr, Runtime};
+use carrack::{Counter, Rank, Runtime};
 use std::error::Error;
 
 const ROWS: usize = 120;
@@ -54,8 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let registered = runtime.register_memory(&halos)?;
     let arrived = [Counter::new(), Counter::new()];
     let names = [runtime.register_comp(&arrived[0])?, runtime.register_comp(&arrived[1])?];
-    let rmrs = runtime.allgather(&runtime.get_rmr(&registered).to_bytes())?;
-    let rmrs = rmrs.iter().map(|bytes| Rmr::from_bytes(bytes)).collect::<Result<Vec<_>, _>>()?;
+    let rmrs = runtime.exchange_keys(&registered)?;
 
     let mut band: Vec<Row> = mine.clone().map(at_first).collect();
     for number in 0..STEPS {

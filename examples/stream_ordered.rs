@@ -12,7 +12,7 @@
 use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::transports::gpu::{Driver, Flavour};
 use carrack::transports::mem::Transfer;
-use carrack::{Counter, Rank, Rmr, Runtime, StreamCounter};
+use carrack::{Counter, Rank, RemoteKey, Runtime, StreamCounter};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::error::Error;
 use std::sync::Arc;
@@ -48,8 +48,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = runtime.register_comp(&arrived)?;
     arrived.watch(Rank(((me + size - 1) % size) as u32));
     let registered = runtime.register_memory(&window)?;
-    let rmrs = runtime.allgather(&runtime.get_rmr(&registered).to_bytes())?;
-    let (right, rmr) = ((me + 1) % size, Rmr::from_bytes(&rmrs[(me + 1) % size])?);
+    let rmrs = runtime.allgather(&registered.remote_key().to_bytes())?;
+    let (right, rmr) = ((me + 1) % size, RemoteKey::from_bytes(&rmrs[(me + 1) % size])?);
 
     let (mut host, mut work) = (Vec::with_capacity(STEPS as usize), Vec::new());
     for step in 0..STEPS {

@@ -15,7 +15,7 @@ use crate::heat;
 use crate::simulated::SimulatedKernels;
 use carrack::buffer::{Region, RegionSlice};
 use carrack::transports::gpu::{Event, Flavour, Gpu, Stream};
-use carrack::{Counter, Mr, Rank, RemoteComp, Rmr, Runtime, StreamCounter};
+use carrack::{Counter, Mr, Rank, RemoteComp, RemoteKey, Runtime, StreamCounter};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
@@ -99,7 +99,7 @@ pub(crate) trait Kernels {
 struct Neighbour {
     rank: Rank,
     side: Side,
-    rmr: Rmr,
+    rmr: RemoteKey,
     /// The neighbour's counter of edges from this rank, and this rank's counter of edges from it.
     name: RemoteComp,
     arrived: StreamCounter,
@@ -140,7 +140,7 @@ impl<'a> Field<'a> {
 
         // Each rank's region, and the names of its four counters.
         let counters = SIDES.map(|_| StreamCounter::new(runtime, gpu));
-        let mut own = runtime.get_rmr(&registered).to_bytes();
+        let mut own = registered.remote_key().to_bytes();
         let long = own.len();
         let mut arrived = Vec::new();
         for counter in counters {
@@ -157,7 +157,13 @@ impl<'a> Field<'a> {
             let width = names.len() / SIDES.len();
             let opposite = &names[(at ^ 1) * width..][..width];
             let name = RemoteComp(u32::from_le_bytes(opposite.try_into()?));
-            neighbours.push(Neighbour { rank, side, rmr: Rmr::from_bytes(rmr)?, name, arrived });
+            neighbours.push(Neighbour {
+                rank,
+                side,
+                rmr: RemoteKey::from_bytes(rmr)?,
+                name,
+                arrived,
+            });
         }
         gpu.make_current()?;
         let kernels: Rc<dyn Kernels> = match gpu.info().simulated {

@@ -8,7 +8,7 @@ use carrack::bootstrap::{Bootstrap, InProcess};
 use carrack::buffer::Region;
 use carrack::packet::{HostAllocator, PacketPool};
 use carrack::settings::{Settings, TransportChoice};
-use carrack::{Counter, Outcome, Piece, PostError, Rank, Rmr, Runtime, Tag};
+use carrack::{Counter, Outcome, Piece, PostError, Rank, RemoteKey, Runtime, Tag};
 use carrack_transports::contract::{AddressBlob, Batch, Header, Identity, Op, PeerId, Transport};
 use carrack_transports::loopback::Loopback;
 use carrack_transports::mem::MemRef;
@@ -116,7 +116,7 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
     runtime.register_comp(&told)?;
     let region = Region::host(ROOM);
     let registered = runtime.register_memory(&region)?;
-    let rmr = runtime.get_rmr(&registered).to_bytes();
+    let rmr = registered.remote_key().to_bytes();
     let number = u64::from_le_bytes(*rmr[4..].first_chunk().ok_or("a number")?);
 
     let loopback = Loopback::new(8 << 10);
@@ -142,7 +142,7 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
     // A remote key of rank 1 with any number, longer than any access.
     let remote = |number: u64| {
         let bytes = [&1_u32.to_le_bytes()[..], &flat(&[number, 0, 1 << 20])].concat();
-        Rmr::from_bytes(&bytes)
+        RemoteKey::from_bytes(&bytes)
     };
     let mut posted = 0;
     let mut count = |outcome: Result<Outcome, PostError>| {

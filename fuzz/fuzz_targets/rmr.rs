@@ -2,7 +2,7 @@
 #![no_main]
 
 use carrack::settings::{Settings, TransportChoice};
-use carrack::{Rank, Rmr, Runtime};
+use carrack::{Rank, RemoteKey, Runtime};
 use libfuzzer_sys::fuzz_target;
 use std::sync::OnceLock;
 
@@ -18,8 +18,8 @@ fn ranks() -> Option<&'static Vec<Runtime>> {
 
 fuzz_target!(|input: (&[u8], u64, u64)| {
     let (bytes, offset, len) = input;
-    let Ok(rmr) = Rmr::from_bytes(bytes) else { return };
-    let again = Rmr::from_bytes(&rmr.to_bytes());
+    let Ok(rmr) = RemoteKey::from_bytes(bytes) else { return };
+    let again = RemoteKey::from_bytes(&rmr.to_bytes());
     assert_eq!(
         again.map(|again| (again.owner(), again.len(), format!("{again:?}"))),
         Ok((rmr.owner(), rmr.len(), format!("{rmr:?}")))

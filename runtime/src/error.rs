@@ -259,8 +259,8 @@ pub enum PostError {
     /// The remote key is of another job's region: it was kept from an earlier run, or came from a
     /// rank of another job.
     #[error(
-        "the region is not one of {0} in this job: its remote key (Rmr) was made in another job; \
-        let its owner send the one that get_rmr returns now"
+        "the region is not one of {0} in this job: its remote key (RemoteKey) was made in another job; \
+        let its owner send the one that Mr::remote_key returns now"
     )]
     OtherJob(Rank),
     /// An atomic operation cannot be done there.
@@ -287,6 +287,14 @@ pub enum PostError {
         why: String,
     },
 }
+
+/// Bytes that are no [`RemoteKey`](crate::RemoteKey).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "{0} bytes that do not name a remote region: they were cut off, damaged, or made by another \
+    version"
+)]
+pub struct RemoteKeyError(pub usize);
 
 /// Memory was not registered.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -589,6 +597,14 @@ pub enum CollectiveError {
         /// The group.
         group: u32,
     },
+    /// A rank contributed bytes that are no remote key.
+    #[error("exchange of remote keys: {rank} contributed {len} bytes that are no remote key")]
+    Key {
+        /// The rank.
+        rank: Rank,
+        /// Its bytes.
+        len: usize,
+    },
     /// A rank contributed another number of bytes.
     #[error(
         "allgather: {rank} contributed {theirs} bytes, this rank {ours}: all must contribute the \
@@ -674,9 +690,88 @@ pub enum ResourceError {
     Packets(#[from] AllocError),
 }
 
+macro_rules! any_error {
+    ($(#[$of_all:meta])* ; $($(#[$of_one:meta])* $name:ident($error:ty),)+) => {
+        $(#[$of_all])*
+        #[derive(thiserror::Error)]
+        #[non_exhaustive]
+        pub enum Error {
+            $($(#[$of_one])* #[error(transparent)] $name(Box<$error>),)+
+        }
+
+        $(impl From<$error> for Error {
+            fn from(error: $error) -> Self {
+                Self::$name(Box::new(error))
+            }
+        })+
+    };
+}
+
+any_error! {
+    /// Any error of this crate, for programs that end with the first one. `main` prints its
+    /// sentence.
+    ///
+    /// ```
+    /// use carrack::prelude::*;
+    ///
+    /// fn main() -> Result<(), carrack::Error> {
+    ///     let runtime = Runtime::start()?;
+    ///     runtime.post_send(runtime.rank(), b"hello", Tag(1)).submit()?;
+    ///     let status = runtime.post_recv(runtime.rank(), vec![0; 5], Tag(1)).wait()?;
+    ///     assert_eq!(status.bytes(), Some(&b"hello"[..]));
+    ///     Ok(())
+    /// }
+    /// ```
+    ;
+    /// The runtime could not start.
+    Start(StartError),
+    /// A post was refused.
+    Post(PostError),
+    /// An operation failed.
+    Op(OpError),
+    /// Progress needs attention.
+    Progress(ProgressError),
+    /// A wait ended before its condition was true.
+    Wait(WaitError),
+    /// A collective operation failed.
+    Collective(CollectiveError),
+    /// A group could not be made.
+    Group(GroupError),
+    /// Memory was not registered.
+    Register(RegisterError),
+    /// Bytes are no remote key.
+    RemoteKey(RemoteKeyError),
+    /// A resource could not be made.
+    Resource(ResourceError),
+    /// Memory could not be allocated.
+    Alloc(AllocError),
+}
+
+impl From<AwaitError> for Error {
+    fn from(error: AwaitError) -> Self {
+        match error {
+            AwaitError::Post(error) => error.into(),
+            AwaitError::Op(error) => error.into(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Error {
+    /// Writes the sentence: `main` prints errors this way.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_error_of_a_program_prints_its_sentence() {
+        let error = Error::from(AwaitError::from(PostError::Closed));
+        assert_eq!(format!("{error:?}"), PostError::Closed.to_string());
+    }
 
     #[test]
     fn a_link_that_refuses_what_was_planned_is_named_and_not_the_end_of_the_runtime() {

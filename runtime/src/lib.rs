@@ -89,13 +89,26 @@ pub use comp::{
 };
 pub use device::{Device, DeviceBuilder};
 pub use error::{
-    AwaitError, CollectiveError, GroupError, OpError, PostError, ProgressError, RegisterError,
-    ResourceError, StartError, WaitError,
+    AwaitError, CollectiveError, Error, GroupError, OpError, PostError, ProgressError,
+    RegisterError, RemoteKeyError, ResourceError, StartError, WaitError,
 };
 pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
 pub use names::{Rank, RemoteComp, Tag, UserContext};
 pub use peer::PeerState;
 pub use pending::{Pending, PendingOp};
 pub use post::{Operation, Outcome, Piece, RetryReason};
-pub use region::{AtomicAgent, Mr, Registration, Rmr, StillInUse};
+pub use region::{AtomicAgent, Mr, Registration, RemoteKey, StillInUse};
 pub use runtime::{Runtime, RuntimeBuilder};
+
+/// The items that most programs use.
+pub mod prelude {
+    pub use crate::buffer::{Buffer, Region};
+    pub use crate::comp::{AsCompletion, CompQueue, Counter, Handler, Status, Synchronizer};
+    pub use crate::error::{AwaitError, OpError, PostError, ProgressError, WaitError};
+    pub use crate::matching::Matching;
+    pub use crate::names::{Rank, RemoteComp, Tag, UserContext};
+    pub use crate::post::{Operation, Outcome, RetryReason};
+    pub use crate::region::{Mr, RemoteKey};
+    pub use crate::runtime::Runtime;
+    pub use crate::{Device, Group, MR_DEVICE, MR_HOST, MR_UNKNOWN, Piece};
+}

@@ -6,6 +6,7 @@
 //! for its results.
 
 use crate::chores::Chore;
+use crate::comp::{CompQueue, Status};
 use crate::error::{ProgressError, WaitError};
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::Armed;
@@ -39,6 +40,21 @@ impl Runtime {
     /// Waits as [`wait`](Self::wait), for a limited time.
     pub fn wait_for(&self, limit: Duration, done: impl Fn() -> bool) -> Result<(), WaitError> {
         self.0.wait(&done, Some(limit))
+    }
+}
+
+impl CompQueue {
+    /// Takes the oldest status, and makes progress on all devices until there is one.
+    ///
+    /// # Errors
+    /// Progress needs attention.
+    pub fn wait_pop(&self, runtime: &Runtime) -> Result<Status, WaitError> {
+        loop {
+            if let Some(status) = self.pop() {
+                return Ok(status);
+            }
+            runtime.wait(|| !self.is_empty())?;
+        }
     }
 }
 

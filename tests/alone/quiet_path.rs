@@ -139,7 +139,7 @@ fn a_face_of_host_memory_takes_no_memory_for_its_rows() {
     let rank = OverLoopback::ranks(1).remove(0);
     let (ours, theirs) = (Region::host(1 << 20), rank.allocate(1 << 20).unwrap());
     let registered = rank.register_memory(&theirs).unwrap();
-    let rmr = rank.get_rmr(&registered);
+    let rmr = registered.remote_key();
     let bytes = |rows: usize| {
         let (here, there) = (
             Face { offset: 3, count: [8, rows, 1], pitch: [10, 0] },

@@ -53,7 +53,7 @@ fn operations_of_every_kind_can_be_awaited<J: Job>() {
     let name = one.register_comp(&heard).unwrap();
     let region = one.allocate(64).unwrap();
     let mr = one.register_memory(&region).unwrap();
-    let rmr = one.get_rmr(&mr);
+    let rmr = mr.remote_key();
     for size in [0, 8, 100, 9000, 100_000] {
         let payload = pattern(1, size);
         let talk = async {

@@ -129,8 +129,8 @@ fn lists_are_put_and_got_as_one_piece<J: Job>() {
     let ranks = J::pair();
     let region = ranks[1].allocate(10_000).unwrap();
     let mr = ranks[1].register_memory(&region).unwrap();
-    let rmr = ranks[1].get_rmr(&mr);
-    for rmr in [rmr.clone(), carrack::Rmr::from_bytes(&rmr.to_bytes()[..28]).unwrap()] {
+    let rmr = mr.remote_key();
+    for rmr in [rmr.clone(), carrack::RemoteKey::from_bytes(&rmr.to_bytes()[..28]).unwrap()] {
         let payload = pattern(6, 9000);
         let over = Sink::keeping();
         let list = cut(&payload, &[10, 4000, 20]);

@@ -7,7 +7,7 @@ use crate::support::*;
 use carrack::settings::{KernelCopyChoice, TransportChoice};
 use carrack::{
     AwaitError, Counter, Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank,
-    RetryReason, Rmr, Runtime, Tag, UserContext,
+    RemoteKey, RetryReason, Runtime, Tag, UserContext,
 };
 use rand::Rng;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -252,7 +252,7 @@ fn operations_on_memory_end_at_their_deadline_when_their_owner_is_silent<J: Job>
     let region = carrack::region::Region::host(64);
     region.whole().write(&pattern(1, 64)).unwrap();
     let mr = ranks[1].register_memory(&region).unwrap();
-    let rmr = without_keys(&ranks[1].get_rmr(&mr));
+    let rmr = without_keys(&mr.remote_key());
     let over = Sink::keeping();
     let to = Rank(1);
     let posted = |outcome: Result<Outcome, PostError>| assert!(outcome.unwrap().is_posted());
@@ -273,9 +273,9 @@ fn operations_on_memory_end_at_their_deadline_when_their_owner_is_silent<J: Job>
 }
 
 /// An rmr that no transport can map.
-fn without_keys(rmr: &Rmr) -> Rmr {
+fn without_keys(rmr: &RemoteKey) -> RemoteKey {
     // Owner, number, offset and length; transports' keys follow.
-    Rmr::from_bytes(&rmr.to_bytes()[..4 + 3 * 8]).unwrap()
+    RemoteKey::from_bytes(&rmr.to_bytes()[..4 + 3 * 8]).unwrap()
 }
 
 fn an_operation_that_is_over_in_time_knows_nothing_of_its_deadline<J: Job>() {
@@ -490,7 +490,7 @@ fn too_many_offers_are_a_retry_and_go_on_when_some_are_taken<J: Job>() {
     }
     assert_eq!(posted, 16);
     let mr = ranks[1].register_memory(&carrack::region::Region::host(8)).unwrap();
-    let rmr = without_keys(&ranks[1].get_rmr(&mr));
+    let rmr = without_keys(&mr.remote_key());
     let put = || ranks[0].post_put(Rank(1), vec![1], &rmr, 0).comp(&over);
     assert!(matches!(put().try_submit().unwrap(), Outcome::Retry(RetryReason::Unanswered)));
     let error = put().submit().unwrap_err();

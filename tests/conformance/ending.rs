@@ -416,7 +416,7 @@ fn a_buffer_that_comes_back_when_its_runtime_ends_is_read_by_no_peer_any_more<J:
         let region = Region::host(LEN);
         region.whole().write(&vec![0; LEN]).unwrap();
         let registered = one.register_memory(&region).unwrap();
-        let rmr = one.get_rmr(&registered);
+        let rmr = registered.remote_key();
         let received = Sink::keeping();
         let mut receive = one.post_recv(Rank(0), vec![0; LEN], Tag(1)).comp(&received);
         assert!(receive.try_submit().unwrap().is_posted());

@@ -240,7 +240,7 @@ fn receives_and_puts_for_a_full_queue_end_in_order<J: Job>() {
     // Notifications of puts have no bytes, and are told in the order in which they came.
     let region = carrack::buffer::Region::host(4096);
     let mr = ranks[1].register_memory(&region).unwrap();
-    let rmr = ranks[1].get_rmr(&mr);
+    let rmr = mr.remote_key();
     let name = ranks[1].register_comp(&narrow).unwrap();
     for at in 0..10 {
         let over = Sink::keeping();
@@ -272,7 +272,7 @@ fn beyond_the_budget_puts_that_notify_a_full_queue_are_a_retry<J: Job>() {
     let name = ranks[1].register_comp(&narrow).unwrap();
     let region = carrack::buffer::Region::host(4096);
     let mr = ranks[1].register_memory(&region).unwrap();
-    let rmr = ranks[1].get_rmr(&mr);
+    let rmr = mr.remote_key();
     let over = Sink::keeping();
     let (mut posted, mut refused, mut done) = (0_u64, 0, 0);
     let begun = Instant::now();

@@ -272,7 +272,7 @@ fn a_flush_waits_for_puts_and_gets_that_an_engine_is_at<J: Job>() {
     let (mine, theirs) = (ground.holding(0, &bytes), ground.region(1, 70_000));
     theirs.whole().write(&vec![0; 70_000]).unwrap();
     let registered = ranks[1].register_memory(&theirs).unwrap();
-    let rmr = ranks[1].get_rmr(&registered);
+    let rmr = registered.remote_key();
     for is_put in [true, false] {
         let (over, flushed) = (Sink::keeping(), Sink::keeping());
         let held = driver.faults().hold_copies();

@@ -13,6 +13,7 @@ use std::time::Duration;
 crate::support::over_each_transport!(
     groups_broadcast_gather_and_wait_apart_from_each_other,
     a_broadcast_brings_the_roots_bytes_to_all_whoever_is_the_root,
+    remote_keys_are_exchanged_also_if_they_differ_in_length,
     nobody_leaves_a_barrier_before_the_last_has_come,
     collectives_can_be_awaited_several_at_a_time,
     a_group_that_makes_no_sense_is_refused,
@@ -97,6 +98,30 @@ fn a_broadcast_brings_the_roots_bytes_to_all_whoever_is_the_root<J: Job>() {
                 }
             }
         });
+    }
+}
+
+fn remote_keys_are_exchanged_also_if_they_differ_in_length<J: Job>() {
+    let held = on_all::<J, _>(3, |rank| {
+        // Memory of the runtime's own can be mapped by others, and its key says so.
+        let region = match rank.rank() {
+            Rank(0) => carrack::buffer::Region::host(24),
+            _ => rank.allocate(24).unwrap(),
+        };
+        let mr = rank.register_memory(&region).unwrap();
+        let keys = rank.exchange_keys(&mr).unwrap();
+        let me = rank.rank().0 as usize;
+        assert_eq!(keys[me].to_bytes(), mr.remote_key().to_bytes());
+        for (owner, key) in (0..).map(Rank).zip(&keys) {
+            assert_eq!((key.owner(), key.len()), (owner, 24));
+            rank.post_put(owner, &[me as u8 + 1; 8], key, 8 * me as u64).wait().unwrap();
+        }
+        rank.barrier().unwrap();
+        (region.whole().to_vec().unwrap(), mr.remote_key().to_bytes().len())
+    });
+    assert!(held.iter().all(|(bytes, _)| *bytes == [[1; 8], [2; 8], [3; 8]].concat()));
+    if J::NAME == "shm" {
+        assert_ne!(held[0].1, held[1].1, "keys of one length show nothing");
     }
 }
 

@@ -7,8 +7,8 @@ use crate::support::{Job, pattern, posted, settle, until};
 use carrack::buffer::Region;
 use carrack::settings::{KernelCopyChoice, SettingsBuilder};
 use carrack::{
-    AwaitError, Buffer, CompQueue, Handler, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime,
-    Status, Tag, UserContext,
+    AwaitError, Buffer, CompQueue, Handler, Mr, OpError, Outcome, PostError, Rank, RemoteKey,
+    Runtime, Status, Tag, UserContext,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -48,7 +48,7 @@ pub(crate) struct Ground {
     pub(crate) ranks: [Runtime; 2],
     pub(crate) region: Region,
     mr: Option<Mr>,
-    pub(crate) rmr: Rmr,
+    pub(crate) rmr: RemoteKey,
 }
 
 impl Ground {
@@ -67,12 +67,12 @@ impl Ground {
             Way::Asked(_) => Region::host(len),
         };
         let mr = ranks[1].register_memory(&region).unwrap();
-        let mut bytes = ranks[1].get_rmr(&mr).to_bytes();
+        let mut bytes = mr.remote_key().to_bytes();
         if way != Way::Mapped {
             // Without the keys by which it could be mapped.
             bytes.truncate(28);
         }
-        Self { ranks, region, mr: Some(mr), rmr: Rmr::from_bytes(&bytes).unwrap() }
+        Self { ranks, region, mr: Some(mr), rmr: RemoteKey::from_bytes(&bytes).unwrap() }
     }
 
     /// Calls, and waits for the end.
@@ -174,7 +174,7 @@ fn atomic_operations_of_all_ranks_count<J: Job>() {
                 .ranks
                 .iter()
                 .map(|rank| {
-                    let rmr = Rmr::from_bytes(&ground.rmr.to_bytes()).unwrap();
+                    let rmr = RemoteKey::from_bytes(&ground.rmr.to_bytes()).unwrap();
                     scope.spawn(move || {
                         let mut seen = 0;
                         for _ in 0..EACH {
@@ -256,7 +256,7 @@ fn what_makes_no_sense_is_refused_and_writes_nothing<J: Job>() {
         // A name that says more than there is: what is mapped is checked here, else by its owner.
         let mut forged = rmr.to_bytes();
         forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
-        let forged = Rmr::from_bytes(&forged).unwrap();
+        let forged = RemoteKey::from_bytes(&forged).unwrap();
         match zero.post_put(Rank(1), vec![9; 2000], &forged, 0).comp(&sink).try_submit() {
             Err(PostError::Outside { .. }) => assert_eq!(way, Way::Mapped),
             Ok(Outcome::Posted) => {
@@ -276,7 +276,7 @@ fn a_registration_that_has_ended_is_noticed<J: Job>() {
         let sink = Sink::keeping();
         let mut put = ground.ranks[0].post_put(Rank(1), &[1], &used, 0).comp(&sink);
         assert!(ground.ended(&sink, || put.try_submit()).error.is_none());
-        let fresh = Rmr::from_bytes(&used.to_bytes()).unwrap();
+        let fresh = RemoteKey::from_bytes(&used.to_bytes()).unwrap();
         ground.ranks[1].deregister_memory(ground.mr.take().unwrap());
         if J::IS_RDMA {
             // Until the other rank hears of it its NIC may go on: the memory stays as long.

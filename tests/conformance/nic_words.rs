@@ -5,8 +5,8 @@ use crate::support::{Job, pattern, posted, settle, step, until};
 use carrack::buffer::Region;
 use carrack::region::AtomicError;
 use carrack::{
-    AtomicAgent, AwaitError, Mr, OpError, Outcome, PostError, Rank, RegisterError, Rmr, Runtime,
-    Synchronizer, Tag,
+    AtomicAgent, AwaitError, Mr, OpError, Outcome, PostError, Rank, RegisterError, RemoteKey,
+    Runtime, Synchronizer, Tag,
 };
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,11 +21,11 @@ crate::support::over_each_transport!(
 );
 
 /// Memory of a rank's whose words are the NIC's. `None`: it has none, and says so.
-fn words<J: Job>(owner: &Runtime, region: &Region) -> Option<(Mr, Rmr)> {
+fn words<J: Job>(owner: &Runtime, region: &Region) -> Option<(Mr, RemoteKey)> {
     match owner.registration(region).atomics(AtomicAgent::Nic).register() {
         Ok(mr) => {
             assert!(J::IS_RDMA, "{} has no NIC", J::NAME);
-            let rmr = owner.get_rmr(&mr);
+            let rmr = mr.remote_key();
             assert_eq!(rmr.atomics(), AtomicAgent::Nic);
             Some((mr, rmr))
         }
@@ -39,14 +39,14 @@ fn words<J: Job>(owner: &Runtime, region: &Region) -> Option<(Mr, Rmr)> {
 
 /// Calls until the outcome is no retry, and makes progress on this rank alone until the operation
 /// ends.
-fn add(rank: &Runtime, rmr: &Rmr, offset: u64, value: u64) -> u64 {
+fn add(rank: &Runtime, rmr: &RemoteKey, offset: u64, value: u64) -> u64 {
     let mut post = rank.post_fetch_add(rmr.owner(), rmr, offset, value);
     let status = post.wait().unwrap();
     assert_eq!((status.rank, status.size), (rmr.owner(), 8));
     status.value().unwrap()
 }
 
-fn swap(rank: &Runtime, rmr: &Rmr, offset: u64, expected: u64, new: u64) -> u64 {
+fn swap(rank: &Runtime, rmr: &RemoteKey, offset: u64, expected: u64, new: u64) -> u64 {
     let mut post = rank.post_compare_swap(rmr.owner(), rmr, offset, expected, new);
     post.wait().unwrap().value().unwrap()
 }
@@ -93,7 +93,7 @@ fn a_nic_counts_for_all_ranks_and_each_sees_another_number<J: Job>() {
     let Some((_mr, rmr)) = words::<J>(&ranks[1], &region) else { return };
     let wire = rmr.slice(16, 16).unwrap().to_bytes();
     let seen = on_each(&ranks, |rank| {
-        let rmr = Rmr::from_bytes(&wire).unwrap();
+        let rmr = RemoteKey::from_bytes(&wire).unwrap();
         (0..EACH).map(|_| add(rank, &rmr, 8, 3)).collect::<Vec<_>>()
     });
     // Of each rank in order, the owner's among them, and none twice.
@@ -115,7 +115,7 @@ fn compare_and_swap_by_a_nic_is_a_lock<J: Job>() {
     let wire = rmr.to_bytes();
     let guarded = AtomicU64::new(0);
     let tries = on_each(&ranks, |rank| {
-        let rmr = Rmr::from_bytes(&wire).unwrap();
+        let rmr = RemoteKey::from_bytes(&wire).unwrap();
         let me = u64::from(rank.rank().0) + 1;
         let mut tries = 0;
         for _ in 0..EACH {
@@ -176,7 +176,7 @@ fn a_word_has_one_agent<J: Job>() {
     assert!(refused.to_string().contains("a word has one agent"), "{refused}");
     // Who has only half of the name asks the owner, who does not do what is the NIC's.
     let ranks = [zero, one];
-    let cut = Rmr::from_bytes(&rmr.to_bytes()[..28]).unwrap();
+    let cut = RemoteKey::from_bytes(&rmr.to_bytes()[..28]).unwrap();
     assert_eq!(cut.atomics(), AtomicAgent::Owner);
     let sink = Sink::keeping();
     assert!(
@@ -186,10 +186,10 @@ fn a_word_has_one_agent<J: Job>() {
     let error = sink.one(&ranks).ok().unwrap_err();
     assert!(matches!(error, OpError::Refused), "{error}");
     // A forged key does not bring words of the CPU's to the NIC: the operation fails.
-    let mut forged = ranks[1].get_rmr(&beside).to_bytes();
+    let mut forged = beside.remote_key().to_bytes();
     forged.truncate(28);
     forged.extend(&rmr.to_bytes()[28..]);
-    let forged = Rmr::from_bytes(&forged).unwrap();
+    let forged = RemoteKey::from_bytes(&forged).unwrap();
     assert_eq!(forged.atomics(), AtomicAgent::Nic);
     let mut post = ranks[0].post_fetch_add(Rank(1), &forged, 0, 1).comp(&sink);
     match posted(&ranks, || post.try_submit()) {
@@ -214,7 +214,7 @@ fn what_makes_no_sense_is_refused_before_a_nic_hears_of_it<J: Job>() {
     let Some((mr, rmr)) = words::<J>(&ranks[1], &region.subregion(0, 100).unwrap()) else { return };
     let held = on_each(&ranks, |rank| (rank.rank() == Rank(0)).then(|| add(rank, &rmr, 8, 1)));
     assert_eq!(held, [Some(0), None]);
-    let rmr = ranks[1].get_rmr(&mr);
+    let rmr = mr.remote_key();
     for offset in [93, 96, 100, u64::MAX, u64::MAX - 7] {
         let refused = zero.post_fetch_add(Rank(1), &rmr, offset, 1).wait();
         assert!(

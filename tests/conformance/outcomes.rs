@@ -83,7 +83,7 @@ fn an_operation_that_is_done_or_posted_is_spent_and_does_nothing_more_by_itself<
     let name = ranks[1].register_comp(&arrived).unwrap();
     let region = ranks[1].allocate(8).unwrap();
     let registered = ranks[1].register_memory(&region).unwrap();
-    let rmr = ranks[1].get_rmr(&registered);
+    let rmr = registered.remote_key();
     let over = Sink::keeping();
     let (zero, spent) = (&ranks[0], |result| matches!(result, Err(PostError::Spent)));
     let mut am = zero.post_am(Rank(1), b"once", name);
@@ -128,7 +128,7 @@ fn long_borrowed_bytes_are_refused_unless_the_call_waits<J: Job>() {
     let name = one.register_comp(&heard).unwrap();
     let region = one.allocate(bytes.len()).unwrap();
     let registered = one.register_memory(&region).unwrap();
-    let rmr = one.get_rmr(&registered);
+    let rmr = registered.remote_key();
     one.post_recv(Rank(0), vec![0; bytes.len()], Tag(1)).comp(&arrived).submit().unwrap();
     let over = &AtomicBool::new(false);
     std::thread::scope(|scope| {

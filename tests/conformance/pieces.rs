@@ -8,7 +8,7 @@ use carrack::region::Region;
 use carrack::settings::KernelCopyChoice;
 use carrack::transports::gpu::Flavour;
 use carrack::{
-    Face, Outcome, Piece, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Tag, UserContext,
+    Face, Outcome, Piece, PostError, Rank, RemoteComp, RemoteKey, Runtime, Status, Tag, UserContext,
 };
 use rand::seq::SliceRandom;
 use rand::{Rng, rngs::SmallRng};
@@ -45,7 +45,7 @@ pub(super) struct Ground {
 /// Memory of rank 1's, and its name.
 pub(super) struct Remote {
     pub(super) region: Region,
-    pub(super) rmr: Rmr,
+    pub(super) rmr: RemoteKey,
     pub(super) registered: carrack::Mr,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Remote {
 /// the offset that `place` returns for each.
 pub(super) fn side_by_side<'a>(
     local: &'a Region,
-    rmr: &'a Rmr,
+    rmr: &'a RemoteKey,
     (count, len): (usize, usize),
     place: impl Fn(usize) -> usize,
 ) -> Vec<Piece<'a>> {
@@ -94,11 +94,11 @@ impl Ground {
             other => self.local(other, len),
         };
         let registered = self.ranks[1].register_memory(&region).unwrap();
-        let mut bytes = self.ranks[1].get_rmr(&registered).to_bytes();
+        let mut bytes = registered.remote_key().to_bytes();
         if !mapped {
             bytes.truncate(28);
         }
-        Remote { region, rmr: Rmr::from_bytes(&bytes).unwrap(), registered }
+        Remote { region, rmr: RemoteKey::from_bytes(&bytes).unwrap(), registered }
     }
 
     /// The status of an operation that may be over at once.

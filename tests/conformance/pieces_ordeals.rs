@@ -10,7 +10,7 @@ use carrack::settings::KernelCopyChoice;
 use carrack::transports::gpu::Stream;
 use carrack::{
     AwaitError, CompQueue, Face, FaceError, OpError, Outcome, PendingOp, Piece, PostError, Rank,
-    Rmr, Tag,
+    RemoteKey, Tag,
 };
 use carrack_simulators::gpu::{FailAt, Kernel, Which};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
     let zero = &ground.ranks[0];
     let ours = ground.ranks[0].allocate(1000).unwrap();
     let own = ground.ranks[0].register_memory(&ours).unwrap();
-    let own = ground.ranks[0].get_rmr(&own);
+    let own = own.remote_key();
     for (memory, mapped) in [(Memory::Host, true), (Memory::Host, false), (Memory::Gpu, true)] {
         let (local, remote) = (ground.local(memory, 1000), ground.remote(memory, mapped, 1000));
         local.whole().write(&[1; 1000]).unwrap();
@@ -144,7 +144,7 @@ fn what_makes_no_sense_is_refused_by_name_and_moves_nothing<J: Job>() {
         // A name that says more than there is: what is mapped is checked here, else by its owner.
         let mut forged = rmr.to_bytes();
         forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
-        let (forged, sink) = (Rmr::from_bytes(&forged).unwrap(), Sink::keeping());
+        let (forged, sink) = (RemoteKey::from_bytes(&forged).unwrap(), Sink::keeping());
         let pieces = [Piece { rmr: &forged, ..piece(0..10, 4000) }];
         match posted_or_refused(&ground.ranks, || {
             zero.post_put_batch(Rank(1), &pieces).comp(&sink).try_submit()
@@ -481,7 +481,7 @@ fn of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_
         // A name that says more than there is.
         let mut forged = remote.rmr.to_bytes();
         forged[20..28].copy_from_slice(&u64::MAX.to_le_bytes());
-        let forged = Rmr::from_bytes(&forged).unwrap();
+        let forged = RemoteKey::from_bytes(&forged).unwrap();
         for wrong in [995, 1000, 5000, u64::MAX - 10] {
             let piece = |at: usize, offset| Piece {
                 local: &local,

@@ -10,7 +10,9 @@ use crate::support::{Job, OverShm, Watchdog};
 use carrack::transports::gpu::copier::MOST;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
 use carrack::transports::mem::Transfer;
-use carrack::{CompQueue, Face, Outcome, Piece, PostError, Rank, Rmr, Runtime, Synchronizer, Tag};
+use carrack::{
+    CompQueue, Face, Outcome, Piece, PostError, Rank, RemoteKey, Runtime, Synchronizer, Tag,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -116,7 +118,7 @@ fn own_gpu(role: &Role, runtime: &Runtime) -> Arc<dyn Gpu> {
     gpus::of(runtime).swap_remove(role.rank as usize % 2)
 }
 
-fn put(runtime: &Runtime, source: carrack::Buffer, rmr: &Rmr, at: u64) {
+fn put(runtime: &Runtime, source: carrack::Buffer, rmr: &RemoteKey, at: u64) {
     let mut source = Some(source);
     let status = over(runtime, |done| {
         runtime.post_put(rmr.owner(), source.take().unwrap(), rmr, at).comp(done).submit()

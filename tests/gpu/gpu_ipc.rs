@@ -9,7 +9,9 @@ use crate::support::{Job, OverShm, Watchdog};
 use carrack::buffer::{Region, RegionSlice};
 use carrack::settings::{GpuIpcChoice, SettingsBuilder};
 use carrack::transports::gpu::{Flavour, Gpu};
-use carrack::{Buffer, CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Tag};
+use carrack::{
+    Buffer, CompQueue, OpError, PostError, Rank, RemoteComp, RemoteKey, Runtime, Status, Tag,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,7 +81,7 @@ fn is_allocated(runtime: &Runtime, addr: usize) -> bool {
 fn put(
     runtime: &Runtime,
     buffer: impl Into<Buffer>,
-    rmr: &Rmr,
+    rmr: &RemoteKey,
     at: u64,
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());
@@ -91,7 +93,7 @@ fn put(
 fn get(
     runtime: &Runtime,
     buffer: impl Into<Buffer>,
-    rmr: &Rmr,
+    rmr: &RemoteKey,
     at: u64,
 ) -> Result<Status, PostError> {
     let mut buffer = Some(buffer.into());

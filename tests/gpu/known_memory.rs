@@ -17,8 +17,8 @@ use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::transports::mem::{KnownMemory, MemKind};
 use carrack::{
-    Buffer, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Mr, OpError, PostError, Rank, Rmr, Runtime,
-    Status, Synchronizer, Tag,
+    Buffer, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint, Mr, OpError, PostError, Rank, RemoteKey,
+    Runtime, Status, Synchronizer, Tag,
 };
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use raw::RawError;
@@ -183,7 +183,7 @@ impl Rig {
         got.unwrap().ok().unwrap()
     }
 
-    fn get(&self, rmr: &Rmr, at: usize, len: usize) -> Result<Vec<u8>, PostError> {
+    fn get(&self, rmr: &RemoteKey, at: usize, len: usize) -> Result<Vec<u8>, PostError> {
         let mut buffer = Some(Buffer::from(vec![0; len]));
         let status = self.over(|done| {
             self.runtime
@@ -194,7 +194,7 @@ impl Rig {
         Ok(status.ok().unwrap().buffer.to_vec().unwrap())
     }
 
-    fn put(&self, bytes: Vec<u8>, rmr: &Rmr, at: usize) -> Result<Status, PostError> {
+    fn put(&self, bytes: Vec<u8>, rmr: &RemoteKey, at: usize) -> Result<Status, PostError> {
         let mut buffer = Some(Buffer::from(bytes));
         self.over(|done| {
             self.runtime
@@ -243,7 +243,7 @@ fn again(role: &Role) {
             rig.send(other, given.whole(), round).unwrap().ok().unwrap();
             if registers {
                 let mr = rig.register(owner.addr() + at, part, MR_DEVICE).unwrap();
-                rig.send(other, rig.runtime.get_rmr(&mr).to_bytes(), round).unwrap();
+                rig.send(other, mr.remote_key().to_bytes(), round).unwrap();
                 rig.agree(other);
                 let written = given.slice(50, 1000).unwrap().to_vec().unwrap();
                 assert_eq!(wrong(&written, !round, 0), None, "round {round}");
@@ -264,7 +264,7 @@ fn again(role: &Role) {
             assert_eq!(wrong(&bytes_of(&status), round, 0), None, "round {round}");
             if registers {
                 let status = rig.recv(other, vec![0; 4096], round);
-                let rmr = Rmr::from_bytes(&bytes_of(&status)[..status.size]).unwrap();
+                let rmr = RemoteKey::from_bytes(&bytes_of(&status)[..status.size]).unwrap();
                 assert_eq!(
                     wrong(&rig.get(&rmr, 0, part).unwrap(), round, 0),
                     None,
@@ -342,13 +342,13 @@ fn once(role: &Role) {
                 .ok()
                 .unwrap();
             let mr = rig.register(owner.addr() + at, len, MR_UNKNOWN).unwrap();
-            rig.send(other, rig.runtime.get_rmr(&mr).to_bytes(), round).unwrap();
+            rig.send(other, mr.remote_key().to_bytes(), round).unwrap();
             rig.agree(other);
         } else {
             let status = rig.recv(other, vec![0; len], round);
             assert_eq!(wrong(&bytes_of(&status), round, 0), None);
             let status = rig.recv(other, vec![0; 4096], round);
-            let rmr = Rmr::from_bytes(&bytes_of(&status)[..status.size]).unwrap();
+            let rmr = RemoteKey::from_bytes(&bytes_of(&status)[..status.size]).unwrap();
             assert_eq!(wrong(&rig.get(&rmr, 0, len).unwrap(), round, 0), None);
             rig.agree(other);
         }
@@ -449,11 +449,11 @@ fn by_owner(role: &Role) {
         let owner = rig.gpu.allocate(64 << 20, Flavour::Plain).unwrap();
         let mr = rig.register(owner.addr() + 7, 100, MR_UNKNOWN).unwrap();
         drop(owner);
-        rig.send(other, rig.runtime.get_rmr(&mr).to_bytes(), 1).unwrap();
+        rig.send(other, mr.remote_key().to_bytes(), 1).unwrap();
         rig.agree(other);
     } else {
         let status = rig.recv(other, vec![0; 4096], 1);
-        let rmr = Rmr::from_bytes(&bytes_of(&status)[..status.size]).unwrap();
+        let rmr = RemoteKey::from_bytes(&bytes_of(&status)[..status.size]).unwrap();
         let mut buffer = Some(Buffer::from(vec![0; 10]));
         let status = rig
             .over(|done| {
@@ -473,7 +473,7 @@ fn withdrawn(role: &Role) {
     if role.rank == 1 {
         let told = |tag| {
             let status = rig.recv(other, vec![0; 4096], tag);
-            Rmr::from_bytes(&bytes_of(&status)[..status.size]).unwrap()
+            RemoteKey::from_bytes(&bytes_of(&status)[..status.size]).unwrap()
         };
         let (first, host) = (told(1), told(2));
         assert_eq!(wrong(&rig.get(&first, 0, 1000).unwrap(), 5, 0), None);
@@ -505,8 +505,8 @@ fn withdrawn(role: &Role) {
     let given = rig.raw(&owner, 77, 1000, MR_UNKNOWN).unwrap();
     let mr = rig.runtime.register_memory(&given).unwrap();
     let host = rig.runtime.register_memory(&memory).unwrap();
-    rig.send(other, rig.runtime.get_rmr(&mr).to_bytes(), 1).unwrap();
-    rig.send(other, rig.runtime.get_rmr(&host).to_bytes(), 2).unwrap();
+    rig.send(other, mr.remote_key().to_bytes(), 1).unwrap();
+    rig.send(other, host.remote_key().to_bytes(), 2).unwrap();
     rig.send(other, given.whole(), 3).unwrap().ok().unwrap();
     rig.agree(other);
     // Some other runtime of the process is told: addresses are the process's.
@@ -541,7 +541,7 @@ fn withdrawn(role: &Role) {
     // It was not freed after all, and serves again.
     owner.slice(77, 1000).unwrap().write(&filled(1000, 6)).unwrap();
     let mr = rig.register(owner.addr() + 77, 1000, MR_UNKNOWN).unwrap();
-    rig.send(other, rig.runtime.get_rmr(&mr).to_bytes(), 4).unwrap();
+    rig.send(other, mr.remote_key().to_bytes(), 4).unwrap();
     rig.agree(other);
     role.meet("over", &rig.runtime, 0..2);
 }
@@ -659,7 +659,7 @@ fn a_registration_of_raw_memory_reaches_what_it_was_made_of() {
     for hint in [MR_HOST, MR_UNKNOWN] {
         let mr = rig.register(memory.addr() + 10, 50, hint).unwrap();
         assert_eq!((mr.region().kind(), mr.region().len()), (MemKind::Host, 50));
-        let rmr = rig.runtime.get_rmr(&mr);
+        let rmr = mr.remote_key();
         rig.put(vec![9; 50], &rmr, 0).unwrap().ok().unwrap();
         assert_eq!(memory.slice(10, 50).unwrap().to_vec().unwrap(), [9; 50]);
     }

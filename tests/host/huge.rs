@@ -7,7 +7,8 @@ use crate::support::{Job, OverLoopback, OverShm, Watchdog};
 use carrack::buffer::Region;
 use carrack::settings::KernelCopyChoice;
 use carrack::{
-    AsCompletion, Buffer, Completion, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag,
+    AsCompletion, Buffer, Completion, PostError, Rank, RemoteKey, Runtime, Status, Synchronizer,
+    Tag,
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -55,7 +56,7 @@ fn four_gibibytes_and_a_byte_arrive_within_a_process() {
     let [zero, one] = OverLoopback::pair();
     let region = Region::host(LEN);
     let registered = one.register_memory(&region).unwrap();
-    let rmr = one.get_rmr(&registered);
+    let rmr = registered.remote_key();
     std::thread::scope(|scope| {
         let sender =
             scope.spawn(|| Zero { runtime: &zero, buffer: Some(vec![0; LEN]) }.all(&rmr, None));
@@ -71,20 +72,20 @@ fn a_rank_in_its_role() {
     let runtime = role.runtime(OverShm::settings().kernel_copy(copy));
     let mapped = role.name == "kernel";
     if role.rank == 0 {
-        let of = |what: &str| Rmr::from_bytes(&role.told(what, 1)).unwrap();
+        let of = |what: &str| RemoteKey::from_bytes(&role.told(what, 1)).unwrap();
         let own = of("own");
         Zero { runtime: &runtime, buffer: Some(vec![0; LEN]) }
             .all(&own, mapped.then_some(&mut || of("mapped")));
     } else {
         let region = Region::host(LEN);
         let registered = runtime.register_memory(&region).unwrap();
-        role.tells("own", &runtime.get_rmr(&registered).to_bytes());
+        role.tells("own", &registered.remote_key().to_bytes());
         One { runtime: &runtime, region: region.clone() }.all();
         drop((registered, region));
         if mapped {
             let region = runtime.allocate(LEN).unwrap();
             let registered = runtime.register_memory(&region).unwrap();
-            role.tells("mapped", &runtime.get_rmr(&registered).to_bytes());
+            role.tells("mapped", &registered.remote_key().to_bytes());
             One { runtime: &runtime, region: region.clone() }.memory(5);
         }
     }
@@ -125,7 +126,7 @@ struct Zero<'a> {
 }
 
 impl Zero<'_> {
-    fn all(mut self, own: &Rmr, mapped: Option<&mut dyn FnMut() -> Rmr>) {
+    fn all(mut self, own: &RemoteKey, mapped: Option<&mut dyn FnMut() -> RemoteKey>) {
         let (runtime, one) = (self.runtime, Rank(1));
         for (salt, is_am) in [(1, false), (2, true)] {
             let buffer = self.filled(salt);
@@ -147,7 +148,7 @@ impl Zero<'_> {
         }
     }
 
-    fn memory(&mut self, rmr: &Rmr, salt: u64) {
+    fn memory(&mut self, rmr: &RemoteKey, salt: u64) {
         let runtime = self.runtime;
         hear(runtime, Rank(1));
         let mut put = Some(runtime.post_put(Rank(1), self.filled(salt), rmr, 0));

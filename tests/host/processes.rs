@@ -11,8 +11,8 @@ use carrack::bootstrap::Bootstrap;
 use carrack::buffer::Region;
 use carrack::settings::{KernelCopyChoice, SettingsBuilder};
 use carrack::{
-    Buffer, CollectiveError, CompQueue, Handler, OpError, Outcome, PeerState, PostError, Rank, Rmr,
-    Runtime, Status, Synchronizer, Tag,
+    Buffer, CollectiveError, CompQueue, Handler, OpError, Outcome, PeerState, PostError, Rank,
+    RemoteKey, Runtime, Status, Synchronizer, Tag,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -397,7 +397,7 @@ fn drops(role: Role) {
     let region = Region::host(LEN);
     region.whole().write(&vec![0; LEN]).unwrap();
     let registered = me.runtime.register_memory(&region).unwrap();
-    let rmrs = me.runtime.allgather(&me.runtime.get_rmr(&registered).to_bytes()).unwrap();
+    let rmrs = me.runtime.allgather(&registered.remote_key().to_bytes()).unwrap();
     let Me { role, runtime, ranks, .. } = me;
     drop(ranks);
     if rank == Rank(1) {
@@ -410,7 +410,7 @@ fn drops(role: Role) {
         );
         return role.says("looked");
     }
-    let rmr = Rmr::from_bytes(&rmrs[1]).unwrap();
+    let rmr = RemoteKey::from_bytes(&rmrs[1]).unwrap();
     let over = Sink::keeping();
     let mut put = runtime.post_put(Rank(1), vec![PUT; LEN], &rmr, 0).comp(&over);
     put.submit().unwrap();
@@ -634,9 +634,9 @@ fn large(me: &Me) {
     // Not mapped: its owner has to carry out what others want of it.
     let region = Region::host(LEN);
     let registered = me.runtime.register_memory(&region).unwrap();
-    let names = me.runtime.allgather(&me.runtime.get_rmr(&registered).to_bytes()).unwrap();
+    let names = me.runtime.allgather(&registered.remote_key().to_bytes()).unwrap();
     let other = if me.is_victim() { Rank(0) } else { VICTIM };
-    let rmr = Rmr::from_bytes(&names[other.0 as usize]).unwrap();
+    let rmr = RemoteKey::from_bytes(&names[other.0 as usize]).unwrap();
     let sink = Sink::keeping();
     let peers: &[Rank] = if me.is_victim() { &[Rank(0), Rank(1)] } else { &[VICTIM] };
     let mut count = 0;

@@ -4,7 +4,7 @@ use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::buffer::Region;
 use carrack::settings::DumpChoice;
-use carrack::{Counter, Handler, Mr, Rank, Rmr, Runtime, Status, Tag};
+use carrack::{Counter, Handler, Mr, Rank, RemoteKey, Runtime, Status, Tag};
 use carrack_simulators::nic::go_round;
 use signal_hook::consts::SIGUSR1;
 use std::io::{BufRead, BufReader, Read};
@@ -67,7 +67,7 @@ fn is_given_back(signalled: bool) -> bool {
     let weak = region.downgrade();
     let registered: Arc<Mutex<Option<Mr>>> = Arc::default();
     let mr = zero.register_memory(&region).unwrap();
-    let rmr = Rmr::from_bytes(&zero.get_rmr(&mr).to_bytes()).unwrap();
+    let rmr = RemoteKey::from_bytes(&mr.remote_key().to_bytes()).unwrap();
     *registered.lock().unwrap() = Some(mr);
     drop(region);
     let ends = {

@@ -14,7 +14,7 @@ use carrack::buffer::{Region, RegionSlice};
 use carrack::explain::KindPath;
 use carrack::transports::gpu::{CopierState, Flavour, Gpu};
 use carrack::transports::mem::GpuUuid;
-use carrack::{Mr, Rmr, Runtime, Synchronizer};
+use carrack::{Mr, RemoteKey, Runtime, Synchronizer};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -76,7 +76,7 @@ struct Trial<'r> {
     patience: Duration,
     /// Source of the copy, followed by its destination.
     region: Region,
-    rmr: Rmr,
+    rmr: RemoteKey,
     /// Keeps the region registered until the trial ends.
     _mr: Mr,
 }
@@ -85,7 +85,7 @@ impl<'r> Trial<'r> {
     fn of(runtime: &'r Runtime, gpu: &'r Arc<dyn Gpu>, patience: Duration) -> Result<Self, String> {
         let region = gpu.allocate(2 * LEN, Flavour::Plain).map_err(failed("allocating memory"))?;
         let mr = runtime.register_memory(&region).map_err(failed("registering memory"))?;
-        Ok(Self { runtime, gpu, patience, region, rmr: runtime.get_rmr(&mr), _mr: mr })
+        Ok(Self { runtime, gpu, patience, region, rmr: mr.remote_key(), _mr: mr })
     }
 
     /// Copies until the copier is set up or refused. One copy suffices, as a rule.

@@ -2,7 +2,7 @@
 
 use super::sides::Kind;
 use crate::launch::LaunchError;
-use carrack::region::RmrError;
+use carrack::RemoteKeyError;
 use carrack::settings::SettingsError;
 use carrack::transports::contract::DownCause;
 use carrack::transports::gpu::GpuError;
@@ -122,7 +122,7 @@ pub(super) enum PerfError {
     #[error(transparent)]
     Register(#[from] RegisterError),
     #[error(transparent)]
-    Name(#[from] RmrError),
+    Name(#[from] RemoteKeyError),
 }
 
 impl PerfError {

@@ -4,7 +4,7 @@ use super::error::PerfError;
 use super::memory::Memory;
 use super::seat::Seat;
 use carrack::buffer::Region;
-use carrack::{Buffer, CompQueue, Mr, Rmr, Status, Tag};
+use carrack::{Buffer, CompQueue, Mr, RemoteKey, Status, Tag};
 
 /// Room for what names a region.
 const NAME: usize = 512;
@@ -12,7 +12,7 @@ const NAME: usize = 512;
 /// Memory of this rank, and of the seat at the other one: made by both at the same time.
 pub(super) struct Window {
     pub(super) mine: Region,
-    pub(super) theirs: Rmr,
+    pub(super) theirs: RemoteKey,
     _registered: Mr,
 }
 
@@ -28,11 +28,11 @@ impl Window {
         let over = CompQueue::new(2);
         let mut receive = runtime.post_recv(*peer, vec![0; NAME], tag).device(device).comp(&over);
         receive.submit()?;
-        let name = runtime.get_rmr(&registered).to_bytes();
+        let name = registered.remote_key().to_bytes();
         let mut send = runtime.post_send(*peer, &name[..], tag).device(device);
         seat.post(|| send.try_submit())?;
         let status = seat.next_of(&over)?;
-        let theirs = Rmr::from_bytes(status.bytes().unwrap_or_default())?;
+        let theirs = RemoteKey::from_bytes(status.bytes().unwrap_or_default())?;
         Ok(Self { mine, theirs, _registered: registered })
     }
 

@@ -5,7 +5,7 @@ use super::error::SharedAllocError;
 use super::shared::Shared;
 use super::stats::{Counted, Counts};
 use super::wire::{Offer, decode_verdict, encode_verdict};
-use crate::region::{Mr, Region, Rmr};
+use crate::region::{Mr, Region, RemoteKey};
 use carrack_transports::gpu::Flavour;
 
 /// The guard of this rank's part of an allocation, dropped with its memory.
@@ -89,17 +89,15 @@ impl Shared {
             }
             None => Some(NO_IPC.into()),
         };
-        let offer = Offer::Made {
-            rmr: runtime.get_rmr(&mr).to_bytes(),
-            refused: refused.unwrap_or_default(),
-        };
+        let offer =
+            Offer::Made { rmr: mr.remote_key().to_bytes(), refused: refused.unwrap_or_default() };
         Ok((region, Some(mr), offer))
     }
 
     /// Maps the leader's memory at another rank, for the engines of this rank's GPU.
     fn map(&self, rmr: &[u8], span: usize, refused: &str) -> Result<Region, String> {
         let inner = &self.group.runtime().0;
-        let rmr = Rmr::from_bytes(rmr).map_err(|why| why.to_string())?;
+        let rmr = RemoteKey::from_bytes(rmr).map_err(|why| why.to_string())?;
         if rmr.len() != span as u64 || rmr.owner() != self.leader {
             return Err(format!(
                 "what its leader has sent names {} bytes of {}, and not the allocation",

@@ -24,6 +24,7 @@ mod board;
 mod boards;
 mod broadcast;
 mod call;
+mod exchange;
 mod group;
 
 pub(crate) use board::Note;

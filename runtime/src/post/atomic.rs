@@ -16,7 +16,7 @@ use crate::comp::Completion;
 use crate::error::PostError;
 use crate::names::{Rank, Tag};
 use crate::protocol::wire::word;
-use crate::region::{AtomicError, Rmr};
+use crate::region::{AtomicError, RemoteKey};
 use crate::runtime::Runtime;
 use carrack_transports::mem::MemKind;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct Atomic<'a> {
 }
 
 impl<'a> Atomic<'a> {
-    fn new(rmr: &'a Rmr, offset: u64, operation: Operation) -> Self {
+    fn new(rmr: &'a RemoteKey, offset: u64, operation: Operation) -> Self {
         Self { place: Place { rmr, offset, signal: None }, operation, has_waited: false }
     }
 }
@@ -56,7 +56,7 @@ impl Runtime {
     pub fn post_fetch_add<'a>(
         &'a self,
         rank: Rank,
-        rmr: &'a Rmr,
+        rmr: &'a RemoteKey,
         offset: u64,
         value: u64,
     ) -> PostAtomic<'a> {
@@ -69,7 +69,7 @@ impl Runtime {
     pub fn post_compare_swap<'a>(
         &'a self,
         rank: Rank,
-        rmr: &'a Rmr,
+        rmr: &'a RemoteKey,
         offset: u64,
         expected: u64,
         new: u64,

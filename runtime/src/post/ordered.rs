@@ -19,7 +19,7 @@ use crate::matching::{MatchingEngine, Ticket};
 use crate::names::{Matching, Rank, RemoteComp};
 use crate::op::{Ended, OpContext};
 use crate::progress::Landing;
-use crate::region::Rmr;
+use crate::region::RemoteKey;
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::gpu::{Event, Stream};
 use std::collections::VecDeque;
@@ -57,7 +57,7 @@ pub(super) enum What {
 
 /// A `Place`, with a handle of its own.
 pub(super) struct Remote {
-    rmr: Rmr,
+    rmr: RemoteKey,
     offset: u64,
     signal: Option<RemoteComp>,
 }

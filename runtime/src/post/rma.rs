@@ -17,7 +17,7 @@ use crate::peer::route::Route;
 use crate::progress::{Landing, in_handler};
 use crate::protocol::header::Message;
 use crate::protocol::wire::{Request, word};
-use crate::region::{Region, Rmr};
+use crate::region::{Region, RemoteKey};
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::gpu::{Gpu, Stream};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
@@ -41,7 +41,7 @@ pub struct Get<'a> {
 /// A place in another rank's memory, and the object to signal there.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
-    pub(super) rmr: &'a Rmr,
+    pub(super) rmr: &'a RemoteKey,
     pub(super) offset: u64,
     pub(super) signal: Option<RemoteComp>,
 }
@@ -58,7 +58,7 @@ impl Runtime {
         &'a self,
         rank: Rank,
         buffer: impl Into<SendBuffer<'a>>,
-        rmr: &'a Rmr,
+        rmr: &'a RemoteKey,
         offset: u64,
     ) -> PostPut<'a> {
         let place = Place { rmr, offset, signal: None };
@@ -71,7 +71,7 @@ impl Runtime {
         &'a self,
         rank: Rank,
         buffer: impl Into<Buffer>,
-        rmr: &'a Rmr,
+        rmr: &'a RemoteKey,
         offset: u64,
     ) -> PostGet<'a> {
         let place = Place { rmr, offset, signal: None };

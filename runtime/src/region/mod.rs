@@ -1,6 +1,6 @@
 //! Memory that other ranks reach.
 //!
-//! A [`Region`] is registered, and its remote key ([`Rmr`]) sent to other ranks in any way (a
+//! A [`Region`] is registered, and its remote key ([`RemoteKey`]) sent to other ranks in any way (a
 //! message, an allgather). With it they put, get and do atomics: directly where they can map the
 //! memory ([`Runtime::allocate`] returns such memory), else through its owner, whose progress
 //! carries the operation out. Either way they notice a registration that has ended: the number of
@@ -9,14 +9,14 @@
 pub(crate) mod direct;
 mod invalidate;
 mod registration;
-mod rmr;
+mod remote_key;
 mod table;
 
 pub use carrack_transports::mem::{AtomicError, Region, RegionSlice};
 pub use invalidate::StillInUse;
 pub(crate) use invalidate::{Withdrawn, note_runtime, withdraw};
 pub use registration::{AtomicAgent, Registration};
-pub use rmr::{Rmr, RmrError};
+pub use remote_key::RemoteKey;
 pub(crate) use table::{Refusal, Regions};
 
 use crate::error::RegisterError;
@@ -36,12 +36,22 @@ pub struct Mr {
     /// Transports by which it cannot be mapped, and why.
     refused: Vec<(&'static str, String)>,
     regions: Arc<Regions>,
+    job: u64,
     rank: crate::names::Rank,
     /// The transport whose NIC does the atomic operations on its words.
     nic: Option<&'static str>,
 }
 
 impl Mr {
+    /// Returns the remote key, by which other ranks reach the memory. It can be sent as plain
+    /// [bytes](RemoteKey::to_bytes); [`Group::exchange_keys`](crate::Group::exchange_keys) gives
+    /// each rank those of all others.
+    pub fn remote_key(&self) -> RemoteKey {
+        let number = (self.index, self.generation);
+        let (len, keys) = (self.region.len() as u64, self.keys.named());
+        RemoteKey::new((self.job, self.rank), number, len, keys, self.nic)
+    }
+
     /// Returns the memory.
     pub fn region(&self) -> &Region {
         &self.region
@@ -90,12 +100,5 @@ impl Runtime {
     /// Ends a registration.
     pub fn deregister_memory(&self, mr: Mr) {
         drop(mr);
-    }
-
-    /// Returns the remote key of a registered region, by which other ranks reach it. It can be
-    /// sent as plain bytes.
-    pub fn get_rmr(&self, mr: &Mr) -> Rmr {
-        let number = (mr.index, mr.generation);
-        Rmr::new((self.0.job, mr.rank), number, mr.region.len() as u64, mr.keys.named(), mr.nic)
     }
 }

@@ -65,6 +65,7 @@ impl Registration<'_> {
             keys,
             refused: Vec::new(),
             regions: runtime.regions.clone(),
+            job: runtime.job,
             rank: runtime.rank,
             nic: words.map(|words| words.transport),
         };

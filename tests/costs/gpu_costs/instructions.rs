@@ -11,7 +11,7 @@ use crate::profile::{at_most, counted, why_not};
 use crate::support::{Job, OverShm, built, connect, unstarted};
 use carrack::region::Region;
 use carrack::transports::gpu::{CopierState, Flavour};
-use carrack::{Counter, Piece, Rank, Rmr, Runtime, Tag};
+use carrack::{Counter, Piece, Rank, RemoteKey, Runtime, Tag};
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ const BATCHES: u64 = 20;
 const PIECES: u64 = 1000;
 
 #[inline(never)]
-fn measured_puts(ground: &Ground, from: &Region, to: &Rmr, over: &Counter) {
+fn measured_puts(ground: &Ground, from: &Region, to: &RemoteKey, over: &Counter) {
     (0..WINDOW).for_each(|_| put(ground, from.whole(), to, over));
 }
 
@@ -98,7 +98,7 @@ fn puts_in_their_role() {
     let ground = black_box(Ground::new("put-instructions"));
     let (from, window) = (ground.plain(), ground.plain());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let (to, over) = (registered.remote_key(), Counter::new());
     (0..WINDOW).for_each(|_| put(&ground, from.whole(), &to, &over));
     ground.until(|| over.get() == WINDOW);
     for window in 1..=PUTS / WINDOW {
@@ -115,7 +115,7 @@ fn puts_in_their_role() {
 }
 
 #[inline(never)]
-fn measured_copier_put(ground: &Ground, from: &Region, to: &Rmr, over: &Counter) {
+fn measured_copier_put(ground: &Ground, from: &Region, to: &RemoteKey, over: &Counter) {
     put(ground, from.slice(0, 8).unwrap(), to, over);
 }
 
@@ -127,7 +127,7 @@ fn copier_puts_in_their_role() {
     let ground = black_box(Ground::with_copier("copier-put-instructions"));
     let (from, window) = (ground.plain(), ground.plain());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let (to, over) = (registered.remote_key(), Counter::new());
     let copies = || match ground.gpu.copier() {
         CopierState::On { copies, .. } => copies,
         _ => 0,
@@ -208,7 +208,7 @@ fn batches_in_their_role() {
     let room = 128 * PIECES as usize;
     let [from, window] = [0, 1].map(|_| ground.gpu.allocate(room, Flavour::Plain).unwrap());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let (to, over) = (registered.remote_key(), Counter::new());
     let piece = |at: usize| {
         let start = 128 * (at ^ 1);
         Piece { local: &from, range: start..start + 64, rmr: &to, offset: 128 * at as u64 }
@@ -235,7 +235,7 @@ fn batches_in_their_role() {
 
     let [from, window] = [0, 1].map(|_| Region::host(room));
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let to = ground.runtime.get_rmr(&registered);
+    let to = registered.remote_key();
     let pieces: Vec<_> =
         pieces.into_iter().map(|piece| Piece { local: &from, rmr: &to, ..piece }).collect();
     (0..BATCHES).for_each(|_| measured_on_the_host(&ground, &pieces));

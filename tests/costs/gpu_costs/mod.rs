@@ -11,7 +11,8 @@ use carrack::buffer::raw;
 use carrack::region::Region;
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::{
-    Buffer, Counter, Face, MR_DEVICE, MR_UNKNOWN, Piece, Rank, Rmr, Runtime, StreamCounter, Tag,
+    Buffer, Counter, Face, MR_DEVICE, MR_UNKNOWN, Piece, Rank, RemoteKey, Runtime, StreamCounter,
+    Tag,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -101,7 +102,7 @@ impl Ground {
 }
 
 /// Puts of device memory to the rank itself.
-fn put(ground: &Ground, from: impl Into<Buffer>, to: &Rmr, comp: &Counter) {
+fn put(ground: &Ground, from: impl Into<Buffer>, to: &RemoteKey, comp: &Counter) {
     let mut put = ground.runtime.post_put(Rank(0), from.into(), to, 0).comp(comp);
     put.submit().unwrap();
 }
@@ -116,7 +117,7 @@ fn puts_of_known_memory_cost_a_copy_each_and_a_question_for_many() {
     let ground = Ground::new("put");
     let (from, window) = (ground.plain(), ground.plain());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let (to, over) = (registered.remote_key(), Counter::new());
     put(&ground, from.whole(), &to, &over);
     ground.until(|| over.get() == 1);
     for many in [1, 16, 2000] {
@@ -160,7 +161,7 @@ fn a_thousand_pieces_cost_one_call_and_a_face_another() {
     let region = |len| ground.gpu.allocate(len, Flavour::Plain).unwrap();
     let (from, window) = (region(PIECES * 128), region(PIECES * 128));
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let (to, over) = (registered.remote_key(), Counter::new());
     let batches = || (ground.word("mock_batches"), ground.word("mock_grids"));
     // In another order here than there.
     let piece = |at: usize| {
@@ -206,7 +207,7 @@ fn a_put_of_raw_memory_costs_one_question_where_nothing_is_promised() {
     let ground = Ground::new("raw");
     let (from, window) = (ground.plain(), ground.plain());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, over) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let (to, over) = (registered.remote_key(), Counter::new());
     let region = |hint| {
         // SAFETY: `from` stays to the end, and there are no references to its bytes.
         unsafe { raw::region(from.addr() as *mut u8, 8, hint, ground.runtime.gpu_drivers()) }
@@ -275,7 +276,7 @@ fn a_step_of_a_ring_costs_a_copy_an_event_and_a_wait() {
     let ground = Ground::new("ring");
     let (from, window) = (ground.plain(), ground.plain());
     let registered = ground.runtime.register_memory(&window).unwrap();
-    let (to, sent) = (ground.runtime.get_rmr(&registered), Counter::new());
+    let (to, sent) = (registered.remote_key(), Counter::new());
     let arrived = StreamCounter::new(&ground.runtime, &ground.gpu).unwrap();
     let name = ground.runtime.register_comp(&arrived).unwrap();
     let stream = ground.gpu.stream().unwrap();

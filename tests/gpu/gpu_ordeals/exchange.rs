@@ -5,7 +5,7 @@ use crate::support::gpu_ranks::{Gpus, Kind, Went, filled, get, heard, holds, put
 use crate::support::ranks::Role;
 use crate::support::words::wrong;
 use carrack::region::Region;
-use carrack::{Rank, Rmr, Runtime, Tag};
+use carrack::{Rank, RemoteKey, Runtime, Tag};
 
 /// Bytes of a window.
 pub(crate) const LEN: usize = 3 << 20;
@@ -19,7 +19,7 @@ pub(crate) fn uses(
     role: &Role,
     runtime: &Runtime,
     gpus: &Gpus,
-    window: (&str, &Rmr),
+    window: (&str, &RemoteKey),
     kinds: &[Kind],
 ) -> Vec<Went> {
     let (name, rmr) = window;

@@ -8,7 +8,7 @@ use crate::support::ranks::{Ranks, Role, die};
 use crate::support::words::wrong;
 use crate::support::{Watchdog, rng};
 use carrack::region::Region;
-use carrack::{OpError, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag};
+use carrack::{OpError, PostError, Rank, RemoteKey, Runtime, Status, Synchronizer, Tag};
 use carrack_simulators::gpu::FakeConfig;
 use rand::Rng;
 use std::time::Duration;
@@ -94,7 +94,7 @@ pub(crate) fn rank(role: &Role) {
 
 /// Checks that all operations with a killed rank are refused or fail with that reason, also while
 /// its memory is still mapped.
-fn nothing_is_begun_with(runtime: &Runtime, gpus: &Gpus, gone: Rank, rmr: &Rmr) {
+fn nothing_is_begun_with(runtime: &Runtime, gpus: &Gpus, gone: Rank, rmr: &RemoteKey) {
     let buffer = || Kind::Plain(0).empty(gpus, 1000);
     let outcomes = [
         ("a send", send(runtime, gone, buffer(), Tag(9))),
@@ -127,7 +127,7 @@ struct Lane<'a> {
     /// For sending, receiving, and for what is put and got.
     regions: [Region; 3],
     flows: [Flow; 3],
-    rmr: Rmr,
+    rmr: RemoteKey,
     is_down: bool,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Lane<'a> {
         (me, other, victim): (u32, u32, u32),
         phase: u64,
         regions: [Region; 3],
-        rmr: Rmr,
+        rmr: RemoteKey,
     ) -> Self {
         let (may_die, flows) = (other == victim, Default::default());
         Self { runtime, me, other, may_die, phase, regions, flows, rmr, is_down: false }

@@ -8,7 +8,7 @@ use crate::support::gpu_ranks::{
 use crate::support::ranks::{Ranks, Role, listing};
 use carrack::region::Region;
 use carrack::transports::mem::AllocId;
-use carrack::{Rank, Rmr, Runtime, Tag};
+use carrack::{Rank, RemoteKey, Runtime, Tag};
 use std::time::Duration;
 
 /// Rounds of allocating, registering, putting, getting, sending, and letting go of all of it.
@@ -63,7 +63,7 @@ fn name(region: &Region) -> (usize, AllocId) {
 /// A window of the other rank, and a message into its memory.
 fn uses(gpus: &Gpus, runtime: &Runtime, round: u64) -> Names {
     let came = receive(runtime, Rank(1), vec![0; 4000], WINDOW).unwrap().ok().unwrap();
-    let rmr = Rmr::from_bytes(&came.buffer.to_vec().unwrap()[..came.size]).unwrap();
+    let rmr = RemoteKey::from_bytes(&came.buffer.to_vec().unwrap()[..came.size]).unwrap();
     let kind = KINDS[round as usize % KINDS.len()];
     assert_eq!(
         put(runtime, || kind.full(gpus, LEN, round), &rmr, 5).why().is_empty(),
@@ -84,7 +84,7 @@ fn lends(gpus: &Gpus, runtime: &Runtime, round: u64) -> Names {
     let kind = KINDS[round as usize % KINDS.len()];
     let region = kind.region(gpus, LEN + 10);
     let mr = runtime.register_memory(&region).unwrap();
-    send(runtime, Rank(0), runtime.get_rmr(&mr).to_bytes(), WINDOW).unwrap().ok().unwrap();
+    send(runtime, Rank(0), mr.remote_key().to_bytes(), WINDOW).unwrap().ok().unwrap();
     let status = receive(runtime, Rank(0), kind.empty(gpus, LEN), MESSAGE).unwrap().ok().unwrap();
     holds(&status.buffer, LEN, round + 7);
     receive(runtime, Rank(0), vec![0; 1], OVER).unwrap().ok().unwrap();

@@ -46,7 +46,7 @@ fn apart<J: Job>() {
             let window = to.region(&gpus, len);
             window.whole().write(&vec![0xee; len]).unwrap();
             let mr = ranks[1].register_memory(&window).unwrap();
-            let rmr = ranks[1].get_rmr(&mr);
+            let rmr = mr.remote_key();
             let done = Synchronizer::new(1);
             let mut put =
                 ranks[0].post_put(Rank(1), from.full(&gpus, len, salt), &rmr, 0).comp(&done);
@@ -131,7 +131,7 @@ fn remote<J: Job>(
     let region = remote.region(gpus, len + 20);
     region.whole().write(&vec![0xee; len + 20]).unwrap();
     let mr = ranks[1].register_memory(&region).unwrap();
-    let rmr = ranks[1].get_rmr(&mr);
+    let rmr = mr.remote_key();
     let put = |buffer: Buffer, done: &Synchronizer| {
         ranks[0].post_put(Rank(1), buffer, &rmr, 11).comp(done).submit()
     };

@@ -4,7 +4,7 @@ use super::{BLOCK, BLOCKS, device, over, received, sent, with_driver};
 use crate::support::ranks::Role;
 use crate::support::words::{fill, wrong};
 use carrack::transports::mem::Region;
-use carrack::{PostError, Rank, Rmr, Synchronizer, Tag};
+use carrack::{PostError, Rank, RemoteKey, Synchronizer, Tag};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +36,8 @@ pub(crate) fn poor(role: &Role) {
     driver.faults().refuse_pinned(true);
     let region = device(&runtime, 9 * BLOCK + 77);
     let mr = runtime.register_memory(&region).unwrap();
-    role.tells("memory", &runtime.get_rmr(&mr).to_bytes());
-    let rmr = Rmr::from_bytes(&role.told("memory", 1)).unwrap();
+    role.tells("memory", &mr.remote_key().to_bytes());
+    let rmr = RemoteKey::from_bytes(&role.told("memory", 1)).unwrap();
     if role.rank == 0 {
         fill_all(&region, 1);
         assert!(sent(&runtime, 1, region.whole(), 1).unwrap().error.is_none());
@@ -89,8 +89,8 @@ pub(crate) fn bounded(role: &Role) {
     let (runtime, driver) = with_driver(role, 600 << 20);
     let region = device(&runtime, LARGE);
     let mr = runtime.register_memory(&region).unwrap();
-    role.tells("memory", &runtime.get_rmr(&mr).to_bytes());
-    let rmr = Rmr::from_bytes(&role.told("memory", 1)).unwrap();
+    role.tells("memory", &mr.remote_key().to_bytes());
+    let rmr = RemoteKey::from_bytes(&role.told("memory", 1)).unwrap();
     let (before, most) = (anonymous(), Cell::new(0));
     let calls = Cell::new(0_u32);
     let sampled = || {
@@ -159,7 +159,7 @@ pub(crate) fn crowd(role: &Role) {
     let all = || device(&runtime, 3 * MESSAGES as usize * room);
     let (source, target, exposed) = (all(), all(), all());
     let mr = runtime.register_memory(&exposed).unwrap();
-    role.tells("memory", &runtime.get_rmr(&mr).to_bytes());
+    role.tells("memory", &mr.remote_key().to_bytes());
     let salt =
         |from: u32, to: u32, number: u64| u64::from(from) << 40 | u64::from(to) << 20 | number;
     let write = |region: &Region, at: u64, salt: u64, len: usize| {
@@ -170,7 +170,7 @@ pub(crate) fn crowd(role: &Role) {
     let others: Vec<u32> = (0..3).filter(|&other| other != me).collect();
     let mut rmrs = std::collections::HashMap::new();
     for &other in &others {
-        rmrs.insert(other, Rmr::from_bytes(&role.told("memory", other)).unwrap());
+        rmrs.insert(other, RemoteKey::from_bytes(&role.told("memory", other)).unwrap());
         for number in 0..MESSAGES {
             let at = u64::from(other) * MESSAGES + number;
             write(&source, at, salt(me, other, number), len(number));

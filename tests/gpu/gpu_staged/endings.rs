@@ -5,7 +5,7 @@ use crate::support::ranks::{Role, die};
 use crate::support::words::{fill, wrong};
 use carrack::transports::mem::{CopyError, Region};
 use carrack::{
-    Buffer, CompQueue, OpError, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag,
+    Buffer, CompQueue, OpError, PostError, Rank, RemoteKey, Runtime, Status, Synchronizer, Tag,
 };
 use carrack_simulators::gpu::{FailAt, Which};
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn post(
     runtime: &Runtime,
     way: u64,
     buffer: impl Into<Buffer>,
-    rmr: Option<&Rmr>,
+    rmr: Option<&RemoteKey>,
     done: &Synchronizer,
 ) -> Result<(), PostError> {
     let (to, buffer) = (Rank(1), buffer.into());
@@ -33,8 +33,8 @@ fn post(
 }
 
 /// Returns the memory that rank 0 puts to and gets from, if this way uses any.
-fn told(role: &Role, way: u64) -> Option<Rmr> {
-    (way >= 2).then(|| Rmr::from_bytes(&role.told("memory", 1)).unwrap())
+fn told(role: &Role, way: u64) -> Option<RemoteKey> {
+    (way >= 2).then(|| RemoteKey::from_bytes(&role.told("memory", 1)).unwrap())
 }
 
 /// The other end of what rank 0 does: it goes on as long as progress is made.
@@ -48,7 +48,7 @@ impl OtherEnd {
     fn begin(role: &Role, runtime: &Runtime, way: u64) -> Self {
         let region = device(runtime, LEN);
         let mr = runtime.register_memory(&region).unwrap();
-        role.tells("memory", &runtime.get_rmr(&mr).to_bytes());
+        role.tells("memory", &mr.remote_key().to_bytes());
         let (done, other) = (Synchronizer::new(1), Rank(0));
         let posted = match way {
             0 => runtime.post_recv(other, region.whole(), Tag(7)).comp(&done).submit(),
@@ -185,8 +185,8 @@ pub(crate) fn failing(role: &Role) {
     let mr = runtime.register_memory(&region).unwrap();
     let queue = CompQueue::new(4);
     let name = runtime.register_comp(&queue).unwrap();
-    role.tells("memory", &runtime.get_rmr(&mr).to_bytes());
-    let rmr = Rmr::from_bytes(&role.told("memory", 1)).unwrap();
+    role.tells("memory", &mr.remote_key().to_bytes());
+    let rmr = RemoteKey::from_bytes(&role.told("memory", 1)).unwrap();
     let sides = [0, 1];
     let times = [(FailAt::Submit, 1), (FailAt::Submit, 3), (FailAt::Event, 1), (FailAt::Event, 4)];
     for (side, (at, nth)) in sides.into_iter().flat_map(|side| times.map(|time| (side, time))) {

@@ -7,7 +7,7 @@ use carrack::region::AtomicError;
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::transports::mem::{CopyError, Region, RegionSlice};
 use carrack::{
-    CompQueue, OpError, PostError, Rank, RemoteComp, Rmr, Runtime, Status, Synchronizer, Tag,
+    CompQueue, OpError, PostError, Rank, RemoteComp, RemoteKey, Runtime, Status, Synchronizer, Tag,
 };
 use std::sync::Arc;
 
@@ -78,15 +78,15 @@ fn told(runtime: &Runtime, queue: &CompQueue) -> Status {
 fn exposed(role: &Role, runtime: &Runtime, grounds: &[Ground]) -> Vec<carrack::region::Mr> {
     let expose = |(kind, ground): (usize, &Ground)| {
         let mr = runtime.register_memory(&ground.region).unwrap();
-        role.tells(&format!("memory {kind}"), &runtime.get_rmr(&mr).to_bytes());
+        role.tells(&format!("memory {kind}"), &mr.remote_key().to_bytes());
         mr
     };
     grounds.iter().enumerate().map(expose).collect()
 }
 
-fn found(role: &Role, by: u32) -> Vec<Rmr> {
+fn found(role: &Role, by: u32) -> Vec<RemoteKey> {
     (0..KINDS)
-        .map(|kind| Rmr::from_bytes(&role.told(&format!("memory {kind}"), by)).unwrap())
+        .map(|kind| RemoteKey::from_bytes(&role.told(&format!("memory {kind}"), by)).unwrap())
         .collect()
 }
 
@@ -116,7 +116,7 @@ fn turns() -> impl Iterator<Item = (usize, usize, usize, u64)> {
     all.zip((10..).step_by(10)).map(|((near, far, len), salt)| (near, far, len, salt))
 }
 
-fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[Rmr], name: RemoteComp) {
+fn posts(runtime: &Runtime, grounds: &[Ground], rmrs: &[RemoteKey], name: RemoteComp) {
     let border = BORDER as u64;
     for (near, far, len, salt) in turns() {
         let (ground, rmr) = (&grounds[near], &rmrs[far]);
@@ -268,14 +268,14 @@ pub(crate) fn words(role: &Role) {
 }
 
 /// Checks that invalid requests are refused, by either side, and change nothing.
-fn refused(runtime: &Runtime, rmrs: &[Rmr]) {
+fn refused(runtime: &Runtime, rmrs: &[RemoteKey]) {
     for rmr in rmrs {
         let mut forged = rmr.to_bytes();
         // More than there is; and a generation that there never was.
         forged[20..28].copy_from_slice(&(1_u64 << 40).to_le_bytes());
-        let long = Rmr::from_bytes(&forged).unwrap();
+        let long = RemoteKey::from_bytes(&forged).unwrap();
         forged[8..12].copy_from_slice(&77_u32.to_le_bytes());
-        let stale = Rmr::from_bytes(&forged).unwrap();
+        let stale = RemoteKey::from_bytes(&forged).unwrap();
         let ends = |what: Result<Status, PostError>| match what {
             Err(PostError::Outside { .. } | PostError::Stale(_)) => {}
             Ok(status) => {
@@ -350,9 +350,9 @@ pub(crate) fn managed(role: &Role) {
     assert!(refused.to_string().contains("managed"), "{refused}");
     let window = Region::host(BLOCK);
     let mr = runtime.register_memory(&window).unwrap();
-    role.tells("window", &runtime.get_rmr(&mr).to_bytes());
+    role.tells("window", &mr.remote_key().to_bytes());
     if role.rank == 0 {
-        let rmr = Rmr::from_bytes(&role.told("window", 1)).unwrap();
+        let rmr = RemoteKey::from_bytes(&role.told("window", 1)).unwrap();
         for len in [9, BLOCK] {
             let part = || region.slice(0, len).unwrap();
             let put = runtime.post_put(Rank(1), part(), &rmr, 0).try_submit();

@@ -86,7 +86,7 @@ fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on()
     // An operation that would have one more stream wait is refused, and is the caller's as before.
     let window = ranks[1].allocate(64).unwrap();
     let mr = ranks[1].register_memory(&window).unwrap();
-    let (rmr, done) = (ranks[1].get_rmr(&mr), Sink::keeping());
+    let (rmr, done) = (mr.remote_key(), Sink::keeping());
     let mut put =
         ranks[0].post_put(Rank(1), vec![5; 64], &rmr, 0).on_stream(&streams[waiting]).comp(&done);
     let refused = put.try_submit();
@@ -97,7 +97,7 @@ fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on()
     // A copy between GPU memory is the stream's own, and has none wait.
     let mapped = gpu.allocate(100, Flavour::Plain).unwrap();
     let registered = ranks[0].register_memory(&mapped).unwrap();
-    let (own, on_gpu) = (memory(gpu, 2, &filled(100, 8)), ranks[0].get_rmr(&registered));
+    let (own, on_gpu) = (memory(gpu, 2, &filled(100, 8)), registered.remote_key());
     let on = ranks[0]
         .post_put(Rank(0), own, &on_gpu, 0)
         .on_stream(&streams[waiting])
@@ -195,7 +195,7 @@ fn rule_c_a_message_within_the_process_in_the_order_of_a_stream_is_refused_and_h
     // Puts and gets to oneself are copies on the stream.
     let window = gpu.allocate(1000, Flavour::Plain).unwrap();
     let mr = ranks[0].register_memory(&window).unwrap();
-    let (rmr, done) = (ranks[0].get_rmr(&mr), Sink::keeping());
+    let (rmr, done) = (mr.remote_key(), Sink::keeping());
     let own = memory(gpu, 2, &filled(1000, 6));
     let mut put = ranks[0].post_put(Rank(0), own, &rmr, 0).on_stream(&stream).comp(&done);
     assert!(put.try_submit().unwrap().is_posted());
@@ -284,7 +284,7 @@ fn streams_events_and_lists_that_cannot_be_used_are_refused_with_the_reason() {
     let Ground { ranks, gpu, driver, .. } = &ground;
     let window = gpu.allocate(100, Flavour::Plain).unwrap();
     let mr = ranks[1].register_memory(&window).unwrap();
-    let (rmr, stream) = (ranks[1].get_rmr(&mr), gpu.stream().unwrap());
+    let (rmr, stream) = (mr.remote_key(), gpu.stream().unwrap());
     // A stream of another driver: its GPU is another one.
     let config = FakeConfig { seed: 77, ..FakeConfig::default() };
     let theirs = FakeDriver::new(config).unwrap().gpu(0).unwrap().stream().unwrap();
@@ -324,7 +324,7 @@ fn an_event_that_fails_fails_what_waits_for_it_and_a_stream_that_failed_is_told_
     let Ground { ranks, gpu, .. } = &ground;
     let window = ranks[1].allocate(100).unwrap();
     let mr = ranks[1].register_memory(&window).unwrap();
-    let (rmr, ended) = (ranks[1].get_rmr(&mr), CompQueue::new(8));
+    let (rmr, ended) = (mr.remote_key(), CompQueue::new(8));
     let crashing = fake.gpu(0).unwrap().fake_stream().unwrap();
     let (go, gate) = std::sync::mpsc::channel::<()>();
     crashing
@@ -380,7 +380,7 @@ fn the_runtimes_own_messages_do_not_wait_behind_a_message_that_waits_for_an_even
     // Memory that no other rank maps: its owner answers.
     let region = Region::host(64);
     let mr = ranks[0].register_memory(&region).unwrap();
-    let rmr = ranks[0].get_rmr(&mr);
+    let rmr = mr.remote_key();
     for tag in 1..3 {
         let mut send = ranks[0].post_send(Rank(1), vec![1; 9], Tag(tag)).after(&event).comp(&left);
         send.submit().unwrap();

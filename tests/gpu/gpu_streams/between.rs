@@ -9,7 +9,7 @@ use carrack::post::Post;
 use carrack::transports::gpu::{Event, Flavour, Stream};
 use carrack::transports::mem::{Region, Transfer};
 use carrack::{
-    CompQueue, Counter, OpError, Outcome, PostError, Rank, RemoteComp, Rmr, Runtime, Status,
+    CompQueue, Counter, OpError, Outcome, PostError, Rank, RemoteComp, RemoteKey, Runtime, Status,
     StreamCounter, Synchronizer, Tag, UserContext,
 };
 use std::sync::Arc;
@@ -76,10 +76,10 @@ pub(crate) fn ring(role: &Role) {
     let outgoing = gpu.allocate(slots as usize * PIECE, flavour).unwrap();
     let history = gpu.allocate(STEPS as usize * PIECE, Flavour::Plain).unwrap();
     let mr = runtime.register_memory(&window).unwrap();
-    role.tells("window", &runtime.get_rmr(&mr).to_bytes());
+    role.tells("window", &mr.remote_key().to_bytes());
     let next = (role.rank + 1) % role.size;
     let previous = Rank((role.rank + role.size - 1) % role.size);
-    let rmr = Rmr::from_bytes(&role.told("window", next)).unwrap();
+    let rmr = RemoteKey::from_bytes(&role.told("window", next)).unwrap();
     arrived.watch(previous);
     role.meet("ready", &runtime, 0..role.size);
     part(&outgoing, 0).write(&filled(PIECE, u64::from(role.rank))).unwrap();
@@ -182,7 +182,7 @@ fn accept(role: &Role, runtime: &Runtime, came: &CompQueue) {
     let device = gpu.allocate(ROOM, Flavour::Plain).unwrap();
     let registrations = [&host, &device].map(|region| runtime.register_memory(region).unwrap());
     for (at, mr) in registrations.iter().enumerate() {
-        role.tells(&format!("window {at}"), &runtime.get_rmr(mr).to_bytes());
+        role.tells(&format!("window {at}"), &mr.remote_key().to_bytes());
     }
     for case in cases() {
         let tag = Tag(case.salt);
@@ -244,7 +244,8 @@ fn at_once(
 fn operate(role: &Role, runtime: &Runtime, name: RemoteComp) {
     let gpu = gpus(runtime).remove(0);
     let (stream, brake) = (gpu.stream().unwrap(), Brake::new(runtime, &gpu));
-    let windows = [0, 1].map(|at| Rmr::from_bytes(&role.told(&format!("window {at}"), 1)).unwrap());
+    let windows =
+        [0, 1].map(|at| RemoteKey::from_bytes(&role.told(&format!("window {at}"), 1)).unwrap());
     let read = |window: usize, at: u64, len: usize| -> Vec<u8> {
         at_once(runtime, |done| {
             runtime.post_get(Rank(1), vec![0; len], &windows[window], at).comp(done).try_submit()
@@ -312,7 +313,7 @@ pub(crate) fn killed(role: &Role) {
     let runtime = role.runtime(settings());
     let region = runtime.allocate(4096).unwrap();
     let mr = runtime.register_memory(&region).unwrap();
-    role.tells("memory", &runtime.get_rmr(&mr).to_bytes());
+    role.tells("memory", &mr.remote_key().to_bytes());
     if role.rank != 0 {
         let victim = role.rank == 1;
         until(std::slice::from_ref(&runtime), || {
@@ -331,7 +332,7 @@ pub(crate) fn killed(role: &Role) {
     if role.words[0] == 1 {
         arrived.watch(Rank(1));
     }
-    let rmr = Rmr::from_bytes(&role.told("memory", 1)).unwrap();
+    let rmr = RemoteKey::from_bytes(&role.told("memory", 1)).unwrap();
     // Heard of, as any rank that was used.
     let first =
         at_once(&runtime, |done| runtime.post_put(Rank(1), b"up", &rmr, 0).comp(done).try_submit());

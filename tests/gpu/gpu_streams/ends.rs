@@ -44,7 +44,7 @@ fn an_operation_whose_event_does_not_fire_in_time_ends_by_its_deadline() {
     let Ground { ranks, gpu, .. } = &ground;
     let window = ranks[1].allocate(100).unwrap();
     let mr = ranks[1].register_memory(&window).unwrap();
-    let (rmr, ended, brake) = (ranks[1].get_rmr(&mr), CompQueue::new(8), ground.brake());
+    let (rmr, ended, brake) = (mr.remote_key(), CompQueue::new(8), ground.brake());
     let held = ground.held(&brake);
     let (event, soon) = (held.record().unwrap(), Duration::from_millis(10));
     let put = ranks[0]
@@ -87,7 +87,7 @@ fn a_runtime_that_ends_lets_streams_go_and_ends_each_operation_once() {
     let gpu = ground.gpu.clone();
     let window = gpu.allocate(100, Flavour::Plain).unwrap();
     let mr = ground.ranks[1].register_memory(&window).unwrap();
-    let (rmr, ended) = (ground.ranks[1].get_rmr(&mr), CompQueue::new(16));
+    let (rmr, ended) = (mr.remote_key(), CompQueue::new(16));
     let (held, waits, arrived) = {
         let rank = &ground.ranks[0];
         let arrived = StreamCounter::new(rank, &gpu).unwrap();
@@ -142,7 +142,7 @@ fn operations_in_random_orders_end_exactly_once() {
     let mut rng = rng();
     let windows = [ranks[1].allocate(1000).unwrap(), gpu.allocate(1000, Flavour::Plain).unwrap()];
     let registered = [0, 1].map(|at| ranks[1].register_memory(&windows[at]).unwrap());
-    let rmrs = [0, 1].map(|at| ranks[1].get_rmr(&registered[at]));
+    let rmrs = [0, 1].map(|at| registered[at].remote_key());
     let ended = CompQueue::new(4096);
     for round in 0..30 {
         let (brakes, mut posted_so_far) = ([ground.brake(), ground.brake()], 0_u64);

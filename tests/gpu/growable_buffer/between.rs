@@ -9,7 +9,7 @@ use crate::support::gpu_ranks::{
 use crate::support::ranks::{Ranks, Role};
 use carrack::alloc::{GrowableBuffer, GrowableError};
 use carrack::region::Mr;
-use carrack::{OpError, PeerState, Piece, Rank, Rmr, Runtime, Tag};
+use carrack::{OpError, PeerState, Piece, Rank, RemoteKey, Runtime, Tag};
 use rustix::process::Signal;
 use std::time::Duration;
 
@@ -126,7 +126,7 @@ pub(crate) fn shrink(runtime: &Runtime, buffer: &mut GrowableBuffer, len: usize)
 
 fn putter(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     let sources = [Kind::Plain(0), Kind::Host, Kind::Plain(1)];
-    let mut known: Vec<(Rmr, u64)> = Vec::new();
+    let mut known: Vec<(RemoteKey, u64)> = Vec::new();
     let mut round = 0_u64;
     while known.len() < STRIPES || !role.has_said("enough", 0) {
         if role.has_said(&format!("stripe {}", known.len()), 0) {
@@ -159,7 +159,7 @@ fn putter(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     drop(known);
     runtime.barrier().unwrap();
     // The old name is stale, the new one is good.
-    let old = Rmr::from_bytes(&old).unwrap();
+    let old = RemoteKey::from_bytes(&old).unwrap();
     let stale = over(runtime, |done| {
         runtime.post_put(Rank(0), filled(LEN, 1), &old, 0).comp(done).submit()
     });

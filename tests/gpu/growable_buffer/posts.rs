@@ -9,7 +9,7 @@ use crate::support::gpu_ranks::{
 use crate::support::ranks::{Ranks, Role};
 use carrack::alloc::GrowableBuffer;
 use carrack::region::Region;
-use carrack::{Face, Piece, Rank, Rmr, Runtime, Tag};
+use carrack::{Face, Piece, Rank, RemoteKey, Runtime, Tag};
 
 /// Place in a window at which one GPU's stripes end and another's begin.
 const BORDER: usize = 1_000_003;
@@ -88,7 +88,7 @@ fn put_and_get(role: &Role, gpus: &Gpus, runtime: &Runtime, name: &str, window: 
 /// Pieces and a face, from memory of every sort, such memory among them, into what the peer has
 /// mapped; one of each lies on the border of two GPUs' stripes, where there is one. All of it is
 /// got back in one piece.
-fn many(gpus: &Gpus, runtime: &Runtime, rmr: &Rmr, own: &Region) {
+fn many(gpus: &Gpus, runtime: &Runtime, rmr: &RemoteKey, own: &Region) {
     let places = [(5, 64), (BORDER - 40, 100), (BORDER + 5000, 8), (2_000_001, 100_003)];
     let face = Face { offset: BORDER - 900, count: [200, 10, 3], pitch: [1000, 20_000] };
     let rows = (0..30).map(|at| (face.offset + at % 10 * 1000 + at / 10 * 20_000, 200));

@@ -75,7 +75,7 @@ fn what_the_runtime_writes_there_is_written_by_the_owner_wherever_it_comes_from(
         fill(&near, 7 + at as u64);
         let registered = runtime.register_memory(stripe).unwrap();
         let (put, got) = (Synchronizer::new(1), Synchronizer::new(1));
-        let to = runtime.get_rmr(&registered);
+        let to = registered.remote_key();
         assert!(runtime.post_put(Rank(0), near.whole(), &to, 0).comp(&put).submit().is_ok());
         put.wait(&runtime).unwrap();
         check(stripe, 7 + at as u64);

@@ -6,7 +6,7 @@ use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
 use crate::support::{pattern, posted, until};
 use carrack::buffer::Region;
-use carrack::{Mr, OpError, Outcome, PostError, Rmr, Tag};
+use carrack::{Mr, OpError, Outcome, PostError, RemoteKey, Tag};
 
 const SIZES: [usize; 9] = [0, 1, 8, 40, 41, 8192, 8193, 100_000, (1 << 20) + 3];
 
@@ -14,15 +14,15 @@ const SIZES: [usize; 9] = [0, 1, 8, 40, 41, 8192, 8193, 100_000, (1 << 20) + 3];
 struct Shared {
     mine: Region,
     registered: Mr,
-    theirs: Rmr,
+    theirs: RemoteKey,
 }
 
 /// One of each sort.
 fn shared(me: &Me, len: usize) -> [Shared; 2] {
     [me.runtime.allocate(len).unwrap(), Region::host(len)].map(|mine| {
         let registered = me.runtime.register_memory(&mine).unwrap();
-        let told = me.runtime.allgather(&me.runtime.get_rmr(&registered).to_bytes()).unwrap();
-        let theirs = Rmr::from_bytes(&told[me.peer.0 as usize]).unwrap();
+        let told = me.runtime.allgather(&registered.remote_key().to_bytes()).unwrap();
+        let theirs = RemoteKey::from_bytes(&told[me.peer.0 as usize]).unwrap();
         Shared { mine, registered, theirs }
     })
 }
@@ -92,7 +92,7 @@ pub(crate) fn counted(me: &Me) {
             let add = me.runtime.post_fetch_add(me.peer, &shared.theirs, 8, 3).wait().unwrap();
             assert!(add.value().is_some_and(|found| found % 3 == 0));
             // The owner's own addition, between those of the other rank.
-            let own = me.runtime.get_rmr(&shared.registered);
+            let own = shared.registered.remote_key();
             me.runtime.post_fetch_add(me.runtime.rank(), &own, 8, 3).wait().unwrap();
             // And a lock-free increment by hand.
             let mut held = 0;
@@ -150,7 +150,7 @@ pub(crate) fn refused(me: &Me) {
         // A name that says more than there is: what is mapped is checked here, else by its owner.
         let mut forged = theirs.to_bytes();
         forged[20..28].copy_from_slice(&5000_u64.to_le_bytes());
-        let forged = Rmr::from_bytes(&forged).unwrap();
+        let forged = RemoteKey::from_bytes(&forged).unwrap();
         let sink = Sink::keeping();
         match me.runtime.post_put(me.peer, vec![9; 2 * LEN], &forged, 0).comp(&sink).try_submit() {
             Err(PostError::Outside { .. }) => {}

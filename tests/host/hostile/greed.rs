@@ -107,7 +107,7 @@ fn requests_whose_answers_are_not_taken_are_bounded() {
     {
         let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
         let mr = job.ranks[0].register_memory(&Region::host(64)).unwrap();
-        let rmr = job.ranks[0].get_rmr(&mr).to_bytes();
+        let rmr = mr.remote_key().to_bytes();
         let region = u64::from_le_bytes(rmr[4..12].try_into().unwrap());
         push_up_to(&mut job, enough, "takes no answer", |number| {
             ([kind, 0], words([number, region, 0, 8, 0]))
@@ -127,7 +127,7 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
     let _watchdog = Watchdog::over("pieces");
     let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
     let mr = job.ranks[0].register_memory(&Region::host(64)).unwrap();
-    let rmr = job.ranks[0].get_rmr(&mr).to_bytes();
+    let rmr = mr.remote_key().to_bytes();
     let region = u64::from_le_bytes(rmr[4..12].try_into().unwrap());
     // No list, one longer than any, more bytes than any has, fewer than the list, and bytes next
     // to the requested ones.
@@ -160,7 +160,7 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
     // And such as come, but whose answers are not taken.
     let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
     let mr = job.ranks[0].register_memory(&Region::host(1 << 16)).unwrap();
-    let rmr = job.ranks[0].get_rmr(&mr).to_bytes();
+    let rmr = mr.remote_key().to_bytes();
     let region = u64::from_le_bytes(rmr[4..12].try_into().unwrap());
     let list = |number: u64| {
         let landing = 2 * number + 2;

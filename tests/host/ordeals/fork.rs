@@ -8,8 +8,8 @@ use crate::support::sink::Sink;
 use crate::support::{Job, OverShm, Watchdog, pattern, rng, until};
 use carrack::buffer::Region;
 use carrack::{
-    AwaitError, CollectiveError, PostError, ProgressError, Rank, RemoteComp, Rmr, Runtime, Tag,
-    WaitError,
+    AwaitError, CollectiveError, PostError, ProgressError, Rank, RemoteComp, RemoteKey, Runtime,
+    Tag, WaitError,
 };
 use rand::Rng;
 use std::os::unix::process::ExitStatusExt;
@@ -75,8 +75,8 @@ pub(crate) fn rank(role: &Role) {
     let [mapped, owned] = [runtime.allocate(64).unwrap(), Region::host(64)];
     let registered = [&mapped, &owned].map(|region| runtime.register_memory(region).unwrap());
     let theirs = [0, 1].map(|at| {
-        let all = runtime.allgather(&runtime.get_rmr(&registered[at]).to_bytes()).unwrap();
-        Rmr::from_bytes(&all[1 - role.rank as usize]).unwrap()
+        let all = runtime.allgather(&registered[at].remote_key().to_bytes()).unwrap();
+        RemoteKey::from_bytes(&all[1 - role.rank as usize]).unwrap()
     });
     exchange(role, &runtime, 0);
     if role.rank == 0 {
@@ -109,7 +109,7 @@ pub(crate) fn rank(role: &Role) {
     }
 }
 
-fn goes_on(role: &Role, runtime: &Runtime, theirs: &[Rmr; 2]) {
+fn goes_on(role: &Role, runtime: &Runtime, theirs: &[RemoteKey; 2]) {
     exchange(role, runtime, 1);
     for rmr in theirs {
         assert!(
@@ -120,7 +120,7 @@ fn goes_on(role: &Role, runtime: &Runtime, theirs: &[Rmr; 2]) {
     runtime.barrier().unwrap();
 }
 
-fn refuses_everything(runtime: &Runtime, theirs: &[Rmr; 2]) {
+fn refuses_everything(runtime: &Runtime, theirs: &[RemoteKey; 2]) {
     let other = Rank(1);
     let sink = Sink::keeping();
     let is_forked = |what: &str, outcome: Result<carrack::Outcome, PostError>| match outcome {

@@ -11,7 +11,7 @@ use carrack::region::{Mr, Region};
 use carrack::transports::gpu::{Event, Stream};
 use carrack::{
     AsCompletion, Buffer, CollectiveError, CompQueue, Counter, Handler, Outcome, PostError, Rank,
-    RemoteComp, Rmr, Runtime, Status, StreamCounter, Tag, UserContext,
+    RemoteComp, RemoteKey, Runtime, Status, StreamCounter, Tag, UserContext,
 };
 use carrack_simulators::gpu::Held;
 use carrack_simulators::nic::FABRIC_VARIABLE;
@@ -110,7 +110,7 @@ struct Objects {
     held: Option<Held>,
     statuses: [Status; 2],
     registered: Vec<Mr>,
-    mapped: [Rmr; 2],
+    mapped: [RemoteKey; 2],
     sent: Sink,
     received: Sink,
     stream: Arc<dyn Stream>,

@@ -10,7 +10,7 @@ use carrack::region::{Mr, Region};
 use carrack::settings::SettingsBuilder;
 use carrack::transports::gpu::cuda::CudaDriver;
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
-use carrack::{Buffer, PostError, Rank, Rmr, Runtime, Status, Synchronizer, Tag};
+use carrack::{Buffer, PostError, Rank, RemoteKey, Runtime, Status, Synchronizer, Tag};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::Arc;
 use std::time::Duration;
@@ -201,7 +201,7 @@ impl Went {
 }
 
 /// Puts, by the engine where that is possible.
-pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> Went {
+pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &RemoteKey, at: u64) -> Went {
     let call = |path: Option<&'static str>| {
         over(runtime, |done| {
             let mut post = runtime.post_put(rmr.owner(), make(), rmr, at).comp(done);
@@ -215,7 +215,12 @@ pub fn put(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> 
 }
 
 /// Gets, by the engine where that is possible. What has come is in the buffer.
-pub fn get(runtime: &Runtime, make: impl Fn() -> Buffer, rmr: &Rmr, at: u64) -> (Went, Buffer) {
+pub fn get(
+    runtime: &Runtime,
+    make: impl Fn() -> Buffer,
+    rmr: &RemoteKey,
+    at: u64,
+) -> (Went, Buffer) {
     let call = |path: Option<&'static str>| {
         over(runtime, |done| {
             let mut post = runtime.post_get(rmr.owner(), make(), rmr, at).comp(done);
@@ -254,11 +259,11 @@ pub fn heard(role: &Role, runtime: &Runtime, what: &str, by: u32) {
 /// Registers memory, and tells the others of it.
 pub fn registered(role: &Role, runtime: &Runtime, what: &str, region: &Region) -> Mr {
     let mr = runtime.register_memory(region).unwrap();
-    role.tells(what, &runtime.get_rmr(&mr).to_bytes());
+    role.tells(what, &mr.remote_key().to_bytes());
     mr
 }
 
 /// The memory of which a rank tells.
-pub fn told(role: &Role, what: &str, by: u32) -> Rmr {
-    Rmr::from_bytes(&role.told(what, by)).unwrap()
+pub fn told(role: &Role, what: &str, by: u32) -> RemoteKey {
+    RemoteKey::from_bytes(&role.told(what, by)).unwrap()
 }

@@ -8,8 +8,8 @@ use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
 use carrack::transports::verbs::Options;
 use carrack::{
-    AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RegisterError, Rmr, Runtime, Synchronizer,
-    Tag,
+    AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RegisterError, RemoteKey, Runtime,
+    Synchronizer, Tag,
 };
 use carrack_simulators::nic::{Config, Limits, SimulatedNic};
 use std::sync::Arc;
@@ -41,14 +41,14 @@ fn ranks(nics: &[Arc<SimulatedNic>]) -> Vec<Runtime> {
     ranks.map(start).collect()
 }
 
-fn words(owner: &Runtime, region: &Region) -> Result<(Mr, Rmr), RegisterError> {
+fn words(owner: &Runtime, region: &Region) -> Result<(Mr, RemoteKey), RegisterError> {
     let mr = owner.registration(region).atomics(AtomicAgent::Nic).register()?;
-    let rmr = owner.get_rmr(&mr);
+    let rmr = mr.remote_key();
     Ok((mr, rmr))
 }
 
 /// Adds to a word while all ranks make progress, and returns the word's previous value.
-fn add(ranks: &[Runtime], at: usize, rmr: &Rmr, value: u64) -> Result<u64, String> {
+fn add(ranks: &[Runtime], at: usize, rmr: &RemoteKey, value: u64) -> Result<u64, String> {
     let sink = Sink::keeping();
     let post = || ranks[at].post_fetch_add(rmr.owner(), rmr, 0, value).comp(&sink).submit();
     post().map_err(|error| error.to_string())?;
@@ -73,7 +73,7 @@ fn ranks_that_reach_the_memory_otherwise_go_by_the_nic_all_the_same() {
     const EACH: u64 = 1000;
     std::thread::scope(|scope| {
         for rank in &ranks {
-            let rmr = Rmr::from_bytes(&rmr.to_bytes()).unwrap();
+            let rmr = RemoteKey::from_bytes(&rmr.to_bytes()).unwrap();
             scope.spawn(move || {
                 let (mut left, ended) = (EACH, Synchronizer::new(EACH as usize));
                 while left > 0 {
@@ -120,7 +120,7 @@ fn a_nic_without_atomic_operations_is_no_agent_and_says_so() {
         );
         // Its owner does them, as ever.
         let mr = rank.register_memory(&region).unwrap();
-        ranks[0].post_fetch_add(rank.rank(), &rank.get_rmr(&mr), 0, 1).wait().unwrap();
+        ranks[0].post_fetch_add(rank.rank(), &mr.remote_key(), 0, 1).wait().unwrap();
     }
     assert_eq!(region.fetch_add(0, 0), Ok(2));
     // Nor does it ask for any of others.

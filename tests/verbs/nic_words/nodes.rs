@@ -4,7 +4,7 @@ use crate::support::ranks::{Ranks, Role, die};
 use crate::support::{Job, OverShm, Watchdog, until};
 use carrack::buffer::Region;
 use carrack::settings::TransportChoice;
-use carrack::{AtomicAgent, OpError, Outcome, PostError, Rank, Rmr, Runtime, Synchronizer};
+use carrack::{AtomicAgent, OpError, Outcome, PostError, Rank, RemoteKey, Runtime, Synchronizer};
 use carrack_simulators::nic::FABRIC_VARIABLE;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn runtime(role: &Role) -> Runtime {
 }
 
 /// Adds to a word of rank 0's, so often.
-fn add(runtime: &Runtime, rmr: &Rmr, times: u64) -> Result<(), PostError> {
+fn add(runtime: &Runtime, rmr: &RemoteKey, times: u64) -> Result<(), PostError> {
     let (mut left, ended) = (times, Synchronizer::new(times as usize));
     while left > 0 {
         match runtime.post_fetch_add(Rank(0), rmr, 8, 1).comp(&ended).try_submit()? {
@@ -57,8 +57,8 @@ fn adds(role: &Role) {
     // Memory that the others map, and could change by themselves.
     let region = runtime.allocate(64).unwrap();
     let mr = runtime.registration(&region).atomics(AtomicAgent::Nic).register().unwrap();
-    role.tells("words", &runtime.get_rmr(&mr).to_bytes());
-    let rmr = Rmr::from_bytes(&role.told("words", 0)).unwrap();
+    role.tells("words", &mr.remote_key().to_bytes());
+    let rmr = RemoteKey::from_bytes(&role.told("words", 0)).unwrap();
     role.meet("ready", &runtime, 0..SIZE);
     add(&runtime, &rmr, EACH).unwrap();
     role.meet("added", &runtime, 0..SIZE);
@@ -82,8 +82,8 @@ fn dies(role: &Role) {
     let runtime = runtime(role);
     let region = Region::host(64);
     let mr = runtime.registration(&region).atomics(AtomicAgent::Nic).register().unwrap();
-    role.tells("words", &runtime.get_rmr(&mr).to_bytes());
-    let rmr = Rmr::from_bytes(&role.told("words", 0)).unwrap();
+    role.tells("words", &mr.remote_key().to_bytes());
+    let rmr = RemoteKey::from_bytes(&role.told("words", 0)).unwrap();
     role.meet("ready", &runtime, 0..SIZE);
     if role.rank == 0 {
         until(std::slice::from_ref(&runtime), || {
@@ -126,7 +126,7 @@ fn dies(role: &Role) {
         over == begun
     });
     // Those that are left go on, by the NIC and by themselves.
-    let other = Rmr::from_bytes(&role.told("words", 3 - role.rank)).unwrap();
+    let other = RemoteKey::from_bytes(&role.told("words", 3 - role.rank)).unwrap();
     let counted = Synchronizer::new(1);
     runtime.post_fetch_add(other.owner(), &other, 0, 1).comp(&counted).submit().unwrap();
     until(std::slice::from_ref(&runtime), || counted.test());

@@ -8,7 +8,7 @@ use carrack::bootstrap::InProcess;
 use carrack::region::{Mr, Region};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::transports::verbs::Options;
-use carrack::{OpError, Rank, Rmr, Runtime, Tag};
+use carrack::{OpError, Rank, RemoteKey, Runtime, Tag};
 use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use carrack_simulators::nic::{Config, SimulatedNic};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -117,10 +117,10 @@ impl Ground {
 
     /// Memory of the second rank's for the first: the name of what the guards are around. The first
     /// rank's NIC knows where it is, or will never know.
-    pub(crate) fn known(&self, guarded: &Guarded) -> Rmr {
+    pub(crate) fn known(&self, guarded: &Guarded) -> RemoteKey {
         let slice = guarded.slice();
         let mr = self.ranks[1].register_memory(slice.region()).unwrap();
-        let rmr = self.ranks[1].get_rmr(&mr);
+        let rmr = mr.remote_key();
         let rmr = rmr.slice(slice.offset() as u64, slice.len() as u64).unwrap();
         self.registered.lock().unwrap().push((Rank(1), mr, rmr.to_bytes()));
         // The first operation asks where it is.
@@ -134,7 +134,7 @@ impl Ground {
     }
 
     /// Ends a registration, and lets that be known.
-    pub(crate) fn withdraw(&self, rmr: &Rmr) {
+    pub(crate) fn withdraw(&self, rmr: &RemoteKey) {
         let mut registered = self.registered.lock().unwrap();
         let at = registered.iter().position(|(_, _, name)| *name == rmr.to_bytes()).unwrap();
         let (rank, mr, _) = registered.swap_remove(at);
@@ -143,7 +143,7 @@ impl Ground {
     }
 
     /// The first rank puts all of it.
-    pub(crate) fn try_put(&self, source: &Guarded, rmr: &Rmr) -> Result<(), String> {
+    pub(crate) fn try_put(&self, source: &Guarded, rmr: &RemoteKey) -> Result<(), String> {
         let sink = Sink::keeping();
         let mut put = self.ranks[0].post_put(Rank(1), source.slice(), rmr, 0).comp(&sink);
         put.submit().map_err(|error| error.to_string())?;
@@ -152,13 +152,13 @@ impl Ground {
     }
 
     #[track_caller]
-    pub(crate) fn put(&self, source: &Guarded, rmr: &Rmr) {
+    pub(crate) fn put(&self, source: &Guarded, rmr: &RemoteKey) {
         self.try_put(source, rmr).expect("a put");
     }
 
     /// The first rank gets all of it.
     #[track_caller]
-    pub(crate) fn get(&self, target: &Guarded, rmr: &Rmr) {
+    pub(crate) fn get(&self, target: &Guarded, rmr: &RemoteKey) {
         let sink = Sink::keeping();
         let mut get = self.ranks[0].post_get(Rank(1), target.slice(), rmr, 0).comp(&sink);
         get.submit().unwrap();

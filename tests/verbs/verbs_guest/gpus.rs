@@ -58,7 +58,7 @@ fn a_gpus_memory_is_put_got_and_sent_by_its_dma_buf_and_no_engine_copies_it() {
         let (source, target) = (memory(0, size).filled(&bytes), memory(1, size));
         let mr = ranks[1].register_memory(target.slice().region()).unwrap();
         let slice = target.slice();
-        let rmr = ranks[1].get_rmr(&mr).slice(slice.offset() as u64, slice.len() as u64).unwrap();
+        let rmr = mr.remote_key().slice(slice.offset() as u64, slice.len() as u64).unwrap();
         let sink = Sink::keeping();
         // The first operation asks where the region is, and goes by its owner.
         let mut get = ranks[0].post_get(Rank(1), vec![0; 1], &rmr, 0).comp(&sink);

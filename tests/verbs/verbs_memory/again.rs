@@ -20,7 +20,7 @@ fn an_owner_that_is_told_of_a_get_may_write_there_although_answers_are_lost() {
     let ranks = ranks(&nics, &soon_again());
     let region = Region::host(LEN);
     let registered = ranks[1].register_memory(&region).unwrap();
-    let (rmr, told) = (ranks[1].get_rmr(&registered), Sink::keeping());
+    let (rmr, told) = (registered.remote_key(), Sink::keeping());
     let name = ranks[1].register_comp(&told).unwrap();
     // By the owner's progress, which also answers where the region is: from then on the NIC knows.
     let first = Sink::keeping();
@@ -64,7 +64,7 @@ fn memory_that_was_read_stays_known_to_the_nic_until_the_bytes_have_arrived() {
     nics.iter().for_each(|nic| nic.faults().lose_packets(15));
     for round in 0..2 * ROUNDS {
         let registered = ranks[1].register_memory(&region).unwrap();
-        let (rmr, over) = (ranks[1].get_rmr(&registered), Sink::keeping());
+        let (rmr, over) = (registered.remote_key(), Sink::keeping());
         let get = || {
             let mut get = ranks[0].post_get(Rank(1), vec![0xee; 100], &rmr, 0).comp(&over);
             get.submit().unwrap();

@@ -6,7 +6,7 @@ use super::{nics, ranks};
 use crate::support::{Watchdog, settle, until};
 use carrack::buffer::Region;
 use carrack::transports::verbs::Options;
-use carrack::{CompQueue, Mr, OpError, PostError, Rank, Rmr, Runtime, Status, UserContext};
+use carrack::{CompQueue, Mr, OpError, PostError, Rank, RemoteKey, Runtime, Status, UserContext};
 use carrack_simulators::nic::Config;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -51,7 +51,7 @@ impl Tally {
 }
 
 /// Puts and gets, of all lengths, to and from the region whose key rank 1 has published last.
-fn load(rank: &Runtime, told: &Mutex<Rmr>, over: &AtomicBool, tally: &Tally, seed: u64) {
+fn load(rank: &Runtime, told: &Mutex<RemoteKey>, over: &AtomicBool, tally: &Tally, seed: u64) {
     let (mut rng, ended) = (SmallRng::seed_from_u64(seed), CompQueue::new(256));
     let mut under_way = 0;
     loop {
@@ -94,9 +94,9 @@ fn a_region_is_deregistered_again_and_again_while_puts_and_gets_to_it_are_under_
     let ranks = ranks(&nics([(); 3].map(|()| Config::default())), &Options::default());
     let owner = &ranks[1];
     let region = Region::host(LEN);
-    let register = || -> (Mr, Rmr) {
+    let register = || -> (Mr, RemoteKey) {
         let mr = owner.register_memory(&region).unwrap();
-        let rmr = owner.get_rmr(&mr);
+        let rmr = mr.remote_key();
         (mr, rmr)
     };
     let (first, rmr) = register();

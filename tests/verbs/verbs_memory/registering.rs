@@ -5,7 +5,7 @@ use crate::support::sink::{Sink, Sort};
 use crate::support::{Watchdog, connect, pattern, posted, settle, step, until};
 use carrack::buffer::Region;
 use carrack::transports::verbs::Options;
-use carrack::{AtomicAgent, Rank, Rmr, Runtime, Tag};
+use carrack::{AtomicAgent, Rank, RemoteKey, Runtime, Tag};
 use carrack_simulators::nic::{Config, Limits};
 
 /// Limit of locked memory: well above the queues and packets of a rank, and below the user memory
@@ -18,7 +18,7 @@ fn config(limits: Limits) -> Config {
 }
 
 /// Has rank 0's NIC told where the region is.
-fn introduce(ranks: &[Runtime], rmr: &Rmr) {
+fn introduce(ranks: &[Runtime], rmr: &RemoteKey) {
     let sink = Sink::keeping();
     for _ in 0..2 {
         let _ =
@@ -29,7 +29,7 @@ fn introduce(ranks: &[Runtime], rmr: &Rmr) {
 }
 
 /// A put and a get, which end though rank 1 does nothing, or not, as is expected.
-fn move_bytes(ranks: &[Runtime], region: &Region, rmr: &Rmr, by_nic: bool) {
+fn move_bytes(ranks: &[Runtime], region: &Region, rmr: &RemoteKey, by_nic: bool) {
     let (sink, bytes) = (Sink::keeping(), pattern(7, LONG));
     let put = ranks[0].post_put(Rank(1), bytes.clone(), rmr, 0).comp(&sink).try_submit().unwrap();
     let get = ranks[0]
@@ -59,7 +59,7 @@ fn memory_that_is_paged_on_demand_is_not_locked() {
         let ranks = ranks(&nics([locked(has), locked(has)]), &options);
         let region = Region::host(2 * LONG);
         let mr = ranks[1].register_memory(&region).unwrap();
-        let rmr = ranks[1].get_rmr(&mr);
+        let rmr = mr.remote_key();
         introduce(&ranks, &rmr);
         // If too much memory would have to be locked, the owner carries the operations out.
         move_bytes(&ranks, &region, &rmr, by_nic);
@@ -87,7 +87,7 @@ fn writes_in_any_order_are_seen_before_anybody_is_told_of_them() {
     let ranks = ranks(&nics([config(Limits::default()), config(Limits::default())]), &options);
     let region = Region::host(2 * LONG);
     let mr = ranks[1].register_memory(&region).unwrap();
-    let rmr = ranks[1].get_rmr(&mr);
+    let rmr = mr.remote_key();
     introduce(&ranks, &rmr);
     // Without a notification the owner hears nothing. Its memory must still hold the bytes when
     // the put is complete.

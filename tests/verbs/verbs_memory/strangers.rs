@@ -8,21 +8,21 @@ use crate::support::sink::Sink;
 use crate::support::{Watchdog, built, connect, posted, settle, until};
 use carrack::buffer::Region;
 use carrack::transports::verbs::Options;
-use carrack::{AtomicAgent, Mr, OpError, Outcome, PostError, Rank, Rmr, Runtime};
+use carrack::{AtomicAgent, Mr, OpError, Outcome, PostError, Rank, RemoteKey, Runtime};
 use carrack_simulators::nic::Config;
 
-fn registered(owner: &Runtime, region: &Region) -> [(Mr, Rmr); 2] {
+fn registered(owner: &Runtime, region: &Region) -> [(Mr, RemoteKey); 2] {
     let agents = [(AtomicAgent::Owner, 0), (AtomicAgent::Nic, 512)];
     agents.map(|(agent, at)| {
         let part = region.subregion(at, 512).unwrap();
         let mr = owner.registration(&part).atomics(agent).register().unwrap();
-        let rmr = owner.get_rmr(&mr);
+        let rmr = mr.remote_key();
         (mr, rmr)
     })
 }
 
 /// A put, a get and an atomic operation on rank 1's memory, and how each ended.
-fn refusals(ranks: &[Runtime], rmr: &Rmr) -> [String; 3] {
+fn refusals(ranks: &[Runtime], rmr: &RemoteKey) -> [String; 3] {
     let zero = &ranks[0];
     let end = |call: &mut dyn FnMut(&Sink) -> Result<Outcome, PostError>| {
         let sink = Sink::keeping();
@@ -49,7 +49,7 @@ fn all_say(refusals: &[String; 3], what: &str) {
 }
 
 /// Checks that the connection stands, and that valid keys still work.
-fn still_works(ranks: &[Runtime], rmr: &Rmr) {
+fn still_works(ranks: &[Runtime], rmr: &RemoteKey) {
     let sink = Sink::keeping();
     for _ in 0..3 {
         let _ = posted(ranks, || {
@@ -75,7 +75,7 @@ fn a_region_of_another_job_is_none_of_this_one() {
     for ((_, stranger), (_, right)) in names.iter().zip(&own_names) {
         all_say(&refusals(&mine, stranger), "made in another job");
         // Also where it has come as bytes.
-        let again = Rmr::from_bytes(&stranger.to_bytes()).unwrap();
+        let again = RemoteKey::from_bytes(&stranger.to_bytes()).unwrap();
         all_say(&refusals(&mine, &again), "rank 1");
         still_works(&mine, right);
     }
@@ -110,7 +110,7 @@ fn a_region_of_the_same_rank_before_it_started_again_is_not_registered() {
     };
     let (ranks, names) = life();
     still_works(&ranks, &names[0].1);
-    let old = names.map(|(_, rmr)| Rmr::from_bytes(&rmr.to_bytes()).unwrap());
+    let old = names.map(|(_, rmr)| RemoteKey::from_bytes(&rmr.to_bytes()).unwrap());
     drop(ranks);
     // The same job, rank, memory, and order of registrations.
     let (ranks, names) = life();
@@ -135,7 +135,7 @@ fn a_region_of_a_rank_that_has_gone_is_nobodys() {
     assert!(sink.one(&ranks).error.is_none());
     settle(&ranks);
     // What waits for its owner's answer ends, too.
-    let fresh = names.each_ref().map(|(_, rmr)| Rmr::from_bytes(&rmr.to_bytes()).unwrap());
+    let fresh = names.each_ref().map(|(_, rmr)| RemoteKey::from_bytes(&rmr.to_bytes()).unwrap());
     let late = Sink::keeping();
     let asks = ranks[0].post_fetch_add(Rank(1), &fresh[0], 0, 1).comp(&late).try_submit().unwrap();
     assert!(asks.is_posted());

@@ -125,13 +125,13 @@ fn mark(marks: &mut [u64], units: Range<u64>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::{Region, Rmr};
+    use crate::region::{Region, RemoteKey};
     use proptest::prelude::*;
 
     /// Returns a remote key of `len` bytes.
-    fn rmr(len: u64) -> Rmr {
+    fn rmr(len: u64) -> RemoteKey {
         let words = [7, 0, len].map(u64::to_le_bytes);
-        Rmr::from_bytes(&[&1_u32.to_le_bytes()[..], &words.concat()].concat()).unwrap()
+        RemoteKey::from_bytes(&[&1_u32.to_le_bytes()[..], &words.concat()].concat()).unwrap()
     }
 
     proptest! {

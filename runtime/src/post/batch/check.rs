@@ -6,7 +6,7 @@ use super::{Batch, Faces, Many, Piece};
 use crate::error::PostError;
 use crate::post::options::Post;
 use crate::post::rma::Place;
-use crate::region::{Region, Rmr};
+use crate::region::{Region, RemoteKey};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::check_kinds;
 use carrack_transports::mem::{Face, MemKind, Together};
@@ -84,7 +84,7 @@ impl Plan<'_> {
 impl<'a> Post<'_, Batch<'a>> {
     /// Returns `true` if a batch can begin and complete at once, as far as known without a plan.
     pub(super) fn all_at_once(&self) -> bool {
-        let one = |local: &Region, rmr: &Rmr| {
+        let one = |local: &Region, rmr: &RemoteKey| {
             self.ends_at_once(&Place { rmr, offset: 0, signal: None }, local.kind())
         };
         self.order.is_none()
@@ -110,7 +110,7 @@ impl<'a> Post<'_, Batch<'a>> {
     fn way(
         &self,
         plan: &mut Plan<'a>,
-        (local, rmr): (&'a Region, &'a Rmr),
+        (local, rmr): (&'a Region, &'a RemoteKey),
         near: Option<&Arc<dyn Gpu>>,
         count: usize,
     ) -> Result<Way<'a>, PostError> {
@@ -267,7 +267,7 @@ fn plan_run<'a, const IS_PUT: bool>(
     plan: &mut Plan<'a>,
     apart: &mut Apart,
     way: Way<'a>,
-    (local, rmr): (&'a Region, &'a Rmr),
+    (local, rmr): (&'a Region, &'a RemoteKey),
     run: &'a [Piece<'a>],
 ) -> Result<(), (usize, PostError)> {
     apart.enter(if IS_PUT { (rmr.number(), rmr.offset()) } else { (0, local.addr() as u64) });

@@ -29,7 +29,7 @@ use super::options::{Outcome, Post, Tells};
 use super::submit::Kind;
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
-use crate::region::{Region, Rmr};
+use crate::region::{Region, RemoteKey};
 use crate::runtime::Runtime;
 pub(super) use begin::Started;
 use carrack_transports::gpu::Grid;
@@ -46,7 +46,7 @@ pub struct Piece<'a> {
     /// The range of it, in bytes.
     pub range: Range<usize>,
     /// The other rank's memory.
-    pub rmr: &'a Rmr,
+    pub rmr: &'a RemoteKey,
     /// The beginning of the piece in the memory of `rmr`, in bytes.
     pub offset: u64,
 }
@@ -54,7 +54,7 @@ pub struct Piece<'a> {
 impl Piece<'_> {
     /// Returns `true` if it is between these two regions, the remote one by this very key.
     #[inline]
-    fn is_between(&self, (local, rmr): (&Region, &Rmr)) -> bool {
+    fn is_between(&self, (local, rmr): (&Region, &RemoteKey)) -> bool {
         std::ptr::eq(self.rmr, rmr) && (std::ptr::eq(self.local, local) || self.local.is(local))
     }
 
@@ -82,7 +82,7 @@ enum Many<'a> {
 struct Faces<'a> {
     local: &'a Region,
     ours: &'a Face,
-    rmr: &'a Rmr,
+    rmr: &'a RemoteKey,
     theirs: &'a Face,
 }
 
@@ -112,7 +112,7 @@ impl Runtime {
     /// # let [zero, one]: [Runtime; 2] = Runtime::in_process(2)?.try_into().map_err(|_| "two ranks")?;
     /// let (field, ghost) = (Region::host(800), one.allocate(80)?);
     /// let registered = one.register_memory(&ghost)?;
-    /// let rmr = one.get_rmr(&registered);
+    /// let rmr = registered.remote_key();
     /// // Every tenth number goes there, side by side.
     /// let piece = |at: usize| {
     ///     let range = at * 80..at * 80 + 8;
@@ -155,7 +155,7 @@ impl Runtime {
         rank: Rank,
         local: &'a Region,
         ours: &'a Face,
-        rmr: &'a Rmr,
+        rmr: &'a RemoteKey,
         theirs: &'a Face,
     ) -> PostBatch<'a> {
         self.post_many(rank, true, Many::Face(Faces { local, ours, rmr, theirs }))
@@ -171,7 +171,7 @@ impl Runtime {
         rank: Rank,
         local: &'a Region,
         ours: &'a Face,
-        rmr: &'a Rmr,
+        rmr: &'a RemoteKey,
         theirs: &'a Face,
     ) -> PostBatch<'a> {
         self.post_many(rank, false, Many::Face(Faces { local, ours, rmr, theirs }))
@@ -211,8 +211,8 @@ pub(super) struct Owned {
 }
 
 enum OwnedMany {
-    Pieces(Vec<(Region, Range<usize>, Rmr, u64)>),
-    Face { local: Region, ours: Face, rmr: Rmr, theirs: Face },
+    Pieces(Vec<(Region, Range<usize>, RemoteKey, u64)>),
+    Face { local: Region, ours: Face, rmr: RemoteKey, theirs: Face },
 }
 
 impl Owned {

@@ -11,7 +11,7 @@ use crate::error::{OpError, PostError};
 use crate::post::options::{Outcome, Post};
 use crate::post::rma::{Get, Place, Put};
 use crate::post::submit::Kind;
-use crate::region::Rmr;
+use crate::region::RemoteKey;
 use carrack_transports::mem::RegionSlice;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ enum Part {
 /// A piece with handles of its own.
 struct Single {
     local: RegionSlice,
-    rmr: Rmr,
+    rmr: RemoteKey,
     offset: u64,
 }
 

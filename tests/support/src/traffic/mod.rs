@@ -13,7 +13,7 @@ pub mod script;
 
 use super::ranks::{Role, die};
 use carrack::buffer::Region;
-use carrack::{Device, Mr, Rank, Rmr, Runtime};
+use carrack::{Device, Mr, Rank, RemoteKey, Runtime};
 use inbox::Inbox;
 use lane::Lane;
 use script::{Plan, Script};
@@ -48,7 +48,7 @@ pub struct Taking {
     regions: [Region; 2],
     _registered: [Mr; 2],
     /// Remote keys of each rank's regions.
-    theirs: Vec<[Rmr; 2]>,
+    theirs: Vec<[RemoteKey; 2]>,
     steps: AtomicU64,
     /// Number of begun steps at which the rank kills itself.
     pub dies_at: u64,
@@ -97,13 +97,13 @@ impl Taking {
         let len = Layout::new(plan, role.size).len();
         let regions = [runtime.allocate(len).unwrap(), Region::host(len)];
         let registered = [0, 1].map(|at| runtime.register_memory(&regions[at]).unwrap());
-        let [mapped, other] = [0, 1].map(|at| runtime.get_rmr(&registered[at]).to_bytes());
+        let [mapped, other] = [0, 1].map(|at| registered[at].remote_key().to_bytes());
         let told = [&(mapped.len() as u32).to_le_bytes(), &mapped[..], &other[..]].concat();
         role.tells("regions", &told);
         let theirs = (0..role.size).map(|rank| {
             let told = role.told("regions", rank);
             let len = u32::from_le_bytes(*told.first_chunk().unwrap()) as usize;
-            [&told[4..4 + len], &told[4 + len..]].map(|bytes| Rmr::from_bytes(bytes).unwrap())
+            [&told[4..4 + len], &told[4 + len..]].map(|bytes| RemoteKey::from_bytes(bytes).unwrap())
         });
         let theirs = theirs.collect();
         assert!(victim != Some(Rank(me)), "a victim does not know that it is one");

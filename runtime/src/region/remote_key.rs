@@ -2,6 +2,7 @@
 
 use super::AtomicAgent;
 use super::direct::{Remote, Remotes};
+use crate::error::RemoteKeyError;
 use crate::names::Rank;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Imported, WireKey};
@@ -10,10 +11,10 @@ use carrack_transports::mem::MapError;
 use std::sync::{Arc, OnceLock};
 
 /// The remote key of a region of some rank, or of a part of one: made by that rank's
-/// [`get_rmr`](crate::Runtime::get_rmr), used by others to put and get. Clones share the mapping,
+/// [`Mr::remote_key`](super::Mr::remote_key), used by others to put and get. Clones share the mapping,
 /// which is made once.
 #[derive(Clone)]
-pub struct Rmr {
+pub struct RemoteKey {
     region: Arc<Named>,
     offset: u64,
     len: u64,
@@ -39,14 +40,6 @@ struct Named {
 const OF_THE_JOB: &str = "#";
 const OF_THE_WORDS: &str = "";
 
-/// Bytes that are no [`Rmr`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "{0} bytes that do not name a remote region: they were cut off, damaged, or made by another \
-    version"
-)]
-pub struct RmrError(pub usize);
-
 impl Named {
     fn new(
         (job, owner): (Option<u64>, Rank),
@@ -58,7 +51,7 @@ impl Named {
     }
 }
 
-impl Rmr {
+impl RemoteKey {
     pub(super) fn new(
         (job, owner): (u64, Rank),
         (index, generation): (u32, u32),
@@ -129,8 +122,8 @@ impl Rmr {
     ///
     /// # Errors
     /// The bytes are no remote key.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RmrError> {
-        Self::read(bytes).ok_or(RmrError(bytes.len()))
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RemoteKeyError> {
+        Self::read(bytes).ok_or(RemoteKeyError(bytes.len()))
     }
 
     fn read(bytes: &[u8]) -> Option<Self> {
@@ -255,11 +248,11 @@ impl Rmr {
     }
 }
 
-impl std::fmt::Debug for Rmr {
+impl std::fmt::Debug for RemoteKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "Rmr({}, {:#x}, {} B at {})",
+            "RemoteKey({}, {:#x}, {} B at {})",
             self.region.owner, self.region.number, self.len, self.offset
         )
     }
@@ -278,21 +271,21 @@ mod tests {
         ) {
             let named = keys.into_iter().filter(|(name, _)| ![OF_THE_WORDS, OF_THE_JOB].contains(&name.as_str()));
             let keys: Vec<_> = named.map(|(name, key)| (name, WireKey(key))).collect();
-            let rmr = Rmr::new((owner.0, Rank(owner.1)), number, len, keys.clone(), nic.as_deref());
+            let rmr = RemoteKey::new((owner.0, Rank(owner.1)), number, len, keys.clone(), nic.as_deref());
             let rmr = rmr.slice(part.0, part.1).unwrap_or(rmr);
-            let again = Rmr::from_bytes(&rmr.to_bytes()).unwrap();
+            let again = RemoteKey::from_bytes(&rmr.to_bytes()).unwrap();
             prop_assert_eq!(format!("{:?}", &again), format!("{:?}", &rmr));
             prop_assert_eq!((&again.region.keys, &again.region.nic), (&keys, &nic));
             prop_assert!(again.is_of(owner.0) && !again.is_of(owner.0 ^ 1));
-            let _ = Rmr::from_bytes(&other);
+            let _ = RemoteKey::from_bytes(&other);
             let bytes = rmr.to_bytes();
-            prop_assert!(Rmr::from_bytes(&bytes[..bytes.len().min(27)]).is_err());
+            prop_assert!(RemoteKey::from_bytes(&bytes[..bytes.len().min(27)]).is_err());
         }
     }
 
     #[test]
     fn a_part_lies_within_the_part_that_it_is_of() {
-        let rmr = Rmr::new((0, Rank(0)), (1, 1), 100, Vec::new(), None);
+        let rmr = RemoteKey::new((0, Rank(0)), (1, 1), 100, Vec::new(), None);
         let part = rmr.slice(10, 50).unwrap();
         assert!(part.slice(50, 0).is_some() && part.slice(49, 2).is_none());
         assert_eq!(part.slice(20, 5).unwrap().offset(), 30);
