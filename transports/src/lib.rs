@@ -38,6 +38,7 @@ pub mod gpu;
 pub mod loopback;
 pub mod mem;
 pub mod net;
+#[cfg(not(loom))]
 pub mod registry;
 #[cfg(not(loom))]
 pub mod shm;

@@ -431,6 +431,19 @@ impl Post<'_, Put<'_>> {
             let buffer = take(&mut self.kind.buffer);
             return Ok(self.over(size, buffer));
         }
+        if let Some((region, at)) = remote
+            && matches!(region.kind(), MemKind::Device(_))
+            && let Some(target) = region.slice(at, size)
+            && let Some(source) = take_slice_on_gpu(&mut self.kind.buffer)
+        {
+            return match self.begin_between(&place, (target, source), comp) {
+                Ok(outcome) => Ok(outcome),
+                Err(refused) => {
+                    self.kind.buffer = Some(SendBuffer::Owned(refused.src));
+                    Err(PostError::Memory(refused.cause))
+                }
+            };
+        }
         self.with_buffer(|this, given| this.begin_by_others(&place, given, remote, comp))
     }
 
@@ -453,16 +466,6 @@ impl Post<'_, Put<'_>> {
             if device.bulk.is_full() {
                 return Ok(BUSY);
             }
-        }
-        if let Some((region, at)) = remote
-            && matches!(region.kind(), MemKind::Device(_))
-            && let Some(target) = region.slice(at, size)
-            && let Some(source) = take_slice_on_gpu(given)
-        {
-            return self.begin_between(place, (target, source), comp).map_err(|refused| {
-                *given = Some(SendBuffer::Owned(refused.src));
-                PostError::Memory(refused.cause)
-            });
         }
         let (owned, borrowed) = own_or_take(device, given);
         if let Some(slice) = remote.and_then(|(region, at)| region.slice(at, size)) {
