@@ -1,7 +1,7 @@
 //! GPU memory and events of one process in another, for programs that bring a scheme of their own.
 //!
 //! Registered memory needs none of this. With [`register_memory`](crate::Runtime::register_memory)
-//! and an [`RemoteKey`](crate::RemoteKey) the runtime maps memory where possible, keeps it, and frees it when
+//! and a [`RemoteKey`](crate::RemoteKey) the runtime maps memory where possible, keeps it, and frees it when
 //! no process has it open. Here the program transports the names itself, and keeps these rules:
 //!
 //! - **The owner frees last.** Memory must stay allocated until every process that has opened it
