@@ -7,6 +7,7 @@
 //!
 //! | module | one idea |
 //! |---|---|
+//! | `api` | probes and waits: faces that nothing inside depends on |
 //! | [`post`] | one builder for each operation, and the verbs that post it |
 //! | `protocol` | decisions as pure functions: which path, which way of submitting |
 //! | `bulk` | messages too long for one piece: offered, then copied by the kernel or sent in parts |
@@ -51,6 +52,7 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod alloc;
+mod api;
 pub mod bootstrap;
 pub mod buffer;
 mod bulk;
@@ -81,6 +83,7 @@ mod wait;
 pub use carrack_transports as transports;
 pub use carrack_transports::trial;
 
+pub use api::Probe;
 pub use buffer::{Buffer, SendBuffer};
 pub use carrack_transports::mem::{Face, FaceError, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use collective::Group;

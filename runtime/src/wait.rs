@@ -6,9 +6,8 @@
 //! for its results.
 
 use crate::chores::Chore;
-use crate::comp::{CompQueue, Status};
 use crate::error::{ProgressError, WaitError};
-use crate::runtime::{Inner, Runtime};
+use crate::runtime::Inner;
 use carrack_transports::contract::Armed;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,37 +25,6 @@ const ROOM: Duration = Duration::from_millis(1);
 /// Longest sleep until a missing address is looked up again, of which the bootstrap's descriptor
 /// does not tell.
 const UNTOLD: Duration = Duration::from_millis(5);
-
-impl Runtime {
-    /// Makes progress on all devices until `done` returns `true`, and sleeps when there is nothing
-    /// to do.
-    ///
-    /// # Errors
-    /// Progress needs attention. `done` is asked once more before an error is returned.
-    pub fn wait(&self, done: impl Fn() -> bool) -> Result<(), WaitError> {
-        self.0.wait(&done, None)
-    }
-
-    /// Waits as [`wait`](Self::wait), for a limited time.
-    pub fn wait_for(&self, limit: Duration, done: impl Fn() -> bool) -> Result<(), WaitError> {
-        self.0.wait(&done, Some(limit))
-    }
-}
-
-impl CompQueue {
-    /// Takes the oldest status, and makes progress on all devices until there is one.
-    ///
-    /// # Errors
-    /// Progress needs attention.
-    pub fn wait_pop(&self, runtime: &Runtime) -> Result<Status, WaitError> {
-        loop {
-            if let Some(status) = self.pop() {
-                return Ok(status);
-            }
-            runtime.wait(|| !self.is_empty())?;
-        }
-    }
-}
 
 impl Inner {
     /// Waits for a caller that returns errors of progress.

@@ -36,7 +36,7 @@ const LATE: Duration = Duration::from_secs(1000);
 
 fn a_probe_sees_the_message_that_a_receive_would_take_and_leaves_it_there<J: Job>() {
     let ranks = J::pair();
-    let probe = |tag| ranks[1].probe(Rank(0), Tag(tag)).call().unwrap();
+    let probe = |tag| ranks[1].probe(Rank(0), Tag(tag)).look().unwrap();
     assert_eq!(probe(1), None);
     for (tag, size) in [(1, 3), (1, 100), (2, 50_000)] {
         sent(&ranks, || ranks[0].post_send(Rank(1), pattern(tag, size), Tag(tag)).try_submit());
@@ -49,17 +49,17 @@ fn a_probe_sees_the_message_that_a_receive_would_take_and_leaves_it_there<J: Job
         assert_eq!(probe(3), None);
     }
     let other = ranks[1].matching_engine().unwrap();
-    assert_eq!(ranks[1].probe(Rank(0), Tag(1)).matching_engine(&other).call().unwrap(), None);
+    assert_eq!(ranks[1].probe(Rank(0), Tag(1)).matching_engine(&other).look().unwrap(), None);
     let mut recv = ranks[1].post_recv(Rank(0), vec![0; 3], Tag(1));
     assert_eq!(recv.wait().unwrap().bytes().unwrap(), pattern(1, 3));
     assert_eq!(probe(1), envelope(1, 100), "and then the next");
     // With a wildcard, what was sent by that policy.
-    assert_eq!(ranks[1].probe(Rank::ANY, Tag(1)).call().unwrap(), None);
+    assert_eq!(ranks[1].probe(Rank::ANY, Tag(1)).look().unwrap(), None);
     sent(&ranks, || {
         ranks[0].post_send(Rank(1), b"any", Tag(9)).matching(Matching::TagOnly).try_submit()
     });
-    until(&ranks, || ranks[1].probe(Rank::ANY, Tag(9)).call().unwrap() == envelope(9, 3));
-    assert!(matches!(ranks[1].probe(Rank(2), Tag(1)).call(), Err(PostError::NoSuchRank { .. })));
+    until(&ranks, || ranks[1].probe(Rank::ANY, Tag(9)).look().unwrap() == envelope(9, 3));
+    assert!(matches!(ranks[1].probe(Rank(2), Tag(1)).look(), Err(PostError::NoSuchRank { .. })));
     for (tag, size) in [(1, 100), (2, 50_000)] {
         let arrived = Sink::keeping();
         ranks[1].post_recv(Rank(0), vec![0; size], Tag(tag)).comp(&arrived).submit().unwrap();

@@ -268,7 +268,7 @@ fn a_policy_that_is_named_is_kept_and_a_wildcard_for_what_it_looks_at_is_an_erro
         {
             let is_refused = looks_at_rank && rank == Rank::ANY || looks_at_tag && tag == Tag::ANY;
             let mut recv = one.post_recv(rank, vec![0; 4], tag).matching(policy).comp(&comp);
-            let probe = one.probe(rank, tag).matching(policy).call();
+            let probe = one.probe(rank, tag).matching(policy).look();
             if is_refused {
                 let mut ordered =
                     one.post_recv(rank, vec![0; 4], tag).matching(policy).after(&event).comp(&comp);

@@ -1,8 +1,6 @@
 //! A number of operations, waited for together.
 
 use super::{AsCompletion, Completion, Status};
-use crate::error::WaitError;
-use crate::runtime::Runtime;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -85,17 +83,6 @@ impl Synchronizer {
         self.inner.count.store(0, Ordering::Release);
         let room = Vec::with_capacity(self.inner.threshold);
         Some(std::mem::replace(&mut statuses, room))
-    }
-
-    /// Makes progress until all operations have ended, and takes their statuses. Does not burn a
-    /// core.
-    pub fn wait(&self, runtime: &Runtime) -> Result<Vec<Status>, WaitError> {
-        loop {
-            runtime.wait(|| self.test())?;
-            if let Some(statuses) = self.take() {
-                return Ok(statuses);
-            }
-        }
     }
 }
 

@@ -9,13 +9,11 @@
 //! share one 64-bit key). Messages and receives of one key meet in the order in which they came.
 
 mod engine;
-mod probe;
 mod table;
 
 pub use crate::names::Matching;
 pub(crate) use engine::{Content, Engines, Receive, Unexpected};
 pub use engine::{Envelope, MatchingEngine, Ticket};
-pub use probe::Probe;
 
 use crate::error::PostError;
 use crate::names::{Rank, Tag};

@@ -1,13 +1,13 @@
 //! Looking at messages without receiving them, and taking back receives.
 
-use super::{Envelope, Matching, MatchingEngine, Ticket};
 use crate::error::{OpError, PostError, ProgressError};
-use crate::names::{DEFAULT_ENGINE, Rank, Tag};
+use crate::matching::{Envelope, MatchingEngine, Ticket};
+use crate::names::{DEFAULT_ENGINE, Matching, Rank, Tag};
 use crate::op::Ended;
 use crate::runtime::{Inner, Runtime};
 
 /// A look for a message that waits. Made by [`Runtime::probe`].
-#[must_use = "nothing is looked at until `call`"]
+#[must_use = "nothing is looked at until `look`"]
 pub struct Probe<'a> {
     runtime: &'a Runtime,
     rank: Rank,
@@ -88,7 +88,7 @@ impl<'a> Probe<'a> {
     /// # Errors
     /// There is no such rank, or the call has a policy and a wildcard for a property that it
     /// compares.
-    pub fn call(&self) -> Result<Option<Envelope>, PostError> {
+    pub fn look(&self) -> Result<Option<Envelope>, PostError> {
         let policy = self.policy.of_receive(self.is_named, self.rank, self.tag)?;
         if policy.looks_at_rank() && self.rank.0 >= self.runtime.size() {
             return Err(PostError::NoSuchRank { rank: self.rank, last: self.runtime.size() - 1 });
