@@ -9,7 +9,6 @@ use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::op::{Ended, OpContext};
 use crate::peer::route::Linked;
-use crate::post::wrong_path;
 use crate::protocol::eager::{Plan, plan};
 use crate::protocol::header::Message;
 use crate::runtime::Inner;
@@ -177,7 +176,7 @@ impl Parked {
     ) -> Result<(Stage, Option<Step>), Step> {
         if let Some(required) = self.required.filter(|path| *path != linked.transport) {
             self.stage = Stage::Over(buffer);
-            let error = wrong_path(self.op.rank, required, linked);
+            let error = linked.wrong_path(self.op.rank, required);
             return Err(Step::Ended(Err(OpError::of_post(error, self.op.rank))));
         }
         let (kind, len, packet) = (buffer.kind(), buffer.len(), device.host_pool.packet_size());

@@ -7,7 +7,7 @@ use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::Rank;
 use crate::protocol::header::Room;
-use crate::protocol::select::{PathVerdict, choose};
+use crate::protocol::select::{PathVerdict, Verdict, choose};
 use crate::runtime::Inner;
 use carrack_transports::contract::{
     Caps, DownCause, Link, Locality, PeerId, PeerMemory, Reach, SubmitError,
@@ -105,6 +105,23 @@ impl Linked {
     pub(crate) fn why_parts(&self) -> Option<&str> {
         let untried = self.memory.get().and_then(|memory| memory.as_ref().err());
         self.refused.get().or(untried).map(String::as_str)
+    }
+}
+
+impl Linked {
+    /// Returns the error for an operation that demands another path.
+    #[cold]
+    pub(crate) fn wrong_path(&self, rank: Rank, required: &'static str) -> PostError {
+        let verdict = self.verdicts.iter().find(|path| path.transport == required);
+        let why = verdict.map(|path| match &path.verdict {
+            Verdict::Chosen => String::new(),
+            Verdict::Passed(why) => {
+                format!("{why}; set CARRACK_TRANSPORT={required} to have no other")
+            }
+            Verdict::Refused(why) => why.clone(),
+        });
+        let why = why.unwrap_or_else(|| "this build does not have it".into());
+        PostError::Path { rank, chosen: self.transport, required, why }
     }
 }
 

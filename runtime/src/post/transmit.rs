@@ -9,7 +9,6 @@ use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::deadline::Deadline;
 use crate::device::DeviceInner;
 use crate::error::PostError;
-use crate::names::Rank;
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::route::{Linked, Route};
 use crate::progress::in_handler;
@@ -215,7 +214,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
     }
     let Some(linked) = out.route.linked() else { return first_use(out, sending) };
     if let Some(path) = out.desc.required.filter(|path| *path != linked.transport) {
-        return Err(wrong_path(out.desc.rank, path, linked));
+        return Err(linked.wrong_path(out.desc.rank, path));
     }
     // An active message of a packet's length has its place in a packet.
     let packet = out.device.host_pool.packet_size();
@@ -349,27 +348,6 @@ fn first_use(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, P
     match linked? {
         Some(_) => attempt(out, sending),
         None => Ok(Attempt::Busy(RetryReason::of(Busy::Connecting))),
-    }
-}
-
-#[cold]
-pub(crate) fn wrong_path(rank: Rank, required: &'static str, linked: &Linked) -> PostError {
-    use crate::protocol::select::Verdict;
-    let why =
-        linked.verdicts.iter().find(|path| path.transport == required).map(|path| {
-            match &path.verdict {
-                Verdict::Chosen => String::new(),
-                Verdict::Passed(why) => {
-                    format!("{why}; set CARRACK_TRANSPORT={} to have no other", required)
-                }
-                Verdict::Refused(why) => why.clone(),
-            }
-        });
-    PostError::Path {
-        rank,
-        chosen: linked.transport,
-        required,
-        why: why.unwrap_or_else(|| "this build does not have it".into()),
     }
 }
 

@@ -88,7 +88,7 @@ impl Runtime {
     /// Lets other ranks reach a region, of any kind of memory. One registration serves all devices.
     ///
     /// Raw memory is registered by
-    /// [`buffer::raw::register_memory`](crate::buffer::raw::register_memory), which finds its
+    /// `buffer::raw::register_memory`, which finds its
     /// kind. [`registration`](Self::registration) chooses the coherence owner of its words.
     ///
     /// # Errors
