@@ -101,6 +101,7 @@ const NO_PARTS: &[&str] = &[
     "gpu_rules",
     "mock",
     "profile",
+    "traces",
     "verbs_guest",
 ];
 
