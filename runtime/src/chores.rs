@@ -12,26 +12,20 @@ pub(crate) enum Chore {
     Backlogs = 1,
     /// Copies that engines are at.
     Landings = 1 << 1,
-    /// Large messages on their way out.
-    Streams = 1 << 2,
+    /// Transfers that have their turn.
+    Transfers = 1 << 2,
     /// Large messages that the kernel copies here.
     Pulls = 1 << 3,
-    /// Flushes that wait for operations on memory.
-    Flushes = 1 << 4,
     /// Deliveries that wait for their completion object.
     Undelivered = 1 << 5,
     /// Active messages on their way into memory of a GPU.
     Line = 1 << 13,
     /// Large messages that others copy from here.
     Helps = 1 << 10,
-    /// Large messages on their way onto a GPU.
-    Inflows = 1 << 11,
     /// Operations that wait for events and streams of the user.
     Ordered = 1 << 14,
     /// Ranks to be told to hold, or to go on.
     Holds = 1 << 6,
-    /// Large messages that the NIC writes chunk by chunk, and that need a look after an event.
-    Writings = 1 << 16,
     /// Of the whole runtime: deadlines.
     Deadlines = 1 << 7,
     /// Of the whole runtime: futures to be polled again.

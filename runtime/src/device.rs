@@ -1,11 +1,11 @@
 //! Devices: resources that a thread can have for itself.
 
-use crate::bulk::Bulk;
 use crate::chores::{Chore, Chores, Waiting};
 use crate::comp::Completion;
+use crate::datapath::Transfers;
 use crate::error::{OpError, PostError, ResourceError};
-use crate::names::{Rank, RemoteComp, Tag};
-use crate::op::{Ended, OpContext};
+use crate::names::{Rank, Tag};
+use crate::op::{Ended, OnLinks, OpContext};
 use crate::peer::address;
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::hold::{Deaf, Holds};
@@ -21,26 +21,13 @@ use carrack_transports::fork::Owner;
 use carrack_transports::mem::{
     Buffer, HostAllocator, MemRef, Packet, PacketPool, PacketSource, PinnedAllocator, SmallBytes,
 };
-use carrack_transports::sync::Slab;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// An operation on a peer's memory that a NIC is at.
-pub(crate) struct Direct {
-    token: u64,
-    rank: Rank,
-    name: u64,
-    /// The owner's object to signal after the end of a get, which the NIC may repeat until then.
-    signal: Option<(RemoteComp, Tag)>,
-}
-
 /// Time that the end of a device waits for peers that are copying from or to this process.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Operations that links can hold at a time, of one device.
-const OUTSTANDING: usize = 256;
 
 /// A set of resources: an address on each transport, links to peers, packets. Threads that have a
 /// device each do not meet. Clones are handles to the same device.
@@ -65,14 +52,12 @@ pub(crate) struct DeviceInner {
     pub(crate) host_pool: PacketPool,
     /// Ranks whose backlog is not empty.
     busy: Waiting<Vec<Rank>>,
-    /// Operations that links hold.
-    pub(crate) outstanding: Slab<OpContext>,
-    /// Large messages.
-    pub(crate) bulk: Bulk,
+    /// Operations that links have.
+    pub(crate) outstanding: OnLinks,
+    /// Messages and operations on memory that take several steps.
+    pub(crate) transfers: Transfers,
     /// The places of peers' regions, for this device's NIC.
     pub(crate) remotes: Remotes,
-    /// Operations on memory that a NIC is at.
-    pub(crate) direct: Waiting<Vec<Direct>>,
     /// Ranks that were told to hold.
     pub(crate) holds: Holds,
     pub(crate) deaf: Deaf,
@@ -226,10 +211,9 @@ impl DeviceInner {
             pool,
             host_pool,
             busy: Waiting::for_progress(&chores, Chore::Backlogs),
-            outstanding: Slab::new(OUTSTANDING),
+            outstanding: OnLinks::new(),
             remotes: Remotes::default(),
-            direct: Waiting::new(),
-            bulk: Bulk::new(settings.offers(), &chores),
+            transfers: Transfers::new(settings.offers(), &chores),
             holds: Holds::new(&chores),
             deaf: Deaf::new(settings.unexpected(), runtime.size),
             landing: Waiting::for_progress(&chores, Chore::Landings),
@@ -374,34 +358,6 @@ impl DeviceInner {
         failed.collect()
     }
 
-    /// Notes an operation of a NIC on a peer's memory, and the peer's object to signal at its end.
-    pub(crate) fn note_direct(&self, token: u64, rank: Rank, signal: Option<(RemoteComp, Tag)>) {
-        let name = self.bulk.now();
-        let mut direct = self.direct.lock();
-        direct.push(Direct { token, rank, name, signal });
-        self.direct.set_count(direct.len());
-    }
-
-    /// Removes an operation that has completed, or was never begun. Returns the object to signal
-    /// if it succeeded.
-    pub(crate) fn forget_direct(&self, token: u64) -> Option<(RemoteComp, Tag)> {
-        if self.direct.is_empty() {
-            return None;
-        }
-        let mut direct = self.direct.lock();
-        let at = direct.iter().position(|one| one.token == token);
-        let signal = at.and_then(|at| direct.swap_remove(at).signal);
-        self.direct.set_count(direct.len());
-        signal
-    }
-
-    /// Returns `true` if an operation of a NIC on a peer's memory is in flight that began before
-    /// `name`.
-    pub(crate) fn has_direct(&self, peer: Rank, before: u64) -> bool {
-        !self.direct.is_empty()
-            && self.direct.lock().iter().any(|one| one.rank == peer && one.name < before)
-    }
-
     /// Ends everything. Waiting operations fail.
     pub(crate) fn close(&self) -> Vec<Ended> {
         if self.closed.swap(true, Ordering::AcqRel) {
@@ -420,9 +376,9 @@ impl DeviceInner {
             while lane.device.poll(&mut batch, &mut |_| {}) == Polled::Some {
                 for event in batch.drain() {
                     if let Event::Completion { token, buffer, .. } = event
-                        && let Some(operation) = self.outstanding.take(token.0)
+                        && let Some(on_link) = self.outstanding.take(token.0)
                     {
-                        ended.push(operation.end(buffer, Some(OpError::Closed)));
+                        ended.push(on_link.op.end(buffer, Some(OpError::Closed)));
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! The path to each peer, and why each other was refused.
 
-use crate::bulk::{BLOCK, WRITTEN};
+use crate::datapath::{BLOCK, WRITTEN};
 use crate::device::DeviceInner;
 use crate::error::{PostError, WaitError};
 use crate::names::Rank;

@@ -10,7 +10,7 @@
 //! | `api` | probes and waits: faces that nothing inside depends on |
 //! | [`post`] | one builder for each operation, and the verbs that post it |
 //! | `protocol` | decisions as pure functions: which path, which way of submitting |
-//! | `bulk` | messages too long for one piece: offered, then copied by the kernel or sent in parts |
+//! | `datapath` | carries out what protocols decide: fragments, kernel copies, writes by NICs, GPU copies |
 //! | `peer` | the address of a rank, the link to it, and the operations that wait for it |
 //! | [`transports`] | the carriers of bytes: loopback, shared memory (a crate of its own) |
 //! | `progress` | polls devices, and carries out the actions of their events |
@@ -55,10 +55,10 @@ pub mod alloc;
 mod api;
 pub mod bootstrap;
 pub mod buffer;
-mod bulk;
 mod chores;
 mod collective;
 pub mod comp;
+mod datapath;
 mod deadline;
 mod device;
 mod error;

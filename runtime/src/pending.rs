@@ -183,7 +183,7 @@ impl DeviceInner {
             }
         }
         self.list_ordered(list);
-        self.bulk.list_pending(list);
+        self.list_transfers(list);
         let in_line = self.line.lock();
         for landing in self.landing.lock().iter().chain(in_line.iter().filter_map(InLine::landing))
         {
@@ -208,7 +208,7 @@ impl DeviceInner {
 
     fn is_drained(&self) -> bool {
         !self.has_backlogs()
-            && self.bulk.is_idle()
+            && self.transfers.is_idle()
             && self.landing.is_empty()
             && self.line.is_empty()
             && self.undelivered.is_empty()

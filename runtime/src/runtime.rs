@@ -1,7 +1,7 @@
 //! The runtime: a rank of a job, and its resources.
 
 use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProcess, launchers};
-use crate::bulk::{Exposures, Staging, Unmapped, Words};
+use crate::datapath::{Exposures, Staging, Unmapped, Words};
 use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
 use crate::comp::{AsCompletion, Registry};
@@ -528,6 +528,7 @@ impl Inner {
     /// they cannot be.
     #[cold]
     pub(crate) fn gone(&self, device: &DeviceInner, rank: Rank, cause: &DownCause) {
+        device.tell_later(device.fail_transfers(self, rank, cause));
         device.tell_later(self.note_gone(rank, cause));
     }
 
@@ -592,14 +593,14 @@ impl Drop for Inner {
             copies.extend(on_streams);
             let undelivered = std::mem::take(&mut *device.0.undelivered.lock());
             ended.extend(undelivered.into_statuses());
-            ended.extend(device.0.fail_bulk(self, None, &|_| OpError::Closed));
+            ended.extend(device.0.close_transfers(self));
             ended.extend(
                 device
                     .0
                     .outstanding
                     .drain()
                     .into_iter()
-                    .map(|op| op.end(Buffer::Empty, Some(OpError::Closed))),
+                    .map(|on_link| on_link.op.end(Buffer::Empty, Some(OpError::Closed))),
             );
             ended.extend(
                 device

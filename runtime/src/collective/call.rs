@@ -155,7 +155,7 @@ impl<'a> Call<'a> {
         let note = Note { from: inner.rank, number: self.number, step, meaning, word };
         let message = Message::Note { group: self.board.name, number: self.number };
         let device = &inner.default_device().0;
-        device.control_or_later(inner, to, message, note.encode(), || {
+        device.send_or_later(inner, to, message.encode(), note.encode(), || {
             let late = self.late.get_or_init(|| Arc::new(Late::default()));
             late.lock().notes += 1;
             Some(late.clone())

@@ -6,7 +6,7 @@ use crate::deadline::{Deadline, Deadlines};
 use crate::error::ResourceError;
 use crate::names::{Rank, Tag};
 use crate::op::OpContext;
-use crate::protocol::wire::Offer;
+use crate::protocol::wire::Rts;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -38,7 +38,7 @@ pub(crate) enum Content {
     Here(Payload),
     /// It is large: its bytes are still with the sender, and come by way of the device that the
     /// offer came by.
-    Offered(Offer, u32),
+    Offered(Rts, u32),
 }
 
 /// A receive that was posted.
@@ -178,7 +178,7 @@ impl MatchingEngine {
             tag: message.tag,
             size: match &message.content {
                 Content::Here(payload) => payload.len() as u64,
-                Content::Offered(offer, _) => offer.size,
+                Content::Offered(rts, _) => rts.size,
             },
         })
     }

@@ -4,10 +4,10 @@
 //! It is first in, first out, and while it is not empty nothing overtakes it. So messages to a
 //! peer keep their order, whatever they wait for.
 
-use crate::bulk::{BLOCK, Block, Way};
+use crate::datapath::{BLOCK, Block, Way};
 use crate::device::DeviceInner;
 use crate::error::OpError;
-use crate::op::{Ended, OpContext};
+use crate::op::{Ended, OnLink, OpContext};
 use crate::peer::route::Linked;
 use crate::protocol::eager::{Plan, plan};
 use crate::protocol::header::Message;
@@ -93,7 +93,7 @@ impl Parked {
     /// Returns `true` if it is one of the runtime's own messages, or part of a collective.
     pub(crate) fn is_of_runtime(&self) -> bool {
         Message::decode(self.header)
-            .is_ok_and(|message| message.is_bulk() || message.is_collective())
+            .is_ok_and(|message| message.is_of_runtime() || message.is_collective())
     }
 
     /// Returns `true` if no engine copies it.
@@ -185,7 +185,7 @@ impl Parked {
         if planned == Plan::Map {
             match device.offer_mapped(runtime, linked, self.header, self.context(), &mut buffer) {
                 Some(Ok(Submit::Busy(_))) => {
-                    let may_offer = !device.bulk.is_full();
+                    let may_offer = !device.transfers.is_full();
                     return Ok((Stage::Ready(buffer), Some(Step::until_offered(may_offer))));
                 }
                 Some(Ok(_)) => return Err(Step::HandedOver),
@@ -211,7 +211,7 @@ impl Parked {
                 }
             }
             Plan::HandOver => {
-                let Ok(token) = device.outstanding.insert(self.context()) else {
+                let Ok(token) = device.outstanding.insert(OnLink::of(self.context())) else {
                     return Ok((Stage::Ready(buffer), Some(Step::Waits)));
                 };
                 let op =
@@ -242,7 +242,7 @@ impl Parked {
 
     /// Returns `true` if its receiver keeps too many messages to take it whole.
     fn has_to_offer(&self, device: &DeviceInner) -> bool {
-        Message::decode(self.header).is_ok_and(|message| !message.is_bulk())
+        Message::decode(self.header).is_ok_and(|message| !message.is_of_runtime())
             && device.offers_all(self.op.rank)
     }
 
@@ -295,10 +295,10 @@ impl Parked {
         bytes: &mut Buffer,
         is_held: bool,
     ) -> Result<Step, Step> {
-        if !device.bulk.may_offer(self.header, is_held) {
+        if !device.transfers.may_offer(self.header, is_held) {
             return Err(Step::until_offered(false));
         }
-        match device.bulk.offer(linked, self.header, self.context(), bytes, None) {
+        match device.transfers.offer(linked, self.header, self.context(), bytes, None) {
             Ok(Submit::Busy(_)) => Err(Step::until_offered(true)),
             Ok(_) => Ok(Step::HandedOver),
             Err(error) => Ok(Step::Ended(Err(OpError::of_submit(&error, self.op.rank)))),

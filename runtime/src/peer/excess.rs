@@ -12,7 +12,7 @@
 use crate::matching::Content;
 use crate::names::Rank;
 use crate::progress::Pass;
-use crate::protocol::wire::Offer;
+use crate::protocol::wire::Rts;
 use crate::settings::Settings;
 use carrack_transports::contract::DownCause;
 use parking_lot::{Mutex, MutexGuard};
@@ -86,9 +86,9 @@ impl Pass<'_> {
     }
 
     /// Keeps an offer that waits for its receive.
-    pub(crate) fn keep_offer(&self, from: Rank, offer: Offer) -> Content {
+    pub(crate) fn keep_offer(&self, from: Rank, rts: Rts) -> Content {
         self.inner.waiting_offers.add(from);
-        Content::Offered(offer, self.device.index)
+        Content::Offered(rts, self.device.index)
     }
 
     /// Returns `true` if a peer may ask for one more operation. Counts its operations in flight
@@ -101,9 +101,10 @@ impl Pass<'_> {
         if !route.asks().is_multiple_of(OFTEN) {
             return true;
         }
-        let (limit, bulk) = (self.inner.waiting_offers.limit, &self.device.bulk);
+        let (limit, transfers) = (self.inner.waiting_offers.limit, &self.device.transfers);
         let words = self.inner.words.asked_for_by(from);
-        let is_beyond = bulk.asked_for_by_all() + words > limit && bulk.asked_for_by(from) + words > limit
+        let is_beyond = transfers.asked_for_by_all() + words > limit
+            && transfers.asked_for_by(from) + words > limit
             // The messages that wait here for it are answers, and requests of this rank.
             || route.waiting() > 2 * limit + self.inner.settings.backlog();
         if is_beyond {

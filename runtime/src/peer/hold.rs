@@ -21,9 +21,10 @@ use crate::chores::{Chore, Chores, Waiting};
 use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::progress::Pass;
-use crate::protocol::header::{Message, Room};
+use crate::protocol::header::Room;
+use crate::protocol::wire::Control;
 use carrack_transports::contract::Payload;
-use carrack_transports::mem::{Buffer, SmallBytes};
+use carrack_transports::mem::Buffer;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes that a message takes in the matching table, without its payload.
@@ -239,12 +240,7 @@ impl Pass<'_> {
         holds.set_count(ranks.len());
         drop(ranks);
         for (rank, room) in news {
-            self.device.control(
-                self.inner,
-                rank,
-                Message::Hold { room, turn },
-                SmallBytes::empty(),
-            );
+            self.device.control(self.inner, rank, Control::Hold { room, turn });
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::address;
 use super::backlog::Parked;
-use crate::bulk::Shares;
+use crate::datapath::Shares;
 use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::Rank;

@@ -11,7 +11,7 @@ use super::rma::Place;
 use super::submit::Kind;
 use super::{PostAtomic, PostFlush};
 use crate::buffer::Buffer;
-use crate::bulk::Flush;
+use crate::datapath::Flush;
 use crate::comp::Completion;
 use crate::error::PostError;
 use crate::names::{Rank, Tag};
@@ -176,7 +176,7 @@ impl Post<'_, ToFlush> {
             |this: &Self| this.order.is_some() || this.device_inner().orders_memory(this.desc.rank);
         let at_once = |this: &Self| {
             let device = this.device_inner();
-            !is_ordered(this) && !device.has_memory_operations(this.desc.rank, device.bulk.now())
+            !is_ordered(this) && !device.has_memory_operations(this.desc.rank, device.transfers.now())
         };
         self.begin_or_wait(at_once, |this, comp| match is_ordered(this) {
             true => this.begin_in_order(this.order.as_deref(), comp),
@@ -186,13 +186,12 @@ impl Post<'_, ToFlush> {
 
     pub(super) fn begin_flush(&self, comp: Option<&Arc<dyn Completion>>) -> Outcome {
         let device = self.device_inner();
-        let bulk = &device.bulk;
-        let before = bulk.now();
+        let before = device.transfers.now();
         if !device.has_memory_operations(self.desc.rank, before) {
             return self.over(0, Buffer::Empty);
         }
         let operation = self.desc.context(0, comp.cloned());
-        bulk.flush(&self.runtime.0, Flush { before, operation, lets_go: None });
+        device.flush(&self.runtime.0, Flush { before, operation, releases: None });
         Outcome::Posted
     }
 }

@@ -7,10 +7,10 @@ use crate::comp::Completion;
 use crate::error::PostError;
 use crate::names::RemoteComp;
 use crate::peer::route::Linked;
-use crate::protocol::header::Message;
+use crate::op::{Next, OnLink};
+use crate::protocol::wire::Control;
 use crate::region::direct::{Knowledge, Remote};
 use carrack_transports::contract::{Link, Op, OpToken, RemotePlace, Submit, SubmitError};
-use carrack_transports::mem::SmallBytes;
 use std::sync::Arc;
 
 /// The result of giving an operation to the link.
@@ -43,8 +43,8 @@ impl<K> Post<'_, K> {
         let device = self.device_inner();
         let remote = place.rmr.direct(self.runtime.0.id, (device.index, &device.remotes));
         if *remote.look() == Knowledge::Nothing && remote.begin_to_ask() {
-            let message = Message::Where { region: place.rmr.number() };
-            device.control(&self.runtime.0, self.desc.rank, message, SmallBytes::empty());
+            let ask = Control::Where { region: place.rmr.number() };
+            device.control(&self.runtime.0, self.desc.rank, ask);
         }
         remote
     }
@@ -77,16 +77,16 @@ impl<K> Post<'_, K> {
         op: impl FnOnce(OpToken) -> Op<'b>,
     ) -> Result<Given, PostError> {
         let device = self.device_inner();
-        let Ok(token) = device.outstanding.insert(self.desc.context(size, comp.cloned())) else {
+        let notify = signal.map(|signal| (signal, self.desc.tag));
+        let next = Next::Memory { name: device.transfers.now(), notify };
+        let on_link = OnLink { op: self.desc.context(size, comp.cloned()), next };
+        let Ok(token) = device.outstanding.insert(on_link) else {
             return Ok(Given::Full(RetryReason::Unanswered));
         };
-        // First: the operation may end on another thread before this call returns.
-        device.note_direct(token, self.desc.rank, signal.map(|signal| (signal, self.desc.tag)));
         let submitted = link.submit(op(OpToken(token)));
         if let Ok(Submit::Posted) = submitted {
             return Ok(Given::UnderWay);
         }
-        device.forget_direct(token);
         device.outstanding.take(token);
         match submitted {
             Ok(Submit::Busy(busy)) => Ok(Given::Full(RetryReason::of(busy))),

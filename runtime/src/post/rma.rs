@@ -7,16 +7,16 @@ use super::submit::Kind;
 use super::transmit::{own, tell_now};
 use super::{PostGet, PostPut};
 use crate::buffer::{Buffer, SendBuffer};
-use crate::bulk::answers::NOBODY;
-use crate::bulk::{Moving, Target};
+use crate::datapath::Moving;
+use crate::datapath::control::NOBODY;
 use crate::comp::{AsCompletion, Completion, Synchronizer};
 use crate::device::DeviceInner;
 use crate::error::PostError;
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::peer::route::Route;
 use crate::progress::{Landing, in_handler};
-use crate::protocol::header::Message;
-use crate::protocol::wire::{Request, word};
+use crate::protocol::rndv::Ask;
+use crate::protocol::wire::{Control, Request};
 use crate::region::{Region, RemoteKey};
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::gpu::{Gpu, Stream};
@@ -246,7 +246,7 @@ impl<K> Post<'_, K> {
                     op: self.desc.context(size, comp.cloned()),
                     gives_source,
                     signal: place.signal,
-                    name: self.device_inner().bulk.now(),
+                    name: self.device_inner().transfers.now(),
                     owed: None,
                 };
                 match stream {
@@ -295,7 +295,7 @@ pub(super) fn tell(
     size: usize,
 ) {
     device.deaf.sent(0);
-    device.control(runtime, rank, Message::Signal { comp, tag }, word(size as u64));
+    device.control(runtime, rank, Control::Signal { comp, tag, size: size as u64 });
 }
 
 /// Returns the error for memory that is reached by another path than the required one.
@@ -463,7 +463,7 @@ impl Post<'_, Put<'_>> {
             if let Some(begun) = self.put_by_nic(place, given, comp)? {
                 return Ok(begun);
             }
-            if device.bulk.is_full() {
+            if device.transfers.is_full() {
                 return Ok(BUSY);
             }
         }
@@ -477,11 +477,14 @@ impl Post<'_, Put<'_>> {
                 },
             );
         }
-        let message =
-            Message::OfferPut { comp: place.signal.unwrap_or(NOBODY), tag: self.desc.tag };
+        let (notified, tag) = (place.signal.unwrap_or(NOBODY), self.desc.tag);
         let request = self.request(place, size as u64);
         let operation = self.desc.context(size, comp.cloned());
-        device.bulk.request(device, &self.runtime.0, message, request, operation, owned);
+        device.request(&self.runtime.0, operation, owned, |name, addr| Control::RtsPut {
+            comp: notified,
+            tag,
+            request: Request { name, second: addr, ..request },
+        });
         Ok(Outcome::Posted)
     }
 }
@@ -504,7 +507,7 @@ impl Post<'_, Put<'_>> {
             op,
             gives_source: true,
             signal: place.signal,
-            name: device.bulk.now(),
+            name: device.transfers.now(),
             owed: None,
         });
         Ok(Outcome::Posted)
@@ -515,7 +518,7 @@ impl<K> Post<'_, K> {
     /// Returns the request to the owner, without the fields that only one side knows.
     fn request(&self, place: &Place<'_>, len: u64) -> Request {
         let offset = place.rmr.offset() + place.offset;
-        Request { token: 0, region: place.rmr.number(), offset, first: len, second: 0 }
+        Request { name: 0, region: place.rmr.number(), offset, first: len, second: 0 }
     }
 
     /// Asks the owner for an atomic operation.
@@ -528,12 +531,14 @@ impl<K> Post<'_, K> {
     ) -> Outcome {
         let request = Request { first, second, ..self.request(place, 8) };
         let device = self.device_inner();
-        if device.bulk.is_full() {
+        if device.transfers.is_full() {
             return BUSY;
         }
         let operation = self.desc.context(8, comp.cloned());
-        let message = Message::Atomic { swap };
-        device.bulk.request(device, &self.runtime.0, message, request, operation, Buffer::Empty);
+        device.request(&self.runtime.0, operation, Buffer::Empty, |name, _| Control::Atomic {
+            swap,
+            request: Request { name, ..request },
+        });
         Outcome::Posted
     }
 }
@@ -673,14 +678,14 @@ impl Post<'_, Get<'_>> {
             if let Some(begun) = self.get_by_nic(place, given, comp)? {
                 return Ok(begun);
             }
-            if device.bulk.is_full() {
+            if device.transfers.is_full() {
                 return Ok(BUSY);
             }
             let buffer = given.take().unwrap_or_default();
-            let target = Target::Receive { buffer, op: self.desc.context(size, comp.cloned()) };
-            let message = Message::Get { comp: place.signal.unwrap_or(NOBODY), tag: self.desc.tag };
+            let op = self.desc.context(size, comp.cloned());
+            let (notified, tag) = (place.signal.unwrap_or(NOBODY), self.desc.tag);
             let request = self.request(place, size as u64);
-            device.expect(&self.runtime.0, (self.desc.rank, size, target), message, request);
+            device.get(&self.runtime.0, (buffer, op), Ask::Get { comp: notified, tag, request });
             return Ok(Outcome::Posted);
         };
         let buffer = given.take().unwrap_or_default();

@@ -9,6 +9,7 @@ use crate::comp::{AsCompletion, Completion, Status, Synchronizer};
 use crate::deadline::Deadline;
 use crate::device::DeviceInner;
 use crate::error::PostError;
+use crate::op::OnLink;
 use crate::peer::backlog::{Parked, Stage};
 use crate::peer::route::{Linked, Route};
 use crate::progress::in_handler;
@@ -273,21 +274,20 @@ fn offer(
     buffer: &mut SendBuffer<'_>,
     is_held: bool,
 ) -> Result<Attempt, PostError> {
-    if !out.device.bulk.may_offer(out.header, is_held) {
+    if !out.device.transfers.may_offer(out.header, is_held) {
         return Ok(Attempt::Busy(RetryReason::Unanswered));
     }
     let operation = out.desc.context(buffer.len(), out.desc.comp.cloned());
-    let bulk = &out.device.bulk;
+    let transfers = &out.device.transfers;
     let submitted = match buffer {
-        SendBuffer::Owned(buffer) => bulk.offer(linked, out.header, operation, buffer, None),
+        SendBuffer::Owned(buffer) => transfers.offer(linked, out.header, operation, buffer, None),
         SendBuffer::Borrowed(bytes) => {
-            bulk.offer(linked, out.header, operation, &mut own(out.device, bytes), None)
+            transfers.offer(linked, out.header, operation, &mut own(out.device, bytes), None)
         }
     };
     match submitted {
         Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
         Ok(_) => {
-            out.device.end_if_gone(&out.runtime.0, out.desc.rank);
             Ok(Attempt::Posted)
         }
         Err(error) => Err(refused(out, error)),
@@ -307,7 +307,6 @@ fn offer_mapped(
         None => Ok(Attempt::Park),
         Some(Ok(Submit::Busy(busy))) => Ok(Attempt::Busy(RetryReason::of(busy))),
         Some(Ok(_)) => {
-            out.device.end_if_gone(&out.runtime.0, out.desc.rank);
             Ok(Attempt::Posted)
         }
         Some(Err(error)) => Err(refused(out, error)),
@@ -322,7 +321,7 @@ fn hand_over(
     buffer: &mut Buffer,
 ) -> Result<Attempt, PostError> {
     let operation = out.desc.context(buffer.len(), out.desc.comp.cloned());
-    let Ok(token) = out.device.outstanding.insert(operation) else {
+    let Ok(token) = out.device.outstanding.insert(OnLink::of(operation)) else {
         return Ok(Attempt::Busy(RetryReason::NoPacket));
     };
     match linked.link.submit(Op::AmOwned { header: out.header, buffer, token: OpToken(token) }) {

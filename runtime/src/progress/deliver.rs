@@ -9,10 +9,10 @@ use crate::comp::{Completion, Snapshot, Status};
 use crate::error::{OpError, ProgressError};
 use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag};
-use crate::op::OpContext;
+use crate::op::{Next, OnLink, OpContext};
 use crate::protocol::header::{Found, Message};
-use crate::protocol::wire::{Offer, word};
-use carrack_transports::contract::{Event, OpFailure, Payload, SmallArrival};
+use crate::protocol::wire::{Control, Rts};
+use carrack_transports::contract::{Event, Header, OpFailure, Payload, SmallArrival};
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
@@ -133,18 +133,22 @@ impl Pass<'_> {
             Some(Found::Kept) => {}
             Some(Found::Nonsense) => self.nonsense(from),
             None => match Message::decode(header) {
-                Ok(Message::OfferAm { comp, tag }) => match payload {
-                    Payload::Small(bytes) => match Offer::decode(bytes.as_slice()) {
-                        Some(offer) => self.offered_am(from, comp, tag, offer, comps),
+                Ok(Message::RtsAm { comp, tag }) => match payload {
+                    Payload::Small(bytes) => match Rts::decode(bytes.as_slice()) {
+                        Some(rts) => self.offered_am(from, comp, tag, rts, comps),
                         None => self.nonsense(from),
                     },
                     _ => self.nonsense(from),
                 },
-                Ok(Message::Send { .. } | Message::OfferSend { .. } | Message::Am { .. })
+                Ok(Message::Send { .. } | Message::RtsSend { .. } | Message::Am { .. })
                 | Err(_) => {
                     self.nonsense(from);
                 }
-                Ok(message) => self.deliver_bulk(from, message, payload, comps),
+                Ok(message) => {
+                    if let Event::Arrived { payload, .. } = event {
+                        self.deliver_of_runtime(from, message, header, payload, comps);
+                    }
+                }
             },
         }
     }
@@ -168,11 +172,23 @@ impl Pass<'_> {
         }
     }
 
-    /// Handles one of the messages that large messages and memory operations need.
-    fn deliver_bulk(&mut self, from: Rank, message: Message, payload: &Payload, comps: &Snapshot) {
-        if let Err(why) = self.bulk(from, message, payload, comps)
-            && !self.is_gone(from)
-        {
+    /// Handles one of the runtime's own messages.
+    fn deliver_of_runtime(
+        &mut self,
+        from: Rank,
+        message: Message,
+        header: Header,
+        payload: Payload,
+        comps: &Snapshot,
+    ) {
+        if let Err(why) = self.of_runtime(from, message, header, payload, comps) {
+            self.broken(from, why);
+        }
+    }
+
+    /// Breaks with a peer that breaks the protocol.
+    pub(crate) fn broken(&mut self, from: Rank, why: String) {
+        if !self.is_gone(from) {
             // No answer will come to the operation that it named: all operations with that rank end.
             self.device.break_with(from, why.clone());
             self.complain(ProgressError::Malformed { from, why });
@@ -196,17 +212,20 @@ impl Pass<'_> {
 
     /// Ends an operation that a link had.
     fn operation_over(&mut self, token: u64, buffer: Buffer, outcome: Result<(), Box<OpFailure>>) {
-        let Some(operation) = self.device.outstanding.take(token) else {
+        let Some(OnLink { op, next }) = self.device.outstanding.take(token) else {
             tracing::error!(token, "a transport ended an operation that it did not have");
             return;
         };
-        let signal = self.device.forget_direct(token);
-        if let Some((comp, tag)) = signal.filter(|_| outcome.is_ok()) {
-            let message = Message::Signal { comp, tag };
-            self.device.control(self.inner, operation.rank, message, word(operation.size as u64));
+        let error = outcome.err().map(|failure| OpError::of(*failure, op.rank));
+        match next {
+            Next::Chunk { name, window } => return self.chunk_over((op.rank, name), window, error),
+            Next::Memory { notify: Some((comp, tag)), .. } if error.is_none() => {
+                let signal = Control::Signal { comp, tag, size: op.size as u64 };
+                self.device.control(self.inner, op.rank, signal);
+            }
+            Next::Memory { .. } | Next::Complete => {}
         }
-        let error = outcome.err().map(|failure| OpError::of(*failure, operation.rank));
-        let (comp, status) = operation.end(buffer, error);
+        let (comp, status) = op.end(buffer, error);
         self.signal(comp.as_ref(), status);
     }
 

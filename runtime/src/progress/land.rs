@@ -1,7 +1,7 @@
 //! Messages that go into a buffer, by the CPU or by a GPU's engine.
 
 use super::{Meeting, Met, found};
-use crate::bulk::{Carried, Moving, Target};
+use crate::datapath::{Carried, Moving, Target};
 use crate::comp::Status;
 use crate::device::DeviceInner;
 use crate::error::OpError;
@@ -41,7 +41,7 @@ pub(crate) enum Owed {
 /// Further facts about a message that is fetched from its sender's memory.
 pub(crate) struct Fetched {
     /// The sender's name for the message. The sender waits for its end.
-    pub(crate) token: u64,
+    pub(crate) tx: u64,
     pub(crate) from: Imported,
 }
 
@@ -123,8 +123,8 @@ impl DeviceInner {
     /// Returns `true` if an operation on a peer's memory is in flight that began before `name`.
     pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
         let by_engine = |landing: &Landing| landing.op.rank == peer && landing.name < before;
-        self.bulk.has_memory_operations(peer, before)
-            || self.has_direct(peer, before)
+        self.transfers.has_memory_operations(peer, before)
+            || self.outstanding.has_on_memory(peer, before)
             || (!self.landing.is_empty() && self.landing.lock().iter().any(by_engine))
     }
 
@@ -148,9 +148,9 @@ impl DeviceInner {
         let op = OpContext { rank: from, tag, ..op };
         let payload = match content {
             Content::Here(payload) => payload,
-            Content::Offered(offer, _) => {
+            Content::Offered(rts, _) => {
                 let target = Target::Receive { buffer, op };
-                return self.accept(runtime, from, offer, target);
+                return self.accept(runtime, from, rts, target);
             }
         };
         let size = payload.len();

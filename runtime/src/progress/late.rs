@@ -26,9 +26,9 @@ impl Pass<'_> {
         for device in &devices {
             ended.extend(device.0.expire_ordered(now, left));
             ended.extend(device.0.expire_backlogs(now, left));
-            ended.extend(device.0.bulk.expire_arriving(now, left));
-            ended.extend(device.0.bulk.expire_outgoing(now, left));
-            ended.extend(device.0.bulk.expire_flushes(now, left));
+        }
+        for device in &devices {
+            self.expire_transfers(&device.0, now);
         }
         for (comp, status) in ended {
             self.moved = true;

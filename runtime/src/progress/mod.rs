@@ -37,7 +37,7 @@ use crate::error::ProgressError;
 use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Matching, Rank, Tag};
 use crate::protocol::header::{Found, Message};
-use crate::protocol::wire::Offer;
+use crate::protocol::wire::Rts;
 use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::{Batch, Event, Header, Payload, PeerId, Polled, SmallArrival};
 use carrack_transports::mem::copy::copy_now;
@@ -317,7 +317,7 @@ impl Inner {
         KnownMemory::of_the_process().look_after();
         self.exposures.let_go();
         for device in self.devices().iter() {
-            device.0.bulk.introduced.let_go();
+            device.0.transfers.introduced.let_go();
         }
         for (_, domain) in &self.domains {
             domain.look_after();
@@ -350,7 +350,7 @@ impl Pass<'_> {
                 self.deliver_all(scratch);
                 let chores = self.device.chores.there();
                 if chores.has(Chore::Pulls) || chores.has(Chore::Helps) {
-                    self.move_bulk(chores);
+                    self.move_copies(chores);
                 }
             }
         }
@@ -371,7 +371,7 @@ impl Pass<'_> {
 
     /// Copies of large messages: begun as soon as they are known of.
     #[cold]
-    fn move_bulk(&mut self, chores: chores::Found) {
+    fn move_copies(&mut self, chores: chores::Found) {
         if chores.has(Chore::Pulls) {
             self.move_pulls();
         }
@@ -392,19 +392,10 @@ impl Pass<'_> {
         if chores.has(Chore::Ordered) {
             self.move_ordered();
         }
-        if chores.has(Chore::Streams) {
-            self.move_streams();
+        if chores.has(Chore::Transfers) {
+            self.move_transfers();
         }
-        if chores.has(Chore::Writings) {
-            self.move_writings();
-        }
-        if chores.has(Chore::Inflows) {
-            self.move_inflows();
-        }
-        self.move_bulk(chores);
-        if chores.has(Chore::Flushes) {
-            self.move_flushes();
-        }
+        self.move_copies(chores);
         if chores.has(Chore::Holds) {
             self.move_holds();
         }
@@ -517,7 +508,7 @@ impl Pass<'_> {
                 };
                 engine.arrive(policy, from, tag, payload, taken, keep).unwrap_or(Found::Kept)
             }
-            Ok(Message::OfferSend { engine, policy, tag }) => match payload {
+            Ok(Message::RtsSend { engine, policy, tag }) => match payload {
                 Payload::Small(bytes) => self.meet_offer(from, (engine, policy, tag), bytes, met),
                 _ => Found::Nonsense,
             },
@@ -542,7 +533,7 @@ impl Pass<'_> {
                 };
                 engine.arrive(policy, from, tag, (), taken, keep).unwrap_or(Found::Kept)
             }
-            Ok(Message::OfferSend { engine, policy, tag }) => {
+            Ok(Message::RtsSend { engine, policy, tag }) => {
                 self.meet_offer(from, (engine, policy, tag), bytes, met)
             }
             Ok(_) => return None,
@@ -559,8 +550,8 @@ impl Pass<'_> {
         bytes: &SmallBytes,
         met: &mut Met,
     ) -> Found {
-        let (Some(engine), Some(offer)) =
-            (self.inner.engines.get(engine), Offer::decode(bytes.as_slice()))
+        let (Some(engine), Some(rts)) =
+            (self.inner.engines.get(engine), Rts::decode(bytes.as_slice()))
         else {
             return Found::Nonsense;
         };
@@ -569,11 +560,11 @@ impl Pass<'_> {
         }
         let taken = |(), receive: &mut Receive| {
             let message =
-                Unexpected { from, tag, content: Content::Offered(offer, self.device.index) };
+                Unexpected { from, tag, content: Content::Offered(rts, self.device.index) };
             found(met, Meeting::Pair(message, receive.take()))
         };
         engine
-            .arrive(policy, from, tag, (), taken, |()| self.keep_offer(from, offer))
+            .arrive(policy, from, tag, (), taken, |()| self.keep_offer(from, rts))
             .unwrap_or(Found::Kept)
     }
 

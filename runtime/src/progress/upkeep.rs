@@ -4,9 +4,9 @@
 use super::{Fetched, Landing, Owed, Pass};
 use crate::error::OpError;
 use crate::names::Rank;
+use crate::op::OpContext;
 use crate::peer::backlog::{Parked, Step};
-use crate::protocol::header::Message;
-use crate::protocol::wire::{Verdict, word};
+use crate::protocol::wire::{Control, Verdict};
 use carrack_transports::contract::DownCause;
 use carrack_transports::mem::CopyError;
 use std::collections::VecDeque;
@@ -131,8 +131,9 @@ impl Pass<'_> {
         self.moved = true;
         let outcome = landing.transfer.failure().map_or(Ok(()), Err);
         if let (Ok(()), Some(comp)) = (&outcome, landing.signal) {
-            let message = Message::Signal { comp, tag: landing.op.tag };
-            self.device.control(self.inner, landing.op.rank, message, word(landing.op.size as u64));
+            let OpContext { rank, tag, size, .. } = landing.op;
+            let signal = Control::Signal { comp, tag, size: size as u64 };
+            self.device.control(self.inner, rank, signal);
         }
         if let Some(owed) = landing.owed.take()
             && self.pay(landing, *owed, outcome.as_ref().err())
@@ -146,7 +147,7 @@ impl Pass<'_> {
     /// Sends the peer the message that it waits for. Returns `true` if the operation goes on: the
     /// fetch does not count, and the parts are requested.
     fn pay(&mut self, landing: &mut Landing, owed: Owed, error: Option<&CopyError>) -> bool {
-        let Fetched { token, from } = match owed {
+        let Fetched { tx, from } = match owed {
             Owed::Fetched(fetched) => fetched,
             Owed::Pieces(carried) => {
                 self.device.carried_out(self.inner, landing.op.rank, *carried, error);
@@ -155,16 +156,11 @@ impl Pass<'_> {
         };
         if error.is_none() && from.region().is_none() {
             // It was withdrawn meanwhile: the bytes found there need not be the message.
-            self.device.ask_again(self.inner, landing, token);
+            self.device.ask_again(self.inner, landing, tx);
             return true;
         }
         let verdict = if error.is_none() { Verdict::Done } else { Verdict::Failed };
-        self.device.control(
-            self.inner,
-            landing.op.rank,
-            Message::Finish { token },
-            verdict.encode(),
-        );
+        self.finish(landing.op.rank, tx, verdict);
         false
     }
 
@@ -175,14 +171,13 @@ impl Pass<'_> {
             return;
         }
         tracing::info!(%rank, device = self.device.index, %cause, "peer down");
-        self.device.bulk.introduced.forget(rank);
+        self.device.transfers.introduced.forget(rank);
         self.device.remotes.forget(rank);
         for (_, domain) in &self.inner.domains {
             domain.somebody_has_gone();
         }
         let mut ended = self.device.fail_backlog(&route, &cause);
-        let error = |rank| OpError::PeerDown { rank, cause: cause.clone() };
-        ended.extend(self.device.fail_bulk(self.inner, Some(rank), &error));
+        ended.extend(self.device.fail_transfers(self.inner, rank, &cause));
         let error = || OpError::PeerDown { rank, cause: cause.clone() };
         ended.extend(self.device.fail_ordered(rank, &error));
         // A peer that closed one device in order may have others. It is gone when none is left.

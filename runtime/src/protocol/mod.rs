@@ -9,5 +9,6 @@
 
 pub(crate) mod eager;
 pub(crate) mod header;
+pub(crate) mod rndv;
 pub(crate) mod select;
 pub(crate) mod wire;

@@ -1,17 +1,217 @@
-//! The payloads of offers, clearances and verdicts.
+//! Control messages: those of the runtime itself. Each has one layout: a header, and words behind
+//! it.
+//!
+//! A transfer has two names, each given by the side that uses it: `tx` of the sender, and `rx` of
+//! the receiver.
 
+use super::header::{CONTROL, Room, addressed, to, unknown};
 use crate::error::OpError;
-use crate::names::Rank;
-use carrack_transports::contract::RemotePlace;
+use crate::names::{Rank, RemoteComp, Tag};
+use carrack_transports::contract::{Header, RemotePlace};
 use carrack_transports::mem::SmallBytes;
 
-/// The payload of an offer.
+/// A control message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Offer {
+pub(crate) enum Control {
+    /// CTS: the message may come in fragments, `limit` bytes of it at first.
+    Cts { tx: u64, rx: u64, limit: u64 },
+    /// CTS: the sender's NIC may write all of the message to a place.
+    CtsWrite { tx: u64, rx: u64, place: RemotePlace },
+    /// CTS: the sender's NIC may write a part of the message.
+    CtsChunk { tx: u64, rx: u64, window: Window },
+    /// Grants fragments up to `limit` bytes of the message.
+    Grant { tx: u64, limit: u64 },
+    /// The NIC has written the message, or the window that begins at byte `at`.
+    Written { rx: u64, at: u64 },
+    /// The NIC writes no byte from `at` on: the rest comes in fragments, as granted.
+    Unwritten { rx: u64, at: u64 },
+    /// FIN: ends a transfer that the receiver of this message has named so.
+    Fin { name: u64, verdict: Verdict },
+    /// The kernel copies a message here: its sender may write a part of it.
+    Help { tx: u64, wanted: HelpWanted },
+    /// Notification of a put or a get of `size` bytes that is done.
+    Signal { comp: RemoteComp, tag: Tag, size: u64 },
+    /// RTS of a put that its owner has to carry out, and then notifies the completion object, if
+    /// one is named.
+    RtsPut { comp: RemoteComp, tag: Tag, request: Request },
+    /// Asks for a part of a region. The owner then notifies the completion object, if one is
+    /// named.
+    Get { comp: RemoteComp, tag: Tag, request: Request },
+    /// RTS of a list of pieces of a region, with bytes that are put there; or, with a name `rx`,
+    /// asks for these bytes.
+    Pieces { rx: u64, request: Request },
+    /// Asks for an atomic operation.
+    Atomic { swap: bool, request: Request },
+    /// The room at its sender. A later turn overrules earlier ones.
+    Hold { room: Room, turn: u64 },
+    /// Asks for the place of a region, for this rank's NIC.
+    Where { region: u64 },
+    /// The place of a region of `len` bytes.
+    Here { region: u64, place: RemotePlace, len: u64 },
+    /// No NIC reaches the region.
+    Nowhere { region: u64 },
+    /// The registration of a region has ended.
+    Withdraw { region: u64 },
+    /// The sender does not use a region any more.
+    Release { region: u64 },
+}
+
+const CTS: u64 = CONTROL;
+const CTS_WRITE: u64 = CONTROL + 1;
+const CTS_CHUNK: u64 = CONTROL + 2;
+const GRANT: u64 = CONTROL + 3;
+const WRITTEN: u64 = CONTROL + 4;
+const UNWRITTEN: u64 = CONTROL + 5;
+const FIN: u64 = CONTROL + 6;
+const HELP: u64 = CONTROL + 7;
+const SIGNAL: u64 = CONTROL + 8;
+const RTS_PUT: u64 = CONTROL + 9;
+const GET: u64 = CONTROL + 10;
+const PIECES: u64 = CONTROL + 11;
+const ATOMIC: u64 = CONTROL + 12;
+const HOLD: u64 = CONTROL + 13;
+const WHERE: u64 = CONTROL + 14;
+const HERE: u64 = CONTROL + 15;
+const NOWHERE: u64 = CONTROL + 16;
+const WITHDRAW: u64 = CONTROL + 17;
+const RELEASE: u64 = CONTROL + 18;
+
+impl Control {
+    /// Returns the header and the bytes behind it.
+    pub(crate) fn encode(self) -> (Header, SmallBytes) {
+        match self {
+            Self::Cts { tx, rx, limit } => (Header([CTS, tx]), words([rx, limit])),
+            Self::CtsWrite { tx, rx, place: RemotePlace { addr, key } } => {
+                (Header([CTS_WRITE, tx]), words([rx, addr, key]))
+            }
+            Self::CtsChunk { tx, rx, window } => {
+                let Window { at, len, place: RemotePlace { addr, key } } = window;
+                let payload = words([rx, at as u64, len as u64, addr, key]);
+                (Header([CTS_CHUNK, tx]), payload)
+            }
+            Self::Grant { tx, limit } => (Header([GRANT, tx]), words([limit])),
+            Self::Written { rx, at } => (Header([WRITTEN, rx]), words([at])),
+            Self::Unwritten { rx, at } => (Header([UNWRITTEN, rx]), words([at])),
+            Self::Fin { name, verdict } => (Header([FIN, name]), words(verdict.words())),
+            Self::Help { tx, wanted: HelpWanted { addr, split, turn } } => {
+                let split = u64::from(split) << 32 | u64::from(turn);
+                (Header([HELP, tx]), words([addr, split]))
+            }
+            Self::Signal { comp, tag, size } => (to(SIGNAL, comp, tag), words([size])),
+            Self::RtsPut { comp, tag, request } => (to(RTS_PUT, comp, tag), request.encode()),
+            Self::Get { comp, tag, request } => (to(GET, comp, tag), request.encode()),
+            Self::Pieces { rx, request } => (Header([PIECES, rx]), request.encode()),
+            Self::Atomic { swap, request } => {
+                (Header([ATOMIC, u64::from(swap)]), request.encode())
+            }
+            Self::Hold { room, turn } => (Header([HOLD, turn << 2 | room as u64]), words([])),
+            Self::Where { region } => (Header([WHERE, region]), words([])),
+            Self::Here { region, place: RemotePlace { addr, key }, len } => {
+                (Header([HERE, region]), words([addr, key, len]))
+            }
+            Self::Nowhere { region } => (Header([NOWHERE, region]), words([])),
+            Self::Withdraw { region } => (Header([WITHDRAW, region]), words([])),
+            Self::Release { region } => (Header([RELEASE, region]), words([])),
+        }
+    }
+
+    /// Decodes a peer's message.
+    ///
+    /// # Errors
+    /// The error in it.
+    pub(crate) fn decode(header: Header, payload: &[u8]) -> Result<Self, String> {
+        let [word, name] = header.0;
+        let kind = word & 0xff;
+        let comp = match kind {
+            SIGNAL | RTS_PUT | GET => addressed(word),
+            _ => (word == kind).then_some(RemoteComp(0)),
+        };
+        let comp = comp.ok_or_else(|| unknown(header))?;
+        let tag = Tag(name);
+        Ok(match kind {
+            CTS => {
+                let [rx, limit] = read(payload)?;
+                Self::Cts { tx: name, rx, limit }
+            }
+            CTS_WRITE => {
+                let [rx, addr, key] = read(payload)?;
+                Self::CtsWrite { tx: name, rx, place: RemotePlace { addr, key } }
+            }
+            CTS_CHUNK => {
+                let [rx, at, len, addr, key] = read(payload)?;
+                let fits = |bytes: u64| {
+                    usize::try_from(bytes).map_err(|_| format!("a window of {bytes} bytes"))
+                };
+                let place = RemotePlace { addr, key };
+                let window = Window { at: fits(at)?, len: fits(len)?, place };
+                Self::CtsChunk { tx: name, rx, window }
+            }
+            GRANT => {
+                let [limit] = read(payload)?;
+                Self::Grant { tx: name, limit }
+            }
+            WRITTEN => {
+                let [at] = read(payload)?;
+                Self::Written { rx: name, at }
+            }
+            UNWRITTEN => {
+                let [at] = read(payload)?;
+                Self::Unwritten { rx: name, at }
+            }
+            FIN => Self::Fin { name, verdict: Verdict::of(read(payload)?)? },
+            HELP => {
+                let [addr, split] = read(payload)?;
+                let (split, turn) = ((split >> 32) as u32, split as u32);
+                Self::Help { tx: name, wanted: HelpWanted { addr, split, turn } }
+            }
+            SIGNAL => {
+                let [size] = read(payload)?;
+                Self::Signal { comp, tag, size }
+            }
+            RTS_PUT => Self::RtsPut { comp, tag, request: Request::decode(payload)? },
+            GET => Self::Get { comp, tag, request: Request::decode(payload)? },
+            PIECES => Self::Pieces { rx: name, request: Request::decode(payload)? },
+            ATOMIC if name <= 1 => {
+                Self::Atomic { swap: name == 1, request: Request::decode(payload)? }
+            }
+            HOLD => {
+                let [] = read(payload)?;
+                let room = Room::of(name & 0b11).ok_or("a hold of no kind")?;
+                Self::Hold { room, turn: name >> 2 }
+            }
+            HERE => {
+                let [addr, key, len] = read(payload)?;
+                Self::Here { region: name, place: RemotePlace { addr, key }, len }
+            }
+            WHERE | NOWHERE | WITHDRAW | RELEASE => {
+                let [] = read(payload)?;
+                match kind {
+                    WHERE => Self::Where { region: name },
+                    NOWHERE => Self::Nowhere { region: name },
+                    WITHDRAW => Self::Withdraw { region: name },
+                    _ => Self::Release { region: name },
+                }
+            }
+            _ => return Err(unknown(header)),
+        })
+    }
+
+    /// Returns `true` if the receiver has to act on a request in it.
+    pub(crate) fn is_request(self) -> bool {
+        matches!(
+            self,
+            Self::RtsPut { .. } | Self::Get { .. } | Self::Atomic { .. } | Self::Pieces { .. }
+        )
+    }
+}
+
+/// The payload of an RTS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rts {
     /// Bytes of the message.
     pub(crate) size: u64,
     /// The sender's name for it.
-    pub(crate) token: u64,
+    pub(crate) tx: u64,
     /// The address in the sender's memory for the kernel's cross-memory copy; 0 if the kernel
     /// cannot copy it.
     pub(crate) addr: u64,
@@ -22,10 +222,22 @@ pub(crate) struct Offer {
 /// A place in a region that was introduced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mapped {
-    /// The sender's name for the region.
+    /// The sender's name for the region, from 1 on.
     pub(crate) name: u64,
     /// The offset in the region, in bytes.
     pub(crate) offset: u64,
+}
+
+impl Rts {
+    pub(crate) fn encode(self) -> SmallBytes {
+        let Mapped { name, offset } = self.mapped.unwrap_or(Mapped { name: 0, offset: 0 });
+        words([self.size, self.tx, self.addr, name, offset])
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let [size, tx, addr, name, offset] = read(bytes).ok()?;
+        Some(Self { size, tx, addr, mapped: (name != 0).then_some(Mapped { name, offset }) })
+    }
 }
 
 /// The request for help with a message: its sender may write a part of it.
@@ -39,22 +251,18 @@ pub(crate) struct HelpWanted {
     pub(crate) turn: u32,
 }
 
-impl HelpWanted {
-    pub(crate) fn encode(self) -> SmallBytes {
-        words([self.addr, u64::from(self.split) << 32 | u64::from(self.turn)])
-    }
-
-    #[allow(clippy::cast_possible_truncation, reason = "one half and the other")]
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        read(bytes).map(|[addr, split]| Self {
-            addr,
-            split: (split >> 32) as u32,
-            turn: split as u32,
-        })
-    }
+/// A part of a message that its sender's NIC writes, and its place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Window {
+    /// The beginning in the message, in bytes.
+    pub(crate) at: usize,
+    /// Its bytes.
+    pub(crate) len: usize,
+    /// The place by which the receiver's NIC knows it.
+    pub(crate) place: RemotePlace,
 }
 
-/// The outcome of a transfer, as the receiver reports it.
+/// The outcome of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     /// All bytes are in place, or no operation needs them.
@@ -83,101 +291,32 @@ pub(crate) enum Verdict {
     },
 }
 
-/// A request that refers to a region of another rank.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Request {
-    /// The asker's name for it.
-    pub(crate) token: u64,
-    /// The region's number.
-    pub(crate) region: u64,
-    /// The offset in the region; or the number of pieces.
-    pub(crate) offset: u64,
-    /// Bytes, or the first operand. For pieces it includes the bytes of their list.
-    pub(crate) first: u64,
-    /// For a put or pieces: their address in the sender's memory, or 0. For a get: the limit of
-    /// bytes at first, or 0 for all. For an atomic operation: the second operand.
-    pub(crate) second: u64,
-}
-
-impl Request {
-    pub(crate) fn encode(self) -> SmallBytes {
-        words([self.token, self.region, self.offset, self.first, self.second])
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        read(bytes).map(|[token, region, offset, first, second]| Self {
-            token,
-            region,
-            offset,
-            first,
-            second,
-        })
-    }
-}
-
-fn words<const N: usize>(words: [u64; N]) -> SmallBytes {
-    let mut bytes = [0; SmallBytes::MAX];
-    let (places, _) = bytes.as_chunks_mut();
-    for (place, word) in places.iter_mut().zip(words) {
-        *place = word.to_le_bytes();
-    }
-    SmallBytes::first(8 * N, bytes)
-}
-
-fn read<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
-    let mut words = [0; N];
-    let (chunks, []) = bytes.as_chunks::<8>() else { return None };
-    if chunks.len() != N {
-        return None;
-    }
-    for (word, chunk) in words.iter_mut().zip(chunks) {
-        *word = u64::from_le_bytes(*chunk);
-    }
-    Some(words)
-}
-
-impl Offer {
-    pub(crate) fn encode(self) -> SmallBytes {
-        match self.mapped {
-            None => words([self.size, self.token, self.addr]),
-            Some(Mapped { name, offset }) => words([self.size, self.token, name, offset]),
-        }
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        if let Some([size, token, name, offset]) = read(bytes) {
-            return Some(Self { size, token, addr: 0, mapped: Some(Mapped { name, offset }) });
-        }
-        read(bytes).map(|[size, token, addr]| Self { size, token, addr, mapped: None })
-    }
-}
-
 impl Verdict {
-    pub(crate) fn encode(self) -> SmallBytes {
+    fn words(self) -> [u64; 3] {
         match self {
-            Self::Done => words([0, 0, 0]),
-            Self::Truncated { message, buffer } => words([1, message, buffer]),
-            Self::Failed => words([2, 0, 0]),
-            Self::Stale => words([3, 0, 0]),
-            Self::Outside => words([4, 0, 0]),
-            Self::Word => words([5, 0, 0]),
-            Self::Held(value) => words([6, value, 0]),
-            Self::Broken { sent } => words([7, sent, 0]),
+            Self::Done => [0, 0, 0],
+            Self::Truncated { message, buffer } => [1, message, buffer],
+            Self::Failed => [2, 0, 0],
+            Self::Stale => [3, 0, 0],
+            Self::Outside => [4, 0, 0],
+            Self::Word => [5, 0, 0],
+            Self::Held(value) => [6, value, 0],
+            Self::Broken { sent } => [7, sent, 0],
         }
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        match read(bytes)? {
-            [0, 0, 0] => Some(Self::Done),
-            [1, message, buffer] => Some(Self::Truncated { message, buffer }),
-            [2, 0, 0] => Some(Self::Failed),
-            [3, 0, 0] => Some(Self::Stale),
-            [4, 0, 0] => Some(Self::Outside),
-            [5, 0, 0] => Some(Self::Word),
-            [6, value, 0] => Some(Self::Held(value)),
-            [7, sent, 0] => Some(Self::Broken { sent }),
-            _ => None,
-        }
+    fn of(words: [u64; 3]) -> Result<Self, String> {
+        Ok(match words {
+            [0, 0, 0] => Self::Done,
+            [1, message, buffer] => Self::Truncated { message, buffer },
+            [2, 0, 0] => Self::Failed,
+            [3, 0, 0] => Self::Stale,
+            [4, 0, 0] => Self::Outside,
+            [5, 0, 0] => Self::Word,
+            [6, value, 0] => Self::Held(value),
+            [7, sent, 0] => Self::Broken { sent },
+            [kind, ..] => return Err(format!("a verdict of kind {kind}")),
+        })
     }
 
     /// Returns the error of the operation that was sent to `peer`, if it failed.
@@ -196,115 +335,123 @@ impl Verdict {
     }
 }
 
+/// A request that refers to a region of another rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Request {
+    /// The asker's name for it.
+    pub(crate) name: u64,
+    /// The region's number.
+    pub(crate) region: u64,
+    /// The offset in the region; or the number of pieces.
+    pub(crate) offset: u64,
+    /// Bytes, or the first operand. For pieces it includes the bytes of their list.
+    pub(crate) first: u64,
+    /// For a put or pieces: their address in the sender's memory, or 0. For a get: the limit of
+    /// bytes at first. For an atomic operation: the second operand.
+    pub(crate) second: u64,
+}
+
+impl Request {
+    fn encode(self) -> SmallBytes {
+        words([self.name, self.region, self.offset, self.first, self.second])
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let [name, region, offset, first, second] = read(bytes)?;
+        Ok(Self { name, region, offset, first, second })
+    }
+}
+
+fn words<const N: usize>(words: [u64; N]) -> SmallBytes {
+    let mut bytes = [0; SmallBytes::MAX];
+    let (places, _) = bytes.as_chunks_mut();
+    for (place, word) in places.iter_mut().zip(words) {
+        *place = word.to_le_bytes();
+    }
+    SmallBytes::first(8 * N, bytes)
+}
+
+fn read<const N: usize>(bytes: &[u8]) -> Result<[u64; N], String> {
+    let mut words = [0; N];
+    let (chunks, rest) = bytes.as_chunks::<8>();
+    if chunks.len() != N || !rest.is_empty() {
+        return Err(format!("a control message of {} bytes, and {} make one", bytes.len(), 8 * N));
+    }
+    for (word, chunk) in words.iter_mut().zip(chunks) {
+        *word = u64::from_le_bytes(*chunk);
+    }
+    Ok(words)
+}
+
 /// Encodes a number, as a status returns it.
 pub(crate) fn word(value: u64) -> SmallBytes {
     words([value])
 }
 
-/// Encodes the name of a landing.
-pub(crate) fn encode_landing(landing: u64) -> SmallBytes {
-    words([landing])
-}
-
-pub(crate) fn decode_landing(bytes: &[u8]) -> Option<u64> {
-    read(bytes).map(|[landing]| landing)
-}
-
-/// Encodes the name of a landing, and the limit of bytes at first; all without one.
-pub(crate) fn encode_clear(landing: u64, limit: Option<u64>) -> SmallBytes {
-    match limit {
-        None => encode_landing(landing),
-        Some(limit) => words([landing, limit]),
-    }
-}
-
-/// Encodes the remote key of a region and its length.
-pub(crate) fn encode_place(place: Option<(RemotePlace, u64)>) -> SmallBytes {
-    place.map_or(SmallBytes::empty(), |(place, len)| words([place.addr, place.key, len]))
-}
-
-/// Decodes a place. `None`: the bytes are no place. `Some(None)`: the owner has refused it.
-pub(crate) fn decode_place(bytes: &[u8]) -> Option<Option<(RemotePlace, u64)>> {
-    if bytes.is_empty() {
-        return Some(None);
-    }
-    read(bytes).map(|[addr, key, len]| Some((RemotePlace { addr, key }, len)))
-}
-
-/// Encodes a clearance to write all of a message to a place.
-pub(crate) fn encode_writable(landing: u64, place: RemotePlace) -> SmallBytes {
-    words([landing, place.addr, place.key])
-}
-
-pub(crate) fn decode_writable(bytes: &[u8]) -> Option<(u64, RemotePlace)> {
-    read(bytes).map(|[landing, addr, key]| (landing, RemotePlace { addr, key }))
-}
-
-/// A part of a message that its sender's NIC writes, and its place.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Window {
-    /// The beginning in the message, in bytes.
-    pub(crate) at: usize,
-    /// Its bytes.
-    pub(crate) len: usize,
-    /// The place by which the receiver's NIC knows it.
-    pub(crate) place: RemotePlace,
-}
-
-/// Encodes a clearance to write a part of a message.
-pub(crate) fn encode_window(landing: u64, window: Window) -> SmallBytes {
-    let Window { at, len, place } = window;
-    words([landing, at as u64, len as u64, place.addr, place.key])
-}
-
-pub(crate) fn decode_window(bytes: &[u8]) -> Option<(u64, Window)> {
-    let [landing, at, len, addr, key] = read(bytes)?;
-    let fits = |number: u64| usize::try_from(number).ok();
-    Some((landing, Window { at: fits(at)?, len: fits(len)?, place: RemotePlace { addr, key } }))
-}
-
-pub(crate) fn decode_clear(bytes: &[u8]) -> Option<(u64, usize)> {
-    let (landing, limit) = match read(bytes) {
-        Some([landing, limit]) => (landing, limit),
-        None => (decode_landing(bytes)?, u64::MAX),
-    };
-    Some((landing, usize::try_from(limit).unwrap_or(usize::MAX)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_and_everything_else_is_refused(size: u64, token: u64, addr: u64, other: Vec<u8>) {
-            let offer = Offer { size, token, addr, mapped: None };
-            let lies = Offer { addr: 0, mapped: Some(Mapped { name: addr, offset: !size }), ..offer };
-            prop_assert_eq!(Offer::decode(lies.encode().as_slice()), Some(lies));
-            prop_assert_eq!(Offer::decode(offer.encode().as_slice()), Some(offer));
-            for verdict in [Verdict::Done, Verdict::Failed, Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Broken { sent: size }, Verdict::Held(size), Verdict::Truncated { message: size, buffer: addr }] {
-                prop_assert_eq!(Verdict::decode(verdict.encode().as_slice()), Some(verdict));
+        fn every_control_message_is_one_that_encodes_to_it_or_an_error(
+            kind in 0_u64..40, high: u32, name: u64, small in 0_u64..9, payload in vec(any::<u64>(), 0..6),
+            first in 0_u64..9, cut in 0_usize..8,
+        ) {
+            let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+            // A small first word, for verdicts.
+            let mut verdict = payload.clone();
+            verdict.iter_mut().take(1).for_each(|word| *word = first);
+            for header in [Header([kind, name]), Header([kind | u64::from(high) << 32, small])] {
+                for mut payload in [bytes(&payload), bytes(&verdict), bytes(&verdict)] {
+                    payload.truncate(payload.len() - cut.min(payload.len()));
+                    if let Ok(control) = Control::decode(header, &payload) {
+                        let (again, words) = control.encode();
+                        prop_assert_eq!((again, words.as_slice()), (header, &payload[..]));
+                    }
+                }
             }
-            let request = Request { token, region: size, offset: addr, first: !size, second: !token };
-            prop_assert_eq!(Request::decode(request.encode().as_slice()), Some(request));
-            prop_assert_eq!(Request::decode(&other).is_some(), other.len() == 40);
-            let wanted = HelpWanted { addr, split: size as u32, turn: (token >> 7) as u32 };
-            prop_assert_eq!(HelpWanted::decode(wanted.encode().as_slice()), Some(wanted));
-            prop_assert_eq!(HelpWanted::decode(&other).is_some(), other.len() == 16);
-            prop_assert_eq!(decode_landing(encode_landing(token).as_slice()), Some(token));
-            prop_assert_eq!(decode_clear(encode_clear(token, None).as_slice()), Some((token, usize::MAX)));
-            prop_assert_eq!(decode_clear(encode_clear(token, Some(size)).as_slice()), Some((token, size as usize)));
-            let window = Window { at: size as usize, len: addr as usize, place: RemotePlace { addr: token, key: !size } };
-            prop_assert_eq!(decode_window(encode_window(token, window).as_slice()), Some((token, window)));
-            prop_assert_eq!(decode_window(&other).is_some(), other.len() == 40);
-            prop_assert_eq!(decode_clear(&other).is_some(), other.len() == 8 || other.len() == 16);
-            prop_assert_eq!(Offer::decode(&other).is_some(), other.len() == 24 || other.len() == 32);
-            prop_assert_eq!(decode_landing(&other).is_some(), other.len() == 8);
-            if let Some(verdict) = Verdict::decode(&other) {
-                let again = verdict.encode();
-                prop_assert_eq!(again.as_slice(), &other[..]);
+        }
+
+        #[test]
+        fn each_control_message_is_read_as_it_was_written(a: u64, b: u64, c: u64, at: usize, len: usize, small: u32, swap: bool) {
+            let (place, comp, tag) = (RemotePlace { addr: a, key: b }, RemoteComp(small), Tag(c));
+            let request = Request { name: a, region: b, offset: c, first: !a, second: !b };
+            let verdicts = [
+                Verdict::Done, Verdict::Truncated { message: a, buffer: b }, Verdict::Failed, Verdict::Stale,
+                Verdict::Outside, Verdict::Word, Verdict::Held(a), Verdict::Broken { sent: b },
+            ];
+            let wanted = HelpWanted { addr: a, split: small, turn: b as u32 };
+            let mut all = vec![
+                Control::Cts { tx: a, rx: b, limit: c },
+                Control::CtsWrite { tx: a, rx: c, place },
+                Control::CtsChunk { tx: b, rx: c, window: Window { at, len, place } },
+                Control::Grant { tx: a, limit: b },
+                Control::Written { rx: a, at: b },
+                Control::Unwritten { rx: a, at: b },
+                Control::Help { tx: c, wanted },
+                Control::Signal { comp, tag, size: a },
+                Control::RtsPut { comp, tag, request },
+                Control::Get { comp, tag, request },
+                Control::Pieces { rx: c, request },
+                Control::Atomic { swap, request },
+                Control::Hold { room: Room::Offers, turn: a >> 2 },
+                Control::Where { region: a },
+                Control::Here { region: a, place, len: c },
+                Control::Nowhere { region: a },
+                Control::Withdraw { region: a },
+                Control::Release { region: a },
+            ];
+            all.extend(verdicts.map(|verdict| Control::Fin { name: c, verdict }));
+            for control in all {
+                let (header, payload) = control.encode();
+                prop_assert_eq!(Control::decode(header, payload.as_slice()), Ok(control));
             }
+            let rts = Rts { size: a, tx: b, addr: c, mapped: None };
+            let mapped = Rts { mapped: Some(Mapped { name: c | 1, offset: a }), ..rts };
+            prop_assert_eq!([rts, mapped].map(|rts| Rts::decode(rts.encode().as_slice())), [Some(rts), Some(mapped)]);
         }
     }
 }

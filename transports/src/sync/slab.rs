@@ -63,6 +63,11 @@ impl<T> Slab<T> {
         self.entries.iter().all(|entry| entry.value.lock().is_none())
     }
 
+    /// Returns `true` if a value is `meant`; visits every slot until it finds one.
+    pub fn any(&self, is_meant: impl Fn(&T) -> bool) -> bool {
+        self.entries.iter().any(|entry| entry.value.lock().as_ref().is_some_and(&is_meant))
+    }
+
     /// Takes all values out, for shutting down.
     pub fn drain(&self) -> Vec<T> {
         (0..self.entries.len())

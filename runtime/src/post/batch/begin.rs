@@ -4,7 +4,7 @@ use super::check::{HostRun, Plan};
 use super::join::Join;
 use super::rest::Rest;
 use super::{Batch, Faces, Many, Owned};
-use crate::bulk::Moving;
+use crate::datapath::Moving;
 use crate::comp::{Completion, Status};
 use crate::error::{OpError, PostError};
 use crate::post::options::{Outcome, Post, RetryReason};
@@ -162,7 +162,7 @@ impl Post<'_, Batch<'_>> {
                 op: self.desc.context(join.op.size, Some(join.clone())),
                 gives_source: self.kind.is_put,
                 signal: None,
-                name: device.bulk.now(),
+                name: device.transfers.now(),
                 owed: None,
             };
             match stream {

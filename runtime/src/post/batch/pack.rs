@@ -3,8 +3,7 @@
 
 use super::join::Join;
 use super::{Batch, Piece};
-use crate::bulk::Target;
-use crate::bulk::packed::{BYTES, COUNT, GPU_PIECE, PIECE, UnderWay, copy_packed, list};
+use crate::datapath::packed::{BYTES, COUNT, GPU_PIECE, PIECE, UnderWay, copy_packed, list};
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::device::{Device, DeviceInner};
@@ -13,8 +12,7 @@ use crate::names::Rank;
 use crate::op::OpContext;
 use crate::post::options::{Outcome, Post, RetryReason};
 use crate::progress::Landing;
-use crate::protocol::header::Message;
-use crate::protocol::wire::Request;
+use crate::protocol::wire::{Control, Request};
 use crate::region::Region;
 use crate::runtime::Inner;
 use carrack_transports::mem::RegionSlice;
@@ -112,7 +110,7 @@ impl Post<'_, Batch<'_>> {
         self.check_transport(self.check_reach()?)?;
         let (device, runtime) = (self.device_inner(), &self.runtime.0);
         let under_way =
-            if device.bulk.is_full() { None } else { device.bulk.note_packed(self.desc.rank) };
+            if device.transfers.is_full() { None } else { device.transfers.note_packed(self.desc.rank) };
         let Some(under_way) = under_way else { return Ok(Outcome::Retry(RetryReason::Unanswered)) };
         pack.recheck()?;
         let under_way = Arc::new(under_way);
@@ -121,7 +119,7 @@ impl Post<'_, Batch<'_>> {
             list(lists, if is_put { pack.bytes } else { 0 }).map_err(PostError::Memory)?;
         under_way.with(&packed);
         let request = Request {
-            token: 0,
+            name: 0,
             region: pack.region,
             offset: pack.pieces.len() as u64,
             first: packed.len() as u64,
@@ -137,7 +135,7 @@ impl Post<'_, Batch<'_>> {
             let filled =
                 copy_packed((&packed, behind), places(&pack.pieces), false, &runtime.staging);
             match filled.map_err(PostError::Memory)? {
-                None => offer(device, runtime, request, operation, packed),
+                None => ask(device, runtime, (0, request), operation, &packed),
                 Some(moving) => {
                     let comp =
                         Filled { onward, next: Mutex::new(Some((request, operation, packed))) };
@@ -153,28 +151,29 @@ impl Post<'_, Batch<'_>> {
             let answered = Answered { onward: onward.clone(), pieces, packed: packed.clone() };
             let bytes = pack.bytes;
             let op = self.desc.context(bytes, Some(Arc::new(answered)));
-            let target = Target::Receive { buffer: packed.whole().into(), op };
-            let landing = device.expect_answer(runtime, rank, (bytes, target));
+            let op = OpContext { rank, size: bytes, ..op };
+            let landing = device.expect_answer(runtime, packed.whole().into(), op);
             // The deadline is that of the operations in it.
             let comp: Arc<dyn Completion> = Arc::new(Refused { onward, rank, landing });
             let operation = OpContext { comp: Some(comp), deadline: Deadline::NEVER, ..operation };
-            let message = Message::Pieces { landing };
-            device.bulk.request(device, runtime, message, request, operation, list.whole().into());
+            ask(device, runtime, (landing, request), operation, &list);
         }
         Ok(Outcome::Posted)
     }
 }
 
-/// Offers a list and the bytes behind it.
-fn offer(
+/// Offers a list and the bytes behind it; or, with a name `rx`, asks for bytes.
+fn ask(
     device: &DeviceInner,
     runtime: &Inner,
-    request: Request,
+    (rx, request): (u64, Request),
     operation: OpContext,
-    packed: Region,
+    packed: &Region,
 ) {
-    let message = Message::Pieces { landing: 0 };
-    device.bulk.request(device, runtime, message, request, operation, packed.whole().into());
+    device.request(runtime, operation, packed.whole().into(), |name, addr| Control::Pieces {
+        rx,
+        request: Request { name, second: addr, ..request },
+    });
 }
 
 /// The end of a pack.
@@ -242,7 +241,7 @@ impl Completion for Filled {
     fn signal(&self, status: Status) -> Result<(), Status> {
         self.onward.on(status, |runtime, device| {
             let (request, operation, packed) = taken(&self.next)?;
-            offer(device, runtime, request, operation, packed);
+            ask(device, runtime, (0, request), operation, &packed);
             None
         })
     }
@@ -287,12 +286,8 @@ impl Completion for Refused {
             return Ok(());
         };
         let device = runtime.devices().get(self.onward.device as usize).cloned();
-        if let Some(Device(device)) = device
-            && let Some((Some(comp), status)) =
-                device.bulk.refuse_packed(self.rank, self.landing, &error)
-            && let Err(status) = comp.signal(status)
-        {
-            device.tell_later([(Some(comp), status)]);
+        if let Some(Device(device)) = device {
+            device.refuse_answer(&runtime, (self.rank, self.landing), *error);
         }
         Ok(())
     }

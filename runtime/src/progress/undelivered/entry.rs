@@ -3,7 +3,7 @@
 use crate::comp::{Completion, Status};
 use crate::names::{Rank, Tag};
 use crate::peer::hold::{Kept, Unexpected};
-use crate::protocol::wire::Offer;
+use crate::protocol::wire::Rts;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{AllocError, MemMut, MemRef};
@@ -22,8 +22,8 @@ pub(super) enum Delivery {
     Status(Status, Option<Kept>),
     /// An active message that still needs a packet.
     Message { from: Rank, tag: Tag, payload: Payload, kept: Kept },
-    /// The offer of an active message. Its bytes are with the sender.
-    Offer { from: Rank, tag: Tag, offer: Offer },
+    /// The RTS of an active message. Its bytes are with the sender.
+    Rts { from: Rank, tag: Tag, rts: Rts },
     /// An offered message that is being fetched.
     Fetch(Arc<Fetch>, Rank),
 }
@@ -77,7 +77,7 @@ impl Entry {
         match &self.what {
             // Only this entry holds it: it has its status, or the sender is gone.
             Delivery::Fetch(fetch, _) => Arc::strong_count(fetch) == 1,
-            Delivery::Status(..) | Delivery::Message { .. } | Delivery::Offer { .. } => true,
+            Delivery::Status(..) | Delivery::Message { .. } | Delivery::Rts { .. } => true,
         }
     }
 
@@ -86,7 +86,7 @@ impl Entry {
         match self.what {
             Delivery::Status(_, kept) => kept,
             Delivery::Message { kept, .. } => Some(kept),
-            Delivery::Offer { .. } | Delivery::Fetch(..) => None,
+            Delivery::Rts { .. } | Delivery::Fetch(..) => None,
         }
     }
 
@@ -95,7 +95,7 @@ impl Entry {
         match &self.what {
             Delivery::Status(status, _) => status.rank,
             Delivery::Message { from, .. }
-            | Delivery::Offer { from, .. }
+            | Delivery::Rts { from, .. }
             | Delivery::Fetch(_, from) => *from,
         }
     }
@@ -111,7 +111,7 @@ impl Entry {
             Delivery::Status(status, _) => {
                 (status.rank, status.tag, host_copy(status.buffer.view())?)
             }
-            Delivery::Offer { .. } | Delivery::Fetch(..) => return None,
+            Delivery::Rts { .. } | Delivery::Fetch(..) => return None,
         };
         let payload = Payload::Aside(bytes);
         let kept = unexpected.kept(&payload);

@@ -25,7 +25,7 @@ use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, Tag};
 use crate::op::Ended;
 use crate::peer::hold::Kept;
-use crate::protocol::wire::{Offer, Verdict};
+use crate::protocol::wire::{Rts, Verdict};
 use crate::runtime::Inner;
 use carrack_transports::contract::{DownCause, Payload};
 use carrack_transports::mem::{AllocError, Buffer, PacketSource};
@@ -88,7 +88,7 @@ impl Undelivered {
         self.queues.into_iter().flat_map(|queue| queue.entries).filter_map(
             |Entry { comp, what }| match what {
                 Delivery::Status(status, _) => Some((Some(comp), status)),
-                Delivery::Message { .. } | Delivery::Offer { .. } | Delivery::Fetch(..) => None,
+                Delivery::Message { .. } | Delivery::Rts { .. } | Delivery::Fetch(..) => None,
             },
         )
     }
@@ -362,7 +362,7 @@ impl Pass<'_> {
         &mut self,
         comp: &Arc<dyn Completion>,
         (from, tag): (Rank, Tag),
-        offer: Offer,
+        rts: Rts,
         is_held: bool,
     ) -> bool {
         if !is_held && !self.device.is_waited_for(comp) {
@@ -370,7 +370,7 @@ impl Pass<'_> {
         }
         if self.takes_offer(from) {
             self.inner.waiting_offers.add(from);
-            let what = Delivery::Offer { from, tag, offer };
+            let what = Delivery::Rts { from, tag, rts };
             self.add_undelivered(Entry { comp: comp.clone(), what }, None);
         }
         true
@@ -437,10 +437,10 @@ impl Pass<'_> {
             if let Some(kept) = entry.kept() {
                 self.inner.unexpected.release_delivery(kept);
             }
-            if let Delivery::Offer { from, offer, .. } = &entry.what {
+            if let Delivery::Rts { from, rts, .. } = &entry.what {
                 self.inner.waiting_offers.sub(*from);
                 // As with one that was sent whole: the sender has done its part.
-                self.finish(*from, offer.token, Verdict::Done);
+                self.finish(*from, rts.tx, Verdict::Done);
             }
         }
     }
@@ -464,14 +464,14 @@ impl Pass<'_> {
                 }
             }
             // The entries of the line came before it.
-            Delivery::Offer { .. } if self.device.has_in_line(&comp) => {
+            Delivery::Rts { .. } if self.device.has_in_line(&comp) => {
                 return Some((Entry { comp, what }, Obstacle::UnderWay));
             }
-            Delivery::Offer { from, tag, offer } => {
+            Delivery::Rts { from, tag, rts } => {
                 self.inner.waiting_offers.sub(from);
                 let fetch = Arc::new(Fetch::default());
                 let target: Arc<dyn Completion> = fetch.clone();
-                self.fetch_am(&comp, target, (from, tag), offer);
+                self.fetch_am(&comp, target, (from, tag), rts);
                 return Some((
                     Entry { comp, what: Delivery::Fetch(fetch, from) },
                     Obstacle::UnderWay,

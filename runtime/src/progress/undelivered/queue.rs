@@ -72,7 +72,7 @@ impl Queue {
             // An entry that has got a packet meanwhile goes first: it may have the one that this
             // message waits for.
             Delivery::Message { .. } => self.insert_placed(entry),
-            Delivery::Status(..) | Delivery::Offer { .. } => {
+            Delivery::Status(..) | Delivery::Rts { .. } => {
                 self.held_up = 0;
                 self.entries.push_front(entry);
             }

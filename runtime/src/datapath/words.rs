@@ -10,8 +10,7 @@ use super::staging::{Block, Staging, WORD, Way};
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
 use crate::progress::Pass;
-use crate::protocol::header::Message;
-use crate::protocol::wire::Verdict;
+use crate::protocol::wire::{Control, Verdict};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, CopyError, MemMut, MemRef, RegionSlice, Transfer};
 use std::collections::{HashMap, VecDeque};
@@ -256,8 +255,7 @@ impl Pass<'_> {
         place: RegionSlice,
     ) {
         if !address(&place).is_multiple_of(WORD) {
-            let message = Message::Finish { token };
-            return self.device.control(self.inner, from, message, Verdict::Word.encode());
+            return self.finish(from, token, Verdict::Word);
         }
         self.inner.words.ask(place, Asked { from, token, device: self.device.index, change });
         self.move_words();
@@ -274,7 +272,7 @@ impl Pass<'_> {
         let devices = self.inner.devices().clone();
         for (Asked { from, token, device, .. }, verdict) in answers {
             if let Some(device) = devices.get(device as usize) {
-                device.0.control(self.inner, from, Message::Finish { token }, verdict.encode());
+                device.0.control(self.inner, from, Control::Fin { name: token, verdict });
             }
         }
     }

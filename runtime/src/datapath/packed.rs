@@ -2,26 +2,25 @@
 //!
 //! ```text
 //! asker                                  owner
-//!   pieces (token, region, count) ────►  an offer like any other. Its bytes are a list of places,
+//!   pieces (tx, region, count) ───────►  an RTS like any other.  Its bytes are a list of places,
 //!                                        and for a put the data behind it
 //!                                        for a put copies the data to the places;
 //!                                        for a get copies them from the places into one buffer
-//!   ◄──────────────────── finish (token)
-//!   ◄──────────── part (landing, offset) for a get: the bytes, possibly before the finish
+//!   ◄──────────────────────── FIN (tx)
+//!   ◄──────────── fragment (rx, offset)  for a get: the bytes, possibly before the FIN
 //! ```
 //!
 //! The places of a list lie in one region. A place takes sixteen bytes: the offset in the region,
 //! and the length. All places are checked before anything is copied.
 
-use super::{Bulk, Moving, Staging, Target};
+use super::in_flight::Run;
+use super::{Moving, Staging, Target, Transfers};
 use crate::chores::Waiting;
 use crate::device::DeviceInner;
-use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::{Ended, OpContext};
+use crate::op::OpContext;
 use crate::progress::{Landing, Owed, Pass};
-use crate::protocol::header::Message;
-use crate::protocol::wire::{Offer, Request, Verdict};
+use crate::protocol::wire::{Control, Request, Rts, Verdict};
 use crate::region::{Refusal, Region};
 use crate::runtime::Inner;
 use carrack_transports::mem::copy::check_kinds;
@@ -190,25 +189,20 @@ impl Packed {
     }
 }
 
-impl Bulk {
+impl Transfers {
     /// Notes a list to or from a peer's memory. `None`: the limit is reached, and the caller has
     /// to wait.
     pub(crate) fn note_packed(&self, peer: Rank) -> Option<UnderWay> {
         // Lists that an engine copies are not offered yet.
-        let most = AT_ONCE.min(usize::try_from(self.limit).unwrap_or(AT_ONCE));
+        let most = AT_ONCE.min(self.limit);
         self.packed.note(One { name: self.now(), peer, is_asked: false }, most)
-    }
-
-    /// Ends the message expected here that its owner has refused.
-    pub(crate) fn refuse_packed(&self, by: Rank, landing: u64, error: &OpError) -> Option<Ended> {
-        self.refuse_with(by, landing, error, |_| 0).flatten()
     }
 }
 
 /// A list of pieces that a peer puts or gets.
 pub(crate) struct Asked {
     /// The peer's name for the list.
-    token: u64,
+    tx: u64,
     /// This rank's region.
     region: u64,
     /// Number of pieces.
@@ -221,39 +215,42 @@ pub(crate) struct Asked {
 impl Pass<'_> {
     /// Handles an offer of pieces. Not inlined: other messages do not pay for its stack.
     #[inline(never)]
-    pub(super) fn offered_pieces(&mut self, from: Rank, landing: u64, request: Request) {
-        let Request { token, region, offset: count, first: size, second: addr } = request;
-        let wanted = (landing != 0).then_some(landing);
+    pub(super) fn offered_pieces(&mut self, from: Rank, rx: u64, request: Request) {
+        let Request { name: tx, region, offset: count, first: size, second: addr } = request;
+        let wanted = (rx != 0).then_some(rx);
         let fits = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let (count, size) = (fits(count), fits(size));
         let list = count.saturating_mul(PLACE);
         let bytes = size.checked_sub(list).filter(|&bytes| bytes <= BYTES);
         if !(1..=COUNT).contains(&count) || bytes.is_none_or(|bytes| wanted.is_some() && bytes > 0)
         {
-            return self.finish(from, token, Verdict::Failed);
+            return self.finish(from, tx, Verdict::Failed);
         }
-        let bulk = &self.device.bulk;
-        let one = One { name: bulk.now(), peer: from, is_asked: true };
-        let Some(under_way) = bulk.packed.note(one, OF_A_PEER) else {
+        let transfers = &self.device.transfers;
+        let one = One { name: transfers.now(), peer: from, is_asked: true };
+        let Some(under_way) = transfers.packed.note(one, OF_A_PEER) else {
             let why = format!("it has {OF_A_PEER} lists of pieces on their way, and sends more");
             return self.device.break_with(from, why);
         };
         let buffer = Buffer::Region(Region::host(size).whole());
-        let asked = Asked { token, region, count, wanted, under_way: Arc::new(under_way) };
+        let asked = Asked { tx, region, count, wanted, under_way: Arc::new(under_way) };
         let target = Target::Pieces { buffer, asked: Box::new(asked) };
-        let offer = Offer { size: size as u64, token, addr, mapped: None };
-        if let Some((comp, status)) = self.device.accept(self.inner, from, offer, target) {
+        let rts = Rts { size: size as u64, tx, addr, mapped: None };
+        if let Some((comp, status)) = self.device.accept(self.inner, from, rts, target) {
             self.signal(comp.as_ref(), status);
         }
     }
 
+}
+
+impl Run<'_> {
     /// Handles a list that has arrived, with the bytes behind it.
     #[cold]
     #[inline(never)]
     pub(super) fn carry_out(&mut self, from: Rank, asked: Asked, buffer: &Buffer) {
-        let token = asked.token;
+        let tx = asked.tx;
         if let Err(verdict) = self.begin_pieces(from, asked, buffer) {
-            self.finish(from, token, verdict);
+            self.device.control(self.inner, from, Control::Fin { name: tx, verdict });
         }
     }
 
@@ -289,7 +286,7 @@ impl Pass<'_> {
             Verdict::Failed
         })?;
         let Some(moving) = moving else {
-            self.device.pieces_are_done(self.inner, from, &asked, &packed.0);
+            self.pieces_are_done(from, &asked, &packed.0);
             return Ok(());
         };
         let owed = Owed::Pieces(Box::new(Carried { asked, packed: packed.0 }));
@@ -319,27 +316,29 @@ impl DeviceInner {
     ) {
         let Carried { asked, packed } = carried;
         match error {
-            None => self.pieces_are_done(runtime, from, &asked, &packed),
+            None => {
+                let mut run = Run::new(runtime, self);
+                run.pieces_are_done(from, &asked, &packed);
+                run.tell_later();
+            }
             Some(why) => {
                 tracing::warn!(%from, %why, "pieces of memory of this rank's could not be copied");
-                let message = Message::Finish { token: asked.token };
-                self.control(runtime, from, message, Verdict::Failed.encode());
+                let fin = Control::Fin { name: asked.tx, verdict: Verdict::Failed };
+                self.control(runtime, from, fin);
             }
         }
     }
 
+}
+
+impl Run<'_> {
     /// Ends pieces that are copied. The peer gets the verdict, and the bytes of a get.
-    fn pieces_are_done(&self, runtime: &Inner, from: Rank, asked: &Asked, packed: &Region) {
-        self.control(runtime, from, Message::Finish { token: asked.token }, Verdict::Done.encode());
-        if let Some(landing) = asked.wanted {
-            self.bulk.answer(
-                from,
-                (landing, usize::MAX),
-                packed.whole().into(),
-                Tag::default(),
-                None,
-            );
-            self.end_if_gone(runtime, from);
+    fn pieces_are_done(&mut self, from: Rank, asked: &Asked, packed: &Region) {
+        let fin = Control::Fin { name: asked.tx, verdict: Verdict::Done };
+        self.device.control(self.inner, from, fin);
+        if let Some(rx) = asked.wanted {
+            let about = (Tag::default(), None);
+            self.device.answer(self, from, (rx, usize::MAX), packed.whole().into(), about);
         }
     }
 }

@@ -54,22 +54,23 @@ impl Inflow {
     ///
     /// # Errors
     /// The part was not granted, or was sent before.
-    pub(super) fn take(&mut self, offset: usize, part: &Payload) -> Result<(), String> {
+    pub(super) fn take(&mut self, offset: usize, part: &Payload) -> Result<(), &'static str> {
         if offset.checked_add(part.len()).is_none_or(|end| end > self.granted) {
-            return Err("it sent a part that may not come yet".into());
+            return Err("it sent a fragment that may not come yet");
         }
         let mut done = 0;
         while done < part.len() {
             let at = offset + done;
             let block = at.checked_sub(self.begin).and_then(|at| self.filling.get_mut(at / BLOCK));
-            let filling = block.ok_or("it sent a part that has come")?;
+            let filling = block.ok_or("it sent a fragment that has come")?;
             let within = at % BLOCK;
             let len = (filling.len.saturating_sub(within)).min(part.len() - done);
             if len == 0 || filling.got + len > filling.len {
-                return Err("it sent a part that has come".into());
+                return Err("it sent a fragment that has come");
             }
             let room = filling.block.memory().part_mut(within, len).ok_or("a block ends there")?;
-            copy_now(room, part.view().part(done, len)).map_err(|error| error.to_string())?;
+            copy_now(room, part.view().part(done, len))
+                .map_err(|_| "it sent a fragment that cannot be copied")?;
             filling.got += len;
             done += len;
         }

@@ -6,17 +6,18 @@
 //! takes. A sender without progress takes none, and costs nothing. A [`Split`] in memory that both
 //! sides see says which side has which piece.
 
-use super::Bulk;
-use super::outgoing::Offered;
+use super::in_flight::{InFlight, Run};
+use super::Transfers;
 use crate::device::DeviceInner;
 use crate::names::Rank;
+use crate::op::Flow;
 use crate::progress::Pass;
-use crate::protocol::header::Message;
-use crate::protocol::wire::HelpWanted;
+use crate::protocol::wire::{Control, HelpWanted};
 use crate::runtime::Inner;
 use carrack_transports::contract::{PeerId, PeerMemory, Splits};
 use carrack_transports::sync::Split;
 use carrack_transports::sync::split::{MAX_UNITS, Piece, State};
+use carrack_transports::mem::MemRef;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -179,12 +180,12 @@ impl DeviceInner {
         &self,
         runtime: &Inner,
         from: Rank,
-        token: u64,
+        tx: u64,
         (to, size): (*const u8, usize),
     ) -> Option<Share> {
         let share = self.known_route(from)?.linked()?.shares()?.take(size)?;
         let wanted = HelpWanted { addr: to as usize as u64, split: share.number, turn: share.turn };
-        self.control(runtime, from, Message::Help { token }, wanted.encode());
+        self.control(runtime, from, Control::Help { tx, wanted });
         Some(share)
     }
 }
@@ -192,7 +193,8 @@ impl DeviceInner {
 /// A message that the receiver copies, and that this rank helps with.
 pub(super) struct Help {
     by: Rank,
-    token: u64,
+    /// This rank's name for the message.
+    tx: u64,
     wanted: HelpWanted,
     splits: Arc<dyn Splits>,
     memory: Arc<dyn PeerMemory>,
@@ -203,8 +205,7 @@ pub(super) struct Help {
 
 impl Help {
     /// Writes a piece. Returns `true` if there may be more to do.
-    fn step(&mut self, offered: &Offered) -> bool {
-        let bytes = offered.view();
+    fn step(&mut self, bytes: MemRef<'_>) -> bool {
         let division = Division::of(bytes.len());
         let HelpWanted { addr, split, turn } = self.wanted;
         let Some(split) = self.splits.get(split) else { return false };
@@ -227,13 +228,13 @@ impl Help {
     }
 }
 
-impl Bulk {
+impl Transfers {
     /// Notes the receiver's wish for help with an offer. Without help the receiver copies all.
     fn help(&self, help: Help) {
         let mut helps = self.helps.lock();
         // A receiver with too many wishes gets no help with the rest.
         if helps.iter().filter(|one| one.by == help.by).count() < HELPS
-            && !helps.iter().any(|one| one.by == help.by && one.token == help.token)
+            && !helps.iter().any(|one| one.by == help.by && one.tx == help.tx)
         {
             helps.push_back(help);
         }
@@ -243,40 +244,48 @@ impl Bulk {
 
 impl Pass<'_> {
     /// Handles a receiver's wish for help with an offer.
-    pub(super) fn asked_to_help(&self, by: Rank, token: u64, wanted: HelpWanted) {
+    pub(super) fn asked_to_help(&self, by: Rank, tx: u64, wanted: HelpWanted) {
         if !self.inner.settings.kernel_copy().is_allowed() {
             return;
         }
         let memory = self.device.known_route(by).and_then(|route| route.linked()?.peer_memory());
         let splits = self.device.lanes.iter().find_map(|lane| lane.device.splits_of(PeerId(by.0)));
         if let (Some(memory), Some(splits)) = (memory, splits) {
-            self.device.bulk.help(Help { by, token, wanted, splits, memory, written: 0 });
+            self.device.transfers.help(Help { by, tx, wanted, splits, memory, written: 0 });
         }
     }
 
     /// Helps the receiver that asked first, by one piece.
     #[cold]
     pub(crate) fn move_helps(&mut self) {
-        let bulk = &self.device.bulk;
-        let Some(mut helps) = bulk.helps.try_lock() else { return };
-        // The lock of the offers keeps the bytes in place. An ended operation has no offer any
-        // more, and one whose bytes are being written ends afterwards.
-        let offered = bulk.offered.lock();
+        let transfers = &self.device.transfers;
+        let Some(mut helps) = transfers.helps.try_lock() else { return };
+        let mut run = Run::new(self.inner, self.device);
         while let Some(help) = helps.front_mut() {
-            let one = offered.get(&help.token).filter(|one| one.rank() == help.by);
-            let before = help.written;
-            let goes_on = one.is_some_and(|one| help.step(one));
-            let has_written = help.written > before;
+            let (at, before) = ((help.by, help.tx), help.written);
+            // The bytes stay in place while the message is out of the table: an event that ends it
+            // is handled when it comes back. One that another thread carries on gets no help now.
+            let mut goes_on = false;
+            if let Some(transfer) = transfers.take_out(at) {
+                if let InFlight::Tx(tx) = &*transfer
+                    && let Some(bytes) = tx.offered_bytes()
+                {
+                    goes_on = help.step(bytes);
+                }
+                let has_written = help.written > before;
+                run.give_back(at, transfer, Flow::Stays);
+                run.moved |= has_written;
+            }
             if !goes_on {
                 helps.pop_front();
             }
-            if has_written {
-                self.moved = true;
+            if run.moved {
                 break;
             }
         }
-        drop(offered);
-        bulk.helps.set_count(helps.len());
+        transfers.helps.set_count(helps.len());
+        drop(helps);
+        self.report(run);
     }
 }
 

@@ -3,19 +3,19 @@
 //! ```text
 //! sender                                receiver
 //!   introduce (name, key) ───────────►   keeps the key: once for each region
-//!   offer (size, token, name, offset) ►  meets its receive; maps the region, once;
+//!   RTS (size, tx, name, offset) ─────►  meets its receive; maps the region, once;
 //!                                        its copy engine fetches the bytes
-//!   ◄───────────────────── finish (token)
+//!   ◄──────────────────────── FIN (tx)
 //!                                        or, where it cannot be mapped:
-//!   ◄─────────── clear (token, landing)
-//!   copies the bytes into host memory, and sends them part by part
+//!   ◄─────────────── CTS (tx, rx, limit)
+//!   copies the bytes into host memory, and sends them in fragments
 //! ```
 //!
 //! The exposed region is a whole allocation, for all messages in it, as long as the program holds
 //! it. The runtime does not keep the memory. Fetched bytes count only if the region was not
-//! withdrawn meanwhile; else the receiver asks for the parts, and finds out if the sender is gone.
+//! withdrawn meanwhile; else the receiver asks for fragments, and finds out if the sender is gone.
 
-use super::incoming::Target;
+use super::rx::Target;
 use super::through::Moving;
 use crate::device::DeviceInner;
 use crate::names::Rank;
@@ -23,7 +23,7 @@ use crate::op::OpContext;
 use crate::peer::route::Linked;
 use crate::progress::{Fetched, Landing, Owed};
 use crate::protocol::header::Message;
-use crate::protocol::wire::{Mapped, Offer};
+use crate::protocol::wire::{Mapped, Rts};
 use crate::runtime::Inner;
 use carrack_transports::contract::{
     Busy, Domain, Exported, Header, Imported, Locality, Op, Payload, Submit, SubmitError,
@@ -339,7 +339,7 @@ impl DeviceInner {
         let root = region.root();
         let exposure = runtime.exposures.expose(runtime.maps()?.1, root)?;
         let key = &exposure.exported.as_ref().ok()?.key.0;
-        if self.bulk.is_full() {
+        if self.transfers.is_full() {
             return Some(Ok(Submit::Busy(Busy::Full)));
         }
         let place = (self.index, rank);
@@ -354,7 +354,7 @@ impl DeviceInner {
         drop(told);
         let offset = (region.addr() - root.addr() + slice.offset()) as u64;
         let mapped = Some(Mapped { name: exposure.name, offset });
-        Some(self.bulk.offer(linked, header, operation, buffer, mapped))
+        Some(self.transfers.offer(linked, header, operation, buffer, mapped))
     }
 
     /// Lets the copy engine fetch a message.
@@ -364,14 +364,14 @@ impl DeviceInner {
     pub(super) fn fetch(
         &self,
         runtime: &Inner,
-        (from, offer): (Rank, Offer),
+        (from, rts): (Rank, Rts),
         mapped: Mapped,
         mut target: Target,
     ) -> Result<(), Target> {
-        let known = self.bulk.introduced.all().get(&(from, mapped.name)).cloned();
+        let known = self.transfers.introduced.all().get(&(from, mapped.name)).cloned();
         let near = target.buffer().and_then(|buffer| buffer.gpu().cloned());
         let source = known.as_ref().and_then(|known| {
-            known.part(runtime, from, near.as_ref(), (mapped.offset, offer.size))
+            known.part(runtime, from, near.as_ref(), (mapped.offset, rts.size))
         });
         let (Some(known), Some((imported, source)), Some(place)) = (known, source, target.buffer())
         else {
@@ -382,7 +382,7 @@ impl DeviceInner {
         match Moving::start(std::mem::take(place), source, &runtime.staging) {
             Ok(transfer) => {
                 let landing = Landing::of_message(transfer, target.apart(from, size).0);
-                let fetched = Fetched { token: offer.token, from: imported };
+                let fetched = Fetched { tx: rts.tx, from: imported };
                 let owed = Some(Box::new(Owed::Fetched(fetched)));
                 self.add_landing(Landing { owed, ..landing });
                 Ok(())

@@ -1,0 +1,359 @@
+//! The transfers of a device, and the thread that carries one on.
+
+use super::rx::RxOp;
+use super::tx::TxOp;
+use super::{At, Transfers};
+use crate::buffer::Buffer;
+use crate::comp::{Completion, Status};
+use crate::deadline::Deadline;
+use crate::device::DeviceInner;
+use crate::error::OpError;
+use crate::names::{Rank, Tag};
+use crate::op::{Ended, Entry, Flow, Kind, OpContext};
+use crate::pending::PendingOp;
+use crate::progress::Pass;
+use crate::protocol::rndv::Violation;
+use crate::protocol::wire::Control;
+use crate::runtime::Inner;
+use carrack_transports::contract::{DownCause, Payload};
+use std::sync::Arc;
+
+/// A transfer in the table of its device.
+pub(crate) enum InFlight {
+    Tx(TxOp),
+    Rx(RxOp),
+    Flush(Flush),
+}
+
+/// Something that happens to a transfer.
+pub(crate) enum Event {
+    /// A message of the peer's about it.
+    Control(Control),
+    /// A fragment of it.
+    Fragment { offset: u64, payload: Payload },
+    /// It begins: its way is chosen, and its bytes are asked for.
+    Begin,
+    /// Progress looks at it.
+    Go,
+    /// A chunk of the window that begins at `at` has completed.
+    ChunkOver { at: usize, failed: Option<OpError> },
+    /// The owner of the memory has refused the message that asks for its bytes.
+    Refused(OpError),
+    /// Its deadline has passed.
+    Expired,
+    /// Its peer is gone.
+    Down(OpError),
+}
+
+/// A flush that waits until all operations on a peer's memory have completed.
+pub(crate) struct Flush {
+    /// Operations that began before this name have to complete.
+    pub(crate) before: u64,
+    pub(crate) operation: OpContext,
+    /// A region of the peer that this rank does not use any more: its owner is told after the
+    /// flush.
+    pub(crate) releases: Option<u64>,
+}
+
+impl Entry for InFlight {
+    type Event = Event;
+
+    fn peer(&self) -> Rank {
+        match self {
+            Self::Tx(tx) => tx.peer(),
+            Self::Rx(rx) => rx.peer(),
+            Self::Flush(flush) => flush.operation.rank,
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Tx(tx) => tx.kind(),
+            Self::Rx(rx) => rx.kind(),
+            Self::Flush(_) => Kind::Flush,
+        }
+    }
+
+    fn deadline(&self) -> Deadline {
+        match self {
+            Self::Tx(tx) => tx.deadline(),
+            Self::Rx(rx) => rx.deadline(),
+            Self::Flush(flush) => flush.operation.deadline,
+        }
+    }
+}
+
+impl InFlight {
+    fn on(&mut self, run: &mut Run<'_>, at: At, event: Event) -> Flow {
+        match self {
+            Self::Tx(tx) => tx.on(run, event),
+            Self::Rx(rx) => rx.on(run, event),
+            Self::Flush(flush) => flush.on(run, at, event),
+        }
+    }
+
+    /// Describes it, for diagnostics.
+    fn pending(&self) -> PendingOp {
+        match self {
+            Self::Tx(tx) => tx.pending(),
+            Self::Rx(rx) => rx.pending(),
+            Self::Flush(flush) => PendingOp {
+                what: "flush",
+                rank: flush.operation.rank,
+                tag: Tag::default(),
+                size: 0,
+                waits_for: "earlier operations on its memory".into(),
+            },
+        }
+    }
+}
+
+impl Flush {
+    fn on(&mut self, run: &mut Run<'_>, at: At, event: Event) -> Flow {
+        let peer = self.operation.rank;
+        let error = match event {
+            Event::Expired => Some(OpError::TimedOut(peer)),
+            Event::Down(error) => Some(error),
+            Event::Go if run.device.has_memory_operations(peer, self.before) => {
+                run.device.transfers.list(at);
+                return Flow::Stays;
+            }
+            Event::Go => None,
+            _ => return Flow::Stays,
+        };
+        if let (None, Some(region)) = (&error, self.releases) {
+            run.device.control(run.inner, peer, Control::Release { region });
+        }
+        run.moved = true;
+        run.end(self.operation.take().end(Buffer::Empty, error));
+        Flow::Ends
+    }
+}
+
+/// One call's work on transfers: it collects what is reported after it, outside of the table.
+pub(crate) struct Run<'a> {
+    pub(crate) inner: &'a Inner,
+    pub(crate) device: &'a DeviceInner,
+    pub(crate) moved: bool,
+    ended: Vec<Ended>,
+    /// Messages of peers to completion objects, whole and in place.
+    arrivals: Vec<(Arc<dyn Completion>, Status)>,
+    violations: Vec<(Rank, Violation)>,
+    /// Peers that have had a turn: of fragments to them, and of blocks for fragments from them.
+    pub(super) sent_to: Vec<Rank>,
+    pub(super) blocks_for: Vec<Rank>,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(inner: &'a Inner, device: &'a DeviceInner) -> Self {
+        Self {
+            inner,
+            device,
+            moved: false,
+            ended: Vec::new(),
+            arrivals: Vec::new(),
+            violations: Vec::new(),
+            sent_to: Vec::new(),
+            blocks_for: Vec::new(),
+        }
+    }
+
+    /// Reports the end of an operation.
+    pub(super) fn end(&mut self, ended: Ended) {
+        self.ended.push(ended);
+    }
+
+    /// Reports a message of a peer to a completion object.
+    pub(super) fn arrive(&mut self, comp: Arc<dyn Completion>, status: Status) {
+        self.arrivals.push((comp, status));
+    }
+
+    pub(super) fn violated(&mut self, by: Rank, violation: Violation) {
+        self.violations.push((by, violation));
+    }
+
+    /// Lets a transfer handle an event. Returns `false` if there is no such transfer.
+    pub(super) fn on(&mut self, at: At, event: Event) -> bool {
+        let table = &self.device.transfers.table;
+        table.on(at, event, |transfer, event| transfer.on(self, at, event)).is_none()
+    }
+
+    /// Puts a transfer back that was taken out.
+    pub(super) fn give_back(&mut self, at: At, transfer: Box<InFlight>, flow: Flow) {
+        let table = &self.device.transfers.table;
+        table.give_back(at, transfer, flow, |transfer, event| transfer.on(self, at, event));
+    }
+
+    /// Adds a transfer, which then handles `event`. One whose peer is gone ends.
+    pub(super) fn begin(&mut self, name: u64, transfer: Box<InFlight>, event: Option<Event>) {
+        let at = (transfer.peer(), name);
+        self.inner.deadlines.note(transfer.deadline());
+        match self.device.transfers.table.insert(name, transfer) {
+            Ok(()) => {
+                if let Some(event) = event {
+                    self.on(at, event);
+                }
+            }
+            Err((mut transfer, Some(cause))) => {
+                let error = OpError::PeerDown { rank: at.0, cause };
+                transfer.on(self, at, Event::Down(error));
+            }
+            Err((_, None)) => {
+                self.violated(at.0, Violation::Broken("it uses a name twice"));
+            }
+        }
+    }
+
+    /// Leaves the reports to progress, for callers that hold locks.
+    pub(crate) fn tell_later(self) {
+        let arrivals = self.arrivals.into_iter().map(|(comp, status)| (Some(comp), status));
+        self.device.tell_later(self.ended.into_iter().chain(arrivals));
+        for (by, violation) in self.violations {
+            if let Violation::Broken(why) = violation {
+                self.device.break_with(by, why.into());
+            }
+        }
+    }
+
+    /// Returns the ends of operations, for a caller that signals them.
+    pub(crate) fn into_ended(self) -> Vec<Ended> {
+        self.ended
+    }
+}
+
+impl Pass<'_> {
+    /// Reports the results of work on transfers.
+    pub(super) fn report(&mut self, run: Run<'_>) {
+        let Run { moved, ended, arrivals, violations, .. } = run;
+        self.moved |= moved;
+        for (comp, status) in ended {
+            self.signal(comp.as_ref(), status);
+        }
+        for (comp, status) in arrivals {
+            self.signal_arrival(&comp, status);
+        }
+        for (by, violation) in violations {
+            match violation {
+                Violation::Stray => self.stray(by),
+                Violation::Broken(why) => self.broken(by, why.into()),
+            }
+        }
+    }
+
+    /// Lets a transfer handle an event. Returns `false` if there is no such transfer.
+    pub(super) fn on(&mut self, at: At, event: Event) -> bool {
+        let mut run = Run::new(self.inner, self.device);
+        let is_there = run.on(at, event);
+        self.report(run);
+        is_there
+    }
+
+    /// Looks at the transfers whose turn has come.
+    #[cold]
+    pub(crate) fn move_transfers(&mut self) {
+        let transfers = &self.device.transfers;
+        let Some(mut listed) = transfers.listed.try_lock() else { return };
+        let turn = std::mem::take(&mut *listed);
+        transfers.listed.set_count(0);
+        drop(listed);
+        let mut run = Run::new(self.inner, self.device);
+        for at in turn {
+            run.on(at, Event::Go);
+        }
+        self.report(run);
+    }
+
+    /// Notes the end of a chunk that a NIC had.
+    pub(crate) fn chunk_over(&mut self, at: At, window: usize, failed: Option<OpError>) {
+        self.on(at, Event::ChunkOver { at: window, failed });
+    }
+
+    /// Ends the transfers whose deadline has passed.
+    pub(crate) fn expire_transfers(&mut self, device: &DeviceInner, now: Deadline) {
+        let mut run = Run::new(self.inner, device);
+        for at in device.transfers.table.expire(now, &self.inner.deadlines) {
+            run.on(at, Event::Expired);
+        }
+        for (_, status) in &run.ended {
+            self.inner.suspect(status.rank);
+        }
+        self.report(run);
+    }
+}
+
+impl DeviceInner {
+    /// Ends the transfers to and from a rank that is gone; those with an engine at work end when
+    /// it is done. First it makes sure that the rank does not use the buffers any more that are
+    /// given back. A rank that is stopped in the middle of a copy keeps them.
+    pub(crate) fn fail_transfers(
+        &self,
+        runtime: &Inner,
+        rank: Rank,
+        cause: &DownCause,
+    ) -> Vec<Ended> {
+        let mut run = Run::new(runtime, self);
+        for name in self.transfers.table.fail(rank, cause) {
+            let error = OpError::PeerDown { rank, cause: cause.clone() };
+            run.on((rank, name), Event::Down(error));
+        }
+        run.into_ended()
+    }
+
+    /// Ends all transfers when the runtime ends, and waits for engines that are at work.
+    pub(crate) fn close_transfers(&self, runtime: &Inner) -> Vec<Ended> {
+        let mut run = Run::new(runtime, self);
+        for transfer in self.transfers.table.drain() {
+            match *transfer {
+                InFlight::Tx(tx) => tx.close(&mut run),
+                InFlight::Rx(rx) => rx.close(&mut run),
+                InFlight::Flush(Flush { operation, .. }) => {
+                    run.end(operation.end(Buffer::Empty, Some(OpError::Closed)));
+                }
+            }
+        }
+        run.into_ended()
+    }
+
+    /// Begins a flush.
+    pub(crate) fn flush(&self, runtime: &Inner, flush: Flush) {
+        let name = self.transfers.now();
+        let mut run = Run::new(runtime, self);
+        run.begin(name, Box::new(InFlight::Flush(flush)), Some(Event::Go));
+        run.tell_later();
+    }
+
+    /// Lists the transfers in flight.
+    pub(crate) fn list_transfers(&self, list: &mut dyn FnMut(PendingOp)) {
+        self.transfers.table.each(|transfer| list(transfer.pending()));
+    }
+}
+
+impl Transfers {
+    /// Returns the name of a fresh transfer, and adds it without an event: the caller sends the
+    /// message that it waits for.
+    ///
+    /// # Errors
+    /// Its peer is gone.
+    pub(super) fn insert(
+        &self,
+        name: u64,
+        transfer: InFlight,
+    ) -> Result<(), (Box<InFlight>, Option<DownCause>)> {
+        self.table.insert(name, Box::new(transfer))
+    }
+
+    /// Takes a transfer out, if no other thread carries it on.
+    pub(super) fn take_out(&self, at: At) -> Option<Box<InFlight>> {
+        self.table.try_take(at)
+    }
+
+    /// Removes a transfer that was taken out.
+    pub(super) fn remove(&self, at: At) {
+        self.table.remove(at);
+    }
+
+    /// Gives a transfer that could not end at its deadline a further one.
+    pub(super) fn expect_by(&self, at: At, deadline: Deadline) {
+        self.table.expect_by(at, deadline);
+    }
+}

@@ -1,0 +1,130 @@
+//! Carries out what the protocols decide: moves the bytes of transfers.
+//!
+//! | module | one idea |
+//! |---|---|
+//! | `in_flight` | the transfers of a device, their events, and the thread that carries one on |
+//! | `tx`, `rx` | carry out the actions of a sender, and of a receiver |
+//! | `control` | hands each control message to what it is about |
+//! | `kernel_copy`, `share` | the kernel copies a message, with its sender's help |
+//! | `mapped` | a GPU's engine fetches a message from mapped memory |
+//! | `ahead`, `inflow`, `staging` | fragments from and to GPU memory, by way of pinned blocks |
+//! | `through` | copies within this process that the driver would do while the caller waits |
+//! | `packed` | small pieces of memory that only its owner reaches, many in one message |
+//! | `words` | atomic operations on words of GPU memory |
+
+mod ahead;
+pub(crate) mod control;
+mod in_flight;
+mod inflow;
+mod kernel_copy;
+mod mapped;
+pub(crate) mod packed;
+mod rx;
+mod share;
+mod staging;
+mod through;
+mod tx;
+mod words;
+
+pub(crate) use in_flight::Flush;
+pub(crate) use mapped::{Exposures, Unmapped};
+pub(crate) use packed::Carried;
+pub(crate) use rx::{Target, WRITTEN};
+pub(crate) use share::Shares;
+pub(crate) use staging::{BLOCK, Block, Staging, Way};
+pub(crate) use through::Moving;
+pub(crate) use words::Words;
+
+use crate::chores::{Chore, Chores, Waiting};
+use crate::names::Rank;
+use crate::op::{Kind, OpTable};
+use crate::protocol::header::Message;
+use carrack_transports::contract::Header;
+use in_flight::InFlight;
+use mapped::Introduced;
+use packed::Packed;
+use share::Help;
+use std::collections::VecDeque;
+
+/// A peer, and the name of a transfer with it.
+pub(crate) type At = (Rank, u64);
+
+/// The transfers of a device, and what is kept for them.
+pub(crate) struct Transfers {
+    table: OpTable<InFlight>,
+    /// Those that progress looks at: each once, in the order in which they have their turn.
+    listed: Waiting<VecDeque<At>>,
+    /// Those that the kernel copies here.
+    pulls: Waiting<VecDeque<At>>,
+    /// Pulls of peers that this rank helps with.
+    helps: Waiting<VecDeque<Help>>,
+    /// Regions of peers in which messages lie.
+    pub(crate) introduced: Introduced,
+    /// Pieces that go together.
+    packed: Packed,
+    /// Transfers that may be in flight at a time.
+    limit: usize,
+}
+
+impl Transfers {
+    pub(crate) fn new(limit: usize, chores: &Chores) -> Self {
+        Self {
+            table: OpTable::default(),
+            listed: Waiting::for_progress(chores, Chore::Transfers),
+            pulls: Waiting::for_progress(chores, Chore::Pulls),
+            helps: Waiting::for_progress(chores, Chore::Helps),
+            introduced: Introduced::default(),
+            packed: Packed::default(),
+            limit,
+        }
+    }
+
+    /// Returns a name that is smaller than that of every later operation.
+    pub(crate) fn now(&self) -> u64 {
+        self.table.name()
+    }
+
+    /// Returns `true` if the limit of transfers in flight is reached.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.table.count() >= self.limit
+    }
+
+    /// Returns `true` if a message may be offered. Messages that are offered only because their
+    /// receiver keeps too many (`is_held`) leave an eighth of the places to large ones and to
+    /// other peers. A collective's messages need no place: members wait for them before they take
+    /// others.
+    pub(crate) fn may_offer(&self, header: Header, is_held: bool) -> bool {
+        let limit = if is_held { self.limit - self.limit / 8 } else { self.limit };
+        self.table.count() < limit || Message::decode(header).is_ok_and(Message::is_collective)
+    }
+
+    /// Returns `true` if nothing is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.table.count() == 0 && self.packed.is_empty()
+    }
+
+    /// Returns `true` if an operation on a peer's memory is in flight that began before `name`.
+    pub(crate) fn has_memory_operations(&self, peer: Rank, before: u64) -> bool {
+        let is_meant = |name, kind| kind == Kind::Memory && name < before;
+        self.table.count_of(peer, is_meant) > 0 || self.packed.has(peer, before)
+    }
+
+    /// Returns an upper bound of the operations that all peers have asked for.
+    pub(crate) fn asked_for_by_all(&self) -> usize {
+        self.table.count()
+    }
+
+    /// Returns the operations that a peer has asked for: its gets, its puts, and its messages to
+    /// completion objects. Lists of pieces have a count of their own, with a lower limit.
+    pub(crate) fn asked_for_by(&self, peer: Rank) -> usize {
+        self.table.count_of(peer, |_, kind| kind == Kind::Asked)
+    }
+
+    /// Lets progress look at a transfer.
+    fn list(&self, at: At) {
+        let mut listed = self.listed.lock();
+        listed.push_back(at);
+        self.listed.set_count(listed.len());
+    }
+}

@@ -1,0 +1,656 @@
+//! Carries out the actions of receivers.
+
+use super::At;
+use super::in_flight::{Event, InFlight, Run};
+use super::inflow::Inflow;
+use super::kernel_copy::Pull;
+use super::packed::Asked;
+use super::tx::abandon;
+use crate::comp::Completion;
+use crate::deadline::Deadline;
+use crate::device::DeviceInner;
+use crate::error::OpError;
+use crate::names::{Rank, Tag};
+use crate::op::{Ended, Flow, Kind, OpContext};
+use crate::pending::PendingOp;
+use crate::progress::Landing;
+use crate::protocol::rndv::{Actions, Ask, Limits, Rx, RxAction, RxEvent, Violation, Way};
+use crate::protocol::wire::{Control, Rts, Verdict};
+use crate::runtime::Inner;
+use carrack_transports::contract::{Exposed, ExposedChunks, Payload, PeerMemory};
+use carrack_transports::mem::copy::{check_kinds, copy_now};
+use carrack_transports::mem::{Buffer, CopyError, MemKind};
+use std::sync::Arc;
+
+/// Shorter messages go in fragments: copying them takes less time than a registration with a NIC.
+/// An estimate; on ConnectX devices a registration takes some tens of microseconds.
+pub(crate) const WRITTEN: usize = 32 << 10;
+
+/// The destination of a transfer.
+pub(crate) enum Target {
+    /// Into a receive that was posted.
+    Receive { buffer: Buffer, op: OpContext },
+    /// Into the buffer of a get.
+    Get { buffer: Buffer, op: OpContext },
+    /// To a completion object, in the memory that it named or in fresh memory.
+    Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
+    /// Into a region of this rank: a put. Its sender is told at the end, and the completion object
+    /// if there is one.
+    Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, tx: u64 },
+    /// A list of places in a region of this rank's, and the bytes of a put behind it.
+    Pieces { buffer: Buffer, asked: Box<Asked> },
+    /// None: the operation has ended.
+    Nowhere,
+}
+
+/// A message, a put, or the answer to a get, with its destination.
+pub(crate) struct RxOp {
+    from: Rank,
+    target: Target,
+    rx: Rx,
+    means: Means,
+    is_listed: bool,
+    /// The error of an engine, with which the message ends when all bytes have come.
+    lost: Option<Box<OpError>>,
+    /// The event that ends it as soon as no engine uses its buffer, and its error.
+    failing: Option<(RxEvent, OpError)>,
+    actions: Actions<RxAction>,
+}
+
+/// The means by which bytes come, apart from fragments that the CPU copies.
+pub(super) enum Means {
+    None,
+    /// Blocks on the way to a GPU.
+    Inflow(Box<Inflow>),
+    /// The buffer, while its sender's NIC may write to it.
+    Exposed(Box<dyn Exposed>),
+    /// The same, chunk by chunk.
+    Chunks(Box<dyn ExposedChunks>),
+    /// The kernel's copy.
+    Pull(Box<Pull>),
+}
+
+impl Target {
+    /// Returns the buffer for its bytes, if any.
+    pub(super) fn buffer(&mut self) -> Option<&mut Buffer> {
+        match self {
+            Self::Receive { buffer, .. }
+            | Self::Get { buffer, .. }
+            | Self::Am { buffer, .. }
+            | Self::Put { buffer, .. }
+            | Self::Pieces { buffer, .. } => Some(buffer),
+            Self::Nowhere => None,
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Receive { .. } | Self::Nowhere => Kind::Message,
+            Self::Get { .. } => Kind::Memory,
+            Self::Am { .. } | Self::Put { .. } => Kind::Asked,
+            // They have a count of their own.
+            Self::Pieces { .. } => Kind::Message,
+        }
+    }
+
+    fn tag(&self) -> Tag {
+        match self {
+            Self::Receive { op, .. } | Self::Get { op, .. } => op.tag,
+            Self::Am { tag, .. } | Self::Put { tag, .. } => *tag,
+            Self::Pieces { .. } | Self::Nowhere => Tag::default(),
+        }
+    }
+
+    /// Returns `true` if it is for memory of this rank. Its sender is told only after the bytes
+    /// are in place.
+    fn is_memory(&self) -> bool {
+        matches!(self, Self::Put { .. } | Self::Pieces { .. })
+    }
+
+    fn deadline(&self) -> Deadline {
+        match self {
+            Self::Receive { op, .. } | Self::Get { op, .. } => op.deadline,
+            _ => Deadline::NEVER,
+        }
+    }
+
+    fn end(self, from: Rank, size: usize, error: Option<OpError>) -> Ended {
+        let (op, buffer) = self.apart(from, size);
+        op.end(buffer, error)
+    }
+
+    /// Returns the context of the operation whose bytes come from `from`, and its buffer.
+    pub(super) fn apart(self, from: Rank, size: usize) -> (OpContext, Buffer) {
+        let (tag, buffer, comp) = match self {
+            Self::Receive { buffer, op } | Self::Get { buffer, op } => {
+                return (OpContext { rank: from, size, ..op }, buffer);
+            }
+            Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp)),
+            // The buffer is part of the region, and stays there.
+            Self::Put { tag, comp, .. } => (tag, Buffer::Empty, comp),
+            Self::Pieces { .. } | Self::Nowhere => (Tag::default(), Buffer::Empty, None),
+        };
+        (OpContext::of_runtime(from, tag, size, comp), buffer)
+    }
+
+    /// Ends it without its bytes. `None`: this rank has no operation for it, since the active
+    /// message never arrived.
+    fn fail(self, from: Rank, size: usize, error: OpError) -> Option<Ended> {
+        match self {
+            Self::Receive { .. } | Self::Get { .. } => Some(self.end(from, size, Some(error))),
+            Self::Am { .. } | Self::Put { .. } | Self::Pieces { .. } | Self::Nowhere => None,
+        }
+    }
+}
+
+impl RxOp {
+    fn new(from: Rank, target: Target, rx: Rx, means: Means) -> Self {
+        let (is_listed, lost, failing, actions) = (false, None, None, Actions::new());
+        Self { from, target, rx, means, is_listed, lost, failing, actions }
+    }
+
+    pub(super) fn peer(&self) -> Rank {
+        self.from
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.target.kind()
+    }
+
+    pub(super) fn deadline(&self) -> Deadline {
+        self.target.deadline()
+    }
+
+    /// Returns the sender's name for the message.
+    pub(super) fn tx(&self) -> u64 {
+        self.rx.tx()
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.rx.size()
+    }
+
+    /// Returns the kernel's copy, and the buffer for it.
+    pub(super) fn pull(&mut self) -> Option<(&mut Pull, Option<&mut Buffer>)> {
+        match &mut self.means {
+            Means::Pull(pull) => Some((pull, self.target.buffer())),
+            _ => None,
+        }
+    }
+
+    pub(super) fn pending(&self) -> PendingOp {
+        let size = self.rx.size() as u64;
+        let (what, waits_for) = match &self.means {
+            Means::Pull(pull) => ("message on its way here", pull.waits_for().into()),
+            _ => {
+                let waits_for = format!("its fragments, {} B have come", self.rx.got());
+                ("message or get on its way here", waits_for)
+            }
+        };
+        PendingOp { what, rank: self.from, tag: self.target.tag(), size, waits_for }
+    }
+
+    pub(super) fn on(&mut self, run: &mut Run<'_>, event: Event) -> Flow {
+        let mut fragment = None;
+        let (event, error) = match event {
+            Event::Begin => (RxEvent::Begin(self.choose(run)), None),
+            Event::Go => {
+                self.is_listed = false;
+                if let Some((event, error)) = self.failing.take() {
+                    return self.fail(run, event, error);
+                }
+                match self.step(run) {
+                    Some(event) => (event, None),
+                    None => return self.stay(run),
+                }
+            }
+            Event::Fragment { offset, payload } => {
+                let len = payload.len();
+                fragment = Some(payload);
+                (RxEvent::Fragment { offset, len }, None)
+            }
+            Event::Control(Control::Written { at, .. }) => (RxEvent::Written { at }, None),
+            Event::Control(Control::Unwritten { at, .. }) => (RxEvent::Unwritten { at }, None),
+            Event::Control(Control::Fin { verdict, .. }) => match verdict.error(self.from) {
+                Some(error) => return self.fail(run, RxEvent::Fin(verdict), error),
+                None => (RxEvent::Fin(verdict), None),
+            },
+            Event::Refused(error) => return self.fail(run, RxEvent::Fin(Verdict::Failed), error),
+            Event::Expired if self.is_engine_busy() => {
+                // It is looked at again soon: the deadline has passed.
+                let (at, deadline) = (self.at(), self.deadline());
+                run.device.transfers.expect_by(at, deadline);
+                run.inner.deadlines.note(deadline);
+                return Flow::Stays;
+            }
+            Event::Expired => (RxEvent::Expired, Some(OpError::TimedOut(self.from))),
+            Event::Down(error) => return self.fail(run, RxEvent::Down, error),
+            Event::Control(_) | Event::ChunkOver { .. } => {
+                run.violated(self.from, Violation::Stray);
+                return Flow::Stays;
+            }
+        };
+        self.handle(run, event, fragment, error)
+    }
+
+    fn at(&self) -> At {
+        (self.from, self.rx.name())
+    }
+
+    /// Ends the operation with an error, now or when the engine that fills its buffer is done.
+    fn fail(&mut self, run: &mut Run<'_>, event: RxEvent, error: OpError) -> Flow {
+        if self.is_engine_busy() {
+            self.failing = Some((event, error));
+            return self.stay(run);
+        }
+        self.handle(run, event, None, Some(error))
+    }
+
+    /// Handles an event of the protocol, and what comes of it. `error` is that of the event.
+    fn handle(
+        &mut self,
+        run: &mut Run<'_>,
+        event: RxEvent,
+        mut fragment: Option<Payload>,
+        mut error: Option<OpError>,
+    ) -> Flow {
+        let mut next = Some(event);
+        loop {
+            if let Some(event) = next.take() {
+                let nics = match &self.means {
+                    Means::Chunks(chunks) => chunks.nics(),
+                    _ => 1,
+                };
+                let limits = Limits { chunk: run.inner.settings.verbs_chunk(), nics };
+                if let Err(violation) = self.rx.on(event, &limits, &mut self.actions) {
+                    run.violated(self.from, violation);
+                }
+            }
+            let Some(action) = self.actions.pop_front() else { return self.stay(run) };
+            match action {
+                RxAction::Send(control) => run.device.control(run.inner, self.from, control),
+                RxAction::Store(offset) => {
+                    if let Some(payload) = fragment.take()
+                        && let Err(why) = self.store(offset, &payload)
+                    {
+                        run.violated(self.from, Violation::Broken(why));
+                    }
+                }
+                RxAction::Show { at, len } => {
+                    if let Means::Chunks(chunks) = &mut self.means {
+                        next = Some(match chunks.show(at, len) {
+                            Ok(place) => RxEvent::Shown { at, len, place },
+                            Err(why) => {
+                                tracing::info!(from = %self.from, why, "a message goes on in \
+                                    fragments");
+                                RxEvent::NotShown
+                            }
+                        });
+                    }
+                }
+                RxAction::Hide(at) => {
+                    if let Means::Chunks(chunks) = &mut self.means {
+                        chunks.hide(at);
+                    }
+                }
+                RxAction::Flush => self.flush(),
+                RxAction::TakeBack => self.take_back(),
+                RxAction::Choose => next = Some(RxEvent::Begin(self.by_fragments())),
+                RxAction::Arrived => {
+                    self.arrived(run);
+                    return Flow::Ends;
+                }
+                RxAction::Fail => {
+                    let error = error.take().unwrap_or(OpError::Refused);
+                    self.give_up(run, error);
+                }
+                RxAction::Leave => return Flow::Ends,
+            }
+        }
+    }
+
+    /// Lets progress look at it, if it goes on then.
+    fn stay(&mut self, run: &Run<'_>) -> Flow {
+        let wants = self.rx.wants_to_go() || self.failing.is_some();
+        if wants && !std::mem::replace(&mut self.is_listed, true) {
+            run.device.transfers.list(self.at());
+        }
+        Flow::Stays
+    }
+
+    fn is_engine_busy(&mut self) -> bool {
+        match &mut self.means {
+            Means::Inflow(inflow) => inflow.is_busy(),
+            _ => false,
+        }
+    }
+
+    /// Moves the engine on, and takes blocks for further bytes: at least one if no earlier message
+    /// of the sender has had a turn.
+    fn step(&mut self, run: &mut Run<'_>) -> Option<RxEvent> {
+        let (Means::Inflow(inflow), Some(buffer)) = (&mut self.means, self.target.buffer()) else {
+            return Some(RxEvent::Blocks(0));
+        };
+        let must = !run.blocks_for.contains(&self.from);
+        run.blocks_for.push(self.from);
+        match inflow.step(buffer, &run.inner.staging, must) {
+            Ok(stepped) => {
+                run.moved |= stepped.moved;
+                let granted = inflow.granted();
+                Some(if stepped.is_over { RxEvent::Placed } else { RxEvent::Blocks(granted) })
+            }
+            Err(cause) => {
+                // The blocks go back, and further bytes are dropped.
+                self.means = Means::None;
+                self.lost = Some(Box::new(OpError::Copy(cause)));
+                run.moved = true;
+                Some(RxEvent::Lost)
+            }
+        }
+    }
+
+    /// Copies a fragment to its place.
+    fn store(&mut self, offset: usize, payload: &Payload) -> Result<(), &'static str> {
+        let cannot = "it sent a fragment that cannot be copied";
+        if let Means::Inflow(inflow) = &mut self.means {
+            return inflow.take(offset, payload);
+        }
+        let Some(buffer) = self.target.buffer() else { return Ok(()) };
+        let room = buffer.view_mut().ok_or(cannot)?.part(offset, payload.len());
+        copy_now(room, payload.view()).map_err(|_| cannot)
+    }
+
+    /// Lets the GPU see what the NIC has written.
+    fn flush(&mut self) {
+        if let Means::Exposed(exposed) = &self.means
+            && let Some(gpu) = exposed.flush()
+            && let Err(cause) = gpu.flush_remote_writes()
+        {
+            let dst = MemKind::Device(gpu.info().uuid);
+            let error = CopyError::Engine { dst, src: MemKind::Host, cause };
+            self.lost = Some(Box::new(OpError::Copy(error)));
+        }
+    }
+
+    /// Takes the buffer back from the sender's NIC.
+    fn take_back(&mut self) {
+        let back = match std::mem::replace(&mut self.means, Means::None) {
+            Means::Exposed(exposed) => exposed.take_back(),
+            Means::Chunks(chunks) => chunks.take_back(),
+            other => {
+                self.means = other;
+                return;
+            }
+        };
+        if let Some(buffer) = self.target.buffer() {
+            *buffer = back;
+        }
+    }
+
+    /// Ends the operation without its bytes. The buffer stays while the sender may write to it.
+    fn give_up(&mut self, run: &mut Run<'_>, error: OpError) {
+        run.moved = true;
+        let is_timeout = matches!(error, OpError::TimedOut(_));
+        match std::mem::replace(&mut self.means, Means::None) {
+            Means::Inflow(mut inflow) => {
+                if let Some(buffer) = self.target.buffer() {
+                    inflow.settle(buffer);
+                }
+            }
+            Means::Pull(mut pull) => {
+                if is_timeout {
+                    pull.keep(self.target.buffer().map(std::mem::take));
+                    self.means = Means::Pull(pull);
+                } else if pull.is_helped() && !run.device.is_revoked(self.from) {
+                    abandon(self.target.buffer().map(std::mem::take).unwrap_or_default(), self.from);
+                }
+            }
+            other => self.means = other,
+        }
+        let target = std::mem::replace(&mut self.target, Target::Nowhere);
+        if let Some(ended) = target.fail(self.from, self.rx.size(), error) {
+            run.end(ended);
+        }
+    }
+
+    /// Ends the operation, whose bytes are all on this side: in place, or lost.
+    fn arrived(&mut self, run: &mut Run<'_>) {
+        run.moved = true;
+        let (from, size, lost) = (self.from, self.rx.size(), self.lost.take());
+        let verdict = if lost.is_none() { Verdict::Done } else { Verdict::Failed };
+        match std::mem::replace(&mut self.target, Target::Nowhere) {
+            Target::Pieces { buffer, asked } => run.carry_out(from, *asked, &buffer),
+            target @ Target::Put { tx, .. } => {
+                run.device.control(run.inner, from, Control::Fin { name: tx, verdict });
+                match lost {
+                    None => run.end(target.end(from, size, None)),
+                    Some(error) => tracing::warn!(%from, %error, "a put could not be carried out"),
+                }
+            }
+            target => {
+                let is_am = matches!(target, Target::Am { .. });
+                match target.end(from, size, lost.map(|error| *error)) {
+                    (Some(comp), status) if is_am => run.arrive(comp, status),
+                    ended => run.end(ended),
+                }
+            }
+        }
+    }
+
+    /// Ends it when the runtime ends, after waiting for an engine that uses its buffer.
+    pub(super) fn close(mut self, run: &mut Run<'_>) {
+        self.take_back();
+        if !self.rx.is_over() {
+            self.give_up(run, OpError::Closed);
+        }
+    }
+}
+
+/// The choice of the way of the bytes.
+impl RxOp {
+    /// Chooses the way, and prepares its means.
+    fn choose(&mut self, run: &Run<'_>) -> Way {
+        if let Means::Pull(_) = &self.means {
+            return Way::Copied;
+        }
+        self.in_chunks(run).or_else(|| self.as_a_whole(run)).unwrap_or_else(|| self.by_fragments())
+    }
+
+    fn by_fragments(&mut self) -> Way {
+        let size = self.rx.size();
+        match self.target.buffer().and_then(|buffer| Inflow::into(buffer, size)) {
+            Some(inflow) => {
+                self.means = Means::Inflow(inflow);
+                Way::Staged
+            }
+            None => {
+                self.means = Means::None;
+                Way::Fragments
+            }
+        }
+    }
+
+    /// Returns `true` if the sender's NIC may write the message: no put, since with a reachable
+    /// region it would not have come by an RTS, and no answer to a get.
+    fn may_be_written(&self) -> bool {
+        self.rx.tx() != 0 && !self.target.is_memory()
+    }
+
+    /// Lets the sender's NIC write to the first chunk of a long message's buffer.
+    fn in_chunks(&mut self, run: &Run<'_>) -> Option<Way> {
+        let linked = run.device.known_route(self.from)?.linked()?;
+        let chunk = run.inner.settings.verbs_chunk();
+        let may = self.may_be_written() && self.rx.size() > chunk && linked.caps.remote_memory;
+        let buffer = self.target.buffer().filter(|buffer| may && buffer.kind().is_host())?;
+        let (why, back) = match linked.link.expose_chunks(std::mem::take(buffer)) {
+            Err(refused) => refused,
+            Ok(mut chunks) => match chunks.show(0, chunk) {
+                Ok(place) => {
+                    self.means = Means::Chunks(chunks);
+                    return Some(Way::Chunks(place, chunk));
+                }
+                Err(why) => (why, chunks.take_back()),
+            },
+        };
+        tracing::debug!(from = %self.from, why, "a message comes in fragments");
+        *buffer = back;
+        None
+    }
+
+    /// Lets the sender's NIC write to the destination of a message, where that is possible and
+    /// pays: host memory, or GPU memory that this rank's NIC reaches, which then needs no blocks.
+    fn as_a_whole(&mut self, run: &Run<'_>) -> Option<Way> {
+        let linked = run.device.known_route(self.from)?.linked()?;
+        let may =
+            self.may_be_written() && self.rx.size() >= WRITTEN && linked.caps.remote_memory;
+        let buffer = self.target.buffer().filter(|_| may)?;
+        match linked.link.expose(std::mem::take(buffer)) {
+            Ok(exposed) => {
+                let place = exposed.place_of_message();
+                self.means = Means::Exposed(exposed);
+                Some(Way::Whole(place))
+            }
+            Err((why, back)) => {
+                tracing::debug!(from = %self.from, why, "a message comes in fragments");
+                *buffer = back;
+                None
+            }
+        }
+    }
+
+    /// Ends the kernel's copy: the bytes are in place.
+    pub(super) fn is_pulled(&mut self, run: &mut Run<'_>) -> Flow {
+        // A put's verdict follows its arrival, whichever way it came.
+        if !self.target.is_memory() {
+            let fin = Control::Fin { name: self.rx.tx(), verdict: Verdict::Done };
+            run.device.control(run.inner, self.from, fin);
+        }
+        self.means = Means::None;
+        self.handle(run, RxEvent::Placed, None, None)
+    }
+
+    /// Ends the kernel's copy: it was refused, and the bytes come another way.
+    pub(super) fn is_not_pulled(&mut self, run: &mut Run<'_>) -> Flow {
+        self.means = Means::None;
+        let way = self.choose(run);
+        self.handle(run, RxEvent::Begin(way), None, None)
+    }
+
+    /// Ends the kernel's copy with an error.
+    pub(super) fn has_failed(&mut self, run: &mut Run<'_>, error: OpError) -> Flow {
+        let fin = Control::Fin { name: self.rx.tx(), verdict: Verdict::Failed };
+        run.device.control(run.inner, self.from, fin);
+        self.means = Means::None;
+        self.handle(run, RxEvent::Down, None, Some(error))
+    }
+}
+
+impl DeviceInner {
+    /// Answers an RTS. Returns a status if the message ends here: an empty one, or an error.
+    pub(crate) fn accept(
+        &self,
+        runtime: &Inner,
+        from: Rank,
+        rts: Rts,
+        mut target: Target,
+    ) -> Option<Ended> {
+        let finish = |verdict: Verdict| {
+            self.control(runtime, from, Control::Fin { name: rts.tx, verdict });
+        };
+        let room = target.buffer().map_or(0, |buffer| buffer.len());
+        let Some(size) = usize::try_from(rts.size).ok().filter(|&size| size <= room) else {
+            finish(Verdict::Truncated { message: rts.size, buffer: room as u64 });
+            let message = usize::try_from(rts.size).unwrap_or(usize::MAX);
+            return target.fail(from, message, OpError::Truncated { message, buffer: room });
+        };
+        if let Some(cause) = self.known_route(from).and_then(|route| route.down()) {
+            // The peer sent the RTS before it went. Its bytes are gone, and its addresses mean
+            // nothing now.
+            let error = OpError::PeerDown { rank: from, cause: cause.clone() };
+            return target.fail(from, size, error);
+        }
+        if size == 0 {
+            finish(Verdict::Done);
+            return Some(target.end(from, 0, None));
+        }
+        if let Some(mapped) = rts.mapped {
+            match self.fetch(runtime, (from, rts), mapped, target) {
+                Ok(()) => return None,
+                Err(back) => target = back,
+            }
+        }
+        let place = target.buffer().map_or(MemKind::Host, |buffer| buffer.view().place().kind());
+        if let Err(cause) = check_kinds(place, MemKind::Host) {
+            finish(Verdict::Failed);
+            return target.fail(from, size, OpError::Copy(cause));
+        }
+        // Bytes for a GPU go block by block.
+        let memory = if place.is_host() { self.peer_memory(runtime, from, rts.addr) } else { None };
+        let pull = memory.map(|memory| Pull::new(rts.addr, memory));
+        self.receive(runtime, (from, size, target), Ask::Rts(rts.tx), pull);
+        None
+    }
+
+    /// Returns the sender's memory if the kernel may copy from it.
+    fn peer_memory(&self, runtime: &Inner, from: Rank, addr: u64) -> Option<Arc<dyn PeerMemory>> {
+        if addr == 0 || !runtime.settings.kernel_copy().is_allowed() {
+            return None;
+        }
+        let route = self.route(from)?;
+        let linked = match route.linked() {
+            Some(linked) => linked,
+            None => route.link(runtime, self).ok()??,
+        };
+        linked.peer_memory()
+    }
+
+    /// Begins a transfer to this rank. Returns its name.
+    fn receive(
+        &self,
+        runtime: &Inner,
+        (from, size, target): (Rank, usize, Target),
+        ask: Ask,
+        pull: Option<Pull>,
+    ) -> u64 {
+        let name = self.transfers.now();
+        let is_pull = pull.is_some();
+        let means = pull.map_or(Means::None, |pull| Means::Pull(Box::new(pull)));
+        let transfer = RxOp::new(from, target, Rx::new(name, size, ask), means);
+        let mut run = Run::new(runtime, self);
+        run.begin(name, Box::new(InFlight::Rx(transfer)), Some(Event::Begin));
+        run.tell_later();
+        if is_pull {
+            let mut pulls = self.transfers.pulls.lock();
+            pulls.push_back((from, name));
+            self.transfers.pulls.set_count(pulls.len());
+        }
+        name
+    }
+
+    /// Asks for the bytes of a message whose fetch may have read withdrawn memory.
+    pub(crate) fn ask_again(&self, runtime: &Inner, landing: &mut Landing, tx: u64) {
+        let (buffer, op) = (landing.transfer.take_buffers().0, landing.op.take());
+        let (from, size) = (op.rank, op.size);
+        let target = Target::Receive { buffer, op };
+        self.receive(runtime, (from, size, target), Ask::Rts(tx), None);
+    }
+
+    /// Gets bytes from the owner of a region, which answers.
+    pub(crate) fn get(&self, runtime: &Inner, (buffer, op): (Buffer, OpContext), ask: Ask) {
+        let (from, size) = (op.rank, op.size);
+        self.receive(runtime, (from, size, Target::Get { buffer, op }), ask, None);
+    }
+
+    /// Expects bytes that the caller is about to request. Returns their name, for the owner.
+    pub(crate) fn expect_answer(&self, runtime: &Inner, buffer: Buffer, op: OpContext) -> u64 {
+        let (from, size) = (op.rank, op.size);
+        self.receive(runtime, (from, size, Target::Receive { buffer, op }), Ask::Elsewhere, None)
+    }
+
+    /// Ends a transfer to this rank whose request was refused.
+    pub(crate) fn refuse_answer(&self, runtime: &Inner, at: At, error: OpError) {
+        let mut run = Run::new(runtime, self);
+        run.on(at, Event::Refused(error));
+        run.tell_later();
+    }
+}

@@ -1,0 +1,432 @@
+//! The operations of a device that are in flight with a peer, each under its name.
+//!
+//! One thread at a time carries an operation on. It takes the operation out, acts without the
+//! lock, and puts it back; events that come meanwhile wait on the operation's entry, and the same
+//! thread handles them next. So each operation sees its events one after the other, and no call
+//! of a transport, a driver or the kernel happens under a lock of the table.
+//!
+//! The table is sharded by peer. A peer's end is noted in its shard, so an operation is either
+//! there when the peer ends, and hears of it, or is refused afterwards.
+//!
+//! Names are numbers that are used once, and are looked up together with the peer's rank. A late,
+//! repeated or forged name finds nothing.
+
+use crate::deadline::{Deadline, Deadlines};
+use crate::names::Rank;
+use carrack_transports::contract::DownCause;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::hash_map::Entry::{Occupied, Vacant};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Shards of a table.
+const SHARDS: usize = 16;
+
+/// An operation in a table.
+pub(crate) trait Entry: Sized {
+    /// Something that happens to it.
+    type Event;
+
+    /// Returns the other side.
+    fn peer(&self) -> Rank;
+
+    /// Returns the facts by which operations are counted, the same for all its life.
+    fn kind(&self) -> Kind;
+
+    /// Returns its deadline.
+    fn deadline(&self) -> Deadline;
+}
+
+/// The facts by which operations are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// A message of this rank, sent or received.
+    Message,
+    /// An operation of this rank on the peer's memory: flushes wait for it.
+    Memory,
+    /// An operation that the peer has asked for.
+    Asked,
+    /// A flush.
+    Flush,
+}
+
+/// What a table has under a name.
+enum Taken<E: Entry> {
+    /// The operation, and the event to handle.
+    Out(Box<E>, E::Event),
+    /// Another thread carries it on, and handles the event next.
+    Queued,
+    /// No such operation.
+    Unknown(E::Event),
+}
+
+/// The state of an operation after a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Flow {
+    /// It stays in the table.
+    Stays,
+    /// It has ended.
+    Ends,
+}
+
+/// See the module.
+pub(crate) struct OpTable<E: Entry> {
+    shards: [Mutex<Shard<E>>; SHARDS],
+    count: AtomicUsize,
+    next: AtomicU64,
+}
+
+struct Shard<E: Entry> {
+    slots: HashMap<(Rank, u64), Slot<E>, BuildHasherDefault<KeyHasher>>,
+    down: HashMap<Rank, DownCause>,
+}
+
+struct Slot<E: Entry> {
+    kind: Kind,
+    /// Until it has passed once.
+    deadline: Deadline,
+    /// `None` while a thread carries it on.
+    entry: Option<Box<E>>,
+    events: VecDeque<E::Event>,
+}
+
+/// Hashes a peer and a name. The ranks of a job give each other consecutive names.
+#[derive(Default)]
+struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u32(&mut self, rank: u32) {
+        self.write_u64(u64::from(rank));
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        // The map looks at the upper bits, too.
+        self.0 = (self.0.rotate_left(32) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl<E: Entry> Default for OpTable<E> {
+    fn default() -> Self {
+        let shard = |_| Mutex::new(Shard { slots: HashMap::default(), down: HashMap::new() });
+        Self {
+            shards: std::array::from_fn(shard),
+            count: AtomicUsize::new(0),
+            next: AtomicU64::new(1),
+        }
+    }
+}
+
+impl<E: Entry> OpTable<E> {
+    fn shard(&self, peer: Rank) -> MutexGuard<'_, Shard<E>> {
+        self.shards[peer.0 as usize % SHARDS].lock()
+    }
+
+    /// Returns a fresh name, larger than all before.
+    pub(crate) fn name(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Adds an operation.
+    ///
+    /// # Errors
+    /// Its peer is gone; or, without a cause, there is one of that name.
+    pub(crate) fn insert(
+        &self,
+        name: u64,
+        entry: Box<E>,
+    ) -> Result<(), (Box<E>, Option<DownCause>)> {
+        let (peer, kind, deadline) = (entry.peer(), entry.kind(), entry.deadline());
+        let mut shard = self.shard(peer);
+        if let Some(cause) = shard.down.get(&peer).cloned() {
+            return Err((entry, Some(cause)));
+        }
+        match shard.slots.entry((peer, name)) {
+            Occupied(_) => return Err((entry, None)),
+            Vacant(place) => {
+                place.insert(Slot { kind, deadline, entry: Some(entry), events: VecDeque::new() })
+            }
+        };
+        self.count.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Takes an operation out to carry it on, or leaves the event to the thread that does so.
+    fn take(&self, at: (Rank, u64), event: E::Event) -> Taken<E> {
+        let mut shard = self.shard(at.0);
+        let Some(slot) = shard.slots.get_mut(&at) else { return Taken::Unknown(event) };
+        match slot.entry.take() {
+            Some(entry) => Taken::Out(entry, event),
+            None => {
+                slot.events.push_back(event);
+                Taken::Queued
+            }
+        }
+    }
+
+    /// Takes an operation out, if no other thread carries it on.
+    pub(crate) fn try_take(&self, at: (Rank, u64)) -> Option<Box<E>> {
+        self.shard(at.0).slots.get_mut(&at)?.entry.take()
+    }
+
+    /// Puts an operation back, unless an event has come for it: then the caller handles that.
+    fn put_back(&self, at: (Rank, u64), entry: Box<E>) -> Option<(Box<E>, E::Event)> {
+        let mut shard = self.shard(at.0);
+        let slot = shard.slots.get_mut(&at)?;
+        if let Some(event) = slot.events.pop_front() {
+            return Some((entry, event));
+        }
+        slot.entry = Some(entry);
+        None
+    }
+
+    /// Removes an operation that the caller has taken out, and that has ended.
+    pub(crate) fn remove(&self, at: (Rank, u64)) {
+        let slot = self.shard(at.0).slots.remove(&at);
+        if slot.is_some() {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+        // Its events are dropped without the lock: a payload may run code of the user.
+        drop(slot);
+    }
+
+    /// Handles an event, and those that come meanwhile. Returns the event if there is no such
+    /// operation.
+    pub(crate) fn on(
+        &self,
+        at: (Rank, u64),
+        event: E::Event,
+        mut carry_on: impl FnMut(&mut E, E::Event) -> Flow,
+    ) -> Option<E::Event> {
+        match self.take(at, event) {
+            Taken::Out(mut entry, event) => {
+                let flow = carry_on(&mut entry, event);
+                self.give_back(at, entry, flow, carry_on);
+                None
+            }
+            Taken::Queued => None,
+            Taken::Unknown(event) => Some(event),
+        }
+    }
+
+    /// Puts an operation back that was taken out, after a step, and handles the events that have
+    /// come meanwhile. One that has ended is removed.
+    pub(crate) fn give_back(
+        &self,
+        at: (Rank, u64),
+        mut entry: Box<E>,
+        mut flow: Flow,
+        mut carry_on: impl FnMut(&mut E, E::Event) -> Flow,
+    ) {
+        while flow == Flow::Stays {
+            let Some((out, event)) = self.put_back(at, entry) else { return };
+            entry = out;
+            flow = carry_on(&mut entry, event);
+        }
+        self.remove(at);
+    }
+
+    /// Notes that a peer is gone, and returns the names of its operations.
+    pub(crate) fn fail(&self, peer: Rank, cause: &DownCause) -> Vec<u64> {
+        let mut shard = self.shard(peer);
+        shard.down.entry(peer).or_insert_with(|| cause.clone());
+        let mut names: Vec<_> =
+            shard.slots.keys().filter(|at| at.0 == peer).map(|at| at.1).collect();
+        // Operations end in the order in which they began.
+        names.sort_unstable();
+        names
+    }
+
+    /// Returns the operations whose deadline has passed, each once.
+    pub(crate) fn expire(&self, now: Deadline, left: &Deadlines) -> Vec<(Rank, u64)> {
+        let mut late = Vec::new();
+        for shard in &self.shards {
+            for (&at, slot) in &mut shard.lock().slots {
+                if slot.deadline.has_passed(now) {
+                    slot.deadline = Deadline::NEVER;
+                    late.push(at);
+                } else {
+                    left.note(slot.deadline);
+                }
+            }
+        }
+        late
+    }
+
+    /// Gives an operation that cannot end yet a further deadline.
+    pub(crate) fn expect_by(&self, at: (Rank, u64), deadline: Deadline) {
+        if let Some(slot) = self.shard(at.0).slots.get_mut(&at) {
+            slot.deadline = deadline;
+        }
+    }
+
+    /// Takes everything out: the runtime ends, and no other thread is here.
+    pub(crate) fn drain(&self) -> Vec<Box<E>> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            all.extend(std::mem::take(&mut shard.lock().slots));
+        }
+        self.count.store(0, Ordering::Release);
+        all.sort_unstable_by_key(|(at, _)| at.1);
+        all.into_iter().filter_map(|(_, slot)| slot.entry).collect()
+    }
+
+    /// Returns the number of operations, of a moment ago.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Returns the number of operations with a peer that `is_meant`.
+    pub(crate) fn count_of(&self, peer: Rank, is_meant: impl Fn(u64, Kind) -> bool) -> usize {
+        if self.count() == 0 {
+            return 0;
+        }
+        let shard = self.shard(peer);
+        let is_meant = |(at, slot): &(&(Rank, u64), &Slot<E>)| {
+            at.0 == peer && is_meant(at.1, slot.kind)
+        };
+        shard.slots.iter().filter(is_meant).count()
+    }
+
+    /// Calls `each` with every operation that no thread carries on at the moment.
+    pub(crate) fn each(&self, mut each: impl FnMut(&E)) {
+        for shard in &self.shards {
+            shard.lock().slots.values().filter_map(|slot| slot.entry.as_deref()).for_each(&mut each);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chores::Chores;
+    use std::time::Duration;
+
+    struct Op {
+        peer: Rank,
+        deadline: Deadline,
+        seen: Vec<u32>,
+    }
+
+    impl Entry for Op {
+        type Event = u32;
+
+        fn peer(&self) -> Rank {
+            self.peer
+        }
+
+        fn kind(&self) -> Kind {
+            Kind::Message
+        }
+
+        fn deadline(&self) -> Deadline {
+            self.deadline
+        }
+    }
+
+    fn op(peer: u32) -> Box<Op> {
+        Box::new(Op { peer: Rank(peer), deadline: Deadline::NEVER, seen: Vec::new() })
+    }
+
+    #[test]
+    fn events_that_come_while_an_operation_is_carried_on_are_handled_next_and_in_order() {
+        let table = OpTable::default();
+        let name = table.name();
+        table.insert(name, op(1)).ok().unwrap();
+        let at = (Rank(1), name);
+        let left = table.on(at, 0, |op, event| {
+            op.seen.push(event);
+            if event == 0 {
+                for next in 1..4 {
+                    assert!(table.on(at, next, |_, _| unreachable!("this thread has it")).is_none());
+                }
+            }
+            if op.seen.len() < 4 { Flow::Stays } else { Flow::Ends }
+        });
+        assert_eq!((left, table.count()), (None, 0));
+        assert_eq!(table.on(at, 9, |_, _| Flow::Stays), Some(9), "it has ended");
+    }
+
+    #[test]
+    fn a_name_is_found_only_together_with_its_peer() {
+        let table = OpTable::default();
+        let name = table.name();
+        table.insert(name, op(1)).ok().unwrap();
+        // The same shard, and another.
+        for other in [Rank(1 + SHARDS as u32), Rank(2)] {
+            assert_eq!(table.on((other, name), 1, |_, _| Flow::Ends), Some(1));
+            assert!(table.try_take((other, name)).is_none());
+        }
+        assert!(table.insert(name, op(1)).is_err_and(|(_, cause)| cause.is_none()), "it is taken");
+        assert!(table.try_take((Rank(1), name)).is_some());
+        assert!(table.try_take((Rank(1), name)).is_none(), "one thread has it");
+    }
+
+    #[test]
+    fn an_operation_hears_of_its_peers_end_or_is_refused() {
+        let table = OpTable::default();
+        let names = [table.name(), table.name(), table.name()];
+        for (name, peer) in names.into_iter().zip([1, 2, 1]) {
+            table.insert(name, op(peer)).ok().unwrap();
+        }
+        assert_eq!(table.fail(Rank(1), &DownCause::Closed), [names[0], names[2]]);
+        let (back, cause) = table.insert(table.name(), op(1)).err().unwrap();
+        assert_eq!((back.peer, cause), (Rank(1), Some(DownCause::Closed)));
+        assert!(table.insert(table.name(), op(1 + SHARDS as u32)).is_ok(), "its shard's others stay");
+        assert_eq!(table.count_of(Rank(1), |_, kind| kind == Kind::Message), 2);
+        assert_eq!(table.count_of(Rank(1), |name, _| name < names[2]), 1);
+        assert_eq!(table.drain().len(), 4);
+    }
+
+    #[test]
+    fn a_deadline_passes_once() {
+        let (table, left) = (OpTable::default(), Deadlines::new(&Chores::default()));
+        let early = Deadline::after(Duration::from_millis(1));
+        let names = [table.name(), table.name()];
+        table.insert(names[0], Box::new(Op { deadline: early, ..*op(3) })).ok().unwrap();
+        table.insert(names[1], op(3)).ok().unwrap();
+        let now = Deadline::after(Duration::from_secs(1));
+        assert_eq!(table.expire(now, &left), [(Rank(3), names[0])]);
+        assert!(table.expire(now, &left).is_empty());
+        table.expect_by((Rank(3), names[0]), early);
+        assert_eq!(table.expire(now, &left), [(Rank(3), names[0])]);
+    }
+
+    #[test]
+    fn threads_that_race_for_an_operation_lose_no_event() {
+        let table = OpTable::<Op>::default();
+        let name = table.name();
+        table.insert(name, op(1)).ok().unwrap();
+        let seen = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (table, seen) = (&table, &seen);
+                scope.spawn(move || {
+                    for event in 0..1000 {
+                        table.on((Rank(1), name), thread * 1000 + event, |op, event| {
+                            op.seen.push(event);
+                            seen.lock().push(event);
+                            Flow::Stays
+                        });
+                    }
+                });
+            }
+        });
+        let seen = seen.into_inner();
+        for thread in 0..4 {
+            let of_thread: Vec<_> =
+                seen.iter().filter(|event| **event / 1000 == thread).copied().collect();
+            assert_eq!(of_thread, (thread * 1000..thread * 1000 + 1000).collect::<Vec<_>>());
+        }
+        assert_eq!(table.drain()[0].seen, seen, "one at a time");
+    }
+}
