@@ -152,8 +152,8 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
     for step in steps {
         match step {
             Step::Say { kind, comp, second, words, count } => {
-                // From the offer of an active message on.
-                let kind = 3 + u64::from(kind % 11);
+                // From the RTS of an active message on.
+                let kind = 3 + u64::from(kind % 25);
                 let mut words = words.map(Word::get);
                 if kind == 3 {
                     // The receiver allocates at once whatever length the offer has.
@@ -165,17 +165,17 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
             }
             Step::Part { landing, offset, len } => {
                 let bytes = vec![9; usize::from(len) % 8193];
-                say([6 | offset.get() << 8, landing.into()], &bytes);
+                say([5 | offset.get() << 8, landing.into()], &bytes);
             }
             Step::Request { kind, token, offset, first, second } => {
-                let kind = 9 + u64::from(kind % 3);
+                let kind = [17, 18, 20][usize::from(kind % 3)];
                 let words = [token.get(), number, offset.get(), first.get(), second.get()];
-                say([kind, u64::from(kind == 11 && second.get() % 2 == 0)], &flat(&words));
+                say([kind, u64::from(kind == 20 && second.get() % 2 == 0)], &flat(&words));
             }
             Step::Pieces { token, landing, count, size } => {
                 // The list's own size is added, so that the size can be nearly right.
                 let size = size.get().wrapping_add(count.get().wrapping_mul(16));
-                say([23, landing.into()], &flat(&[token.get(), number, count.get(), size, 0]));
+                say([19, landing.into()], &flat(&[token.get(), number, count.get(), size, 0]));
             }
             Step::List { landing, places, len } => {
                 let words: Vec<_> =
@@ -183,7 +183,7 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
                 let mut bytes = flat(&words);
                 bytes.resize(bytes.len() + usize::from(len), 8);
                 bytes.truncate(8192);
-                say([6, landing.into()], &bytes);
+                say([5, landing.into()], &bytes);
             }
             Step::Batch { is_put, lens, number } => {
                 let rmr = remote(number.get())?;

@@ -11,14 +11,14 @@ use carrack::transports::shm::Geometry;
 use carrack::{PeerState, Rank};
 use std::time::Duration;
 
-const OFFER_AM: u64 = 3;
-const OFFER_SEND: u64 = 4;
-const OFFER_PUT: u64 = 9;
-const GET: u64 = 10;
-const ATOMIC: u64 = 11;
-const NOTE: u64 = 13;
-const PIECES: u64 = 23;
-const PART: u64 = 6;
+const RTS_AM: u64 = 3;
+const RTS_SEND: u64 = 4;
+const FRAGMENT: u64 = 5;
+const NOTE: u64 = 7;
+const RTS_PUT: u64 = 17;
+const GET: u64 = 18;
+const PIECES: u64 = 19;
+const ATOMIC: u64 = 20;
 
 /// Lists of pieces that a rank may have on their way, with room for ends that were not heard of.
 const MOST: u64 = 128;
@@ -83,7 +83,7 @@ fn kept(job: &Job3) -> (usize, usize) {
 fn offers_that_nobody_has_asked_for_are_bounded() {
     let _watchdog = Watchdog::over("offers");
     let job = too_many(OFFERS + 1, "nobody has asked for", |number| {
-        ([OFFER_SEND | 3 << 8, number], words([1 << 20, number, 0]))
+        ([RTS_SEND | 3 << 8, number], words([1 << 20, number, 0, 0, 0]))
     });
     assert_eq!(kept(&job), (0, OFFERS as usize));
     // A receive from the attacker is told.
@@ -103,7 +103,7 @@ fn requests_whose_answers_are_not_taken_are_bounded() {
     // there is more room.
     let often = 1024;
     for (kind, enough) in
-        [(GET, OFFERS + often), (OFFER_PUT, OFFERS + often), (ATOMIC, 2 * OFFERS + 1024 + often)]
+        [(GET, OFFERS + often), (RTS_PUT, OFFERS + often), (ATOMIC, 2 * OFFERS + 1024 + often)]
     {
         let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
         let mr = job.ranks[0].register_memory(&Region::host(64)).unwrap();
@@ -117,7 +117,7 @@ fn requests_whose_answers_are_not_taken_are_bounded() {
     let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
     let name = job.ranks[0].register_comp(&Sink::keeping()).unwrap();
     push_up_to(&mut job, OFFERS + 16, "nobody has asked for", |number| {
-        ([OFFER_AM | u64::from(name.0) << 32, 0], words([1, number, 0]))
+        ([RTS_AM | u64::from(name.0) << 32, 0], words([1, number, 0, 0, 0]))
     });
     assert_eq!(kept(&job), (0, 0));
 }
@@ -155,7 +155,7 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
     }
     // Lists that never come: an honest rank's largest number in flight, and no more.
     push_up_to(&mut job, MOST + 1, "lists of pieces", |number| {
-        ([PIECES, number % 2 * 5], words([number, region, 1, 16 + (1 - number % 2) * 8, 0]))
+        ([PIECES, number % 2 * (number + 5)], words([number, region, 1, 16 + (1 - number % 2) * 8, 0]))
     });
     // And such as come, but whose answers are not taken.
     let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });
@@ -165,9 +165,9 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
     let list = |number: u64| {
         let landing = 2 * number + 2;
         [
-            ([PIECES, 5], words([number, region, 1, 16, 0])),
+            ([PIECES, number + 5], words([number, region, 1, 16, 0])),
             // The victim gives a name to the list, and one to its bytes.
-            ([PART, landing], words([0, 1 << 16])),
+            ([FRAGMENT, landing], words([0, 1 << 16])),
         ]
     };
     for number in 0..MOST / 2 {

@@ -42,9 +42,9 @@ const SECRET: [u8; 16] = [9; 16];
 const ATTACKER: PeerId = PeerId(1);
 const INLINE: u8 = 1;
 /// Kinds of control messages of large messages, in a header.
-const FINISH: u64 = 7;
-const GRANT: u64 = 16;
-const WRITTEN: u64 = 17;
+const FIN: u64 = 14;
+const GRANT: u64 = 11;
+const WRITTEN: u64 = 12;
 const CHUNK: u8 = 2;
 
 fn device(me: u32) -> Arc<dyn Device> {
