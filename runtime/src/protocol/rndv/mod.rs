@@ -42,7 +42,7 @@
 
 mod chunks;
 #[cfg(test)]
-mod pairs;
+mod tests;
 mod rx;
 mod tx;
 
