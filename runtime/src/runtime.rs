@@ -1,10 +1,10 @@
 //! The runtime: a rank of a job, and its resources.
 
 use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, InProcess, launchers};
-use crate::datapath::{Exposures, Staging, Unmapped, Words};
 use crate::chores::{Chores, Waiting};
 use crate::collective::Boards;
 use crate::comp::{AsCompletion, Registry};
+use crate::datapath::{Exposures, Staging, Unmapped, Words};
 use crate::deadline::Deadlines;
 use crate::device::{Device, DeviceBuilder, DeviceInner};
 use crate::error::{OpError, ResourceError, StartError};

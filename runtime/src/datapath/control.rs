@@ -77,7 +77,9 @@ impl Pass<'_> {
             Message::Fragment { rx, offset } => {
                 match self.on((from, rx), Event::Fragment { offset, payload }) {
                     true => Ok(()),
-                    false => Err("it sent a fragment of a message that it was not asked for".into()),
+                    false => {
+                        Err("it sent a fragment of a message that it was not asked for".into())
+                    }
                 }
             }
             Message::Introduce { name } => {
@@ -99,12 +101,7 @@ impl Pass<'_> {
         }
     }
 
-    fn control(
-        &mut self,
-        from: Rank,
-        control: Control,
-        comps: &Snapshot,
-    ) -> Result<(), String> {
+    fn control(&mut self, from: Rank, control: Control, comps: &Snapshot) -> Result<(), String> {
         if control.is_request() && !self.takes_request(from) {
             return Ok(());
         }
@@ -250,8 +247,8 @@ impl Pass<'_> {
             return;
         };
         // A held one keeps its place among those that arrive whole.
-        let is_held = usize::try_from(rts.size)
-            .is_ok_and(|size| size <= self.device.host_pool.packet_size());
+        let is_held =
+            usize::try_from(rts.size).is_ok_and(|size| size <= self.device.host_pool.packet_size());
         if !self.queue_offer(comp, (from, tag), rts, is_held) {
             self.fetch_am(comp, comp.clone(), (from, tag), rts);
         }

@@ -268,9 +268,8 @@ impl Run<'_> {
             Some((pull.addr, pull.room(buffer, size)?))
         });
         let places: Option<Vec<_>> = places.collect();
-        let done = memory.zip(places).map_or(0, |(memory, places)| {
-            memory.read_many(&places).unwrap_or(0)
-        });
+        let done =
+            memory.zip(places).map_or(0, |(memory, places)| memory.read_many(&places).unwrap_or(0));
         let mut left = many.split_off(done);
         if let Some((pull, ..)) = left.first_mut().and_then(Out::parts) {
             // Its own copy will report the error.

@@ -370,9 +370,9 @@ impl DeviceInner {
     ) -> Result<(), Target> {
         let known = self.transfers.introduced.all().get(&(from, mapped.name)).cloned();
         let near = target.buffer().and_then(|buffer| buffer.gpu().cloned());
-        let source = known.as_ref().and_then(|known| {
-            known.part(runtime, from, near.as_ref(), (mapped.offset, rts.size))
-        });
+        let source = known
+            .as_ref()
+            .and_then(|known| known.part(runtime, from, near.as_ref(), (mapped.offset, rts.size)));
         let (Some(known), Some((imported, source)), Some(place)) = (known, source, target.buffer())
         else {
             return Err(target);

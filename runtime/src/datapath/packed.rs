@@ -240,7 +240,6 @@ impl Pass<'_> {
             self.signal(comp.as_ref(), status);
         }
     }
-
 }
 
 impl Run<'_> {
@@ -328,7 +327,6 @@ impl DeviceInner {
             }
         }
     }
-
 }
 
 impl Run<'_> {

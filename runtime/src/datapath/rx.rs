@@ -402,7 +402,10 @@ impl RxOp {
                     pull.keep(self.target.buffer().map(std::mem::take));
                     self.means = Means::Pull(pull);
                 } else if pull.is_helped() && !run.device.is_revoked(self.from) {
-                    abandon(self.target.buffer().map(std::mem::take).unwrap_or_default(), self.from);
+                    abandon(
+                        self.target.buffer().map(std::mem::take).unwrap_or_default(),
+                        self.from,
+                    );
                 }
             }
             other => self.means = other,
@@ -501,8 +504,7 @@ impl RxOp {
     /// pays: host memory, or GPU memory that this rank's NIC reaches, which then needs no blocks.
     fn as_a_whole(&mut self, run: &Run<'_>) -> Option<Way> {
         let linked = run.device.known_route(self.from)?.linked()?;
-        let may =
-            self.may_be_written() && self.rx.size() >= WRITTEN && linked.caps.remote_memory;
+        let may = self.may_be_written() && self.rx.size() >= WRITTEN && linked.caps.remote_memory;
         let buffer = self.target.buffer().filter(|_| may)?;
         match linked.link.expose(std::mem::take(buffer)) {
             Ok(exposed) => {

@@ -6,8 +6,8 @@
 //! takes. A sender without progress takes none, and costs nothing. A [`Split`] in memory that both
 //! sides see says which side has which piece.
 
-use super::in_flight::{InFlight, Run};
 use super::Transfers;
+use super::in_flight::{InFlight, Run};
 use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::op::Flow;
@@ -15,9 +15,9 @@ use crate::progress::Pass;
 use crate::protocol::wire::{Control, HelpWanted};
 use crate::runtime::Inner;
 use carrack_transports::contract::{PeerId, PeerMemory, Splits};
+use carrack_transports::mem::MemRef;
 use carrack_transports::sync::Split;
 use carrack_transports::sync::split::{MAX_UNITS, Piece, State};
-use carrack_transports::mem::MemRef;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -11,8 +11,8 @@ use super::rma::Place;
 use super::submit::Kind;
 use super::{PostAtomic, PostFlush};
 use crate::buffer::Buffer;
-use crate::datapath::Flush;
 use crate::comp::Completion;
+use crate::datapath::Flush;
 use crate::error::PostError;
 use crate::names::{Rank, Tag};
 use crate::protocol::wire::word;
@@ -176,7 +176,8 @@ impl Post<'_, ToFlush> {
             |this: &Self| this.order.is_some() || this.device_inner().orders_memory(this.desc.rank);
         let at_once = |this: &Self| {
             let device = this.device_inner();
-            !is_ordered(this) && !device.has_memory_operations(this.desc.rank, device.transfers.now())
+            !is_ordered(this)
+                && !device.has_memory_operations(this.desc.rank, device.transfers.now())
         };
         self.begin_or_wait(at_once, |this, comp| match is_ordered(this) {
             true => this.begin_in_order(this.order.as_deref(), comp),

@@ -287,9 +287,7 @@ fn offer(
     };
     match submitted {
         Ok(Submit::Busy(busy)) => Ok(Attempt::Busy(RetryReason::of(busy))),
-        Ok(_) => {
-            Ok(Attempt::Posted)
-        }
+        Ok(_) => Ok(Attempt::Posted),
         Err(error) => Err(refused(out, error)),
     }
 }
@@ -306,9 +304,7 @@ fn offer_mapped(
     match out.device.offer_mapped(&out.runtime.0, linked, out.header, operation, buffer) {
         None => Ok(Attempt::Park),
         Some(Ok(Submit::Busy(busy))) => Ok(Attempt::Busy(RetryReason::of(busy))),
-        Some(Ok(_)) => {
-            Ok(Attempt::Posted)
-        }
+        Some(Ok(_)) => Ok(Attempt::Posted),
         Some(Err(error)) => Err(refused(out, error)),
     }
 }

@@ -1,14 +1,13 @@
 //! Messages that go into a buffer, by the CPU or by a GPU's engine.
 
-use super::{Meeting, Met, found};
-use crate::datapath::{Carried, Moving, Target};
+use super::{Found, Meeting, Met, found};
 use crate::comp::Status;
+use crate::datapath::{Carried, Moving, Target};
 use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::op::{Ended, OpContext};
-use crate::protocol::header::Found;
 use crate::runtime::Inner;
 use carrack_transports::contract::{Imported, Payload};
 use carrack_transports::mem::copy::copy_now;

@@ -46,7 +46,8 @@ const NOTE: u64 = 7;
 pub(super) const CONTROL: u64 = 8;
 /// The distance from the kind of a message to that of its RTS.
 const RTS: u64 = RTS_AM - AM;
-const _: () = assert!(RTS_SEND - SEND == RTS, "an RTS has the header of its message, but for the kind");
+const _: () =
+    assert!(RTS_SEND - SEND == RTS, "an RTS has the header of its message, but for the kind");
 
 impl Message {
     /// Returns the header. A control message has one of its own.
@@ -195,42 +196,6 @@ pub(crate) enum Room {
 impl Room {
     pub(super) fn of(code: u64) -> Option<Self> {
         [Self::Any, Self::Offers, Self::OffersOnly].into_iter().find(|room| *room as u64 == code)
-    }
-}
-
-/// The result of matching a message. Written over its header after a look, so that a header is
-/// read once; never sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Found {
-    /// It waits for its receive; or it has met one, and all is done.
-    Kept,
-    /// It has met one: the n-th pair of the batch.
-    Met(usize),
-    /// It makes no sense.
-    Nonsense,
-}
-
-const KEPT: u64 = 0xf0;
-const MET: u64 = 0xf1;
-const NONSENSE: u64 = 0xf2;
-
-impl Found {
-    pub(crate) fn encode(self) -> Header {
-        match self {
-            Self::Kept => Header([KEPT, 0]),
-            Self::Met(at) => Header([MET, at as u64]),
-            Self::Nonsense => Header([NONSENSE, 0]),
-        }
-    }
-
-    /// Returns `None` for a header that was not overwritten.
-    pub(crate) fn decode(header: Header) -> Option<Self> {
-        match header.0 {
-            [KEPT, _] => Some(Self::Kept),
-            [MET, at] => Some(Self::Met(at as usize)),
-            [NONSENSE, _] => Some(Self::Nonsense),
-            _ => None,
-        }
     }
 }
 

@@ -3,8 +3,8 @@
 
 use super::join::Join;
 use super::{Batch, Piece};
-use crate::datapath::packed::{BYTES, COUNT, GPU_PIECE, PIECE, UnderWay, copy_packed, list};
 use crate::comp::{Completion, Status};
+use crate::datapath::packed::{BYTES, COUNT, GPU_PIECE, PIECE, UnderWay, copy_packed, list};
 use crate::deadline::Deadline;
 use crate::device::{Device, DeviceInner};
 use crate::error::{OpError, PostError};
@@ -109,8 +109,11 @@ impl Post<'_, Batch<'_>> {
         self.check_deadline()?;
         self.check_transport(self.check_reach()?)?;
         let (device, runtime) = (self.device_inner(), &self.runtime.0);
-        let under_way =
-            if device.transfers.is_full() { None } else { device.transfers.note_packed(self.desc.rank) };
+        let under_way = if device.transfers.is_full() {
+            None
+        } else {
+            device.transfers.note_packed(self.desc.rank)
+        };
         let Some(under_way) = under_way else { return Ok(Outcome::Retry(RetryReason::Unanswered)) };
         pack.recheck()?;
         let under_way = Arc::new(under_way);
