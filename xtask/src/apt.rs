@@ -119,16 +119,17 @@ fn main_archive() -> Result<String, TaskError> {
     })
 }
 
-/// Installs those of these packages that are missing on this machine.
+/// Installs those of these packages, named with spaces between, that are missing on this machine.
 ///
 /// # Errors
 /// When they cannot be installed; they are named.
-pub(crate) fn see_to(packages: &[&str]) -> Result<(), TaskError> {
+pub(crate) fn see_to(packages: &str) -> Result<(), TaskError> {
+    let packages: Vec<_> = packages.split(' ').collect();
     let mut ask = Command::new("dpkg-query");
-    ask.args(["--show", "--showformat=${Package} ${db:Status-Status}\n"]).args(packages);
+    ask.args(["--show", "--showformat=${Package} ${db:Status-Status}\n"]).args(&packages);
     // dpkg-query fails for an unknown package, and systems other than Debian's do not have it.
     let known = child::hear(&mut ask, LOOK).map_or_else(|_| String::new(), |heard| heard.said);
-    let missing = missing(packages, &known);
+    let missing = missing(&packages, &known);
     if missing.is_empty() {
         return Ok(());
     }

@@ -40,21 +40,8 @@ pub(crate) use plan::{Node, Plan, Wiring};
 pub(crate) use session::Said;
 
 /// Packages that every guest needs on this machine, beside Debian's essential ones.
-const PACKAGES: &[&str] = &[
-    "qemu-system-x86",
-    "busybox-static",
-    "kmod",
-    "xz-utils",
-    "zstd",
-    "binutils",
-    "iproute2",
-    "debian-archive-keyring",
-    "libibverbs1",
-    "ibverbs-providers",
-];
-
-/// Package with the headers of verbs.
-const HEADERS: &str = "libibverbs-dev";
+const PACKAGES: &str = "qemu-system-x86 busybox-static kmod xz-utils zstd binutils iproute2 \
+    debian-archive-keyring libibverbs1 ibverbs-providers";
 
 /// Options of `cargo xtask rdma-guest`.
 #[derive(clap::Args)]
@@ -116,10 +103,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 fn carry_out(options: &Options) -> Result<u8, TaskError> {
     let workspace = Workspace::load()?;
     let mut plan = match &options.test {
-        None => {
-            let here = env::current_dir()?;
-            Plan::new(options.command.clone(), here)
-        }
+        None => Plan::new(options.command.clone(), env::current_dir()?),
         Some(name) => Plan::of_test(&workspace, name, &options.command)?,
     };
     plan.environment.extend(handed_on(env::vars_os()));
@@ -200,7 +184,7 @@ impl Host {
     /// # Errors
     /// When the headers are not there and cannot be installed, or it does not compile.
     pub(crate) fn compile(&self, source: &Path) -> Result<PathBuf, TaskError> {
-        apt::see_to(&[HEADERS])?;
+        apt::see_to("libibverbs-dev")?;
         files::compile("cc", source, &self.programs, &["-libverbs"])
     }
 }
@@ -209,21 +193,11 @@ impl Host {
 fn handed_on(
     all: impl Iterator<Item = (OsString, OsString)>,
 ) -> impl Iterator<Item = (OsString, OsString)> {
-    const NAMES: &[&str] = &[
-        "PATH",
-        "HOME",
-        "USER",
-        "LANG",
-        "LC_ALL",
-        "TERM",
-        "LD_LIBRARY_PATH",
-        "RUST_BACKTRACE",
-        "RUST_LOG",
-    ];
+    const NAMES: &str = "PATH HOME USER LANG LC_ALL TERM LD_LIBRARY_PATH RUST_BACKTRACE RUST_LOG";
     const FAMILIES: &[&str] = &["CARRACK_", "CARGO_", "RUST_TEST_", "TEST_"];
     all.filter(|(name, _)| {
         let name = name.to_string_lossy();
-        NAMES.contains(&&*name) || FAMILIES.iter().any(|family| name.starts_with(family))
+        NAMES.split(' ').any(|it| it == name) || FAMILIES.iter().any(|it| name.starts_with(it))
     })
 }
 

@@ -65,30 +65,25 @@ pub(super) fn run(
     let initramfs = folder.0.join("initramfs");
     let more_modules = initramfs::write(&initramfs, kernel, &plan.modules)?;
     let deadline = Instant::now() + plan.limit;
-    for attempt in 1.. {
+    let mut attempt = 1;
+    loop {
         let parts = |node: Node| Parts {
             kernel: kernel.image(),
             initramfs: initramfs.clone(),
             modules: kernel.modules(),
-            folder: folder.0.join(format!("{attempt}")).join(node.to_string()),
+            folder: folder.0.join(format!("{attempt}/{node}")),
         };
-        let mut session = Session {
-            guests: Vec::new(),
-            began: Instant::now(),
-            deadline,
-            going: false,
-            timed_out: false,
-        };
+        let (guests, began) = (Vec::new(), Instant::now());
+        let mut session = Session { guests, began, deadline, going: false, timed_out: false };
         session.boot(plan, parts, &more_modules, &mut on_line)?;
-        let again = !session.going && !session.timed_out && attempt < ATTEMPTS;
         session.report(console, plan.limit);
-        if !again {
+        if session.going || session.timed_out || attempt == ATTEMPTS {
             let ends: Vec<_> = session.guests.iter().map(|guest| guest.end).collect();
             return Ok(verdict(&ends, session.timed_out));
         }
         eprintln!("xtask: the guest failed before the command began; it is booted again");
+        attempt += 1;
     }
-    unreachable!("the last attempt returns")
 }
 
 /// Removes what runs have left that were killed.
@@ -179,10 +174,8 @@ impl Session {
             self.guests.push(Guest::start(node, plan, &parts(node), more_modules, left)?);
             // The second guest connects to a socket on which the first one listens.
             let network = parts(node).folder.join(qemu::NETWORK);
-            while plan.wiring.nodes().count() > self.guests.len()
-                && !network.exists()
-                && !self.is_over()?
-            {
+            let is_last = self.guests.len() == plan.wiring.nodes().count();
+            while !is_last && !network.exists() && !self.is_over()? {
                 thread::sleep(GLANCE);
             }
         }
@@ -191,10 +184,10 @@ impl Session {
             let over = self.is_over()?;
             let said = self.said(over)?;
             said.iter().for_each(&mut on_line);
-            match (said.is_empty(), over) {
-                (true, true) => return Ok(()),
-                (true, false) => thread::sleep(GLANCE),
-                (false, _) => {}
+            if said.is_empty() && over {
+                return Ok(());
+            } else if said.is_empty() {
+                thread::sleep(GLANCE);
             }
         }
     }
@@ -202,10 +195,10 @@ impl Session {
     /// Returns the command's new output.
     fn said(&mut self, over: bool) -> Result<Vec<Said>, TaskError> {
         let mut said = Vec::new();
-        for guest in &mut self.guests {
-            for (stream, tail) in &mut guest.outputs {
+        for Guest { node, outputs, .. } in &mut self.guests {
+            for (stream, tail) in outputs {
                 let lines = tail.lines(over)?.into_iter();
-                said.extend(lines.map(|bytes| Said { node: guest.node, stream: *stream, bytes }));
+                said.extend(lines.map(|bytes| Said { node: *node, stream: *stream, bytes }));
             }
         }
         Ok(said)
@@ -251,25 +244,20 @@ impl Session {
     /// Prints the reason why a guest has no status.
     fn report(&self, console: bool, limit: Duration) {
         for guest in &self.guests {
+            let (node, seconds) = (guest.node, limit.as_secs());
             let failed = guest.end.status.is_none() && !guest.end.excused;
             if failed && self.timed_out {
-                eprintln!(
-                    "xtask: guest {} was still running after {} s and was ended",
-                    guest.node,
-                    limit.as_secs()
-                );
+                eprintln!("xtask: guest {node} was still running after {seconds} s and was ended");
             } else if failed {
-                eprintln!("xtask: guest {} ended without a status; its last words:", guest.node);
+                eprintln!("xtask: guest {node} ended without a status; its last words:");
             }
             if console || (failed && !self.timed_out) {
-                let files = [qemu::LOG, qemu::CONSOLE]
-                    .map(|name| fs::read(guest.folder.join(name)).unwrap_or_default());
-                let said = files.concat();
+                let files = [qemu::LOG, qemu::CONSOLE].map(|name| guest.folder.join(name));
+                let said = files.map(|file| fs::read(file).unwrap_or_default()).concat();
                 let said = String::from_utf8_lossy(&said);
                 let lines: Vec<_> = said.lines().collect();
-                let last =
-                    if console { &lines[..] } else { &lines[lines.len().saturating_sub(25)..] };
-                last.iter().for_each(|line| eprintln!("  {}", line.trim_end()));
+                let skipped = if console { 0 } else { lines.len().saturating_sub(25) };
+                lines[skipped..].iter().for_each(|line| eprintln!("  {}", line.trim_end()));
             }
         }
     }

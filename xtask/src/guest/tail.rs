@@ -66,12 +66,8 @@ impl Tail {
             self.read += new.len() as u64;
             if self.read / LOOK > before {
                 // Not every file system can do this. The file then stays whole until the run ends.
-                let _ = fallocate(
-                    file,
-                    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-                    0,
-                    self.read,
-                );
+                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let _ = fallocate(file, hole, 0, self.read);
             }
         }
         Ok(new)

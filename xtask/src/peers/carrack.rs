@@ -28,11 +28,9 @@ impl Carrack {
         // comparison.
         command.envs(row.gpu.then_some(("CARRACK_GPU", "cuda")));
         command.envs(row.copier.then_some(("CARRACK_GPU_COPIER", "1")));
-        command
-            .args(["--ranks", &row.ranks.to_string(), "--threads", &row.threads.to_string()])
-            .args(row.shared.then_some("--share-device"))
-            .args(row.gpu.then_some(["--mem", memory]).into_iter().flatten())
-            .args(["--bind", "core"]);
+        command.args(["--ranks", &row.ranks.to_string(), "--threads", &row.threads.to_string()]);
+        command.args(row.shared.then_some("--share-device")).args(["--bind", "core"]);
+        command.args(row.gpu.then_some(["--mem", memory]).into_iter().flatten());
         let heard = child::hear(&mut command, limit(seconds))?;
         Ok((command, heard))
     }
@@ -90,12 +88,9 @@ pub(super) fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
 
 /// Returns the reason of a refusal: the first line of its errors, without its name.
 fn reason(complained: &str) -> String {
-    let line =
-        complained.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
-    ["carrack: ", "error: "]
-        .into_iter()
-        .fold(line, |line, prefix| line.strip_prefix(prefix).unwrap_or(line))
-        .into()
+    let line = complained.lines().find(|line| !line.trim().is_empty());
+    let line = line.unwrap_or("it does not say why");
+    line.trim_start_matches("carrack: ").trim_start_matches("error: ").into()
 }
 
 #[cfg(test)]

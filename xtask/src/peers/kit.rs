@@ -51,13 +51,8 @@ impl Kit {
         install::mpich(&peers)?;
         let sources = workspace.root.join("xtask/peers");
         // It finds MPICH beside itself, also elsewhere.
-        let flags = ["-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib"];
-        files::compile(
-            peers.join("mpich/bin/mpicc"),
-            &sources.join("mpi_bench.c"),
-            &peers,
-            &flags,
-        )?;
+        let (mpicc, bench) = (peers.join("mpich/bin/mpicc"), sources.join("mpi_bench.c"));
+        files::compile(mpicc, &bench, &peers, &["-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib"])?;
         // It needs nothing of CUDA's until it runs.
         files::compile("cc", &sources.join("copy_bench.c"), &peers, &["-ldl"])?;
         let carrack = if peer_only { PathBuf::new() } else { workspace.release()? };
@@ -67,18 +62,9 @@ impl Kit {
     /// Returns the programs that [`super::pack`] put into `folder`.
     pub(super) fn packed(folder: &Path) -> Result<Self, TaskError> {
         let folder = fs::canonicalize(folder)?;
-        let programs = [
-            "carrack",
-            "ucx/libucx/bin/ucx_perftest",
-            "mpich/bin/mpiexec",
-            "mpi_bench",
-            "copy_bench",
-        ];
-        match programs
-            .map(|below| folder.join(below))
-            .iter()
-            .find(|path| !files::is_executable(path))
-        {
+        let programs = "carrack ucx/libucx/bin/ucx_perftest mpich/bin/mpiexec mpi_bench copy_bench";
+        let mut programs = programs.split(' ').map(|below| folder.join(below));
+        match programs.find(|path| !files::is_executable(path)) {
             None => Ok(Self { carrack: folder.join("carrack"), peers: folder }),
             Some(program) => Err(TaskError::Missing {
                 what: format!("an executable {}", program.display()),

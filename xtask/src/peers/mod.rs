@@ -54,7 +54,7 @@ use memcpy::Memcpy;
 use mpich::Mpich;
 use report::{Heading, Report};
 use row::{GPU_ROWS, ROWS, Row};
-use side::{Out, Side};
+use side::{Out, Role, Side};
 use ucx::Ucx;
 
 /// Options of `cargo xtask bench-peers`.
@@ -135,29 +135,23 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
         }
     };
     let Some(folder) = &options.pack else { return compare(options, kit) };
-    let bytes = pack::pack(&kit, folder)?;
+    let mib = pack::pack(&kit, folder)? as f64 / 1048576.0;
     let folder = folder.display();
-    println!(
-        "{folder}: {:.1} MiB; there: {folder}/xtask bench-peers --packed {folder}",
-        bytes as f64 / 1048576.0
-    );
+    println!("{folder}: {mib:.1} MiB; there: {folder}/xtask bench-peers --packed {folder}");
     Ok(ExitCode::SUCCESS)
 }
 
 fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
-    let cores = match &options.cores {
-        Some(cores) => cores.clone(),
-        None => Cores::choose()?,
-    };
+    let cores = options.cores.clone().map_or_else(Cores::choose, Ok)?;
     let (seconds, gpus) = (options.seconds, kit.gpus());
     let setup = Setup { kit, cores, seconds, gpus };
-    let mut sides: Vec<Box<dyn Side>> = Vec::new();
-    if !options.peer_only {
-        sides.push(Box::new(Carrack(setup.clone())));
-    }
-    sides.push(Box::new(Ucx::new(setup.clone())?));
-    sides.push(Box::new(Mpich::new(setup.clone())?));
-    sides.push(Box::new(Memcpy(setup.clone())));
+    let mut sides: Vec<Box<dyn Side>> = vec![
+        Box::new(Carrack(setup.clone())),
+        Box::new(Ucx::new(setup.clone())?),
+        Box::new(Mpich::new(setup.clone())?),
+        Box::new(Memcpy(setup.clone())),
+    ];
+    sides.retain(|side| !options.peer_only || side.role() != Role::Ours);
 
     let machine = Machine::look_before_rounds()?;
     let measured = measure(options, &sides);
@@ -201,12 +195,6 @@ fn measure(options: &Options, sides: &[Box<dyn Side>]) -> Vec<Measured> {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| "expected a number of seconds, for example 1 or 0.5".to_owned())?;
-    if (0.01..=60.0).contains(&seconds) {
-        Ok(seconds)
-    } else {
-        Err("expected from 0.01 to 60 seconds".into())
-    }
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=60.0).contains(seconds));
+    seconds.ok_or_else(|| "expected from 0.01 to 60 seconds, for example 1 or 0.5".to_owned())
 }

@@ -16,29 +16,22 @@ use crate::error::TaskError;
 /// often faster.
 const VARIANTS: &[Variant] = &[
     Variant { name: "as it comes", env: &[] },
-    Variant {
-        name: "all by UCX, posix",
-        env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,self")],
-    },
-    Variant {
-        name: "all by UCX, posix+cma",
-        env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,sysv,cma,self")],
-    },
+    Variant { name: "all by UCX, posix", env: &[BY_UCX, ("UCX_TLS", "posix,self")] },
+    Variant { name: "all by UCX, posix+cma", env: &[BY_UCX, ("UCX_TLS", "posix,sysv,cma,self")] },
 ];
 
 /// Settings that are tried when several threads call it: also with a virtual interface for each.
 const OF_THREADS: &[Variant] = &[
     Variant { name: "as it comes", env: &[] },
-    Variant { name: "an interface a thread", env: &[("MPIR_CVAR_CH4_NUM_VCIS", THREADS)] },
+    Variant { name: "an interface a thread", env: &[INTERFACES] },
     Variant {
         name: "all by UCX, an interface a thread",
-        env: &[
-            ("MPIR_CVAR_NOLOCAL", "1"),
-            ("UCX_TLS", "posix,self"),
-            ("MPIR_CVAR_CH4_NUM_VCIS", THREADS),
-        ],
+        env: &[BY_UCX, ("UCX_TLS", "posix,self"), INTERFACES],
     },
 ];
+
+const BY_UCX: (&str, &str) = ("MPIR_CVAR_NOLOCAL", "1");
+const INTERFACES: (&str, &str) = ("MPIR_CVAR_CH4_NUM_VCIS", THREADS);
 
 /// A variable's value that stands for the number of threads.
 const THREADS: &str = "THREADS";
@@ -58,26 +51,6 @@ impl Mpich {
         let mut info = Command::new(setup.kit.peers.join(MPIEXEC));
         let said = child::read(info.arg("--version"), Duration::from_secs(60))?;
         Ok(Self { setup, version: side::version(&said) })
-    }
-
-    fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        let mut command = Command::new(self.setup.kit.peers.join(MPIEXEC));
-        side::without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
-        // Each rank by itself, so that each has its own core; started here, not through ssh.
-        let test = if row.op == Op::Barrier { "barrier" } else { &name(row.test) };
-        let threads = row.threads.to_string();
-        let arguments = [test, &row.size.to_string(), &setting.iterations.to_string(), &threads];
-        command.args(["-launcher", "fork"]);
-        let cores = self.setup.cores.first(row.cores()).unwrap_or_default();
-        for (number, cpus) in cores.chunks(row.threads).enumerate() {
-            command
-                .args((number > 0).then_some(":"))
-                .args(rank(cpus, &self.setup.kit.peers.join("mpi_bench")))
-                .args(arguments);
-        }
-        let value = |value| if value == THREADS { threads.as_str() } else { value };
-        command.envs(setting.variant.env.iter().map(|(name, text)| (name, value(*text))));
-        read(&child::read(&mut command, limit(self.setup.seconds))?, row)
     }
 }
 
@@ -105,13 +78,27 @@ impl Side for Mpich {
             }
             Op::Memcpy => Out::cannot("it is no communication"),
             Op::Am | Op::Send | Op::Barrier => {
-                tune(row, self.setup.seconds, variants, |setting| self.run(row, setting))
+                tune(row, self.setup.seconds, variants, |setting| self.measure(row, setting))
             }
         }
     }
 
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        self.run(row, setting)
+        let mut command = Command::new(self.setup.kit.peers.join(MPIEXEC));
+        side::without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
+        // Each rank by itself, so that each has its own core; started here, not through ssh.
+        let test = if row.op == Op::Barrier { "barrier" } else { &name(row.test) };
+        let threads = row.threads.to_string();
+        let arguments = [test, &row.size.to_string(), &setting.iterations.to_string(), &threads];
+        command.args(["-launcher", "fork"]);
+        let cores = self.setup.cores.first(row.cores()).unwrap_or_default();
+        let bench = self.setup.kit.peers.join("mpi_bench");
+        for (number, cpus) in cores.chunks(row.threads).enumerate() {
+            command.args((number > 0).then_some(":")).args(rank(cpus, &bench)).args(arguments);
+        }
+        let value = |value| if value == THREADS { threads.as_str() } else { value };
+        command.envs(setting.variant.env.iter().map(|(name, text)| (name, value(*text))));
+        read(&child::read(&mut command, limit(self.setup.seconds))?, row)
     }
 }
 

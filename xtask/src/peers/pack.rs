@@ -37,8 +37,7 @@ const MOST: u64 = 60 << 20;
 /// Puts the kit and this program itself into `folder`, stripped, and gives the bytes of it all.
 pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
     let own = std::env::current_exe()?;
-    let mut files =
-        vec![(own, PathBuf::from("xtask")), (kit.carrack.clone(), PathBuf::from("carrack"))];
+    let mut files = vec![(own, "xtask".into()), (kit.carrack.clone(), PathBuf::from("carrack"))];
     for pattern in PARTS {
         for file in found(&kit.peers, pattern)? {
             let below = file.strip_prefix(&kit.peers).unwrap_or(&file).to_owned();
@@ -54,11 +53,8 @@ pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
         bytes += files::strip(&from, &folder.join(below))?;
     }
     if bytes > MOST {
-        eprintln!(
-            "warning: {} is larger than the {} MiB that are easily carried",
-            folder.display(),
-            MOST >> 20
-        );
+        let (folder, most) = (folder.display(), MOST >> 20);
+        eprintln!("warning: {folder} is larger than the {most} MiB that are easily carried");
     }
     Ok(bytes)
 }

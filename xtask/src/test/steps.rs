@@ -124,7 +124,7 @@ fn need(context: &Context, subcommand: &str, component: &str) -> Outcome {
     let there = || child::answers(&mut context.workspace.cargo(&version));
     let mut rustup = Command::new("rustup");
     rustup.args(["component", "add", component]);
-    if there() || context.run(&mut rustup).is_ok() && there() {
+    if context.have(there, &mut rustup) {
         return Ok(());
     }
     Stopped::skipped(format!("{component} is not there, and rustup could not add it"))

@@ -37,7 +37,7 @@ enum What {
     /// A C program of `xtask/guest`, whose output is of libtest's form.
     C(&'static str),
     /// Tests of a target of Cargo's, one after the other: its name, and what the program is told.
-    Tests(&'static str, &'static [&'static str]),
+    Tests(&'static str, &'static str),
     /// Lines for the shell. The first guest's end by a result of libtest's form.
     Shell(&'static str),
 }
@@ -60,26 +60,12 @@ const PATIENCE: &str = "6";
 
 /// Of the conformance suite what a NIC's ways can change, and an emulated processor does in a few
 /// minutes. The other modules run by hand (docs/testing.md).
-const CONFORMANCE: &[&str] = &[
-    "--ignored",
-    "contract::verbs::",
-    "ending::verbs::",
-    "large::verbs::",
-    "matrix::verbs::",
-    "memory::verbs::",
-    "nic_words::verbs::",
-    "order::verbs::",
-    "outcomes::verbs::",
-    "pressure::verbs::",
-    "a_sender_that_does_not_listen_is_told_to",
-];
+const CONFORMANCE: &str = "--ignored contract::verbs:: ending::verbs:: large::verbs:: \
+    matrix::verbs:: memory::verbs:: nic_words::verbs:: order::verbs:: outcomes::verbs:: \
+    pressure::verbs:: a_sender_that_does_not_listen_is_told_to";
 
-const FAILURES: &[&str] = &[
-    "verbs_guest::network::",
-    "verbs_guest::kills::",
-    "verbs_guest::poor::",
-    "verbs_guest::gpus::a_driver",
-];
+const FAILURES: &str = "verbs_guest::network:: verbs_guest::kills:: verbs_guest::poor:: \
+    verbs_guest::gpus::a_driver";
 
 /// Ends with status 7.
 const LEAVES_ONE_RUNNING: &str = "(sleep 1000; echo never) & head -c 3000000 /dev/zero | od -v; \
@@ -105,7 +91,7 @@ const CHECKS: &[Check] = &[
     },
     check("a_guest_is_killed_while_the_other_one_goes_on", TwoGuests, Shell(KILLS_THE_OTHER)),
     check("conformance", OneGuest, Tests("conformance", CONFORMANCE)),
-    check("conformance between two nodes", TwoGuests, Tests("host", &["apart::nodes::"])),
+    check("conformance between two nodes", TwoGuests, Tests("host", "apart::nodes::")),
     long(
         "networks that fail, ranks that are killed, and want of everything",
         OneGuest,
@@ -116,10 +102,10 @@ const CHECKS: &[Check] = &[
     // The driver is built from the kernel's source, which is 170 MB to download.
     Check {
         has_dmabufs: true,
-        ..long("dma-bufs", OneGuest, Tests("verbs", &["verbs_guest::gpus::a_gpu"]))
+        ..long("dma-bufs", OneGuest, Tests("verbs", "verbs_guest::gpus::a_gpu"))
     },
-    long("two nodes", TwoGuests, Tests("verbs", &["verbs_guest::nodes::"])),
-    long("a node is killed", TwoGuests, Tests("verbs", &["verbs_guest::loss::"])),
+    long("two nodes", TwoGuests, Tests("verbs", "verbs_guest::nodes::")),
+    long("a node is killed", TwoGuests, Tests("verbs", "verbs_guest::loss::")),
 ];
 
 /// Time of the checks on a machine with two quiet cores, with a margin. One that is cut off would
@@ -154,21 +140,17 @@ fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
         }
         let mut plan = plan(context, &host, check)?;
         plan.limit = plan.limit.min(context.limit.saturating_sub(began.elapsed()));
-        println!(
-            "\n     In {}: {}",
-            if check.wiring == TwoGuests { "two guests" } else { "a guest" },
-            check.name
-        );
+        let place = if check.wiring == TwoGuests { "two guests" } else { "a guest" };
+        println!("\n     In {place}: {}", check.name);
         if let Err(why) = run(context, &host, check, &plan) {
             println!("error: {}: {why}", check.name);
             failed.push(check.name);
         }
     }
     if failed.is_empty() {
-        Ok(())
-    } else {
-        Err(Stopped::Failed(format!("failed: {}", failed.join(", "))))
+        return Ok(());
     }
+    Err(Stopped::Failed(format!("failed: {}", failed.join(", "))))
 }
 
 fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, TaskError> {
@@ -180,8 +162,8 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, TaskError
         }
         Tests(target, arguments) => {
             build_programs(context)?;
-            let arguments = ["--test-threads", "1"].iter().chain(arguments).map(OsString::from);
-            let arguments: Vec<_> = arguments.collect();
+            let arguments = ["--test-threads", "1"].into_iter().chain(arguments.split(' '));
+            let arguments: Vec<_> = arguments.map(OsString::from).collect();
             let mut plan = Plan::of_test(&context.workspace, target, &arguments)?;
             plan.environment.push(("TEST_PATIENCE".into(), PATIENCE.into()));
             plan.limit = TESTS;
@@ -224,11 +206,10 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
             println!("{line}");
         }
     });
+    let wanted = check.status;
     let outcome = match status {
         Err(error) => Err(error.to_string()),
-        Ok(status) if status != check.status => {
-            Err(format!("status {status}, and not {}", check.status))
-        }
+        Ok(status) if status != wanted => Err(format!("status {status}, and not {wanted}")),
         Ok(_) if tally.is_empty() => Err("no test ran: is its filter out of date?".into()),
         Ok(_) => Ok(()),
     };

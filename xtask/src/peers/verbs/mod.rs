@@ -46,7 +46,7 @@ const PREEMPT_POLLERS: [&str; 3] = ["chrt", "--idle", "0"];
 pub(super) fn run(rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let host = Host::prepare(&workspace, &Default::default())?;
-    apt::see_to(&["perftest", "ucx-utils"])?;
+    apt::see_to("perftest ucx-utils")?;
     let carrack = workspace.release()?;
     let machine = Machine::look_before_rounds()?;
     println!(
