@@ -260,8 +260,8 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_kernel_are_those_with_a_version() {
-        let listed = "linux-image-amd64\n  Depends: linux-image-7.2-amd64\nlinux-image-7.2-amd64\n  \
-            Depends: kmod\nkmod\nlinux-binary-7.2-amd64\nlinux-modules-7.2-amd64\n\
+        let listed = "linux-image-amd64\n  Depends: linux-image-7.2-amd64\nlinux-image-7.2-amd64\n\
+            \x20 Depends: kmod\nkmod\nlinux-binary-7.2-amd64\nlinux-modules-7.2-amd64\n\
             <linux-initramfs-tool>\n";
         let all = ["linux-image-7.2-amd64", "linux-binary-7.2-amd64", "linux-modules-7.2-amd64"];
         assert_eq!(parts(listed), all);

@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::value_parser;
 use fs_err as fs;
 
 use crate::apt;
@@ -48,20 +49,23 @@ const PACKAGES: &str = "qemu-system-x86 busybox-static kmod xz-utils zstd binuti
 pub(crate) struct Options {
     /// In how many guests the command runs at once: in one with both devices, or in two with one
     /// each
-    #[arg(long, default_value_t = 1, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
+    #[arg(long, default_value_t = 1, value_name = "1|2")]
+    #[arg(value_parser = value_parser!(u8).range(1..=2))]
     nodes: u8,
     /// Each device in a network namespace of its own, n0 and n1; needs a kernel from 7.2 on
     #[arg(long, conflicts_with = "nodes")]
     namespaces: bool,
     /// Virtual processors of each guest; more than one is quicker where two sides poll, and less
     /// stable
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u8).range(1..=16))]
     cpus: u8,
     /// Memory of each guest
-    #[arg(long, default_value_t = 1024, value_name = "MB", value_parser = clap::value_parser!(u32).range(256..))]
+    #[arg(long, default_value_t = 1024, value_name = "MB")]
+    #[arg(value_parser = value_parser!(u32).range(256..))]
     memory: u32,
     /// Limit of the whole run, the boot included; beyond it the status is 124
-    #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    #[arg(value_parser = value_parser!(u32).range(1..))]
     timeout: u32,
     /// An environment variable for the command; without a value, the one it has here
     #[arg(long, value_name = "NAME[=VALUE]")]

@@ -97,8 +97,15 @@ fn reason(complained: &str) -> String {
 mod tests {
     use super::*;
 
-    const LATENCY: &str = r#"{"op":"am","test":"latency","size":8,"threads":1,"transport":"shm","mem":"host","latency_us":{"min":0.05,"mean":0.07,"p50":0.061,"p99":0.1,"max":9.0},"bandwidth_gbps":null,"rate_mps":null}"#;
-    const STREAM: &str = r#"{"op":"am","test":"rate","size":8,"threads":1,"transport":"shm","mem":"host","latency_us":null,"bandwidth_gbps":0.28,"rate_mps":35.0}"#;
+    const LATENCY: &str = concat!(
+        r#"{"op":"am","test":"latency","size":8,"threads":1,"transport":"shm","mem":"host","#,
+        r#""latency_us":{"min":0.05,"mean":0.07,"p50":0.061,"p99":0.1,"max":9.0},"#,
+        r#""bandwidth_gbps":null,"rate_mps":null}"#,
+    );
+    const STREAM: &str = concat!(
+        r#"{"op":"am","test":"rate","size":8,"threads":1,"transport":"shm","mem":"host","#,
+        r#""latency_us":null,"bandwidth_gbps":0.28,"rate_mps":35.0}"#,
+    );
 
     fn row(text: &str) -> Row {
         text.parse().unwrap()

@@ -118,8 +118,15 @@ fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
 mod tests {
     use super::*;
 
-    const LATENCY: &str = r#"{"test":"latency","size":8,"iterations":500000,"latency_us":{"min":0.8,"mean":1.11220,"p50":1.11667,"p99":1.2,"max":3667.5},"bandwidth_gbps":null,"rate_mps":null}"#;
-    const STREAM: &str = r#"{"test":"bandwidth","size":1048576,"iterations":2048,"latency_us":null,"bandwidth_gbps":10.25900,"rate_mps":0.00978}"#;
+    const LATENCY: &str = concat!(
+        r#"{"test":"latency","size":8,"iterations":500000,"#,
+        r#""latency_us":{"min":0.8,"mean":1.11220,"p50":1.11667,"p99":1.2,"max":3667.5},"#,
+        r#""bandwidth_gbps":null,"rate_mps":null}"#,
+    );
+    const STREAM: &str = concat!(
+        r#"{"test":"bandwidth","size":1048576,"iterations":2048,"latency_us":null,"#,
+        r#""bandwidth_gbps":10.25900,"rate_mps":0.00978}"#,
+    );
 
     #[test]
     fn the_line_of_the_benchmark_is_read_whatever_mpiexec_says_around_it() {

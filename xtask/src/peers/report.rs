@@ -93,27 +93,7 @@ impl Report<'_> {
         text.truncate(text.trim_end().len());
         text
     }
-}
 
-/// Writes the reasons of the cells without a figure.
-fn notes(text: &mut String, measured: &Measured) {
-    let row = &measured.row;
-    for entry in &measured.entries {
-        let (side, rounds) = (entry.side, entry.figures.len());
-        let _ = match &entry.out {
-            Some(Out::Cannot(why)) if entry.role == Role::Ours && row.op != Op::Memcpy => {
-                writeln!(text, "{row}: skipped, {side} cannot do it yet: {}", why.trim_end())
-            }
-            Some(Out::Failed(why)) => {
-                writeln!(text, "{row}: {side} failed after {rounds} rounds: {}", why.trim_end())
-            }
-            // What a peer does not have is no news.
-            Some(Out::Cannot(_) | Out::Skipped) | None => Ok(()),
-        };
-    }
-}
-
-impl Report<'_> {
     fn table_row(&self, text: &mut String, measured: &Measured) {
         let unit = measured.row.test.unit();
         let _ = write!(text, "{:<WIDTH$}", measured.row);
@@ -142,7 +122,7 @@ impl Report<'_> {
     }
 
     fn line(&self, measured: &Measured) -> Line {
-        let (ours, peer) = (measured.ours(), measured.better_peer());
+        let (ours, peer) = (measured.of(Role::Ours), measured.better_peer());
         let row = &measured.row;
         Line {
             row: *row,
@@ -152,7 +132,7 @@ impl Report<'_> {
             better_peer: peer.map(|peer| peer.side),
             ratio: ratio(ours, peer, Entry::median),
             average_ratio: ratio(ours, peer, Entry::average),
-            of_copy: ratio(ours, measured.yardstick(), Entry::median),
+            of_copy: ratio(ours, measured.of(Role::Yardstick), Entry::median),
             of_one_thread: ours.and_then(|ours| self.of_one_thread(row, ours)),
         }
     }
@@ -184,6 +164,24 @@ impl Report<'_> {
         let measured = self.measured.iter().find(|measured| measured.row == one)?;
         let of_one = measured.entries.iter().find(|other| other.side == entry.side);
         ratio(Some(entry), of_one, Entry::median)
+    }
+}
+
+/// Writes the reasons of the cells without a figure.
+fn notes(text: &mut String, measured: &Measured) {
+    let row = &measured.row;
+    for entry in &measured.entries {
+        let (side, rounds) = (entry.side, entry.figures.len());
+        let _ = match &entry.out {
+            Some(Out::Cannot(why)) if entry.role == Role::Ours && row.op != Op::Memcpy => {
+                writeln!(text, "{row}: skipped, {side} cannot do it yet: {}", why.trim_end())
+            }
+            Some(Out::Failed(why)) => {
+                writeln!(text, "{row}: {side} failed after {rounds} rounds: {}", why.trim_end())
+            }
+            // What a peer does not have is no news.
+            Some(Out::Cannot(_) | Out::Skipped) | None => Ok(()),
+        };
     }
 }
 
@@ -244,9 +242,10 @@ mod tests {
         let json = report.json();
         assert_eq!(json.lines().count(), 2);
         assert!(
-            json.contains(
-                r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"gpu":false,"copier":false,"unit":"us""#
-            ),
+            json.contains(concat!(
+                r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"#,
+                r#""gpu":false,"copier":false,"unit":"us""#
+            )),
             "{json}"
         );
     }

@@ -142,27 +142,20 @@ pub(super) fn tune(
     let mut best: Option<(Figure, &'static Variant)> = None;
     let mut failed = None;
     for variant in variants {
+        let better = |one: Figure, other: Figure| row.test.prefers(one.value, other.value);
         match run(&Setting { variant, iterations }) {
-            Ok(figure)
-                if best.is_none_or(|(best, _)| row.test.prefers(figure.value, best.value)) =>
-            {
-                best = Some((figure, variant));
-            }
-            Ok(_) => {}
-            Err(error) => {
-                let hung = matches!(error, TaskError::TimedOut { .. });
-                failed = Some(error);
-                // The next one would most likely hang as long.
-                if hung {
-                    break;
-                }
-            }
+            Ok(figure) if best.is_some_and(|(best, _)| !better(figure, best)) => {}
+            Ok(figure) => best = Some((figure, variant)),
+            Err(error) => failed = Some(error),
+        }
+        // The next one would most likely hang as long.
+        if matches!(failed, Some(TaskError::TimedOut { .. })) {
+            break;
         }
     }
+    let iterations = |figure: Figure| figure.iterations(row, seconds);
     match (best, failed) {
-        (Some((figure, variant)), _) => {
-            Ok(Setting { variant, iterations: figure.iterations(row, seconds) })
-        }
+        (Some((figure, variant)), _) => Ok(Setting { variant, iterations: iterations(figure) }),
         (None, Some(error)) => Err(error.into()),
         (None, None) => Out::cannot("there are no settings to try"),
     }

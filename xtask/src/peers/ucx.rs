@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn the_last_line_of_the_csv_is_read_by_the_names_of_its_columns_in_our_units() {
-        let said = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
+        let said = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,\
+                    overall_mr\n\
                     100,0.300,0.900,0.900,1.0,1.0,1,1\n\
                     200000,0.060,0.059,0.061,128.94,1000,16900420,2000000\n";
         for said in [said, &said.replace("\n200000,0.060", "\n   512, 0.060")] {

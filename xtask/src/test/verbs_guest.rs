@@ -1,11 +1,10 @@
 //! Real verbs, on the RDMA devices that the kernel of a small virtual machine simulates
 //! (Soft-RoCE).
 //!
-//! To add a test program: write it as any other of Cargo's, have each of its tests skip where there
-//! is no `RDMA_GUEST_NODE` in the environment, and name it in [`CHECKS`]. In two guests the same
-//! tests run in both at once, in the same order, and meet by the addresses in `RDMA_GUEST_ADDRESS`
-//! and `RDMA_GUEST_PEER`. A test that has a guest killed needs a line of its own, by a filter: it
-//! is the run's last one.
+//! To add a test program: have each of its tests skip where there is no `RDMA_GUEST_NODE` in the
+//! environment, and name it in [`CHECKS`]. Two guests run the same tests at once, and meet by
+//! `RDMA_GUEST_ADDRESS` and `RDMA_GUEST_PEER`. A test that has a guest killed needs a check of its
+//! own, by a filter: it is the run's last one.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -115,29 +114,25 @@ const NEEDED: Duration = Duration::from_secs(15 * 60);
 /// The checks that take some minutes, or all where `TEST_GUEST=all` says so.
 pub(super) fn step(context: &mut Context) -> Outcome {
     let all = std::env::var("TEST_GUEST").is_ok_and(|which| which == "all");
-    checks(context, false, all)
+    checks(context, |check| all || !check.is_long)
 }
 
 /// The other checks.
 pub(super) fn long_step(context: &mut Context) -> Outcome {
-    checks(context, true, false)
+    checks(context, |check| check.is_long)
 }
 
-fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
+fn checks(context: &mut Context, which: impl Fn(&&Check) -> bool) -> Outcome {
     let began = Instant::now();
     if context.limit < NEEDED {
         let left = context.limit.as_secs() / 60;
         return Stopped::skipped(format!(
-            "{left} minutes are left, and it takes about twelve; `cargo xtask test --only \"verbs \
-            guest\"` runs it alone"
+            "{left} minutes are left of about twelve: run `cargo xtask test --only \"verbs guest\"`"
         ));
     }
     let host = Host::prepare(&context.workspace, &Default::default()).or_else(Stopped::skipped)?;
     let mut failed = Vec::new();
-    for check in CHECKS {
-        if check.is_long != is_long && !all {
-            continue;
-        }
+    for check in CHECKS.iter().filter(which) {
         let mut plan = plan(context, &host, check)?;
         plan.limit = plan.limit.min(context.limit.saturating_sub(began.elapsed()));
         let place = if check.wiring == TwoGuests { "two guests" } else { "a guest" };
