@@ -94,8 +94,7 @@ impl Suite {
     }
 }
 
-/// Returns the address of the archive of the machine's own packages. Archives of security updates
-/// have another label.
+/// Returns the archive of the machine's own packages. Security updates have another label.
 fn main_archive() -> Result<String, TaskError> {
     let known = || {
         let mut command = Command::new("apt-get");

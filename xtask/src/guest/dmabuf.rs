@@ -28,8 +28,7 @@ pub(super) struct DmaBuf {
     pub(super) shim: PathBuf,
 }
 
-/// Returns the module and the library for `kernel`, and builds them if they are missing or
-/// outdated.
+/// Returns the module and the library for `kernel`, built if they are missing or outdated.
 pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, TaskError> {
     let folder = kernel.folder.join("dmabuf");
     let built = DmaBuf { module: folder.join("rdma_rxe.ko"), shim: folder.join("shim") };
@@ -91,8 +90,7 @@ fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, TaskEr
     Ok(headers)
 }
 
-/// Returns the names of four packages: the headers, their common part, the build tools, and the
-/// source.
+/// Returns the packages of the headers, their common part, the build tools, and the source.
 fn packages(version: &str) -> Option<[String; 4]> {
     let base = version.strip_suffix("-amd64")?;
     let mut numbers = base.split(['.', '-', '+']);

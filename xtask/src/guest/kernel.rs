@@ -110,14 +110,12 @@ impl Kernel {
         command.args(["-C", "/dev/null", "--dirname"]).arg(self.folder.join("tree"));
         command.args(["--set-version", &self.version, "--show-depends", "--all"]);
         command.args(names.split(' '));
-        // modprobe fails for modules that this kernel does not have. Callers check for those that
-        // they require.
+        // modprobe fails for modules that this kernel lacks; callers check for what they require.
         Ok(in_order(&child::hear(&mut command, UNPACK)?.said))
     }
 }
 
-/// Locks a folder. A second process waits here, and then finds the content that the first has
-/// made.
+/// Locks a folder. A second process waits here, and then finds what the first has made.
 pub(super) fn lock(folder: &Path) -> Result<File, TaskError> {
     let file = File::create(folder.join("lock"))?;
     flock(&file, FlockOperation::LockExclusive)
@@ -203,8 +201,7 @@ fn parts(listed: &str) -> Vec<String> {
     listed.lines().filter(is_part).map(str::to_owned).collect()
 }
 
-/// Moves the modules that a guest may need, unpacked and stripped, and the files that `depmod`
-/// reads.
+/// Moves the modules that a guest may need, unpacked and stripped, and what `depmod` reads.
 fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
     for entry in WalkDir::new(from).into_iter().collect::<Result<Vec<_>, _>>()? {
         let below = entry.path().strip_prefix(from).unwrap_or(entry.path());

@@ -47,16 +47,14 @@ const PACKAGES: &str = "qemu-system-x86 busybox-static kmod xz-utils zstd binuti
 /// Options of `cargo xtask rdma-guest`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// In how many guests the command runs at once: in one with both devices, or in two with one
-    /// each
+    /// Guests in which the command runs: one with both devices, or two with one each
     #[arg(long, default_value_t = 1, value_name = "1|2")]
     #[arg(value_parser = value_parser!(u8).range(1..=2))]
     nodes: u8,
     /// Each device in a network namespace of its own, n0 and n1; needs a kernel from 7.2 on
     #[arg(long, conflicts_with = "nodes")]
     namespaces: bool,
-    /// Virtual processors of each guest; more than one is quicker where two sides poll, and less
-    /// stable
+    /// Virtual processors of each guest; two are quicker where two sides poll, and less stable
     #[arg(long, default_value_t = 1, value_parser = value_parser!(u8).range(1..=16))]
     cpus: u8,
     /// Memory of each guest
@@ -171,8 +169,7 @@ impl Host {
         session::run(&self.kernel, &self.runs, plan, console, on_line)
     }
 
-    /// Adds a driver that takes dma-bufs to a plan's guests. It is built for the default kernel at
-    /// its first use.
+    /// Adds a driver that takes dma-bufs, built for the default kernel, to a plan's guests.
     ///
     /// # Errors
     /// When packages or files for the build are missing, or the driver does not compile.
@@ -219,8 +216,7 @@ fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, TaskError> {
     Ok(paths.iter().map(fs::canonicalize).collect::<Result<_, _>>()?)
 }
 
-/// Prints a line of the command where it would have printed it itself. A closed terminal is no
-/// reason to stop.
+/// Prints a line of the command. A closed terminal is no reason to stop.
 pub(crate) fn pass_on(said: &Said, wiring: Wiring) {
     let line = said.marked(wiring);
     let _ = match said.stream {

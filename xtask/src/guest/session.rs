@@ -1,5 +1,4 @@
-//! One run: the guests are booted, the command begins in all of them at once, and its output and
-//! its status come back.
+//! One run: guests boot, the command begins in all at once, and output and status come back.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,8 +48,7 @@ impl Said {
     }
 }
 
-/// Runs a plan, and returns the highest status of its guests. If that is not the command's, the
-/// reason is printed.
+/// Runs a plan, and returns the highest status. If it is not the command's, the reason is printed.
 pub(super) fn run(
     kernel: &Kernel,
     runs: &Path,
@@ -103,8 +101,7 @@ fn read_exit(line: &str) -> Option<u8> {
     line.trim_end().strip_prefix("exit ")?.parse().ok()
 }
 
-/// Reads an order, which a command may write as a line to `RDMA_GUEST_HOST`. Returns the signal for
-/// QEMU, and its guest.
+/// Reads an order, a line written to `RDMA_GUEST_HOST`: the signal for QEMU, and the guest.
 fn read_order(line: &str) -> Option<(Option<Signal>, Node)> {
     let (verb, node) = line.trim().split_once(' ')?;
     let signal = match verb {
@@ -129,8 +126,7 @@ struct End {
     excused: bool,
 }
 
-/// Returns the highest status of the guests. A run without any status has failed, even if all
-/// guests were to end without one.
+/// Returns the highest status of the guests. A run without any status has failed.
 fn verdict(ends: &[End], timed_out: bool) -> u8 {
     let missing = if timed_out { TIMED_OUT } else { GUEST_FAILED };
     let counted = ends.iter().filter(|end| end.status.is_some() || !end.excused);

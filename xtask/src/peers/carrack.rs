@@ -24,8 +24,7 @@ impl Carrack {
     fn run(&self, row: &Row, cores: &[usize], seconds: f64) -> Result<(Command, Heard), TaskError> {
         let mut command = perf(Cores::pin(cores, &self.0.kit.carrack), row, seconds);
         let memory = if self.0.gpus > 1 { "device:0,device:1" } else { "device:0,device:0" };
-        // A GPU that is not there is a reason for a row that cannot be done; a simulated one is no
-        // comparison.
+        // A simulated GPU is no comparison.
         command.envs(row.gpu.then_some(("CARRACK_GPU", "cuda")));
         command.envs(row.copier.then_some(("CARRACK_GPU_COPIER", "1")));
         command.args(["--ranks", &row.ranks.to_string(), "--threads", &row.threads.to_string()]);

@@ -27,8 +27,7 @@ pub(super) struct Entry {
 }
 
 impl Measured {
-    /// Asks each side whether it can do the row, and with which settings. A row that Carrack cannot
-    /// do is skipped.
+    /// Asks each side for its settings of the row. A row that Carrack cannot do is skipped.
     pub(super) fn prepare(row: Row, sides: &[Box<dyn Side>]) -> Self {
         let mut measured = Self { row, entries: Vec::new() };
         for side in sides {
@@ -43,8 +42,7 @@ impl Measured {
         measured
     }
 
-    /// One run of each side. Who goes first changes from round to round, in case the machine warms
-    /// up or slows down.
+    /// Runs each side once. The first one changes by round, in case the machine's speed does.
     pub(super) fn round(&mut self, number: usize, sides: &[Box<dyn Side>]) {
         for turn in 0..sides.len() {
             let which = (number + turn) % sides.len();

@@ -13,8 +13,7 @@ use serde::Serialize;
 
 use crate::error::TaskError;
 
-/// CPUs by the kernel's numbers, two at least. A row takes the number that it needs,
-/// from the first on.
+/// CPUs by the kernel's numbers, two at least. A row takes the first that it needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Cores(Vec<usize>);
 

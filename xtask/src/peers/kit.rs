@@ -1,5 +1,4 @@
-//! Where the programs are that a comparison needs: built and installed here, or brought along in a
-//! folder.
+//! Programs that a comparison needs: built and installed here, or packed in a folder.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,8 +20,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(super) struct Kit {
     pub(super) carrack: PathBuf,
-    /// Holds `ucx/libucx`, `mpich`, `mpi_bench` and `copy_bench`; a packed folder has them in the
-    /// same places.
+    /// Holds `ucx/libucx`, `mpich`, `mpi_bench` and `copy_bench`, also in a packed folder.
     pub(super) peers: PathBuf,
 }
 

@@ -16,13 +16,11 @@ pub(super) struct Machine {
     pub(super) cpus: usize,
     pub(super) kernel: String,
     pub(super) date: String,
-    /// Of the minute before the first round: what others do on this machine, which disturbs both
-    /// sides.
+    /// Of the minute before the first round: others' work on this machine disturbs all sides.
     pub(super) load_before: f64,
 }
 
-/// Load from which on the user is warned. Building Carrack just before may reach it too; then
-/// repeat the run.
+/// Load from which on the user is warned. A build just before the run may reach it, too.
 const BUSY: f64 = 0.5;
 
 impl Machine {

@@ -70,8 +70,7 @@ impl Side for Mpich {
         }
         let variants = if row.threads > 1 { OF_THREADS } else { VARIANTS };
         match row.op {
-            // How threads get into each other's way is compared all the same: with what MPI has for
-            // messages.
+            // Several threads are compared with what MPI has for messages.
             Op::Am if row.threads == 1 => Out::cannot("MPI has no active messages"),
             Op::Put | Op::PutSeen | Op::Get | Op::FetchAdd => {
                 Out::cannot("its windows are not measured yet")

@@ -1,5 +1,4 @@
-//! Puts everything that a comparison needs into a folder, for a machine without Cargo, compiler and
-//! network.
+//! Packs what a comparison needs for a machine without Cargo, compiler and network.
 //!
 //! The folder is laid out as the one of the peers is, so that both are found in the same way. UCX's
 //! modules for CUDA are in a folder of their own: in rows between buffers of the host UCX is

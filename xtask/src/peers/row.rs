@@ -19,8 +19,7 @@ pub(super) struct Row {
     pub(super) threads: usize,
     /// `true` if the threads of a rank share one device, instead of having one each.
     pub(super) shared: bool,
-    /// `true` for memory of GPUs: rank 0's of the first, rank 1's of the second, or of the
-    /// same where there is no other.
+    /// `true` for memory of GPUs: rank 0's of the first, rank 1's of the second, if there is one.
     pub(super) gpu: bool,
     /// `true` if Carrack's small copies go to its resident copier. Peers are unaffected.
     pub(super) copier: bool,
@@ -107,8 +106,7 @@ impl Row {
         (self.threads > 1).then_some(Self { threads: 1, shared: false, ..*self })
     }
 
-    /// Returns `true` if one copy of the same size, by one thread or by the GPU's engine, is the
-    /// upper bound.
+    /// Returns `true` if one copy of that size, by a thread or the GPU's engine, is the bound.
     pub(super) fn is_a_copy(&self) -> bool {
         self.gpu
             || matches!(self.op, Op::Put | Op::Get | Op::Memcpy)

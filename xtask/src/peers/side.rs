@@ -21,14 +21,12 @@ pub(super) trait Side {
         Role::Peer
     }
 
-    /// Returns its own benchmark's name of the row's test, where several of its tests could be
-    /// compared.
+    /// Returns its benchmark's name of the test, where several of its tests could be compared.
     fn test(&self, _: &Row) -> Option<&'static str> {
         None
     }
 
-    /// Short runs, before the rounds: whether it can do the row, and with which settings it is
-    /// fastest.
+    /// Finds its fastest settings of the row by short runs, or why it cannot do it.
     fn prepare(&self, row: &Row) -> Result<Setting, Out>;
 
     /// One run.
@@ -161,8 +159,7 @@ pub(super) fn tune(
     }
 }
 
-/// When a run counts as hung: on a machine that is busy with something else it takes several times
-/// as long.
+/// Returns the time after which a run counts as hung; a busy machine takes several times as long.
 pub(super) fn limit(seconds: f64) -> Duration {
     Duration::from_secs(20) + Duration::from_secs_f64(10.0 * seconds)
 }

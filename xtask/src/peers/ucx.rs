@@ -14,8 +14,7 @@ use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::child::{self, Running};
 use crate::error::TaskError;
 
-/// Transports that UCX is tried with: each kind of shared memory by itself, and all of them with
-/// the kernel's copies.
+/// Transports that UCX is tried with: each kind of shared memory, and all with kernel copies.
 const VARIANTS: &[Variant] = &[
     Variant { name: "posix,self", env: &[("UCX_TLS", "posix,self")] },
     Variant { name: "sysv,self", env: &[("UCX_TLS", "sysv,self")] },

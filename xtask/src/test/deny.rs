@@ -1,5 +1,4 @@
-//! Licences, bans and sources of all dependencies, by cargo-deny. Advisories are left out: they
-//! need the network.
+//! Licences, bans and sources of all dependencies, by cargo-deny. Advisories need the network.
 
 use std::process::Command;
 

@@ -1,5 +1,4 @@
-//! Miri, where there is a nightly that has it or can get it. Only stable is promised on a fresh
-//! machine.
+//! Miri, where a nightly has it or can get it: a fresh machine may have stable only.
 
 use std::process::Command;
 

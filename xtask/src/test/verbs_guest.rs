@@ -1,5 +1,4 @@
-//! Real verbs, on the RDMA devices that the kernel of a small virtual machine simulates
-//! (Soft-RoCE).
+//! Real verbs, on RDMA devices that the kernel of a virtual machine simulates (Soft-RoCE).
 //!
 //! To add a test program: have each of its tests skip where there is no `RDMA_GUEST_NODE` in the
 //! environment, and name it in [`CHECKS`]. Two guests run the same tests at once, and meet by
@@ -107,8 +106,7 @@ const CHECKS: &[Check] = &[
     long("a node is killed", TwoGuests, Tests("verbs", "verbs_guest::loss::")),
 ];
 
-/// Time of the checks on a machine with two quiet cores, with a margin. One that is cut off would
-/// count as failed.
+/// Time of the checks on two quiet cores, with a margin: one that is cut off counts as failed.
 const NEEDED: Duration = Duration::from_secs(15 * 60);
 
 /// The checks that take some minutes, or all where `TEST_GUEST=all` says so.
@@ -182,8 +180,7 @@ fn build_programs(context: &Context) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// Runs a check and counts its tests. Those of two guests are the same ones: they are counted where
-/// the first guest says so.
+/// Runs a check and counts its tests. Those of two guests are the same: the first one's count.
 fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result<(), String> {
     let mut tally = Tally::default();
     // Of a line for the shell, only a failure's last words are printed.

@@ -28,8 +28,7 @@ pub(super) struct Outcome {
     wanted: f64,
     /// Ours and the peer's, of each round in which both had one.
     rounds: Vec<(f64, f64)>,
-    /// The first reason why a side had none. It is measured all the same: a guest stumbles now and
-    /// then.
+    /// The first reason why a side had none. Further rounds are measured all the same.
     failure: Option<String>,
 }
 

@@ -1,5 +1,4 @@
-//! Runs a side between the guest's two devices, and reads its figure: Carrack, a program of
-//! perftest, or `ucx_perftest`.
+//! Runs Carrack, a program of perftest or `ucx_perftest` between the guest's two devices.
 
 use std::fmt;
 use std::path::PathBuf;
