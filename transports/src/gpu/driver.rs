@@ -34,7 +34,9 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError>;
 
     /// Runs work that was put off, because it would have blocked while a stream waited for a word
-    /// (see [`Stream::wait_value64`](super::Stream::wait_value64)). The caller calls it now and then.
+    /// (see [`Stream::wait_value64`]). The caller calls it now and then.
+    ///
+    /// [`Stream::wait_value64`]: super::Stream::wait_value64
     fn look_after(&self) {}
 
     /// Forgets what is known of the program's memory in this range, which is about to be freed,
@@ -43,8 +45,10 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     fn forget(&self, _addr: usize, _len: usize) {}
 
     /// Sends small copies between memory of this driver's devices to resident kernels, if
-    /// possible, to the end of the process: see [`copier`](super::copier). [`Gpu::copier`] returns the state of a
+    /// possible, to the end of the process: see [`copier`]. [`Gpu::copier`] returns the state of a
     /// device's copier.
+    ///
+    /// [`copier`]: super::copier
     fn use_copiers(&self) {}
 
     /// Returns the memory at `addr`, or `None` for an address that this driver does not know,

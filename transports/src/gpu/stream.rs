@@ -116,8 +116,8 @@ pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
     /// the stream, with a value that says so (gpu.md, streams rule 7).
     ///
     /// While a stream waits, calls of the driver that wait for the whole context block. The
-    /// library puts off its own ([`Driver::look_after`](super::Driver::look_after)). The thread that will release the stream
-    /// must make none (`cudaFree`, `cudaDeviceSynchronize`, loading a module).
+    /// library puts off its own ([`look_after`](super::Driver::look_after)). The thread that will
+    /// release the stream must make none (`cudaFree`, `cudaDeviceSynchronize`, loading a module).
     ///
     /// # Errors
     /// The driver's; and `TOO_MANY_WAITING`, if one more waiting stream of the context would block
