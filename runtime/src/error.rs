@@ -141,6 +141,13 @@ pub enum PostError {
         and submit it"
     )]
     WouldBlock,
+    /// Nothing makes progress, so an operation that is awaited would never end.
+    #[error(
+        "nothing makes progress, so this would never end: run Runtime::drive as a task of the \
+        executor, set CARRACK_PROGRESS=thread, await it in Runtime::block_on, or call progress \
+        before"
+    )]
+    Undriven,
     /// The end of the operation would be seen by no one.
     #[error(
         "{0} without a completion object would end unseen: name one with .comp, or wait for or \
@@ -684,6 +691,17 @@ pub enum ResourceError {
         slot: RemoteComp,
         /// The error of the slot.
         why: &'static str,
+    },
+    /// A name by text is taken, by an object of the same text or of one with the same hash.
+    #[error(
+        "the name {text:?} is taken by an object that was registered as {by:?}: choose another \
+        text, or deregister that object first"
+    )]
+    Name {
+        /// The text.
+        text: String,
+        /// The text of the object that has the name.
+        by: String,
     },
     /// Packets could not be allocated.
     #[error(transparent)]

@@ -83,7 +83,7 @@ mod wait;
 pub use carrack_transports as transports;
 pub use carrack_transports::trial;
 
-pub use api::Probe;
+pub use api::{Drive, Probe};
 pub use buffer::{Buffer, SendBuffer};
 pub use carrack_transports::mem::{Face, FaceError, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use collective::Group;

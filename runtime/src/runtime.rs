@@ -59,6 +59,8 @@ pub(crate) struct Inner {
     devices: RwLock<Vec<Device>>,
     /// There are others than the default one.
     has_further_devices: AtomicBool,
+    /// Something has made progress: a call of the program's, a thread, or a future.
+    is_driven: AtomicBool,
     /// Held while a device is made.
     pub(crate) making_devices: Mutex<()>,
     default_device: std::sync::OnceLock<Device>,
@@ -189,6 +191,7 @@ impl RuntimeBuilder {
             unavailable,
             devices: RwLock::default(),
             has_further_devices: AtomicBool::new(false),
+            is_driven: AtomicBool::new(false),
             making_devices: Mutex::new(()),
             default_device: std::sync::OnceLock::new(),
             engines: Engines::new(),
@@ -434,6 +437,19 @@ impl Runtime {
         self.0.comps.register(comp.as_completion().clone())
     }
 
+    /// Gives a completion object the name that `text` makes, the same on every rank whatever the
+    /// order of the calls: [`RemoteComp::named`]. Peers may use it once it is registered.
+    ///
+    /// # Errors
+    /// [`ResourceError::Name`]: an object has that name.
+    pub fn register_comp_named(
+        &self,
+        text: &str,
+        comp: &impl AsCompletion,
+    ) -> Result<RemoteComp, ResourceError> {
+        self.0.comps.register_named(text, comp.as_completion().clone())
+    }
+
     /// Reserves `count` consecutive names, and returns the first. For names that must be known
     /// before their objects are made, or that each rank uses in another order. A reserved name
     /// stays the same: when it is given to another object, messages for the earlier one reach the
@@ -511,6 +527,20 @@ impl Inner {
     #[inline]
     pub(crate) fn has_further_devices(&self) -> bool {
         self.has_further_devices.load(Ordering::Acquire)
+    }
+
+    /// Notes that something makes progress.
+    #[inline]
+    pub(crate) fn note_driven(&self) {
+        if !self.is_driven() {
+            self.is_driven.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns `true` if something has made progress before.
+    #[inline]
+    pub(crate) fn is_driven(&self) -> bool {
+        self.is_driven.load(Ordering::Relaxed)
     }
 
     pub(crate) fn down(&self) -> MutexGuard<'_, HashMap<Rank, DownCause>> {
