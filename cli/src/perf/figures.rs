@@ -19,10 +19,8 @@ pub(super) fn new_times() -> Times {
 
 /// The measurement of one seat in one round.
 pub(super) enum Measured {
-    /// Round trips, one by one.
-    Trips(Times),
-    /// One-way operations, one by one.
-    Spans(Times),
+    /// Steps, one by one: round trips, which go two ways, or operations that go one.
+    Steps { times: Times, ways: f64 },
     /// Ticks of the whole stream.
     Stream(u64),
     /// The other side measures.
@@ -62,36 +60,27 @@ pub(super) fn together(
     measured: impl IntoIterator<Item = Measured>,
 ) -> Result<Option<(Figures, Duration)>, PerfError> {
     let tick = seconds_of_a_tick(clock);
-    let mut trips: Option<Times> = None;
-    let mut ways = 1.0;
+    let mut steps: Option<(Times, f64)> = None;
     let (mut rate, mut longest) = (0.0, 0.0_f64);
     for one in measured {
-        let times = match one {
-            Measured::Trips(times) => {
-                ways = 2.0;
-                times
-            }
-            Measured::Spans(times) => times,
-            Measured::Stream(ticks) => {
-                let seconds = ticks as f64 * tick;
-                longest = longest.max(seconds);
-                rate += count as f64 / seconds;
-                continue;
-            }
+        let ticks = match &one {
+            Measured::Steps { times, .. } => times.mean() * times.len() as f64,
+            Measured::Stream(ticks) => *ticks as f64,
             Measured::Nothing => continue,
         };
-        longest = longest.max(times.mean() * times.len() as f64 * tick);
-        match &mut trips {
+        longest = longest.max(ticks * tick);
+        match (one, &mut steps) {
             // The same bounds, so that everything fits.
-            Some(all) => {
+            (Measured::Steps { times, .. }, Some((all, _))) => {
                 all.add(&times).unwrap_or_else(|_| unreachable!("all histograms are alike"))
             }
-            None => trips = Some(times),
+            (Measured::Steps { times, ways }, None) => steps = Some((times, ways)),
+            _ => rate += count as f64 / (ticks * tick),
         }
     }
     let took = Duration::from_secs_f64(longest);
-    Ok(match trips {
-        Some(times) => Some((Figures::Latency(Latency::of(&times, tick / ways)), took)),
+    Ok(match steps {
+        Some((times, ways)) => Some((Figures::Latency(Latency::of(&times, tick / ways)), took)),
         None if rate > 0.0 => Some((Figures::Stream { rate }, took)),
         None => None,
     })
@@ -133,9 +122,8 @@ mod tests {
         for us in 1..=1000 {
             times.record((f64::from(us) * per_us) as u64).unwrap();
         }
-        for (measured, ways) in
-            [(Measured::Trips(times.clone()), 2.0), (Measured::Spans(times), 1.0)]
-        {
+        for ways in [2.0, 1.0] {
+            let measured = Measured::Steps { times: times.clone(), ways };
             let Ok(Some((Figures::Latency(latency), _))) = together(&clock, 1, [measured]) else {
                 panic!()
             };

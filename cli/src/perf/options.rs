@@ -6,7 +6,6 @@ use super::sides::Sides;
 use crate::launch::Bind;
 use carrack::bootstrap::MAX_RANKS;
 use carrack::settings::{Settings, TransportChoice, parse_size};
-use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -155,17 +154,28 @@ pub(super) enum Wanted {
 }
 
 /// An operation. The table of benchmarks has a row for each, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub(super) enum Op {
+    /// Active messages
     Am,
+    /// Messages that are matched by receives
     Send,
+    /// Puts into memory that the peer has mapped
     Put,
+    /// Puts without a signal, whose receiver looks at its memory until they are there
     PutSeen,
+    /// Puts without a signal, of which each is waited for before the next
     PutOver,
+    /// Puts of many pieces at once
     PutBatch,
+    /// Gets from memory of the peer
     Get,
+    /// Additions to a word of the peer's memory
     FetchAdd,
+    /// Barriers of all ranks
     Barrier,
+    /// Copies within rank 0, from its memory to memory of rank 1's kind: what puts are compared with
     Copy,
 }
 
@@ -178,26 +188,6 @@ impl Op {
     /// Returns the name on the command line.
     pub(super) fn name(self) -> &'static str {
         self.benchmark().name
-    }
-}
-
-impl ValueEnum for Op {
-    fn value_variants<'a>() -> &'a [Self] {
-        const OPS: [Op; BENCHMARKS.len()] = {
-            let mut ops = [Op::Am; BENCHMARKS.len()];
-            let mut at = 0;
-            while at < ops.len() {
-                ops[at] = BENCHMARKS[at].op;
-                at += 1;
-            }
-            ops
-        };
-        &OPS
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let row = self.benchmark();
-        Some(PossibleValue::new(row.name).help(row.help))
     }
 }
 

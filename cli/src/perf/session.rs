@@ -3,12 +3,12 @@
 use super::benchmark::Reach;
 use super::error::PerfError;
 use super::figures::{Figures, Measured, together};
+use super::measure::{Round, fitting};
 use super::memory::Memories;
 use super::order::Order;
 use super::place::Cpus;
 use super::plan::{Plan, Point};
 use super::record::{Conditions, Record};
-use super::round::{Round, fitting};
 use super::seat::{Pace, Seat};
 use super::{barrier, place};
 use crate::own_ranks::{allowed_cpus, cpu_list};
@@ -52,9 +52,9 @@ impl Session {
         let peer = Rank(u32::from(runtime.rank() == Rank(0)));
         let (cpus, simulated) = agree(&runtime, plan.fingerprint(), memory.is_simulated())?;
         let given_up = Arc::new(AtomicBool::new(false));
-        let shared = if plan.share_device { Some(memory.shared_device(&runtime)?) } else { None };
+        let shared = plan.share_device.then(|| memory.device(&runtime, true)).transpose()?;
         let seats = (0..plan.most_seats()).map(|number| {
-            let device = shared.clone().map_or_else(|| memory.device(&runtime), Ok)?;
+            let device = shared.clone().map_or_else(|| memory.device(&runtime, false), Ok)?;
             Seat::new(&runtime, memory, device, peer, &given_up, number)
         });
         let seats = seats.collect::<Result<_, _>>()?;
