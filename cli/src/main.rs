@@ -49,7 +49,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     /// Start the ranks of a job on this machine
-    Run(launch::LaunchOptions),
+    Run(launch::Job),
     /// Measure latency, bandwidth and message rate between two ranks
     Perf(perf::PerfOptions),
     /// Ping-pong, puts, gets and message rate, in the output format of the OSU benchmarks
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     let command = Cli::parse().command;
     log_to_stderr();
     match command {
-        Verb::Run(options) => launch::launch(options),
+        Verb::Run(options) => launch::launch(&options),
         Verb::Keeper(options) => launch::keep(options),
         Verb::Perf(options) => perf::perf(&options),
         Verb::PutGetBench(options) => perf::put_get_bench(&options),

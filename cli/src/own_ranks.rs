@@ -21,8 +21,7 @@ pub(crate) fn rank() -> Option<String> {
 /// Runs this command line again as a job of `ranks` ranks with the variables of `env`, and returns
 /// its exit status.
 pub(crate) fn run_ranks(ranks: u32, env: Vec<(OsString, OsString)>) -> Result<u8, LaunchError> {
-    let args = std::env::args_os().skip(1).collect();
-    run_job(&Job { env, ..Job::of_this_program(args, ranks) })
+    run_job(&Job { env, ..Job::of_this_program(std::env::args_os().skip(1), ranks) })
 }
 
 /// The CPUs that this thread may use, in order; none when the kernel does not say.

@@ -16,19 +16,29 @@ use rustix::process::{
     set_child_subreaper, waitpid,
 };
 
-use super::binding::{Bind, allowed_cpus};
+use super::binding::Bind;
 use super::error::LaunchError;
 use super::look_up::Places;
 use super::options::Job;
 use super::orders::KeeperOptions;
 use super::signals::{self, Signals};
-use super::sweep::{adopt_orphans, sweep};
+use super::sweep::{adopt_orphans, sweep_and_tell};
+use crate::own_ranks::allowed_cpus;
 
-/// Runs a job to its end and gives its exit status.
-pub(super) fn run(job: &Job) -> Result<u8, LaunchError> {
+/// Runs a job to its end and gives its exit status: 0, that of the first rank that failed, 128 plus
+/// a signal's number, or 124 after the time limit.
+///
+/// Call it from the main thread, best before others are started: it blocks the terminating signals
+/// in the calling thread while the job runs, and a signal taken by another thread ends this process
+/// (the keeper then still ends the job).
+///
+/// # Errors
+///
+/// [`LaunchError`] when the job could not be started at all.
+pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
     check_ranks(job.ranks)?;
-    let program = Places::of_this_process().look_up(&job.program)?;
-    warn_of_shared_cpus(job)?;
+    let program = Places::of_this_process().look_up(job.program())?;
+    warn_of_shared_cpus(job);
     let signals = Signals::take(&[]).map_err(LaunchError::os("taking signals (signalfd)"))?;
     let _orphans = AdoptingOrphans::begin()?;
     let (theirs, lifeline) =
@@ -98,16 +108,7 @@ fn keeper_ended(status: WaitStatus) -> u8 {
         "carrack: the keeper of this job was killed by {}; ending the job",
         signals::name(signal)
     );
-    match sweep() {
-        Ok(left) => {
-            for pid in left {
-                eprintln!(
-                    "carrack: process {pid} of another user could not be killed; end it yourself"
-                );
-            }
-        }
-        Err(error) => eprintln!("carrack: looking for processes to end failed: {error}"),
-    }
+    sweep_and_tell();
     signals::exit_status(signal)
 }
 
@@ -123,17 +124,11 @@ fn check_ranks(ranks: u32) -> Result<(), LaunchError> {
     }
 }
 
-fn warn_of_shared_cpus(job: &Job) -> Result<(), LaunchError> {
-    if job.bind == Bind::Core {
-        let cpus = allowed_cpus()?.len();
-        if cpus < job.ranks as usize {
-            let ranks = job.ranks;
-            eprintln!(
-                "carrack: warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)"
-            );
-        }
+fn warn_of_shared_cpus(job: &Job) {
+    let (ranks, cpus) = (job.ranks, allowed_cpus().len());
+    if job.bind == Bind::Core && cpus < ranks as usize {
+        eprintln!("carrack: warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)");
     }
-    Ok(())
 }
 
 /// While it lives, this process inherits the orphans of its descendants.

@@ -45,12 +45,9 @@ struct Mailbox {
 impl Post {
     /// For a new job of this many ranks.
     pub(super) fn new(job: JobId, ranks: u32) -> Self {
-        Self {
-            server: Server::new(job, ranks),
-            boxes: (0..ranks).map(|_| None).collect(),
-            hung_up: VecDeque::new(),
-            complaints: Vec::new(),
-        }
+        let boxes = (0..ranks).map(|_| None).collect();
+        let (hung_up, complaints) = (VecDeque::new(), Vec::new());
+        Self { server: Server::new(job, ranks), boxes, hung_up, complaints }
     }
 
     /// A socket for this rank, with the greeting in it. Our end is watched under `token`.

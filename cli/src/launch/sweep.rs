@@ -46,6 +46,18 @@ pub(crate) fn sweep() -> io::Result<Vec<Pid>> {
     }
 }
 
+/// Does the same, and says on stderr what is left.
+pub(super) fn sweep_and_tell() {
+    match sweep() {
+        Ok(left) => left.iter().for_each(|pid| {
+            eprintln!(
+                "carrack: process {pid} of another user could not be killed; end it yourself"
+            );
+        }),
+        Err(error) => eprintln!("carrack: looking for processes to end failed: {error}"),
+    }
+}
+
 /// Waits for the dead, at least for one when `block`. False when no child is left.
 fn reap_all(block: bool) -> io::Result<bool> {
     let mut options = if block { WaitOptions::empty() } else { WaitOptions::NOHANG };
