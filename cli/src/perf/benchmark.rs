@@ -149,8 +149,8 @@ const PUTS: Benchmark = Benchmark {
         let begin = |_| {
             sent += 1;
             match (sent - 1).is_multiple_of(every) {
-                true => signal.post(false, |put| seat.begin(put).map(drop)),
-                false => put.post(false, |put| seat.begin(put).map(drop)),
+                true => signal.post(false, |put| seat.begin(put)),
+                false => put.post(false, |put| seat.begin(put)),
             }
         };
         let take = |count: u64| seat.take(count.div_ceil(every));
@@ -197,7 +197,7 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
                 sent = sent.wrapping_add(1);
                 bytes[size - 1] = sent;
                 let put = runtime.post_put(*peer, &bytes[..], &window.theirs, 0);
-                seat.begin(&mut put.device(device).comp(over)).map(drop)
+                seat.begin(&mut put.device(device).comp(over))
             };
             let take = |_| {
                 seen = seen.wrapping_add(1);
@@ -220,7 +220,7 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
             let mut put = Repeated::new(&payload, |bytes| {
                 runtime.post_put(*peer, bytes, &window.theirs, 0).device(device).comp(over)
             });
-            let begin = || put.post(false, |put| seat.begin(put).map(drop));
+            let begin = || put.post(false, |put| seat.begin(put));
             round.alone(seat, begin, |_| Ok(()))
         },
         ..PUTS
@@ -240,7 +240,7 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
             let pieces = slots.pieces(local.region(), &window);
             let begin = || {
                 let put = runtime.post_put_batch(*peer, &pieces).device(device).comp(over);
-                seat.begin(&mut { put }).map(drop)
+                seat.begin(&mut { put })
             };
             round.alone(seat, begin, |_| Ok(()))
         },
@@ -265,7 +265,7 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
             let begin = || {
                 let buffer = spare.take().unwrap_or_else(another);
                 let get = runtime.post_get(*peer, buffer, &window.theirs, 0);
-                spare = seat.begin(&mut get.device(device).comp(over))?.map(|status| status.buffer);
+                spare = seat.begin_with_buffer(&mut get.device(device).comp(over))?;
                 Ok(())
             };
             round.alone(seat, begin, |_| Ok(()))
@@ -284,7 +284,7 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
             let window = Window::open(seat, round.memory, &[0; 8])?;
             let begin = || {
                 let add = runtime.post_fetch_add(*peer, &window.theirs, 0, 1);
-                seat.begin(&mut add.device(device).comp(over)).map(drop)
+                seat.begin(&mut add.device(device).comp(over))
             };
             round.alone(seat, begin, |begun| check::add(seat, &window, 0, begun))
         },

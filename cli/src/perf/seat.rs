@@ -5,7 +5,8 @@ use super::memory::Memory;
 use super::tally::{Tally, landing_queue};
 use carrack::post::{Kind, Post};
 use carrack::{
-    CompQueue, Device, Outcome, ProgressError, Rank, RemoteComp, Runtime, Status, Tag, WaitError,
+    Buffer, CompQueue, Device, Outcome, ProgressError, Rank, RemoteComp, Runtime, Status, Tag,
+    WaitError,
 };
 use std::cell::Cell;
 use std::sync::Arc;
@@ -125,33 +126,52 @@ impl Seat {
     }
 
     /// Posts an operation that ends unseen.
-    #[inline]
+    #[inline(always)]
     pub(super) fn send<K: Kind>(&self, op: &mut Post<'_, K>) -> Result<(), PerfError> {
+        self.post(op, || ())
+    }
+
+    /// Posts an operation that completes to `over`; [`settle`](Self::settle) waits for it.
+    #[inline(always)]
+    pub(super) fn begin<K: Kind>(&self, op: &mut Post<'_, K>) -> Result<(), PerfError> {
+        self.post(op, || self.count_posted())
+    }
+
+    #[inline(always)]
+    fn post<K: Kind>(&self, op: &mut Post<'_, K>, posted: impl Fn()) -> Result<(), PerfError> {
         // The outcome stays where it is: to hand a status on takes half as long as a small message.
         loop {
             let called = op.try_submit();
             match &called {
-                Ok(Outcome::Done(_) | Outcome::Posted) => return Ok(()),
+                Ok(Outcome::Done(_)) => return Ok(()),
+                Ok(Outcome::Posted) => return Ok(posted()),
                 Ok(Outcome::Retry(_)) => self.poll()?,
                 Err(_) => return Ok(called.map(drop)?),
             }
         }
     }
 
-    /// Posts an operation that completes to `over`; [`settle`](Self::settle) waits for it. Returns
-    /// its status if it is over already.
-    #[inline]
-    pub(super) fn begin<K: Kind>(&self, op: &mut Post<'_, K>) -> Result<Option<Status>, PerfError> {
+    /// Begins an operation, too. Returns its buffer if it is over already.
+    #[inline(always)]
+    pub(super) fn begin_with_buffer<K: Kind>(
+        &self,
+        op: &mut Post<'_, K>,
+    ) -> Result<Option<Buffer>, PerfError> {
         loop {
             match op.try_submit()? {
-                Outcome::Done(status) => return Ok(Some(status)),
+                Outcome::Done(status) => return Ok(Some(status.buffer)),
                 Outcome::Posted => {
-                    self.posted.set(self.posted.get() + 1);
+                    self.count_posted();
                     return Ok(None);
                 }
                 Outcome::Retry(_) => self.poll()?,
             }
         }
+    }
+
+    #[inline]
+    fn count_posted(&self) {
+        self.posted.set(self.posted.get() + 1);
     }
 
     /// Posts an operation on this seat's device, and waits until it is over.
