@@ -5,7 +5,6 @@ use super::error::PerfError;
 use super::figures::Measured;
 use super::line::{Copies, Of, Repeated, SendLine};
 use super::measure::{self, Round};
-use super::options::Op;
 use super::plan::Test;
 use super::seat::Seat;
 use super::sides::{Kind, Sides};
@@ -18,7 +17,6 @@ use std::collections::VecDeque;
 /// `round` and `check` are called once a round and once a point.
 /// The loop inside `round` is compiled for its operation.
 pub(super) struct Benchmark {
-    pub(super) op: Op,
     /// Name on the command line and in the results.
     pub(super) name: &'static str,
     /// Tests that apply.
@@ -109,7 +107,6 @@ const ALL: &[Test] = &[Test::Latency, Test::Bandwidth, Test::Rate];
 
 /// Defaults of a row: each row names what differs.
 const MESSAGES: Benchmark = Benchmark {
-    op: Op::Am,
     name: "am",
     tests: ALL,
     sizes: Sizes::Asked,
@@ -129,7 +126,6 @@ const MESSAGES: Benchmark = Benchmark {
 };
 
 const PUTS: Benchmark = Benchmark {
-    op: Op::Put,
     name: "put",
     reach: Reach::RemoteMemory,
     // The last put of each window carries a signal, so that both sides know how far they are. It
@@ -160,11 +156,10 @@ const PUTS: Benchmark = Benchmark {
     ..MESSAGES
 };
 
-/// All benchmarks, in the order of [`Op`].
+/// All benchmarks, in the order of [`Op`](super::options::Op).
 pub(super) const BENCHMARKS: &[Benchmark] = &[
     MESSAGES,
     Benchmark {
-        op: Op::Send,
         name: "send",
         round: |round, seat| {
             let Seat { runtime, device, peer, tag, .. } = seat;
@@ -180,7 +175,6 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
     },
     PUTS,
     Benchmark {
-        op: Op::PutSeen,
         name: "put_seen",
         tests: &[Test::Latency],
         needs: Needs::Host,
@@ -211,7 +205,6 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         ..PUTS
     },
     Benchmark {
-        op: Op::PutOver,
         name: "put_over",
         tests: &[Test::Latency],
         round: |round, seat| {
@@ -226,7 +219,6 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         ..PUTS
     },
     Benchmark {
-        op: Op::PutBatch,
         name: "put_batch",
         tests: &[Test::Latency],
         sizes: Sizes::AskedOr(&[64]),
@@ -248,7 +240,6 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         ..PUTS
     },
     Benchmark {
-        op: Op::Get,
         name: "get",
         // Into the same memory each time. The buffer that came back is at hand for the next one;
         // while others are in flight, another handle to that memory is made.
@@ -274,7 +265,6 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         ..PUTS
     },
     Benchmark {
-        op: Op::FetchAdd,
         name: "fetch_add",
         tests: &[Test::Latency, Test::Rate],
         sizes: Sizes::Fixed(&[8]),
@@ -292,7 +282,6 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         ..PUTS
     },
     Benchmark {
-        op: Op::Barrier,
         name: "barrier",
         tests: &[Test::Latency],
         sizes: Sizes::Fixed(&[0]),
@@ -303,7 +292,6 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         ..MESSAGES
     },
     Benchmark {
-        op: Op::Copy,
         name: "copy",
         reach: Reach::WithinRank,
         round: |round, seat| match round.copies(seat, &check::payload(1, round.point.size))? {
@@ -318,14 +306,13 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::perf::options::Op;
     use clap::ValueEnum;
 
     #[test]
     fn each_row_stands_at_the_place_of_its_operation() {
-        for (at, row) in BENCHMARKS.iter().enumerate() {
-            assert_eq!(row.op as usize, at, "{}", row.name);
-            assert_eq!(row.op.to_possible_value().unwrap().get_name(), row.name);
-        }
-        assert_eq!(BENCHMARKS.len(), Op::Copy as usize + 1);
+        let ops = Op::value_variants().iter().map(|op| op.to_possible_value().unwrap());
+        let ops: Vec<_> = ops.map(|op| op.get_name().to_owned()).collect();
+        assert_eq!(ops, BENCHMARKS.iter().map(|row| row.name).collect::<Vec<_>>());
     }
 }

@@ -45,7 +45,7 @@ mod order;
 mod osu;
 mod place;
 mod plan;
-mod plot;
+pub(crate) mod plot;
 mod record;
 mod seat;
 mod session;

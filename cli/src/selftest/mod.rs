@@ -17,12 +17,10 @@
 //! | [`part`] | a part: its command line, its run and its outcome |
 //! | [`child`] | runs one process to its end or its limit |
 //! | [`libtest`] | counts tests in the output of a test program |
-//! | [`date`] | the time, in words |
 //! | [`report`], [`markdown`] | the report, as JSON and for people |
 
 mod archive;
 mod child;
-mod date;
 mod examples;
 mod halo;
 mod kit;
@@ -53,7 +51,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 use tempfile::TempDir;
 
 /// Exit status of a program that Ctrl-C has ended, as shells report it.
@@ -79,7 +77,7 @@ enum SelftestError {
     Launch(#[from] LaunchError),
     #[error(transparent)]
     Unpack(#[from] UnpackError),
-    #[error("`carrack info` {0}: without it nothing is known of this machine")]
+    #[error("`carrack info`: {0}; without it nothing is known of this machine")]
     Machine(String),
 }
 
@@ -106,13 +104,16 @@ pub(crate) fn selftest(options: &SelftestOptions) -> ExitCode {
 fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     let interrupt = Interrupt::watch()?;
     let kit = Kit::find(&options.report, &interrupt)?;
-    let (date, start) = (date::now(), Instant::now());
+    let (date, start) = (now(), Instant::now());
     let scratch = scratch()?;
     let machine = Machine::look(options.gpu, &kit, scratch.path(), &interrupt)?;
     let suffix = node.suffix();
     let parts = chosen(options, &kit, &machine, suffix.as_deref())?;
     if options.list {
-        parts.iter().for_each(|part| println!("{}{}", part.name, part.skip_in_words()));
+        parts.iter().for_each(|part| {
+            let why = part.skip.as_ref().map(|why| format!(" (skipped: {why})"));
+            println!("{}{}", part.name, why.unwrap_or_default());
+        });
         return Ok(0);
     }
     let logs = options
@@ -170,14 +171,21 @@ fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt)
         bar.set_message(part.name.clone());
         bar.tick();
         let ran = part.run(logs, scratch, interrupt, || bar.tick());
-        let (word, name, seconds) = (ran.outcome.word(), &ran.part.name, ran.took.as_secs_f64());
-        bar.suspend(|| println!("{word:<7} {seconds:>6.1} s  {name}: {}", ran.in_words()));
+        let Ran { name, seconds, words, .. } = &ran;
+        let word = ran.outcome.word();
+        bar.suspend(|| println!("{word:<7} {seconds:>6.1} s  {name}: {words}"));
         bar.inc(1);
         ran
     };
     let ran = parts.into_iter().map(run).collect();
     bar.finish_and_clear();
     ran
+}
+
+/// Now, as `2026-11-21 13:49:35 UTC`.
+fn now() -> String {
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    now.replace('T', " ").replace('Z', " UTC")
 }
 
 /// Creates a folder for temporary files of the parts, which is removed in the end.
