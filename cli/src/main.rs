@@ -8,6 +8,7 @@
 //! | [`explain`] | `carrack explain`: the path to each peer, and why each other was refused |
 //! | [`selftest`] | `carrack selftest`: tests, examples and figures of this machine, with a report |
 //! | [`gpus`] | which GPUs these work on |
+//! | [`template`] | texts for people from what is JSON for programs |
 //! | [`own_ranks`] | how `perf` and `explain` get their ranks when no launcher started them |
 
 mod explain;
@@ -17,6 +18,7 @@ mod launch;
 mod own_ranks;
 mod perf;
 mod selftest;
+mod template;
 
 use clap::{Parser, Subcommand};
 use std::fmt::Display;
