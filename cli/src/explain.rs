@@ -9,7 +9,7 @@ mod copier;
 mod meeting;
 
 use crate::launch::LaunchError;
-use crate::own_ranks::{is_rank, run_ranks};
+use crate::own_ranks::{gather, is_rank, run_ranks};
 use crate::{USAGE, complain, print};
 use carrack::bootstrap::launchers;
 use carrack::explain::{KindPath, PathVerdict, PeerPaths, Verdict};
@@ -127,26 +127,6 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     // A rank that left earlier would be an unreachable peer in the others' views.
     runtime.barrier()?;
     Ok(printed)
-}
-
-/// Gathers the texts of all ranks, in the order of ranks. A first allgather carries the lengths, a
-/// second one the texts, padded to the longest.
-fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, ExplainError> {
-    let lengths = runtime.allgather(&(text.len() as u64).to_le_bytes())?;
-    let lengths: Vec<usize> = lengths
-        .iter()
-        .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes))
-        .map(|length| usize::try_from(length).unwrap_or(0))
-        .collect();
-    let mut padded = text.as_bytes().to_vec();
-    padded.resize(lengths.iter().copied().max().unwrap_or(0), b' ');
-    let texts = runtime.allgather(&padded)?;
-    let trimmed = texts.iter().zip(&lengths);
-    Ok(trimmed
-        .map(|(text, &length)| {
-            String::from_utf8_lossy(&text[..length.min(text.len())]).into_owned()
-        })
-        .collect())
 }
 
 fn view(runtime: &Runtime, options: &ExplainOptions, tried: Option<&Tried>) -> String {

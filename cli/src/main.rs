@@ -7,10 +7,12 @@
 //! | [`info`] | `carrack info`: what this machine has, and the settings in force |
 //! | [`explain`] | `carrack explain`: the path to each peer, and why each other was refused |
 //! | [`selftest`] | `carrack selftest`: tests, examples and figures of this machine, with a report |
+//! | [`args`] | numbers on the command line |
 //! | [`gpus`] | which GPUs these work on |
 //! | [`template`] | texts for people from what is JSON for programs |
 //! | [`own_ranks`] | how `perf` and `explain` get their ranks when no launcher started them |
 
+mod args;
 mod explain;
 mod gpus;
 mod info;

@@ -7,6 +7,7 @@ use carrack::bootstrap::MAX_RANKS;
 use clap::Args;
 
 use super::binding::Bind;
+use crate::args;
 
 /// A job: one program that runs as several ranks on this machine. Also the options of `carrack
 /// run`.
@@ -63,21 +64,13 @@ impl Job {
     }
 }
 
-/// Parses a number of ranks.
 fn parse_ranks(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(ranks) if (1..=MAX_RANKS).contains(&ranks) => Ok(ranks),
-        _ => Err(format!("a job has 1 to {MAX_RANKS} ranks")),
-    }
+    args::number(text, 1..=MAX_RANKS, &format!("a job has 1 to {MAX_RANKS} ranks"))
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     // A year is more than any job is given, and far from where clocks overflow.
-    const LONGEST: f64 = 366.0 * 86400.0;
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= LONGEST => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("give a number of seconds above 0, such as 30 or 0.5".into()),
-    }
+    args::seconds(text, 366.0 * 86400.0, "give a number of seconds above 0, such as 30 or 0.5")
 }
 
 #[cfg(test)]

@@ -141,16 +141,6 @@ impl PerfError {
         )
     }
 
-    /// Returns `true` if the error is a consequence of another rank's end.
-    pub(super) fn is_of_peer(&self) -> bool {
-        matches!(self, Self::PeerGone { .. })
-    }
-
-    /// Returns `true` if the error is a consequence of another error of this rank.
-    pub(super) fn is_echo(&self) -> bool {
-        matches!(self, Self::GivenUp)
-    }
-
     /// Makes an error of the system's refusal, with what was being done.
     pub(super) fn system<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System { doing, source: source.into() }

@@ -104,9 +104,9 @@ impl Round<'_> {
                 started.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))),
             );
             // The seat that failed says more than those that gave up because of it.
-            if let Some(at) =
-                measured.iter().position(|one| matches!(one, Err(error) if !error.is_echo()))
-            {
+            if let Some(at) = measured.iter().position(|one| {
+                one.as_ref().is_err_and(|error| !matches!(error, PerfError::GivenUp))
+            }) {
                 measured.swap(0, at);
             }
             measured.into_iter().collect()

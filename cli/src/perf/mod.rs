@@ -55,6 +55,6 @@ mod table;
 mod tally;
 mod window;
 
-pub(crate) use options::{PerfOptions, seconds};
+pub(crate) use options::PerfOptions;
 pub(crate) use osu::{OsuOptions, put_get_bench};
 pub(crate) use start::perf;

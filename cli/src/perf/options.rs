@@ -3,6 +3,7 @@
 use super::benchmark::{BENCHMARKS, Benchmark};
 use super::osu::OsuTest;
 use super::sides::Sides;
+use crate::args;
 use crate::launch::Bind;
 use carrack::bootstrap::MAX_RANKS;
 use carrack::settings::{Settings, TransportChoice, parse_size};
@@ -115,7 +116,7 @@ pub(crate) struct PerfOptions {
     pub(super) transport: Option<TransportChoice>,
 
     /// Duration of each point.
-    #[arg(long, value_parser = seconds, default_value = "0.5", value_name = "SECONDS")]
+    #[arg(long, value_parser = args::of_measurement, default_value = "0.5", value_name = "SECONDS")]
     pub(super) seconds: Duration,
 
     /// core pins each thread to a core of its own where there are enough, so that figures are
@@ -196,24 +197,16 @@ pub(super) fn size(text: &str) -> Result<usize, String> {
 }
 
 fn pieces(text: &str) -> Result<usize, String> {
-    match text.trim().parse() {
-        Ok(pieces) if (1..=MAX_PIECES).contains(&pieces) => Ok(pieces),
-        _ => Err(format!("a batch that is measured has 1 to {MAX_PIECES} pieces")),
-    }
+    let what = format!("a batch that is measured has 1 to {MAX_PIECES} pieces");
+    args::number(text, 1..=MAX_PIECES, &what)
 }
 
 fn ranks(text: &str) -> Result<u32, String> {
-    match text.trim().parse() {
-        Ok(ranks) if (2..=MAX_RANKS).contains(&ranks) => Ok(ranks),
-        _ => Err(format!("a job that is measured has 2 to {MAX_RANKS} ranks")),
-    }
+    args::number(text, 2..=MAX_RANKS, &format!("a job that is measured has 2 to {MAX_RANKS} ranks"))
 }
 
 pub(super) fn threads(text: &str) -> Result<usize, String> {
-    match text.trim().parse() {
-        Ok(threads) if (1..=MAX_THREADS).contains(&threads) => Ok(threads),
-        _ => Err(format!("a rank has 1 to {MAX_THREADS} threads")),
-    }
+    args::number(text, 1..=MAX_THREADS, &format!("a rank has 1 to {MAX_THREADS} threads"))
 }
 
 /// Read as its variable is, so that a transport which is added to the settings is known here, too.
@@ -223,13 +216,5 @@ pub(super) fn transport(text: &str) -> Result<TransportChoice, String> {
     match settings.transports() {
         [one] => Ok(*one),
         _ => Err("name one transport: a figure of several would be of whichever was chosen".into()),
-    }
-}
-
-/// A length of time as a measurement takes it.
-pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("give a number of seconds above 0 and up to 3600, such as 0.5".into()),
     }
 }

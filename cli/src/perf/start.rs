@@ -124,7 +124,9 @@ fn in_this_process(
             followers.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))),
         );
         // A rank that finds another one gone has less to say than that other one.
-        let says_more = |outcome: &Result<(), _>| matches!(outcome, Err(error) if !PerfError::is_of_peer(error));
+        let says_more = |outcome: &Result<(), PerfError>| {
+            outcome.as_ref().is_err_and(|error| !matches!(error, PerfError::PeerGone { .. }))
+        };
         if let Some(at) = outcomes.iter().position(says_more) {
             outcomes.swap(0, at);
         }
