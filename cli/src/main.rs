@@ -8,11 +8,13 @@
 //! | [`explain`] | `carrack explain`: the path to each peer, and why each other was refused |
 //! | [`selftest`] | `carrack selftest`: tests, examples and figures of this machine, with a report |
 //! | [`args`] | numbers on the command line |
+//! | [`bar`] | progress on stderr |
 //! | [`gpus`] | which GPUs these work on |
 //! | [`template`] | texts for people from what is JSON for programs |
 //! | [`own_ranks`] | how `perf` and `explain` get their ranks when no launcher started them |
 
 mod args;
+mod bar;
 mod explain;
 mod gpus;
 mod info;

@@ -36,9 +36,15 @@ impl LaunchError {
             Self::TooManyFiles { .. } | Self::Os { .. } => 1,
         }
     }
+}
 
-    /// Makes an error of the system's refusal, with what was being done.
-    pub(super) fn os<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
-        move |source| Self::Os { doing, source: source.into() }
+/// Says what was being done when the system refused a call.
+pub(super) trait Doing<T> {
+    fn doing(self, doing: &'static str) -> Result<T, LaunchError>;
+}
+
+impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
+    fn doing(self, doing: &'static str) -> Result<T, LaunchError> {
+        self.map_err(|source| LaunchError::Os { doing, source: source.into() })
     }
 }

@@ -21,7 +21,7 @@ use rustix::process::{
 
 use super::binding::Bind;
 use super::ending::{Due, Ending, GRACE};
-use super::error::LaunchError;
+use super::error::{Doing as _, LaunchError};
 use super::orders::KeeperOptions;
 use super::output::Outputs;
 use super::post::Post;
@@ -83,15 +83,11 @@ impl<'a> Keeper<'a> {
         // Only a label in `ps`; it may fail.
         let _ = rustix::thread::set_name(c"carrack-keeper");
         // SIGTTOU would stop a keeper that writes to the terminal from the background.
-        let signals = Signals::take(&[Named::SIGTTOU])
-            .map_err(LaunchError::os("taking signals (signalfd)"))?;
+        let signals = Signals::take(&[Named::SIGTTOU]).doing("taking signals (signalfd)")?;
         adopt_orphans()?;
         let open_files = raise_open_files()?;
-        let job = JobId::random().map_err(|error| {
-            LaunchError::os("making the job's identity")(io::Error::other(error))
-        })?;
-        let outputs =
-            Outputs::start().map_err(LaunchError::os("starting to write the ranks' output"))?;
+        let job = JobId::random().map_err(io::Error::other).doing("making the job's identity")?;
+        let outputs = Outputs::start().doing("starting to write the ranks' output")?;
         let sources = [
             (lifeline.as_fd(), LIFELINE),
             (signals.as_fd(), SIGNALS),
@@ -105,7 +101,7 @@ impl<'a> Keeper<'a> {
         };
         let main = epoll::create(epoll::CreateFlags::CLOEXEC)
             .and_then(watch)
-            .map_err(LaunchError::os("making the event loop (epoll)"))?;
+            .doing("making the event loop (epoll)")?;
         let cpus = if options.job.bind == Bind::Core { allowed_cpus() } else { Vec::new() };
         let blocked = signals.blocked;
         Ok(Self {
@@ -158,7 +154,7 @@ impl<'a> Keeper<'a> {
         let socket = self
             .post
             .open(rank, &self.main, SOCKETS + u64::from(rank))
-            .map_err(LaunchError::os("making a rank's socket"))?;
+            .doing("making a rank's socket")?;
         match self.template.start(rank, socket) {
             Ok((started, pipes)) => {
                 self.ranks.push(Some(started));
@@ -192,7 +188,7 @@ impl<'a> Keeper<'a> {
         let events = match epoll::wait(&self.main, &mut events, timeout.as_ref()) {
             Ok((events, _)) => events,
             Err(Errno::INTR) => return GO_ON,
-            Err(errno) => return Err(LaunchError::os("waiting for events (epoll)")(errno)),
+            Err(errno) => return Err(errno).doing("waiting for events (epoll)"),
         };
         let bootstrap_failed = "serving a rank's bootstrap";
         for event in events {
@@ -209,12 +205,12 @@ impl<'a> Keeper<'a> {
                     // Only ranks' numbers were added.
                     let rank = u32::try_from(socket - SOCKETS).unwrap_or(u32::MAX);
                     let served = self.post.serve(rank, &self.main);
-                    served.map_err(LaunchError::os(bootstrap_failed))?;
+                    served.doing(bootstrap_failed)?;
                 }
             }
         }
         let now = Instant::now();
-        self.post.expire(now, &self.main).map_err(LaunchError::os(bootstrap_failed))?;
+        self.post.expire(now, &self.main).doing(bootstrap_failed)?;
         for complaint in self.post.complaints() {
             self.outputs.say(&format!("carrack: {complaint}"));
         }
@@ -231,12 +227,14 @@ impl<'a> Keeper<'a> {
     }
 
     fn hear_outputs(&mut self) {
-        if self.outputs.news.read(&mut [0]).is_ok_and(|len| len > 0) {
-            // As the shell would end a program by SIGPIPE.
-            let status = signals::exit_status(libc::SIGPIPE);
-            self.end(status, Signal::TERM, "stdout cannot be written to any more");
-        } else {
-            self.has_written = true;
+        match self.outputs.news.read(&mut [0]) {
+            Ok(0) => self.has_written = true,
+            Ok(_) => {
+                // As the shell would end a program by SIGPIPE.
+                let status = signals::exit_status(libc::SIGPIPE);
+                self.end(status, Signal::TERM, "stdout cannot be written to any more");
+            }
+            Err(_) => {}
         }
     }
 
@@ -251,12 +249,12 @@ impl<'a> Keeper<'a> {
                 GO_ON
             }
             Err(Errno::INTR | Errno::AGAIN) => GO_ON,
-            Err(errno) => Err(LaunchError::os("reading the launcher's pipe")(errno)),
+            Err(errno) => Err(errno).doing("reading the launcher's pipe"),
         }
     }
 
     fn take_signals(&mut self) -> Result<(), LaunchError> {
-        while let Some(signal) = self.signals.next().map_err(LaunchError::os("reading signals"))? {
+        while let Some(signal) = self.signals.next().doing("reading signals")? {
             match signal {
                 libc::SIGCHLD => self.bury()?,
                 signal => self.told_to_end(signal),
@@ -283,7 +281,7 @@ impl<'a> Keeper<'a> {
                 Ok(Some((pid, status))) => self.died(pid, status)?,
                 Ok(None) | Err(Errno::CHILD) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(LaunchError::os("waiting for the ranks")(errno)),
+                Err(errno) => return Err(errno).doing("waiting for the ranks"),
             }
         }
     }
@@ -313,7 +311,7 @@ impl<'a> Keeper<'a> {
         if status != 0 {
             self.end(status, Signal::TERM, &format!("rank {rank} {what}"));
         }
-        self.post.died(rank, how, &self.main).map_err(LaunchError::os("serving a rank's bootstrap"))
+        self.post.died(rank, how, &self.main).doing("serving a rank's bootstrap")
     }
 
     /// Ends the job early: says why, and asks the ranks that still run to end. False when it was
@@ -356,7 +354,7 @@ impl<'a> Keeper<'a> {
 fn take_lifeline(number: i32) -> Result<OwnedFd, LaunchError> {
     let doing = "taking the launcher's pipe (start jobs with `carrack run`; it starts the keeper)";
     if number <= 2 {
-        return Err(LaunchError::os(doing)(Errno::BADF));
+        return Err(Errno::BADF).doing(doing);
     }
     // SAFETY: the launcher has passed the number of a descriptor for this process to own; nothing
     // else here has opened one yet, and a number that is not open only makes the next call fail.
@@ -366,10 +364,10 @@ fn take_lifeline(number: i32) -> Result<OwnedFd, LaunchError> {
     if !is_pipe {
         // Not ours to close, then.
         std::mem::forget(lifeline);
-        return Err(LaunchError::os(doing)(Errno::BADF));
+        return Err(Errno::BADF).doing(doing);
     }
-    fcntl_setfd(&lifeline, FdFlags::CLOEXEC).map_err(LaunchError::os(doing))?;
-    rustix::io::ioctl_fionbio(&lifeline, true).map_err(LaunchError::os(doing))?;
+    fcntl_setfd(&lifeline, FdFlags::CLOEXEC).doing(doing)?;
+    rustix::io::ioctl_fionbio(&lifeline, true).doing(doing)?;
     Ok(lifeline)
 }
 
@@ -377,8 +375,7 @@ fn take_lifeline(number: i32) -> Result<OwnedFd, LaunchError> {
 fn raise_open_files() -> Result<Rlimit, LaunchError> {
     let before = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: before.maximum, maximum: before.maximum };
-    setrlimit(Resource::Nofile, raised)
-        .map_err(LaunchError::os("raising the limit on open files"))?;
+    setrlimit(Resource::Nofile, raised).doing("raising the limit on open files")?;
     Ok(before)
 }
 

@@ -17,7 +17,7 @@ use rustix::process::{
 };
 
 use super::binding::Bind;
-use super::error::LaunchError;
+use super::error::{Doing as _, LaunchError};
 use super::look_up::Places;
 use super::options::Job;
 use super::orders::KeeperOptions;
@@ -39,10 +39,9 @@ pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
     check_ranks(job.ranks)?;
     let program = Places::of_this_process().look_up(job.program())?;
     warn_of_shared_cpus(job);
-    let signals = Signals::take(&[]).map_err(LaunchError::os("taking signals (signalfd)"))?;
+    let signals = Signals::take(&[]).doing("taking signals (signalfd)")?;
     let _orphans = AdoptingOrphans::begin()?;
-    let (theirs, lifeline) =
-        pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::os("making a pipe to the keeper"))?;
+    let (theirs, lifeline) = pipe_with(PipeFlags::CLOEXEC).doing("making a pipe to the keeper")?;
     // Only the foreground may read from a terminal; the group of this process is there.
     let foreground = io::stdin().is_terminal().then(|| getpgrp().as_raw_pid());
     let options = KeeperOptions::of(job, program, theirs.as_raw_fd(), foreground);
@@ -64,8 +63,7 @@ fn start_keeper(job: &Job, options: &KeeperOptions, theirs: OwnedFd) -> Result<P
     let inherit = move || fcntl_setfd(&theirs, FdFlags::empty()).map_err(io::Error::from);
     // SAFETY: between fork and exec the closure makes one system call, and nothing else.
     unsafe { command.pre_exec(inherit) };
-    let keeper =
-        command.spawn().map_err(LaunchError::os("starting the keeper (/proc/self/exe)"))?;
+    let keeper = command.spawn().doing("starting the keeper (/proc/self/exe)")?;
     Ok(Pid::from_child(&keeper))
     // Our copy of their end goes with the command here.
 }
@@ -81,9 +79,9 @@ fn wait_for(keeper: Pid, signals: &Signals, lifeline: &OwnedFd) -> Result<u8, La
         fds.extend(ended.as_ref().map(|ended| PollFd::new(ended, PollFlags::IN)));
         match poll(&mut fds, patience) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(LaunchError::os("waiting for the keeper")(errno)),
+            Err(errno) => return Err(errno).doing("waiting for the keeper"),
         }
-        while let Some(signal) = signals.next().map_err(LaunchError::os("reading signals"))? {
+        while let Some(signal) = signals.next().doing("reading signals")? {
             if signal != libc::SIGCHLD
                 && let Ok(signal) = u8::try_from(signal)
             {
@@ -94,7 +92,7 @@ fn wait_for(keeper: Pid, signals: &Signals, lifeline: &OwnedFd) -> Result<u8, La
         match waitpid(Some(keeper), WaitOptions::NOHANG) {
             Ok(Some((_, status))) => return Ok(keeper_ended(status)),
             Ok(None) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(LaunchError::os("waiting for the keeper")(errno)),
+            Err(errno) => return Err(errno).doing("waiting for the keeper"),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Figures of a round.
 
-use super::error::PerfError;
 use hdrhistogram::Histogram;
 use quanta::Clock;
 use std::time::Duration;
@@ -29,14 +28,12 @@ pub(super) enum Measured {
 
 /// The measurement of all seats.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Figures {
-    /// One way.
-    Latency(Latency),
-    /// One way, all seats together.
-    Stream {
-        /// Messages a second.
-        rate: f64,
-    },
+pub(super) struct Figures {
+    pub(super) latency: Option<Latency>,
+    /// Messages a second of a stream, all seats together.
+    pub(super) rate: Option<f64>,
+    /// How long the slowest seat took.
+    pub(super) took: Duration,
 }
 
 /// One way, in microseconds; or until it is over, of what is no message.
@@ -52,13 +49,8 @@ pub(super) struct Latency {
     pub(super) max: f64,
 }
 
-/// Puts what seats measured together: the figures, and how long the slowest took. `count` messages
-/// each.
-pub(super) fn together(
-    clock: &Clock,
-    count: u64,
-    measured: impl IntoIterator<Item = Measured>,
-) -> Result<Option<(Figures, Duration)>, PerfError> {
+/// Puts what seats measured together: `count` messages each. None if that is nothing.
+pub(super) fn together(clock: &Clock, count: u64, measured: Vec<Measured>) -> Option<Figures> {
     let tick = seconds_of_a_tick(clock);
     let mut steps: Option<(Times, f64)> = None;
     let (mut rate, mut longest) = (0.0, 0.0_f64);
@@ -78,12 +70,9 @@ pub(super) fn together(
             _ => rate += count as f64 / (ticks * tick),
         }
     }
-    let took = Duration::from_secs_f64(longest);
-    Ok(match steps {
-        Some((times, ways)) => Some((Figures::Latency(Latency::of(&times, tick / ways)), took)),
-        None if rate > 0.0 => Some((Figures::Stream { rate }, took)),
-        None => None,
-    })
+    let latency = steps.map(|(times, ways)| Latency::of(&times, tick / ways));
+    let (rate, took) = ((rate > 0.0).then_some(rate), Duration::from_secs_f64(longest));
+    (latency.is_some() || rate.is_some()).then_some(Figures { latency, rate, took })
 }
 
 impl Latency {
@@ -124,9 +113,8 @@ mod tests {
         }
         for ways in [2.0, 1.0] {
             let measured = Measured::Steps { times: times.clone(), ways };
-            let Ok(Some((Figures::Latency(latency), _))) = together(&clock, 1, [measured]) else {
-                panic!()
-            };
+            let figures = together(&clock, 1, vec![measured]).unwrap();
+            let latency = figures.latency.unwrap();
             let Latency { min, mean, p50, p90, p99, p999, p9999, max } = latency;
             assert!([min, p50, p90, p99, p999, p9999, max].is_sorted());
             let wanted = [1.0, 500.5, 500.0, 900.0, 990.0, 999.0, 1000.0, 1000.0];
@@ -145,10 +133,9 @@ mod tests {
     fn the_rate_is_the_sum_of_all_seats() {
         let clock = Clock::new();
         let ticks = (1.0 / seconds_of_a_tick(&clock)) as u64;
-        let both = [Measured::Stream(ticks), Measured::Stream(2 * ticks)];
-        let Ok(Some((Figures::Stream { rate }, took))) = together(&clock, 1000, both) else {
-            panic!()
-        };
+        let both = vec![Measured::Stream(ticks), Measured::Stream(2 * ticks)];
+        let Figures { rate, took, .. } = together(&clock, 1000, both).unwrap();
+        let rate = rate.unwrap();
         assert!((rate - 1500.0).abs() < 1.0, "{rate}");
         assert!((took.as_secs_f64() - 2.0).abs() < 0.01, "{took:?}");
     }

@@ -26,12 +26,11 @@
 //! | [`tally`] | completion objects: a counter for the cost of a store, memory for large messages |
 //! | [`check`] | a random payload there and back, compared to the last byte |
 //! | [`figures`] | figures of a round |
-//! | [`record`] | a point's result, as a line of JSON |
+//! | [`record`] | a point's result, as a line of JSON and as a row |
 //! | [`osu`] | `carrack put_get_bench`: the same in the form of the OSU benchmarks |
-//! | [`table`], [`plot`], [`bar`] | the same for people: rows, charts, progress |
+//! | [`plot`] | charts |
 //! | [`error`] | what can go wrong |
 
-mod bar;
 mod barrier;
 mod benchmark;
 mod check;
@@ -51,7 +50,6 @@ mod seat;
 mod session;
 mod sides;
 mod start;
-mod table;
 mod tally;
 mod window;
 

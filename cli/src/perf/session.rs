@@ -147,15 +147,14 @@ impl Session {
         let wanted = self.plan.seconds.as_secs_f64();
         let mut count = fitting(point, FIRST);
         loop {
-            let (_, took) = self.measure(point, count)?;
-            let share = took.as_secs_f64() / wanted;
+            let share = self.measure(point, count)?.took.as_secs_f64() / wanted;
             if share >= ENOUGH || count >= MOST {
                 count = fitting(point, scaled(count, 1.0 / share));
                 break;
             }
             count = fitting(point, scaled(count, (1.5 * ENOUGH / share).clamp(2.0, 64.0)));
         }
-        let (figures, _) = self.measure(point, count)?;
+        let figures = self.measure(point, count)?;
         let messages = count * point.threads as u64;
         let mut conditions = self.conditions.clone();
         if point.op.benchmark().reach == Reach::WithinRank {
@@ -164,10 +163,10 @@ impl Session {
         Ok(Record::new(point, conditions, messages, figures))
     }
 
-    fn measure(&mut self, point: Point, count: u64) -> Result<(Figures, Duration), PerfError> {
+    fn measure(&mut self, point: Point, count: u64) -> Result<Figures, PerfError> {
         Order::Round(count).give(&self.runtime)?;
         let measured = self.round(point, count, true)?;
-        together(&self.clock, count, measured)?.ok_or(PerfError::Nothing)
+        together(&self.clock, count, measured).ok_or(PerfError::Nothing)
     }
 
     /// As any other: does what rank 0 says.

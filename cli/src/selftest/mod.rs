@@ -38,10 +38,9 @@ mod unpacked;
 pub(crate) use options::SelftestOptions;
 
 use crate::launch::LaunchError;
-use crate::{USAGE, complain};
+use crate::{USAGE, bar, complain};
 use archive::UnpackError;
 use child::Interrupt;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kit::Kit;
 use machine::Machine;
 use node::Node;
@@ -163,10 +162,7 @@ fn chosen(
 /// Runs one part after another. Prints a line for each ended part, and a progress bar on a
 /// terminal.
 fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt) -> Vec<Ran> {
-    let bar = ProgressBar::with_draw_target(Some(parts.len() as u64), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("[{bar:24}] {pos}/{len} {elapsed} {msg}") {
-        bar.set_style(style);
-    }
+    let bar = bar::new(parts.len(), "[{bar:24}] {pos}/{len} {elapsed} {msg}");
     let run = |part: Part| {
         bar.set_message(part.name.clone());
         bar.tick();

@@ -4,8 +4,7 @@
 pub(super) mod percentiles;
 
 use super::error::PerfError;
-use super::record::Record;
-use super::table::size_in_words;
+use super::record::{Record, size_in_words};
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{
     AsRangedCoord, KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter,

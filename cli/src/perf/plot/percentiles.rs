@@ -3,8 +3,7 @@
 use super::{Axis, Curve, Marks, chart, name, ranges, write};
 use crate::perf::error::PerfError;
 use crate::perf::figures::Latency;
-use crate::perf::record::Record;
-use crate::perf::table::size_in_words;
+use crate::perf::record::{Record, size_in_words};
 use plotters::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
