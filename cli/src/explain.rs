@@ -68,7 +68,7 @@ enum ExplainError {
     #[error(transparent)]
     Wait(#[from] WaitError),
     #[error(transparent)]
-    Collective(Box<CollectiveError>),
+    Collective(#[from] Box<CollectiveError>),
 }
 
 impl From<CollectiveError> for ExplainError {

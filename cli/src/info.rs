@@ -86,7 +86,7 @@ fn machine() -> Value {
         "cpus_allowed": cpu_list(&cpus),
         "cpu_count": cpus.len(),
         "kernel": kernel.map(|part| part.to_string_lossy()).join(" "),
-        "memory_bytes": memory.totalram as u64 * u64::from(memory.mem_unit),
+        "memory_bytes": memory.totalram * u64::from(memory.mem_unit),
     })
 }
 

@@ -27,7 +27,7 @@ pub(crate) fn run_ranks(ranks: u32, env: Vec<(OsString, OsString)>) -> Result<u8
 
 /// Gathers the texts of all ranks, in the order of ranks. A first allgather carries the lengths, a
 /// second one the texts, padded to the longest.
-pub(crate) fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, CollectiveError> {
+pub(crate) fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, Box<CollectiveError>> {
     let lengths = runtime.allgather(&(text.len() as u64).to_le_bytes())?;
     let lengths: Vec<usize> = lengths
         .iter()

@@ -3,7 +3,7 @@
 use super::check;
 use super::error::PerfError;
 use super::figures::Measured;
-use super::line::{Copies, Of, Repeated, SendLine};
+use super::line::{self, Copies, Of, Repeated, SendLine};
 use super::measure::{self, Round};
 use super::plan::Test;
 use super::seat::Seat;
@@ -163,12 +163,11 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         name: "send",
         round: |round, seat| {
             let Seat { runtime, device, peer, tag, .. } = seat;
-            let (payload, over) = (round.outgoing(seat)?, SendLine::<()>::queue(round));
-            let mut message = Repeated::new(&payload, |bytes| {
+            let (payload, over) = (round.outgoing(seat)?, line::queue(round));
+            let message = Repeated::new(&payload, |bytes| {
                 runtime.post_send(*peer, bytes, *tag).device(device)
             });
-            let send = |more| message.post(more, |message| seat.send(message));
-            round.line(&mut SendLine::new(round, seat, &over, send)?, seat)
+            round.line(&mut SendLine::new(round, seat, &over, message)?, seat)
         },
         check: check::sends,
         ..MESSAGES

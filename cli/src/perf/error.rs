@@ -114,7 +114,7 @@ pub(super) enum PerfError {
     /// Boxed: it is several times the size of all others, and every call of a measured loop returns
     /// one or none.
     #[error(transparent)]
-    Collective(Box<CollectiveError>),
+    Collective(#[from] Box<CollectiveError>),
     #[error(transparent)]
     Gpu(#[from] GpuError),
     #[error(transparent)]

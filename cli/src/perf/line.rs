@@ -50,17 +50,17 @@ where
 {
     const IS_ANSWERED: bool = IS_ANSWERED;
 
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, more: bool) -> Result<(), PerfError> {
         (self.begin)(more)
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, count: u64) -> Result<(), PerfError> {
         (self.take)(count)
     }
 
-    #[inline]
+    #[inline(always)]
     fn settle(&mut self, most: u64) -> Result<(), PerfError> {
         self.seat.settle(most)
     }
@@ -122,13 +122,19 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Repeated<'a, K, F> {
         more: bool,
         by: impl FnOnce(&mut Post<'a, K>) -> Result<(), PerfError>,
     ) -> Result<(), PerfError> {
-        match &mut self.built {
+        let mut fresh;
+        let post = match &mut self.built {
             Some(built) => {
                 built.again().set_more(more);
-                by(built)
+                built
             }
-            None => by(&mut (self.build)(lent(self.payload))),
-        }
+            None => {
+                fresh = (self.build)(lent(self.payload));
+                &mut fresh
+            }
+        };
+        // One call, so that it is compiled into the loop.
+        by(post)
     }
 }
 
@@ -137,9 +143,9 @@ impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Repeated<'a, K, F> {
 /// It posts exactly as many receives as messages will come, so that none is left over for the next
 /// round, and keeps some of them posted: the buffer of a receive that is over goes into the next
 /// one. Messages are sent from one buffer; large ones are received into one buffer.
-pub(super) struct SendLine<'a, S> {
+pub(super) struct SendLine<'a, K, F> {
     seat: &'a Seat,
-    send: S,
+    message: Repeated<'a, K, F>,
     /// One receive, which is called for each message, with a buffer of its own each time.
     receive: PostRecv<'a>,
     over: &'a CompQueue,
@@ -152,26 +158,19 @@ pub(super) struct SendLine<'a, S> {
     is_spare: bool,
 }
 
-impl SendLine<'_, ()> {
-    /// The queue of a line's receives.
-    pub(super) fn queue(round: &Round<'_>) -> CompQueue {
-        CompQueue::new(posted(round) + 1)
-    }
-}
-
-impl<'a, S: FnMut(bool) -> Result<(), PerfError>> SendLine<'a, S> {
-    /// A line that sends by `send` and has its first receives posted, which end in `over`.
+impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> SendLine<'a, K, F> {
+    /// A line that sends `message` and has its first receives posted, which end in `over`.
     pub(super) fn new(
         round: &Round<'_>,
         seat: &'a Seat,
         over: &'a CompQueue,
-        send: S,
+        message: Repeated<'a, K, F>,
     ) -> Result<Self, PerfError> {
         // A message that is here already ends in the queue, too.
         let receive = seat.runtime.post_recv(seat.peer, Buffer::Empty, seat.tag);
         let receive = receive.device(&seat.device).comp(over);
         let (size, (to_post, _)) = (round.point.size, round.incoming());
-        let mut line = Self { seat, send, receive, over, size, to_post, is_spare: false };
+        let mut line = Self { seat, message, receive, over, size, to_post, is_spare: false };
         for buffer in round.memory.buffers(posted(round), size)? {
             line.receive.refill(buffer);
             line.is_spare = true;
@@ -191,18 +190,23 @@ impl<'a, S: FnMut(bool) -> Result<(), PerfError>> SendLine<'a, S> {
     }
 }
 
+/// The queue of a line's receives.
+pub(super) fn queue(round: &Round<'_>) -> CompQueue {
+    CompQueue::new(posted(round) + 1)
+}
+
 /// Receives that are posted at a time.
 fn posted(round: &Round<'_>) -> usize {
     let (incoming, ahead) = round.incoming();
     usize::try_from(ahead.min(incoming)).unwrap_or(0)
 }
 
-impl<S: FnMut(bool) -> Result<(), PerfError>> Line for SendLine<'_, S> {
+impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Line for SendLine<'a, K, F> {
     const IS_ANSWERED: bool = true;
 
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, more: bool) -> Result<(), PerfError> {
-        (self.send)(more)?;
+        self.message.post(more, |message| self.seat.send(message))?;
         self.post_spare()
     }
 

@@ -180,10 +180,9 @@ impl Round<'_> {
                 acknowledged(sent - AHEAD + 1)?;
                 line.settle((AHEAD - 1) * window)?;
             }
-            for _ in 1..window {
-                line.begin(true)?;
+            for left in (0..window).rev() {
+                line.begin(left > 0)?;
             }
-            line.begin(false)?;
         }
         acknowledged(windows)?;
         line.settle(0)?;

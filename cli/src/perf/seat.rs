@@ -144,7 +144,10 @@ impl Seat {
             let called = op.try_submit();
             match &called {
                 Ok(Outcome::Done(_)) => return Ok(()),
-                Ok(Outcome::Posted) => return Ok(posted()),
+                Ok(Outcome::Posted) => {
+                    posted();
+                    return Ok(());
+                }
                 Ok(Outcome::Retry(_)) => self.poll()?,
                 Err(_) => return Ok(called.map(drop)?),
             }
