@@ -186,7 +186,11 @@ fn to_json(me: Rank, paths: &PeerPaths) -> Value {
         CopierState::On { .. } => json!({ "state": "on", "why": null }),
         CopierState::Refused(why) => json!({ "state": "refused", "why": why }),
     };
-    let kind = |KindPath { memory, way, why, copier: state, .. }: &KindPath| json!({ "memory": memory, "way": way, "why": why, "copier": state.as_ref().map(copier) });
+    let kind = |kind: &KindPath| {
+        let (memory, way, why) = (&kind.memory, &kind.way, &kind.why);
+        let copier = kind.copier.as_ref().map(copier);
+        json!({ "memory": memory, "way": way, "why": why, "copier": copier })
+    };
     json!({
         "rank": me.0,
         "peer": paths.rank.0,

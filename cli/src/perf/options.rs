@@ -176,7 +176,8 @@ pub(super) enum Op {
     FetchAdd,
     /// Barriers of all ranks
     Barrier,
-    /// Copies within rank 0, from its memory to memory of rank 1's kind: what puts are compared with
+    /// Copies within rank 0, from its memory to memory of rank 1's kind: what puts are compared
+    /// with
     Copy,
 }
 
