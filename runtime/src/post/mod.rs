@@ -38,6 +38,7 @@ pub(crate) use operation::Retries;
 pub use options::{Outcome, Post, RetryReason};
 pub(crate) use ordered::Ordered;
 pub(crate) use park::end_copies;
+pub use submit::Kind;
 
 /// An active message to be posted. Made by [`Runtime::post_am`](crate::Runtime::post_am).
 pub type PostAm<'a> = Post<'a, am::Am<'a>>;
