@@ -167,6 +167,7 @@ impl World {
                 }
                 TxAction::End(outcome) => {
                     assert!(self.chunks.is_empty(), "the NIC still reads");
+                    assert!(self.op != Op::Put || outcome.is_err(), "its owner says when it ends");
                     self.sent.push(outcome);
                     return;
                 }
@@ -383,7 +384,11 @@ proptest! {
                 break;
             }
         }
-        while world.step(0) {}
+        let mut steps = 0;
+        while world.step(0) {
+            steps += 1;
+            prop_assert!(steps < 10_000, "it goes on for ever");
+        }
         let Troubles { lost, expires, breaks, dies, .. } = troubles;
         prop_assert_eq!(world.received.len(), 1, "the receiver ends once");
         if dies || expires || breaks {
