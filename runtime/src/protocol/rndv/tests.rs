@@ -4,7 +4,7 @@
 use super::*;
 use crate::error::OpError;
 use crate::names::{Rank, RemoteComp, Tag};
-use crate::protocol::wire::{Control, Request, Verdict};
+use crate::protocol::wire::{Control, Request, Verdict, Window};
 use carrack_transports::contract::{DownCause, RemotePlace};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -204,7 +204,11 @@ impl World {
                     });
                 }
                 RxAction::Hide(_) | RxAction::Flush | RxAction::TakeBack => {}
-                RxAction::Choose => next = Some(RxEvent::Begin(Way::Fragments)),
+                RxAction::Choose => {
+                    let staged = self.message.len().is_multiple_of(2);
+                    let way = if staged { Way::Staged } else { Way::Fragments };
+                    next = Some(RxEvent::Begin(way));
+                }
                 RxAction::Arrived => {
                     self.received.push(!self.troubles.lost || !rx.wants_to_go());
                     if self.op == Op::Put {
@@ -297,7 +301,7 @@ impl World {
                     self.place[at..][..bytes.len()].copy_from_slice(&bytes);
                 }
                 let size = self.message.len();
-                let is_whole = self.rx.as_ref().is_some_and(|rx| rx.got() == size);
+                let is_whole = self.rx.as_ref().is_some_and(|rx| rx.got() >= size);
                 self.granted = size.min(self.granted + 8);
                 let event = if is_whole { RxEvent::Placed } else { RxEvent::Blocks(self.granted) };
                 self.rx_on(event, &[]);
@@ -404,4 +408,53 @@ proptest! {
             prop_assert!(!dies || world.sent.len() <= 1);
         }
     }
+}
+
+#[test]
+fn a_sender_that_breaks_the_protocol_is_found_out() {
+    let on = |way: Option<Way>, event: RxEvent| {
+        let (mut rx, mut actions) = (Rx::new(RX, 100, Ask::Rts(TX)), Actions::new());
+        for event in way.map(RxEvent::Begin).into_iter().chain([event]) {
+            rx.on(event, &LIMITS, &mut actions)?;
+        }
+        Ok(())
+    };
+    let place = RemotePlace { addr: 1000, key: 1 };
+    let (whole, chunks) = (Some(Way::Whole(place)), Some(Way::Chunks(place, 10)));
+    let fragment = |offset, len| RxEvent::Fragment { offset, len };
+    let broken = |outcome| matches!(outcome, Err(Violation::Broken(_)));
+    assert_eq!(on(Some(Way::Fragments), fragment(90, 10)), Ok(()));
+    for (offset, len) in [(91, 10), (0, 101), (100, 1), (0, 0), (u64::MAX, 2)] {
+        assert!(broken(on(Some(Way::Fragments), fragment(offset, len))), "{offset} {len}");
+    }
+    for way in [whole, chunks, Some(Way::Copied)] {
+        assert!(broken(on(way, fragment(0, 10))), "{way:?}");
+    }
+    for (way, at) in [(whole, 10), (chunks, 20), (Some(Way::Fragments), 0), (Some(Way::Copied), 0)]
+    {
+        assert!(broken(on(way, RxEvent::Written { at })), "{way:?}");
+        assert!(broken(on(way, RxEvent::Unwritten { at })), "{way:?}");
+    }
+    let fin = |verdict| on(Some(Way::Fragments), RxEvent::Fin(verdict));
+    assert_eq!((fin(Verdict::Done), fin(Verdict::Failed)), (Err(Violation::Stray), Ok(())));
+}
+
+#[test]
+fn a_receiver_that_breaks_the_protocol_is_found_out() {
+    let on = |duty, events: &[TxEvent]| {
+        let (mut tx, mut actions) = (Tx::offered(TX, 100, duty, false), Actions::new());
+        events.iter().try_for_each(|event| tx.on(event.clone(), &LIMITS, &mut actions))
+    };
+    let place = RemotePlace { addr: 1000, key: 1 };
+    let cts = TxEvent::Cts { rx: RX, limit: 50 };
+    let chunk = |rx, at| TxEvent::CtsChunk { rx, window: Window { at, len: 10, place } };
+    let message = |events: &[TxEvent]| on(Duty::Message, events);
+    assert_eq!(message(&[cts.clone(), cts.clone()]), Err(Violation::Stray));
+    assert_eq!(message(&[cts.clone(), TxEvent::CtsWrite { rx: RX, place }]), Err(Violation::Stray));
+    assert_eq!(message(&[cts.clone(), TxEvent::Fin(Verdict::Done)]), Err(Violation::Stray));
+    assert_eq!(message(&[cts.clone(), chunk(RX, 10)]), Ok(()), "it is late");
+    assert!(message(&[cts, chunk(RX, 0)]).is_err());
+    assert_eq!(message(&[chunk(RX, 10), chunk(RX, 0)]), Ok(()));
+    assert!(message(&[chunk(RX, 0), chunk(RX + 1, 10)]).is_err(), "two names");
+    assert!(on(Duty::Memory, &[chunk(RX, 0)]).is_err(), "no NIC writes a put here");
 }
