@@ -76,6 +76,8 @@ struct World {
     /// Fragments that an engine has to copy.
     blocks: Vec<(usize, Vec<u8>)>,
     granted: usize,
+    /// The sender's NIC reaches the buffer.
+    is_exposed: bool,
     sent: Vec<Result<(), OpError>>,
     received: Vec<bool>,
     given: u8,
@@ -109,6 +111,7 @@ impl World {
             chunks: Vec::new(),
             blocks: Vec::new(),
             granted: 0,
+            is_exposed: false,
             sent: Vec::new(),
             received: Vec::new(),
             given: 0,
@@ -182,6 +185,7 @@ impl World {
 
     fn rx_on(&mut self, event: RxEvent, fragment: &[u8]) {
         let Some(mut rx) = self.rx.take() else { return };
+        self.is_exposed |= matches!(event, RxEvent::Begin(Way::Whole(_) | Way::Chunks(..)));
         let (mut actions, mut next) = (Actions::new(), Some(event));
         loop {
             if let Some(event) = next.take() {
@@ -190,6 +194,7 @@ impl World {
             let Some(action) = actions.pop_front() else { break };
             match action {
                 RxAction::Send(control) => self.to_tx.push_back(control),
+                RxAction::Store(_) if rx.is_over() => panic!("the operation has ended"),
                 RxAction::Store(at) if rx.is_staged() => {
                     assert!(at + fragment.len() <= self.granted, "it was not granted");
                     self.blocks.push((at, fragment.to_vec()));
@@ -203,13 +208,15 @@ impl World {
                         false => RxEvent::Shown { at, len, place },
                     });
                 }
-                RxAction::Hide(_) | RxAction::Flush | RxAction::TakeBack => {}
+                RxAction::Hide(_) | RxAction::Flush => {}
+                RxAction::TakeBack => self.is_exposed = false,
                 RxAction::Choose => {
                     let staged = self.message.len().is_multiple_of(2);
                     let way = if staged { Way::Staged } else { Way::Fragments };
                     next = Some(RxEvent::Begin(way));
                 }
                 RxAction::Arrived => {
+                    assert!(!self.is_exposed, "the NIC still has the buffer");
                     self.received.push(!self.troubles.lost || !rx.wants_to_go());
                     if self.op == Op::Put {
                         let fin = Control::Fin { name: TX, verdict: Verdict::Done };
@@ -218,7 +225,10 @@ impl World {
                     return;
                 }
                 RxAction::Fail => self.received.push(false),
-                RxAction::Leave => return,
+                RxAction::Leave => {
+                    assert!(!self.is_exposed, "the NIC still has the buffer");
+                    return;
+                }
             }
         }
         self.rx = Some(rx);
@@ -302,8 +312,13 @@ impl World {
                 }
                 let size = self.message.len();
                 let is_whole = self.rx.as_ref().is_some_and(|rx| rx.got() >= size);
-                self.granted = size.min(self.granted + 8);
-                let event = if is_whole { RxEvent::Placed } else { RxEvent::Blocks(self.granted) };
+                let drops = !self.rx.as_ref().is_some_and(Rx::is_staged);
+                // There are no blocks for bytes that are dropped.
+                self.granted = if drops { 0 } else { size.min(self.granted + 8) };
+                let event = match is_whole && !drops {
+                    true => RxEvent::Placed,
+                    false => RxEvent::Blocks(self.granted),
+                };
                 self.rx_on(event, &[]);
             }
             _ if self.troubles.no_copy => self.rx_on(RxEvent::Begin(Way::Fragments), &[]),
@@ -457,4 +472,9 @@ fn a_receiver_that_breaks_the_protocol_is_found_out() {
     assert_eq!(message(&[chunk(RX, 10), chunk(RX, 0)]), Ok(()));
     assert!(message(&[chunk(RX, 0), chunk(RX + 1, 10)]).is_err(), "two names");
     assert!(on(Duty::Memory, &[chunk(RX, 0)]).is_err(), "no NIC writes a put here");
+}
+
+#[test]
+fn the_owners_name_for_an_answer_is_that_of_no_transfer() {
+    assert!(name_of_answer(RX) != RX && name_of_answer(RX) > 1 << 60);
 }
