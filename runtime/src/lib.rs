@@ -53,65 +53,63 @@
 
 pub mod alloc;
 mod api;
+mod boards;
 pub mod bootstrap;
-pub mod buffer;
 mod chores;
 mod collective;
 pub mod comp;
 mod datapath;
 mod deadline;
-mod device;
 mod error;
 pub mod explain;
 pub mod ipc;
+mod local;
 pub mod matching;
 mod names;
 mod op;
 pub mod packet;
 mod peer;
-mod pending;
-pub mod post;
 mod progress;
 mod protocol;
 pub mod region;
-mod runtime;
 pub mod settings;
 mod simulators;
+mod staging;
 mod streams;
-mod wait;
+mod undelivered;
 
 pub use carrack_transports as transports;
 pub use carrack_transports::trial;
 
-pub use api::Probe;
-pub use buffer::{Buffer, SendBuffer};
+pub use api::buffer::{self, Buffer, SendBuffer};
+pub use api::post::{self, Operation, Outcome, Piece, RetryReason};
+pub use api::{DeviceBuilder, Probe, Runtime, RuntimeBuilder};
 pub use carrack_transports::mem::{Face, FaceError, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use collective::Group;
 pub use comp::{
     AsCompletion, CompQueue, Completion, Counter, Handler, Status, StreamCounter, Synchronizer,
 };
-pub use device::{Device, DeviceBuilder};
+pub use datapath::Device;
 pub use error::{
     AwaitError, CollectiveError, Error, GroupError, OpError, PostError, ProgressError,
     RegisterError, RemoteKeyError, ResourceError, StartError, WaitError,
 };
 pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
 pub use names::{Rank, RemoteComp, Tag, UserContext};
+pub use op::PendingOp;
 pub use peer::PeerState;
-pub use pending::{Pending, PendingOp};
-pub use post::{Operation, Outcome, Piece, RetryReason};
+pub use progress::Pending;
 pub use region::{AtomicAgent, Mr, Registration, RemoteKey, StillInUse};
-pub use runtime::{Runtime, RuntimeBuilder};
 
 /// The items that most programs use.
 pub mod prelude {
-    pub use crate::buffer::{Buffer, Region};
+    pub use crate::api::Runtime;
+    pub use crate::api::buffer::{Buffer, Region};
+    pub use crate::api::post::{Operation, Outcome, RetryReason};
     pub use crate::comp::{AsCompletion, CompQueue, Counter, Handler, Status, Synchronizer};
     pub use crate::error::{AwaitError, OpError, PostError, ProgressError, WaitError};
     pub use crate::matching::Matching;
     pub use crate::names::{Rank, RemoteComp, Tag, UserContext};
-    pub use crate::post::{Operation, Outcome, RetryReason};
     pub use crate::region::{Mr, RemoteKey};
-    pub use crate::runtime::Runtime;
     pub use crate::{Device, Group, MR_DEVICE, MR_HOST, MR_UNKNOWN, Piece};
 }

@@ -71,7 +71,8 @@ impl OnLinks {
     pub(crate) fn has_on_memory(&self, peer: Rank, before: u64) -> bool {
         self.on_memory.load(Ordering::Acquire) > 0
             && self.all.any(|one| {
-                one.op.rank == peer && matches!(one.next, Next::Memory { name, .. } if name < before)
+                one.op.rank == peer
+                    && matches!(one.next, Next::Memory { name, .. } if name < before)
             })
     }
 

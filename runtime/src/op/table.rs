@@ -291,16 +291,20 @@ impl<E: Entry> OpTable<E> {
             return 0;
         }
         let shard = self.shard(peer);
-        let is_meant = |(at, slot): &(&(Rank, u64), &Slot<E>)| {
-            at.0 == peer && is_meant(at.1, slot.kind)
-        };
+        let is_meant =
+            |(at, slot): &(&(Rank, u64), &Slot<E>)| at.0 == peer && is_meant(at.1, slot.kind);
         shard.slots.iter().filter(is_meant).count()
     }
 
     /// Calls `each` with every operation that no thread carries on at the moment.
     pub(crate) fn each(&self, mut each: impl FnMut(&E)) {
         for shard in &self.shards {
-            shard.lock().slots.values().filter_map(|slot| slot.entry.as_deref()).for_each(&mut each);
+            shard
+                .lock()
+                .slots
+                .values()
+                .filter_map(|slot| slot.entry.as_deref())
+                .for_each(&mut each);
         }
     }
 }
@@ -347,7 +351,9 @@ mod tests {
             op.seen.push(event);
             if event == 0 {
                 for next in 1..4 {
-                    assert!(table.on(at, next, |_, _| unreachable!("this thread has it")).is_none());
+                    assert!(
+                        table.on(at, next, |_, _| unreachable!("this thread has it")).is_none()
+                    );
                 }
             }
             if op.seen.len() < 4 { Flow::Stays } else { Flow::Ends }
@@ -381,7 +387,10 @@ mod tests {
         assert_eq!(table.fail(Rank(1), &DownCause::Closed), [names[0], names[2]]);
         let (back, cause) = table.insert(table.name(), op(1)).err().unwrap();
         assert_eq!((back.peer, cause), (Rank(1), Some(DownCause::Closed)));
-        assert!(table.insert(table.name(), op(1 + SHARDS as u32)).is_ok(), "its shard's others stay");
+        assert!(
+            table.insert(table.name(), op(1 + SHARDS as u32)).is_ok(),
+            "its shard's others stay"
+        );
         assert_eq!(table.count_of(Rank(1), |_, kind| kind == Kind::Message), 2);
         assert_eq!(table.count_of(Rank(1), |name, _| name < names[2]), 1);
         assert_eq!(table.drain().len(), 4);

@@ -46,7 +46,8 @@ const NOTE: u64 = 7;
 pub(super) const CONTROL: u64 = 8;
 /// The distance from the kind of a message to that of its RTS.
 const RTS: u64 = RTS_AM - AM;
-const _: () = assert!(RTS_SEND - SEND == RTS, "an RTS has the header of its message, but for the kind");
+const _: () =
+    assert!(RTS_SEND - SEND == RTS, "an RTS has the header of its message, but for the kind");
 
 impl Message {
     /// Returns the header. A control message has one of its own.

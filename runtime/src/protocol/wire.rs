@@ -101,9 +101,7 @@ impl Control {
             Self::RtsPut { comp, tag, request } => (to(RTS_PUT, comp, tag), request.encode()),
             Self::Get { comp, tag, request } => (to(GET, comp, tag), request.encode()),
             Self::Pieces { rx, request } => (Header([PIECES, rx]), request.encode()),
-            Self::Atomic { swap, request } => {
-                (Header([ATOMIC, u64::from(swap)]), request.encode())
-            }
+            Self::Atomic { swap, request } => (Header([ATOMIC, u64::from(swap)]), request.encode()),
             Self::Hold { room, turn } => (Header([HOLD, turn << 2 | room as u64]), words([])),
             Self::Where { region } => (Header([WHERE, region]), words([])),
             Self::Here { region, place: RemotePlace { addr, key }, len } => {

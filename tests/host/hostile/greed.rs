@@ -155,7 +155,10 @@ fn lists_of_pieces_are_bounded_and_those_that_make_no_sense_cost_nothing() {
     }
     // Lists that never come: an honest rank's largest number in flight, and no more.
     push_up_to(&mut job, MOST + 1, "lists of pieces", |number| {
-        ([PIECES, number % 2 * (number + 5)], words([number, region, 1, 16 + (1 - number % 2) * 8, 0]))
+        (
+            [PIECES, number % 2 * (number + 5)],
+            words([number, region, 1, 16 + (1 - number % 2) * 8, 0]),
+        )
     });
     // And such as come, but whose answers are not taken.
     let mut job = Job3::new(Geometry { slots: 1024, ..GEOMETRY });

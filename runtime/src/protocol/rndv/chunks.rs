@@ -78,9 +78,8 @@ impl Sent {
             return Ok(());
         }
         let end = window.at.checked_add(window.len).filter(|&end| window.len > 0 && end <= size);
-        let end = end.ok_or(Violation::Broken(
-            "it wants bytes written that its message does not have",
-        ))?;
+        let end =
+            end.ok_or(Violation::Broken("it wants bytes written that its message does not have"))?;
         let place = self.windows.partition_point(|other| other.at < window.at);
         let before = place.checked_sub(1).and_then(|at| self.windows.get(at));
         let is_free = window.at >= self.sent
@@ -244,11 +243,17 @@ mod tests {
     #[test]
     fn windows_come_in_any_order_and_once_and_within_the_message() {
         let mut sent = Sent::new(5);
-        assert_eq!((sent.show(100, window(20, 10)), sent.show(100, window(0, 10))), (Ok(()), Ok(())));
+        assert_eq!(
+            (sent.show(100, window(20, 10)), sent.show(100, window(0, 10))),
+            (Ok(()), Ok(()))
+        );
         for (at, len) in [(20, 10), (15, 10), (25, 1), (0, 1), (95, 10), (usize::MAX, 2), (40, 0)] {
             assert!(sent.show(100, window(at, len)).is_err(), "{at} {len}");
         }
-        assert_eq!((sent.show(100, window(10, 10)), sent.show(100, window(90, 10))), (Ok(()), Ok(())));
+        assert_eq!(
+            (sent.show(100, window(10, 10)), sent.show(100, window(90, 10))),
+            (Ok(()), Ok(()))
+        );
         let order: Vec<_> = sent.windows.iter().map(|window| window.at).collect();
         assert_eq!(order, [0, 10, 20, 90]);
     }
@@ -298,6 +303,9 @@ mod tests {
         let mut shown = Shown::new(95);
         shown.shown(0, 10);
         shown.refuse();
-        assert_eq!((shown.next(&LIMITS), shown.written(0), shown.is_over()), (None, Some(10), true));
+        assert_eq!(
+            (shown.next(&LIMITS), shown.written(0), shown.is_over()),
+            (None, Some(10), true)
+        );
     }
 }

@@ -41,9 +41,9 @@
 //! event.
 
 mod chunks;
+mod rx;
 #[cfg(test)]
 mod tests;
-mod rx;
 mod tx;
 
 pub(crate) use rx::{Ask, Rx, RxAction, RxEvent, Way};

@@ -295,7 +295,9 @@ impl Rx {
         match self.method {
             Method::Fragments | Method::Staged => {}
             Method::Whole | Method::Chunks(_) => {
-                return Err(Violation::Broken("it sent a fragment of a message that it is to write"));
+                return Err(Violation::Broken(
+                    "it sent a fragment of a message that it is to write",
+                ));
             }
             Method::Copied => {
                 return Err(Violation::Broken(

@@ -90,9 +90,7 @@ impl World {
     fn new(op: Op, size: usize, troubles: Troubles) -> Self {
         let message: Vec<u8> = (0..size).map(|at| (at % 200) as u8).collect();
         let (tx, ask) = match op {
-            Op::Message => {
-                (Some(Tx::offered(TX, size, Duty::Message, false)), Ask::Rts(TX))
-            }
+            Op::Message => (Some(Tx::offered(TX, size, Duty::Message, false)), Ask::Rts(TX)),
             Op::Put => (Some(Tx::offered(TX, size, Duty::Memory, false)), Ask::Rts(TX)),
             Op::Get => {
                 let request = Request { name: 0, region: 5, offset: 0, first: 9, second: 0 };

@@ -194,7 +194,9 @@ impl Tx {
                     if *sent == self.size {
                         match self.duty {
                             Duty::Memory => self.method = Method::Judged,
-                            Duty::Message | Duty::Answer => actions.push_back(TxAction::End(Ok(()))),
+                            Duty::Message | Duty::Answer => {
+                                actions.push_back(TxAction::End(Ok(())))
+                            }
                         }
                     }
                 }
@@ -332,7 +334,8 @@ impl Tx {
             Next::Rest => {}
             Next::Write { at, len, window } => {
                 let within = (at - window.at) as u64;
-                let place = RemotePlace { addr: window.place.addr.wrapping_add(within), ..window.place };
+                let place =
+                    RemotePlace { addr: window.place.addr.wrapping_add(within), ..window.place };
                 actions.push_back(TxAction::Chunk { place, at, len, window: window.at });
             }
             Next::Fragments { unwritten } => {
