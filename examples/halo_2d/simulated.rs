@@ -9,6 +9,8 @@ use carrack_simulators::gpu::{FakeStream, Kernel};
 use std::any::Any;
 use std::sync::Arc;
 
+type Outcome = std::result::Result<(), GpuError>;
+
 pub(crate) struct SimulatedKernels {
     memory: Region,
 }
@@ -21,7 +23,7 @@ impl SimulatedKernels {
     fn launch(
         &self,
         stream: &Arc<dyn Stream>,
-        kernel: impl FnOnce(&mut Kernel, &Region) -> std::result::Result<(), GpuError> + Send + 'static,
+        kernel: impl FnOnce(&mut Kernel, &Region) -> Outcome + Send + 'static,
     ) -> Result<()> {
         let any: &dyn Any = &**stream;
         let stream = any.downcast_ref::<FakeStream>().ok_or("a stream of another driver")?;

@@ -208,17 +208,18 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
             }
             Step::Receive { tag, room } => {
                 let buffer = vec![0; room.into()];
-                count(
-                    runtime.post_recv(Rank(1), buffer, Tag(u64::from(tag % 4))).comp(&ended).try_submit(),
-                );
+                let tag = Tag(u64::from(tag % 4));
+                count(runtime.post_recv(Rank(1), buffer, tag).comp(&ended).try_submit());
             }
             Step::Put { len, number } => {
                 let rmr = remote(number.get())?;
-                count(runtime.post_put(Rank(1), vec![1; len.into()], &rmr, 0).comp(&ended).try_submit());
+                let bytes = vec![1; len.into()];
+                count(runtime.post_put(Rank(1), bytes, &rmr, 0).comp(&ended).try_submit());
             }
             Step::Get { len, number } => {
                 let rmr = remote(number.get())?;
-                count(runtime.post_get(Rank(1), vec![1; len.into()], &rmr, 0).comp(&ended).try_submit());
+                let bytes = vec![1; len.into()];
+                count(runtime.post_get(Rank(1), bytes, &rmr, 0).comp(&ended).try_submit());
             }
             Step::Add { number } => {
                 let rmr = remote(number.get())?;

@@ -84,8 +84,8 @@ fn play(steps: Vec<Step>) -> Result<(), Box<dyn std::error::Error>> {
                 let policy = policies[usize::from(policy) % policies.len()];
                 let buffer = vec![3; usize::from(room)];
                 let tag = Tag(u64::from(tag % 4));
-                let _ =
-                    runtime.post_recv(Rank(1), buffer, tag).matching(policy).comp(&counter).try_submit();
+                let post = runtime.post_recv(Rank(1), buffer, tag).matching(policy);
+                let _ = post.comp(&counter).try_submit();
             }
             Step::Progress => {
                 let _ = runtime.progress().map_err(|error| error.to_string());

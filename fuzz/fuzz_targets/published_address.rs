@@ -16,7 +16,8 @@ fuzz_target!(|address: &[u8]| {
     let Ok(runtime) = started else { return };
     let name = carrack::RemoteComp(1);
     for _ in 0..3 {
-        let _ = runtime.post_am(Rank(1), &[7; 8], name).try_submit().map_err(|error| error.to_string());
+        let posted = runtime.post_am(Rank(1), &[7; 8], name).try_submit();
+        let _ = posted.map_err(|error| error.to_string());
         let _ = runtime.progress();
     }
     let _ = runtime.explain(std::time::Duration::ZERO);

@@ -140,7 +140,7 @@ fn size(number: u64) -> usize {
 
 #[track_caller]
 fn assert_message(event: &Event, from: u32, number: u64) {
-    let Event::Arrived { from: who, header, payload } = event else { panic!("{event:?}") };
+    let Event::Arrived { from: who, header, payload, .. } = event else { panic!("{event:?}") };
     assert_eq!((*who, *header), (PeerId(from), Header([number, !number])));
     assert_eq!(bytes_of(payload), pattern(number, size(number)));
 }

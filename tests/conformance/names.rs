@@ -85,8 +85,11 @@ fn a_message_for_nobody_is_told_of_and_dropped_and_others_arrive<J: Job>() {
             sent(&ranks[..1], || ranks[0].post_am(Rank(1), &message[..], wrong).try_submit());
             sent(&ranks[..1], || ranks[0].post_am(Rank(1), &message[..], name).try_submit());
             let errors = until_with_errors(&ranks, || sink.count() > 0);
-            let told = matches!(&errors[..],
-                [ProgressError::NoSuchCompletion { from: Rank(0), comp, size: told }] if (*comp, *told) == (wrong, size));
+            let told = matches!(
+                &errors[..],
+                [ProgressError::NoSuchCompletion { from: Rank(0), comp, size: told }]
+                    if (*comp, *told) == (wrong, size)
+            );
             // The complaint may come with the same call as the message behind it.
             assert!(told, "{errors:?}");
             assert_eq!(sink.one(&ranks).bytes().unwrap(), message);

@@ -65,7 +65,10 @@ fn a_message_longer_than_its_receive_fails_there_and_writes_nothing<J: Job>() {
             );
             let error = status.ok().unwrap_err();
             assert!(
-                matches!(error, OpError::Truncated { message, buffer } if (message, buffer) == (size, room)),
+                matches!(
+                    error,
+                    OpError::Truncated { message, buffer } if (message, buffer) == (size, room)
+                ),
                 "{error}"
             );
             guarded.assert_untouched();
@@ -143,7 +146,10 @@ fn long_borrowed_bytes_are_refused_unless_the_call_waits<J: Job>() {
                 let mut post = $post;
                 for refused in [post.try_submit().err(), post.submit().err()] {
                     let max = zero.max_eager();
-                    let is_it = matches!(&refused, Some(PostError::Borrowed { len: 100_000, max: packet }) if *packet == max);
+                    let is_it = matches!(
+                        &refused,
+                        Some(PostError::Borrowed { len: 100_000, max: packet }) if *packet == max
+                    );
                     assert!(is_it, "{refused:?}");
                 }
                 assert_eq!(post.wait().unwrap().size, bytes.len());
@@ -410,7 +416,11 @@ fn a_handler_that_panics_fails_its_delivery_and_nothing_else<J: Job>() {
     let errors = until_with_errors(&ranks, || sturdy.count() == 3);
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert!(
-        matches!(&errors[0], ProgressError::HandlerPanicked { from: Rank(0), message } if message.contains("one too many")),
+        matches!(
+            &errors[0],
+            ProgressError::HandlerPanicked { from: Rank(0), message }
+                if message.contains("one too many")
+        ),
         "{errors:?}"
     );
     step(&ranks);

@@ -22,7 +22,7 @@ crate::support::over_each_transport_and!(
     faces_of_one_to_three_dimensions_arrive_to_the_last_byte,
     pieces_of_several_regions_and_kinds_of_memory_go_in_one_batch,
     a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_a_face,
-    a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_a_few_calls_of_the_driver,
+    a_thousand_small_pieces_that_their_owner_reaches_are_a_few_messages_and_calls_of_the_driver,
 );
 
 /// Memory kind of a side.
@@ -363,7 +363,7 @@ fn a_thousand_pieces_where_a_side_is_a_gpu_are_one_call_of_the_driver_and_so_is_
     }
 }
 
-fn a_thousand_small_pieces_that_their_owner_has_to_reach_are_a_few_messages_and_a_few_calls_of_the_driver<
+fn a_thousand_small_pieces_that_their_owner_reaches_are_a_few_messages_and_calls_of_the_driver<
     J: Job,
 >() {
     if is_for_simulated_only("the driver's calls are not counted") || J::IS_RDMA {

@@ -26,7 +26,7 @@ crate::support::over_each_transport_and!(
     a_batch_after_an_event_is_written_when_it_has_fired,
     a_batch_whose_copy_fails_ends_once_with_the_drivers_error_and_gives_no_signal,
     a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited,
-    of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_leaves_the_others_be,
+    of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_the_others_be,
 );
 
 fn a_batch_of_no_pieces_is_over_at_once_and_gives_its_signal<J: Job>() {
@@ -464,7 +464,7 @@ fn a_batch_waits_in_a_call_that_may_not_be_posted_and_can_be_awaited<J: Job>() {
     }
 }
 
-fn of_small_pieces_that_go_together_one_that_their_owner_refuses_is_told_of_and_leaves_the_others_be<
+fn of_small_pieces_that_go_together_one_that_is_refused_is_told_of_and_leaves_the_others_be<
     J: Job,
 >() {
     let ground = Ground::new::<J>();

@@ -40,7 +40,10 @@ fn one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved<J: Jo
                 for offset in [room - 7, room + 1, u64::MAX, u64::MAX - 7, 1 << 63] {
                     let why = refused(Piece { offset, ..good.clone() });
                     let PostError::Piece { at, cause } = why else { panic!("{why}") };
-                    let is_named = matches!(*cause, PostError::Outside { offset: named, .. } if named == offset);
+                    let is_named = matches!(
+                        *cause,
+                        PostError::Outside { offset: named, .. } if named == offset
+                    );
                     assert!(
                         at == wrong && is_named,
                         "{memory:?}, {wrong}, {offset}: {at}, {cause}"
@@ -52,7 +55,10 @@ fn one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved<J: Jo
                 {
                     let why = refused(Piece { range: range.clone(), ..good.clone() });
                     let PostError::Piece { at, cause } = why else { panic!("{why}") };
-                    let is_named = matches!(&*cause, PostError::OutsideLocal { range: named, .. } if *named == range);
+                    let is_named = matches!(
+                        &*cause,
+                        PostError::OutsideLocal { range: named, .. } if *named == range
+                    );
                     assert!(
                         at == wrong && is_named,
                         "{memory:?}, {wrong}, {range:?}: {at}, {cause}"
@@ -63,7 +69,10 @@ fn one_of_many_that_is_wrong_is_named_wherever_it_stands_and_none_is_moved<J: Jo
                     let why = refused(Piece { offset, ..good.clone() });
                     let pair = (wrong.min(other), wrong.max(other));
                     assert!(
-                        matches!(why, PostError::Overlap { first, second } if (first, second) == pair),
+                        matches!(
+                            why,
+                            PostError::Overlap { first, second } if (first, second) == pair
+                        ),
                         "{memory:?}, {pair:?}: {why}"
                     );
                 }

@@ -279,9 +279,10 @@ fn a_wait_ends_when_its_time_is_up<J: Job>() {
     let ranks = J::pair();
     for limit in [Duration::ZERO, Duration::from_millis(30)] {
         let start = Instant::now();
-        assert!(
-            matches!(ranks[0].wait_for(limit, || false), Err(WaitError::TimedOut(told)) if told == limit)
-        );
+        assert!(matches!(
+            ranks[0].wait_for(limit, || false),
+            Err(WaitError::TimedOut(told)) if told == limit
+        ));
         assert!(start.elapsed() >= limit);
     }
     ranks[0].wait_for(Duration::ZERO, || true).unwrap();

@@ -107,7 +107,7 @@ fn a_put_from_host_memory_to_the_others_gpu_takes_that_ones_copier_from_it_neith
     }
 }
 
-// ---- roles -------------------------------------------------------------------------------------------
+// ---- roles --------------------------------------------------------------------------------------
 
 fn runtime(role: &Role) -> Runtime {
     role.runtime(OverShm::settings().gpu(gpus::choice()).gpu_copier(true))

@@ -106,7 +106,7 @@ fn bytes_that_are_no_name_are_refused_and_nothing_is_opened() {
     }
 }
 
-// ---- roles -------------------------------------------------------------------------------------------
+// ---- roles --------------------------------------------------------------------------------------
 
 fn holds(region: &Region, from: usize, len: usize, salt: u64) -> bool {
     wrong(&region.slice(from, len).unwrap().to_vec().unwrap(), salt, 0).is_none()

@@ -29,8 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(110);
 const LEN: usize = 3 << 20;
 
 #[test]
-fn memory_that_is_freed_and_allocated_again_a_thousand_times_is_never_reached_through_a_stale_mapping()
- {
+fn memory_that_is_allocated_anew_a_thousand_times_is_never_reached_through_a_stale_mapping() {
     let _watchdog = Watchdog::over("again");
     Ranks::start("known_memory::again", 2, &[1000, 0]).succeed();
 }
@@ -93,7 +92,7 @@ fn a_rank_in_its_role() {
     }
 }
 
-// ---- a rank, its GPU and its messages ----------------------------------------------------------------
+// ---- a rank, its GPU and its messages -----------------------------------------------------------
 
 /// A runtime, a device of its, and the simulated driver where it is one, which does what is ordered
 /// and counts.
@@ -215,7 +214,7 @@ fn bytes_of(status: &Status) -> Vec<u8> {
     status.buffer.to_vec().unwrap()
 }
 
-// ---- roles -------------------------------------------------------------------------------------------
+// ---- roles --------------------------------------------------------------------------------------
 
 /// Rank 0 allocates, sends from raw memory, has it read and written as remote memory now and then,
 /// and frees it. The next allocation has the same address: nearly always on simulated GPUs. Real
@@ -546,7 +545,7 @@ fn withdrawn(role: &Role) {
     role.meet("over", &rig.runtime, 0..2);
 }
 
-// ---- bad input ---------------------------------------------------------------------------------------
+// ---- bad input ----------------------------------------------------------------------------------
 
 #[test]
 fn memory_that_is_not_what_it_is_said_to_be_is_refused_by_name() {

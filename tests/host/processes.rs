@@ -46,11 +46,12 @@ job_tests! {
     barriers_and_allgathers_work_between_processes: "collectives" on [1, 2, 3, 5, 8], all_succeed;
     an_allgather_of_unequal_lengths_fails_on_every_rank: "uneven" on [2, 4], all_succeed;
     all_ranks_meet_in_a_barrier_while_the_queue_of_one_is_full: "gather" on [17], all_succeed;
-    a_rank_killed_while_its_messages_wait_for_a_full_queue_loses_none_that_it_had_sent: "gather-killed" on [3],
-        all_but_the_victim_succeed;
+    a_rank_killed_while_its_messages_wait_for_a_full_queue_loses_none_that_it_had_sent:
+        "gather-killed" on [3], all_but_the_victim_succeed;
     idle_ranks_neither_burn_their_cores_nor_take_much_memory: "idle" on [8], all_succeed;
     a_runtime_that_was_dropped_has_given_all_descriptors_back: "descriptors" on [3], all_succeed;
-    a_buffer_that_a_dropped_runtime_gave_back_is_copied_by_no_peer: "drops" on [2, 2, 2, 2, 2, 2], all_succeed;
+    a_buffer_that_a_dropped_runtime_gave_back_is_copied_by_no_peer:
+        "drops" on [2, 2, 2, 2, 2, 2], all_succeed;
     a_rank_killed_before_its_first_message_is_reported: "silent" on [3], all_but_the_victim_succeed;
     a_rank_killed_after_connecting_is_reported: "connected" on [3], all_but_the_victim_succeed;
     a_rank_killed_in_the_middle_of_a_stream_loses_nothing_that_it_had_sent: "stream" on [3],
@@ -58,19 +59,20 @@ job_tests! {
     a_rank_killed_while_it_leaves_its_ring_full_fails_what_waits_for_it: "full" on [3],
         all_but_the_victim_succeed;
     a_rank_killed_inside_a_handler_is_reported: "handler" on [3], all_but_the_victim_succeed;
-    a_rank_killed_before_anybody_connected_to_it_fails_the_receives_that_wait_for_it: "absent" on [3],
-        all_but_the_victim_succeed;
-    a_rank_that_was_received_from_before_it_started_is_reported_when_it_is_killed: "unstarted" on [3],
-        all_but_the_victim_succeed;
+    a_rank_killed_before_anybody_connected_to_it_fails_the_receives_that_wait_for_it:
+        "absent" on [3], all_but_the_victim_succeed;
+    a_rank_that_was_received_from_before_it_started_is_reported_when_it_is_killed:
+        "unstarted" on [3], all_but_the_victim_succeed;
     a_rank_killed_while_others_wait_in_a_barrier_fails_it_on_all_of_them: "barrier" on [3, 5],
         all_but_the_victim_succeed;
     a_rank_killed_while_a_peer_sleeps_wakes_it: "asleep" on [3], all_but_the_victim_succeed;
-    a_rank_killed_in_the_midst_of_large_messages_ends_them: "large-auto" on [3, 3, 3, 3], all_but_the_victim_succeed;
+    a_rank_killed_in_the_midst_of_large_messages_ends_them:
+        "large-auto" on [3, 3, 3, 3], all_but_the_victim_succeed;
     a_rank_killed_while_parts_of_messages_are_under_way_ends_them: "large-off" on [3, 3, 3, 3],
         all_but_the_victim_succeed;
 }
 
-// ---- the ranks' side ---------------------------------------------------------------------------------
+// ---- the ranks' side ----------------------------------------------------------------------------
 
 /// Plays the role of a rank. Without a role it does nothing.
 #[test]

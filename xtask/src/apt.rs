@@ -1,6 +1,5 @@
-//! Packages of another suite from the machine's Debian archive. The machine's own setup stays as
-//! it is: lists and packages go to a folder of the cache. Only [`see_to`] and
-//! [`install`] change it.
+//! Packages of another suite from the machine's Debian archive. Lists and packages go to a folder
+//! of the cache. Only [`see_to`] and [`install`] change the machine's own setup.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +19,6 @@ const DOWNLOAD: Duration = Duration::from_secs(400);
 
 /// For packages of some 30 MB, on a slow line; and for another installation to end before.
 const INSTALL: Duration = Duration::from_secs(300);
-
 const LOOK: Duration = Duration::from_secs(60);
 
 /// The packages of a suite.
@@ -96,8 +94,7 @@ impl Suite {
     }
 }
 
-/// Returns the address of the archive that the machine's own packages come from. Archives of
-/// security updates have another label.
+/// Returns the archive of the machine's own packages. Security updates have another label.
 fn main_archive() -> Result<String, TaskError> {
     let known = || {
         let mut command = Command::new("apt-get");
@@ -105,11 +102,11 @@ fn main_archive() -> Result<String, TaskError> {
         let said = child::read(command.args(["Label: Debian", "Component: main"]), LOOK);
         said.map(|said| said.lines().next().map(str::to_owned))
     };
-    if let Some(address) = known()? {
-        return Ok(address);
-    }
-    // On a machine whose lists were thrown away, as in most images, apt knows no labels.
-    let updated = update();
+    let updated = match known()? {
+        Some(address) => return Ok(address),
+        // On a machine whose lists were thrown away, as in most images, apt knows no labels.
+        None => update(),
+    };
     known()?.ok_or_else(|| TaskError::Missing {
         what: match updated {
             Ok(()) => "an archive of Debian's among apt's sources".into(),
@@ -119,16 +116,17 @@ fn main_archive() -> Result<String, TaskError> {
     })
 }
 
-/// Installs those of these packages that are missing on this machine.
+/// Installs those of these packages, named with spaces between, that are missing on this machine.
 ///
 /// # Errors
 /// When they cannot be installed; they are named.
-pub(crate) fn see_to(packages: &[&str]) -> Result<(), TaskError> {
+pub(crate) fn see_to(packages: &str) -> Result<(), TaskError> {
+    let packages: Vec<_> = packages.split(' ').collect();
     let mut ask = Command::new("dpkg-query");
-    ask.args(["--show", "--showformat=${Package} ${db:Status-Status}\n"]).args(packages);
+    ask.args(["--show", "--showformat=${Package} ${db:Status-Status}\n"]).args(&packages);
     // dpkg-query fails for an unknown package, and systems other than Debian's do not have it.
     let known = child::hear(&mut ask, LOOK).map_or_else(|_| String::new(), |heard| heard.said);
-    let missing = missing(packages, &known);
+    let missing = missing(&packages, &known);
     if missing.is_empty() {
         return Ok(());
     }

@@ -95,13 +95,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
     if bytes > MOST {
         return Err(TaskError::TooLarge { folder, bytes, most: MOST, sizes: by_size(&sizes) });
     }
-    let folder = folder.display();
+    let (folder, count) = (folder.display(), sizes.len());
     let (unpacked, bytes) = (sizes.values().sum::<u64>() as f64 / 1e6, bytes as f64 / 1e6);
-    println!(
-        "{folder}: {} programs, {bytes:.1} MB, unpacked {unpacked:.1} MB; there: \
-        {folder}/selftest.sh",
-        sizes.len()
-    );
+    println!("{folder}: {count} programs, {bytes:.1} MB, unpacked {unpacked:.1} MB");
+    println!("there: {folder}/selftest.sh");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -164,9 +161,7 @@ fn build(workspace: &Workspace, tests: &[String]) -> Result<Programs, TaskError>
     for package in ours.filter(|ours| ours.tests().any(|test| tests.contains(&test.name))) {
         others.args(["-p", &package.name]);
     }
-    tests.iter().for_each(|test| {
-        others.args(["--test", test]);
-    });
+    others.args(tests.iter().flat_map(|test| ["--test", test]));
     let mut programs = Programs::new();
     for cargo in [&mut command, &mut others] {
         println!("$ {}", child::spoken(cargo));
@@ -213,18 +208,13 @@ fn about(workspace: &Workspace) -> Result<String, TaskError> {
         let said = child::read(command.args(args).current_dir(&workspace.root), limit)?;
         Ok::<_, TaskError>(said.trim().to_owned())
     };
-    let changed =
-        if line("git", &["status", "--porcelain"])?.is_empty() { "" } else { ", changed" };
-    let built = format!(
-        "{}, release, {}",
-        line("date", &["-u", "+%F %T UTC"])?,
-        line("rustc", &["--version"])?
-    );
+    let is_clean = line("git", &["status", "--porcelain"])?.is_empty();
+    let (date, rustc) = (line("date", &["-u", "+%F %T UTC"])?, line("rustc", &["--version"])?);
     let version = workspace.packages.iter().find(|package| package.name == "carrack-cli");
     let about = json!({
         "version": version.map_or("", |package| &package.version),
-        "commit": line("git", &["rev-parse", "HEAD"])? + changed,
-        "built": built,
+        "commit": line("git", &["rev-parse", "HEAD"])? + if is_clean { "" } else { ", changed" },
+        "built": format!("{date}, release, {rustc}"),
     });
     Ok(format!("{about:#}\n"))
 }
@@ -233,10 +223,10 @@ fn about(workspace: &Workspace) -> Result<String, TaskError> {
 fn by_size(sizes: &BTreeMap<PathBuf, u64>) -> String {
     let mut sizes: Vec<_> = sizes.iter().collect();
     sizes.sort_by_key(|(_, size)| std::cmp::Reverse(**size));
-    let line = |(below, size): (&PathBuf, &u64)| {
-        format!("{:>8.2} MB  {}", *size as f64 / 1e6, below.display())
+    let line = |(below, size): &(&PathBuf, &u64)| {
+        format!("{:>8.2} MB  {}", **size as f64 / 1e6, below.display())
     };
-    sizes.into_iter().map(line).collect::<Vec<_>>().join("\n")
+    sizes.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

@@ -14,8 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::TaskError;
 
-/// Time for which output is still read after a command has ended. A process that it left behind
-/// may keep the pipe open for ever.
+/// Time for which output is read after a command's end: a process left behind keeps the pipe open.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// Interval of polls.
@@ -28,8 +27,7 @@ pub(crate) enum Stream {
     Err,
 }
 
-/// Runs `command` and hands each line of its standard output to `on_line`, which may print it.
-/// Standard error streams through.
+/// Runs `command` and hands the lines of its standard output over. Standard error streams through.
 ///
 /// # Errors
 /// When the command cannot be started, fails, or is not done within `limit`; in each case all its
@@ -54,8 +52,7 @@ pub(crate) struct Heard {
     pub(crate) complained: String,
 }
 
-/// Runs `command` without printing its output, and returns output and status. A command that fails
-/// is no error here.
+/// Runs `command` silently, and returns output and status. A command that fails is no error here.
 ///
 /// # Errors
 /// When the command cannot be started, is not done within `limit`, or succeeds and leaves
@@ -200,8 +197,7 @@ impl Running {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         numbers.filter_map(Pid::from_raw).filter(move |pid| {
-            // A zombie has no environment, and another user's is unreadable: neither can be ended
-            // here.
+            // A zombie has no environment; another user's is unreadable, and cannot be ended here.
             let environment = fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero()));
             environment.unwrap_or_default().split(|byte| *byte == 0).any(|it| it == mark)
         })
@@ -213,11 +209,9 @@ impl Drop for Running {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
-        // A process may start another between the look and the kill: look again until there is
-        // none.
+        // A process may start another between the look and the kill.
         let _ = until_true(Duration::from_secs(1), || Ok(self.marked().map(end).count() == 0));
-        // It is dead or dying by now, and this only takes its status; nothing is left to do about
-        // an error.
+        // It is dead or dying by now, and this only takes its status.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -11,11 +11,8 @@ use fs_err as fs;
 use crate::child;
 use crate::error::TaskError;
 
-/// A file of tens of megabytes, on a slow disk.
-const STRIP: Duration = Duration::from_secs(120);
-
-/// A file of some hundred lines, on a slow machine.
-const COMPILE: Duration = Duration::from_secs(120);
+/// Strips tens of megabytes, or compiles some hundred lines, on a slow machine.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns what is below a folder and fits a pattern, sorted.
 pub(crate) fn matching(folder: &Path, pattern: &str) -> Vec<PathBuf> {
@@ -33,7 +30,7 @@ pub(crate) fn strip(from: &Path, to: &Path) -> Result<u64, TaskError> {
     if to.exists() {
         fs::remove_file(to)?;
     }
-    child::read(Command::new("strip").arg("-o").arg(to).arg(from), STRIP)?;
+    child::read(Command::new("strip").arg("-o").arg(to).arg(from), LIMIT)?;
     Ok(fs::metadata(to)?.len())
 }
 
@@ -49,7 +46,7 @@ pub(crate) fn compile(
     let mut command = Command::new(compiler);
     // Libraries stand behind what needs them.
     command.args(["-O2", "-Wall", "-Wextra", "-o"]).args([&*program, source]).args(flags);
-    child::read(&mut command, COMPILE)?;
+    child::read(&mut command, LIMIT)?;
     Ok(program)
 }
 

@@ -2,16 +2,16 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `test` | `cargo xtask test`: the steps of a full check, their summary and the closing count |
-//! | `peers` | `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side on the same two cores |
-//! | `bundle` | `cargo xtask bundle`: a folder with which `carrack selftest` runs on a machine without Rust |
-//! | `bindings` | `cargo xtask bindings`: what `verbs/sys` knows of rdma-core's headers |
-//! | `guest` | `cargo xtask rdma-guest`: a command in a small virtual machine with simulated RDMA devices |
+//! | `test` | `cargo xtask test`: the steps of a check, their summary and the closing count |
+//! | `peers` | `bench-peers`: Carrack, UCX and MPICH side by side on the same two cores |
+//! | `bundle` | `bundle`: a folder for `carrack selftest` on a machine without Rust |
+//! | `bindings` | `bindings`: what `verbs/sys` knows of rdma-core's headers |
+//! | `guest` | `rdma-guest`: a command in a virtual machine with simulated RDMA devices |
 //! | `files` | finds files by patterns, strips programs, compiles those in C |
 //! | `apt` | packages of other suites of Debian, without touching the machine's set-up |
-//! | `workspace` | where things are, as Cargo tells it |
+//! | `workspace` | paths and programs, as Cargo tells them |
 //! | `child` | runs a command with a watchdog, so that nothing hangs |
-//! | `error` | what can go wrong, and what to do about it |
+//! | `error` | errors with their remedies |
 
 mod apt;
 mod bindings;

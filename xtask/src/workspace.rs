@@ -128,7 +128,10 @@ mod tests {
 
     #[test]
     fn of_cargos_messages_those_of_programs_are_read() {
-        let line = r#"{"reason":"compiler-artifact","manifest_path":"/w/p/Cargo.toml","target":{"name":"it","kind":["test"]},"executable":"/t/it"}"#;
+        let line = concat!(
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/p/Cargo.toml","#,
+            r#""target":{"name":"it","kind":["test"]},"executable":"/t/it"}"#,
+        );
         let built: Built = serde_json::from_str(line).unwrap();
         assert_eq!((&*built.target.name, &*built.target.kind), ("it", &["test".to_owned()][..]));
         assert_eq!(

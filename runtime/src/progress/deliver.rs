@@ -1,7 +1,7 @@
 //! Carries out the actions of events, outside all locks.
 
 use super::signal::{guarded, panicked};
-use super::{Meeting, Met, Pass, Scratch};
+use super::{Found, Meeting, Met, Pass, Scratch};
 use crate::boards::Note;
 use crate::comp::{Completion, Snapshot};
 use crate::datapath::{self, Lined, arrival};
@@ -9,17 +9,17 @@ use crate::error::{OpError, ProgressError};
 use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag};
 use crate::op::{Next, OnLink};
-use crate::protocol::header::{Found, Message};
+use crate::protocol::header::Message;
 use crate::protocol::wire::{Control, Rts};
 use crate::undelivered::About;
-use carrack_transports::contract::{Event, Header, OpFailure, Payload, SmallArrival};
+use carrack_transports::contract::{Event, Header, OpFailure, Payload, PeerId, SmallArrival};
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
 impl Pass<'_> {
     /// Delivers the matches and events, in order.
     #[inline]
-    pub(super) fn deliver_all(&mut self, scratch: &mut Scratch) {
+    pub(super) fn deliver_all(&mut self, scratch: &mut Scratch, transport: &'static str) {
         if scratch.batch.is_empty() {
             return;
         }
@@ -30,7 +30,7 @@ impl Pass<'_> {
         // Most of the time nothing else has come: to drain nothing takes as long as a message.
         if !batch.is_empty() {
             for event in batch.drain() {
-                self.deliver_event(event, met, comps);
+                self.deliver_event(event, transport, met, comps);
             }
         }
         met.meetings.clear();
@@ -49,7 +49,7 @@ impl Pass<'_> {
         while next < messages.len() {
             let begun = next;
             let guarded = guarded(|| {
-                while let Some(SmallArrival { from, header, bytes }) = messages.get(next) {
+                while let Some(SmallArrival { from, header, bytes, mark }) = messages.get(next) {
                     if Message::is_am(*header) {
                         let (name, tag) = Message::am(*header);
                         let Some(comp) = comps.get(name) else { return };
@@ -72,7 +72,7 @@ impl Pass<'_> {
                         next += 1;
                         continue;
                     }
-                    match Found::decode(*header) {
+                    match Found::of(*mark) {
                         Some(Found::Kept) => next += 1,
                         Some(Found::Met(at)) => {
                             let Some(place @ Some(Meeting::Over(..))) = met.meetings.get_mut(at)
@@ -107,24 +107,36 @@ impl Pass<'_> {
 
     /// Delivers any event; an active message goes straight through.
     #[inline(always)]
-    fn deliver_event(&mut self, event: Event, met: &mut Met, comps: &Snapshot) {
+    fn deliver_event(
+        &mut self,
+        event: Event,
+        transport: &'static str,
+        met: &mut Met,
+        comps: &Snapshot,
+    ) {
         match event {
-            Event::Arrived { from, header, payload } if Message::is_am(header) => {
+            Event::Arrived { from, header, payload, .. } if Message::is_am(header) => {
                 let (comp, tag) = Message::am(header);
                 self.deliver_am(self.device.rank_of(from), comp, tag, payload, comps);
             }
-            other => self.deliver_other(other, met, comps),
+            other => self.deliver_other(other, transport, met, comps),
         }
     }
 
     /// Handles an event that is no active message. Its payload is not moved before the check,
     /// since a move takes as long as the rest.
-    fn deliver_other(&mut self, event: Event, met: &mut Met, comps: &Snapshot) {
-        let Event::Arrived { from, header, payload } = &event else {
-            return self.deliver_end(event);
+    fn deliver_other(
+        &mut self,
+        event: Event,
+        transport: &'static str,
+        met: &mut Met,
+        comps: &Snapshot,
+    ) {
+        let Event::Arrived { from, header, payload, mark } = &event else {
+            return self.deliver_end(event, transport);
         };
         let (from, header) = (self.device.rank_of(*from), *header);
-        match Found::decode(header) {
+        match Found::of(*mark) {
             Some(Found::Met(at)) => match met.take(at) {
                 Some(Meeting::Pair(message, receive)) => self.land(message, receive),
                 Some(Meeting::Over(comp, status)) => self.signal(comp.as_ref(), status),
@@ -154,15 +166,25 @@ impl Pass<'_> {
     }
 
     /// Handles an event that is no message: the end of an operation, or of a peer.
-    fn deliver_end(&mut self, event: Event) {
+    fn deliver_end(&mut self, event: Event, transport: &'static str) {
         match event {
             Event::Completion { token, buffer, outcome } => {
                 self.operation_over(token.0, buffer, outcome)
             }
+            // The link of messages reports the peer's end, behind the last message.
+            Event::PeerDown { peer, .. } if self.is_for_words(transport, peer) => {}
             Event::PeerDown { peer, cause } => self.peer_down(self.device.rank_of(peer), cause),
             // Connections, and events of later transports: the backlog is looked at in any case.
             _ => {}
         }
+    }
+
+    /// Returns `true` if a transport has a connection to a peer only for words whose coherence
+    /// owner is a NIC.
+    #[cold]
+    fn is_for_words(&self, transport: &str, peer: PeerId) -> bool {
+        let route = self.device.known_route(self.device.rank_of(peer));
+        route.is_some_and(|route| route.is_for_words(transport))
     }
 
     /// Lands a message that has met its receive.

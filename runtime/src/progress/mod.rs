@@ -15,6 +15,7 @@ mod complaints;
 mod control;
 mod core;
 mod deliver;
+mod found;
 mod pending;
 mod request;
 mod retries;
@@ -25,6 +26,7 @@ mod upkeep;
 mod wait;
 
 pub(crate) use self::core::Core;
+use found::Found;
 pub use pending::Pending;
 pub(crate) use signal::in_handler;
 pub(crate) use thread::ProgressThread;
@@ -36,7 +38,7 @@ use crate::datapath::{Landing, Port};
 use crate::error::ProgressError;
 use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Matching, Rank, Tag};
-use crate::protocol::header::{Found, Message};
+use crate::protocol::header::Message;
 use crate::protocol::wire::Rts;
 use carrack_transports::contract::{Batch, Event, Header, Payload, PeerId, Polled, SmallArrival};
 use carrack_transports::mem::copy::copy_now;
@@ -100,7 +102,7 @@ impl Notes {
         }
         self.at_once = false;
         if let Some(found) = found {
-            message.header = found.encode();
+            message.mark = found.mark();
         }
     }
 }
@@ -224,12 +226,11 @@ impl Pass<'_> {
         self.device.deaf.listens();
         for lane in &self.device.lanes {
             let Scratch { batch, met, .. } = &mut *scratch;
-            let polled =
-                lane.device.poll(batch, &mut |batch| self.in_order(lane.transport, batch, met));
+            let polled = lane.device.poll(batch, &mut |batch| self.in_order(batch, met));
             if polled == Polled::Some {
                 self.moved = true;
                 self.inner.comps.refresh(&mut scratch.comps, &mut scratch.met.told);
-                self.deliver_all(scratch);
+                self.deliver_all(scratch, lane.transport);
                 let chores = self.device.chores.there();
                 if chores.has(Chore::Pulls) || chores.has(Chore::Helps) {
                     self.move_copies(chores);
@@ -300,7 +301,7 @@ impl Pass<'_> {
     /// stay in the batch. Each other one becomes a note of its match; a message at the front that
     /// needs no further action is removed.
     #[inline]
-    fn in_order(&self, transport: &'static str, batch: &mut Batch, met: &mut Met) {
+    fn in_order(&self, batch: &mut Batch, met: &mut Met) {
         if self.inner.chores.there().has(Chore::Suspects) {
             self.inner.suspects.heard(batch);
         }
@@ -309,27 +310,16 @@ impl Pass<'_> {
         }
         for event in batch.events_mut() {
             match event {
-                Event::Arrived { from, header, payload } => {
+                Event::Arrived { from, header, payload, mark } => {
                     if !Message::is_am(*header)
                         && let Some(found) = self.meet(*from, *header, payload, met)
                     {
-                        *header = found.encode();
+                        *mark = found.mark();
                     }
-                }
-                Event::PeerDown { peer, .. } if self.is_for_words(transport, *peer) => {
-                    *event = Event::Connected { peer: *peer };
                 }
                 _ => {}
             }
         }
-    }
-
-    /// Returns `true` if a transport has a connection to a peer only for words whose coherence
-    /// owner is a NIC.
-    #[cold]
-    fn is_for_words(&self, transport: &str, peer: PeerId) -> bool {
-        let route = self.device.known_route(self.device.rank_of(peer));
-        route.is_some_and(|route| route.is_for_words(transport))
     }
 
     #[inline(never)]
@@ -408,7 +398,7 @@ impl Pass<'_> {
     /// Matches as `meet`, for a message that is copied more quickly than it is moved.
     #[inline]
     fn meet_small(&self, message: &SmallArrival, met: &mut Met, at_once: bool) -> Option<Found> {
-        let SmallArrival { from, header, bytes } = message;
+        let SmallArrival { from, header, bytes, .. } = message;
         let from = self.device.rank_of(*from);
         Some(match Message::decode(*header) {
             Ok(Message::Send { engine, policy, tag }) => {

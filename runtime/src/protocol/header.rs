@@ -199,42 +199,6 @@ impl Room {
     }
 }
 
-/// The result of matching a message. Written over its header after a look, so that a header is
-/// read once; never sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Found {
-    /// It waits for its receive; or it has met one, and all is done.
-    Kept,
-    /// It has met one: the n-th pair of the batch.
-    Met(usize),
-    /// It makes no sense.
-    Nonsense,
-}
-
-const KEPT: u64 = 0xf0;
-const MET: u64 = 0xf1;
-const NONSENSE: u64 = 0xf2;
-
-impl Found {
-    pub(crate) fn encode(self) -> Header {
-        match self {
-            Self::Kept => Header([KEPT, 0]),
-            Self::Met(at) => Header([MET, at as u64]),
-            Self::Nonsense => Header([NONSENSE, 0]),
-        }
-    }
-
-    /// Returns `None` for a header that was not overwritten.
-    pub(crate) fn decode(header: Header) -> Option<Self> {
-        match header.0 {
-            [KEPT, _] => Some(Self::Kept),
-            [MET, at] => Some(Self::Met(at as usize)),
-            [NONSENSE, _] => Some(Self::Nonsense),
-            _ => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -341,10 +341,11 @@ unsafe impl Gpu for FakeGpu {
 
     fn keeps_from_writing(&self, owner: GpuUuid) -> Result<(), GpuError> {
         self.reaches(owner)?;
-        self.shared
-            .faults
-            .lets_readers_write()
-            .map_or(Ok(()), |why| Err(error("set_access", NOT_SUPPORTED, why)))
+        if self.shared.faults.lets_readers_write() {
+            let why = "it writes there all the same, as was ordered";
+            return Err(error("set_access", NOT_SUPPORTED, why));
+        }
+        Ok(())
     }
 
     unsafe fn copy(

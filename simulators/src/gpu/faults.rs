@@ -30,59 +30,15 @@ pub enum Which {
     All,
 }
 
-/// Counts of driver calls.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Copies taken (those refused at submit are not counted).
-    pub copies: u64,
-    /// Calls that gave several copies together, which `copies` does not count.
-    pub batches: u64,
-    /// Allocations made.
-    pub allocs: u64,
-    /// Allocations freed.
-    pub frees: u64,
-    /// Handles exported.
-    pub exports: u64,
-    /// Handles opened, the second opening of one handle included.
-    pub opens: u64,
-    /// Opened regions dropped.
-    pub closes: u64,
-    /// Mappings of other processes' memory made; fewer than `opens` if a handle was opened twice.
-    pub maps: u64,
-    /// Mappings of other processes' memory removed.
-    pub unmaps: u64,
-    /// Calls of [`Driver::classify`](carrack_transports::gpu::Driver::classify).
-    pub classifies: u64,
-    /// Calls of [`Driver::buffer_id`](carrack_transports::gpu::Driver::buffer_id).
-    pub buffer_ids: u64,
-    /// Kernels launched.
-    pub launches: u64,
-    /// Copies taken from a device to host memory that is not known to be pinned: a real driver's
-    /// call waits for these.
-    pub to_pageable: u64,
-    /// Allocations of pinned host memory made, which `allocs` does not count.
-    pub pinned: u64,
-    /// Allocations of pinned host memory freed.
-    pub unpinned: u64,
-    /// Ranges exported to NICs as dma-bufs.
-    pub dmabufs: u64,
-    /// Flushes of NICs' writes.
-    pub flushes: u64,
-    /// Launches of resident copier kernels; `launches` are the program's.
-    pub copier_launches: u64,
-    /// Copies that were given to these kernels, which `copies` does not count.
-    pub copier_copies: u64,
-    /// Ranges of addresses reserved.
-    pub reservations: u64,
-    /// Ranges of addresses released.
-    pub releases: u64,
-}
-
 macro_rules! counts {
-    ($($name:ident),*) => {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts of driver calls.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        #[non_exhaustive]
+        pub struct Counters { $($(#[$doc])* pub $name: u64,)* }
+
         #[derive(Debug, Default)]
-        pub(super) struct Counts { $(pub(super) $name: AtomicU64),* }
+        pub(super) struct Counts { $(pub(super) $name: AtomicU64,)* }
 
         impl Counts {
             fn read(&self) -> Counters {
@@ -92,94 +48,158 @@ macro_rules! counts {
     };
 }
 
-counts!(
+counts! {
+    /// Copies taken (those refused at submit are not counted).
     copies,
+    /// Calls that gave several copies together, which `copies` does not count.
     batches,
+    /// Allocations made.
     allocs,
+    /// Allocations freed.
     frees,
+    /// Handles exported.
     exports,
+    /// Handles opened, the second opening of one handle included.
     opens,
+    /// Opened regions dropped.
     closes,
+    /// Mappings of other processes' memory made; fewer than `opens` if a handle was opened twice.
     maps,
+    /// Mappings of other processes' memory removed.
     unmaps,
+    /// Calls of [`Driver::classify`](carrack_transports::gpu::Driver::classify).
     classifies,
+    /// Calls of [`Driver::buffer_id`](carrack_transports::gpu::Driver::buffer_id).
     buffer_ids,
+    /// Kernels launched.
     launches,
-    pinned,
-    unpinned,
+    /// Copies taken from a device to host memory that is not known to be pinned: a real driver's
+    /// call waits for these.
     to_pageable,
+    /// Allocations of pinned host memory made, which `allocs` does not count.
+    pinned,
+    /// Allocations of pinned host memory freed.
+    unpinned,
+    /// Ranges exported to NICs as dma-bufs.
     dmabufs,
+    /// Flushes of NICs' writes.
     flushes,
+    /// Launches of resident copier kernels; `launches` are the program's.
     copier_launches,
+    /// Copies that were given to these kernels, which `copies` does not count.
     copier_copies,
+    /// Ranges of addresses reserved.
     reservations,
-    releases
-);
+    /// Ranges of addresses released.
+    releases,
+}
 
 /// Adds one.
 pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-#[derive(Debug, Clone, Copy)]
-struct CopyFault {
-    at: FailAt,
-    which: Which,
-    code: i32,
+/// An ordered fault, and the calls before it.
+#[derive(Debug)]
+pub(crate) struct Ordered<T> {
+    pub(crate) which: Which,
+    pub(crate) what: T,
+}
+
+impl<T: Copy> Ordered<T> {
+    /// Counts one down. Returns the fault if its turn has come.
+    pub(crate) fn next(slot: &mut Option<Self>) -> Option<T> {
+        let ordered = slot.as_mut()?;
+        let what = ordered.what;
+        match ordered.which {
+            Which::All => return Some(what),
+            Which::Nth(0 | 1) => {}
+            Which::Nth(more) => {
+                ordered.which = Which::Nth(more - 1);
+                return None;
+            }
+        }
+        let now = matches!(ordered.which, Which::Nth(1));
+        *slot = None;
+        now.then_some(what)
+    }
 }
 
 /// Switches for all faults of a driver. All are off to begin with.
 #[derive(Debug, Default)]
 pub struct Faults {
-    reuse_addresses: AtomicBool,
-    null_context: AtomicBool,
-    all_waits: AtomicBool,
+    switches: Switches,
     refused: Mutex<HashSet<HandleForm>>,
     open: Mutex<Option<i32>>,
-    no_pinned: AtomicBool,
-    no_contexts: AtomicBool,
-    no_dmabufs: AtomicBool,
-    no_reservations: AtomicBool,
-    none_across: AtomicBool,
-    readers_write: AtomicBool,
-    udmabufs: AtomicBool,
     remote_writes: Mutex<Option<RemoteWrites>>,
-    copies: Mutex<Option<CopyFault>>,
+    copies: Mutex<Option<Ordered<(FailAt, i32)>>>,
     copy_delay: AtomicU64,
     launch_delay: AtomicU64,
     apart: Mutex<HashSet<(GpuUuid, GpuUuid)>>,
     hidden: Mutex<HashSet<GpuUuid>>,
     held: Mutex<u64>,
     released: Condvar,
-    no_copiers: AtomicBool,
     sharer: Mutex<Option<i32>>,
-    stalled_copiers: AtomicBool,
-    lost_copiers: AtomicBool,
     pub(super) counts: Counts,
 }
 
-impl Faults {
+/// Faults that are on or off: the call that sets one, and the call that asks for it.
+macro_rules! switches {
+    ($($(#[$doc:meta])* $set:ident, $is_on:ident;)*) => {
+        #[derive(Debug, Default)]
+        struct Switches { $($set: AtomicBool,)* }
+
+        impl Faults { $(
+            $(#[$doc])*
+            pub fn $set(&self, on: bool) {
+                self.switches.$set.store(on, Ordering::SeqCst);
+            }
+
+            pub(super) fn $is_on(&self) -> bool {
+                self.switches.$set.load(Ordering::SeqCst)
+            }
+        )* }
+    };
+}
+
+switches! {
     /// Gives the next allocation the address of the one freed last, if it fits, under a new buffer
     /// id. Off, addresses are reused as late as possible.
-    pub fn reuse_addresses(&self, on: bool) {
-        self.reuse_addresses.store(on, Ordering::SeqCst);
-    }
-
+    reuse_addresses, reuses_addresses;
     /// Makes `classify` report no context for plain memory either, as for VMM and pool memory.
-    pub fn null_context(&self, on: bool) {
-        self.null_context.store(on, Ordering::SeqCst);
-    }
-
+    null_context, nulls_context;
     /// Lets streams wait beyond the bound, as the driver does and the library never does: for
     /// tests of the device's behaviour then.
-    pub fn take_all_waits(&self, on: bool) {
-        self.all_waits.store(on, Ordering::SeqCst);
-    }
+    take_all_waits, takes_all_waits;
+    /// Makes allocations of pinned memory fail.
+    refuse_pinned, refuses_pinned;
+    /// Makes exports of dma-bufs fail.
+    refuse_dmabufs, refuses_dmabufs;
+    /// Makes allocations at chosen addresses fail, as with a driver that is too old.
+    refuse_reservations, refuses_reservations;
+    /// Makes copies fail that cross from one device's memory into another's behind it, as with a
+    /// driver that does not support them.
+    refuse_copies_across, refuses_copies_across;
+    /// Makes devices write where they were given read-only access, as an attempt would show.
+    /// Rights are recorded here, but not enforced: kernels are closures, and copies name the
+    /// owner.
+    let_readers_write, lets_readers_write;
+    /// Exports a device's memory as real dma-bufs of the kernel's (`/dev/udmabuf`), for NICs that
+    /// are not simulated here. Off, the memfd stands for one, for those that are.
+    lend_udmabufs, lends_udmabufs;
+    /// Makes `check` report that the contexts of all devices are gone.
+    lose_contexts, has_lost_contexts;
+    /// Refuses resident copiers on all devices, from their first copy on.
+    refuse_copiers, refuses_copiers;
+    /// Keeps launched kernels of resident copiers from beginning, as behind one of the program's
+    /// that fills the device.
+    stall_copiers, stalls_copiers;
+    /// Makes the kernels of resident copiers end without a word when they are given a copy, as
+    /// when a device is lost.
+    lose_copiers, loses_copiers;
+}
 
-    pub(super) fn takes_all_waits(&self) -> bool {
-        self.all_waits.load(Ordering::SeqCst)
-    }
-
+impl Faults {
     /// Makes exports in this form fail.
     pub fn refuse_export(&self, form: HandleForm, on: bool) {
         let mut refused = self.refused.lock();
@@ -195,63 +215,6 @@ impl Faults {
         *self.open.lock() = code;
     }
 
-    /// Makes allocations of pinned memory fail.
-    pub fn refuse_pinned(&self, on: bool) {
-        self.no_pinned.store(on, Ordering::SeqCst);
-    }
-
-    /// Makes exports of dma-bufs fail.
-    pub fn refuse_dmabufs(&self, on: bool) {
-        self.no_dmabufs.store(on, Ordering::SeqCst);
-    }
-
-    /// Makes allocations at chosen addresses fail, as with a driver that is too old.
-    pub fn refuse_reservations(&self, on: bool) {
-        self.no_reservations.store(on, Ordering::SeqCst);
-    }
-
-    pub(super) fn refuses_reservations(&self) -> bool {
-        self.no_reservations.load(Ordering::SeqCst)
-    }
-
-    /// Makes copies fail that cross from one device's memory into another's behind it, as with a
-    /// driver that does not support them.
-    pub fn refuse_copies_across(&self, on: bool) {
-        self.none_across.store(on, Ordering::SeqCst);
-    }
-
-    pub(super) fn refuses_copies_across(&self) -> bool {
-        self.none_across.load(Ordering::SeqCst)
-    }
-
-    /// Makes devices write where they were given read-only access, as an attempt would show.
-    /// Rights are recorded here, but not enforced: kernels are closures, and copies name the
-    /// owner.
-    pub fn let_readers_write(&self, on: bool) {
-        self.readers_write.store(on, Ordering::SeqCst);
-    }
-
-    /// Returns the reason why there is no read-only access, if there is none.
-    pub(super) fn lets_readers_write(&self) -> Option<&'static str> {
-        self.readers_write
-            .load(Ordering::SeqCst)
-            .then_some("it writes there all the same, as was ordered")
-    }
-
-    /// Exports a device's memory as real dma-bufs of the kernel's (`/dev/udmabuf`), for NICs that
-    /// are not simulated here. Off, the memfd stands for one, for those that are.
-    pub fn lend_udmabufs(&self, on: bool) {
-        self.udmabufs.store(on, Ordering::SeqCst);
-    }
-
-    pub(super) fn lends_udmabufs(&self) -> bool {
-        self.udmabufs.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn refuses_dmabufs(&self) -> bool {
-        self.no_dmabufs.load(Ordering::SeqCst)
-    }
-
     /// Sets the devices' answer about the visibility of a NIC's writes, which is `InOrder` by
     /// default. For NICs that hold writes back; the devices themselves hold none back.
     pub fn order_remote_writes(&self, when: RemoteWrites) {
@@ -262,17 +225,12 @@ impl Faults {
         self.remote_writes.lock().clone().unwrap_or(RemoteWrites::InOrder)
     }
 
-    /// Makes `check` report that the contexts of all devices are gone.
-    pub fn lose_contexts(&self, on: bool) {
-        self.no_contexts.store(on, Ordering::SeqCst);
-    }
-
     /// Makes copies fail with `code` (700 is an illegal address, 719 a failed launch). Replaces
     /// earlier orders. Every copy of all of the driver's devices counts, those of `Region::read`
     /// and `write` included. The failure belongs to the copy: later ones work, unless they are
     /// selected, too.
     pub fn fail_copies(&self, at: FailAt, which: Which, code: i32) {
-        *self.copies.lock() = Some(CopyFault { at, which, code });
+        *self.copies.lock() = Some(Ordered { which, what: (at, code) });
     }
 
     /// Ends the failures of copies.
@@ -298,11 +256,6 @@ impl Faults {
         Held(Arc::clone(self))
     }
 
-    /// Refuses resident copiers on all devices, from their first copy on.
-    pub fn refuse_copiers(&self, on: bool) {
-        self.no_copiers.store(on, Ordering::SeqCst);
-    }
-
     /// Simulates a process of this number that wants copiers on all devices, too, which is found
     /// when a kernel is launched. `None` ends it; copiers refused meanwhile stay refused.
     pub fn share_copiers(&self, with: Option<i32>) {
@@ -311,30 +264,6 @@ impl Faults {
 
     pub(super) fn shares_copiers(&self) -> Option<i32> {
         *self.sharer.lock()
-    }
-
-    /// Keeps launched kernels of resident copiers from beginning, as behind one of the program's
-    /// that fills the device.
-    pub fn stall_copiers(&self, on: bool) {
-        self.stalled_copiers.store(on, Ordering::SeqCst);
-    }
-
-    /// Makes the kernels of resident copiers end without a word when they are given a copy, as
-    /// when a device is lost.
-    pub fn lose_copiers(&self, on: bool) {
-        self.lost_copiers.store(on, Ordering::SeqCst);
-    }
-
-    pub(super) fn refuses_copiers(&self) -> bool {
-        self.no_copiers.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn stalls_copiers(&self) -> bool {
-        self.stalled_copiers.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn loses_copiers(&self) -> bool {
-        self.lost_copiers.load(Ordering::SeqCst)
     }
 
     /// Returns `true` if a fault is ordered for copies that only an engine simulates.
@@ -368,24 +297,8 @@ impl Faults {
         self.counts.read()
     }
 
-    pub(super) fn reuses_addresses(&self) -> bool {
-        self.reuse_addresses.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn nulls_context(&self) -> bool {
-        self.null_context.load(Ordering::SeqCst)
-    }
-
     pub(super) fn refuses_export(&self, form: HandleForm) -> bool {
         self.refused.lock().contains(&form)
-    }
-
-    pub(super) fn has_lost_contexts(&self) -> bool {
-        self.no_contexts.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn refuses_pinned(&self) -> bool {
-        self.no_pinned.load(Ordering::SeqCst)
     }
 
     pub(super) fn opening_fails(&self) -> Option<i32> {
@@ -410,20 +323,7 @@ impl Faults {
 
     /// Counts a copy down, and returns its ordered failure, if there is one.
     pub(super) fn next_copy(&self) -> Option<(FailAt, GpuError)> {
-        let mut ordered = self.copies.lock();
-        let CopyFault { at, which, code } = (*ordered)?;
-        match which {
-            Which::All => {}
-            Which::Nth(1) => *ordered = None,
-            Which::Nth(0) => {
-                *ordered = None;
-                return None;
-            }
-            Which::Nth(more) => {
-                *ordered = Some(CopyFault { at, which: Which::Nth(more - 1), code });
-                return None;
-            }
-        }
+        let (at, code) = Ordered::next(&mut self.copies.lock())?;
         Some((at, error("copy", code, "a failure ordered by a test")))
     }
 
@@ -450,7 +350,8 @@ fn pair(one: GpuUuid, other: GpuUuid) -> (GpuUuid, GpuUuid) {
     (one.min(other), one.max(other))
 }
 
-fn nanos(delay: Duration) -> u64 {
+/// Returns a time in nanoseconds, the longest for one that is longer.
+pub(crate) fn nanos(delay: Duration) -> u64 {
     u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -11,7 +11,6 @@ use super::error::{
 };
 use super::faults::count;
 use super::memory::{MEMFD_NAME, inspect};
-use super::reserved::Piece;
 use super::shared::{Exportable, Shared};
 use carrack_transports::gpu::{GpuError, Handle, HandleForm, HandleKey, Reservation};
 use carrack_transports::mem::{AllocId, GpuUuid, Region};
@@ -88,25 +87,13 @@ impl Name {
 #[derive(Debug, Default)]
 pub(super) struct Opened(Mutex<HashMap<Name, Weak<Placed>>>);
 
-/// One opening of a handle. The mapping is removed with the last one.
-struct Opening {
+/// One opening of a handle, with what holds its mapping.
+struct Opening<T> {
     shared: Arc<Shared>,
-    _placed: Arc<Placed>,
+    _held: T,
 }
 
-impl Drop for Opening {
-    fn drop(&mut self) {
-        count(&self.shared.faults.counts.closes);
-    }
-}
-
-/// One opening at reserved addresses.
-struct OpeningAt {
-    shared: Arc<Shared>,
-    _piece: Piece,
-}
-
-impl Drop for OpeningAt {
+impl<T> Drop for Opening<T> {
     fn drop(&mut self) {
         count(&self.shared.faults.counts.closes);
     }
@@ -213,11 +200,8 @@ pub(super) fn open(
     };
     count(&shared.faults.counts.opens);
     let parts = placed.parts;
-    shared.region_for(
-        opener,
-        parts,
-        Box::new(Opening { shared: Arc::clone(shared), _placed: placed }),
-    )
+    let opening = Opening { shared: Arc::clone(shared), _held: placed };
+    shared.region_for(opener, parts, Box::new(opening))
 }
 
 /// Opens a descriptor for use by device `opener`, at reserved addresses.
@@ -239,8 +223,8 @@ pub(super) fn open_at(
     check_length(handle.len as u64, size)?;
     let (parts, piece) = shared.adopt_at(ordinal, place, handle.len, fd)?;
     count(&shared.faults.counts.opens);
-    let closes = OpeningAt { shared: Arc::clone(shared), _piece: piece };
-    shared.region_for(opener, parts, Box::new(closes))
+    let opening = Opening { shared: Arc::clone(shared), _held: piece };
+    shared.region_for(opener, parts, Box::new(opening))
 }
 
 fn owner(shared: &Shared, opener: usize, gpu: GpuUuid) -> Result<usize, GpuError> {

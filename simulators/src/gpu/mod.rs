@@ -40,7 +40,7 @@ mod direct;
 mod engine;
 mod error;
 mod event;
-mod faults;
+pub(crate) mod faults;
 mod ipc;
 mod memory;
 mod pinned;

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use crate::gpu::Which;
+use crate::gpu::faults::{Ordered, nanos};
 
 /// A call of libibverbs that can be told to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -76,32 +77,6 @@ pub enum Visibility {
     /// otherwise, also of bytes that its own device has read into the GPU's memory. A flush of the
     /// GPU's is [`SimulatedNic::flush`](super::SimulatedNic::flush).
     WithRead,
-}
-
-/// An ordered fault, and the calls before it.
-#[derive(Debug)]
-struct Ordered<T> {
-    which: Which,
-    what: T,
-}
-
-impl<T: Copy> Ordered<T> {
-    /// Counts one down. Returns the fault if its turn has come.
-    fn next(slot: &mut Option<Self>) -> Option<T> {
-        let ordered = slot.as_mut()?;
-        let what = ordered.what;
-        match ordered.which {
-            Which::All => return Some(what),
-            Which::Nth(0 | 1) => {}
-            Which::Nth(more) => {
-                ordered.which = Which::Nth(more - 1);
-                return None;
-            }
-        }
-        let now = matches!(ordered.which, Which::Nth(1));
-        *slot = None;
-        now.then_some(what)
-    }
 }
 
 type Order<T> = Mutex<Option<Ordered<T>>>;
@@ -359,10 +334,6 @@ impl Drop for Held {
         }
         self.faults.bell.ring();
     }
-}
-
-fn nanos(delay: Duration) -> u64 {
-    u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -410,21 +410,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_are_too_strange_to_be_looked_at(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_are_too_strange_to_be_looked_at(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200)
+        ) {
             let _ = decode(&bytes);
         }
 
         #[test]
-        fn a_packet_with_a_wrong_byte_is_another_packet_or_none(at in 0_usize..80, to in any::<u8>()) {
+        fn a_packet_with_a_wrong_byte_is_another_packet_or_none(
+            at in 0_usize..80, to in any::<u8>()
+        ) {
             let part = Part { offset: 4, total: 9 };
             let notice = Notice { immediate: Some(1), solicited: false };
-            let mut bytes = encode(&packet(Body::Request(Request::Send { part, notice }), vec![1; 5]));
+            let send = Body::Request(Request::Send { part, notice });
+            let mut bytes = encode(&packet(send, vec![1; 5]));
             if let Some(byte) = bytes.get_mut(at) {
                 *byte = to;
             }
             if let Some(found) = decode(&bytes) {
                 let Body::Request(Request::Send { part, .. }) = found.body else { return Ok(()) };
-                prop_assert!(u64::from(part.offset) + found.payload.len() as u64 <= u64::from(part.total));
+                let end = u64::from(part.offset) + found.payload.len() as u64;
+                prop_assert!(end <= u64::from(part.total));
             }
         }
     }

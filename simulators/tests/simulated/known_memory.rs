@@ -192,7 +192,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         2 => Just(Step::Allocate),
         2 => (0_usize..6).prop_map(Step::Free),
-        6 => (0_usize..6, 0_usize..1000, 0_usize..1001).prop_map(|(which, at, len)| Step::Give(which, at, len)),
+        6 => (0_usize..6, 0_usize..1000, 0_usize..1001)
+            .prop_map(|(which, at, len)| Step::Give(which, at, len)),
         1 => (0_usize..6).prop_map(Step::Forget),
         1 => Just(Step::LookAfter),
     ];
@@ -220,16 +221,24 @@ proptest! {
                 Step::Give(which, at, len) => {
                     let addr = addrs[which % addrs.len()] + at;
                     let given = rig.raw(addr, len, MR_UNKNOWN);
-                    match owners.iter().find(|owner| (owner.addr()..owner.addr() + 1000).contains(&addr)) {
+                    let is_there = |base: usize| (base..base + 1000).contains(&addr);
+                    match owners.iter().find(|owner| is_there(owner.addr())) {
                         Some(owner) if at + len <= 1000 => {
                             let given = given.unwrap();
-                            prop_assert_eq!((given.addr(), given.len(), given.id()), (addr, len, owner.id()));
-                            prop_assert_eq!((given.root().addr(), given.root().len()), (owner.addr(), 1000));
+                            let (root, id) = (given.root(), given.id());
+                            prop_assert_eq!((given.addr(), given.len()), (addr, len));
+                            prop_assert_eq!(id, owner.id());
+                            prop_assert_eq!((root.addr(), root.len()), (owner.addr(), 1000));
                         }
-                        Some(_) => prop_assert!(matches!(given, Err(RawError::Beyond { .. })), "{}+{}", addr, len),
+                        Some(_) => {
+                            let beyond = matches!(given, Err(RawError::Beyond { .. }));
+                            prop_assert!(beyond, "{}+{}", addr, len);
+                        }
                         None => match given {
                             Ok(given) => prop_assert_eq!(given.kind(), MemKind::Host),
-                            Err(error) => prop_assert!(matches!(error, RawError::Freed(_)), "{}", error),
+                            Err(error) => {
+                                prop_assert!(matches!(error, RawError::Freed(_)), "{}", error);
+                            }
                         },
                     }
                 }

@@ -88,7 +88,7 @@ fn pinned_packets_are_for_the_cpu_as_well() {
     assert_eq!((packet.kind(), packet.as_slice().map(<[u8]>::len)), (MemKind::Pinned, Some(100)));
 }
 
-// ---- allocators that lie ----------------------------------------------------------------------------
+// ---- allocators that lie ------------------------------------------------------------------------
 
 /// An allocator whose statements about its memory may be false.
 struct Liar<F> {

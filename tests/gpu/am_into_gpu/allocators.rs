@@ -246,7 +246,11 @@ pub(crate) fn little(runtime: &Runtime) {
         }
     };
     assert!(
-        matches!(&error, ProgressError::NoPacketMemory(why, _) if matches!(&**why, AllocError::Gpu(why) if why.code == 2)),
+        matches!(
+            &error,
+            ProgressError::NoPacketMemory(why, _) if matches!(&**why, AllocError::Gpu(why)
+                if why.code == 2)
+        ),
         "{error}"
     );
     assert_eq!(came.count(), 256, "those for which there are packets have come");

@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 const MIB: usize = 1 << 20;
 const ROLE: &str = "CARRACK_FAKE_GPU_CHILD";
 
-// ---- the other process ------------------------------------------------------------------------------
+// ---- the other process --------------------------------------------------------------------------
 
 /// A process of this test binary that plays a role. Killed when dropped.
 struct Other {
@@ -201,7 +201,7 @@ fn child() {
     }
 }
 
-// ---- helpers ----------------------------------------------------------------------------------------
+// ---- helpers ------------------------------------------------------------------------------------
 
 fn driver(devices: usize) -> FakeDriver {
     FakeDriver::new(FakeConfig::devices(devices)).unwrap()

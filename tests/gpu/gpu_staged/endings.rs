@@ -170,7 +170,10 @@ pub(crate) fn held(role: &Role) {
 }
 
 fn is_the_engines(status: &Status) -> bool {
-    matches!(status.error.as_deref(), Some(OpError::Copy(CopyError::Engine { cause, .. })) if cause.code == 700)
+    matches!(
+        status.error.as_deref(),
+        Some(OpError::Copy(CopyError::Engine { cause, .. })) if cause.code == 700
+    )
 }
 
 fn is_refused(status: &Status) -> bool {

@@ -63,7 +63,7 @@ impl Ground {
     }
 }
 
-// ---- rules against deadlock --------------------------------------------------------------------------
+// ---- rules against deadlock ---------------------------------------------------------------------
 
 #[test]
 fn rule_a_one_stream_more_than_may_wait_is_refused_and_everything_else_goes_on() {
@@ -231,7 +231,7 @@ fn rule_e_a_thread_that_waits_for_the_whole_device_goes_on_when_another_makes_pr
     blocked.join().unwrap();
 }
 
-// ---- counters ----------------------------------------------------------------------------------------
+// ---- counters -----------------------------------------------------------------------------------
 
 #[test]
 fn a_counter_counts_successes_and_the_first_failure_lets_all_go() {
@@ -276,7 +276,7 @@ fn a_counter_that_is_dropped_lets_its_streams_go_and_its_word_is_used_again() {
     assert!(words.len() <= 128, "{} words for one counter at a time", words.len());
 }
 
-// ---- bad input ---------------------------------------------------------------------------------------
+// ---- bad input ----------------------------------------------------------------------------------
 
 #[test]
 fn streams_events_and_lists_that_cannot_be_used_are_refused_with_the_reason() {

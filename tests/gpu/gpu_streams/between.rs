@@ -45,7 +45,7 @@ fn a_stream_that_waits_for_a_rank_that_is_killed_goes_on_and_the_error_names_the
     }
 }
 
-// ---- the ring ----------------------------------------------------------------------------------------
+// ---- the ring -----------------------------------------------------------------------------------
 
 const STEPS: u64 = 100;
 const PIECE: usize = 10_007;
@@ -112,7 +112,7 @@ pub(crate) fn ring(role: &Role) {
     role.meet("over", &runtime, 0..role.size);
 }
 
-// ---- every operation ---------------------------------------------------------------------------------
+// ---- every operation ----------------------------------------------------------------------------
 
 const LENGTHS: [usize; 2] = [24, 100_000];
 const ROOM: usize = 100_000;
@@ -306,7 +306,7 @@ fn operate(role: &Role, runtime: &Runtime, name: RemoteComp) {
     role.meet("over", runtime, 0..2);
 }
 
-// ---- a peer that is killed ---------------------------------------------------------------------------
+// ---- a peer that is killed ----------------------------------------------------------------------
 
 /// Rank 0 waits in every way there is for rank 1, which is killed; rank 2 is there all the time.
 pub(crate) fn killed(role: &Role) {

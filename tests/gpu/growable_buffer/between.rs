@@ -82,7 +82,11 @@ fn owner_of_what_grows(role: &Role, gpus: &Gpus, runtime: &Runtime) {
     // It does not shrink under a registration.
     let why = buffer.shrink_to(2 * STRIPE).unwrap_err();
     assert!(
-        matches!(&why, GrowableError::InUse { used, processes, .. } if *used == STRIPES * STRIPE && processes.is_empty()),
+        matches!(
+            &why,
+            GrowableError::InUse { used, processes, .. }
+                if *used == STRIPES * STRIPE && processes.is_empty()
+        ),
         "{why}"
     );
     // Nor while a peer has it mapped, which makes no progress now.

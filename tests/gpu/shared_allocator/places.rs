@@ -11,8 +11,7 @@ use carrack_simulators::gpu::FakeConfig;
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
 #[test]
-fn ranks_with_different_gpus_have_memory_of_the_leaders_or_are_told_which_two_do_not_reach_each_other()
- {
+fn ranks_with_different_gpus_have_memory_of_the_leaders_or_are_told_which_two_lack_access() {
     let _watchdog = Watchdog::over("peers");
     if enough_for("peers", 2) {
         Ranks::start("shared_allocator::peers", 3, &[0]).succeed();

@@ -34,7 +34,10 @@ pub(crate) fn too_long(me: &Me) {
             me.says_go();
             let status = sink.one(me.all());
             let error = status.ok().unwrap_err();
-            let is_it = matches!(error, OpError::Truncated { message, buffer } if (message, buffer) == (size, room));
+            let is_it = matches!(
+                error,
+                OpError::Truncated { message, buffer } if (message, buffer) == (size, room)
+            );
             assert!(is_it, "{size} into {room}: {error}");
             guarded.assert_untouched();
         }

@@ -6,7 +6,7 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `messages` | operation × completion × matching × size × buffer, in all pairs and both directions |
+//! | `messages` | operation × completion × matching × size × buffer, in all pairs, both ways |
 //! | `order` | many messages both ways at once come in the order in which they were sent |
 //! | `memory` | puts, gets, signals, atomic operations, flushes, and a registration that ends |
 //! | `together` | barriers, allgathers, broadcasts |

@@ -106,7 +106,7 @@ impl Ground {
             assert_eq!(self.link.submit(op), Ok(Submit::Done));
             self.sent += 1;
             self.until("an honest message", |event| match event {
-                Event::Arrived { from: PeerId(2), header, payload } => {
+                Event::Arrived { from: PeerId(2), header, payload, .. } => {
                     let mut found = vec![0; payload.len()];
                     copy_now(MemMut::host(&mut found), payload.view()).unwrap();
                     assert_eq!((header, found), (Header([number; 2]), bytes.clone()));

@@ -16,7 +16,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-// ---- what a shell can take away ----------------------------------------------------------------------
+// ---- what a shell can take away -----------------------------------------------------------------
 
 /// Traffic between three ranks for which a shell has prepared something. Skipped, with the reason,
 /// where it cannot.
@@ -81,7 +81,7 @@ pub(crate) fn traffic(role: &Role) {
     role.meet("over", &runtime, 0..role.size);
 }
 
-// ---- what the kernel can refuse ----------------------------------------------------------------------
+// ---- what the kernel can refuse -----------------------------------------------------------------
 
 const COPIES: u64 = 1;
 const BARRIERS: u64 = 2;
@@ -251,7 +251,7 @@ pub(crate) fn no_memory(role: &Role) {
     role.meet("over", &runtime, 0..2);
 }
 
-// ---- few descriptors ---------------------------------------------------------------------------------
+// ---- few descriptors ----------------------------------------------------------------------------
 
 #[test]
 fn whoever_runs_out_of_descriptors_is_told_so_and_goes_on_when_there_are_some() {

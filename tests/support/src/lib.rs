@@ -211,7 +211,8 @@ macro_rules! over_transport {
             $($crate::with_attributes! { $attributes
             #[test]
             fn $test() {
-                let _watchdog = $crate::Watchdog::over(concat!(stringify!($test), " over ", stringify!($module)));
+                let name = concat!(stringify!($test), " over ", stringify!($module));
+                let _watchdog = $crate::Watchdog::over(name);
                 super::$test::<$crate::$job>();
             } })+
         }

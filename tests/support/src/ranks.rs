@@ -47,7 +47,7 @@ fn in_target() -> PathBuf {
     std::env::current_exe().unwrap().ancestors().nth(3).expect("below target/").join("tmp")
 }
 
-// ---- the parent's side -------------------------------------------------------------------------------
+// ---- the parent's side --------------------------------------------------------------------------
 
 /// Processes of one job, as their parent sees them.
 pub struct Ranks {
@@ -246,7 +246,7 @@ impl Drop for Ranks {
     }
 }
 
-// ---- the ranks' side ---------------------------------------------------------------------------------
+// ---- the ranks' side ----------------------------------------------------------------------------
 
 /// Role of a process.
 pub struct Role {

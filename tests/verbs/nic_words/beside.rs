@@ -242,7 +242,10 @@ fn the_end_of_that_link_is_not_the_end_of_the_rank() {
     assert!(nics[0].remove(0));
     let failed = || {
         let post = ranks[0].post_fetch_add(Rank(1), &rmr, 0, 1).comp(&sink).try_submit();
-        matches!(post, Err(PostError::Unreachable { rank: Rank(1), ref why }) if why.contains("has ended"))
+        matches!(
+            post,
+            Err(PostError::Unreachable { rank: Rank(1), ref why }) if why.contains("has ended")
+        )
     };
     assert!(happens(&ranks, Duration::from_secs(20), failed), "operations go on without a NIC");
     for status in sink.take() {

@@ -197,7 +197,10 @@ fn rank_0_is_lost(ground: &mut Ground, what: &str, word: &str) {
     ground.all_go_on(20);
     let again = ground.connect(0, 1);
     assert!(
-        matches!(&again, Err(SubmitError::Down { cause: DownCause::Lacking(why), .. }) if why.contains(word)),
+        matches!(
+            &again,
+            Err(SubmitError::Down { cause: DownCause::Lacking(why), .. }) if why.contains(word)
+        ),
         "{again:?}"
     );
     // Who calls such a rank is told, too.

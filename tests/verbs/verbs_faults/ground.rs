@@ -208,7 +208,7 @@ impl Ground {
                     Event::PeerDown { peer: PeerId(3), cause } => {
                         self.of_the_fourth.push((at, Heard::End(cause)));
                     }
-                    Event::Arrived { from, header: Header([number, turn]), payload } => {
+                    Event::Arrived { from, header: Header([number, turn]), payload, .. } => {
                         let way = self.way(from.0 as usize, at);
                         if way.let_go && turn < way.turn {
                             continue;

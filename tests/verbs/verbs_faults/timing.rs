@@ -2,7 +2,7 @@
 
 use super::ground::{Ground, options};
 use crate::support::Watchdog;
-use carrack::transports::contract::{Armed, DownCause, SubmitError};
+use carrack::transports::contract::{Armed, DownCause, PeerId, SubmitError};
 use carrack_simulators::nic::{Config, Visibility};
 use std::time::Duration;
 
@@ -137,8 +137,12 @@ fn a_device_that_is_taken_out_is_an_error_with_its_name_for_all_of_its_peers_and
     }
     ground.all_go_on(50);
     ground.talk_until("the event", |ground| {
-        let again = ground.sides[0].device.connect(&ground.sides[1].device.address(), carrack::transports::contract::PeerId(1));
-        matches!(&again, Err(SubmitError::Down { cause: DownCause::Lacking(why), .. }) if why.contains("sim0"))
+        let address = ground.sides[1].device.address();
+        let again = ground.sides[0].device.connect(&address, PeerId(1));
+        matches!(
+            &again,
+            Err(SubmitError::Down { cause: DownCause::Lacking(why), .. }) if why.contains("sim0")
+        )
     });
     // Closing does not wait for what cannot come.
     ground.sides[0].device.close();

@@ -16,7 +16,7 @@ use rand::Rng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::{Duration, Instant};
 
-// ---- memory that may be locked -----------------------------------------------------------------------
+// ---- memory that may be locked ------------------------------------------------------------------
 
 /// 64 KiB, and no right to go beyond.
 const LITTLE_LOCKED: &[&str] = &[
@@ -64,7 +64,7 @@ pub(crate) fn little_locked(role: &Role) {
     role.meet("over", &runtime, 0..role.size);
 }
 
-// ---- settings ----------------------------------------------------------------------------------------
+// ---- settings -----------------------------------------------------------------------------------
 
 #[test]
 fn few_of_one_thing_cost_time_only() {
@@ -87,7 +87,7 @@ fn few_of_everything_cost_time_only() {
     Course { lanes: 2, ..Course::of(60) }.start(SMALL).succeed();
 }
 
-// ---- descriptors -------------------------------------------------------------------------------------
+// ---- descriptors --------------------------------------------------------------------------------
 
 #[test]
 fn whoever_runs_out_of_descriptors_is_told_so() {

@@ -217,7 +217,11 @@ fn credits_that_cannot_be_end_their_connection_alone() {
             assert_eq!(attacker.status(&mut ground), 0);
             last = send_all(&mut ground, &link);
         }
-        let refused = matches!(&last, Err(SubmitError::Down { peer: ME, cause: DownCause::Protocol(why) }) if why.contains("messages"));
+        let refused = matches!(
+            &last,
+            Err(SubmitError::Down { peer: ME, cause: DownCause::Protocol(why) })
+                if why.contains("messages")
+        );
         assert!(refused, "{credits:?}: {last:?}");
         is_protocol(&ground.reports_the_attacker(&format!("credits {credits:?}")), "taken in");
     }

@@ -285,7 +285,10 @@ fn a_rank_that_cannot_be_called_again_for_want_of_a_descriptor_is_called_later()
     called.send(&Message::Refusal("enough".into())).unwrap();
     ground.talk_until("a refusal", |ground| !ground.of_the_fourth.is_empty());
     assert!(
-        matches!(&ground.of_the_fourth[..], [(0, Heard::End(DownCause::Refused(why)))] if why == "enough"),
+        matches!(
+            &ground.of_the_fourth[..],
+            [(0, Heard::End(DownCause::Refused(why)))] if why == "enough"
+        ),
         "{:?}",
         ground.of_the_fourth
     );

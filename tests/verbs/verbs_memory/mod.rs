@@ -3,10 +3,10 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `registering` | pages on demand, relaxed ordering, thread domains: NICs with and without them |
+//! | `registering` | pages on demand, relaxed ordering, thread domains: with and without them |
 //! | `ending` | registrations that end during puts and gets |
 //! | `again` | reads that a NIC repeats, because the answer was lost |
-//! | `strangers` | remote keys of another job, of a rank that started again, of one that has ended |
+//! | `strangers` | remote keys of another job, of a rank that started again or has ended |
 
 mod again;
 mod ending;

@@ -40,13 +40,13 @@ macro_rules! structures {
             ibv_gid { raw, global }
             ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex }
             ibv_device_attr {
-                fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id, vendor_part_id,
-                hw_ver, max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd, max_cq, max_cqe, max_mr,
-                max_pd, max_qp_rd_atom, max_ee_rd_atom, max_res_rd_atom, max_qp_init_rd_atom,
-                max_ee_init_rd_atom, atomic_cap, max_ee, max_rdd, max_mw, max_raw_ipv6_qp, max_raw_ethy_qp,
-                max_mcast_grp, max_mcast_qp_attach, max_total_mcast_qp_attach, max_ah, max_fmr,
-                max_map_per_fmr, max_srq, max_srq_wr, max_srq_sge, max_pkeys, local_ca_ack_delay,
-                phys_port_cnt
+                fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id,
+                vendor_part_id, hw_ver, max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd,
+                max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_ee_rd_atom, max_res_rd_atom,
+                max_qp_init_rd_atom, max_ee_init_rd_atom, atomic_cap, max_ee, max_rdd, max_mw,
+                max_raw_ipv6_qp, max_raw_ethy_qp, max_mcast_grp, max_mcast_qp_attach,
+                max_total_mcast_qp_attach, max_ah, max_fmr, max_map_per_fmr, max_srq, max_srq_wr,
+                max_srq_sge, max_pkeys, local_ca_ack_delay, phys_port_cnt
             }
             ibv_query_device_ex_input { comp_mask }
             ibv_odp_caps { general_caps, per_transport_caps }
@@ -94,15 +94,15 @@ macro_rules! structures {
             ibv_recv_wr { wr_id, next, sg_list, num_sge }
             ibv_srq { context, srq_context, pd, handle, mutex, cond, events_completed }
             ibv_qp {
-                context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type, mutex,
-                cond, events_completed
+                context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type,
+                mutex, cond, events_completed
             }
             ibv_qp_ex {
-                qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add, wr_bind_mw,
-                wr_local_inv, wr_rdma_read, wr_rdma_write, wr_rdma_write_imm, wr_send, wr_send_imm,
-                wr_send_inv, wr_send_tso, wr_set_ud_addr, wr_set_xrc_srqn, wr_set_inline_data,
-                wr_set_inline_data_list, wr_set_sge, wr_set_sge_list, wr_start, wr_complete, wr_abort,
-                wr_atomic_write
+                qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add,
+                wr_bind_mw, wr_local_inv, wr_rdma_read, wr_rdma_write, wr_rdma_write_imm, wr_send,
+                wr_send_imm, wr_send_inv, wr_send_tso, wr_set_ud_addr, wr_set_xrc_srqn,
+                wr_set_inline_data, wr_set_inline_data_list, wr_set_sge, wr_set_sge_list, wr_start,
+                wr_complete, wr_abort, wr_atomic_write
             }
             ibv_comp_channel { context, fd, refcnt }
             ibv_cq {
@@ -115,9 +115,9 @@ macro_rules! structures {
                 _compat_reg_mr, _compat_rereg_mr, _compat_dereg_mr, alloc_mw, bind_mw, dealloc_mw,
                 _compat_create_cq, poll_cq, req_notify_cq, _compat_cq_event, _compat_resize_cq,
                 _compat_destroy_cq, _compat_create_srq, _compat_modify_srq, _compat_query_srq,
-                _compat_destroy_srq, post_srq_recv, _compat_create_qp, _compat_query_qp, _compat_modify_qp,
-                _compat_destroy_qp, post_send, post_recv, _compat_create_ah, _compat_destroy_ah,
-                _compat_attach_mcast, _compat_detach_mcast, _compat_async_event
+                _compat_destroy_srq, post_srq_recv, _compat_create_qp, _compat_query_qp,
+                _compat_modify_qp, _compat_destroy_qp, post_send, post_recv, _compat_create_ah,
+                _compat_destroy_ah, _compat_attach_mcast, _compat_detach_mcast, _compat_async_event
             }
             ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat }
             ibv_parent_domain_init_attr { pd, td, comp_mask, alloc, free, pd_context }
@@ -144,15 +144,19 @@ fn our_structures_are_those_of_rdma_sys() {
     let mut all = structures!(rdma_sys);
     all.extend(both! {
         rdma_sys:
-            ibv_wc { wr_id, status, opcode, vendor_err, byte_len, qp_num, src_qp, wc_flags, pkey_index, slid, sl, dlid_path_bits }
+            ibv_wc {
+                wr_id, status, opcode, vendor_err, byte_len, qp_num, src_qp, wc_flags, pkey_index,
+                slid, sl, dlid_path_bits
+            }
             verbs_context {
                 query_port, advise_mr, alloc_null_mr, read_counters, attach_counters_point_flow,
-                create_counters, destroy_counters, reg_dm_mr, alloc_dm, free_dm, modify_flow_action_esp,
-                destroy_flow_action, create_flow_action_esp, modify_qp_rate_limit, alloc_parent_domain,
-                dealloc_td, alloc_td, modify_cq, post_srq_ops, destroy_rwq_ind_table, create_rwq_ind_table,
-                destroy_wq, modify_wq, create_wq, query_rt_values, create_cq_ex, priv_, query_device_ex,
-                ibv_destroy_flow, ABI_placeholder2, ibv_create_flow, ABI_placeholder1, open_qp,
-                create_qp_ex, get_srq_num, create_srq_ex, open_xrcd, close_xrcd, sz, context
+                create_counters, destroy_counters, reg_dm_mr, alloc_dm, free_dm,
+                modify_flow_action_esp, destroy_flow_action, create_flow_action_esp,
+                modify_qp_rate_limit, alloc_parent_domain, dealloc_td, alloc_td, modify_cq,
+                post_srq_ops, destroy_rwq_ind_table, create_rwq_ind_table, destroy_wq, modify_wq,
+                create_wq, query_rt_values, create_cq_ex, priv_, query_device_ex, ibv_destroy_flow,
+                ABI_placeholder2, ibv_create_flow, ABI_placeholder1, open_qp, create_qp_ex,
+                get_srq_num, create_srq_ex, open_xrcd, close_xrcd, sz, context
             }
     });
     assert!(all.len() > 35, "only {} structures are compared", all.len());
@@ -164,8 +168,9 @@ fn our_structures_are_those_of_ibverbs_sys() {
     let all = structures!(ibverbs_sys);
     assert_eq!(differences(all, &[]), [""; 0]);
     // It keeps some fields of this one private.
-    let public =
-        both! { ibverbs_sys: ibv_wc { qp_num, src_qp, wc_flags, pkey_index, slid, sl, dlid_path_bits } };
+    let public = both! {
+        ibverbs_sys: ibv_wc { qp_num, src_qp, wc_flags, pkey_index, slid, sl, dlid_path_bits }
+    };
     assert_eq!(differences(public, &[]), [""; 0]);
 }
 
@@ -185,14 +190,22 @@ fn numbers_are_those_of_both_crates() {
             rdma_sys::ibv_wc_status::IBV_WC_RETRY_EXC_ERR,
             ibverbs_sys::ibv_wc_status::IBV_WC_RETRY_EXC_ERR,
         ),
-        (ours::IBV_WC_RECV, rdma_sys::ibv_wc_opcode::IBV_WC_RECV, ibverbs_sys::ibv_wc_opcode::IBV_WC_RECV),
+        (
+            ours::IBV_WC_RECV,
+            rdma_sys::ibv_wc_opcode::IBV_WC_RECV,
+            ibverbs_sys::ibv_wc_opcode::IBV_WC_RECV,
+        ),
         (
             ours::IBV_WR_RDMA_READ,
             rdma_sys::ibv_wr_opcode::IBV_WR_RDMA_READ,
             ibverbs_sys::ibv_wr_opcode::IBV_WR_RDMA_READ,
         ),
         (ours::IBV_QPT_RC, rdma_sys::ibv_qp_type::IBV_QPT_RC, ibverbs_sys::ibv_qp_type::IBV_QPT_RC),
-        (ours::IBV_QPS_ERR, rdma_sys::ibv_qp_state::IBV_QPS_ERR, ibverbs_sys::ibv_qp_state::IBV_QPS_ERR),
+        (
+            ours::IBV_QPS_ERR,
+            rdma_sys::ibv_qp_state::IBV_QPS_ERR,
+            ibverbs_sys::ibv_qp_state::IBV_QPS_ERR,
+        ),
         (
             ours::IBV_PORT_ACTIVE,
             rdma_sys::ibv_port_state::IBV_PORT_ACTIVE,

@@ -27,6 +27,8 @@ pub enum Event {
         header: Header,
         /// Its bytes.
         payload: Payload,
+        /// The runtime's note.
+        mark: Mark,
     },
     /// A peer has answered: its link is up.
     Connected {
@@ -122,6 +124,10 @@ pub enum DownCause {
     Lacking(String),
 }
 
+/// Room for a note of the runtime about an arrival. A transport leaves the default in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Mark(pub u16);
+
 /// A message of a few bytes, the most frequent event of most batches. Plain data, one cache line
 /// long: moving it copies the line, and dropping it does nothing.
 #[derive(Clone, Copy, Debug)]
@@ -132,13 +138,31 @@ pub struct SmallArrival {
     pub header: Header,
     /// Its bytes.
     pub bytes: SmallBytes,
+    /// The runtime's note.
+    pub mark: Mark,
+}
+
+impl SmallArrival {
+    /// Returns the arrival of a message.
+    #[inline(always)]
+    pub fn new(from: PeerId, header: Header, bytes: SmallBytes) -> Self {
+        Self { from, header, bytes, mark: Mark::default() }
+    }
 }
 
 const _: () = assert!(size_of::<SmallArrival>() == 64, "as large as the slot of a ring");
 
+impl Event {
+    /// Returns the arrival of a message.
+    #[inline]
+    pub fn arrived(from: PeerId, header: Header, payload: Payload) -> Self {
+        Self::Arrived { from, header, payload, mark: Mark::default() }
+    }
+}
+
 impl From<SmallArrival> for Event {
-    fn from(SmallArrival { from, header, bytes }: SmallArrival) -> Self {
-        Self::Arrived { from, header, payload: Payload::Small(bytes) }
+    fn from(SmallArrival { from, header, bytes, mark }: SmallArrival) -> Self {
+        Self::Arrived { from, header, payload: Payload::Small(bytes), mark }
     }
 }
 

@@ -54,7 +54,7 @@ mod peer_memory;
 pub use crate::mem::{Lender, Loan};
 pub use address::{AddressBlob, Cost, DeviceInfo, Identity, PeerId, Reach, Unavailable};
 pub use caps::{Caps, Locality};
-pub use event::{Armed, Batch, DownCause, Event, OpFailure, Payload, Polled, SmallArrival};
+pub use event::{Armed, Batch, DownCause, Event, Mark, OpFailure, Payload, Polled, SmallArrival};
 pub use memory::{Chunk, Exported, Exposed, ExposedChunks, Imported, WeakImported, WireKey};
 pub use op::{Busy, Header, Op, OpToken, RemotePlace, Short, Submit, SubmitError, WordChange};
 pub use peer_memory::{PeerMemory, PeerMemoryError, Splits};

@@ -15,6 +15,7 @@ mod access;
 pub mod copier;
 pub mod cuda;
 mod direct;
+mod driver;
 mod error;
 mod event;
 mod handle;
@@ -24,12 +25,14 @@ pub mod pieces;
 mod registration;
 mod reservation;
 mod shared_event;
+mod stream;
 pub mod waits;
 pub mod words;
 
 pub use access::{Access, Rights};
 pub use copier::CopierState;
 pub use direct::{DmaBuf, RemoteWrites};
+pub use driver::{Driver, Extent};
 pub use error::GpuError;
 pub use event::{Event, EventState, Sequence};
 pub use handle::{Forms, Handle, HandleForm, HandleKey};
@@ -37,123 +40,11 @@ pub use pieces::{Grid, Pieces};
 pub use registration::HostRegistration;
 pub use reservation::Reservation;
 pub use shared_event::{SharedEvent, Until};
+pub use stream::Stream;
 
-use crate::mem::{AllocId, GpuUuid, MemKind, Region};
-use std::any::Any;
+use crate::mem::{GpuUuid, MemKind, Region};
 use std::fmt;
 use std::sync::Arc;
-
-/// A driver: the devices that this process can see, and the classification of addresses.
-///
-/// Any thread may call any method.
-///
-/// # Safety
-/// Its answers about an address are true: the kind of memory there, its extent and its owner. The
-/// CPU can access memory that the driver calls host memory, or does not know. The kind, the extent
-/// and the id of an allocation stay the same while the allocation exists.
-///
-/// Its devices keep the promise of [`Gpu`].
-#[expect(unsafe_code, reason = "implementations vouch for memory")]
-pub unsafe trait Driver: Send + Sync + fmt::Debug {
-    /// Returns a word for reports: `none`, `fake (simulated)`, `cuda`.
-    fn name(&self) -> &'static str;
-
-    /// Returns the driver's version, if it has one.
-    fn version(&self) -> Option<String> {
-        None
-    }
-
-    /// Returns the devices that this process can see, in this process's order. The call is a
-    /// request for GPUs: it initialises a driver that the program has not initialised.
-    ///
-    /// # Errors
-    /// The reason why there are none, in words for a person.
-    fn devices(&self) -> Result<Vec<Arc<dyn Gpu>>, GpuError>;
-
-    /// Runs work that was put off, because it would have blocked while a stream waited for a word
-    /// (see [`Stream::wait_value64`]). The caller calls it now and then.
-    fn look_after(&self) {}
-
-    /// Forgets what is known of the program's memory in this range, which is about to be freed,
-    /// unmapped, or given other access rights. For a change of rights, either no operation starts
-    /// there until the change is made, or the caller calls this again afterwards.
-    fn forget(&self, _addr: usize, _len: usize) {}
-
-    /// Sends small copies between memory of this driver's devices to resident kernels, if
-    /// possible, to the end of the process: see [`copier`]. [`Gpu::copier`] returns the state of a
-    /// device's copier.
-    fn use_copiers(&self) {}
-
-    /// Returns the memory at `addr`, or `None` for an address that this driver does not know,
-    /// which is host memory. Never initialises the driver (gpu.md, streams rule 6): an
-    /// uninitialised driver knows no memory.
-    fn classify(&self, addr: usize) -> Result<Option<Extent>, GpuError>;
-
-    /// Returns the id of the allocation at `addr`. The call is cheap. It tells whether an older
-    /// answer of [`classify`](Self::classify) is still true or stale (gpu.md, legacy IPC rule 6).
-    fn buffer_id(&self, addr: usize) -> Result<Option<AllocId>, GpuError> {
-        Ok(self.classify(addr)?.map(|extent| extent.id))
-    }
-
-    /// Returns the extents of `len` bytes at `addr`, in order. As a rule that is one extent. A VMM
-    /// mapping of several handles has several (gpu.md, VMM rule 2), and host memory has none.
-    ///
-    /// # Errors
-    /// The driver's own; and `INVALID_VALUE` if the range begins or ends in the driver's memory,
-    /// but does not lie in it altogether.
-    fn extents(&self, addr: usize, len: usize) -> Result<Vec<Extent>, GpuError> {
-        let outside = |at: usize| GpuError {
-            call: "extents",
-            code: 1,
-            name: "INVALID_VALUE",
-            hint: format!("{addr:#x}+{len} leaves the driver's memory at {at:#x}"),
-        };
-        let end = addr.checked_add(len).ok_or_else(|| outside(usize::MAX))?;
-        let Some(first) = self.classify(addr)? else {
-            return match len > 0 && self.classify(end - 1)?.is_some() {
-                true => Err(outside(addr)),
-                false => Ok(Vec::new()),
-            };
-        };
-        let mut at = first.end();
-        let mut extents = vec![first];
-        while at < end {
-            let next =
-                self.classify(at)?.filter(|next| next.end() > at).ok_or_else(|| outside(at))?;
-            at = next.end();
-            extents.push(next);
-        }
-        Ok(extents)
-    }
-}
-
-/// A driver's knowledge of an address.
-#[derive(Clone, Debug)]
-pub struct Extent {
-    /// First address of the allocation.
-    pub base: usize,
-    /// Its length in bytes.
-    pub len: usize,
-    /// Kind of the memory.
-    pub kind: MemKind,
-    /// Id of the allocation. The same address has another id when it is allocated again.
-    pub id: AllocId,
-    /// The device that owns the memory, or whose engine works in its context. `None` for pinned
-    /// memory of no single device.
-    pub gpu: Option<Arc<dyn Gpu>>,
-    /// The context of the allocation. `None` for VMM and pool memory (gpu.md, VMM rule 1), which
-    /// is no error.
-    pub context: Option<u64>,
-    /// Forms in which it can be exported.
-    pub forms: Forms,
-}
-
-impl Extent {
-    /// Returns the first address behind it.
-    pub fn end(&self) -> usize {
-        self.base.saturating_add(self.len)
-    }
-}
 
 /// Description of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -475,133 +366,5 @@ pub unsafe trait Gpu: Send + Sync + fmt::Debug {
     fn open_event(&self, handle: &[u8; 64]) -> Result<Arc<dyn SharedEvent>, GpuError> {
         let _ = handle;
         Err(GpuError::unsupported("open_event", "this driver shares no events"))
-    }
-}
-
-/// Work in order.
-///
-/// # Safety
-/// Events of copies keep the promise of [`Gpu`]. The event of [`wait_value64`](Self::wait_value64)
-/// fires, or fails, only when the stream will not read the word for that wait any more. A wait or
-/// a write that is refused was not given to the stream.
-///
-/// ```compile_fail,E0200
-/// # use carrack_transports::gpu::{Event, Gpu, GpuError, Stream};
-/// # use std::sync::Arc;
-/// #[derive(Debug)]
-/// struct Early;
-/// impl Stream for Early {
-///     fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError> {
-///         unimplemented!()
-///     }
-///     fn record(&self) -> Result<Event, GpuError> {
-///         unimplemented!()
-///     }
-///     fn wait(&self, _: &Event) -> Result<(), GpuError> {
-///         Ok(())
-///     }
-///     fn synchronize(&self) -> Result<(), GpuError> {
-///         Ok(())
-///     }
-/// }
-/// ```
-#[expect(unsafe_code, reason = "implementations vouch for memory")]
-pub unsafe trait Stream: Any + Send + Sync + fmt::Debug {
-    /// Returns the device that works on the stream.
-    ///
-    /// # Errors
-    /// The device is being dropped.
-    fn gpu(&self) -> Result<Arc<dyn Gpu>, GpuError>;
-
-    /// As [`Gpu::copy`], on this stream: the copy begins when all earlier work of the stream has
-    /// ended, and later work begins after the copy. Host memory has to be pinned or registered,
-    /// else the call itself may wait for the stream.
-    ///
-    /// # Safety
-    /// As [`Gpu::copy`].
-    unsafe fn copy(
-        &self,
-        dst: (*mut u8, MemKind),
-        src: (*const u8, MemKind),
-        len: usize,
-    ) -> Result<Event, GpuError> {
-        let hint = format!("no copy of {len} bytes from {} to {} by a stream", src.1, dst.1);
-        Err(GpuError::unsupported("copy", hint))
-    }
-
-    /// As [`Gpu::copy_pieces`], on this stream.
-    ///
-    /// # Errors
-    /// As for [`Gpu::copy_pieces`].
-    ///
-    /// # Safety
-    /// As for [`Gpu::copy_pieces`].
-    unsafe fn copy_pieces(&self, pieces: &Pieces) -> Result<Event, GpuError> {
-        Err(pieces::none_of("copy_pieces", format_args!("{pieces:?}, by a stream")))
-    }
-
-    /// As [`Gpu::copy_grid`], on this stream.
-    ///
-    /// # Errors
-    /// As for [`Gpu::copy_grid`].
-    ///
-    /// # Safety
-    /// As for [`Gpu::copy_grid`].
-    unsafe fn copy_grid(
-        &self,
-        dst: (*mut u8, MemKind),
-        src: (*const u8, MemKind),
-        grid: &Grid,
-    ) -> Result<Event, GpuError> {
-        Err(pieces::none_of(
-            "copy_grid",
-            format_args!("{grid:?} from {} to {}, by a stream", src.1, dst.1),
-        ))
-    }
-
-    /// Returns an event that fires when all work given to the stream so far has ended.
-    fn record(&self) -> Result<Event, GpuError>;
-
-    /// Lets later work on this stream begin only after `event` has fired.
-    fn wait(&self, event: &Event) -> Result<(), GpuError>;
-
-    /// Blocks until all work given so far has ended.
-    fn synchronize(&self) -> Result<(), GpuError>;
-
-    /// Writes `value` to a word, when all work given so far has ended and is visible.
-    ///
-    /// # Safety
-    /// `word` is 8 bytes, aligned, of registered or pinned host memory, or of the stream's device,
-    /// and stays so until the stream has written it. The host uses it by atomic loads and stores
-    /// only.
-    unsafe fn write_value64(&self, word: *mut u64, value: u64) -> Result<(), GpuError> {
-        Err(GpuError::unsupported(
-            "write_value64",
-            format!("no write of {value} to {word:p} by a stream"),
-        ))
-    }
-
-    /// Lets later work on this stream begin only when a word holds the value. The event fires when
-    /// the stream is past the wait. The writer of the word may die: the library must then release
-    /// the stream, with a value that says so (gpu.md, streams rule 7).
-    ///
-    /// While a stream waits, calls of the driver that wait for the whole context block. The
-    /// library puts off its own ([`Driver::look_after`]). The thread that will release the stream
-    /// must make none (`cudaFree`, `cudaDeviceSynchronize`, loading a module).
-    ///
-    /// # Errors
-    /// The driver's; and `TOO_MANY_WAITING`, if one more waiting stream of the context would block
-    /// all others.
-    ///
-    /// # Safety
-    /// As [`write_value64`](Self::write_value64).
-    unsafe fn wait_value64(
-        &self,
-        word: *const u64,
-        value: u64,
-        until: Until,
-    ) -> Result<Event, GpuError> {
-        let hint = format!("no wait for {value} ({until:?}) at {word:p} by a stream");
-        Err(GpuError::unsupported("wait_value64", hint))
     }
 }

@@ -351,15 +351,13 @@ impl LoopbackDevice {
             }
             let Some(Message { header, payload }) = messages.pop_front() else { break };
             match payload {
-                OnItsWay::There(payload) => {
-                    batch.push(Event::Arrived { from: queue.from, header, payload })
-                }
+                OnItsWay::There(payload) => batch.push(Event::arrived(queue.from, header, payload)),
                 OnItsWay::Landing(mut transfer, sender) => {
                     let outcome = transfer.poll().unwrap_or(Ok(()));
                     let (packet, buffer) = transfer.into_buffers();
                     if let (Ok(()), Buffer::Packet(packet)) = (&outcome, packet) {
                         let payload = Payload::Packet(packet);
-                        batch.push(Event::Arrived { from: queue.from, header, payload });
+                        batch.push(Event::arrived(queue.from, header, payload));
                     }
                     sender.tell(buffer, outcome.map_err(|error| Box::new(OpFailure::from(error))));
                 }

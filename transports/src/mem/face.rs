@@ -184,7 +184,8 @@ mod tests {
                         prop_assert!(!std::mem::replace(byte, true), "no byte is copied twice");
                     }
                 }
-                prop_assert_eq!(taken.iter().filter(|&&taken| taken).count(), face.checked_len().unwrap());
+                let count = taken.iter().filter(|&&taken| taken).count();
+                prop_assert_eq!(count, face.checked_len().unwrap());
                 prop_assert!(face.is_empty() || taken[end - 1], "the last byte is one of its own");
                 prop_assert!(end == 0 || face.check(end - 1).is_err());
             }

@@ -220,7 +220,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_arrives_is_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn whatever_arrives_is_a_message_or_an_error(
+            bytes in proptest::collection::vec(any::<u8>(), 0..300)
+        ) {
             let _ = Message::decode(&bytes);
             let _ = Address::decode(&AddressBlob(bytes.clone()));
             for kind in [HELLO, WELCOME, REFUSAL, BYE] {

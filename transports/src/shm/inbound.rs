@@ -438,12 +438,10 @@ impl Sender {
             let (count, header) = (record.count, Header(record.header()));
             if record.kind == KIND_INLINE && count == 1 {
                 let bytes = SmallBytes::first(record.len(), record.first());
-                batch.push_small(SmallArrival { from: self.from, header, bytes });
+                batch.push_small(SmallArrival::new(self.from, header, bytes));
             } else {
                 match receive(&record, &self.segment, packets) {
-                    Ok(Some(payload)) => {
-                        batch.push(Event::Arrived { from: self.from, header, payload })
-                    }
+                    Ok(Some(payload)) => batch.push(Event::arrived(self.from, header, payload)),
                     Ok(None) => return Look::Goes,
                     Err(why) => return Look::Ended(DownCause::Protocol(why)),
                 }

@@ -324,8 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_neither_read_nor_written_once_its_owner_has_revoked_that_or_before_it_has_answered()
-     {
+    fn memory_is_not_read_or_written_once_its_owner_has_revoked_that_or_before_it_has_answered() {
         let there = vec![7_u8; 100];
         let this = of(std::process::id());
         let mut here = vec![0; 100];

@@ -290,7 +290,11 @@ unsafe impl Slots for SegmentSlots {
         // SAFETY: a prefetch reads and writes nothing that a program can see, and the address is a
         // slot's. On a processor that does not know it, it does nothing.
         unsafe {
-            std::arch::asm!("prefetchw [{0}]", in(reg) self.slot(at).as_ptr(), options(nostack, preserves_flags, readonly));
+            std::arch::asm!(
+                "prefetchw [{0}]",
+                in(reg) self.slot(at).as_ptr(),
+                options(nostack, preserves_flags, readonly)
+            );
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         let _ = at;

@@ -229,7 +229,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_was_published_is_an_address_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn whatever_was_published_is_an_address_or_nothing(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200)
+        ) {
             let _ = Address::decode(&AddressBlob(bytes.clone()));
             let mut like = address().encode().0;
             like.truncate(60);

@@ -40,7 +40,7 @@ impl Polling {
             && let Some((header, bytes)) = receives.take_short(slot, completion.byte_len as usize)
         {
             entry.take_in(owing);
-            batch.push_small(SmallArrival { from: entry.connection.peer, header, bytes });
+            batch.push_small(SmallArrival::new(entry.connection.peer, header, bytes));
             return true;
         }
         false
@@ -105,8 +105,8 @@ impl Polling {
             return self.take_out(batch);
         }
         match taken {
-            Taken::Small(header, bytes) => batch.push_small(SmallArrival { from, header, bytes }),
-            Taken::Large(header, payload) => batch.push(Event::Arrived { from, header, payload }),
+            Taken::Small(header, bytes) => batch.push_small(SmallArrival::new(from, header, bytes)),
+            Taken::Large(header, payload) => batch.push(Event::arrived(from, header, payload)),
         }
     }
 

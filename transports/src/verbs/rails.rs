@@ -268,7 +268,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_was_published_is_addresses_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn whatever_was_published_is_addresses_or_nothing(
+            bytes in proptest::collection::vec(any::<u8>(), 0..300)
+        ) {
             let mut like = join(vec![address(1).encode(), address(2).encode()]).0;
             like.truncate(bytes.len());
             like.extend(&bytes);

@@ -103,7 +103,7 @@ impl Opened {
         copy_now(MemMut::host(bytes.as_mut_slice()), MemRef::host(&found[..len]))
             .map_err(|_| "it is no memory")?;
         self.at += length(len);
-        Ok(Some(SmallArrival { from: self.from, header: Header([first, second]), bytes }))
+        Ok(Some(SmallArrival::new(self.from, Header([first, second]), bytes)))
     }
 }
 

@@ -236,10 +236,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_arrives_is_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn whatever_arrives_is_a_message_or_an_error(
+            bytes in proptest::collection::vec(any::<u8>(), 0..300)
+        ) {
             let _ = Message::decode(&bytes);
             let framed = PROTOCOL.message(HELLO, &[&bytes]);
-            if let Ok(Message::Hello { end, .. } | Message::Welcome { end, .. }) = Message::decode(&framed) {
+            let decoded = Message::decode(&framed);
+            if let Ok(Message::Hello { end, .. } | Message::Welcome { end, .. }) = decoded {
                 let _ = end.check(8192);
             }
         }

@@ -28,8 +28,7 @@ pub(super) struct DmaBuf {
     pub(super) shim: PathBuf,
 }
 
-/// Returns the module and the library for `kernel`, and builds them if they are missing or
-/// outdated.
+/// Returns the module and the library for `kernel`, built if they are missing or outdated.
 pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, TaskError> {
     let folder = kernel.folder.join("dmabuf");
     let built = DmaBuf { module: folder.join("rdma_rxe.ko"), shim: folder.join("shim") };
@@ -42,29 +41,21 @@ pub(super) fn get(kernel: &Kernel, source: &Source) -> Result<DmaBuf, TaskError>
         return Ok(built);
     }
     // The guest's kernel was built with this compiler.
-    apt::see_to(&[super::HEADERS, "make", "gcc-12"])?;
+    apt::see_to("libibverbs-dev make gcc-12")?;
     eprintln!("xtask: building the guest's driver with dma-bufs");
     let work = Emptied::new(folder.join("unfinished"))?;
     let headers = unpack(&work.0, &kernel.version, source)?;
     let driver = work.0.join("drivers/infiniband/sw/rxe");
     add_to(&driver)?;
     let jobs = thread::available_parallelism().map_or(1, NonZero::get);
-    child::read(
-        Command::new("make")
-            .args(["-s", &format!("-j{jobs}"), "-C"])
-            .arg(&headers)
-            .arg(format!("M={}", driver.display()))
-            .args(["CONFIG_RDMA_RXE=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]),
-        LIMIT,
-    )?;
-    child::read(
-        Command::new("strip")
-            .arg("--strip-debug")
-            .arg(driver.join("rdma_rxe.ko"))
-            .arg("-o")
-            .arg(&built.module),
-        LIMIT,
-    )?;
+    let mut make = Command::new("make");
+    make.args(["-s", &format!("-j{jobs}"), "-C"]).arg(&headers);
+    make.arg(format!("M={}", driver.display()));
+    make.args(["CONFIG_RDMA_RXE=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]);
+    child::read(&mut make, LIMIT)?;
+    let mut strip = Command::new("strip");
+    strip.arg("--strip-debug").arg(driver.join("rdma_rxe.ko")).arg("-o").arg(&built.module);
+    child::read(&mut strip, LIMIT)?;
     let shim = work.0.join("shim.c");
     fs::write(&shim, SHIM)?;
     files::compile("cc", &shim, &folder, &["-shared", "-fPIC", "-ldl"])?;
@@ -87,29 +78,19 @@ fn unpack(work: &Path, version: &str, source: &Source) -> Result<PathBuf, TaskEr
     let exact: Vec<_> = packages.iter().map(|package| format!("{package}={revision}")).collect();
     suite.unpack(&exact, &root)?;
     let archive = root.join("usr/src").join(format!("{}.tar.xz", packages[3]));
-    child::read(
-        Command::new("tar")
-            .arg("-C")
-            .arg(work)
-            .args(["--strip-components=1", "--wildcards", "-xJf"])
-            .arg(&archive)
-            .arg("*/drivers/infiniband/sw/rxe/*"),
-        LIMIT,
-    )?;
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(work).args(["--strip-components=1", "--wildcards", "-xJf"]).arg(&archive);
+    child::read(tar.arg("*/drivers/infiniband/sw/rxe/*"), LIMIT)?;
     let headers = root.join("usr/src").join(main);
     // The makefile names the other packages' files at their installed paths.
-    let root = root.display();
+    let [to_src, to_lib] = ["src", "lib"].map(|below| format!("{}/usr/{below}/", root.display()));
     edit(&headers.join("Makefile"), |text| {
-        Some(
-            text.replace("/usr/src/", &format!("{root}/usr/src/"))
-                .replace("/usr/lib/", &format!("{root}/usr/lib/")),
-        )
+        Some(text.replace("/usr/src/", &to_src).replace("/usr/lib/", &to_lib))
     })?;
     Ok(headers)
 }
 
-/// Returns the names of four packages: the headers, their common part, the build tools, and the
-/// source.
+/// Returns the packages of the headers, their common part, the build tools, and the source.
 fn packages(version: &str) -> Option<[String; 4]> {
     let base = version.strip_suffix("-amd64")?;
     let mut numbers = base.split(['.', '-', '+']);
@@ -129,11 +110,7 @@ fn add_to(driver: &Path) -> Result<(), TaskError> {
         ("rxe_verbs.h", "#include <linux/interrupt.h>", "#include <linux/iosys-map.h>"),
         ("rxe_verbs.h", "struct ib_umem *umem;", "struct dma_buf *dmabuf;\nstruct iosys_map dmap;"),
         ("rxe_mr.c", "ib_umem_release(mr->umem);", "rxe_mr_dmabuf_release(mr);"),
-        (
-            "rxe_verbs.c",
-            ".reg_user_mr = rxe_reg_user_mr,",
-            ".reg_user_mr_dmabuf = rxe_reg_user_mr_dmabuf,",
-        ),
+        ("rxe_verbs.c", ".reg_user_mr = rxe_reg_user_mr,", METHOD),
         ("rxe_loc.h", "#define RXE_LOC_H", DECLARATIONS),
     ] {
         edit(&driver.join(file), |text| after(text, line, more))?;
@@ -144,6 +121,7 @@ fn add_to(driver: &Path) -> Result<(), TaskError> {
     })
 }
 
+const METHOD: &str = ".reg_user_mr_dmabuf = rxe_reg_user_mr_dmabuf,";
 const DECLARATIONS: &str = "\
 #include <linux/version.h>
 struct ib_dmah;

@@ -4,35 +4,29 @@
 
 use std::ops::Range;
 
-/// Compression of a kernel, which also decides the file name that the decompressor expects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Packing {
-    Zstd,
-    Xz,
-    Gzip,
+/// Compression of a kernel.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Packing {
+    magic: &'static [u8],
+    /// The decompressor, and the ending that its files must have.
+    pub(super) program: &'static str,
+    pub(super) ending: &'static str,
+    /// Bytes behind the kernel that the decompressor would reject: the unpacked size.
+    trailer: usize,
 }
 
-impl Packing {
-    const ALL: [(Self, &[u8]); 3] =
-        [(Self::Zstd, b"\x28\xb5\x2f\xfd"), (Self::Xz, b"\xfd7zXZ\0"), (Self::Gzip, b"\x1f\x8b")];
-
-    /// Returns the decompressor, and the ending of its files.
-    pub(super) const fn program(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Zstd => ("zstd", "zst"),
-            Self::Xz => ("xz", "xz"),
-            Self::Gzip => ("gzip", "gz"),
-        }
-    }
-}
+const PACKINGS: [Packing; 3] = [
+    Packing { magic: b"\x28\xb5\x2f\xfd", program: "zstd", ending: "zst", trailer: 4 },
+    Packing { magic: b"\xfd7zXZ\0", program: "xz", ending: "xz", trailer: 4 },
+    Packing { magic: b"\x1f\x8b", program: "gzip", ending: "gz", trailer: 0 },
+];
 
 /// Returns the place of the compressed kernel in `image`, and its compression. `None` if this is
 /// no such file.
 ///
 /// Offsets are those of the Linux x86 boot protocol: the number of the stub's sectors, then the
-/// kernel's offset behind them, and its length. The length counts four bytes with the unpacked
-/// size, which zstd and xz would reject.
-pub(super) fn packed(image: &[u8]) -> Option<(Range<usize>, Packing)> {
+/// kernel's offset behind them, and its length.
+pub(super) fn packed(image: &[u8]) -> Option<(Range<usize>, &'static Packing)> {
     const SECTORS: usize = 0x1f1;
     const MAGIC: Range<usize> = 0x202..0x206;
     const OFFSET: usize = 0x248;
@@ -45,16 +39,12 @@ pub(super) fn packed(image: &[u8]) -> Option<(Range<usize>, Packing)> {
         usize::try_from(u32::from_le_bytes(bytes)).ok()
     };
     // By the protocol, 0 means four sectors.
-    let sectors = match image.get(SECTORS)? {
-        0 => 4,
-        some => usize::from(*some),
-    };
+    let sectors = image.get(SECTORS).map(|it| if *it == 0 { 4 } else { usize::from(*it) })?;
     let start = (sectors + 1) * 512 + number(OFFSET)?;
     let end = start.checked_add(number(LENGTH)?)?;
     let payload = image.get(start..end)?;
-    let (packing, _) = Packing::ALL.into_iter().find(|(_, magic)| payload.starts_with(magic))?;
-    let size = if packing == Packing::Gzip { 0 } else { 4 };
-    Some((start..end.checked_sub(size)?, packing))
+    let packing = PACKINGS.iter().find(|packing| payload.starts_with(packing.magic))?;
+    Some((start..end.checked_sub(packing.trailer)?, packing))
 }
 
 #[cfg(test)]
@@ -75,9 +65,10 @@ mod tests {
 
     #[test]
     fn the_kernel_lies_where_the_header_says_and_is_packed_as_it_begins() {
-        assert_eq!(packed(&image(b"\xfd7zXZ\0....")), Some((1040..1046, Packing::Xz)));
-        assert_eq!(packed(&image(b"\x28\xb5\x2f\xfd......")), Some((1040..1046, Packing::Zstd)));
-        assert_eq!(packed(&image(b"\x1f\x8b........")), Some((1040..1050, Packing::Gzip)));
+        let found = |payload| packed(&image(payload)).map(|(range, it)| (range, it.program));
+        assert_eq!(found(b"\xfd7zXZ\0...."), Some((1040..1046, "xz")));
+        assert_eq!(found(b"\x28\xb5\x2f\xfd......"), Some((1040..1046, "zstd")));
+        assert_eq!(found(b"\x1f\x8b........"), Some((1040..1050, "gzip")));
     }
 
     #[test]

@@ -18,26 +18,13 @@ const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 
 /// Mount points of /init, and folders of its programs.
-const FOLDERS: &[&str] =
-    &["bin", "sbin", "proc", "sys", "dev", "root", "job", "over", "new", "modules"];
+const FOLDERS: &str = "bin sbin proc sys dev root job over new modules";
 
 /// Modules, by the list that /init loads them from. Soft-RoCE asks for `crc32_generic` by name, so
 /// it is in no list of dependencies.
-const LISTS: &[(&str, &[&str])] = &[
-    ("boot", &["virtio_pci", "virtio_console", "9p", "9pnet_virtio", "overlay"]),
-    (
-        "rdma",
-        &[
-            "rdma_rxe",
-            "rdma_ucm",
-            "ib_umad",
-            "veth",
-            "dummy",
-            "virtio_net",
-            "crc32_generic",
-            "crc32_pclmul",
-        ],
-    ),
+const LISTS: &[(&str, &str)] = &[
+    ("boot", "virtio_pci virtio_console 9p 9pnet_virtio overlay"),
+    ("rdma", "rdma_rxe rdma_ucm ib_umad veth dummy virtio_net crc32_generic crc32_pclmul"),
 ];
 
 /// Module that makes the devices.
@@ -62,7 +49,8 @@ pub(super) fn write(
     let entry =
         |name: &str, mode, contents| (NewcBuilder::new(name).mode(mode), Cursor::new(contents));
     let file = |name: &str, contents| entry(name, PROGRAM, contents);
-    let mut entries: Vec<_> = FOLDERS.iter().map(|name| entry(name, FOLDER, Vec::new())).collect();
+    let folders = FOLDERS.split(' ').map(|name| entry(name, FOLDER, Vec::new()));
+    let mut entries: Vec<_> = folders.collect();
     entries.push(file("init", INIT.into()));
     entries.push(file("bin/busybox", fs::read("/bin/busybox")?));
     for (name, modules) in &lists {

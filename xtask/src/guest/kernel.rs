@@ -54,12 +54,9 @@ impl FromStr for Source {
                 && word.chars().all(|c| c.is_ascii_alphanumeric() || "-+.~".contains(c))
         };
         if plain(suite) && plain(package) {
-            Ok(Self { suite: suite.into(), package: package.into() })
-        } else {
-            Err("a kernel is named as SUITE or SUITE:PACKAGE, like \
-                trixie-backports:linux-image-amd64"
-                .into())
+            return Ok(Self { suite: suite.into(), package: package.into() });
         }
+        Err("write SUITE or SUITE:PACKAGE, such as trixie-backports:linux-image-amd64".into())
     }
 }
 
@@ -108,18 +105,17 @@ impl Kernel {
 
     /// Returns the files of `names` and of all modules that they need, in load order. Modules that
     /// are built into the kernel have no file.
-    pub(super) fn files_of(&self, names: &[&str]) -> Result<Vec<PathBuf>, TaskError> {
+    pub(super) fn files_of(&self, names: &str) -> Result<Vec<PathBuf>, TaskError> {
         let mut command = Command::new("/sbin/modprobe");
         command.args(["-C", "/dev/null", "--dirname"]).arg(self.folder.join("tree"));
-        command.args(["--set-version", &self.version, "--show-depends", "--all"]).args(names);
-        // modprobe fails for modules that this kernel does not have. Callers check for those that
-        // they require.
+        command.args(["--set-version", &self.version, "--show-depends", "--all"]);
+        command.args(names.split(' '));
+        // modprobe fails for modules that this kernel lacks; callers check for what they require.
         Ok(in_order(&child::hear(&mut command, UNPACK)?.said))
     }
 }
 
-/// Locks a folder. A second process waits here, and then finds the content that the first has
-/// made.
+/// Locks a folder. A second process waits here, and then finds what the first has made.
 pub(super) fn lock(folder: &Path) -> Result<File, TaskError> {
     let file = File::create(folder.join("lock"))?;
     flock(&file, FlockOperation::LockExclusive)
@@ -174,20 +170,18 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, TaskError> {
     let built = Kernel { folder: work.join("built"), version };
     let to = built.modules();
     carry_modules(&from, &to)?;
-    child::read(
-        Command::new("/sbin/depmod").arg("-b").arg(built.folder.join("tree")).arg(&built.version),
-        UNPACK,
-    )?;
+    let mut depmod = Command::new("/sbin/depmod");
+    depmod.arg("-b").arg(built.folder.join("tree")).arg(&built.version);
+    child::read(&mut depmod, UNPACK)?;
     let vmlinuz = [root.join("boot"), from];
     let vmlinuz = vmlinuz.iter().flat_map(|folder| files::matching(folder, "vmlinuz*")).next();
     let vmlinuz = vmlinuz.ok_or_else(|| strange("a kernel"))?;
     let bytes = fs::read(&vmlinuz)?;
     let (range, packing) =
         image::packed(&bytes).ok_or_else(|| strange("a kernel that this task can unpack"))?;
-    let (program, ending) = packing.program();
-    let packed = built.image().with_extension(ending);
+    let packed = built.image().with_extension(packing.ending);
     fs::write(&packed, &bytes[range])?;
-    child::read(Command::new(program).args(["-q", "-d"]).arg(&packed), UNPACK)?;
+    child::read(Command::new(packing.program).args(["-q", "-d"]).arg(&packed), UNPACK)?;
     // zstd keeps its input, the other programs remove it.
     let _ = fs::remove_file(&packed);
     fs::write(built.folder.join("version"), &built.version)?;
@@ -199,25 +193,23 @@ fn fetch(work: &Path, source: &Source) -> Result<Kernel, TaskError> {
 /// their names have no files of their own.
 fn parts(listed: &str) -> Vec<String> {
     let is_part = |name: &&str| {
-        ["linux-image-", "linux-binary-", "linux-modules-"].iter().any(|prefix| {
-            name.strip_prefix(prefix)
-                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-        })
+        let rest = ["linux-image-", "linux-binary-", "linux-modules-"]
+            .iter()
+            .find_map(|prefix| name.strip_prefix(prefix));
+        rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
     listed.lines().filter(is_part).map(str::to_owned).collect()
 }
 
-/// Moves the modules that a guest may need, unpacked and stripped, and the files that `depmod`
-/// reads.
+/// Moves the modules that a guest may need, unpacked and stripped, and what `depmod` reads.
 fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
     for entry in WalkDir::new(from).into_iter().collect::<Result<Vec<_>, _>>()? {
         let below = entry.path().strip_prefix(from).unwrap_or(entry.path());
-        if !entry.file_type().is_file() || !is_wanted(&below.to_string_lossy()) {
-            continue;
+        if entry.file_type().is_file() && is_wanted(&below.to_string_lossy()) {
+            let path = to.join(below);
+            fs::create_dir_all(path.parent().unwrap_or(to))?;
+            fs::rename(entry.path(), &path)?;
         }
-        let path = to.join(below);
-        fs::create_dir_all(path.parent().unwrap_or(to))?;
-        fs::rename(entry.path(), &path)?;
     }
     for (name, change) in [
         ("*.ko.xz", &["xz", "-d"][..]),
@@ -236,39 +228,15 @@ fn carry_modules(from: &Path, to: &Path) -> Result<(), TaskError> {
 /// fault injection, and access to the machine's files. Drivers of hardware and large unrelated
 /// families are left out.
 fn is_wanted(below: &str) -> bool {
-    const FOLDERS: &[&str] = &[
-        "drivers/infiniband/",
-        "net/",
-        "fs/9p/",
-        "fs/netfs/",
-        "fs/fscache/",
-        "fs/overlayfs/",
-        "fs/configfs/",
-        "drivers/virtio/",
-        "drivers/char/virtio",
-        "crypto/",
-        "arch/x86/crypto/",
-        "lib/",
-    ];
-    const LEFT_OUT: &[&str] = &[
-        "drivers/infiniband/hw/",
-        "net/mac80211/",
-        "net/bluetooth/",
-        "net/wireless/",
-        "net/batman-adv/",
-        "net/ceph/",
-        "net/sctp/",
-        "net/tipc/",
-        "net/rxrpc/",
-        "net/sunrpc/",
-        "net/can/",
-        "net/nfc/",
-        "net/ieee802154/",
-    ];
+    const FOLDERS: &str = "drivers/infiniband/ net/ fs/9p/ fs/netfs/ fs/fscache/ fs/overlayfs/ \
+        fs/configfs/ drivers/virtio/ drivers/char/virtio crypto/ arch/x86/crypto/ lib/";
+    const LEFT_OUT: &str = "drivers/infiniband/hw/ net/mac80211/ net/bluetooth/ net/wireless/ \
+        net/batman-adv/ net/ceph/ net/sctp/ net/tipc/ net/rxrpc/ net/sunrpc/ net/can/ net/nfc/ \
+        net/ieee802154/";
     let Some(module) = below.strip_prefix("kernel/") else {
         return below.starts_with("modules.builtin") || below == "modules.order";
     };
-    let begins = |folders: &[&str]| folders.iter().any(|folder| module.starts_with(folder));
+    let begins = |folders: &str| folders.split(' ').any(|folder| module.starts_with(folder));
     let card = module.strip_prefix("drivers/net/").is_some_and(|rest| !rest.contains('/'));
     module.contains(".ko") && (card || begins(FOLDERS)) && !begins(LEFT_OUT)
 }
@@ -289,8 +257,8 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_kernel_are_those_with_a_version() {
-        let listed = "linux-image-amd64\n  Depends: linux-image-7.2-amd64\nlinux-image-7.2-amd64\n  \
-            Depends: kmod\nkmod\nlinux-binary-7.2-amd64\nlinux-modules-7.2-amd64\n\
+        let listed = "linux-image-amd64\n  Depends: linux-image-7.2-amd64\nlinux-image-7.2-amd64\n\
+            \x20 Depends: kmod\nkmod\nlinux-binary-7.2-amd64\nlinux-modules-7.2-amd64\n\
             <linux-initramfs-tool>\n";
         let all = ["linux-image-7.2-amd64", "linux-binary-7.2-amd64", "linux-modules-7.2-amd64"];
         assert_eq!(parts(listed), all);

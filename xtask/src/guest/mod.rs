@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::value_parser;
 use fs_err as fs;
 
 use crate::apt;
@@ -40,41 +41,29 @@ pub(crate) use plan::{Node, Plan, Wiring};
 pub(crate) use session::Said;
 
 /// Packages that every guest needs on this machine, beside Debian's essential ones.
-const PACKAGES: &[&str] = &[
-    "qemu-system-x86",
-    "busybox-static",
-    "kmod",
-    "xz-utils",
-    "zstd",
-    "binutils",
-    "iproute2",
-    "debian-archive-keyring",
-    "libibverbs1",
-    "ibverbs-providers",
-];
-
-/// Package with the headers of verbs.
-const HEADERS: &str = "libibverbs-dev";
+const PACKAGES: &str = "qemu-system-x86 busybox-static kmod xz-utils zstd binutils iproute2 \
+    debian-archive-keyring libibverbs1 ibverbs-providers";
 
 /// Options of `cargo xtask rdma-guest`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// In how many guests the command runs at once: in one with both devices, or in two with one
-    /// each
-    #[arg(long, default_value_t = 1, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
+    /// Guests in which the command runs: one with both devices, or two with one each
+    #[arg(long, default_value_t = 1, value_name = "1|2")]
+    #[arg(value_parser = value_parser!(u8).range(1..=2))]
     nodes: u8,
     /// Each device in a network namespace of its own, n0 and n1; needs a kernel from 7.2 on
     #[arg(long, conflicts_with = "nodes")]
     namespaces: bool,
-    /// Virtual processors of each guest; more than one is quicker where two sides poll, and less
-    /// stable
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    /// Virtual processors of each guest; two are quicker where two sides poll, and less stable
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u8).range(1..=16))]
     cpus: u8,
     /// Memory of each guest
-    #[arg(long, default_value_t = 1024, value_name = "MB", value_parser = clap::value_parser!(u32).range(256..))]
+    #[arg(long, default_value_t = 1024, value_name = "MB")]
+    #[arg(value_parser = value_parser!(u32).range(256..))]
     memory: u32,
     /// Limit of the whole run, the boot included; beyond it the status is 124
-    #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    #[arg(value_parser = value_parser!(u32).range(1..))]
     timeout: u32,
     /// An environment variable for the command; without a value, the one it has here
     #[arg(long, value_name = "NAME[=VALUE]")]
@@ -116,10 +105,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 fn carry_out(options: &Options) -> Result<u8, TaskError> {
     let workspace = Workspace::load()?;
     let mut plan = match &options.test {
-        None => {
-            let here = env::current_dir()?;
-            Plan::new(options.command.clone(), here)
-        }
+        None => Plan::new(options.command.clone(), env::current_dir()?),
         Some(name) => Plan::of_test(&workspace, name, &options.command)?,
     };
     plan.environment.extend(handed_on(env::vars_os()));
@@ -183,8 +169,7 @@ impl Host {
         session::run(&self.kernel, &self.runs, plan, console, on_line)
     }
 
-    /// Adds a driver that takes dma-bufs to a plan's guests. It is built for the default kernel at
-    /// its first use.
+    /// Adds a driver that takes dma-bufs, built for the default kernel, to a plan's guests.
     ///
     /// # Errors
     /// When packages or files for the build are missing, or the driver does not compile.
@@ -200,7 +185,7 @@ impl Host {
     /// # Errors
     /// When the headers are not there and cannot be installed, or it does not compile.
     pub(crate) fn compile(&self, source: &Path) -> Result<PathBuf, TaskError> {
-        apt::see_to(&[HEADERS])?;
+        apt::see_to("libibverbs-dev")?;
         files::compile("cc", source, &self.programs, &["-libverbs"])
     }
 }
@@ -209,21 +194,11 @@ impl Host {
 fn handed_on(
     all: impl Iterator<Item = (OsString, OsString)>,
 ) -> impl Iterator<Item = (OsString, OsString)> {
-    const NAMES: &[&str] = &[
-        "PATH",
-        "HOME",
-        "USER",
-        "LANG",
-        "LC_ALL",
-        "TERM",
-        "LD_LIBRARY_PATH",
-        "RUST_BACKTRACE",
-        "RUST_LOG",
-    ];
+    const NAMES: &str = "PATH HOME USER LANG LC_ALL TERM LD_LIBRARY_PATH RUST_BACKTRACE RUST_LOG";
     const FAMILIES: &[&str] = &["CARRACK_", "CARGO_", "RUST_TEST_", "TEST_"];
     all.filter(|(name, _)| {
         let name = name.to_string_lossy();
-        NAMES.contains(&&*name) || FAMILIES.iter().any(|family| name.starts_with(family))
+        NAMES.split(' ').any(|it| it == name) || FAMILIES.iter().any(|it| name.starts_with(it))
     })
 }
 
@@ -241,8 +216,7 @@ fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, TaskError> {
     Ok(paths.iter().map(fs::canonicalize).collect::<Result<_, _>>()?)
 }
 
-/// Prints a line of the command where it would have printed it itself. A closed terminal is no
-/// reason to stop.
+/// Prints a line of the command. A closed terminal is no reason to stop.
 pub(crate) fn pass_on(said: &Said, wiring: Wiring) {
     let line = said.marked(wiring);
     let _ = match said.stream {

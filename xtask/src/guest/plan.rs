@@ -81,8 +81,7 @@ impl Plan {
         }
     }
 
-    /// Builds `name`, a target of kind `test` of any package, and returns a plan for its run, as
-    /// Cargo would run it.
+    /// Builds the test target `name` of any package, and returns a plan that runs it as Cargo does.
     pub(crate) fn of_test(
         workspace: &Workspace,
         name: &str,
@@ -98,8 +97,7 @@ impl Plan {
         Ok(Self { environment, ..Self::new(command, folder) })
     }
 
-    /// Returns the script that makes the devices. If it fails, the guest has failed, not the
-    /// command.
+    /// Returns the script that makes the devices. Its failure is the guest's, not the command's.
     pub(super) fn setup_script(&self, node: Node, more_modules: &[PathBuf]) -> Vec<u8> {
         let mut script = Script::default();
         self.addresses(node, &mut script);

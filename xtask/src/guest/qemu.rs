@@ -58,8 +58,8 @@ fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsSt
     // machine's, which goes on while a virtual machine is paused, and its calibration fails on
     // busy processors. To a guest whose clock is ten times too fast, every peer is silent.
     let kernel = "console=ttyS0 quiet maxcpus=1 panic=-1 oops=panic clocksource=hpet \
-        no_timer_check mitigations=off nowatchdog \
-                  rcupdate.rcu_cpu_stall_suppress=1 audit=0 net.ifnames=0";
+        no_timer_check mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1 audit=0 \
+        net.ifnames=0";
     line.option("-append", format!("{kernel} guest.limit={}", (left + SLACK).as_secs()));
     line.option("-serial", format!("file:{CONSOLE}"));
     line.words("-object rng-random,id=rng,filename=/dev/urandom -device virtio-rng-pci,rng=rng");
@@ -76,15 +76,11 @@ fn arguments(node: Node, plan: &Plan, parts: &Parts, left: Duration) -> Vec<OsSt
     }
     if plan.wiring == Wiring::TwoGuests {
         let server = if node == Node(0) { "on" } else { "off" };
-        line.option(
-            "-netdev",
-            format!("stream,id=card,server={server},addr.type=unix,addr.path={NETWORK}"),
-        );
+        let stream = format!("stream,id=card,server={server},addr.type=unix,addr.path={NETWORK}");
+        line.option("-netdev", stream);
         let address = format!("52:54:00:77:00:{:02x}", node.0 + 1);
-        line.option(
-            "-device",
-            format!("virtio-net-pci,netdev=card,mac={address},host_mtu=9000,romfile="),
-        );
+        let card = format!("virtio-net-pci,netdev=card,mac={address},host_mtu=9000,romfile=");
+        line.option("-device", card);
     }
     line.0
 }
@@ -113,13 +109,9 @@ impl Line {
     fn share(&mut self, tag: &str, folder: &Path, read_only: bool) {
         // QEMU reads a double comma in a list of options as one comma.
         let folder = folder.to_string_lossy().replace(',', ",,");
-        let only = if read_only { "on" } else { "off" };
-        self.option(
-            "-fsdev",
-            format!(
-                "local,id={tag},path={folder},security_model=none,readonly={only},multidevs=remap"
-            ),
-        );
+        let access = if read_only { "readonly=on" } else { "readonly=off" };
+        let local = format!("local,id={tag},path={folder},security_model=none,{access}");
+        self.option("-fsdev", local + ",multidevs=remap");
         self.option("-device", format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"));
     }
 }

@@ -1,5 +1,4 @@
-//! One run: the guests are booted, the command begins in all of them at once, and its output and
-//! its status come back.
+//! One run: guests boot, the command begins in all at once, and output and status come back.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,8 +48,7 @@ impl Said {
     }
 }
 
-/// Runs a plan, and returns the highest status of its guests. If that is not the command's, the
-/// reason is printed.
+/// Runs a plan, and returns the highest status. If it is not the command's, the reason is printed.
 pub(super) fn run(
     kernel: &Kernel,
     runs: &Path,
@@ -65,30 +63,25 @@ pub(super) fn run(
     let initramfs = folder.0.join("initramfs");
     let more_modules = initramfs::write(&initramfs, kernel, &plan.modules)?;
     let deadline = Instant::now() + plan.limit;
-    for attempt in 1.. {
+    let mut attempt = 1;
+    loop {
         let parts = |node: Node| Parts {
             kernel: kernel.image(),
             initramfs: initramfs.clone(),
             modules: kernel.modules(),
-            folder: folder.0.join(format!("{attempt}")).join(node.to_string()),
+            folder: folder.0.join(format!("{attempt}/{node}")),
         };
-        let mut session = Session {
-            guests: Vec::new(),
-            began: Instant::now(),
-            deadline,
-            going: false,
-            timed_out: false,
-        };
+        let (guests, began) = (Vec::new(), Instant::now());
+        let mut session = Session { guests, began, deadline, going: false, timed_out: false };
         session.boot(plan, parts, &more_modules, &mut on_line)?;
-        let again = !session.going && !session.timed_out && attempt < ATTEMPTS;
         session.report(console, plan.limit);
-        if !again {
+        if session.going || session.timed_out || attempt == ATTEMPTS {
             let ends: Vec<_> = session.guests.iter().map(|guest| guest.end).collect();
             return Ok(verdict(&ends, session.timed_out));
         }
         eprintln!("xtask: the guest failed before the command began; it is booted again");
+        attempt += 1;
     }
-    unreachable!("the last attempt returns")
 }
 
 /// Removes what runs have left that were killed.
@@ -108,8 +101,7 @@ fn read_exit(line: &str) -> Option<u8> {
     line.trim_end().strip_prefix("exit ")?.parse().ok()
 }
 
-/// Reads an order, which a command may write as a line to `RDMA_GUEST_HOST`. Returns the signal for
-/// QEMU, and its guest.
+/// Reads an order, a line written to `RDMA_GUEST_HOST`: the signal for QEMU, and the guest.
 fn read_order(line: &str) -> Option<(Option<Signal>, Node)> {
     let (verb, node) = line.trim().split_once(' ')?;
     let signal = match verb {
@@ -134,8 +126,7 @@ struct End {
     excused: bool,
 }
 
-/// Returns the highest status of the guests. A run without any status has failed, even if all
-/// guests were to end without one.
+/// Returns the highest status of the guests. A run without any status has failed.
 fn verdict(ends: &[End], timed_out: bool) -> u8 {
     let missing = if timed_out { TIMED_OUT } else { GUEST_FAILED };
     let counted = ends.iter().filter(|end| end.status.is_some() || !end.excused);
@@ -179,10 +170,8 @@ impl Session {
             self.guests.push(Guest::start(node, plan, &parts(node), more_modules, left)?);
             // The second guest connects to a socket on which the first one listens.
             let network = parts(node).folder.join(qemu::NETWORK);
-            while plan.wiring.nodes().count() > self.guests.len()
-                && !network.exists()
-                && !self.is_over()?
-            {
+            let is_last = self.guests.len() == plan.wiring.nodes().count();
+            while !is_last && !network.exists() && !self.is_over()? {
                 thread::sleep(GLANCE);
             }
         }
@@ -191,10 +180,10 @@ impl Session {
             let over = self.is_over()?;
             let said = self.said(over)?;
             said.iter().for_each(&mut on_line);
-            match (said.is_empty(), over) {
-                (true, true) => return Ok(()),
-                (true, false) => thread::sleep(GLANCE),
-                (false, _) => {}
+            if said.is_empty() && over {
+                return Ok(());
+            } else if said.is_empty() {
+                thread::sleep(GLANCE);
             }
         }
     }
@@ -202,10 +191,10 @@ impl Session {
     /// Returns the command's new output.
     fn said(&mut self, over: bool) -> Result<Vec<Said>, TaskError> {
         let mut said = Vec::new();
-        for guest in &mut self.guests {
-            for (stream, tail) in &mut guest.outputs {
+        for Guest { node, outputs, .. } in &mut self.guests {
+            for (stream, tail) in outputs {
                 let lines = tail.lines(over)?.into_iter();
-                said.extend(lines.map(|bytes| Said { node: guest.node, stream: *stream, bytes }));
+                said.extend(lines.map(|bytes| Said { node: *node, stream: *stream, bytes }));
             }
         }
         Ok(said)
@@ -251,25 +240,20 @@ impl Session {
     /// Prints the reason why a guest has no status.
     fn report(&self, console: bool, limit: Duration) {
         for guest in &self.guests {
+            let (node, seconds) = (guest.node, limit.as_secs());
             let failed = guest.end.status.is_none() && !guest.end.excused;
             if failed && self.timed_out {
-                eprintln!(
-                    "xtask: guest {} was still running after {} s and was ended",
-                    guest.node,
-                    limit.as_secs()
-                );
+                eprintln!("xtask: guest {node} was still running after {seconds} s and was ended");
             } else if failed {
-                eprintln!("xtask: guest {} ended without a status; its last words:", guest.node);
+                eprintln!("xtask: guest {node} ended without a status; its last words:");
             }
             if console || (failed && !self.timed_out) {
-                let files = [qemu::LOG, qemu::CONSOLE]
-                    .map(|name| fs::read(guest.folder.join(name)).unwrap_or_default());
-                let said = files.concat();
+                let files = [qemu::LOG, qemu::CONSOLE].map(|name| guest.folder.join(name));
+                let said = files.map(|file| fs::read(file).unwrap_or_default()).concat();
                 let said = String::from_utf8_lossy(&said);
                 let lines: Vec<_> = said.lines().collect();
-                let last =
-                    if console { &lines[..] } else { &lines[lines.len().saturating_sub(25)..] };
-                last.iter().for_each(|line| eprintln!("  {}", line.trim_end()));
+                let skipped = if console { 0 } else { lines.len().saturating_sub(25) };
+                lines[skipped..].iter().for_each(|line| eprintln!("  {}", line.trim_end()));
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Pipes could be full, and output that waits in the guest is lost when its power goes off.
 
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::PathBuf;
 
 use fs_err::{File, OpenOptions};
@@ -13,13 +13,13 @@ use crate::error::TaskError;
 /// Longest line that is returned in one piece, in bytes.
 const LINE: usize = 1 << 16;
 
-/// Longest read, in bytes.
+/// Bytes after which a call returns, and after which they are removed from the file.
 const LOOK: u64 = 1 << 20;
 
 /// Reader of a file that grows.
 pub(super) struct Tail {
     path: PathBuf,
-    file: Option<File>,
+    file: Option<BufReader<File>>,
     /// Bytes that were read so far.
     read: u64,
     /// A line that has no end yet.
@@ -36,45 +36,31 @@ impl Tail {
     /// file is `over`, the last line needs none. Bytes that were read are removed from the file,
     /// which would otherwise fill the disk.
     pub(super) fn lines(&mut self, over: bool) -> Result<Vec<Vec<u8>>, TaskError> {
-        let new = self.look()?;
-        let mut lines = Vec::new();
-        for part in new.split_inclusive(|byte| *byte == b'\n') {
-            for piece in part.chunks(LINE) {
-                self.begun.extend_from_slice(piece);
-                if piece.ends_with(b"\n") || self.begun.len() >= LINE {
-                    lines.push(std::mem::take(&mut self.begun));
-                }
+        let (mut lines, before) = (Vec::new(), self.read);
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => match OpenOptions::new().read(true).write(true).open(&self.path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(lines),
+                opened => none.insert(BufReader::new(opened?)),
+            },
+        };
+        let mut at_end = false;
+        while !at_end && self.read - before < LOOK {
+            let room = LINE - self.begun.len();
+            let new = file.take(room as u64).read_until(b'\n', &mut self.begun)?;
+            self.read += new as u64;
+            at_end = new == 0;
+            let is_whole = self.begun.ends_with(b"\n") || self.begun.len() == LINE;
+            if is_whole || at_end && over && !self.begun.is_empty() {
+                lines.push(std::mem::take(&mut self.begun));
             }
         }
-        if over && new.is_empty() && !self.begun.is_empty() {
-            lines.push(std::mem::take(&mut self.begun));
+        if self.read / LOOK > before / LOOK {
+            // Not every file system can do this. The file then stays whole until the run ends.
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = fallocate(file.get_ref(), hole, 0, self.read);
         }
         Ok(lines)
-    }
-
-    fn look(&mut self) -> io::Result<Vec<u8>> {
-        let mut new = Vec::new();
-        if self.file.is_none() {
-            self.file = match OpenOptions::new().read(true).write(true).open(&self.path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(new),
-                other => Some(other?),
-            };
-        }
-        if let Some(file) = &mut self.file {
-            file.take(LOOK).read_to_end(&mut new)?;
-            let before = self.read / LOOK;
-            self.read += new.len() as u64;
-            if self.read / LOOK > before {
-                // Not every file system can do this. The file then stays whole until the run ends.
-                let _ = fallocate(
-                    file,
-                    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-                    0,
-                    self.read,
-                );
-            }
-        }
-        Ok(new)
     }
 }
 

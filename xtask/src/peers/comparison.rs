@@ -27,27 +27,22 @@ pub(super) struct Entry {
 }
 
 impl Measured {
-    /// Asks each side whether it can do the row, and with which settings. A row that Carrack cannot
-    /// do is skipped.
+    /// Asks each side for its settings of the row. A row that Carrack cannot do is skipped.
     pub(super) fn prepare(row: Row, sides: &[Box<dyn Side>]) -> Self {
         let mut measured = Self { row, entries: Vec::new() };
         for side in sides {
             let mut entry = Entry { test: side.test(&row), ..Entry::new(side.name(), side.role()) };
-            if measured.is_skipped() {
-                entry.out = Some(Out::Skipped);
-            } else {
-                match side.prepare(&row) {
-                    Ok(setting) => entry.setting = Some(setting),
-                    Err(out) => entry.out = Some(out),
-                }
+            let skipped = measured.is_skipped();
+            match if skipped { Err(Out::Skipped) } else { side.prepare(&row) } {
+                Ok(setting) => entry.setting = Some(setting),
+                Err(out) => entry.out = Some(out),
             }
             measured.entries.push(entry);
         }
         measured
     }
 
-    /// One run of each side. Who goes first changes from round to round, in case the machine warms
-    /// up or slows down.
+    /// Runs each side once. The first one changes by round, in case the machine's speed does.
     pub(super) fn round(&mut self, number: usize, sides: &[Box<dyn Side>]) {
         for turn in 0..sides.len() {
             let which = (number + turn) % sides.len();
@@ -62,27 +57,21 @@ impl Measured {
 
     /// Returns `true` if Carrack cannot run the row, so that no side is measured.
     fn is_skipped(&self) -> bool {
-        self.row.op != Op::Memcpy
-            && self.ours().is_some_and(|ours| matches!(ours.out, Some(Out::Cannot(_))))
+        let cannot = |ours: &Entry| matches!(ours.out, Some(Out::Cannot(_)));
+        self.row.op != Op::Memcpy && self.of(Role::Ours).is_some_and(cannot)
     }
 
-    /// Our own entry, unless only peers are measured.
-    pub(super) fn ours(&self) -> Option<&Entry> {
-        self.entries.iter().find(|entry| entry.role == Role::Ours)
-    }
-
-    /// Returns the figure of one thread's copy, if that was measured.
-    pub(super) fn yardstick(&self) -> Option<&Entry> {
-        self.entries.iter().find(|entry| entry.role == Role::Yardstick)
+    /// Returns the first entry in a role. There is none of ours if only peers are measured.
+    pub(super) fn of(&self, role: Role) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.role == role)
     }
 
     /// The peer with the better median, if any has one.
     pub(super) fn better_peer(&self) -> Option<&Entry> {
         let peers = self.entries.iter().filter(|entry| entry.role == Role::Peer);
-        let with_median = peers.filter_map(|entry| Some((entry.median()?, entry)));
-        let better = with_median
-            .reduce(|best, next| if self.row.test.prefers(next.0, best.0) { next } else { best });
-        better.map(|(_, entry)| entry)
+        let medians = peers.filter_map(|entry| Some((entry.median()?, entry)));
+        let prefers = |next: f64, best| self.row.test.prefers(next, best);
+        Some(medians.reduce(|best, next| if prefers(next.0, best.0) { next } else { best })?.1)
     }
 }
 
@@ -193,7 +182,7 @@ mod tests {
     fn a_row_that_carrack_cannot_do_is_skipped_by_all() {
         let measured = measured("send:latency:1M", false, [Some(1.0); 3]);
         assert!(measured.is_skipped() && measured.better_peer().is_none());
-        assert_eq!(measured.ours().unwrap().out, Some(Out::Cannot("not yet".into())));
+        assert_eq!(measured.of(Role::Ours).unwrap().out, Some(Out::Cannot("not yet".into())));
         assert!(measured.entries[1..].iter().all(|entry| entry.out == Some(Out::Skipped)));
     }
 

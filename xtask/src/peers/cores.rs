@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
+use std::io;
 use std::process::Command;
 use std::str::FromStr;
 
@@ -12,18 +13,14 @@ use serde::Serialize;
 
 use crate::error::TaskError;
 
-/// CPUs by the kernel's numbers, two at least. A row takes the number that it needs,
-/// from the first on.
+/// CPUs by the kernel's numbers, two at least. A row takes the first that it needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Cores(Vec<usize>);
 
 impl Cores {
     /// Returns the CPUs that this process may use, one of each core.
     pub(super) fn choose() -> Result<Self, TaskError> {
-        let allowed = sched_getaffinity(None).map_err(|errno| TaskError::Start {
-            program: "sched_getaffinity".into(),
-            source: errno.into(),
-        })?;
+        let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
         let mut taken = BTreeSet::new();
         let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
         let chosen: Vec<usize> = cpus.filter(|cpu| taken.insert(core(*cpu))).collect();
@@ -31,8 +28,7 @@ impl Cores {
             return Err(TaskError::Missing {
                 what: "a second core".into(),
                 remedy: "two sides that share one core measure the scheduler; run this on two \
-                    cores, or name two \
-                         threads of one with --cores",
+                    cores, or name two threads of one with --cores",
             });
         }
         Ok(Self(chosen))
@@ -40,29 +36,28 @@ impl Cores {
 
     /// Returns this number of them, or an error that names both numbers.
     pub(super) fn first(&self, count: usize) -> Result<&[usize], String> {
-        let too_few = || {
-            format!(
-                "it takes {count} cores, and there are {}; name more with --cores",
-                self.0.len()
-            )
-        };
-        self.0.get(..count).ok_or_else(too_few)
+        let there = self.0.len();
+        self.0.get(..count).ok_or_else(|| {
+            format!("it takes {count} cores, and there are {there}; name more with --cores")
+        })
     }
 
     /// A command that runs `program` on these.
     pub(super) fn pin(cpus: &[usize], program: impl AsRef<OsStr>) -> Command {
-        let list: Vec<String> = cpus.iter().map(ToString::to_string).collect();
         let mut command = Command::new("taskset");
-        command.args(["-c", &list.join(",")]).arg(program);
+        command.args(["-c", &list(cpus)]).arg(program);
         command
     }
 }
 
 impl fmt::Display for Cores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers: Vec<_> = self.0.iter().map(ToString::to_string).collect();
-        f.write_str(&numbers.join(","))
+        f.write_str(&list(&self.0))
     }
+}
+
+fn list(cpus: &[usize]) -> String {
+    cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 impl FromStr for Cores {
@@ -70,14 +65,11 @@ impl FromStr for Cores {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let cpus: Option<Vec<usize>> = text.split(',').map(|cpu| cpu.trim().parse().ok()).collect();
-        match cpus.as_deref() {
-            Some(cpus @ [_, _, ..])
-                if cpus.iter().enumerate().all(|(at, cpu)| !cpus[..at].contains(cpu)) =>
-            {
-                Ok(Self(cpus.to_vec()))
-            }
-            _ => Err("expected two different CPUs or more, for example 0,1".into()),
-        }
+        let different = |cpus: &Vec<_>| {
+            cpus.len() > 1 && cpus.len() == cpus.iter().collect::<BTreeSet<&usize>>().len()
+        };
+        let cpus = cpus.filter(different).map(Self);
+        cpus.ok_or_else(|| "expected two different CPUs or more, for example 0,1".into())
     }
 }
 

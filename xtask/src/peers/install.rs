@@ -38,8 +38,7 @@ pub(super) fn mpich(peers: &Path) -> Result<(), TaskError> {
     }
     let unpacked = peers.join("mpich.unpacked");
     unpack(MPICH, "mpich-*.whl", peers, &unpacked)?;
-    // What pip would put into its prefix lies below a folder `data` in one that is named for the
-    // version.
+    // In a folder named for the version, `data` has what pip would put into its prefix.
     let data = found(&unpacked, "*.data", MPICH)?.join("data");
     make_executable(&data.join("bin"))?;
     fs::rename(&data, &home)?;

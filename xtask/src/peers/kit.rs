@@ -1,5 +1,4 @@
-//! Where the programs are that a comparison needs: built and installed here, or brought along in a
-//! folder.
+//! Programs that a comparison needs: built and installed here, or packed in a folder.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,8 +20,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(super) struct Kit {
     pub(super) carrack: PathBuf,
-    /// Holds `ucx/libucx`, `mpich`, `mpi_bench` and `copy_bench`; a packed folder has them in the
-    /// same places.
+    /// Holds `ucx/libucx`, `mpich`, `mpi_bench` and `copy_bench`, also in a packed folder.
     pub(super) peers: PathBuf,
 }
 
@@ -51,13 +49,8 @@ impl Kit {
         install::mpich(&peers)?;
         let sources = workspace.root.join("xtask/peers");
         // It finds MPICH beside itself, also elsewhere.
-        let flags = ["-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib"];
-        files::compile(
-            peers.join("mpich/bin/mpicc"),
-            &sources.join("mpi_bench.c"),
-            &peers,
-            &flags,
-        )?;
+        let (mpicc, bench) = (peers.join("mpich/bin/mpicc"), sources.join("mpi_bench.c"));
+        files::compile(mpicc, &bench, &peers, &["-pthread", "-Wl,-rpath,$ORIGIN/mpich/lib"])?;
         // It needs nothing of CUDA's until it runs.
         files::compile("cc", &sources.join("copy_bench.c"), &peers, &["-ldl"])?;
         let carrack = if peer_only { PathBuf::new() } else { workspace.release()? };
@@ -67,18 +60,9 @@ impl Kit {
     /// Returns the programs that [`super::pack`] put into `folder`.
     pub(super) fn packed(folder: &Path) -> Result<Self, TaskError> {
         let folder = fs::canonicalize(folder)?;
-        let programs = [
-            "carrack",
-            "ucx/libucx/bin/ucx_perftest",
-            "mpich/bin/mpiexec",
-            "mpi_bench",
-            "copy_bench",
-        ];
-        match programs
-            .map(|below| folder.join(below))
-            .iter()
-            .find(|path| !files::is_executable(path))
-        {
+        let programs = "carrack ucx/libucx/bin/ucx_perftest mpich/bin/mpiexec mpi_bench copy_bench";
+        let mut programs = programs.split(' ').map(|below| folder.join(below));
+        match programs.find(|path| !files::is_executable(path)) {
             None => Ok(Self { carrack: folder.join("carrack"), peers: folder }),
             Some(program) => Err(TaskError::Missing {
                 what: format!("an executable {}", program.display()),

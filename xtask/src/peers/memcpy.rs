@@ -12,21 +12,6 @@ use crate::error::TaskError;
 #[derive(Debug)]
 pub(super) struct Memcpy(pub(super) Setup);
 
-impl Memcpy {
-    fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        let title = if row.gpu { "copy_bench" } else { "mpi_bench" };
-        let program = self.0.kit.peers.join(title);
-        let mut command = Cores::pin(self.0.cores.first(1).unwrap_or_default(), program);
-        let what = if row.gpu { &name(row.test) } else { "memcpy" };
-        command.args([what, &row.size.to_string(), &setting.iterations.to_string()]);
-        if row.gpu && row.op == Op::Get {
-            // The getter's engine reads over the link, which takes longer than writing.
-            command.arg("pull");
-        }
-        side::read_line(title, &child::read(&mut command, limit(self.0.seconds))?, row)
-    }
-}
-
 impl Side for Memcpy {
     fn name(&self) -> &'static str {
         "copy"
@@ -42,13 +27,20 @@ impl Side for Memcpy {
 
     fn prepare(&self, row: &Row) -> Result<Setting, Out> {
         if row.is_a_copy() {
-            tune(row, self.0.seconds, AS_IT_COMES, |setting| self.run(row, setting))
+            tune(row, self.0.seconds, AS_IT_COMES, |setting| self.measure(row, setting))
         } else {
             Out::cannot("it is no matter of one copy")
         }
     }
 
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        self.run(row, setting)
+        let title = if row.gpu { "copy_bench" } else { "mpi_bench" };
+        let program = self.0.kit.peers.join(title);
+        let mut command = Cores::pin(self.0.cores.first(1).unwrap_or_default(), program);
+        let what = if row.gpu { &name(row.test) } else { "memcpy" };
+        command.args([what, &row.size.to_string(), &setting.iterations.to_string()]);
+        // The getter's engine reads over the link, which takes longer than writing.
+        command.args((row.gpu && row.op == Op::Get).then_some("pull"));
+        side::read_line(title, &child::read(&mut command, limit(self.0.seconds))?, row)
     }
 }

@@ -1,12 +1,11 @@
 //! `cargo xtask bench-peers`: Carrack, UCX and MPICH side by side.
 //!
-//! The same machine, the same minutes, the same cores, all ranks pinned, in rounds in which all
-//! sides take turns and another one goes first; of each the median over the rounds, and the ratio
-//! to the better peer's. Peers get whatever makes them fastest here: their settings are tried
-//! first, row by row.
+//! All sides run on the same cores, pinned, in rounds in which they take turns and another one goes
+//! first. The report has each side's median over the rounds, and the ratio to the better peer's.
+//! Of a peer's settings, those are used that are fastest in a trial of the row.
 //!
-//! With `--pack DIR` all that this needs goes into a folder, which can be carried to a machine
-//! without Cargo; there `DIR/xtask bench-peers --packed DIR` does the same.
+//! With `--pack DIR` all that this needs goes into a folder for a machine without Cargo; there
+//! `DIR/xtask bench-peers --packed DIR` does the same.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -18,8 +17,8 @@
 //! | `carrack` | runs `carrack perf` |
 //! | `ucx` | runs `ucx_perftest` and reads its output |
 //! | `mpich` | runs `mpi_bench` (`xtask/peers/mpi_bench.c`) below `mpiexec` |
-//! | `memcpy` | what one copy takes, by a thread or by a GPU's engine (`xtask/peers/copy_bench.c`) |
-//! | `verbs` | `--guest`: Carrack over verbs compared with perftest and UCX, in a small virtual machine |
+//! | `memcpy` | one copy by a thread or a GPU's engine (`xtask/peers/copy_bench.c`) |
+//! | `verbs` | `--guest`: Carrack over verbs, perftest and UCX in a small virtual machine |
 //! | `comparison` | rounds of all sides, their medians, the better peer |
 //! | `cores` | chooses cores and pins to them |
 //! | `machine` | says where the figures were measured |
@@ -54,7 +53,7 @@ use memcpy::Memcpy;
 use mpich::Mpich;
 use report::{Heading, Report};
 use row::{GPU_ROWS, ROWS, Row};
-use side::{Out, Side};
+use side::{Out, Role, Side};
 use ucx::Ucx;
 
 /// Options of `cargo xtask bench-peers`.
@@ -79,36 +78,29 @@ pub(crate) struct Options {
     seconds: f64,
     /// Rows, such as
     /// send:latency:8,put:bandwidth:64K,barrier:latency:4,am:rate:8@4,shared:am:rate:8@4
-    #[arg(
-        long,
-        value_name = "[shared:|gpu:[copier:]]OP:TEST:SIZE[@THREADS],...",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = ROW, value_delimiter = ',')]
     rows: Vec<Row>,
     /// Measure memory of GPUs, if no rows are named
     #[arg(long, conflicts_with = "rows")]
     gpu: bool,
-    /// Print lines of JSON, the conditions and then one for each row; the table goes to standard
-    /// error
+    /// Print lines of JSON, the conditions and then one a row, and the table to standard error
     #[arg(long)]
     json: bool,
     /// Where the peers are, or are to be installed [default: peers in the target directory]
     #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     peers: Option<PathBuf>,
-    /// The cores, as in `0,1`: a row takes the first that it needs
-    /// [default: all, one thread of each]
+    /// The cores, as in `0,1`: a row takes the first it needs [default: all, one thread of each]
     #[arg(long, value_name = "A,B,...")]
     cores: Option<Cores>,
     /// Measure the peers alone
     #[arg(long, conflicts_with = "pack")]
     peer_only: bool,
-    /// Measure nothing, but put all that it takes into this folder, for a machine without Cargo and
-    /// network
+    /// Measure nothing, but put all it takes into this folder, for a machine without Cargo
     #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     pack: Option<PathBuf>,
-    /// Measure verbs, beside perftest and UCX over rc, on the simulated RDMA devices of a small
-    /// virtual machine: only ratios mean anything
-    #[arg(long, conflicts_with_all = ["rows", "gpu", "json", "peers", "cores", "peer_only", "pack", "packed"])]
+    /// Measure verbs, perftest and UCX over rc on the simulated RDMA devices of a small virtual
+    /// machine: only ratios mean anything
+    #[arg(long, conflicts_with_all = OF_HOST)]
     guest: bool,
     /// The same, from within: with this command of Carrack's
     #[arg(long, value_name = "CARRACK", hide = true)]
@@ -117,6 +109,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR")]
     packed: Option<PathBuf>,
 }
+
+const ROW: &str = "[shared:|gpu:[copier:]]OP:TEST:SIZE[@THREADS],...";
+
+/// Options that have no meaning with `--guest`.
+const OF_HOST: [&str; 8] = ["rows", "gpu", "json", "peers", "cores", "peer_only", "pack", "packed"];
 
 /// Measures, and prints the comparison; or packs what that takes.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
@@ -135,29 +132,23 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, TaskError> {
         }
     };
     let Some(folder) = &options.pack else { return compare(options, kit) };
-    let bytes = pack::pack(&kit, folder)?;
+    let mib = pack::pack(&kit, folder)? as f64 / 1048576.0;
     let folder = folder.display();
-    println!(
-        "{folder}: {:.1} MiB; there: {folder}/xtask bench-peers --packed {folder}",
-        bytes as f64 / 1048576.0
-    );
+    println!("{folder}: {mib:.1} MiB; there: {folder}/xtask bench-peers --packed {folder}");
     Ok(ExitCode::SUCCESS)
 }
 
 fn compare(options: &Options, kit: Kit) -> Result<ExitCode, TaskError> {
-    let cores = match &options.cores {
-        Some(cores) => cores.clone(),
-        None => Cores::choose()?,
-    };
+    let cores = options.cores.clone().map_or_else(Cores::choose, Ok)?;
     let (seconds, gpus) = (options.seconds, kit.gpus());
     let setup = Setup { kit, cores, seconds, gpus };
-    let mut sides: Vec<Box<dyn Side>> = Vec::new();
-    if !options.peer_only {
-        sides.push(Box::new(Carrack(setup.clone())));
-    }
-    sides.push(Box::new(Ucx::new(setup.clone())?));
-    sides.push(Box::new(Mpich::new(setup.clone())?));
-    sides.push(Box::new(Memcpy(setup.clone())));
+    let mut sides: Vec<Box<dyn Side>> = vec![
+        Box::new(Carrack(setup.clone())),
+        Box::new(Ucx::new(setup.clone())?),
+        Box::new(Mpich::new(setup.clone())?),
+        Box::new(Memcpy(setup.clone())),
+    ];
+    sides.retain(|side| !options.peer_only || side.role() != Role::Ours);
 
     let machine = Machine::look_before_rounds()?;
     let measured = measure(options, &sides);
@@ -201,12 +192,6 @@ fn measure(options: &Options, sides: &[Box<dyn Side>]) -> Vec<Measured> {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| "expected a number of seconds, for example 1 or 0.5".to_owned())?;
-    if (0.01..=60.0).contains(&seconds) {
-        Ok(seconds)
-    } else {
-        Err("expected from 0.01 to 60 seconds".into())
-    }
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=60.0).contains(seconds));
+    seconds.ok_or_else(|| "expected from 0.01 to 60 seconds, for example 1 or 0.5".to_owned())
 }

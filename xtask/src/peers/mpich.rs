@@ -16,29 +16,22 @@ use crate::error::TaskError;
 /// often faster.
 const VARIANTS: &[Variant] = &[
     Variant { name: "as it comes", env: &[] },
-    Variant {
-        name: "all by UCX, posix",
-        env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,self")],
-    },
-    Variant {
-        name: "all by UCX, posix+cma",
-        env: &[("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "posix,sysv,cma,self")],
-    },
+    Variant { name: "all by UCX, posix", env: &[BY_UCX, ("UCX_TLS", "posix,self")] },
+    Variant { name: "all by UCX, posix+cma", env: &[BY_UCX, ("UCX_TLS", "posix,sysv,cma,self")] },
 ];
 
 /// Settings that are tried when several threads call it: also with a virtual interface for each.
 const OF_THREADS: &[Variant] = &[
     Variant { name: "as it comes", env: &[] },
-    Variant { name: "an interface a thread", env: &[("MPIR_CVAR_CH4_NUM_VCIS", THREADS)] },
+    Variant { name: "an interface a thread", env: &[INTERFACES] },
     Variant {
         name: "all by UCX, an interface a thread",
-        env: &[
-            ("MPIR_CVAR_NOLOCAL", "1"),
-            ("UCX_TLS", "posix,self"),
-            ("MPIR_CVAR_CH4_NUM_VCIS", THREADS),
-        ],
+        env: &[BY_UCX, ("UCX_TLS", "posix,self"), INTERFACES],
     },
 ];
+
+const BY_UCX: (&str, &str) = ("MPIR_CVAR_NOLOCAL", "1");
+const INTERFACES: (&str, &str) = ("MPIR_CVAR_CH4_NUM_VCIS", THREADS);
 
 /// A variable's value that stands for the number of threads.
 const THREADS: &str = "THREADS";
@@ -59,26 +52,6 @@ impl Mpich {
         let said = child::read(info.arg("--version"), Duration::from_secs(60))?;
         Ok(Self { setup, version: side::version(&said) })
     }
-
-    fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        let mut command = Command::new(self.setup.kit.peers.join(MPIEXEC));
-        side::without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
-        // Each rank by itself, so that each has its own core; started here, not through ssh.
-        let test = if row.op == Op::Barrier { "barrier" } else { &name(row.test) };
-        let threads = row.threads.to_string();
-        let arguments = [test, &row.size.to_string(), &setting.iterations.to_string(), &threads];
-        command.args(["-launcher", "fork"]);
-        let cores = self.setup.cores.first(row.cores()).unwrap_or_default();
-        for (number, cpus) in cores.chunks(row.threads).enumerate() {
-            command
-                .args((number > 0).then_some(":"))
-                .args(rank(cpus, &self.setup.kit.peers.join("mpi_bench")))
-                .args(arguments);
-        }
-        let value = |value| if value == THREADS { threads.as_str() } else { value };
-        command.envs(setting.variant.env.iter().map(|(name, text)| (name, value(*text))));
-        read(&child::read(&mut command, limit(self.setup.seconds))?, row)
-    }
 }
 
 impl Side for Mpich {
@@ -97,21 +70,34 @@ impl Side for Mpich {
         }
         let variants = if row.threads > 1 { OF_THREADS } else { VARIANTS };
         match row.op {
-            // How threads get into each other's way is compared all the same: with what MPI has for
-            // messages.
+            // Several threads are compared with what MPI has for messages.
             Op::Am if row.threads == 1 => Out::cannot("MPI has no active messages"),
             Op::Put | Op::PutSeen | Op::Get | Op::FetchAdd => {
                 Out::cannot("its windows are not measured yet")
             }
             Op::Memcpy => Out::cannot("it is no communication"),
             Op::Am | Op::Send | Op::Barrier => {
-                tune(row, self.setup.seconds, variants, |setting| self.run(row, setting))
+                tune(row, self.setup.seconds, variants, |setting| self.measure(row, setting))
             }
         }
     }
 
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        self.run(row, setting)
+        let mut command = Command::new(self.setup.kit.peers.join(MPIEXEC));
+        side::without(&mut command, &["MPI", "HYDRA_", "PMI_", "UCX_", "FI_", "LD_LIBRARY_PATH"]);
+        // Each rank by itself, so that each has its own core; started here, not through ssh.
+        let test = if row.op == Op::Barrier { "barrier" } else { &name(row.test) };
+        let threads = row.threads.to_string();
+        let arguments = [test, &row.size.to_string(), &setting.iterations.to_string(), &threads];
+        command.args(["-launcher", "fork"]);
+        let cores = self.setup.cores.first(row.cores()).unwrap_or_default();
+        let bench = self.setup.kit.peers.join("mpi_bench");
+        for (number, cpus) in cores.chunks(row.threads).enumerate() {
+            command.args((number > 0).then_some(":")).args(rank(cpus, &bench)).args(arguments);
+        }
+        let value = |value| if value == THREADS { threads.as_str() } else { value };
+        command.envs(setting.variant.env.iter().map(|(name, text)| (name, value(*text))));
+        read(&child::read(&mut command, limit(self.setup.seconds))?, row)
     }
 }
 
@@ -131,8 +117,15 @@ fn read(said: &str, row: &Row) -> Result<Figure, TaskError> {
 mod tests {
     use super::*;
 
-    const LATENCY: &str = r#"{"test":"latency","size":8,"iterations":500000,"latency_us":{"min":0.8,"mean":1.11220,"p50":1.11667,"p99":1.2,"max":3667.5},"bandwidth_gbps":null,"rate_mps":null}"#;
-    const STREAM: &str = r#"{"test":"bandwidth","size":1048576,"iterations":2048,"latency_us":null,"bandwidth_gbps":10.25900,"rate_mps":0.00978}"#;
+    const LATENCY: &str = concat!(
+        r#"{"test":"latency","size":8,"iterations":500000,"#,
+        r#""latency_us":{"min":0.8,"mean":1.11220,"p50":1.11667,"p99":1.2,"max":3667.5},"#,
+        r#""bandwidth_gbps":null,"rate_mps":null}"#,
+    );
+    const STREAM: &str = concat!(
+        r#"{"test":"bandwidth","size":1048576,"iterations":2048,"latency_us":null,"#,
+        r#""bandwidth_gbps":10.25900,"rate_mps":0.00978}"#,
+    );
 
     #[test]
     fn the_line_of_the_benchmark_is_read_whatever_mpiexec_says_around_it() {

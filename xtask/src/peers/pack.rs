@@ -1,5 +1,4 @@
-//! Puts everything that a comparison needs into a folder, for a machine without Cargo, compiler and
-//! network.
+//! Packs what a comparison needs for a machine without Cargo, compiler and network.
 //!
 //! The folder is laid out as the one of the peers is, so that both are found in the same way. UCX's
 //! modules for CUDA are in a folder of their own: in rows between buffers of the host UCX is
@@ -37,8 +36,7 @@ const MOST: u64 = 60 << 20;
 /// Puts the kit and this program itself into `folder`, stripped, and gives the bytes of it all.
 pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
     let own = std::env::current_exe()?;
-    let mut files =
-        vec![(own, PathBuf::from("xtask")), (kit.carrack.clone(), PathBuf::from("carrack"))];
+    let mut files = vec![(own, "xtask".into()), (kit.carrack.clone(), PathBuf::from("carrack"))];
     for pattern in PARTS {
         for file in found(&kit.peers, pattern)? {
             let below = file.strip_prefix(&kit.peers).unwrap_or(&file).to_owned();
@@ -54,11 +52,8 @@ pub(super) fn pack(kit: &Kit, folder: &Path) -> Result<u64, TaskError> {
         bytes += files::strip(&from, &folder.join(below))?;
     }
     if bytes > MOST {
-        eprintln!(
-            "warning: {} is larger than the {} MiB that are easily carried",
-            folder.display(),
-            MOST >> 20
-        );
+        let (folder, most) = (folder.display(), MOST >> 20);
+        eprintln!("warning: {folder} is larger than the {most} MiB that are easily carried");
     }
     Ok(bytes)
 }

@@ -65,43 +65,25 @@ impl Report<'_> {
     }
 
     pub(super) fn table(&self) -> String {
-        let mut text = String::new();
         let Heading { machine, cores, rounds, seconds, sides } = &self.heading;
-        let (cpu, cpus, kernel, date) =
-            (&machine.cpu, machine.cpus, &machine.kernel, &machine.date);
-        let load = machine.load_before;
+        let Machine { cpu, cpus, kernel, date, load_before } = machine;
+        let sides = sides.join(", ");
+        let mut text = format!(
+            "{cpu}, {cpus} CPUs, Linux {kernel}, {date}, load before {load_before:.2}\n\
+            {sides}; on the first of cores {cores}; medians of {rounds} rounds of {seconds} s\n\
+            Latency: one way (until it is over, of get, fetch_add and barrier), the median of a \
+            run's messages, lower is better; bandwidth in 10^9 bytes and rate in 10^6 messages a \
+            second, higher is better.\nRatio: carrack / better peer; average: the same of the \
+            averages of the latencies. /copy: carrack / one copy of that size, by one thread's \
+            memcpy or the GPU's engine; /one: carrack / its figure of one thread.\n\n\
+            {:<WIDTH$}",
+            "test"
+        );
         // Writing into a string has no way to fail.
-        let _ = writeln!(text, "{cpu}, {cpus} CPUs, Linux {kernel}, {date}, load before {load:.2}");
-        let _ = writeln!(
-            text,
-            "{}; on the first of cores {cores}; medians of {rounds} rounds of {seconds} s",
-            sides.join(", "),
-        );
-        text.push_str(
-            "Latency: one way (until it is over, of get, fetch_add and barrier), the median of a \
-            run's messages, lower is better; bandwidth in 10^9 bytes and rate in \
-             10^6 messages a second, higher is better.\nRatio: carrack / better peer; average: the \
-             same of the \
-             averages of the latencies. /copy: carrack / one copy of that size, by one thread's \
-             memcpy or the GPU's engine; /one: carrack / its figure of one \
-             thread.\n\n",
-        );
-        let names: Vec<&str> = self
-            .measured
-            .first()
-            .iter()
-            .flat_map(|one| &one.entries)
-            .map(|entry| entry.side)
-            .collect();
-        let _ = write!(text, "{:<WIDTH$}", "test");
-        for name in names {
-            let _ = write!(text, " {name:>14}");
+        for entry in self.measured.first().iter().flat_map(|one| &one.entries) {
+            let _ = write!(text, " {:>14}", entry.side);
         }
-        let _ = writeln!(
-            text,
-            " {:>7} {:>8} {:>8} {:>7}  better peer",
-            "ratio", "average", "/copy", "/one"
-        );
+        columns(&mut text, ["ratio", "average", "/copy", "/one", "better peer"]);
         for measured in self.measured {
             self.table_row(&mut text, measured);
         }
@@ -111,27 +93,7 @@ impl Report<'_> {
         text.truncate(text.trim_end().len());
         text
     }
-}
 
-/// Writes the reasons of the cells without a figure.
-fn notes(text: &mut String, measured: &Measured) {
-    let row = &measured.row;
-    for entry in &measured.entries {
-        let (side, rounds) = (entry.side, entry.figures.len());
-        let _ = match &entry.out {
-            Some(Out::Cannot(why)) if entry.role == Role::Ours && row.op != Op::Memcpy => {
-                writeln!(text, "{row}: skipped, {side} cannot do it yet: {}", why.trim_end())
-            }
-            Some(Out::Failed(why)) => {
-                writeln!(text, "{row}: {side} failed after {rounds} rounds: {}", why.trim_end())
-            }
-            // What a peer does not have is no news.
-            Some(Out::Cannot(_) | Out::Skipped) | None => Ok(()),
-        };
-    }
-}
-
-impl Report<'_> {
     fn table_row(&self, text: &mut String, measured: &Measured) {
         let unit = measured.row.test.unit();
         let _ = write!(text, "{:<WIDTH$}", measured.row);
@@ -144,33 +106,23 @@ impl Report<'_> {
             };
             let _ = write!(text, " {shown:>14}");
         }
-        let two = |ratio: Option<f64>| {
-            ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
-        };
         let Line { ratio, average_ratio, of_copy, of_one_thread, .. } = self.line(measured);
-        let peer = match measured.better_peer() {
-            Some(peer) => {
+        let ratios = [ratio, average_ratio, of_copy, of_one_thread];
+        let [ratio, average, copy, one] =
+            ratios.map(|ratio| ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")));
+        let peer = measured.better_peer().map_or_else(
+            || "-".into(),
+            |peer| {
                 let test = peer.test.map_or_else(String::new, |test| format!(" {test}"));
-                format!(
-                    "{}{test} ({})",
-                    peer.side,
-                    peer.setting.map_or("", |setting| setting.variant.name)
-                )
-            }
-            None => "-".to_owned(),
-        };
-        let _ = writeln!(
-            text,
-            " {:>7} {:>8} {:>8} {:>7}  {peer}",
-            two(ratio),
-            two(average_ratio),
-            two(of_copy),
-            two(of_one_thread)
+                let variant = peer.setting.map_or("", |setting| setting.variant.name);
+                format!("{}{test} ({variant})", peer.side)
+            },
         );
+        columns(text, [&ratio, &average, &copy, &one, &peer]);
     }
 
     fn line(&self, measured: &Measured) -> Line {
-        let (ours, peer) = (measured.ours(), measured.better_peer());
+        let (ours, peer) = (measured.of(Role::Ours), measured.better_peer());
         let row = &measured.row;
         Line {
             row: *row,
@@ -180,7 +132,7 @@ impl Report<'_> {
             better_peer: peer.map(|peer| peer.side),
             ratio: ratio(ours, peer, Entry::median),
             average_ratio: ratio(ours, peer, Entry::average),
-            of_copy: ratio(ours, measured.yardstick(), Entry::median),
+            of_copy: ratio(ours, measured.of(Role::Yardstick), Entry::median),
             of_one_thread: ours.and_then(|ours| self.of_one_thread(row, ours)),
         }
     }
@@ -210,12 +162,32 @@ impl Report<'_> {
     fn of_one_thread(&self, row: &Row, entry: &Entry) -> Option<f64> {
         let one = row.of_one_thread()?;
         let measured = self.measured.iter().find(|measured| measured.row == one)?;
-        ratio(
-            Some(entry),
-            measured.entries.iter().find(|other| other.side == entry.side),
-            Entry::median,
-        )
+        let of_one = measured.entries.iter().find(|other| other.side == entry.side);
+        ratio(Some(entry), of_one, Entry::median)
     }
+}
+
+/// Writes the reasons of the cells without a figure.
+fn notes(text: &mut String, measured: &Measured) {
+    let row = &measured.row;
+    for entry in &measured.entries {
+        let (side, rounds) = (entry.side, entry.figures.len());
+        let _ = match &entry.out {
+            Some(Out::Cannot(why)) if entry.role == Role::Ours && row.op != Op::Memcpy => {
+                writeln!(text, "{row}: skipped, {side} cannot do it yet: {}", why.trim_end())
+            }
+            Some(Out::Failed(why)) => {
+                writeln!(text, "{row}: {side} failed after {rounds} rounds: {}", why.trim_end())
+            }
+            // What a peer does not have is no news.
+            Some(Out::Cannot(_) | Out::Skipped) | None => Ok(()),
+        };
+    }
+}
+
+/// Writes the columns behind those of the sides.
+fn columns(text: &mut String, [ratio, average, copy, one, peer]: [&str; 5]) {
+    let _ = writeln!(text, " {ratio:>7} {average:>8} {copy:>8} {one:>7}  {peer}");
 }
 
 /// One side's figure over another one's, where both have one.
@@ -270,9 +242,10 @@ mod tests {
         let json = report.json();
         assert_eq!(json.lines().count(), 2);
         assert!(
-            json.contains(
-                r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"gpu":false,"copier":false,"unit":"us""#
-            ),
+            json.contains(concat!(
+                r#""op":"send","test":"latency","size":8,"ranks":2,"threads":1,"shared":false,"#,
+                r#""gpu":false,"copier":false,"unit":"us""#
+            )),
             "{json}"
         );
     }

@@ -19,8 +19,7 @@ pub(super) struct Row {
     pub(super) threads: usize,
     /// `true` if the threads of a rank share one device, instead of having one each.
     pub(super) shared: bool,
-    /// `true` for memory of GPUs: rank 0's of the first, rank 1's of the second, or of the
-    /// same where there is no other.
+    /// `true` for memory of GPUs: rank 0's of the first, rank 1's of the second, if there is one.
     pub(super) gpu: bool,
     /// `true` if Carrack's small copies go to its resident copier. Peers are unaffected.
     pub(super) copier: bool,
@@ -82,11 +81,9 @@ pub(super) fn read(rows: &str) -> Vec<Row> {
     rows.split_whitespace().filter_map(|row| row.parse().ok()).collect()
 }
 
-/// The longest message of a row, and the most threads: what `mpi_bench` allows.
+/// The longest message of a row, and the most threads or ranks: what `mpi_bench` allows.
 const LONGEST: usize = 1 << 30;
-const MOST_THREADS: usize = 64;
-/// The most ranks of a barrier: each takes a core.
-const MOST_RANKS: usize = 64;
+const MOST: usize = 64;
 
 /// These rows, and in front of those of several threads the ones that they are compared with.
 pub(super) fn with_one_thread(rows: &[Row]) -> Vec<Row> {
@@ -109,8 +106,7 @@ impl Row {
         (self.threads > 1).then_some(Self { threads: 1, shared: false, ..*self })
     }
 
-    /// Returns `true` if one copy of the same size, by one thread or by the GPU's engine, is the
-    /// upper bound.
+    /// Returns `true` if one copy of that size, by a thread or the GPU's engine, is the bound.
     pub(super) fn is_a_copy(&self) -> bool {
         self.gpu
             || matches!(self.op, Op::Put | Op::Get | Op::Memcpy)
@@ -178,12 +174,9 @@ impl fmt::Display for Row {
             (_, threads) => format!("{size} {unit}, {threads} threads"),
         };
         let shared = if *shared { ", 1 device" } else { "" };
+        let gpu = if *gpu { "GPU " } else { "" };
+        let gpu = gpu.to_owned() + if *copier { "copier " } else { "" };
         // Through a string, so that the table can ask for a width.
-        let gpu = match (gpu, copier) {
-            (true, true) => "GPU copier ",
-            (true, false) => "GPU ",
-            _ => "",
-        };
         f.pad(&format!("{gpu}{} {}, {of}{shared}", name(*op), name(*test)))
     }
 }
@@ -205,21 +198,18 @@ impl FromStr for Row {
         let [op, test, size] = words[..] else {
             return Err("expected OP:TEST:SIZE, for example send:latency:4K or am:rate:8@4".into());
         };
-        let op = Op::from_str(op, false).map_err(
-            |_| "the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy",
-        )?;
+        let ops = "the operations are am, send, put, put_seen, get, fetch_add, barrier and memcpy";
+        let op = Op::from_str(op, false).map_err(|_| ops)?;
         let test = op.tests().iter().copied().find(|known| name(*known) == test);
         let test = test.ok_or_else(|| {
             let tests: Vec<_> = op.tests().iter().map(|test| name(*test)).collect();
             format!("the tests of {} are: {}", name(op), tests.join(", "))
         })?;
         let (size, threads) = size.split_once('@').unwrap_or((size, "1"));
-        let threads = threads.parse().ok().filter(|threads| (1..=MOST_THREADS).contains(threads));
-        let threads = threads.ok_or("threads are from 1 to 64, for example 8@4")?;
+        let number = |text: &str, least| text.parse().ok().filter(|it| (least..=MOST).contains(it));
+        let threads = number(threads, 1).ok_or("threads are from 1 to 64, for example 8@4")?;
         if threads > 1 && (test == Test::Latency || op == Op::Memcpy) {
-            return Err(
-                "several threads are for rates and bandwidths of messages and remote memory".into(),
-            );
+            return Err("several threads have rates and bandwidths of communication only".into());
         }
         if shared && threads == 1 {
             return Err("one thread has no other to share with: write shared:am:rate:8@4".into());
@@ -231,8 +221,8 @@ impl FromStr for Row {
         }
         let row = Self { op, test, size: 0, ranks: 2, threads, shared, gpu, copier };
         if op == Op::Barrier {
-            let ranks = size.parse().ok().filter(|ranks| (2..=MOST_RANKS).contains(ranks));
-            let ranks = ranks.ok_or("a barrier is of 2 to 64 ranks: barrier:latency:4")?;
+            let ranks =
+                number(size, 2).ok_or("a barrier is of 2 to 64 ranks: barrier:latency:4")?;
             return Ok(Self { ranks, ..row });
         }
         let size = bytes(size).ok_or("a size is from 1 to 1024M, for example 8, 64K or 1M")?;

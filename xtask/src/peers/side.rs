@@ -21,14 +21,12 @@ pub(super) trait Side {
         Role::Peer
     }
 
-    /// Returns its own benchmark's name of the row's test, where several of its tests could be
-    /// compared.
+    /// Returns its benchmark's name of the test, where several of its tests could be compared.
     fn test(&self, _: &Row) -> Option<&'static str> {
         None
     }
 
-    /// Short runs, before the rounds: whether it can do the row, and with which settings it is
-    /// fastest.
+    /// Finds its fastest settings of the row by short runs, or why it cannot do it.
     fn prepare(&self, row: &Row) -> Result<Setting, Out>;
 
     /// One run.
@@ -142,34 +140,26 @@ pub(super) fn tune(
     let mut best: Option<(Figure, &'static Variant)> = None;
     let mut failed = None;
     for variant in variants {
+        let better = |one: Figure, other: Figure| row.test.prefers(one.value, other.value);
         match run(&Setting { variant, iterations }) {
-            Ok(figure)
-                if best.is_none_or(|(best, _)| row.test.prefers(figure.value, best.value)) =>
-            {
-                best = Some((figure, variant));
-            }
-            Ok(_) => {}
-            Err(error) => {
-                let hung = matches!(error, TaskError::TimedOut { .. });
-                failed = Some(error);
-                // The next one would most likely hang as long.
-                if hung {
-                    break;
-                }
-            }
+            Ok(figure) if best.is_some_and(|(best, _)| !better(figure, best)) => {}
+            Ok(figure) => best = Some((figure, variant)),
+            Err(error) => failed = Some(error),
+        }
+        // The next one would most likely hang as long.
+        if matches!(failed, Some(TaskError::TimedOut { .. })) {
+            break;
         }
     }
+    let iterations = |figure: Figure| figure.iterations(row, seconds);
     match (best, failed) {
-        (Some((figure, variant)), _) => {
-            Ok(Setting { variant, iterations: figure.iterations(row, seconds) })
-        }
+        (Some((figure, variant)), _) => Ok(Setting { variant, iterations: iterations(figure) }),
         (None, Some(error)) => Err(error.into()),
         (None, None) => Out::cannot("there are no settings to try"),
     }
 }
 
-/// When a run counts as hung: on a machine that is busy with something else it takes several times
-/// as long.
+/// Returns the time after which a run counts as hung; a busy machine takes several times as long.
 pub(super) fn limit(seconds: f64) -> Duration {
     Duration::from_secs(20) + Duration::from_secs_f64(10.0 * seconds)
 }

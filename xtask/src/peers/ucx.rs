@@ -14,8 +14,7 @@ use super::side::{self, Figure, Out, Setting, Side, Variant, limit, tune};
 use crate::child::{self, Running};
 use crate::error::TaskError;
 
-/// Transports that UCX is tried with: each kind of shared memory by itself, and all of them with
-/// the kernel's copies.
+/// Transports that UCX is tried with: each kind of shared memory, and all with kernel copies.
 const VARIANTS: &[Variant] = &[
     Variant { name: "posix,self", env: &[("UCX_TLS", "posix,self")] },
     Variant { name: "sysv,self", env: &[("UCX_TLS", "sysv,self")] },
@@ -54,39 +53,6 @@ impl Ucx {
         self.setup.kit.peers.join("ucx/libucx")
     }
 
-    fn run(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        let Some(test) = name(row) else {
-            return Err(TaskError::Missing {
-                what: format!("{row} in ucx_perftest"),
-                remedy: "leave it out",
-            });
-        };
-        let cores = self.setup.cores.first(2).unwrap_or_default();
-        let port = free_port()?;
-        // Its own default, 10,000, is seconds of messages of a megabyte.
-        let warm_up = (setting.iterations / 10).clamp(1, 10_000);
-        let perftest = |side: usize, server: Option<&str>| {
-            let program = self.home().join("bin/ucx_perftest");
-            let mut command = self.with_libraries(Cores::pin(&[cores[side]], program), row.gpu);
-            if row.gpu {
-                // It takes the first device that it sees.
-                let device = if self.setup.gpus > 1 { side.to_string() } else { "0".into() };
-                command.args(["-m", "cuda"]).env("CUDA_VISIBLE_DEVICES", device);
-            }
-            command.args(server).args(["-p", &port.to_string(), "-t", test, "-f", "-v"]);
-            // Its gets and additions are streams: one of them at a time is a latency.
-            let alone = row.op.ways() == 1.0 && row.test == Test::Latency;
-            command.args(alone.then_some(["-O", "1"]).into_iter().flatten());
-            command.args(["-s", &row.size.to_string(), "-w", &warm_up.to_string()]);
-            command.args(["-n", &setting.iterations.to_string()]);
-            command.envs(setting.variant.env.iter().copied());
-            command
-        };
-        let said =
-            between(perftest(1, None), perftest(0, Some("127.0.0.1")), port, self.setup.seconds)?;
-        parse(&said, row.test)
-    }
-
     /// Tells a program of UCX where its libraries are.
     fn with_libraries(&self, mut command: Command, gpu: bool) -> Command {
         side::without(&mut command, &["UCX_"]);
@@ -120,17 +86,42 @@ impl Side for Ucx {
     }
 
     fn prepare(&self, row: &Row) -> Result<Setting, Out> {
-        match name(row) {
-            Some(_) => {
-                let variants = if row.gpu { GPU_VARIANTS } else { VARIANTS };
-                tune(row, self.setup.seconds, variants, |setting| self.run(row, setting))
-            }
-            None => Out::cannot("ucx_perftest has no such test"),
+        if name(row).is_none() {
+            return Out::cannot("ucx_perftest has no such test");
         }
+        let variants = if row.gpu { GPU_VARIANTS } else { VARIANTS };
+        tune(row, self.setup.seconds, variants, |setting| self.measure(row, setting))
     }
 
     fn measure(&self, row: &Row, setting: &Setting) -> Result<Figure, TaskError> {
-        self.run(row, setting)
+        let missing = || TaskError::Missing {
+            what: format!("{row} in ucx_perftest"),
+            remedy: "leave it out",
+        };
+        let test = name(row).ok_or_else(missing)?;
+        let cores = self.setup.cores.first(2).unwrap_or_default();
+        let port = free_port()?;
+        // Its own default, 10,000, is seconds of messages of a megabyte.
+        let warm_up = (setting.iterations / 10).clamp(1, 10_000);
+        let perftest = |side: usize, server: Option<&str>| {
+            let program = self.home().join("bin/ucx_perftest");
+            let mut command = self.with_libraries(Cores::pin(&[cores[side]], program), row.gpu);
+            if row.gpu {
+                // It takes the first device that it sees.
+                let device = if self.setup.gpus > 1 { side.to_string() } else { "0".into() };
+                command.args(["-m", "cuda"]).env("CUDA_VISIBLE_DEVICES", device);
+            }
+            command.args(server).args(["-p", &port.to_string(), "-t", test, "-f", "-v"]);
+            // Its gets and additions are streams: one of them at a time is a latency.
+            let alone = row.op.ways() == 1.0 && row.test == Test::Latency;
+            command.args(alone.then_some(["-O", "1"]).into_iter().flatten());
+            command.args(["-s", &row.size.to_string(), "-w", &warm_up.to_string()]);
+            command.args(["-n", &setting.iterations.to_string()]);
+            command.envs(setting.variant.env.iter().copied());
+            command
+        };
+        let (server, client) = (perftest(1, None), perftest(0, Some("127.0.0.1")));
+        parse(&between(server, client, port, self.setup.seconds)?, row.test)
     }
 }
 
@@ -202,9 +193,7 @@ pub(super) fn parse(said: &str, test: Test) -> Result<Figure, TaskError> {
     };
     let value = match test {
         Test::Latency => column("50.0_percentile_lat"),
-        Test::Bandwidth => {
-            column("overall_bw").map(|mebibytes| mebibytes * f64::from(1 << 20) / 1e9)
-        }
+        Test::Bandwidth => column("overall_bw").map(|mib| mib * f64::from(1 << 20) / 1e9),
         Test::Rate => column("overall_mr").map(|rate| rate / 1e6),
     };
     let average = if test == Test::Latency { column("overall_lat") } else { None };
@@ -221,7 +210,8 @@ mod tests {
 
     #[test]
     fn the_last_line_of_the_csv_is_read_by_the_names_of_its_columns_in_our_units() {
-        let said = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
+        let said = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,\
+                    overall_mr\n\
                     100,0.300,0.900,0.900,1.0,1.0,1,1\n\
                     200000,0.060,0.059,0.061,128.94,1000,16900420,2000000\n";
         for said in [said, &said.replace("\n200000,0.060", "\n   512, 0.060")] {

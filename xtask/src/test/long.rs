@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::miri::nightly;
+use super::miri::{need_nightly, nightly};
 use super::step::{Context, Outcome, Stopped};
 use crate::child;
 use crate::files;
@@ -32,9 +32,7 @@ pub(super) fn huge(context: &mut Context) -> Outcome {
 
 /// AddressSanitizer under the unit tests of the runtime, whose memory is its own.
 pub(super) fn sanitizer(context: &mut Context) -> Outcome {
-    if !child::answers(nightly(context).arg("--version")) {
-        return Stopped::skipped("there is no nightly toolchain");
-    }
+    need_nightly(context)?;
     let mut command = nightly(context);
     command
         // A target of its own: build scripts and macros are built without.

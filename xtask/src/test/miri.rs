@@ -1,5 +1,4 @@
-//! Miri, where there is a nightly that has it or can get it. Only stable is promised on a fresh
-//! machine.
+//! Miri, where a nightly has it or can get it: a fresh machine may have stable only.
 
 use std::process::Command;
 
@@ -20,23 +19,27 @@ pub(super) fn step(context: &mut Context) -> Outcome {
 
 /// Sees to it that `cargo +nightly miri` works, or says why it cannot.
 fn install(context: &Context) -> Outcome {
-    if !child::answers(nightly(context).arg("--version")) {
-        return Stopped::skipped(
-            "there is no nightly toolchain (rustup toolchain install nightly)",
-        );
-    }
+    need_nightly(context)?;
     let mut rustup = Command::new("rustup");
     rustup.args(["component", "add", "miri", "rust-src", "--toolchain", "nightly"]);
     let there = || child::answers(nightly(context).args(["miri", "--version"]));
-    if !there() && (context.run(&mut rustup).is_err() || !there()) {
+    if !context.have(there, &mut rustup) {
         return Stopped::skipped("the nightly toolchain has no Miri, and rustup could not add it");
     }
     // Builds the standard library that Miri interprets, which needs the component rust-src.
-    let set_up = |context: &Context| context.run(nightly(context).args(["miri", "setup"]));
-    if set_up(context).is_err() && (context.run(&mut rustup).is_err() || set_up(context).is_err()) {
-        return Stopped::skipped("`cargo +nightly miri setup` failed, with what is printed above");
+    let set_up = || context.run(nightly(context).args(["miri", "setup"])).is_ok();
+    if context.have(set_up, &mut rustup) {
+        return Ok(());
     }
-    Ok(())
+    Stopped::skipped("`cargo +nightly miri setup` failed, with what is printed above")
+}
+
+/// Skips a step where there is no nightly toolchain.
+pub(super) fn need_nightly(context: &Context) -> Outcome {
+    if child::answers(nightly(context).arg("--version")) {
+        return Ok(());
+    }
+    Stopped::skipped("there is no nightly toolchain (rustup toolchain install nightly)")
 }
 
 /// rustup's `cargo +nightly`. The one that runs this task says in the environment which toolchain

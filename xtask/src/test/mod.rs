@@ -1,5 +1,4 @@
-//! `cargo xtask test`: the one command that must pass on a fresh machine with Rust and a C
-//! compiler.
+//! `cargo xtask test`: what must pass on a fresh machine with Rust and a C compiler.
 //!
 //! Every step runs, whatever came before it; the summary at the end says which passed, which
 //! failed, and which were skipped and why. The last line counts test functions, as CI reads it.
@@ -28,8 +27,7 @@ use tally::Tally;
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Run what CI runs: also lints, documentation, slow tests, optimised builds, loom, Miri,
-    /// guests
+    /// Run what CI runs: also lints, docs, slow tests, optimised builds, loom, Miri, guests
     #[arg(long)]
     full: bool,
     /// Also run what takes hours: soaks, sanitizers, fuzzing

@@ -16,17 +16,16 @@ pub(super) fn step(context: &mut Context) -> Outcome {
         Stopped::skipped(format!("{} cannot be asked: {error}", there.display()))
     })?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    println!("{} has {:.1} GB of room", there.display(), free as f64 / 1e9);
+    let left = format!("{} has {:.1} GB left", there.display(), free as f64 / 1e9);
+    println!("{left}");
     // A folder in which an earlier run was: most of it is there.
     let needed = if target.join("release").exists() { NEEDED / 4 } else { NEEDED };
     if free >= needed {
         return Ok(());
     }
+    let needed = needed as f64 / 1e9;
     Err(Stopped::Failed(format!(
-        "{} has {:.1} GB left, and the run builds about {:.0} GB: make room, or name another \
-        folder with CARGO_TARGET_DIR",
-        there.display(),
-        free as f64 / 1e9,
-        needed as f64 / 1e9
+        "{left}, and the run builds about {needed:.0} GB: make room, or name another folder with \
+        CARGO_TARGET_DIR"
     )))
 }

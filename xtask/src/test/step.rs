@@ -73,9 +73,13 @@ impl Context {
         child::run(command, self.limit, child::echo)
     }
 
-    /// Runs `cargo test` in some form, and counts its tests.
-    ///
-    /// A run that executes none fails: a filter that matches nothing tests nothing.
+    /// Returns `true` if something is there, at once or after `get` has run.
+    pub(super) fn have(&self, there: impl Fn() -> bool, get: &mut Command) -> bool {
+        there() || self.run(get).is_ok() && there()
+    }
+
+    /// Runs `cargo test` in some form, and counts its tests. A run that executes none fails: a
+    /// filter that matches nothing tests nothing.
     pub(super) fn run_tests(&mut self, command: &mut Command) -> Outcome {
         println!("$ {}", child::spoken(command));
         let mut tally = Tally::default();

@@ -65,8 +65,7 @@ fn doc(context: &mut Context) -> Outcome {
 }
 
 fn test(context: &mut Context) -> Outcome {
-    // Process tests start our own binaries, which `cargo test` builds only for packages that have
-    // such tests.
+    // Tests start our binaries, which `cargo test` builds only for packages with such tests.
     context.run(&mut context.workspace.cargo("build --workspace --examples --bins"))?;
     context.run_tests(&mut context.workspace.cargo("test --workspace --no-fail-fast"))
 }
@@ -109,11 +108,9 @@ fn loom(context: &mut Context) -> Outcome {
     let mut command = context.workspace.cargo("test -p carrack-transports --release --lib loom_");
     command
         .env("RUSTFLAGS", "--cfg loom")
-        // Models with more preemptions grow beyond reason; loom's own advice is that two or three
-        // find the bugs.
+        // Models grow with preemptions; loom's own advice is that two or three find the bugs.
         .env("LOOM_MAX_PREEMPTIONS", "3")
-        // Its flags differ from all other steps': in one directory each would undo the other's
-        // work.
+        // Its flags differ from other steps', whose work they would undo in the same directory.
         .env("CARGO_TARGET_DIR", context.workspace.target.join("loom"));
     context.run_tests(&mut command)
 }
@@ -124,7 +121,7 @@ fn need(context: &Context, subcommand: &str, component: &str) -> Outcome {
     let there = || child::answers(&mut context.workspace.cargo(&version));
     let mut rustup = Command::new("rustup");
     rustup.args(["component", "add", component]);
-    if there() || context.run(&mut rustup).is_ok() && there() {
+    if context.have(there, &mut rustup) {
         return Ok(());
     }
     Stopped::skipped(format!("{component} is not there, and rustup could not add it"))

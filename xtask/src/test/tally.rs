@@ -12,16 +12,11 @@ pub(super) struct Tally {
 impl Tally {
     /// Takes in a line of output; only `test result:` lines count.
     pub(super) fn read(&mut self, line: &str) {
-        let Some(counts) = line.trim().strip_prefix("test result: ") else {
-            return;
-        };
         // "ok. 3 passed; 0 failed; 1 ignored; ...": the count stands before its word.
-        let words: Vec<&str> = counts.split([' ', ';']).filter(|word| !word.is_empty()).collect();
-        for pair in words.windows(2) {
-            let Ok(count) = pair[0].parse::<u64>() else {
-                continue;
-            };
-            match pair[1] {
+        let counts = line.trim().strip_prefix("test result: ").unwrap_or_default();
+        for (count, word) in counts.split(['.', ';']).filter_map(|it| it.trim().split_once(' ')) {
+            let count: u64 = count.parse().unwrap_or_default();
+            match word {
                 "passed" => self.passed += count,
                 "failed" => self.failed += count,
                 _ => {}

@@ -1,11 +1,9 @@
-//! Real verbs, on the RDMA devices that the kernel of a small virtual machine simulates
-//! (Soft-RoCE).
+//! Real verbs, on RDMA devices that the kernel of a virtual machine simulates (Soft-RoCE).
 //!
-//! To add a test program: write it as any other of Cargo's, have each of its tests skip where there
-//! is no `RDMA_GUEST_NODE` in the environment, and name it in [`CHECKS`]. In two guests the same
-//! tests run in both at once, in the same order, and meet by the addresses in `RDMA_GUEST_ADDRESS`
-//! and `RDMA_GUEST_PEER`. A test that has a guest killed needs a line of its own, by a filter: it
-//! is the run's last one.
+//! To add a test program: have each of its tests skip where there is no `RDMA_GUEST_NODE` in the
+//! environment, and name it in [`CHECKS`]. Two guests run the same tests at once, and meet by
+//! `RDMA_GUEST_ADDRESS` and `RDMA_GUEST_PEER`. A test that has a guest killed needs a check of its
+//! own, by a filter: it is the run's last one.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -37,7 +35,7 @@ enum What {
     /// A C program of `xtask/guest`, whose output is of libtest's form.
     C(&'static str),
     /// Tests of a target of Cargo's, one after the other: its name, and what the program is told.
-    Tests(&'static str, &'static [&'static str]),
+    Tests(&'static str, &'static str),
     /// Lines for the shell. The first guest's end by a result of libtest's form.
     Shell(&'static str),
 }
@@ -60,26 +58,12 @@ const PATIENCE: &str = "6";
 
 /// Of the conformance suite what a NIC's ways can change, and an emulated processor does in a few
 /// minutes. The other modules run by hand (docs/testing.md).
-const CONFORMANCE: &[&str] = &[
-    "--ignored",
-    "contract::verbs::",
-    "ending::verbs::",
-    "large::verbs::",
-    "matrix::verbs::",
-    "memory::verbs::",
-    "nic_words::verbs::",
-    "order::verbs::",
-    "outcomes::verbs::",
-    "pressure::verbs::",
-    "a_sender_that_does_not_listen_is_told_to",
-];
+const CONFORMANCE: &str = "--ignored contract::verbs:: ending::verbs:: large::verbs:: \
+    matrix::verbs:: memory::verbs:: nic_words::verbs:: order::verbs:: outcomes::verbs:: \
+    pressure::verbs:: a_sender_that_does_not_listen_is_told_to";
 
-const FAILURES: &[&str] = &[
-    "verbs_guest::network::",
-    "verbs_guest::kills::",
-    "verbs_guest::poor::",
-    "verbs_guest::gpus::a_driver",
-];
+const FAILURES: &str = "verbs_guest::network:: verbs_guest::kills:: verbs_guest::poor:: \
+    verbs_guest::gpus::a_driver";
 
 /// Ends with status 7.
 const LEAVES_ONE_RUNNING: &str = "(sleep 1000; echo never) & head -c 3000000 /dev/zero | od -v; \
@@ -105,7 +89,7 @@ const CHECKS: &[Check] = &[
     },
     check("a_guest_is_killed_while_the_other_one_goes_on", TwoGuests, Shell(KILLS_THE_OTHER)),
     check("conformance", OneGuest, Tests("conformance", CONFORMANCE)),
-    check("conformance between two nodes", TwoGuests, Tests("host", &["apart::nodes::"])),
+    check("conformance between two nodes", TwoGuests, Tests("host", "apart::nodes::")),
     long(
         "networks that fail, ranks that are killed, and want of everything",
         OneGuest,
@@ -116,59 +100,50 @@ const CHECKS: &[Check] = &[
     // The driver is built from the kernel's source, which is 170 MB to download.
     Check {
         has_dmabufs: true,
-        ..long("dma-bufs", OneGuest, Tests("verbs", &["verbs_guest::gpus::a_gpu"]))
+        ..long("dma-bufs", OneGuest, Tests("verbs", "verbs_guest::gpus::a_gpu"))
     },
-    long("two nodes", TwoGuests, Tests("verbs", &["verbs_guest::nodes::"])),
-    long("a node is killed", TwoGuests, Tests("verbs", &["verbs_guest::loss::"])),
+    long("two nodes", TwoGuests, Tests("verbs", "verbs_guest::nodes::")),
+    long("a node is killed", TwoGuests, Tests("verbs", "verbs_guest::loss::")),
 ];
 
-/// Time of the checks on a machine with two quiet cores, with a margin. One that is cut off would
-/// count as failed.
+/// Time of the checks on two quiet cores, with a margin: one that is cut off counts as failed.
 const NEEDED: Duration = Duration::from_secs(15 * 60);
 
 /// The checks that take some minutes, or all where `TEST_GUEST=all` says so.
 pub(super) fn step(context: &mut Context) -> Outcome {
     let all = std::env::var("TEST_GUEST").is_ok_and(|which| which == "all");
-    checks(context, false, all)
+    checks(context, |check| all || !check.is_long)
 }
 
 /// The other checks.
 pub(super) fn long_step(context: &mut Context) -> Outcome {
-    checks(context, true, false)
+    checks(context, |check| check.is_long)
 }
 
-fn checks(context: &mut Context, is_long: bool, all: bool) -> Outcome {
+fn checks(context: &mut Context, which: impl Fn(&&Check) -> bool) -> Outcome {
     let began = Instant::now();
     if context.limit < NEEDED {
         let left = context.limit.as_secs() / 60;
         return Stopped::skipped(format!(
-            "{left} minutes are left, and it takes about twelve; `cargo xtask test --only \"verbs \
-            guest\"` runs it alone"
+            "{left} minutes are left of about twelve: run `cargo xtask test --only \"verbs guest\"`"
         ));
     }
     let host = Host::prepare(&context.workspace, &Default::default()).or_else(Stopped::skipped)?;
     let mut failed = Vec::new();
-    for check in CHECKS {
-        if check.is_long != is_long && !all {
-            continue;
-        }
+    for check in CHECKS.iter().filter(which) {
         let mut plan = plan(context, &host, check)?;
         plan.limit = plan.limit.min(context.limit.saturating_sub(began.elapsed()));
-        println!(
-            "\n     In {}: {}",
-            if check.wiring == TwoGuests { "two guests" } else { "a guest" },
-            check.name
-        );
+        let place = if check.wiring == TwoGuests { "two guests" } else { "a guest" };
+        println!("\n     In {place}: {}", check.name);
         if let Err(why) = run(context, &host, check, &plan) {
             println!("error: {}: {why}", check.name);
             failed.push(check.name);
         }
     }
     if failed.is_empty() {
-        Ok(())
-    } else {
-        Err(Stopped::Failed(format!("failed: {}", failed.join(", "))))
+        return Ok(());
     }
+    Err(Stopped::Failed(format!("failed: {}", failed.join(", "))))
 }
 
 fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, TaskError> {
@@ -180,8 +155,8 @@ fn plan(context: &Context, host: &Host, check: &Check) -> Result<Plan, TaskError
         }
         Tests(target, arguments) => {
             build_programs(context)?;
-            let arguments = ["--test-threads", "1"].iter().chain(arguments).map(OsString::from);
-            let arguments: Vec<_> = arguments.collect();
+            let arguments = ["--test-threads", "1"].into_iter().chain(arguments.split(' '));
+            let arguments: Vec<_> = arguments.map(OsString::from).collect();
             let mut plan = Plan::of_test(&context.workspace, target, &arguments)?;
             plan.environment.push(("TEST_PATIENCE".into(), PATIENCE.into()));
             plan.limit = TESTS;
@@ -205,8 +180,7 @@ fn build_programs(context: &Context) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// Runs a check and counts its tests. Those of two guests are the same ones: they are counted where
-/// the first guest says so.
+/// Runs a check and counts its tests. Those of two guests are the same: the first one's count.
 fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result<(), String> {
     let mut tally = Tally::default();
     // Of a line for the shell, only a failure's last words are printed.
@@ -224,11 +198,10 @@ fn run(context: &mut Context, host: &Host, check: &Check, plan: &Plan) -> Result
             println!("{line}");
         }
     });
+    let wanted = check.status;
     let outcome = match status {
         Err(error) => Err(error.to_string()),
-        Ok(status) if status != check.status => {
-            Err(format!("status {status}, and not {}", check.status))
-        }
+        Ok(status) if status != wanted => Err(format!("status {status}, and not {wanted}")),
         Ok(_) if tally.is_empty() => Err("no test ran: is its filter out of date?".into()),
         Ok(_) => Ok(()),
     };

@@ -90,7 +90,10 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     if queue.users.load(Ordering::SeqCst) > 0 {
         return Errno::BUSY.raw_os_error();
     }
-    let is_own = |event: &AsyncEvent| matches!(&event.source, Source::Receives(of) if Arc::ptr_eq(of, queue));
+    let is_own = |event: &AsyncEvent| match &event.source {
+        Source::Receives(of) => Arc::ptr_eq(of, queue),
+        _ => false,
+    };
     context.events.forget(is_own);
     queue.given.wait();
     domain.device.shared_receives.remove();

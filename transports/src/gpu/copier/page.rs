@@ -90,7 +90,7 @@ impl Page {
         }
     }
 
-    // ---- the host ------------------------------------------------------------------------------------
+    // ---- the host -------------------------------------------------------------------------------
 
     /// Writes a command. The previous one of that line has been answered.
     pub fn write(&self, number: u64, command: Command) {
@@ -141,7 +141,7 @@ impl Page {
             .store(tagged(number, pieces(command)[at]), Ordering::Release);
     }
 
-    // ---- the kernel ----------------------------------------------------------------------------------
+    // ---- the kernel -----------------------------------------------------------------------------
 
     /// Returns a command if it is complete: each of its words on any of these sheets.
     pub(super) fn read(&self, sheets: RangeTo<usize>, number: u64) -> Option<Command> {

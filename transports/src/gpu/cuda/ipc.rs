@@ -58,7 +58,7 @@ struct Pooled {
     pools: HashMap<PoolHandle, (Pool, usize)>,
 }
 
-// ---- export -----------------------------------------------------------------------------------------
+// ---- export -------------------------------------------------------------------------------------
 
 /// Makes a handle of a region of this device's memory.
 pub(super) fn export(gpu: &CudaGpu, region: &Region, form: HandleForm) -> Result<Handle, GpuError> {
@@ -200,7 +200,7 @@ fn own(fd: c_int) -> Result<OwnedFd, GpuError> {
     Ok(fd)
 }
 
-// ---- open -------------------------------------------------------------------------------------------
+// ---- open ---------------------------------------------------------------------------------------
 
 /// Opens another process's handle for the engines of `gpu`.
 pub(super) fn open(gpu: &CudaGpu, handle: &Handle) -> Result<Region, GpuError> {

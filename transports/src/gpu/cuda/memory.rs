@@ -168,7 +168,7 @@ fn pinned(home: &Arc<Home>, len: usize) -> Result<Memory, GpuError> {
     Ok(Memory { home: Arc::clone(home), ptr: ptr as usize, span: len, how: How::FreeHost })
 }
 
-// ---- pools ------------------------------------------------------------------------------------------
+// ---- pools --------------------------------------------------------------------------------------
 
 /// A pool of the library's own. Other processes can open its memory.
 #[derive(Debug)]
@@ -226,7 +226,7 @@ fn pooled(gpu: &CudaGpu, home: &Arc<Home>, len: usize) -> Result<Memory, GpuErro
     Ok(memory)
 }
 
-// ---- host memory ------------------------------------------------------------------------------------
+// ---- host memory --------------------------------------------------------------------------------
 
 /// Host memory of the user's that was locked here.
 #[derive(Debug)]

@@ -279,7 +279,8 @@ pub(super) const ORDERED_FOR_OWNER: c_int = 100;
 macro_rules! same {
     ($ours:ty, $theirs:ty $(, $field:ident = $their_field:ident)*) => {
         assert_eq!(std::mem::size_of::<$ours>(), std::mem::size_of::<$theirs>(), stringify!($ours));
-        assert!(std::mem::align_of::<$ours>() <= std::mem::align_of::<$theirs>(), stringify!($ours));
+        let aligned = std::mem::align_of::<$ours>() <= std::mem::align_of::<$theirs>();
+        assert!(aligned, stringify!($ours));
         $(
             assert_eq!(
                 std::mem::offset_of!($ours, $field),

@@ -153,7 +153,7 @@ pub(super) fn grant_to_peers(gpu: &CudaGpu, grant: impl Fn(Device) -> Result<(),
     }
 }
 
-// ---- chosen addresses -------------------------------------------------------------------------------
+// ---- chosen addresses ---------------------------------------------------------------------------
 
 /// Reserved addresses, which are released when this is dropped. Memory that lies there holds a
 /// reference.

@@ -2,7 +2,7 @@
 //!
 //! | module | one idea |
 //! |---|---|
-//! | [`bindings`] | structures and numbers, made from rdma-core's headers by `cargo xtask bindings` |
+//! | [`bindings`] | structures and numbers of rdma-core's headers, made by `cargo xtask bindings` |
 //! | `library` | opening `libibverbs.so.1` and `libmlx5.so.1` |
 //! | `table` | the functions of libibverbs, each of which may be missing: [`Verbs`] |
 //! | `mlx5` | functions of NVIDIA's devices |

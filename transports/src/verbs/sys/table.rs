@@ -42,7 +42,10 @@ macro_rules! functions {
                         // keeps what it has once exported, and gives a new interface another name
                         // or version.
                         unsafe {
-                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $answer>(found)
+                            std::mem::transmute::<
+                                *mut c_void,
+                                unsafe extern "C" fn($($type),*) -> $answer,
+                            >(found)
                         }
                     }),)*
                 }
@@ -66,12 +69,15 @@ macro_rules! functions {
                 /// # Safety
                 /// As the manual page of the function says.
                 #[allow(clippy::too_many_arguments, reason = "libibverbs's")]
-                pub unsafe fn $name(&self, $($arg: $type),*) -> Result<<$answer as Answer>::Good, VerbsError> {
+                pub unsafe fn $name(
+                    &self, $($arg: $type),*
+                ) -> Result<<$answer as Answer>::Good, VerbsError> {
                     let Some(call) = self.functions.$name else { return Err(self.lacks($symbol)) };
                     // Cleared, since a function may fail without setting `errno`.
                     set_errno(0);
                     // SAFETY: passed on from the caller.
-                    unsafe { call($($arg),*) }.good().map_err(|errno| VerbsError::new($symbol, errno))
+                    let answer = unsafe { call($($arg),*) };
+                    answer.good().map_err(|errno| VerbsError::new($symbol, errno))
                 }
             )*
         }
@@ -86,26 +92,47 @@ functions! {
     open_device(device: *mut ibv_device) -> *mut ibv_context = "ibv_open_device";
     close_device(context: *mut ibv_context) -> c_int = "ibv_close_device";
 
-    query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int = "ibv_query_device";
-    query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int = "ibv_query_port";
-    query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int = "ibv_query_gid";
-    query_gid_ex(context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry, flags: u32, entry_size: usize) -> c_int = "_ibv_query_gid_ex";
-    query_gid_table(context: *mut ibv_context, entries: *mut ibv_gid_entry, max_entries: usize, flags: u32, entry_size: usize) -> isize = "_ibv_query_gid_table";
-    query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int = "ibv_query_pkey";
+    query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int
+        = "ibv_query_device";
+    query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int
+        = "ibv_query_port";
+    query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int
+        = "ibv_query_gid";
+    query_gid_ex(
+        context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry, flags: u32,
+        entry_size: usize
+    ) -> c_int = "_ibv_query_gid_ex";
+    query_gid_table(
+        context: *mut ibv_context, entries: *mut ibv_gid_entry, max_entries: usize, flags: u32,
+        entry_size: usize
+    ) -> isize = "_ibv_query_gid_table";
+    query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int
+        = "ibv_query_pkey";
 
     alloc_pd(context: *mut ibv_context) -> *mut ibv_pd = "ibv_alloc_pd";
     dealloc_pd(pd: *mut ibv_pd) -> c_int = "ibv_dealloc_pd";
-    reg_mr(pd: *mut ibv_pd, addr: *mut c_void, len: usize, access: c_int) -> *mut ibv_mr = "ibv_reg_mr";
-    reg_mr_iova2(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: c_uint) -> *mut ibv_mr = "ibv_reg_mr_iova2";
-    reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, len: usize, iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr = "ibv_reg_dmabuf_mr";
+    reg_mr(pd: *mut ibv_pd, addr: *mut c_void, len: usize, access: c_int) -> *mut ibv_mr
+        = "ibv_reg_mr";
+    reg_mr_iova2(
+        pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: c_uint
+    ) -> *mut ibv_mr = "ibv_reg_mr_iova2";
+    reg_dmabuf_mr(
+        pd: *mut ibv_pd, offset: u64, len: usize, iova: u64, fd: c_int, access: c_int
+    ) -> *mut ibv_mr = "ibv_reg_dmabuf_mr";
     dereg_mr(mr: *mut ibv_mr) -> c_int = "ibv_dereg_mr";
 
-    create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel = "ibv_create_comp_channel";
+    create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
+        = "ibv_create_comp_channel";
     destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int = "ibv_destroy_comp_channel";
-    create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut ibv_comp_channel, vector: c_int) -> *mut ibv_cq = "ibv_create_cq";
+    create_cq(
+        context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void,
+        channel: *mut ibv_comp_channel, vector: c_int
+    ) -> *mut ibv_cq = "ibv_create_cq";
     resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int = "ibv_resize_cq";
     destroy_cq(cq: *mut ibv_cq) -> c_int = "ibv_destroy_cq";
-    get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void) -> c_int = "ibv_get_cq_event";
+    get_cq_event(
+        channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void
+    ) -> c_int = "ibv_get_cq_event";
     ack_cq_events(cq: *mut ibv_cq, count: c_uint) -> () = "ibv_ack_cq_events";
 
     create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq = "ibv_create_srq";
@@ -116,11 +143,14 @@ functions! {
     create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp = "ibv_create_qp";
     qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex = "ibv_qp_to_qp_ex";
     modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int = "ibv_modify_qp";
-    query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) -> c_int = "ibv_query_qp";
+    query_qp(
+        qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr
+    ) -> c_int = "ibv_query_qp";
     destroy_qp(qp: *mut ibv_qp) -> c_int = "ibv_destroy_qp";
 
 
-    get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int = "ibv_get_async_event";
+    get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int
+        = "ibv_get_async_event";
     ack_async_event(event: *mut ibv_async_event) -> () = "ibv_ack_async_event";
 
     fork_init() -> c_int = "ibv_fork_init";

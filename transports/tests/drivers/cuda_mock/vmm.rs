@@ -90,8 +90,7 @@ fn refusals(gpu: &dyn Gpu, reservation: &Reservation, other: &Reservation) -> Ve
 }
 
 #[test]
-fn what_is_no_piece_of_a_reservation_is_refused_and_leaves_nothing_behind_on_simulated_devices_as_well()
- {
+fn what_is_no_piece_of_a_reservation_is_refused_and_leaves_nothing_on_simulated_devices_too() {
     let library = mock("refused-pieces", "-DVMM");
     let driver = open(&library);
     let gpu = driver.devices().unwrap().remove(0);

@@ -28,8 +28,7 @@ pub(super) struct Outcome {
     wanted: f64,
     /// Ours and the peer's, of each round in which both had one.
     rounds: Vec<(f64, f64)>,
-    /// The first reason why a side had none. It is measured all the same: a guest stumbles now and
-    /// then.
+    /// The first reason why a side had none. Further rounds are measured all the same.
     failure: Option<String>,
 }
 
@@ -45,21 +44,15 @@ impl Outcome {
     /// Measures both sides; in odd rounds the peer is the first.
     pub(super) fn round(&mut self, number: u32, sides: &Sides) {
         let Self { row, peer, .. } = self;
-        let (ours, theirs) = if number.is_multiple_of(2) {
-            let ours = sides.ours(row);
-            (ours, sides.peer(*peer, row))
-        } else {
-            let theirs = sides.peer(*peer, row);
-            (sides.ours(row), theirs)
-        };
-        match (ours, theirs) {
+        let theirs = || sides.peer(*peer, row);
+        let first = (!number.is_multiple_of(2)).then(theirs);
+        let ours = sides.ours(row);
+        match (ours, first.unwrap_or_else(theirs)) {
             (Ok(ours), Ok(theirs)) => {
                 let (ours, theirs, unit) = (ours.value, theirs.value, row.test.unit());
+                let ratio = ours / theirs;
                 // As they come: of a run that is cut off, this is what is left.
-                eprintln!(
-                    "{row} beside {peer}: {ours:.4} {theirs:.4} {unit}, {:.2}",
-                    ours / theirs
-                );
+                eprintln!("{row} beside {peer}: {ours:.4} {theirs:.4} {unit}, {ratio:.2}");
                 self.rounds.push((ours, theirs));
             }
             (Err(error), _) | (_, Err(error)) => {
@@ -106,11 +99,12 @@ pub(super) fn table(outcomes: &[Outcome]) -> String {
     for outcome in outcomes {
         let Outcome { row, peer, wanted, .. } = outcome;
         let sign = if row.test.lower_is_better() { '≤' } else { '≥' };
+        let unit = row.test.unit().replace("us", "µs");
         let value = |of: fn(&(f64, f64)) -> f64| {
-            let unit = row.test.unit().replace("us", "µs");
-            median(outcome.rounds.iter().map(of))
-                .map_or("–".into(), |value| format!("{value:.4} {unit}"))
+            let median = median(outcome.rounds.iter().map(of));
+            median.map_or("–".into(), |value| format!("{value:.4} {unit}"))
         };
+        let (ours, theirs) = (value(|round| round.0), value(|round| round.1));
         let ratio = outcome.ratio().zip(outcome.best()).map_or_else(
             || "– | – | –".to_owned(),
             |((ratio, low, high), best)| format!("{ratio:.2} | {low:.2} to {high:.2} | {best:.2}"),
@@ -120,13 +114,12 @@ pub(super) fn table(outcomes: &[Outcome]) -> String {
             Some(false) => "missed",
             None => "not measured",
         };
+        let rounds = outcome.rounds.len();
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "| {row} | {peer} | {} | {} | {} | {ratio} | {sign} {wanted} | {verdict} |",
-            outcome.rounds.len(),
-            value(|round| round.0),
-            value(|round| round.1),
+            "| {row} | {peer} | {rounds} | {ours} | {theirs} | {ratio} | {sign} {wanted} | \
+            {verdict} |",
         );
     }
     text

@@ -1,10 +1,9 @@
 //! `cargo xtask bench-peers --guest`: Carrack over verbs compared with perftest and UCX, on the two
 //! RDMA devices of a small virtual machine.
 //!
-//! Machine and devices are simulated, so a figure means nothing; the ratio of two that were
-//! measured one after the other does: how much of the same kernel's and provider's work each of
-//! them asks for. One boot, rounds in which Carrack and its peer take turns at being the first, and
-//! of each comparison the median of the rounds' ratios.
+//! Machine and devices are simulated, so a figure means nothing. The ratio of two that were
+//! measured one after the other says how much of the same kernel's and provider's work each asks
+//! for. In rounds, Carrack and its peer take turns at being the first; the median ratio is shown.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -28,8 +27,7 @@ use crate::workspace::Workspace;
 use comparison::Outcome;
 use programs::Sides;
 
-/// A processor for each side that polls. A third and fourth would be no quicker: the machine has to
-/// emulate them, too.
+/// A processor for each side that polls. More would be no quicker, since they are emulated.
 const PROCESSORS: u8 = 2;
 
 /// Time limits of a comparison in a round and of the boot, on a busy machine.
@@ -37,28 +35,24 @@ const COMPARISON: Duration = Duration::from_secs(60);
 const BOOT: Duration = Duration::from_secs(60);
 
 /// Both sides poll, and the kernel's threads that carry packets for Soft-RoCE have no processor of
-/// their own: what is of the policy "idle" lets them in at once. As any other program it would poll
-/// on until the next tick, 4 ms during which nothing can come, and the medians would be of ticks.
-/// It is the same for all sides.
+/// their own. A program of the policy "idle" lets them in at once, and any other polls on until the
+/// next tick, 4 ms later. It is the same for all sides.
 const PREEMPT_POLLERS: [&str; 3] = ["chrt", "--idle", "0"];
 
 /// Boots a guest, and measures there.
 pub(super) fn run(rounds: u32, seconds: f64) -> Result<ExitCode, TaskError> {
     let workspace = Workspace::load()?;
     let host = Host::prepare(&workspace, &Default::default())?;
-    apt::see_to(&["perftest", "ucx-utils"])?;
+    apt::see_to("perftest ucx-utils")?;
     let carrack = workspace.release()?;
-    let machine = Machine::look_before_rounds()?;
-    println!(
-        "{}; on {}, which emulates the guest; load {:.2}",
-        machine.date, machine.cpu, machine.load_before
-    );
+    let Machine { date, cpu, load_before, .. } = Machine::look_before_rounds()?;
+    println!("{date}; on {cpu}, which emulates the guest; load {load_before:.2}");
     let own = env::current_exe()?;
     let mut command: Vec<OsString> = PREEMPT_POLLERS.map(OsString::from).into();
     command.extend([own.into(), "bench-peers".into(), "--in-guest".into()]);
     command.push(carrack.into());
-    command.extend(["--rounds".into(), rounds.to_string().into()]);
-    command.extend(["--seconds".into(), seconds.to_string().into()]);
+    command.extend(["--rounds", &rounds.to_string()].map(OsString::from));
+    command.extend(["--seconds", &seconds.to_string()].map(OsString::from));
     let mut plan = Plan::new(command, workspace.root.clone());
     plan.processors = PROCESSORS;
     plan.environment.extend(env::var_os("PATH").map(|path| ("PATH".into(), path)));
@@ -79,18 +73,10 @@ pub(super) fn measure(carrack: &Path, rounds: u32, seconds: f64) -> Result<ExitC
             outcome.round(round, &sides);
         }
     }
-    let machine = Machine::look()?;
-    println!(
-        "In the guest: Linux {}, {} processors; Carrack {}, {}",
-        machine.kernel,
-        machine.cpus,
-        env!("CARGO_PKG_VERSION"),
-        sides.peers()
-    );
-    println!(
-        "Devices and machine are simulated: only ratios mean anything. Medians of {rounds} rounds \
-        of {seconds} s.\n"
-    );
-    println!("{}", comparison::table(&outcomes));
+    let Machine { kernel, cpus, .. } = Machine::look()?;
+    let (carrack, peers) = (env!("CARGO_PKG_VERSION"), sides.peers());
+    println!("In the guest: Linux {kernel}, {cpus} processors; Carrack {carrack}, {peers}");
+    println!("Devices and machine are simulated: only ratios mean anything.");
+    println!("Medians of {rounds} rounds of {seconds} s.\n\n{}", comparison::table(&outcomes));
     Ok(if outcomes.iter().any(Outcome::has_failed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -1,5 +1,4 @@
-//! Runs a side between the guest's two devices, and reads its figure: Carrack, a program of
-//! perftest, or `ucx_perftest`.
+//! Runs Carrack, a program of perftest or `ucx_perftest` between the guest's two devices.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -106,11 +105,10 @@ impl Sides {
 /// fourth the average, in 10⁹ bits.
 fn read_perftest(said: &str, row: &Row) -> Result<Figure, TaskError> {
     let size = row.size.to_string();
-    let numbers = said.lines().rev().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let of_size =
-        numbers.into_iter().find(|words| words.first() == Some(&&*size) && words.len() > 4);
-    let column =
-        |at: usize| of_size.as_ref()?.get(at)?.parse::<f64>().ok().filter(|value| *value > 0.0);
+    let mut numbers = said.lines().rev().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let of_size = numbers.find(|words| words.first() == Some(&&*size) && words.len() > 4);
+    let number = |at: usize| of_size.as_ref()?.get(at)?.parse::<f64>().ok();
+    let column = |at| number(at).filter(|value| *value > 0.0);
     let value = match row.test {
         Test::Latency => column(4),
         Test::Bandwidth => column(3).map(|gigabits| gigabits / 8.0),
@@ -142,7 +140,8 @@ mod tests {
 
     #[test]
     fn perftests_typical_latency_and_average_bandwidth_are_read() {
-        let said = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n \
+        let said = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    \
+                    t_avg[usec]\n \
                     8       200          47.64          32054.51      5944.85  \t       7832.09    \
                      \t7549.61\n---\n";
         assert_eq!(read_perftest(said, &row("send:latency:8")).unwrap().value, 5944.85);
