@@ -18,7 +18,7 @@
 use super::carrier::Carrier;
 use super::landing::{Fetched, Landing, Owed};
 use super::port::Port;
-use super::rx::Target;
+use super::target::Target;
 use super::through::Moving;
 use crate::names::Rank;
 use crate::op::OpContext;

@@ -5,7 +5,7 @@
 //! | `carrier`, `port` | what a rank, and a device of it, have for this |
 //! | `backlog` | carries on the messages that wait for an event, a staging copy, or room |
 //! | `in_flight` | the transfers of a device, their events, and the thread that carries one on |
-//! | `tx`, `rx` | carry out the actions of a sender, and of a receiver |
+//! | `tx`, `rx`, `target` | carry out the actions of a sender, and of a receiver |
 //! | `kernel_copy`, `share` | the kernel copies a message, with its sender's help |
 //! | `mapped`, `import` | a GPU's engine fetches a message from mapped memory; remote keys |
 //! | `landing`, `line` | copies that engines are at; active messages on their way onto a GPU |
@@ -32,6 +32,7 @@ pub(crate) mod packed;
 mod port;
 mod rx;
 mod share;
+mod target;
 mod through;
 mod tx;
 mod words;
@@ -45,7 +46,8 @@ pub(crate) use ordered::{Deferred, Sort, Start, Stood, Waits};
 pub(crate) use packed::Carried;
 pub use port::Device;
 pub(crate) use port::{NOBODY, Port};
-pub(crate) use rx::{Target, WRITTEN};
+pub(crate) use rx::WRITTEN;
+pub(crate) use target::Target;
 pub(crate) use through::Moving;
 pub(crate) use words::{Asked, Change};
 

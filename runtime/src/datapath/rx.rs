@@ -6,13 +6,12 @@ use super::in_flight::{Event, InFlight, Run};
 use super::inflow::Inflow;
 use super::kernel_copy::Pull;
 use super::landing::Landing;
-use super::packed::Asked;
 use super::port::Port;
+use super::target::Target;
 use super::tx::abandon;
-use crate::comp::Completion;
 use crate::deadline::Deadline;
 use crate::error::OpError;
-use crate::names::{Rank, Tag};
+use crate::names::Rank;
 use crate::op::{Ended, Flow, Kind, OpContext, PendingOp};
 use crate::protocol::rndv::{Actions, Ask, Limits, Rx, RxAction, RxEvent, Violation, Way};
 use crate::protocol::wire::{Control, Rts, Verdict};
@@ -24,23 +23,6 @@ use std::sync::Arc;
 /// Shorter messages go in fragments: copying them takes less time than a registration with a NIC.
 /// An estimate; on ConnectX devices a registration takes some tens of microseconds.
 pub(crate) const WRITTEN: usize = 32 << 10;
-
-/// The destination of a transfer.
-pub(crate) enum Target {
-    /// Into a receive that was posted.
-    Receive { buffer: Buffer, op: OpContext },
-    /// Into the buffer of a get.
-    Get { buffer: Buffer, op: OpContext },
-    /// To a completion object, in the memory that it named or in fresh memory.
-    Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
-    /// Into a region of this rank: a put. Its sender is told at the end, and the completion object
-    /// if there is one.
-    Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, tx: u64 },
-    /// A list of places in a region of this rank's, and the bytes of a put behind it.
-    Pieces { buffer: Buffer, asked: Box<Asked> },
-    /// None: the operation has ended.
-    Nowhere,
-}
 
 /// A message, a put, or the answer to a get, with its destination.
 pub(crate) struct RxOp {
@@ -67,79 +49,6 @@ pub(super) enum Means {
     Chunks(Box<dyn ExposedChunks>),
     /// The kernel's copy.
     Pull(Box<Pull>),
-}
-
-impl Target {
-    /// Returns the buffer for its bytes, if any.
-    pub(super) fn buffer(&mut self) -> Option<&mut Buffer> {
-        match self {
-            Self::Receive { buffer, .. }
-            | Self::Get { buffer, .. }
-            | Self::Am { buffer, .. }
-            | Self::Put { buffer, .. }
-            | Self::Pieces { buffer, .. } => Some(buffer),
-            Self::Nowhere => None,
-        }
-    }
-
-    fn kind(&self) -> Kind {
-        match self {
-            Self::Receive { .. } | Self::Nowhere => Kind::Message,
-            Self::Get { .. } => Kind::Memory,
-            Self::Am { .. } | Self::Put { .. } => Kind::Asked,
-            // They have a count of their own.
-            Self::Pieces { .. } => Kind::Message,
-        }
-    }
-
-    fn tag(&self) -> Tag {
-        match self {
-            Self::Receive { op, .. } | Self::Get { op, .. } => op.tag,
-            Self::Am { tag, .. } | Self::Put { tag, .. } => *tag,
-            Self::Pieces { .. } | Self::Nowhere => Tag::default(),
-        }
-    }
-
-    /// Returns `true` if it is for memory of this rank. Its sender is told only after the bytes
-    /// are in place.
-    fn is_memory(&self) -> bool {
-        matches!(self, Self::Put { .. } | Self::Pieces { .. })
-    }
-
-    fn deadline(&self) -> Deadline {
-        match self {
-            Self::Receive { op, .. } | Self::Get { op, .. } => op.deadline,
-            _ => Deadline::NEVER,
-        }
-    }
-
-    fn end(self, from: Rank, size: usize, error: Option<OpError>) -> Ended {
-        let (op, buffer) = self.apart(from, size);
-        op.end(buffer, error)
-    }
-
-    /// Returns the context of the operation whose bytes come from `from`, and its buffer.
-    pub(super) fn apart(self, from: Rank, size: usize) -> (OpContext, Buffer) {
-        let (tag, buffer, comp) = match self {
-            Self::Receive { buffer, op } | Self::Get { buffer, op } => {
-                return (OpContext { rank: from, size, ..op }, buffer);
-            }
-            Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp)),
-            // The buffer is part of the region, and stays there.
-            Self::Put { tag, comp, .. } => (tag, Buffer::Empty, comp),
-            Self::Pieces { .. } | Self::Nowhere => (Tag::default(), Buffer::Empty, None),
-        };
-        (OpContext::of_runtime(from, tag, size, comp), buffer)
-    }
-
-    /// Ends it without its bytes. `None`: this rank has no operation for it, since the active
-    /// message never arrived.
-    fn fail(self, from: Rank, size: usize, error: OpError) -> Option<Ended> {
-        match self {
-            Self::Receive { .. } | Self::Get { .. } => Some(self.end(from, size, Some(error))),
-            Self::Am { .. } | Self::Put { .. } | Self::Pieces { .. } | Self::Nowhere => None,
-        }
-    }
 }
 
 impl RxOp {

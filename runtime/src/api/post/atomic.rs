@@ -7,7 +7,7 @@
 //! NIC the agent: then every rank uses that NIC (`words`).
 
 use super::options::{Outcome, Post};
-use super::rma::Place;
+use super::place::Place;
 use super::submit::Kind;
 use super::{PostAtomic, PostFlush};
 use crate::api::Runtime;

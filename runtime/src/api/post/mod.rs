@@ -25,6 +25,7 @@ mod order;
 mod ordered;
 mod park;
 mod pieces;
+mod place;
 mod recv;
 mod rma;
 mod send;

@@ -1,7 +1,8 @@
 //! Puts and gets that a NIC carries out: the owner of the memory does nothing.
 
 use super::options::{Outcome, Post, RetryReason};
-use super::rma::{Get, Place, Put, own_or_take};
+use super::place::Place;
+use super::rma::{Get, Put, own_or_take};
 use crate::api::buffer::{Buffer, SendBuffer};
 use crate::comp::Completion;
 use crate::error::PostError;

@@ -4,7 +4,7 @@ use super::apart::{Apart, overlap};
 use super::pack::goes_with_others;
 use super::{Batch, Faces, Many, Piece};
 use crate::api::post::options::Post;
-use crate::api::post::rma::Place;
+use crate::api::post::place::Place;
 use crate::error::PostError;
 use crate::region::{Region, RemoteKey};
 use carrack_transports::gpu::Gpu;
