@@ -9,7 +9,7 @@ mod copier;
 mod meeting;
 
 use crate::launch::LaunchError;
-use crate::own_ranks::{is_rank, run_ranks};
+use crate::own_ranks::{gather, is_rank, run_ranks};
 use crate::{USAGE, complain, print};
 use carrack::bootstrap::launchers;
 use carrack::explain::{KindPath, PathVerdict, PeerPaths, Verdict};
@@ -19,7 +19,7 @@ use carrack::{CollectiveError, Rank, Runtime, StartError, WaitError};
 use clap::Args;
 use copier::Tried;
 use meeting::Meeting;
-use serde::Serialize;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -68,7 +68,7 @@ enum ExplainError {
     #[error(transparent)]
     Wait(#[from] WaitError),
     #[error(transparent)]
-    Collective(Box<CollectiveError>),
+    Collective(#[from] Box<CollectiveError>),
 }
 
 impl From<CollectiveError> for ExplainError {
@@ -129,26 +129,6 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     Ok(printed)
 }
 
-/// Gathers the texts of all ranks, in the order of ranks. A first allgather carries the lengths, a
-/// second one the texts, padded to the longest.
-fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, ExplainError> {
-    let lengths = runtime.allgather(&(text.len() as u64).to_le_bytes())?;
-    let lengths: Vec<usize> = lengths
-        .iter()
-        .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes))
-        .map(|length| usize::try_from(length).unwrap_or(0))
-        .collect();
-    let mut padded = text.as_bytes().to_vec();
-    padded.resize(lengths.iter().copied().max().unwrap_or(0), b' ');
-    let texts = runtime.allgather(&padded)?;
-    let trimmed = texts.iter().zip(&lengths);
-    Ok(trimmed
-        .map(|(text, &length)| {
-            String::from_utf8_lossy(&text[..length.min(text.len())]).into_owned()
-        })
-        .collect())
-}
-
 fn view(runtime: &Runtime, options: &ExplainOptions, tried: Option<&Tried>) -> String {
     let mut text = String::new();
     for mut paths in runtime.explain(PATIENCE) {
@@ -156,11 +136,7 @@ fn view(runtime: &Runtime, options: &ExplainOptions, tried: Option<&Tried>) -> S
             paths.kinds.iter_mut().for_each(|kind| tried.tell(kind));
         }
         if options.json {
-            // Plain data under names that are strings: it has a form in JSON.
-            text.push_str(
-                &serde_json::to_string(&PeerView::of(runtime.rank(), &paths)).unwrap_or_default(),
-            );
-            text.push('\n');
+            let _ = writeln!(text, "{}", to_json(runtime.rank(), &paths));
         } else {
             write_peer(&mut text, runtime.rank(), &paths);
         }
@@ -195,74 +171,33 @@ fn write_peer(text: &mut String, me: Rank, paths: &PeerPaths) {
 }
 
 /// A peer's paths, as JSON.
-#[derive(Serialize)]
-struct PeerView<'a> {
-    rank: u32,
-    peer: u32,
-    device: u32,
-    chosen: Option<&'static str>,
-    paths: Vec<PathView<'a>>,
-    kinds: Vec<KindView<'a>>,
-    trouble: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct PathView<'a> {
-    transport: &'static str,
-    verdict: &'static str,
-    why: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct KindView<'a> {
-    memory: &'a str,
-    way: &'a str,
-    why: Option<&'a str>,
-    copier: Option<CopierView<'a>>,
-}
-
-#[derive(Serialize)]
-struct CopierView<'a> {
-    state: &'static str,
-    why: Option<&'a str>,
-}
-
-impl<'a> CopierView<'a> {
-    fn of(state: &'a CopierState) -> Option<Self> {
-        let (state, why) = match state {
-            CopierState::Off => return None,
-            CopierState::Wanted => ("wanted", None),
-            CopierState::On { .. } => ("on", None),
-            CopierState::Refused(why) => ("refused", Some(why.as_str())),
+fn to_json(me: Rank, paths: &PeerPaths) -> Value {
+    let path = |path: &PathVerdict| {
+        let (verdict, why) = match &path.verdict {
+            Verdict::Chosen => ("chosen", None),
+            Verdict::Passed(why) => ("passed", Some(why)),
+            Verdict::Refused(why) => ("refused", Some(why)),
         };
-        Some(Self { state, why })
-    }
-}
-
-impl<'a> PeerView<'a> {
-    fn of(me: Rank, paths: &'a PeerPaths) -> Self {
-        let path = |path: &'a PathVerdict| {
-            let (verdict, why) = match &path.verdict {
-                Verdict::Chosen => ("chosen", None),
-                Verdict::Passed(why) => ("passed", Some(why.as_str())),
-                Verdict::Refused(why) => ("refused", Some(why.as_str())),
-            };
-            PathView { transport: path.transport, verdict, why }
-        };
-        let kind = |kind: &'a KindPath| KindView {
-            memory: &kind.memory,
-            way: &kind.way,
-            why: kind.why.as_deref(),
-            copier: kind.copier.as_ref().and_then(CopierView::of),
-        };
-        Self {
-            rank: me.0,
-            peer: paths.rank.0,
-            device: paths.device,
-            chosen: paths.chosen(),
-            paths: paths.paths.iter().map(path).collect(),
-            kinds: paths.kinds.iter().map(kind).collect(),
-            trouble: paths.trouble.as_deref(),
-        }
-    }
+        json!({ "transport": path.transport, "verdict": verdict, "why": why })
+    };
+    let copier = |state: &CopierState| match state {
+        CopierState::Off => Value::Null,
+        CopierState::Wanted => json!({ "state": "wanted", "why": null }),
+        CopierState::On { .. } => json!({ "state": "on", "why": null }),
+        CopierState::Refused(why) => json!({ "state": "refused", "why": why }),
+    };
+    let kind = |kind: &KindPath| {
+        let (memory, way, why) = (&kind.memory, &kind.way, &kind.why);
+        let copier = kind.copier.as_ref().map(copier);
+        json!({ "memory": memory, "way": way, "why": why, "copier": copier })
+    };
+    json!({
+        "rank": me.0,
+        "peer": paths.rank.0,
+        "device": paths.device,
+        "chosen": paths.chosen(),
+        "paths": paths.paths.iter().map(path).collect::<Value>(),
+        "kinds": paths.kinds.iter().map(kind).collect::<Value>(),
+        "trouble": paths.trouble,
+    })
 }

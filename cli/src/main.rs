@@ -7,9 +7,14 @@
 //! | [`info`] | `carrack info`: what this machine has, and the settings in force |
 //! | [`explain`] | `carrack explain`: the path to each peer, and why each other was refused |
 //! | [`selftest`] | `carrack selftest`: tests, examples and figures of this machine, with a report |
+//! | [`args`] | numbers on the command line |
+//! | [`bar`] | progress on stderr |
 //! | [`gpus`] | which GPUs these work on |
+//! | [`template`] | texts for people from what is JSON for programs |
 //! | [`own_ranks`] | how `perf` and `explain` get their ranks when no launcher started them |
 
+mod args;
+mod bar;
 mod explain;
 mod gpus;
 mod info;
@@ -17,6 +22,7 @@ mod launch;
 mod own_ranks;
 mod perf;
 mod selftest;
+mod template;
 
 use clap::{Parser, Subcommand};
 use std::fmt::Display;
@@ -49,7 +55,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     /// Start the ranks of a job on this machine
-    Run(launch::LaunchOptions),
+    Run(launch::Job),
     /// Measure latency, bandwidth and message rate between two ranks
     Perf(perf::PerfOptions),
     /// Ping-pong, puts, gets and message rate, in the output format of the OSU benchmarks
@@ -71,7 +77,7 @@ fn main() -> ExitCode {
     let command = Cli::parse().command;
     log_to_stderr();
     match command {
-        Verb::Run(options) => launch::launch(options),
+        Verb::Run(options) => launch::launch(&options),
         Verb::Keeper(options) => launch::keep(options),
         Verb::Perf(options) => perf::perf(&options),
         Verb::PutGetBench(options) => perf::put_get_bench(&options),

@@ -3,6 +3,7 @@
 use crate::launch::{Job, LaunchError, run_job};
 use carrack::bootstrap::protocol::RANK_VARIABLE;
 use carrack::bootstrap::tcp::variables::{RANK, WORLD_SIZE};
+use carrack::{CollectiveError, Runtime};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::ffi::OsString;
 
@@ -21,8 +22,27 @@ pub(crate) fn rank() -> Option<String> {
 /// Runs this command line again as a job of `ranks` ranks with the variables of `env`, and returns
 /// its exit status.
 pub(crate) fn run_ranks(ranks: u32, env: Vec<(OsString, OsString)>) -> Result<u8, LaunchError> {
-    let args = std::env::args_os().skip(1).collect();
-    run_job(&Job { env, ..Job::of_this_program(args, ranks) })
+    run_job(&Job { env, ..Job::of_this_program(std::env::args_os().skip(1), ranks) })
+}
+
+/// Gathers the texts of all ranks, in the order of ranks. A first allgather carries the lengths, a
+/// second one the texts, padded to the longest.
+pub(crate) fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, Box<CollectiveError>> {
+    let lengths = runtime.allgather(&(text.len() as u64).to_le_bytes())?;
+    let lengths: Vec<usize> = lengths
+        .iter()
+        .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes))
+        .map(|length| usize::try_from(length).unwrap_or(0))
+        .collect();
+    let mut padded = text.as_bytes().to_vec();
+    padded.resize(lengths.iter().copied().max().unwrap_or(0), b' ');
+    let texts = runtime.allgather(&padded)?;
+    let trimmed = texts.iter().zip(&lengths);
+    Ok(trimmed
+        .map(|(text, &length)| {
+            String::from_utf8_lossy(&text[..length.min(text.len())]).into_owned()
+        })
+        .collect())
 }
 
 /// The CPUs that this thread may use, in order; none when the kernel does not say.

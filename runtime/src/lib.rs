@@ -83,7 +83,7 @@ pub use carrack_transports::trial;
 
 pub use api::buffer::{self, Buffer, SendBuffer};
 pub use api::post::{self, Operation, Outcome, Piece, RetryReason};
-pub use api::{DeviceBuilder, Probe, Runtime, RuntimeBuilder};
+pub use api::{DeviceBuilder, Drive, Probe, Runtime, RuntimeBuilder};
 pub use carrack_transports::mem::{Face, FaceError, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use collective::Group;
 pub use comp::{

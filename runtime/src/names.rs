@@ -31,10 +31,10 @@ impl Tag {
 }
 
 /// A completion object of another rank, as it registered it: a number of 20 bits, and above it a
-/// generation of 12.
+/// generation of 11; or 31 bits of a text's hash, with the highest bit set.
 ///
 /// A number that is given again comes with the next generation, so a message that is late finds no
-/// object.
+/// object. A name by text stays the same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RemoteComp(pub u32);
 
@@ -42,8 +42,27 @@ impl RemoteComp {
     /// Numbers of one generation.
     pub(crate) const NUMBERS: usize = 1 << Self::NUMBER_BITS;
     /// Generations of one number.
-    pub(crate) const GENERATIONS: u32 = 1 << (u32::BITS - Self::NUMBER_BITS);
+    pub(crate) const GENERATIONS: u32 = Self::TEXT >> Self::NUMBER_BITS;
     const NUMBER_BITS: u32 = 20;
+    /// The mark of names that are made of a text.
+    const TEXT: u32 = 1 << 31;
+
+    /// Returns the name that [`register_comp_named`](crate::Runtime::register_comp_named) gives to
+    /// an object under this text, on every rank. It is made of 31 bits of the text's hash (FNV-1a).
+    pub const fn named(text: &str) -> Self {
+        let (mut hash, mut at) = (0xcbf2_9ce4_8422_2325_u64, 0);
+        let bytes = text.as_bytes();
+        while at < bytes.len() {
+            hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0100_0000_01b3);
+            at += 1;
+        }
+        Self((hash ^ hash >> 32) as u32 | Self::TEXT)
+    }
+
+    /// Returns `true` if it is made of a text.
+    pub(crate) fn is_of_text(self) -> bool {
+        self.0 & Self::TEXT != 0
+    }
 
     /// Returns the name of a number in a generation, or `None` if it is out of range.
     pub(crate) fn of(number: usize, generation: u32) -> Option<Self> {

@@ -9,7 +9,7 @@ use carrack::{
 };
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -22,6 +22,8 @@ crate::support::over_each_transport!(
     a_full_backlog_makes_a_future_wait_and_not_fail,
     a_future_is_woken_by_whoever_makes_progress,
     a_future_that_wakes_itself_does_not_keep_progress_from_being_made,
+    an_executor_that_runs_drive_awaits_operations_and_sleeps_between_them,
+    a_handler_that_gets_the_runtime_replies_and_does_not_keep_it_alive,
     blocking_on_a_future_in_a_handler_is_an_error,
     a_progress_thread_delivers_while_nobody_calls_progress,
     a_runtime_with_a_progress_thread_ends_when_its_last_handle_goes,
@@ -44,6 +46,106 @@ fn drive<F: Future>(ranks: &[Runtime], future: F) -> F::Output {
         output.is_some()
     });
     output.unwrap()
+}
+
+/// An executor of one thread: polls all tasks when one of them was woken, until the first is over.
+/// Returns its output, and the number of polls.
+fn execute<T>(first: impl Future<Output = T>, others: Vec<carrack::Drive>) -> (T, usize) {
+    struct Unpark(std::thread::Thread, AtomicBool);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.1.store(true, Ordering::Release);
+            self.0.unpark();
+        }
+    }
+    let unpark = Arc::new(Unpark(std::thread::current(), AtomicBool::new(false)));
+    let waker = Waker::from(unpark.clone());
+    let mut context = Context::from_waker(&waker);
+    let (mut first, mut others, mut polls) = (pin!(first), others, 0);
+    loop {
+        polls += 1;
+        others.retain_mut(|other| pin!(other).poll(&mut context).is_pending());
+        if let Poll::Ready(output) = first.as_mut().poll(&mut context) {
+            return (output, polls);
+        }
+        // A task may have parked this thread, too, and used up its token.
+        while !unpark.1.swap(false, Ordering::AcqRel) {
+            std::thread::park_timeout(LIMIT);
+        }
+    }
+}
+
+fn an_executor_that_runs_drive_awaits_operations_and_sleeps_between_them<J: Job>() {
+    let ranks = J::pair();
+    let [zero, one] = &ranks;
+    let late = Duration::from_millis(300);
+    let (received, _) = execute(
+        async {
+            let receive = one.post_recv(Rank(0), vec![0; 100_000], Tag(1));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(late);
+                    let mut send = zero.post_send(Rank(1), pattern(1, 100_000), Tag(1));
+                    send.submit().unwrap();
+                });
+            });
+            receive.await
+        },
+        vec![zero.drive(), one.drive()],
+    );
+    assert_eq!(received.unwrap().bytes().unwrap(), pattern(1, 100_000));
+    // A sender that takes its time: the executor sleeps meanwhile, and does not look on and on.
+    let (zero, one) = (zero.clone(), one.clone());
+    let drives = vec![zero.drive(), one.drive()];
+    let sender = std::thread::spawn(move || {
+        std::thread::sleep(late);
+        zero.post_send(Rank(1), b"late", Tag(2)).submit().unwrap();
+    });
+    let (received, polls) =
+        execute(async { one.post_recv(Rank(0), vec![0; 8], Tag(2)).await }, drives);
+    sender.join().unwrap();
+    assert_eq!(received.unwrap().bytes().unwrap(), b"late");
+    assert!(polls < 10_000, "{polls} polls in {late:?}");
+}
+
+#[test]
+fn an_operation_that_nothing_drives_is_an_error_when_it_is_awaited() {
+    // A pair may have made progress to meet.
+    let ranks = Runtime::in_process(2).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let recv = || ranks[1].post_recv(Rank(0), vec![0; 8], Tag(1)).into_future();
+    let Poll::Ready(Err(AwaitError::Post(PostError::Undriven))) = pin!(recv()).poll(&mut context)
+    else {
+        panic!("nothing has made progress")
+    };
+    assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 0), "it was not posted");
+    ranks[1].progress().unwrap();
+    assert!(pin!(recv()).poll(&mut context).is_pending());
+}
+
+fn a_handler_that_gets_the_runtime_replies_and_does_not_keep_it_alive<J: Job>() {
+    let ranks = J::pair();
+    let replies = Sink::keeping();
+    let name = ranks[0].register_comp_named("replies", &replies).unwrap();
+    let echo = ranks[1].handler(move |runtime, status| {
+        let size = status.size;
+        let mut reply = runtime.post_am(status.rank, status.buffer, name);
+        reply = reply.tag(Tag(size as u64));
+        reply.submit().unwrap();
+    });
+    ranks[1].register_comp_named("echo", &echo).unwrap();
+    for size in [0, 8, 5000, 50_000] {
+        sent(&ranks, || {
+            ranks[0]
+                .post_am(Rank(1), pattern(3, size), carrack::RemoteComp::named("echo"))
+                .try_submit()
+        });
+        let reply = replies.one(&ranks);
+        assert_eq!((reply.tag, reply.bytes().unwrap()), (Tag(size as u64), &pattern(3, size)[..]));
+    }
+    // It is held by its completion object alone.
+    drop(ranks);
+    drop(echo);
 }
 
 fn operations_of_every_kind_can_be_awaited<J: Job>() {

@@ -1,9 +1,7 @@
 //! The CPU of a rank.
 
 use clap::ValueEnum;
-use rustix::thread::{CpuSet, sched_getaffinity};
-
-use super::error::LaunchError;
+use rustix::thread::CpuSet;
 
 /// Placement of ranks on CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -13,12 +11,6 @@ pub(crate) enum Bind {
     /// Wherever the kernel likes.
     #[default]
     None,
-}
-
-/// The CPUs that this process may use, in order.
-pub(super) fn allowed_cpus() -> Result<Vec<usize>, LaunchError> {
-    let set = sched_getaffinity(None).map_err(LaunchError::os("reading the CPU affinity"))?;
-    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }
 
 /// The set with the one CPU that this rank is pinned to.

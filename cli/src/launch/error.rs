@@ -9,55 +9,21 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub(crate) enum LaunchError {
-    /// There is no such program.
+    /// `looked`: places that were searched. `hint`: a remedy, or nothing.
     #[error("no program {program:?}: looked for {looked}{hint}")]
-    NotFound {
-        /// As the user named it.
-        program: PathBuf,
-        /// Places that were searched, as readable text.
-        looked: String,
-        /// A remedy, or an empty string.
-        hint: String,
-    },
-
-    /// There is such a file, but it cannot be run.
+    NotFound { program: PathBuf, looked: String, hint: String },
     #[error("{path:?} is not an executable file; make it one (`chmod +x`) or name another program")]
-    NotExecutable {
-        /// The file.
-        path: PathBuf,
-    },
-
+    NotExecutable { path: PathBuf },
     /// The job needs more descriptors than this user may have.
     #[error(
         "{ranks} ranks need about {needed} open files and the hard limit is {limit}; raise it \
          (`ulimit -Hn`) or start fewer ranks"
     )]
-    TooManyFiles {
-        /// The ranks asked for.
-        ranks: u32,
-        /// The descriptors they need.
-        needed: u64,
-        /// The hard limit.
-        limit: u64,
-    },
-
-    /// The job has no ranks, or too many.
+    TooManyFiles { ranks: u32, needed: u64, limit: u64 },
     #[error("{ranks} ranks: a job has 1 to {limit}")]
-    Ranks {
-        /// The ranks asked for.
-        ranks: u32,
-        /// The most there may be.
-        limit: u32,
-    },
-
-    /// The system refused a call.
+    Ranks { ranks: u32, limit: u32 },
     #[error("{doing} failed: {source}; check the limits on processes and open files (`ulimit -a`)")]
-    Os {
-        /// The action that failed.
-        doing: &'static str,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Os { doing: &'static str, source: io::Error },
 }
 
 impl LaunchError {
@@ -70,9 +36,15 @@ impl LaunchError {
             Self::TooManyFiles { .. } | Self::Os { .. } => 1,
         }
     }
+}
 
-    /// Makes an error of the system's refusal, with what was being done.
-    pub(super) fn os<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Self {
-        move |source| Self::Os { doing, source: source.into() }
+/// Says what was being done when the system refused a call.
+pub(super) trait Doing<T> {
+    fn doing(self, doing: &'static str) -> Result<T, LaunchError>;
+}
+
+impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
+    fn doing(self, doing: &'static str) -> Result<T, LaunchError> {
+        self.map_err(|source| LaunchError::Os { doing, source: source.into() })
     }
 }

@@ -16,23 +16,32 @@ use rustix::process::{
     set_child_subreaper, waitpid,
 };
 
-use super::binding::{Bind, allowed_cpus};
-use super::error::LaunchError;
+use super::binding::Bind;
+use super::error::{Doing as _, LaunchError};
 use super::look_up::Places;
 use super::options::Job;
 use super::orders::KeeperOptions;
 use super::signals::{self, Signals};
-use super::sweep::{adopt_orphans, sweep};
+use super::sweep::{adopt_orphans, sweep_and_tell};
+use crate::own_ranks::allowed_cpus;
 
-/// Runs a job to its end and gives its exit status.
-pub(super) fn run(job: &Job) -> Result<u8, LaunchError> {
+/// Runs a job to its end and gives its exit status: 0, that of the first rank that failed, 128 plus
+/// a signal's number, or 124 after the time limit.
+///
+/// Call it from the main thread, best before others are started: it blocks the terminating signals
+/// in the calling thread while the job runs, and a signal taken by another thread ends this process
+/// (the keeper then still ends the job).
+///
+/// # Errors
+///
+/// [`LaunchError`] when the job could not be started at all.
+pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
     check_ranks(job.ranks)?;
-    let program = Places::of_this_process().look_up(&job.program)?;
-    warn_of_shared_cpus(job)?;
-    let signals = Signals::take(&[]).map_err(LaunchError::os("taking signals (signalfd)"))?;
+    let program = Places::of_this_process().look_up(job.program())?;
+    warn_of_shared_cpus(job);
+    let signals = Signals::take(&[]).doing("taking signals (signalfd)")?;
     let _orphans = AdoptingOrphans::begin()?;
-    let (theirs, lifeline) =
-        pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::os("making a pipe to the keeper"))?;
+    let (theirs, lifeline) = pipe_with(PipeFlags::CLOEXEC).doing("making a pipe to the keeper")?;
     // Only the foreground may read from a terminal; the group of this process is there.
     let foreground = io::stdin().is_terminal().then(|| getpgrp().as_raw_pid());
     let options = KeeperOptions::of(job, program, theirs.as_raw_fd(), foreground);
@@ -54,8 +63,7 @@ fn start_keeper(job: &Job, options: &KeeperOptions, theirs: OwnedFd) -> Result<P
     let inherit = move || fcntl_setfd(&theirs, FdFlags::empty()).map_err(io::Error::from);
     // SAFETY: between fork and exec the closure makes one system call, and nothing else.
     unsafe { command.pre_exec(inherit) };
-    let keeper =
-        command.spawn().map_err(LaunchError::os("starting the keeper (/proc/self/exe)"))?;
+    let keeper = command.spawn().doing("starting the keeper (/proc/self/exe)")?;
     Ok(Pid::from_child(&keeper))
     // Our copy of their end goes with the command here.
 }
@@ -71,9 +79,9 @@ fn wait_for(keeper: Pid, signals: &Signals, lifeline: &OwnedFd) -> Result<u8, La
         fds.extend(ended.as_ref().map(|ended| PollFd::new(ended, PollFlags::IN)));
         match poll(&mut fds, patience) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(LaunchError::os("waiting for the keeper")(errno)),
+            Err(errno) => return Err(errno).doing("waiting for the keeper"),
         }
-        while let Some(signal) = signals.next().map_err(LaunchError::os("reading signals"))? {
+        while let Some(signal) = signals.next().doing("reading signals")? {
             if signal != libc::SIGCHLD
                 && let Ok(signal) = u8::try_from(signal)
             {
@@ -84,7 +92,7 @@ fn wait_for(keeper: Pid, signals: &Signals, lifeline: &OwnedFd) -> Result<u8, La
         match waitpid(Some(keeper), WaitOptions::NOHANG) {
             Ok(Some((_, status))) => return Ok(keeper_ended(status)),
             Ok(None) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(LaunchError::os("waiting for the keeper")(errno)),
+            Err(errno) => return Err(errno).doing("waiting for the keeper"),
         }
     }
 }
@@ -98,16 +106,7 @@ fn keeper_ended(status: WaitStatus) -> u8 {
         "carrack: the keeper of this job was killed by {}; ending the job",
         signals::name(signal)
     );
-    match sweep() {
-        Ok(left) => {
-            for pid in left {
-                eprintln!(
-                    "carrack: process {pid} of another user could not be killed; end it yourself"
-                );
-            }
-        }
-        Err(error) => eprintln!("carrack: looking for processes to end failed: {error}"),
-    }
+    sweep_and_tell();
     signals::exit_status(signal)
 }
 
@@ -123,17 +122,11 @@ fn check_ranks(ranks: u32) -> Result<(), LaunchError> {
     }
 }
 
-fn warn_of_shared_cpus(job: &Job) -> Result<(), LaunchError> {
-    if job.bind == Bind::Core {
-        let cpus = allowed_cpus()?.len();
-        if cpus < job.ranks as usize {
-            let ranks = job.ranks;
-            eprintln!(
-                "carrack: warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)"
-            );
-        }
+fn warn_of_shared_cpus(job: &Job) {
+    let (ranks, cpus) = (job.ranks, allowed_cpus().len());
+    if job.bind == Bind::Core && cpus < ranks as usize {
+        eprintln!("carrack: warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)");
     }
-    Ok(())
 }
 
 /// While it lives, this process inherits the orphans of its descendants.

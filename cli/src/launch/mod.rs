@@ -19,8 +19,7 @@
 //! | [`rank`] | starts one rank |
 //! | [`binding`] | which CPU a rank runs on |
 //! | [`lines`] | cuts output into tagged lines |
-//! | [`sink`] | writes to stdout and stderr without ever blocking the loop |
-//! | [`output`] | from the ranks' pipes to the sinks |
+//! | [`output`] | the threads that write what the ranks' pipes hold to stdout and stderr |
 //! | [`post`] | moves bootstrap frames between sockets and the server |
 //! | [`signals`] | signals as a descriptor, and their names |
 //! | [`sweep`] | kills every descendant |
@@ -39,7 +38,6 @@ mod output;
 mod post;
 mod rank;
 mod signals;
-mod sink;
 mod sweep;
 
 use std::process::ExitCode;
@@ -47,32 +45,19 @@ use std::process::ExitCode;
 pub(crate) use binding::Bind;
 pub(crate) use error::LaunchError;
 pub(crate) use keeper::keep;
-pub(crate) use options::{Job, LaunchOptions};
+pub(crate) use launcher::run_job;
+pub(crate) use options::Job;
 pub(crate) use orders::KeeperOptions;
 pub(crate) use rank::tie;
 pub(crate) use sweep::{adopt_orphans, sweep};
 
 /// Runs the job that the command line describes, and gives the launcher's exit status.
-pub(crate) fn launch(options: LaunchOptions) -> ExitCode {
-    match launcher::run(&options.into_job()) {
+pub(crate) fn launch(job: &Job) -> ExitCode {
+    match run_job(job) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             eprintln!("carrack run: {error}");
             ExitCode::from(error.exit_status())
         }
     }
-}
-
-/// Runs a job to its end and gives its exit status: 0, that of the first rank that failed, 128 plus
-/// a signal's number, or 124 after the time limit.
-///
-/// Call it from the main thread, best before others are started: it blocks the terminating signals
-/// in the calling thread while the job runs, and a signal taken by another thread ends this process
-/// (the keeper then still ends the job).
-///
-/// # Errors
-///
-/// [`LaunchError`] when the job could not be started at all.
-pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
-    launcher::run(job)
 }

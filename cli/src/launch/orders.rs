@@ -4,10 +4,10 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::binding::Bind;
-use super::options::{Job, Output, parse_ranks};
+use super::options::Job;
 
 /// The options of `carrack __keeper`, which only the launcher starts.
 #[derive(Args, Clone, Debug)]
@@ -15,61 +15,43 @@ pub(crate) struct KeeperOptions {
     /// The pipe from the launcher: a byte is a signal to end the job by, its end is the launcher's.
     #[arg(long)]
     pub(super) lifeline: i32,
-    #[arg(long, value_parser = parse_ranks)]
-    pub(super) ranks: u32,
-    #[arg(long, value_enum)]
-    pub(super) bind: Bind,
-    #[arg(long, value_enum)]
-    pub(super) output: Output,
-    #[arg(long)]
-    pub(super) timeout_ms: Option<u64>,
     /// The process group that may read from the terminal, when stdin is one.
     #[arg(long)]
     pub(super) foreground: Option<i32>,
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(super) command: Vec<OsString>,
+    /// The ranks write to the launcher's own stdout and stderr.
+    #[arg(long)]
+    pub(super) direct: bool,
+    #[command(flatten)]
+    pub(super) job: Job,
 }
 
 impl KeeperOptions {
     /// Returns the orders for a job whose program was found.
     pub(super) fn of(job: &Job, program: PathBuf, lifeline: i32, foreground: Option<i32>) -> Self {
-        Self {
-            lifeline,
-            ranks: job.ranks,
-            bind: job.bind,
-            output: job.output,
-            timeout_ms: job
-                .timeout
-                .map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
-            foreground,
-            command: [program.into_os_string()]
-                .into_iter()
-                .chain(job.args.iter().cloned())
-                .collect(),
-        }
+        let mut job = job.clone();
+        job.command[0] = program.into_os_string();
+        Self { lifeline, foreground, direct: job.is_direct, job }
     }
 
     /// The options as arguments.
     pub(super) fn to_args(&self) -> Vec<OsString> {
-        fn name(value: &impl ValueEnum) -> String {
-            value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-        }
-        let mut args = vec![
-            format!("--lifeline={}", self.lifeline),
-            format!("--ranks={}", self.ranks),
-            format!("--bind={}", name(&self.bind)),
-            format!("--output={}", name(&self.output)),
-        ];
-        args.extend(self.timeout_ms.map(|timeout| format!("--timeout-ms={timeout}")));
-        args.extend(self.foreground.map(|group| format!("--foreground={group}")));
+        let Self { lifeline, foreground, direct, job } = self;
+        let bind = if job.bind == Bind::Core { "core" } else { "none" };
+        let mut args = vec![format!("--lifeline={lifeline}"), format!("--ranks={}", job.ranks)];
+        args.push(format!("--bind={bind}"));
+        args.extend(foreground.map(|group| format!("--foreground={group}")));
+        args.extend(job.timeout.map(|limit| format!("--timeout={}", limit.as_secs_f64())));
+        args.extend(job.no_tag.then(|| "--no-tag".into()));
+        args.extend(direct.then(|| "--direct".into()));
         args.push("--".into());
-        args.into_iter().map(OsString::from).chain(self.command.iter().cloned()).collect()
+        args.into_iter().map(OsString::from).chain(job.command.iter().cloned()).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use std::time::Duration;
 
     use super::*;
 
@@ -81,15 +63,16 @@ mod tests {
 
     #[test]
     fn what_the_launcher_says_is_what_the_keeper_hears() {
-        let said = KeeperOptions {
-            lifeline: 7,
+        let job = Job {
             ranks: 12,
             bind: Bind::Core,
-            output: Output::Plain,
-            timeout_ms: Some(1500),
-            foreground: Some(42),
+            timeout: Some(Duration::from_millis(1500)),
+            no_tag: true,
+            is_direct: false,
+            env: Vec::new(),
             command: ["/bin/x", "--ranks", "3", "-n", "--", ""].map(OsString::from).into(),
         };
+        let said = KeeperOptions { lifeline: 7, foreground: Some(42), direct: true, job };
         let heard =
             Command::try_parse_from([OsString::from("x")].into_iter().chain(said.to_args()))
                 .unwrap();

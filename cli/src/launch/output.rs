@@ -1,226 +1,163 @@
 //! From the ranks' pipes to this process's stdout and stderr, in whole tagged lines.
+//!
+//! A thread for each of the two writes, and sleeps in a write when nobody reads: the ranks then
+//! wait for room in their pipes, and the keeper's event loop goes on.
 
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, PipeReader, PipeWriter, Write as _};
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::fstat;
 use rustix::io::{Errno, read};
 use rustix::stdio;
 
 use super::lines::Lines;
-use super::sink::{Flushed, Sink};
 
-/// One of a rank's two output streams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stream {
-    /// Standard output.
-    Out,
-    /// Standard error.
-    Err,
-}
+const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-impl Stream {
-    /// Both.
-    pub(super) const BOTH: [Self; 2] = [Self::Out, Self::Err];
-
-    fn index(self) -> usize {
-        match self {
-            Self::Out => 0,
-            Self::Err => 1,
-        }
-    }
-}
-
-/// The pipes of all ranks and where they lead.
+/// The threads that write, and what they report.
 pub(super) struct Outputs {
-    /// One for each stream, or one for both when both go to the same place: a line must not break
-    /// into a line of the other stream.
-    sinks: Vec<Sink>,
-    /// Sinks that are full; the keeper watches them for room.
-    blocked: [bool; 2],
-    flows: [Flow; 2],
-    buffer: Vec<u8>,
+    /// One for stdout and one for stderr; or one for both when both go to the same place: a line
+    /// must not break into a line of the other stream.
+    writers: Vec<Writer>,
+    /// Has a byte when stdout has no reader any more, and ends when all is written.
+    pub(super) news: PipeReader,
 }
 
-/// The pipes of one stream.
-struct Flow {
-    pipes: Vec<Option<Pipe>>,
-    /// Watches the pipes. It is itself watched by the event loop, but only while the sink has room:
-    /// so one call pauses any number of pipes.
-    watch: OwnedFd,
-    is_watched: bool,
+/// Orders to a thread, which a byte in its pipe announces.
+struct Writer {
+    orders: Sender<Order>,
+    wake: PipeWriter,
 }
 
-struct Pipe {
-    fd: OwnedFd,
-    lines: Lines,
+enum Order {
+    /// Write what comes out of this pipe, in lines.
+    Pipe(OwnedFd, Lines),
+    /// Write a line of the launcher's own.
+    Say(String),
 }
 
 impl Outputs {
-    /// Creates outputs for this number of ranks, without pipes.
-    pub(super) fn new(ranks: u32) -> rustix::io::Result<Self> {
+    /// Starts the threads.
+    pub(super) fn start() -> io::Result<Self> {
         let (out, err) = (stdio::stdout(), stdio::stderr());
-        let mut sinks = vec![Sink::new(out)];
-        if !Sink::are_one(out, err) {
-            sinks.push(Sink::new(err));
-        }
-        let flow = || {
-            Ok(Flow {
-                pipes: (0..ranks).map(|_| None).collect(),
-                watch: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-                is_watched: false,
-            })
+        let are_one = match (fstat(out), fstat(err)) {
+            (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+            _ => false,
         };
-        Ok(Self {
-            sinks,
-            blocked: [false; 2],
-            flows: [flow()?, flow()?],
-            buffer: vec![0; 64 * 1024],
-        })
+        let (news, report) = io::pipe()?;
+        let mut writers = Vec::new();
+        for is_stdout in if are_one { &[true][..] } else { &[true, false] } {
+            let ((orders, to_do), (woken, wake)) = (channel(), io::pipe()?);
+            let report = report.try_clone()?;
+            let sink = if *is_stdout { out } else { err };
+            let mut output =
+                Output { sink: sink.try_clone_to_owned()?.into(), pipes: Vec::new(), to_do, woken };
+            thread::Builder::new().name("carrack-output".into()).spawn(move || {
+                output.write_all(is_stdout.then_some(&report));
+                drop(report);
+            })?;
+            writers.push(Writer { orders, wake });
+        }
+        Ok(Self { writers, news })
     }
 
-    /// Adds one stream of a rank, whose lines are to bear this tag.
-    pub(super) fn add(
-        &mut self,
-        rank: u32,
-        stream: Stream,
-        fd: OwnedFd,
-        tag: String,
-    ) -> rustix::io::Result<()> {
-        rustix::io::ioctl_fionbio(&fd, true)?;
-        let flow = &mut self.flows[stream.index()];
-        epoll::add(
-            &flow.watch,
-            &fd,
-            epoll::EventData::new_u64(rank.into()),
-            epoll::EventFlags::IN,
-        )?;
-        flow.pipes[rank as usize] = Some(Pipe { fd, lines: Lines::new(tag) });
-        Ok(())
+    /// Adds a stream of a rank, whose lines are to bear this tag.
+    pub(super) fn add(&mut self, is_stdout: bool, pipe: OwnedFd, tag: String) {
+        self.order(is_stdout, Order::Pipe(pipe, Lines::new(tag)));
     }
 
-    /// Queues a line of the launcher's own, on stderr.
+    /// Writes a line of the launcher's own to stderr.
     pub(super) fn say(&mut self, line: &str) {
-        let queue = self.sink(Stream::Err).queue();
-        queue.extend_from_slice(line.as_bytes());
-        queue.push(b'\n');
+        self.order(false, Order::Say(format!("{line}\n")));
     }
 
-    /// Reads what some pipes of this stream hold, and queues their whole lines.
-    pub(super) fn read(&mut self, stream: Stream) -> rustix::io::Result<()> {
-        let mut events = [MaybeUninit::uninit(); 64];
-        let watch = &self.flows[stream.index()].watch;
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let ready = match epoll::wait(watch, &mut events, Some(&now)) {
-            Ok((ready, _)) => ready,
-            Err(Errno::INTR) => return Ok(()),
-            Err(errno) => return Err(errno),
-        };
-        for event in ready {
-            if self.sink(stream).is_full() {
-                break;
-            }
-            let data = event.data;
-            let Ok(rank) = usize::try_from(data.u64()) else {
-                continue;
-            };
-            self.read_pipe(rank, stream)?;
-        }
-        Ok(())
-    }
-
-    /// Reads one pipe once. False when nothing more will come now.
-    fn read_pipe(&mut self, rank: usize, stream: Stream) -> rustix::io::Result<bool> {
-        let flow = &mut self.flows[stream.index()];
-        let Some(pipe) = &mut flow.pipes[rank] else {
-            return Ok(false);
-        };
-        let which = stream.index().min(self.sinks.len() - 1);
-        let queue = self.sinks[which].queue();
-        match read(&pipe.fd, &mut self.buffer[..]) {
-            Ok(0) => {
-                pipe.lines.finish(queue);
-                epoll::delete(&flow.watch, &pipe.fd)?;
-                flow.pipes[rank] = None;
-                Ok(false)
-            }
-            Ok(len) => {
-                pipe.lines.feed(&self.buffer[..len], queue);
-                Ok(true)
-            }
-            Err(Errno::INTR) => Ok(true),
-            Err(Errno::AGAIN) => Ok(false),
-            Err(errno) => Err(errno),
+    fn order(&mut self, is_stdout: bool, order: Order) {
+        if let Some(writer) =
+            if is_stdout { self.writers.first_mut() } else { self.writers.last_mut() }
+        {
+            // A thread ends only when this sender does.
+            let _ = writer.orders.send(order);
+            let _ = writer.wake.write(&[0]);
         }
     }
 
-    /// Writes what can be written, and adjusts what the event loop watches: the pipes of a stream
-    /// under `pipes_token(stream)` while there is room for more, a sink that is blocked under
-    /// `sink_token`. False when stdout has no reader any more.
-    pub(super) fn flush(
-        &mut self,
-        main: &OwnedFd,
-        pipes_token: impl Fn(Stream) -> u64,
-        sink_token: u64,
-    ) -> rustix::io::Result<bool> {
-        let mut stdout_is_read = true;
-        for (which, sink) in self.sinks.iter_mut().enumerate() {
-            let flushed = sink.flush();
-            stdout_is_read &= which != 0 || flushed != Flushed::Closed;
-            let blocked = flushed == Flushed::Blocked;
-            if blocked != self.blocked[which] {
-                if blocked {
-                    let data = epoll::EventData::new_u64(sink_token);
-                    epoll::add(main, &*sink, data, epoll::EventFlags::OUT)?;
-                } else {
-                    epoll::delete(main, &*sink)?;
+    /// After all ranks have ended: has the threads write what the pipes still hold, and end. A pipe
+    /// that a process outside the job holds open is read until it is empty.
+    pub(super) fn finish(&mut self) {
+        self.writers.clear();
+    }
+}
+
+/// A thread's part of it.
+struct Output {
+    sink: std::fs::File,
+    pipes: Vec<(OwnedFd, Lines)>,
+    to_do: Receiver<Order>,
+    woken: PipeReader,
+}
+
+impl Output {
+    /// Writes to the end. `report` hears when nobody reads it; then the rest is read and dropped.
+    fn write_all(&mut self, report: Option<&PipeWriter>) {
+        let mut bytes = vec![0; 64 * 1024];
+        let (mut lines, mut is_open, mut goes_on) = (Vec::new(), true, true);
+        loop {
+            let mut fds = vec![PollFd::new(&self.woken, PollFlags::IN)];
+            fds.extend(self.pipes.iter().map(|(pipe, _)| PollFd::new(pipe, PollFlags::IN)));
+            let fds = &mut fds[usize::from(!goes_on)..];
+            match poll(fds, (!goes_on).then_some(&NO_TIME)) {
+                Ok(0) if !goes_on => break,
+                Ok(_) => {}
+                Err(_) => continue,
+            }
+            let mut ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if goes_on && ready.remove(0) {
+                goes_on = self.take_orders(&mut bytes, &mut lines);
+                ready.resize(self.pipes.len(), false);
+            }
+            let mut ready = ready.into_iter();
+            self.pipes.retain_mut(|(pipe, unfinished)| {
+                if !ready.next().unwrap_or(false) {
+                    return true;
                 }
-                self.blocked[which] = blocked;
-            }
-        }
-        for stream in Stream::BOTH {
-            let wanted = !self.sink(stream).is_full();
-            let flow = &mut self.flows[stream.index()];
-            if wanted != flow.is_watched {
-                if wanted {
-                    let data = epoll::EventData::new_u64(pipes_token(stream));
-                    epoll::add(main, &flow.watch, data, epoll::EventFlags::IN)?;
-                } else {
-                    epoll::delete(main, &flow.watch)?;
+                match read(&*pipe, &mut bytes[..]) {
+                    Ok(0) => unfinished.finish(&mut lines),
+                    Ok(len) => {
+                        unfinished.feed(&bytes[..len], &mut lines);
+                        return true;
+                    }
+                    Err(Errno::INTR | Errno::AGAIN) => return true,
+                    Err(_) => {}
                 }
-                flow.is_watched = wanted;
+                false
+            });
+            self.write(&mut lines, &mut is_open, report);
+        }
+        self.pipes.iter_mut().for_each(|(_, unfinished)| unfinished.finish(&mut lines));
+        self.write(&mut lines, &mut is_open, report);
+    }
+
+    /// Takes new orders. False when there will be no more.
+    fn take_orders(&mut self, bytes: &mut [u8], lines: &mut Vec<u8>) -> bool {
+        let _ = read(&self.woken, bytes);
+        loop {
+            match self.to_do.try_recv() {
+                Ok(Order::Pipe(pipe, unfinished)) => self.pipes.push((pipe, unfinished)),
+                Ok(Order::Say(line)) => lines.extend_from_slice(line.as_bytes()),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
             }
         }
-        Ok(stdout_is_read)
     }
 
-    /// After all ranks have ended: reads what one more pipe still holds to its end. False when none
-    /// is left. A pipe that a process outside the job holds open is read until it is empty.
-    pub(super) fn read_to_end(&mut self) -> rustix::io::Result<bool> {
-        for stream in Stream::BOTH {
-            let index = stream.index();
-            let Some(rank) = self.flows[index].pipes.iter().position(Option::is_some) else {
-                continue;
-            };
-            while self.read_pipe(rank, stream)? {}
-            let which = index.min(self.sinks.len() - 1);
-            if let Some(mut pipe) = self.flows[index].pipes[rank].take() {
-                pipe.lines.finish(self.sinks[which].queue());
-                epoll::delete(&self.flows[index].watch, &pipe.fd)?;
-            }
-            return Ok(true);
+    fn write(&mut self, lines: &mut Vec<u8>, is_open: &mut bool, report: Option<&PipeWriter>) {
+        if *is_open && self.sink.write_all(lines).is_err() {
+            *is_open = false;
+            let _ = report.map(|mut report| report.write(&[0]));
         }
-        Ok(false)
-    }
-
-    /// The descriptor of a sink that its reader has to make room in, after a flush.
-    pub(super) fn blocked(&self) -> Option<BorrowedFd<'_>> {
-        let blocked = self.sinks.iter().zip(self.blocked).find(|(_, blocked)| *blocked);
-        blocked.map(|(sink, _)| sink.as_fd())
-    }
-
-    fn sink(&mut self, stream: Stream) -> &mut Sink {
-        let which = stream.index().min(self.sinks.len() - 1);
-        &mut self.sinks[which]
+        lines.clear();
     }
 }

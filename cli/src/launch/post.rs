@@ -45,12 +45,9 @@ struct Mailbox {
 impl Post {
     /// For a new job of this many ranks.
     pub(super) fn new(job: JobId, ranks: u32) -> Self {
-        Self {
-            server: Server::new(job, ranks),
-            boxes: (0..ranks).map(|_| None).collect(),
-            hung_up: VecDeque::new(),
-            complaints: Vec::new(),
-        }
+        let boxes = (0..ranks).map(|_| None).collect();
+        let (hung_up, complaints) = (VecDeque::new(), Vec::new());
+        Self { server: Server::new(job, ranks), boxes, hung_up, complaints }
     }
 
     /// A socket for this rank, with the greeting in it. Our end is watched under `token`.
@@ -76,7 +73,7 @@ impl Post {
 
     /// Handles what a rank has sent, and sends what waits for it.
     pub(super) fn serve(&mut self, rank: u32, main: &OwnedFd) -> rustix::io::Result<()> {
-        if self.receive(rank, main, FRAMES_A_TURN)? == Received::HungUp {
+        if self.receive(rank, main, FRAMES_A_TURN)? {
             self.close(rank, main)?;
             self.hung_up.push_back((Instant::now() + DEATH_FOLLOWS, rank));
             return Ok(());
@@ -120,29 +117,25 @@ impl Post {
         std::mem::take(&mut self.complaints)
     }
 
-    fn receive(
-        &mut self,
-        rank: u32,
-        main: &OwnedFd,
-        at_most: usize,
-    ) -> rustix::io::Result<Received> {
+    /// Handles frames of a rank. Returns `true` if it has hung up.
+    fn receive(&mut self, rank: u32, main: &OwnedFd, at_most: usize) -> rustix::io::Result<bool> {
         for _ in 0..at_most {
             let Some(mailbox) = &mut self.boxes[rank as usize] else {
-                return Ok(Received::All);
+                return Ok(false);
             };
             if mailbox.outbox_bytes > OUTBOX_FULL && at_most != usize::MAX {
-                return Ok(Received::All);
+                return Ok(false);
             }
             let bytes = match mailbox.socket.hear(MAX_FRAME) {
                 Ok(Some(bytes)) => bytes,
-                Ok(None) => return Ok(Received::All),
+                Ok(None) => return Ok(false),
                 Err(Fault::Short(errno)) => return Err(errno),
-                Err(Fault::Gone(_) | Fault::Wrong(_)) => return Ok(Received::HungUp),
+                Err(Fault::Gone(_) | Fault::Wrong(_)) => return Ok(true),
             };
             let outgoing = self.server.receive(rank, &bytes);
             self.deliver(outgoing, main)?;
         }
-        Ok(Received::All)
+        Ok(false)
     }
 
     fn deliver(&mut self, outgoing: Vec<(u32, Frame)>, main: &OwnedFd) -> rustix::io::Result<()> {
@@ -196,10 +189,4 @@ impl Post {
             None => Ok(()),
         }
     }
-}
-
-#[derive(PartialEq, Eq)]
-enum Received {
-    All,
-    HungUp,
 }

@@ -2,22 +2,22 @@
 
 #![expect(unsafe_code, reason = "code runs between fork and exec")]
 
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use carrack::bootstrap::protocol::{FD_VARIABLE, RANK_VARIABLE, SIZE_VARIABLE};
+use nix::sys::signal::SigSet;
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, getpid, getppid, kill_process, kill_process_group,
     set_parent_process_death_signal, setrlimit,
 };
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::sched_setaffinity;
 
-use super::signals::SignalSet;
+use super::binding::cpu_of;
+use super::orders::KeeperOptions;
 
 /// Has this process killed when its parent ends.
 fn end_with(parent: Pid) -> io::Result<()> {
@@ -36,57 +36,40 @@ pub(crate) fn tie(command: &mut Command) {
 
 /// Parameters of all ranks of a job.
 pub(super) struct Template<'a> {
-    /// The program, already found.
-    pub(super) program: &'a Path,
-    /// Its arguments.
-    pub(super) args: &'a [OsString],
-    /// The number of ranks.
-    pub(super) size: u32,
-    /// `true` if the keeper reads their output.
-    pub(super) piped: bool,
-    /// The process group of the terminal's foreground, which rank 0 joins to read from it.
-    pub(super) foreground: Option<i32>,
+    pub(super) options: &'a KeeperOptions,
+    /// CPUs to pin ranks to, if they are to be pinned.
+    pub(super) cpus: Vec<usize>,
     /// The limit on open files that the user had set, before the keeper raised it for itself.
     pub(super) open_files: Rlimit,
     /// Signals that the keeper has blocked.
-    pub(super) blocked: SignalSet,
+    pub(super) blocked: SigSet,
 }
 
 /// A rank that runs.
 pub(super) struct Rank {
-    /// Its process.
     pub(super) pid: Pid,
     /// `true` if its process leads a group of its own.
     leads_group: bool,
 }
 
-/// A rank that has just been started, with the pipes of its output where it is piped.
-pub(super) struct Started {
-    pub(super) rank: Rank,
-    pub(super) stdout: Option<OwnedFd>,
-    pub(super) stderr: Option<OwnedFd>,
-}
-
 impl Template<'_> {
-    /// Starts this rank with its end of the bootstrap's socket, on that CPU.
+    /// Starts this rank with its end of the bootstrap's socket. Returns the pipes of its stdout and
+    /// stderr, too, where they are piped.
     pub(super) fn start(
         &self,
         rank: u32,
-        socket: &OwnedFd,
-        cpu: Option<CpuSet>,
-    ) -> io::Result<Started> {
-        let output = || {
-            if self.piped { Stdio::piped() } else { Stdio::inherit() }
-        };
-        let foreground = self.foreground.filter(|_| rank == 0);
-        // The command owns a duplicate, for its closure may outlive this call; that is the one that
-        // the rank inherits.
-        let socket = socket.try_clone()?;
-        let mut command = Command::new(self.program);
+        socket: OwnedFd,
+    ) -> io::Result<(Rank, [Option<OwnedFd>; 2])> {
+        let job = &self.options.job;
+        let output = || if self.options.direct { Stdio::inherit() } else { Stdio::piped() };
+        // Rank 0 joins the terminal's foreground to read from it.
+        let foreground = self.options.foreground.filter(|_| rank == 0);
+        let cpu = cpu_of(rank, &self.cpus);
+        let mut command = Command::new(job.program());
         command
-            .args(self.args)
+            .args(&job.command[1..])
             .env(RANK_VARIABLE, rank.to_string())
-            .env(SIZE_VARIABLE, self.size.to_string())
+            .env(SIZE_VARIABLE, job.ranks.to_string())
             .env(FD_VARIABLE, socket.as_raw_fd().to_string())
             .stdin(if rank == 0 { Stdio::inherit() } else { Stdio::null() })
             .stdout(output())
@@ -100,18 +83,14 @@ impl Template<'_> {
             }
             setrlimit(Resource::Nofile, open_files)?;
             fcntl_setfd(&socket, FdFlags::empty())?;
-            blocked.unblock()
+            Ok(blocked.thread_unblock()?)
         };
         // SAFETY: between fork and exec the closure makes system calls only: it takes no lock and
         // allocates nothing (an error made from an errno holds just that number).
         unsafe { command.pre_exec(prepare) };
         let child = command.spawn()?;
-        let pid = Pid::from_child(&child);
-        Ok(Started {
-            rank: Rank { pid, leads_group: foreground.is_none() },
-            stdout: child.stdout.map(OwnedFd::from),
-            stderr: child.stderr.map(OwnedFd::from),
-        })
+        let rank = Rank { pid: Pid::from_child(&child), leads_group: foreground.is_none() };
+        Ok((rank, [child.stdout.map(OwnedFd::from), child.stderr.map(OwnedFd::from)]))
     }
 }
 

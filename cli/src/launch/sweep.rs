@@ -12,12 +12,12 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
 
-use super::error::LaunchError;
+use super::error::{Doing as _, LaunchError};
 
 /// Makes this process the one that inherits its descendants' orphans.
 pub(crate) fn adopt_orphans() -> Result<(), LaunchError> {
     // Any number but zero switches it on.
-    set_child_subreaper(Some(getpid())).map_err(LaunchError::os("becoming the subreaper (prctl)"))
+    set_child_subreaper(Some(getpid())).doing("becoming the subreaper (prctl)")
 }
 
 /// Kills and waits for all descendants. Returns those that would not die, because this user may not
@@ -43,6 +43,18 @@ pub(crate) fn sweep() -> io::Result<Vec<Pid>> {
             // A child that was forked after the list was read: look again.
             thread::sleep(Duration::from_millis(1));
         }
+    }
+}
+
+/// Does the same, and says on stderr what is left.
+pub(super) fn sweep_and_tell() {
+    match sweep() {
+        Ok(left) => left.iter().for_each(|pid| {
+            eprintln!(
+                "carrack: process {pid} of another user could not be killed; end it yourself"
+            );
+        }),
+        Err(error) => eprintln!("carrack: looking for processes to end failed: {error}"),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::error::PerfError;
 use super::figures::Measured;
-use super::latency;
+use super::measure::{WARM_UP, each};
 use carrack::Runtime;
 use quanta::Clock;
 use rustix::time::{ClockId, clock_gettime};
@@ -20,9 +20,9 @@ pub(super) fn round(
 ) -> Result<Vec<Measured>, PerfError> {
     let barrier = || Ok(runtime.barrier()?);
     let measured = if leads {
-        Measured::Spans(latency::each(clock, count, barrier)?)
+        Measured::Steps { times: each(clock, count, barrier)?, ways: 1.0 }
     } else {
-        latency::join_in(count, barrier)?;
+        (0..WARM_UP + count).try_for_each(|_| barrier())?;
         Measured::Nothing
     };
     Ok(vec![measured])

@@ -1,30 +1,24 @@
 //! The table of benchmarks: one row for each operation of `--op`.
 
-use super::am::AmLine;
-use super::copy::Copying;
+use super::check;
 use super::error::PerfError;
-use super::fetch::Fetch;
 use super::figures::Measured;
-use super::options::Op;
+use super::line::{self, Copies, Of, Repeated, SendLine};
+use super::measure::{self, Round};
 use super::plan::Test;
-use super::put::{PutLine, SeenLine};
-use super::round::Round;
 use super::seat::Seat;
-use super::send::SendLine;
 use super::sides::{Kind, Sides};
-use super::window::Window;
-use super::{batch, check, copy, stream};
+use super::window::{Slots, Window};
+use carrack::Buffer;
+use std::collections::VecDeque;
 
 /// A benchmark.
 ///
 /// `round` and `check` are called once a round and once a point.
 /// The loop inside `round` is compiled for its operation.
 pub(super) struct Benchmark {
-    pub(super) op: Op,
     /// Name on the command line and in the results.
     pub(super) name: &'static str,
-    /// Line of the command's help.
-    pub(super) help: &'static str,
     /// Tests that apply.
     pub(super) tests: &'static [Test],
     pub(super) sizes: Sizes,
@@ -83,121 +77,211 @@ impl Needs {
     }
 }
 
+impl Round<'_> {
+    /// Makes a buffer that holds these bytes: one to be borrowed from, or one to be lent to every
+    /// operation.
+    pub(super) fn holding(&self, seat: &Seat, bytes: &[u8]) -> Result<Buffer, PerfError> {
+        self.memory.holding(bytes, self.memory.is_lent(self.point, &seat.runtime))
+    }
+
+    /// Makes the payload that is sent or put.
+    fn outgoing(&self, seat: &Seat) -> Result<Buffer, PerfError> {
+        self.holding(seat, &check::payload(1, self.point.size))
+    }
+
+    /// Memory that the peer puts into.
+    fn window(&self, seat: &Seat) -> Result<Window, PerfError> {
+        Window::open(seat, self.memory, &vec![0; self.point.size])
+    }
+
+    /// Copies of this content; none in another rank than the one that makes them.
+    pub(super) fn copies(&self, seat: &Seat, content: &[u8]) -> Result<Option<Copies>, PerfError> {
+        let Some(beside) = self.beside else { return Ok(None) };
+        let (from, to) = (self.memory.room(content.len())?, beside.room(content.len())?);
+        from.write(content)?;
+        Ok(Some(Copies { from, to, pace: seat.pace, in_flight: VecDeque::new() }))
+    }
+}
+
 const ALL: &[Test] = &[Test::Latency, Test::Bandwidth, Test::Rate];
 
 /// Defaults of a row: each row names what differs.
 const MESSAGES: Benchmark = Benchmark {
-    op: Op::Am,
     name: "am",
-    help: "Active messages",
     tests: ALL,
     sizes: Sizes::Asked,
     reach: Reach::Messages,
     needs: Needs::Anything,
     has_pieces: false,
-    round: |round, seat| round.line(&mut AmLine::new(seat, &round.outgoing(seat)?), seat),
+    round: |round, seat| {
+        let Seat { runtime, device, peer, arrivals_name, .. } = seat;
+        let payload = round.outgoing(seat)?;
+        let mut message = Repeated::new(&payload, |bytes| {
+            runtime.post_am(*peer, bytes, *arrivals_name).device(device)
+        });
+        let send = |more| message.post(more, |message| seat.send(message));
+        round.line(&mut Of::both(seat, send, |count| seat.take(count)), seat)
+    },
     check: check::messages,
 };
 
 const PUTS: Benchmark = Benchmark {
-    op: Op::Put,
     name: "put",
-    help: "Puts into memory that the peer has mapped",
     reach: Reach::RemoteMemory,
+    // The last put of each window carries a signal, so that both sides know how far they are. It
+    // says that the bytes of its own put are there, and nothing of those before it: their sender
+    // knows.
     round: |round, seat| {
+        let Seat { runtime, device, peer, over, arrivals_name, .. } = seat;
+        let (window, payload) = (round.window(seat)?, round.outgoing(seat)?);
+        let plain =
+            |bytes| runtime.post_put(*peer, bytes, &window.theirs, 0).device(device).comp(over);
+        let mut put = Repeated::new(&payload, plain);
+        let mut signal = Repeated::new(&payload, |bytes| plain(bytes).remote_comp(*arrivals_name));
         let size = round.point.size;
-        let window = Window::open(seat, round.memory, &vec![0; size])?;
-        let every = if round.point.test == Test::Latency { 1 } else { stream::window(size) };
-        round.line(&mut PutLine::new(seat, &window, &round.outgoing(seat)?, every), seat)
+        // The first message stands alone; then a window is one signal.
+        let every = if round.point.test == Test::Latency { 1 } else { measure::window(size) };
+        let mut sent = 0_u64;
+        let begin = |_| {
+            sent += 1;
+            match (sent - 1).is_multiple_of(every) {
+                true => signal.post(false, |put| seat.begin(put)),
+                false => put.post(false, |put| seat.begin(put)),
+            }
+        };
+        let take = |count: u64| seat.take(count.div_ceil(every));
+        round.line(&mut Of::both(seat, begin, take), seat)
     },
     check: check::puts,
     ..MESSAGES
 };
 
-/// All benchmarks, in the order of [`Op`].
+/// All benchmarks, in the order of [`Op`](super::options::Op).
 pub(super) const BENCHMARKS: &[Benchmark] = &[
     MESSAGES,
     Benchmark {
-        op: Op::Send,
         name: "send",
-        help: "Messages that are matched by receives",
         round: |round, seat| {
-            let payload = round.outgoing(seat)?;
-            let over = SendLine::queue(round.traffic());
-            let mut line = SendLine::new(seat, &payload, &over, round.memory, round.traffic())?;
-            round.line(&mut line, seat)
+            let Seat { runtime, device, peer, tag, .. } = seat;
+            let (payload, over) = (round.outgoing(seat)?, line::queue(round));
+            let message = Repeated::new(&payload, |bytes| {
+                runtime.post_send(*peer, bytes, *tag).device(device)
+            });
+            round.line(&mut SendLine::new(round, seat, &over, message)?, seat)
         },
+        check: check::sends,
         ..MESSAGES
     },
     PUTS,
     Benchmark {
-        op: Op::PutSeen,
         name: "put_seen",
-        help: "Puts without a signal, whose receiver looks at its memory until they are there",
         tests: &[Test::Latency],
         needs: Needs::Host,
+        // The last byte differs from put to put, and is there last: a NIC writes what one packet
+        // holds in the order of addresses, as those who poll memory take for granted, and a CPU
+        // that copies does, too.
         round: |round, seat| {
-            let size = round.point.size;
-            let window = Window::open(seat, round.memory, &vec![0; size.max(1)])?;
-            round.line(&mut SeenLine::new(seat, &window, size), seat)
+            let Seat { runtime, device, peer, over, .. } = seat;
+            let size = round.point.size.max(1);
+            let window = Window::open(seat, round.memory, &vec![0; size])?;
+            let (mut bytes, last) = (vec![0; size], window.mine.slice(size - 1, 1));
+            let (mut sent, mut seen) = (0_u8, 0_u8);
+            let begin = |_| {
+                sent = sent.wrapping_add(1);
+                bytes[size - 1] = sent;
+                let put = runtime.post_put(*peer, &bytes[..], &window.theirs, 0);
+                seat.begin(&mut put.device(device).comp(over))
+            };
+            let take = |_| {
+                seen = seen.wrapping_add(1);
+                seat.look_until(|| {
+                    let mut byte = [0];
+                    last.as_ref().is_some_and(|last| last.read(&mut byte).is_ok()) && byte == [seen]
+                })
+            };
+            round.line(&mut Of::both(seat, begin, take), seat)
         },
         ..PUTS
     },
     Benchmark {
-        op: Op::PutOver,
         name: "put_over",
-        help: "Puts without a signal, of which each is waited for before the next",
         tests: &[Test::Latency],
         round: |round, seat| {
-            let window = Window::open(seat, round.memory, &vec![0; round.point.size])?;
-            round.fetch(seat, || Ok(Fetch::put(seat, &window, round.outgoing(seat)?)))
+            let Seat { runtime, device, peer, over, .. } = seat;
+            let (window, payload) = (round.window(seat)?, round.outgoing(seat)?);
+            let mut put = Repeated::new(&payload, |bytes| {
+                runtime.post_put(*peer, bytes, &window.theirs, 0).device(device).comp(over)
+            });
+            let begin = || put.post(false, |put| seat.begin(put));
+            round.alone(seat, begin, |_| Ok(()))
         },
         ..PUTS
     },
     Benchmark {
-        op: Op::PutBatch,
         name: "put_batch",
-        help: "Puts of many pieces at once",
         tests: &[Test::Latency],
         sizes: Sizes::AskedOr(&[64]),
         has_pieces: true,
         round: |round, seat| {
-            let Round { memory, clock, point, count, leads, .. } = *round;
-            batch::measure(seat, memory, point, clock, count, leads)
+            let Seat { runtime, device, peer, over, .. } = seat;
+            let slots = Slots::of(round.point)?;
+            let window = Window::open(seat, round.memory, &vec![0; slots.room])?;
+            let local = round.memory.room(slots.room)?;
+            local.write(&check::payload(1, slots.room))?;
+            let pieces = slots.pieces(local.region(), &window);
+            let begin = || {
+                let put = runtime.post_put_batch(*peer, &pieces).device(device).comp(over);
+                seat.begin(&mut { put })
+            };
+            round.alone(seat, begin, |_| Ok(()))
         },
-        check: |round, seat, seed| batch::check(seat, round.memory, round.point, seed, round.leads),
+        check: check::batches,
         ..PUTS
     },
     Benchmark {
-        op: Op::Get,
         name: "get",
-        help: "Gets from memory of the peer",
+        // Into the same memory each time. The buffer that came back is at hand for the next one;
+        // while others are in flight, another handle to that memory is made.
         round: |round, seat| {
-            let (memory, size) = (round.memory, round.point.size);
-            let window = Window::open(seat, memory, &check::payload(1, size))?;
-            round.fetch(seat, || Fetch::get(seat, &window, memory, size))
+            let Seat { runtime, device, peer, over, .. } = seat;
+            let size = round.point.size;
+            let window = Window::open(seat, round.memory, &check::payload(1, size))?;
+            let room = round.memory.target(size)?;
+            let another = || match &room {
+                Buffer::Region(slice) => Buffer::Region(slice.clone()),
+                _ => Buffer::Vec(vec![0; size]),
+            };
+            let mut spare = Some(another());
+            let begin = || {
+                let buffer = spare.take().unwrap_or_else(another);
+                let get = runtime.post_get(*peer, buffer, &window.theirs, 0);
+                spare = seat.begin_with_buffer(&mut get.device(device).comp(over))?;
+                Ok(())
+            };
+            round.alone(seat, begin, |_| Ok(()))
         },
         check: check::gets,
         ..PUTS
     },
     Benchmark {
-        op: Op::FetchAdd,
         name: "fetch_add",
-        help: "Additions to a word of the peer's memory",
         tests: &[Test::Latency, Test::Rate],
         sizes: Sizes::Fixed(&[8]),
         needs: Needs::WordOfCpu,
         round: |round, seat| {
+            let Seat { runtime, device, peer, over, .. } = seat;
             let window = Window::open(seat, round.memory, &[0; 8])?;
-            round.fetch(seat, || Ok(Fetch::add(seat, &window)))
+            let begin = || {
+                let add = runtime.post_fetch_add(*peer, &window.theirs, 0, 1);
+                seat.begin(&mut add.device(device).comp(over))
+            };
+            round.alone(seat, begin, |begun| check::add(seat, &window, 0, begun))
         },
         check: check::additions,
         ..PUTS
     },
     Benchmark {
-        op: Op::Barrier,
         name: "barrier",
-        help: "Barriers of all ranks",
         tests: &[Test::Latency],
         sizes: Sizes::Fixed(&[0]),
         reach: Reach::AllRanks,
@@ -207,22 +291,13 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
         ..MESSAGES
     },
     Benchmark {
-        op: Op::Copy,
         name: "copy",
-        help: "Copies within rank 0, from its memory to memory of rank 1's kind: what puts are \
-            compared with",
         reach: Reach::WithinRank,
-        round: |round, seat| {
-            let Round { memory, beside, clock, point, count, .. } = *round;
-            let Some(beside) = beside else { return Ok(Measured::Nothing) };
-            let content = check::payload(1, point.size);
-            let copying = Copying::new(memory, beside, &content, seat.pace)?;
-            copying.measure(point.test, clock, count)
+        round: |round, seat| match round.copies(seat, &check::payload(1, round.point.size))? {
+            Some(mut copies) => round.line(&mut copies, seat),
+            None => Ok(Measured::Nothing),
         },
-        check: |round, seat, seed| match round.beside {
-            Some(beside) => copy::check(round.memory, beside, round.point, seed, seat.pace),
-            None => Ok(()),
-        },
+        check: check::copies,
         ..MESSAGES
     },
 ];
@@ -230,12 +305,13 @@ pub(super) const BENCHMARKS: &[Benchmark] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::perf::options::Op;
+    use clap::ValueEnum;
 
     #[test]
     fn each_row_stands_at_the_place_of_its_operation() {
-        for (at, row) in BENCHMARKS.iter().enumerate() {
-            assert_eq!(row.op as usize, at, "{}", row.name);
-        }
-        assert_eq!(BENCHMARKS.len(), Op::Copy as usize + 1);
+        let ops = Op::value_variants().iter().map(|op| op.to_possible_value().unwrap());
+        let ops: Vec<_> = ops.map(|op| op.get_name().to_owned()).collect();
+        assert_eq!(ops, BENCHMARKS.iter().map(|row| row.name).collect::<Vec<_>>());
     }
 }

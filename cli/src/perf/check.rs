@@ -2,15 +2,12 @@
 //! messages that do not arrive as they were sent are worth nothing.
 
 use super::error::PerfError;
-use super::fetch;
-use super::memory::Memory;
-use super::options::Op;
+use super::line::{Line, lent};
+use super::measure::Round;
 use super::plan::{Point, Test};
-use super::round::Round;
 use super::seat::Seat;
-use super::window::Window;
-use carrack::buffer::SendBuffer;
-use carrack::{Buffer, CompQueue, Status};
+use super::window::{Slots, Window};
+use carrack::{Buffer, Status};
 
 /// The bytes that belong to a seed: splitmix64 (Steele, Lea and Flood, 2014).
 pub(super) fn payload(seed: u64, size: usize) -> Vec<u8> {
@@ -36,64 +33,117 @@ fn payloads(round: &Round<'_>, seed: u64) -> (Vec<u8>, Vec<u8>) {
     (payload(mine, round.point.size), payload(theirs, round.point.size))
 }
 
-/// Sends a payload, and receives the peer's.
+/// Active messages both ways.
 pub(super) fn messages(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
-    let Round { memory, point, leads, .. } = *round;
+    let Seat { runtime, peer, checks, checks_name, .. } = seat;
+    let give = |mine: &Buffer| seat.wait(runtime.post_am(*peer, lent(mine), *checks_name));
+    exchange(round, seat, seed, give, |_| seat.next_of(checks))
+}
+
+/// Sends both ways.
+pub(super) fn sends(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
+    let Seat { runtime, peer, tag, .. } = seat;
+    let give = |mine: &Buffer| seat.wait(runtime.post_send(*peer, lent(mine), *tag));
+    exchange(round, seat, seed, give, |room| seat.wait(runtime.post_recv(*peer, room, *tag)))
+}
+
+/// Sends a payload, and receives the peer's: into the memory that `take` gets, in which every byte
+/// is wrong before. The rank that receives first waits for the end of its message, too: an engine
+/// may still have work for it, and the next seat's check makes no progress on this seat's device.
+fn exchange(
+    round: &Round<'_>,
+    seat: &Seat,
+    seed: u64,
+    give: impl FnOnce(&Buffer) -> Result<Status, PerfError>,
+    take: impl FnOnce(Buffer) -> Result<Status, PerfError>,
+) -> Result<(), PerfError> {
     let (mine, theirs) = payloads(round, seed);
-    let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
-    // The rank that receives first settles, too: an engine may still have work for its last
-    // message, and the next seat's check makes no progress on this seat's device.
-    let give = || send(seat, point.op, &mine).and_then(|()| seat.settle(0));
-    in_turn(leads, give, || receive(seat, memory, point, &theirs))
+    let mine = round.holding(seat, &mine)?;
+    let take = || compare(round.point, take(round.holding(seat, &poison(&theirs))?)?, &theirs);
+    in_turn(round.leads, || give(&mine).map(drop), take)
 }
 
 /// Puts a payload into the peer's memory, and for a latency the other way, too.
 pub(super) fn puts(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
-    let Round { memory, point, leads, .. } = *round;
     let (mine, theirs) = payloads(round, seed);
-    let window = Window::open(seat, memory, &poison(&theirs))?;
-    let mine = memory.holding(&mine, memory.is_lent(point, &seat.runtime))?;
-    let Seat { runtime, device, peer, checks_name, checks, over, .. } = seat;
+    let window = Window::open(seat, round.memory, &poison(&theirs))?;
+    let mine = round.holding(seat, &mine)?;
     let put = || {
-        let put = runtime.post_put(*peer, lent(&mine), &window.theirs, 0);
-        let mut put = put.device(device).comp(over).remote_comp(*checks_name);
-        seat.start(|| put.try_submit())?;
-        seat.settle(0)
+        let put = seat.runtime.post_put(seat.peer, lent(&mine), &window.theirs, 0);
+        seat.wait(put.remote_comp(seat.checks_name)).map(drop)
     };
-    let look = || compare(window.holds(seat.next_of(checks)?), &theirs, point);
-    match point.test {
-        Test::Latency => in_turn(leads, put, look),
+    let look = || {
+        let told = seat.next_of(&seat.checks)?.size;
+        compare_bytes(round.point, &window.content(told)?, &theirs)
+    };
+    match round.point.test {
+        Test::Latency => in_turn(round.leads, put, look),
         // A stream goes one way, and not every kind of memory accepts puts the other way.
-        Test::Bandwidth | Test::Rate if leads => put(),
+        Test::Bandwidth | Test::Rate if round.leads => put(),
         Test::Bandwidth | Test::Rate => look(),
     }
 }
 
+/// Puts pieces of a random payload, and compares all of the memory that they went to, what lies
+/// between them included.
+pub(super) fn batches(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
+    let (slots, size) = (Slots::of(round.point)?, round.point.size);
+    let (content, mut wanted) = (payload(seed, slots.room), payload(!seed, slots.room));
+    let window = Window::open(seat, round.memory, &wanted)?;
+    if round.leads {
+        let local = round.memory.room(slots.room)?;
+        local.write(&content)?;
+        let pieces = slots.pieces(local.region(), &window);
+        let put = seat.runtime.post_put_batch(seat.peer, &pieces);
+        return seat.wait(put.remote_comp(seat.checks_name)).map(drop);
+    }
+    seat.next_of(&seat.checks)?;
+    for (to, from) in slots.places() {
+        wanted[to..to + size].copy_from_slice(&content[from..from + size]);
+    }
+    compare_bytes(round.point, &window.content(slots.room)?, &wanted)
+}
+
 /// Gets the peer's payload.
 pub(super) fn gets(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
-    let Round { memory, point, leads, .. } = *round;
     let (mine, theirs) = payloads(round, seed);
-    let window = Window::open(seat, memory, &mine)?;
-    by_leader(seat, leads, || {
-        let room = memory.holding(&poison(&theirs), memory.is_lent(point, &seat.runtime))?;
-        compare(fetch::get_once(seat, &window, room)?, &theirs, point)
+    let window = Window::open(seat, round.memory, &mine)?;
+    by_leader(round, seat, || {
+        let room = round.holding(seat, &poison(&theirs))?;
+        let got = seat.wait(seat.runtime.post_get(seat.peer, room, &window.theirs, 0))?;
+        compare(round.point, got, &theirs)
     })
 }
 
 /// Adds to a word of the peer's memory, and compares its values.
 pub(super) fn additions(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
     let window = Window::open(seat, round.memory, &[0; 8])?;
-    by_leader(seat, round.leads, || {
+    by_leader(round, seat, || {
         let mut added = 0_u64;
         for value in [seed, !seed ^ 0xff, 0] {
-            let held = fetch::add_once(seat, &window, value)?;
-            if held != added {
-                return Err(PerfError::Sum { added, held });
-            }
+            add(seat, &window, value, added)?;
             added = added.wrapping_add(value);
         }
         Ok(())
     })
+}
+
+/// Adds to the first word of the peer's window, which held `added`.
+pub(super) fn add(seat: &Seat, window: &Window, value: u64, added: u64) -> Result<(), PerfError> {
+    let add = seat.runtime.post_fetch_add(seat.peer, &window.theirs, 0, value);
+    // A status without a value holds no word: nothing that was added could be told from it.
+    let held = seat.wait(add)?.value().unwrap_or(u64::MAX);
+    if held == added { Ok(()) } else { Err(PerfError::Sum { added, held }) }
+}
+
+/// Copies a payload within this rank.
+pub(super) fn copies(round: &Round<'_>, seat: &Seat, seed: u64) -> Result<(), PerfError> {
+    let content = payload(seed, round.point.size);
+    let Some(mut copies) = round.copies(seat, &content)? else { return Ok(()) };
+    copies.to.write(&poison(&content))?;
+    copies.begin(false)?;
+    copies.settle(0)?;
+    compare_bytes(round.point, &copies.to.to_vec()?, &content)
 }
 
 /// One side gives first, and the other one takes first.
@@ -113,11 +163,11 @@ fn in_turn(
 
 /// The side that measures looks at the other one's memory, and says when it has.
 fn by_leader(
+    round: &Round<'_>,
     seat: &Seat,
-    leads: bool,
     look: impl FnOnce() -> Result<(), PerfError>,
 ) -> Result<(), PerfError> {
-    if leads {
+    if round.leads {
         look()?;
         seat.signal(seat.checks_name)
     } else {
@@ -125,53 +175,24 @@ fn by_leader(
     }
 }
 
-fn send(seat: &Seat, op: Op, payload: &Buffer) -> Result<(), PerfError> {
-    let Seat { runtime, device, peer, tag, checks_name, over, .. } = seat;
-    if op == Op::Am {
-        let mut message =
-            runtime.post_am(*peer, lent(payload), *checks_name).device(device).comp(over);
-        seat.start(|| message.try_submit())
-    } else {
-        let mut message = runtime.post_send(*peer, lent(payload), *tag).device(device).comp(over);
-        seat.start(|| message.try_submit())
-    }
-}
-
-/// Returns what an operation takes of a buffer: a slice of its region, or its borrowed bytes.
-pub(super) fn lent(payload: &Buffer) -> SendBuffer<'_> {
-    match payload {
-        Buffer::Region(slice) => SendBuffer::from(slice.clone()),
-        host => SendBuffer::Borrowed(host.as_slice().unwrap_or_default()),
-    }
-}
-
-/// Receives what is expected: a matched message into memory in which every byte is wrong before.
-fn receive(seat: &Seat, memory: &Memory, point: Point, expected: &[u8]) -> Result<(), PerfError> {
-    if point.op == Op::Am {
-        return compare(seat.next_of(&seat.checks)?, expected, point);
-    }
-    let over = CompQueue::new(2);
-    let room = memory.holding(&poison(expected), memory.is_lent(point, &seat.runtime))?;
-    let receive = seat.runtime.post_recv(seat.peer, room, seat.tag);
-    let mut receive = receive.device(&seat.device).comp(&over);
-    receive.submit()?;
-    compare(seat.next_of(&over)?, expected, point)
-}
-
 /// As many bytes, all of them wrong.
 fn poison(expected: &[u8]) -> Vec<u8> {
     expected.iter().map(|byte| !byte).collect()
 }
 
-fn compare(status: Status, expected: &[u8], point: Point) -> Result<(), PerfError> {
+fn compare(point: Point, status: Status, expected: &[u8]) -> Result<(), PerfError> {
+    let mut got = status.buffer.to_vec()?;
+    // A receive's buffer may be longer than its message.
+    got.truncate(status.size);
+    compare_bytes(point, &got, expected)
+}
+
+fn compare_bytes(point: Point, got: &[u8], expected: &[u8]) -> Result<(), PerfError> {
     let (what, size) = (point.op.name(), point.size);
-    if status.size != size {
-        return Err(PerfError::Length { what, size, got: status.size });
+    if got.len() != expected.len() {
+        return Err(PerfError::Length { what, size, got: got.len() });
     }
-    let got = status.buffer.to_vec()?;
-    let differs = expected.iter().zip(&got).position(|(one, other)| one != other);
-    // A buffer that is shorter than the message differs where it ends.
-    match differs.or((got.len() < size).then_some(got.len())) {
+    match expected.iter().zip(got).position(|(one, other)| one != other) {
         Some(at) => Err(PerfError::Corrupt { what, size, at }),
         None => Ok(()),
     }

@@ -114,7 +114,7 @@ pub(super) enum PerfError {
     /// Boxed: it is several times the size of all others, and every call of a measured loop returns
     /// one or none.
     #[error(transparent)]
-    Collective(Box<CollectiveError>),
+    Collective(#[from] Box<CollectiveError>),
     #[error(transparent)]
     Gpu(#[from] GpuError),
     #[error(transparent)]
@@ -139,16 +139,6 @@ impl PerfError {
                 | Self::NoPoints
                 | Self::Start(StartError::Settings(_))
         )
-    }
-
-    /// Returns `true` if the error is a consequence of another rank's end.
-    pub(super) fn is_of_peer(&self) -> bool {
-        matches!(self, Self::PeerGone { .. })
-    }
-
-    /// Returns `true` if the error is a consequence of another error of this rank.
-    pub(super) fn is_echo(&self) -> bool {
-        matches!(self, Self::GivenUp)
     }
 
     /// Makes an error of the system's refusal, with what was being done.

@@ -1,6 +1,5 @@
 //! Figures of a round.
 
-use super::error::PerfError;
 use hdrhistogram::Histogram;
 use quanta::Clock;
 use std::time::Duration;
@@ -19,10 +18,8 @@ pub(super) fn new_times() -> Times {
 
 /// The measurement of one seat in one round.
 pub(super) enum Measured {
-    /// Round trips, one by one.
-    Trips(Times),
-    /// One-way operations, one by one.
-    Spans(Times),
+    /// Steps, one by one: round trips, which go two ways, or operations that go one.
+    Steps { times: Times, ways: f64 },
     /// Ticks of the whole stream.
     Stream(u64),
     /// The other side measures.
@@ -31,14 +28,12 @@ pub(super) enum Measured {
 
 /// The measurement of all seats.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Figures {
-    /// One way.
-    Latency(Latency),
-    /// One way, all seats together.
-    Stream {
-        /// Messages a second.
-        rate: f64,
-    },
+pub(super) struct Figures {
+    pub(super) latency: Option<Latency>,
+    /// Messages a second of a stream, all seats together.
+    pub(super) rate: Option<f64>,
+    /// How long the slowest seat took.
+    pub(super) took: Duration,
 }
 
 /// One way, in microseconds; or until it is over, of what is no message.
@@ -54,47 +49,30 @@ pub(super) struct Latency {
     pub(super) max: f64,
 }
 
-/// Puts what seats measured together: the figures, and how long the slowest took. `count` messages
-/// each.
-pub(super) fn together(
-    clock: &Clock,
-    count: u64,
-    measured: impl IntoIterator<Item = Measured>,
-) -> Result<Option<(Figures, Duration)>, PerfError> {
+/// Puts what seats measured together: `count` messages each. None if that is nothing.
+pub(super) fn together(clock: &Clock, count: u64, measured: Vec<Measured>) -> Option<Figures> {
     let tick = seconds_of_a_tick(clock);
-    let mut trips: Option<Times> = None;
-    let mut ways = 1.0;
+    let mut steps: Option<(Times, f64)> = None;
     let (mut rate, mut longest) = (0.0, 0.0_f64);
     for one in measured {
-        let times = match one {
-            Measured::Trips(times) => {
-                ways = 2.0;
-                times
-            }
-            Measured::Spans(times) => times,
-            Measured::Stream(ticks) => {
-                let seconds = ticks as f64 * tick;
-                longest = longest.max(seconds);
-                rate += count as f64 / seconds;
-                continue;
-            }
+        let ticks = match &one {
+            Measured::Steps { times, .. } => times.mean() * times.len() as f64,
+            Measured::Stream(ticks) => *ticks as f64,
             Measured::Nothing => continue,
         };
-        longest = longest.max(times.mean() * times.len() as f64 * tick);
-        match &mut trips {
+        longest = longest.max(ticks * tick);
+        match (one, &mut steps) {
             // The same bounds, so that everything fits.
-            Some(all) => {
+            (Measured::Steps { times, .. }, Some((all, _))) => {
                 all.add(&times).unwrap_or_else(|_| unreachable!("all histograms are alike"))
             }
-            None => trips = Some(times),
+            (Measured::Steps { times, ways }, None) => steps = Some((times, ways)),
+            _ => rate += count as f64 / (ticks * tick),
         }
     }
-    let took = Duration::from_secs_f64(longest);
-    Ok(match trips {
-        Some(times) => Some((Figures::Latency(Latency::of(&times, tick / ways)), took)),
-        None if rate > 0.0 => Some((Figures::Stream { rate }, took)),
-        None => None,
-    })
+    let latency = steps.map(|(times, ways)| Latency::of(&times, tick / ways));
+    let (rate, took) = ((rate > 0.0).then_some(rate), Duration::from_secs_f64(longest));
+    (latency.is_some() || rate.is_some()).then_some(Figures { latency, rate, took })
 }
 
 impl Latency {
@@ -133,12 +111,10 @@ mod tests {
         for us in 1..=1000 {
             times.record((f64::from(us) * per_us) as u64).unwrap();
         }
-        for (measured, ways) in
-            [(Measured::Trips(times.clone()), 2.0), (Measured::Spans(times), 1.0)]
-        {
-            let Ok(Some((Figures::Latency(latency), _))) = together(&clock, 1, [measured]) else {
-                panic!()
-            };
+        for ways in [2.0, 1.0] {
+            let measured = Measured::Steps { times: times.clone(), ways };
+            let figures = together(&clock, 1, vec![measured]).unwrap();
+            let latency = figures.latency.unwrap();
             let Latency { min, mean, p50, p90, p99, p999, p9999, max } = latency;
             assert!([min, p50, p90, p99, p999, p9999, max].is_sorted());
             let wanted = [1.0, 500.5, 500.0, 900.0, 990.0, 999.0, 1000.0, 1000.0];
@@ -157,10 +133,9 @@ mod tests {
     fn the_rate_is_the_sum_of_all_seats() {
         let clock = Clock::new();
         let ticks = (1.0 / seconds_of_a_tick(&clock)) as u64;
-        let both = [Measured::Stream(ticks), Measured::Stream(2 * ticks)];
-        let Ok(Some((Figures::Stream { rate }, took))) = together(&clock, 1000, both) else {
-            panic!()
-        };
+        let both = vec![Measured::Stream(ticks), Measured::Stream(2 * ticks)];
+        let Figures { rate, took, .. } = together(&clock, 1000, both).unwrap();
+        let rate = rate.unwrap();
         assert!((rate - 1500.0).abs() < 1.0, "{rate}");
         assert!((took.as_secs_f64() - 2.0).abs() < 0.01, "{took:?}");
     }

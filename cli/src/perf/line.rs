@@ -1,38 +1,281 @@
-//! The interface between the measured loops and an operation.
+//! What the measuring loop does over and over: messages between two seats, or operations of one.
 
 use super::error::PerfError;
+use super::figures::Measured;
+use super::measure::{AHEAD, Round, window};
+use super::seat::{Pace, Seat};
+use carrack::buffer::{RegionSlice, SendBuffer};
+use carrack::post::{Kind, Post, PostRecv};
+use carrack::transports::mem::Transfer;
+use carrack::{Buffer, CompQueue};
+use std::collections::VecDeque;
 
-/// One direction there and one back between two seats, for messages of one size. The loops are
-/// compiled for each kind of line.
+/// Operations of one size, one after another. The loop is compiled for each kind of line.
 pub(super) trait Line {
-    /// Sends a message.
-    fn send(&mut self) -> Result<(), PerfError>;
+    /// `true` if the peer has a line, too, and answers: with messages, or by acknowledging windows.
+    const IS_ANSWERED: bool;
 
-    /// Sends a message behind which others follow at once.
-    #[inline]
-    fn send_with_more(&mut self) -> Result<(), PerfError> {
-        self.send()
+    /// Begins an operation. `more`: others follow at once.
+    fn begin(&mut self, more: bool) -> Result<(), PerfError>;
+
+    /// Waits for `count` more messages of the peer.
+    fn take(&mut self, count: u64) -> Result<(), PerfError>;
+
+    /// Waits until at most `most` of the operations are in flight as far as this side knows.
+    fn settle(&mut self, most: u64) -> Result<(), PerfError>;
+}
+
+/// A line whose operations end as its seat counts.
+pub(super) struct Of<'a, const IS_ANSWERED: bool, B, T> {
+    seat: &'a Seat,
+    begin: B,
+    take: T,
+}
+
+impl<'a, B, T> Of<'a, true, B, T>
+where
+    B: FnMut(bool) -> Result<(), PerfError>,
+    T: FnMut(u64) -> Result<(), PerfError>,
+{
+    /// Messages of both sides.
+    pub(super) fn both(seat: &'a Seat, begin: B, take: T) -> Self {
+        Self { seat, begin, take }
+    }
+}
+
+impl<const IS_ANSWERED: bool, B, T> Line for Of<'_, IS_ANSWERED, B, T>
+where
+    B: FnMut(bool) -> Result<(), PerfError>,
+    T: FnMut(u64) -> Result<(), PerfError>,
+{
+    const IS_ANSWERED: bool = IS_ANSWERED;
+
+    #[inline(always)]
+    fn begin(&mut self, more: bool) -> Result<(), PerfError> {
+        (self.begin)(more)
     }
 
-    /// Waits for `count` more messages.
-    fn receive(&mut self, count: u64) -> Result<(), PerfError>;
+    #[inline(always)]
+    fn take(&mut self, count: u64) -> Result<(), PerfError> {
+        (self.take)(count)
+    }
 
-    /// Waits until at most `most` of the sent messages are in flight as far as this side knows.
-    /// The default waits for nothing: such a message has arrived once the receiver has taken it.
-    #[inline]
+    #[inline(always)]
     fn settle(&mut self, most: u64) -> Result<(), PerfError> {
-        let _ = most;
+        self.seat.settle(most)
+    }
+}
+
+impl Round<'_> {
+    /// Measures operations of rank 0 alone on memory of rank 1. `verify` has the number that were
+    /// begun, while rank 1 still lends its memory.
+    pub(super) fn alone(
+        &self,
+        seat: &Seat,
+        mut begin: impl FnMut() -> Result<(), PerfError>,
+        verify: impl FnOnce(u64) -> Result<(), PerfError>,
+    ) -> Result<Measured, PerfError> {
+        let mut begun = 0;
+        let begin = |_| {
+            begun += 1;
+            begin()
+        };
+        let mut line = Of::<false, _, _> { seat, begin, take: |_| Ok(()) };
+        let measured = self.line(&mut line, seat)?;
+        if self.leads {
+            verify(begun)?;
+            seat.signal(seat.arrivals_name)?;
+        }
+        Ok(measured)
+    }
+}
+
+/// Returns what an operation takes of a buffer: a slice of its region, or its borrowed bytes.
+#[inline]
+pub(super) fn lent(payload: &Buffer) -> SendBuffer<'_> {
+    match payload {
+        Buffer::Region(slice) => SendBuffer::from(slice.clone()),
+        host => SendBuffer::Borrowed(host.as_slice().unwrap_or_default()),
+    }
+}
+
+/// An operation that is posted over and over with one payload.
+pub(super) struct Repeated<'a, K, F> {
+    payload: &'a Buffer,
+    build: F,
+    /// With borrowed bytes it is one operation. Memory that an operation owns while it runs is
+    /// given to a new one each time.
+    built: Option<Post<'a, K>>,
+}
+
+impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Repeated<'a, K, F> {
+    pub(super) fn new(payload: &'a Buffer, build: F) -> Self {
+        let is_owned = matches!(payload, Buffer::Region(_));
+        let built = (!is_owned).then(|| build(lent(payload)));
+        Self { payload, build, built }
+    }
+
+    /// Posts it by the seat's [`send`](Seat::send) or [`begin`](Seat::begin).
+    #[inline(always)]
+    pub(super) fn post(
+        &mut self,
+        more: bool,
+        by: impl FnOnce(&mut Post<'a, K>) -> Result<(), PerfError>,
+    ) -> Result<(), PerfError> {
+        let mut fresh;
+        let post = match &mut self.built {
+            Some(built) => {
+                built.again().set_more(more);
+                built
+            }
+            None => {
+                fresh = (self.build)(lent(self.payload));
+                &mut fresh
+            }
+        };
+        // One call, so that it is compiled into the loop.
+        by(post)
+    }
+}
+
+/// A line of sends and receives.
+///
+/// It posts exactly as many receives as messages will come, so that none is left over for the next
+/// round, and keeps some of them posted: the buffer of a receive that is over goes into the next
+/// one. Messages are sent from one buffer; large ones are received into one buffer.
+pub(super) struct SendLine<'a, K, F> {
+    seat: &'a Seat,
+    message: Repeated<'a, K, F>,
+    /// One receive, which is called for each message, with a buffer of its own each time.
+    receive: PostRecv<'a>,
+    over: &'a CompQueue,
+    size: usize,
+    /// Receives that are still to be posted.
+    to_post: u64,
+    /// The receive has the buffer of the last one, and is to be posted. That is done once the
+    /// answer is on its way, or with the next receive: off the path that is measured where that is
+    /// possible.
+    is_spare: bool,
+}
+
+impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> SendLine<'a, K, F> {
+    /// A line that sends `message` and has its first receives posted, which end in `over`.
+    pub(super) fn new(
+        round: &Round<'_>,
+        seat: &'a Seat,
+        over: &'a CompQueue,
+        message: Repeated<'a, K, F>,
+    ) -> Result<Self, PerfError> {
+        // A message that is here already ends in the queue, too.
+        let receive = seat.runtime.post_recv(seat.peer, Buffer::Empty, seat.tag);
+        let receive = receive.device(&seat.device).comp(over);
+        let (size, (to_post, _)) = (round.point.size, round.incoming());
+        let mut line = Self { seat, message, receive, over, size, to_post, is_spare: false };
+        for buffer in round.memory.buffers(posted(round), size)? {
+            line.receive.refill(buffer);
+            line.is_spare = true;
+            line.post_spare()?;
+        }
+        Ok(line)
+    }
+
+    /// Posts a receive into the spare buffer, if there is one and a message for it is to come.
+    #[inline]
+    fn post_spare(&mut self) -> Result<(), PerfError> {
+        if self.to_post == 0 || !std::mem::take(&mut self.is_spare) {
+            return Ok(());
+        }
+        self.to_post -= 1;
+        Ok(self.receive.submit()?)
+    }
+}
+
+/// The queue of a line's receives.
+pub(super) fn queue(round: &Round<'_>) -> CompQueue {
+    CompQueue::new(posted(round) + 1)
+}
+
+/// Receives that are posted at a time.
+fn posted(round: &Round<'_>) -> usize {
+    let (incoming, ahead) = round.incoming();
+    usize::try_from(ahead.min(incoming)).unwrap_or(0)
+}
+
+impl<'a, K: Kind, F: Fn(SendBuffer<'a>) -> Post<'a, K>> Line for SendLine<'a, K, F> {
+    const IS_ANSWERED: bool = true;
+
+    #[inline(always)]
+    fn begin(&mut self, more: bool) -> Result<(), PerfError> {
+        self.message.post(more, |message| self.seat.send(message))?;
+        self.post_spare()
+    }
+
+    #[inline]
+    fn take(&mut self, count: u64) -> Result<(), PerfError> {
+        for _ in 0..count {
+            self.post_spare()?;
+            let status = loop {
+                if let Some(status) = self.over.pop() {
+                    break status;
+                }
+                self.seat.until(|| !self.over.is_empty())?;
+            };
+            if let Some(error) = status.error {
+                return Err((*error).into());
+            }
+            if status.size != self.size {
+                return Err(PerfError::Length { what: "send", size: self.size, got: status.size });
+            }
+            self.receive.refill(status.buffer);
+            self.is_spare = true;
+        }
+        Ok(())
+    }
+
+    /// A message has arrived once the receiver has taken it.
+    #[inline]
+    fn settle(&mut self, _most: u64) -> Result<(), PerfError> {
         Ok(())
     }
 }
 
-/// The traffic of a line, known in advance so that the line can prepare.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Traffic {
-    /// Bytes of a message.
-    pub(super) size: usize,
-    /// Messages that will come in, in all.
-    pub(super) incoming: u64,
-    /// Messages that the sender may be ahead of the receiver.
-    pub(super) depth: u64,
+/// Copies within rank 0: what the driver's engine does, or the CPU where no GPU has to do with it,
+/// without anything of a communication's.
+pub(super) struct Copies {
+    pub(super) from: RegionSlice,
+    pub(super) to: RegionSlice,
+    /// The way in which its thread waits.
+    pub(super) pace: Pace,
+    pub(super) in_flight: VecDeque<Transfer>,
+}
+
+impl Line for Copies {
+    const IS_ANSWERED: bool = false;
+
+    fn begin(&mut self, _more: bool) -> Result<(), PerfError> {
+        // The limit of puts.
+        self.settle(AHEAD * window(self.from.len()) - 1)?;
+        let (to, from) = (Buffer::Region(self.to.clone()), Buffer::Region(self.from.clone()));
+        self.in_flight.push_back(Transfer::start(to, from).map_err(|refused| refused.cause)?);
+        Ok(())
+    }
+
+    fn take(&mut self, _count: u64) -> Result<(), PerfError> {
+        Ok(())
+    }
+
+    fn settle(&mut self, most: u64) -> Result<(), PerfError> {
+        while self.in_flight.len() as u64 > most
+            && let Some(mut copy) = self.in_flight.pop_front()
+        {
+            loop {
+                match copy.poll() {
+                    Some(outcome) => break outcome?,
+                    None if self.pace == Pace::Sleep => std::thread::yield_now(),
+                    None => std::hint::spin_loop(),
+                }
+            }
+        }
+        Ok(())
+    }
 }

@@ -19,18 +19,11 @@ const APART: usize = 256;
 /// Memory to send from and to receive into, of which others read and write a part.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
-    place: Place,
+    /// The GPU whose driver allocates it, pinned or on the device; none for ordinary host memory.
+    gpu: Option<(Arc<dyn Gpu>, Flavour)>,
     /// `true` if all ranks use host memory. Operations on remote memory then mostly complete within
     /// their call.
     all_host: bool,
-}
-
-#[derive(Clone, Debug)]
-enum Place {
-    Host,
-    /// Host memory that this GPU's driver has locked.
-    Pinned(Arc<dyn Gpu>),
-    Device(Arc<dyn Gpu>),
 }
 
 /// A rank's memory, and memory of the other side's kind where copies within the rank are
@@ -54,29 +47,23 @@ impl Memory {
     /// The memory that was chosen for a rank.
     pub(super) fn choose(sides: Sides, rank: Rank, runtime: &Runtime) -> Result<Self, PerfError> {
         let kind = sides.of(rank);
-        let place = match kind {
-            Kind::Host => Place::Host,
-            Kind::Pinned => Place::Pinned(gpu(runtime, kind, 0)?),
-            Kind::Device(number) => Place::Device(gpu(runtime, kind, number)?),
+        let gpu = match kind {
+            Kind::Host => None,
+            Kind::Pinned => Some((gpu(runtime, kind, 0)?, Flavour::Pinned)),
+            Kind::Device(number) => Some((gpu(runtime, kind, number)?, Flavour::Plain)),
         };
-        Ok(Self { place, all_host: sides.are_host() })
+        Ok(Self { gpu, all_host: sides.are_host() })
     }
 
     /// Makes its GPU's context the calling thread's, as a program that uses the GPU has it from
     /// `cudaSetDevice`.
     pub(super) fn make_current(&self) -> Result<(), PerfError> {
-        match &self.place {
-            Place::Host => Ok(()),
-            Place::Pinned(gpu) | Place::Device(gpu) => Ok(gpu.make_current()?),
-        }
+        Ok(self.gpu.as_ref().map_or(Ok(()), |(gpu, _)| gpu.make_current())?)
     }
 
     /// Returns `true` if the memory belongs to a simulated GPU.
     pub(super) fn is_simulated(&self) -> bool {
-        match &self.place {
-            Place::Host => false,
-            Place::Pinned(gpu) | Place::Device(gpu) => gpu.info().simulated,
-        }
+        self.gpu.as_ref().is_some_and(|(gpu, _)| gpu.info().simulated)
     }
 
     /// Returns `true` if operations of this point own their memory while they run, because they
@@ -87,24 +74,17 @@ impl Memory {
         point.size > runtime.max_eager() || is_remote && !self.all_host
     }
 
-    /// A device for all threads of a rank, whose active messages land here.
-    pub(super) fn shared_device(&self, runtime: &Runtime) -> Result<Device, PerfError> {
-        match &self.place {
-            Place::Host | Place::Pinned(_) => Ok(runtime.default_device().clone()),
-            Place::Device(_) => self.device(runtime),
-        }
-    }
-
-    /// A device whose active messages land here; in ordinary memory rather than pinned, for which
-    /// there are no packets.
-    pub(super) fn device(&self, runtime: &Runtime) -> Result<Device, PerfError> {
-        Ok(match &self.place {
-            Place::Host | Place::Pinned(_) => runtime.device().build()?,
-            Place::Device(gpu) => {
+    /// A device for all threads of a rank, or for one of them, whose active messages land here; in
+    /// ordinary memory rather than pinned, for which there are no packets.
+    pub(super) fn device(&self, runtime: &Runtime, is_shared: bool) -> Result<Device, PerfError> {
+        Ok(match &self.gpu {
+            Some((gpu, Flavour::Plain)) => {
                 let allocator = Arc::new(GpuAllocator::on(gpu.clone()));
                 let pool = PacketPool::new(allocator, runtime.max_eager(), GPU_PACKETS);
                 runtime.device().packet_pool(&pool).build()?
             }
+            _ if is_shared => runtime.default_device().clone(),
+            _ => runtime.device().build()?,
         })
     }
 
@@ -113,15 +93,11 @@ impl Memory {
     /// memory beyond the caches. Small ones are apart, since they fit into the caches, and a vector
     /// is nearer at hand than a part of a region.
     pub(super) fn buffers(&self, count: usize, size: usize) -> Result<Vec<Buffer>, PerfError> {
-        match self.place {
-            Place::Host if size <= APART => {
-                Ok((0..count).map(|_| Buffer::Vec(vec![0; size])).collect())
-            }
-            _ => {
-                let room = self.room(size)?;
-                Ok((0..count).map(|_| Buffer::Region(room.clone())).collect())
-            }
+        if self.gpu.is_none() && size <= APART {
+            return Ok((0..count).map(|_| Buffer::Vec(vec![0; size])).collect());
         }
+        let room = self.room(size)?;
+        Ok((0..count).map(|_| Buffer::Region(room.clone())).collect())
     }
 
     /// A buffer of `size` bytes that gets fill.
@@ -140,32 +116,26 @@ impl Memory {
     }
 
     fn region(&self, len: usize) -> Result<Region, PerfError> {
-        Ok(match &self.place {
-            Place::Host => Region::host(len),
-            Place::Pinned(gpu) => gpu.allocate(len, Flavour::Pinned)?,
-            Place::Device(gpu) => gpu.allocate(len, Flavour::Plain)?,
-        })
+        match &self.gpu {
+            Some((gpu, flavour)) => Ok(gpu.allocate(len, *flavour)?),
+            None => Ok(Region::host(len)),
+        }
     }
 
     /// Memory for others to read and write. Ordinary memory is of the sort that they can map.
     pub(super) fn window(&self, runtime: &Runtime, len: usize) -> Result<Region, PerfError> {
-        match self.place {
-            Place::Host => Ok(runtime.allocate(len)?),
-            _ => self.region(len),
-        }
+        if self.gpu.is_some() { self.region(len) } else { Ok(runtime.allocate(len)?) }
     }
 
     /// A buffer that holds these bytes: one to be borrowed from, or one to be lent to every
     /// operation.
     pub(super) fn holding(&self, bytes: &[u8], lent: bool) -> Result<Buffer, PerfError> {
-        match self.place {
-            Place::Host if !lent => Ok(Buffer::Vec(bytes.to_vec())),
-            _ => {
-                let room = self.room(bytes.len())?;
-                room.write(bytes)?;
-                Ok(Buffer::Region(room))
-            }
+        if self.gpu.is_none() && !lent {
+            return Ok(Buffer::Vec(bytes.to_vec()));
         }
+        let room = self.room(bytes.len())?;
+        room.write(bytes)?;
+        Ok(Buffer::Region(room))
     }
 }
 
@@ -198,7 +168,7 @@ mod tests {
     #[test]
     fn receives_share_their_memory_unless_they_are_small() {
         let regions = |size| {
-            let host = Memory { place: Place::Host, all_host: true };
+            let host = Memory { gpu: None, all_host: true };
             let buffers = host.buffers(3, size).unwrap();
             assert!(buffers.len() == 3 && buffers.iter().all(|buffer| buffer.len() == size));
             let id = |buffer| {

@@ -16,55 +16,43 @@
 //! | [`start`] | source of the two ranks: this command again, a launcher, or two threads |
 //! | [`order`] | orders of rank 0 to the others |
 //! | [`session`] | one rank: its seats, and the points one after another |
-//! | [`memory`], [`landing`] | host, pinned or GPU memory, to send from and to receive into |
+//! | [`memory`] | host, pinned or GPU memory, to send from and to receive into |
 //! | [`place`] | CPU of each thread, and its way of waiting |
 //! | [`seat`] | one thread's place: a device of its own, and its way of waiting |
-//! | [`mod@line`] | interface of the measured loops to a message; [`am`], [`send`] and [`put`] have it |
+//! | [`measure`] | **the measuring loop**: a thread for each seat, ping-pongs and streams |
+//! | [`mod@line`] | what the loop does over and over: messages, operations of one side, copies |
 //! | [`window`] | memory of both ranks that the other one reads and writes |
-//! | [`fetch`], [`batch`], [`barrier`], [`mod@copy`] | operations without messages |
-//! | [`tally`] | counter of completions for the cost of a store |
-//! | [`latency`], [`stream`] | **the measured loops** |
-//! | [`round`] | one round: a thread for each seat, all of them at once |
+//! | [`barrier`] | the same of all ranks |
+//! | [`tally`] | completion objects: a counter for the cost of a store, memory for large messages |
 //! | [`check`] | a random payload there and back, compared to the last byte |
 //! | [`figures`] | figures of a round |
-//! | [`record`] | a point's result, as a line of JSON |
+//! | [`record`] | a point's result, as a line of JSON and as a row |
 //! | [`osu`] | `carrack put_get_bench`: the same in the form of the OSU benchmarks |
-//! | [`table`], [`plot`], [`bar`] | the same for people: rows, charts, progress |
+//! | [`plot`] | charts |
 //! | [`error`] | what can go wrong |
 
-mod am;
-mod bar;
 mod barrier;
-mod batch;
 mod benchmark;
 mod check;
-mod copy;
 mod error;
-mod fetch;
 mod figures;
-mod landing;
-mod latency;
 mod line;
+mod measure;
 mod memory;
 mod options;
 mod order;
 mod osu;
 mod place;
 mod plan;
-mod plot;
-mod put;
+pub(crate) mod plot;
 mod record;
-mod round;
 mod seat;
-mod send;
 mod session;
 mod sides;
 mod start;
-mod stream;
-mod table;
 mod tally;
 mod window;
 
-pub(crate) use options::{PerfOptions, seconds};
+pub(crate) use options::PerfOptions;
 pub(crate) use osu::{OsuOptions, put_get_bench};
 pub(crate) use start::perf;

@@ -3,10 +3,10 @@
 use super::benchmark::{BENCHMARKS, Benchmark};
 use super::osu::OsuTest;
 use super::sides::Sides;
+use crate::args;
 use crate::launch::Bind;
 use carrack::bootstrap::MAX_RANKS;
 use carrack::settings::{Settings, TransportChoice, parse_size};
-use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -116,7 +116,7 @@ pub(crate) struct PerfOptions {
     pub(super) transport: Option<TransportChoice>,
 
     /// Duration of each point.
-    #[arg(long, value_parser = seconds, default_value = "0.5", value_name = "SECONDS")]
+    #[arg(long, value_parser = args::of_measurement, default_value = "0.5", value_name = "SECONDS")]
     pub(super) seconds: Duration,
 
     /// core pins each thread to a core of its own where there are enough, so that figures are
@@ -155,17 +155,29 @@ pub(super) enum Wanted {
 }
 
 /// An operation. The table of benchmarks has a row for each, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub(super) enum Op {
+    /// Active messages
     Am,
+    /// Messages that are matched by receives
     Send,
+    /// Puts into memory that the peer has mapped
     Put,
+    /// Puts without a signal, whose receiver looks at its memory until they are there
     PutSeen,
+    /// Puts without a signal, of which each is waited for before the next
     PutOver,
+    /// Puts of many pieces at once
     PutBatch,
+    /// Gets from memory of the peer
     Get,
+    /// Additions to a word of the peer's memory
     FetchAdd,
+    /// Barriers of all ranks
     Barrier,
+    /// Copies within rank 0, from its memory to memory of rank 1's kind: what puts are compared
+    /// with
     Copy,
 }
 
@@ -181,49 +193,21 @@ impl Op {
     }
 }
 
-impl ValueEnum for Op {
-    fn value_variants<'a>() -> &'a [Self] {
-        const OPS: [Op; BENCHMARKS.len()] = {
-            let mut ops = [Op::Am; BENCHMARKS.len()];
-            let mut at = 0;
-            while at < ops.len() {
-                ops[at] = BENCHMARKS[at].op;
-                at += 1;
-            }
-            ops
-        };
-        &OPS
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let row = self.benchmark();
-        Some(PossibleValue::new(row.name).help(row.help))
-    }
-}
-
 pub(super) fn size(text: &str) -> Result<usize, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
 fn pieces(text: &str) -> Result<usize, String> {
-    match text.trim().parse() {
-        Ok(pieces) if (1..=MAX_PIECES).contains(&pieces) => Ok(pieces),
-        _ => Err(format!("a batch that is measured has 1 to {MAX_PIECES} pieces")),
-    }
+    let what = format!("a batch that is measured has 1 to {MAX_PIECES} pieces");
+    args::number(text, 1..=MAX_PIECES, &what)
 }
 
 fn ranks(text: &str) -> Result<u32, String> {
-    match text.trim().parse() {
-        Ok(ranks) if (2..=MAX_RANKS).contains(&ranks) => Ok(ranks),
-        _ => Err(format!("a job that is measured has 2 to {MAX_RANKS} ranks")),
-    }
+    args::number(text, 2..=MAX_RANKS, &format!("a job that is measured has 2 to {MAX_RANKS} ranks"))
 }
 
 pub(super) fn threads(text: &str) -> Result<usize, String> {
-    match text.trim().parse() {
-        Ok(threads) if (1..=MAX_THREADS).contains(&threads) => Ok(threads),
-        _ => Err(format!("a rank has 1 to {MAX_THREADS} threads")),
-    }
+    args::number(text, 1..=MAX_THREADS, &format!("a rank has 1 to {MAX_THREADS} threads"))
 }
 
 /// Read as its variable is, so that a transport which is added to the settings is known here, too.
@@ -233,13 +217,5 @@ pub(super) fn transport(text: &str) -> Result<TransportChoice, String> {
     match settings.transports() {
         [one] => Ok(*one),
         _ => Err("name one transport: a figure of several would be of whichever was chosen".into()),
-    }
-}
-
-/// A length of time as a measurement takes it.
-pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("give a number of seconds above 0 and up to 3600, such as 0.5".into()),
     }
 }

@@ -2,17 +2,18 @@
 
 use super::error::PerfError;
 use carrack::{Rank, Runtime, Tag};
+use serde::{Deserialize, Serialize};
 
 /// Apart from the tags of seats, which count from 0.
 const TAG: Tag = Tag(1 << 32);
-/// Bytes of an order.
-const LENGTH: usize = 16;
+/// Room for an order.
+const ROOM: usize = 64;
 
 /// An order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Order {
     /// Go to the point of this number.
-    Point(u64),
+    Point(usize),
     /// Compare a payload that is made of this seed.
     Check(u64),
     /// Run a round of this number of messages.
@@ -22,43 +23,27 @@ pub(super) enum Order {
 }
 
 impl Order {
-    fn encode(self) -> [u8; LENGTH] {
-        let (kind, number) = match self {
-            Self::Point(number) => (1_u64, number),
-            Self::Check(number) => (2, number),
-            Self::Round(number) => (3, number),
-            Self::Stop => (4, 0),
-        };
-        let mut bytes = [0; LENGTH];
-        bytes[..8].copy_from_slice(&kind.to_le_bytes());
-        bytes[8..].copy_from_slice(&number.to_le_bytes());
-        bytes
+    fn encode(self) -> Vec<u8> {
+        // Plain data: it has a form in JSON.
+        serde_json::to_vec(&self).unwrap_or_default()
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let (kind, number) = bytes.split_first_chunk::<8>()?;
-        let number = u64::from_le_bytes(number.try_into().ok()?);
-        match u64::from_le_bytes(*kind) {
-            1 => Some(Self::Point(number)),
-            2 => Some(Self::Check(number)),
-            3 => Some(Self::Round(number)),
-            4 => Some(Self::Stop),
-            _ => None,
-        }
+        serde_json::from_slice(bytes).ok()
     }
 
     /// Gives it to all others.
     pub(super) fn give(self, runtime: &Runtime) -> Result<(), PerfError> {
         let bytes = self.encode();
         for to in (1..runtime.size()).map(Rank) {
-            runtime.post_send(to, &bytes, TAG).wait()?;
+            runtime.post_send(to, &bytes[..], TAG).wait()?;
         }
         Ok(())
     }
 
     /// Waits for one. Does not burn a core.
     pub(super) fn take(runtime: &Runtime, from: Rank) -> Result<Self, PerfError> {
-        let status = runtime.post_recv(from, vec![0; LENGTH], TAG).wait()?;
+        let status = runtime.post_recv(from, vec![0; ROOM], TAG).wait()?;
         status.bytes().and_then(Self::decode).ok_or(PerfError::Order { from })
     }
 }
@@ -72,7 +57,7 @@ mod tests {
         for order in [Order::Point(3), Order::Check(u64::MAX), Order::Round(1 << 40), Order::Stop] {
             assert_eq!(Order::decode(&order.encode()), Some(order));
         }
-        assert_eq!(Order::decode(&[0; LENGTH]), None);
+        assert_eq!(Order::decode(&[0; ROOM]), None);
         assert_eq!(Order::decode(&[4; 3]), None);
     }
 }

@@ -7,14 +7,13 @@
 
 use super::benchmark::Reach;
 use super::options::{self, Op, PerfOptions, Wanted};
-use super::plan::Test;
 use super::record::Record;
 use super::sides::{Kind, Sides};
 use super::start;
-use crate::gpus;
 use crate::launch::{Bind, tie};
 use crate::own_ranks::is_rank;
 use crate::{USAGE, complain, is_closed_pipe};
+use crate::{args, gpus};
 use carrack::bootstrap::Alone;
 use carrack::settings::{TransportChoice, parse_size};
 use carrack::{Runtime, StartError};
@@ -68,7 +67,7 @@ pub(crate) struct OsuOptions {
     pairs: usize,
 
     /// Duration of each size.
-    #[arg(long, value_parser = options::seconds, default_value = "0.1", value_name = "SECONDS")]
+    #[arg(long, value_parser = args::of_measurement, default_value = "0.1", value_name = "SECONDS")]
     seconds: Duration,
 
     /// The transport; that of CARRACK_TRANSPORT, or shm, if not given.
@@ -76,22 +75,17 @@ pub(crate) struct OsuOptions {
     transport: Option<TransportChoice>,
 }
 
-/// A benchmark of the OSU suite.
+/// A benchmark of the OSU suite. [`TESTS`] has a row for each but the last, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
 enum Asked {
     Latency,
     Bw,
-    #[value(name = "mbw_mr")]
     MbwMr,
-    #[value(name = "put_latency")]
     PutLatency,
-    #[value(name = "put_bw")]
     PutBw,
-    #[value(name = "get_latency")]
     GetLatency,
-    #[value(name = "get_bw")]
     GetBw,
-    #[value(name = "am_latency")]
     AmLatency,
     All,
 }
@@ -102,42 +96,32 @@ pub(super) struct OsuTest {
     word: &'static str,
     title: &'static str,
     op: Op,
-    test: Test,
+    test: Wanted,
     /// `true` if the table has a column of messages per second.
     has_rate: bool,
 }
 
-const fn of(word: &'static str, title: &'static str, op: Op, test: Test) -> OsuTest {
+const fn of(word: &'static str, title: &'static str, op: Op, test: Wanted) -> OsuTest {
     OsuTest { word, title, op, test, has_rate: false }
 }
 
-const LATENCY: OsuTest = of("latency", "Latency", Op::Send, Test::Latency);
-const BW: OsuTest = of("bw", "Bandwidth", Op::Send, Test::Bandwidth);
-const MBW_MR: OsuTest = OsuTest {
-    has_rate: true,
-    ..of("mbw_mr", "Multiple Bandwidth / Message Rate", Op::Send, Test::Bandwidth)
-};
-const PUT_LATENCY: OsuTest = of("put_latency", "Put Latency", Op::PutOver, Test::Latency);
-const PUT_BW: OsuTest = of("put_bw", "Put Bandwidth", Op::Put, Test::Bandwidth);
-const GET_LATENCY: OsuTest = of("get_latency", "Get Latency", Op::Get, Test::Latency);
-const GET_BW: OsuTest = of("get_bw", "Get Bandwidth", Op::Get, Test::Bandwidth);
-const AM_LATENCY: OsuTest = of("am_latency", "Active Message Latency", Op::Am, Test::Latency);
-const ALL: [OsuTest; 8] =
-    [LATENCY, BW, MBW_MR, PUT_LATENCY, PUT_BW, GET_LATENCY, GET_BW, AM_LATENCY];
+const TESTS: [OsuTest; 8] = [
+    of("latency", "Latency", Op::Send, Wanted::Latency),
+    of("bw", "Bandwidth", Op::Send, Wanted::Bandwidth),
+    OsuTest {
+        has_rate: true,
+        ..of("mbw_mr", "Multiple Bandwidth / Message Rate", Op::Send, Wanted::Bandwidth)
+    },
+    of("put_latency", "Put Latency", Op::PutOver, Wanted::Latency),
+    of("put_bw", "Put Bandwidth", Op::Put, Wanted::Bandwidth),
+    of("get_latency", "Get Latency", Op::Get, Wanted::Latency),
+    of("get_bw", "Get Bandwidth", Op::Get, Wanted::Bandwidth),
+    of("am_latency", "Active Message Latency", Op::Am, Wanted::Latency),
+];
 
 impl Asked {
     fn tests(self) -> &'static [OsuTest] {
-        match self {
-            Self::Latency => &[LATENCY],
-            Self::Bw => &[BW],
-            Self::MbwMr => &[MBW_MR],
-            Self::PutLatency => &[PUT_LATENCY],
-            Self::PutBw => &[PUT_BW],
-            Self::GetLatency => &[GET_LATENCY],
-            Self::GetBw => &[GET_BW],
-            Self::AmLatency => &[AM_LATENCY],
-            Self::All => &ALL,
-        }
+        TESTS.get(self as usize).map_or(&TESTS, std::slice::from_ref)
     }
 }
 
@@ -181,13 +165,12 @@ impl Range {
         let (min, max) = text.split_once(':').unwrap_or(("1", text));
         let bytes = |text: &str| parse_size(text).map_err(|error| error.to_string());
         let range = Self { min: bytes(min)?, max: bytes(max)? };
-        let whys = [
-            (range.min == 0, "the smallest size is 1 byte or more"),
-            (range.min > range.max, "the smallest size comes first, as in 8:1M"),
-        ];
-        match whys.into_iter().find(|(is_so, _)| *is_so) {
-            Some((_, why)) => Err(why.into()),
-            None => Ok(range),
+        match range {
+            Self { min: 0, .. } => Err("the smallest size is 1 byte or more".into()),
+            Self { min, max } if min > max => {
+                Err("the smallest size comes first, as in 8:1M".into())
+            }
+            range => Ok(range),
         }
     }
 
@@ -272,13 +255,11 @@ fn each(options: &OsuOptions, pairs: &[Sides], tests: &[OsuTest]) -> ExitCode {
     for (sides, test) in pairs.iter().flat_map(|sides| tests.iter().map(move |test| (sides, test)))
     {
         let mut command = Command::new("/proc/self/exe");
+        let (pairs, seconds) = (options.pairs, options.seconds.as_secs_f64());
         command.args(["put_get_bench", test.word]);
         command.args([sides.first, sides.others].map(letters));
-        if let Some(Range { min, max }) = options.sizes {
-            command.args(["-m".to_owned(), format!("{min}:{max}")]);
-        }
-        command.args(["--pairs".to_owned(), options.pairs.to_string()]);
-        command.args(["--seconds".to_owned(), options.seconds.as_secs_f64().to_string()]);
+        command.args([format!("--pairs={pairs}"), format!("--seconds={seconds}")]);
+        command.args(options.sizes.map(|Range { min, max }| format!("-m={min}:{max}")));
         command.args(options.transport.map(|transport| format!("--transport={transport}")));
         tie(&mut command);
         match command.status() {
@@ -316,11 +297,7 @@ fn letters(kind: Kind) -> String {
 fn as_perf(options: &OsuOptions, osu: OsuTest, sides: Sides) -> PerfOptions {
     PerfOptions {
         pieces: 1,
-        test: match osu.test {
-            Test::Latency => Wanted::Latency,
-            Test::Bandwidth => Wanted::Bandwidth,
-            Test::Rate => Wanted::Rate,
-        },
+        test: osu.test,
         op: vec![osu.op],
         size: options.sizes.unwrap_or(SIZES).sizes(),
         ranks: None,
@@ -347,7 +324,7 @@ pub(super) fn heading(osu: OsuTest, sides: Sides) -> String {
     };
     let (first, others) = (place(sides.first), place(sides.others));
     let columns = match osu.test {
-        Test::Latency => format!("{:<10}{:>18}", "# Size", "Latency (us)"),
+        Wanted::Latency => format!("{:<10}{:>18}", "# Size", "Latency (us)"),
         _ if osu.has_rate => format!("{:<10}{:>18}{:>18}", "# Size", "MB/s", "Messages/s"),
         _ => format!("{:<10}{:>18}", "# Size", "Bandwidth (MB/s)"),
     };

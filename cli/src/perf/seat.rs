@@ -1,11 +1,11 @@
 //! One thread's place at a rank.
 
 use super::error::PerfError;
-use super::landing::landing_queue;
 use super::memory::Memory;
-use super::tally::Tally;
+use super::tally::{Tally, landing_queue};
+use carrack::post::{Kind, Post};
 use carrack::{
-    CompQueue, Device, Outcome, PostError, ProgressError, Rank, RemoteComp, Runtime, Status, Tag,
+    Buffer, CompQueue, Device, Outcome, ProgressError, Rank, RemoteComp, Runtime, Status, Tag,
     WaitError,
 };
 use std::cell::Cell;
@@ -77,7 +77,7 @@ impl Seat {
         given_up: &Arc<AtomicBool>,
         number: usize,
     ) -> Result<Self, PerfError> {
-        let (arrivals, acks) = (Tally::of_messages(memory), Tally::new());
+        let (arrivals, acks) = (Tally::new(Some(memory)), Tally::new(None));
         let checks = CompQueue::new(CHECKS);
         Ok(Self {
             device,
@@ -90,9 +90,9 @@ impl Seat {
             taken: Cell::new(0),
             acks_name: runtime.register_comp(&acks)?,
             acks,
-            over: Tally::new(),
+            over: Tally::new(None),
             posted: Cell::new(0),
-            checks_name: runtime.register_comp(&landing_queue(&checks, memory))?,
+            checks_name: runtime.register_comp(&landing_queue(checks.clone(), memory))?,
             checks,
             bystanders: Vec::new(),
             given_up: given_up.clone(),
@@ -125,51 +125,44 @@ impl Seat {
         self.given_up.store(true, Ordering::Relaxed);
     }
 
-    /// Calls an operation until it is no retry.
-    #[inline]
-    pub(super) fn post(
-        &self,
-        mut call: impl FnMut() -> Result<Outcome, PostError>,
-    ) -> Result<(), PerfError> {
+    /// Posts an operation that ends unseen.
+    #[inline(always)]
+    pub(super) fn send<K: Kind>(&self, op: &mut Post<'_, K>) -> Result<(), PerfError> {
+        self.post(op, || ())
+    }
+
+    /// Posts an operation that completes to `over`; [`settle`](Self::settle) waits for it.
+    #[inline(always)]
+    pub(super) fn begin<K: Kind>(&self, op: &mut Post<'_, K>) -> Result<(), PerfError> {
+        self.post(op, || self.count_posted())
+    }
+
+    #[inline(always)]
+    fn post<K: Kind>(&self, op: &mut Post<'_, K>, posted: impl Fn()) -> Result<(), PerfError> {
         // The outcome stays where it is: to hand a status on takes half as long as a small message.
         loop {
-            let called = call();
+            let called = op.try_submit();
             match &called {
-                Ok(Outcome::Done(_) | Outcome::Posted) => return Ok(()),
+                Ok(Outcome::Done(_)) => return Ok(()),
+                Ok(Outcome::Posted) => {
+                    posted();
+                    return Ok(());
+                }
                 Ok(Outcome::Retry(_)) => self.poll()?,
                 Err(_) => return Ok(called.map(drop)?),
             }
         }
     }
 
-    /// Calls an operation that completes to `over`, until it is no retry.
-    /// [`settle`](Self::settle) waits for it.
-    #[inline]
-    pub(super) fn start(
+    /// Begins an operation, too. Returns its buffer if it is over already.
+    #[inline(always)]
+    pub(super) fn begin_with_buffer<K: Kind>(
         &self,
-        mut call: impl FnMut() -> Result<Outcome, PostError>,
-    ) -> Result<(), PerfError> {
+        op: &mut Post<'_, K>,
+    ) -> Result<Option<Buffer>, PerfError> {
         loop {
-            match call()? {
-                Outcome::Done(_) => return Ok(()),
-                Outcome::Posted => {
-                    self.count_posted();
-                    return Ok(());
-                }
-                Outcome::Retry(_) => self.poll()?,
-            }
-        }
-    }
-
-    /// The same. Its status if it is over already.
-    #[inline]
-    pub(super) fn begin(
-        &self,
-        mut call: impl FnMut() -> Result<Outcome, PostError>,
-    ) -> Result<Option<Status>, PerfError> {
-        loop {
-            match call()? {
-                Outcome::Done(status) => return Ok(Some(status)),
+            match op.try_submit()? {
+                Outcome::Done(status) => return Ok(Some(status.buffer)),
                 Outcome::Posted => {
                     self.count_posted();
                     return Ok(None);
@@ -182,6 +175,13 @@ impl Seat {
     #[inline]
     fn count_posted(&self) {
         self.posted.set(self.posted.get() + 1);
+    }
+
+    /// Posts an operation on this seat's device, and waits until it is over.
+    pub(super) fn wait<'a, K: Kind>(&'a self, op: Post<'a, K>) -> Result<Status, PerfError> {
+        let over = CompQueue::new(2);
+        op.device(&self.device).comp(&over).submit()?;
+        self.next_of(&over)
     }
 
     /// Waits until at most `most` of the started operations are in flight.
@@ -204,17 +204,16 @@ impl Seat {
     /// Sends an empty active message to an object of the peer's seat.
     #[inline]
     pub(super) fn signal(&self, name: RemoteComp) -> Result<(), PerfError> {
-        let mut message = self.runtime.post_am(self.peer, &[], name).device(&self.device);
-        self.post(|| message.try_submit())
+        self.send(&mut self.runtime.post_am(self.peer, &[], name).device(&self.device))
     }
 
     /// Waits until `done` says so, making progress.
     #[inline]
     pub(super) fn until(&self, done: impl Fn() -> bool) -> Result<(), PerfError> {
-        if self.pace == Pace::Sleep {
-            return self.sleep_until(&done);
+        match self.pace {
+            Pace::Sleep => self.sleep_until(&done),
+            Pace::Spin => self.look_until(done),
         }
-        self.look_until(done)
     }
 
     /// Waits like `until`, without sleep: no event reports this condition.

@@ -3,17 +3,19 @@
 use super::benchmark::Reach;
 use super::error::PerfError;
 use super::figures::{Figures, Measured, together};
+use super::measure::{Round, fitting};
 use super::memory::Memories;
 use super::order::Order;
 use super::place::Cpus;
 use super::plan::{Plan, Point};
 use super::record::{Conditions, Record};
-use super::round::{Round, fitting};
 use super::seat::{Pace, Seat};
 use super::{barrier, place};
-use crate::own_ranks::{allowed_cpus, cpu_list};
+use crate::own_ranks::{allowed_cpus, cpu_list, gather};
 use carrack::{Rank, Runtime};
 use quanta::Clock;
+use serde::{Deserialize, Serialize};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -50,11 +52,12 @@ impl Session {
         plan.fits(runtime.size())?;
         // Seats are for two ranks; of more than two, rank 1 stands for all that rank 0 deals with.
         let peer = Rank(u32::from(runtime.rank() == Rank(0)));
-        let (cpus, simulated) = agree(&runtime, plan.fingerprint(), memory.is_simulated())?;
+        let (fingerprint, is_simulated) = (plan.fingerprint(), memory.is_simulated());
+        let facts = Facts { fingerprint, cpus: allowed_cpus(), is_simulated }.exchange(&runtime)?;
         let given_up = Arc::new(AtomicBool::new(false));
-        let shared = if plan.share_device { Some(memory.shared_device(&runtime)?) } else { None };
+        let shared = plan.share_device.then(|| memory.device(&runtime, true)).transpose()?;
         let seats = (0..plan.most_seats()).map(|number| {
-            let device = shared.clone().map_or_else(|| memory.device(&runtime), Ok)?;
+            let device = shared.clone().map_or_else(|| memory.device(&runtime, false), Ok)?;
             Seat::new(&runtime, memory, device, peer, &given_up, number)
         });
         let seats = seats.collect::<Result<_, _>>()?;
@@ -66,9 +69,10 @@ impl Session {
             ranks: runtime.size(),
             device: if plan.share_device { "shared" } else { "own" },
             transport: path.and_then(|paths| paths.chosen()).unwrap_or("unknown"),
-            mem: plan.sides.first.name(simulated[0]),
-            peer_mem: plan.sides.others.name(simulated[1]),
+            mem: plan.sides.first.name(facts[0].is_simulated),
+            peer_mem: plan.sides.others.name(facts[1].is_simulated),
         };
+        let cpus = facts.into_iter().map(|facts| facts.cpus).collect();
         Ok(Self { runtime, memories, seats, plan, clock: Clock::new(), conditions, cpus })
     }
 
@@ -108,7 +112,7 @@ impl Session {
         mut begin: impl FnMut(Point),
         mut report: impl FnMut(&Record) -> Result<(), PerfError>,
     ) -> Result<(), PerfError> {
-        for (number, point) in (0..).zip(self.plan.points.clone()) {
+        for (number, point) in self.plan.points.clone().into_iter().enumerate() {
             begin(point);
             Order::Point(number).give(&self.runtime)?;
             self.go_to(point)?;
@@ -137,21 +141,20 @@ impl Session {
     }
 
     fn point(&mut self, point: Point) -> Result<Record, PerfError> {
-        let seed = random_seed()?;
+        let seed = RandomState::new().hash_one(());
         Order::Check(seed).give(&self.runtime)?;
         self.check(point, seed, true)?;
         let wanted = self.plan.seconds.as_secs_f64();
         let mut count = fitting(point, FIRST);
         loop {
-            let (_, took) = self.measure(point, count)?;
-            let share = took.as_secs_f64() / wanted;
+            let share = self.measure(point, count)?.took.as_secs_f64() / wanted;
             if share >= ENOUGH || count >= MOST {
                 count = fitting(point, scaled(count, 1.0 / share));
                 break;
             }
             count = fitting(point, scaled(count, (1.5 * ENOUGH / share).clamp(2.0, 64.0)));
         }
-        let (figures, _) = self.measure(point, count)?;
+        let figures = self.measure(point, count)?;
         let messages = count * point.threads as u64;
         let mut conditions = self.conditions.clone();
         if point.op.benchmark().reach == Reach::WithinRank {
@@ -160,10 +163,10 @@ impl Session {
         Ok(Record::new(point, conditions, messages, figures))
     }
 
-    fn measure(&mut self, point: Point, count: u64) -> Result<(Figures, Duration), PerfError> {
+    fn measure(&mut self, point: Point, count: u64) -> Result<Figures, PerfError> {
         Order::Round(count).give(&self.runtime)?;
         let measured = self.round(point, count, true)?;
-        together(&self.clock, count, measured)?.ok_or(PerfError::Nothing)
+        together(&self.clock, count, measured).ok_or(PerfError::Nothing)
     }
 
     /// As any other: does what rank 0 says.
@@ -173,10 +176,7 @@ impl Session {
         loop {
             match (Order::take(&self.runtime, Rank(0))?, point) {
                 (Order::Point(number), _) => {
-                    let at = usize::try_from(number)
-                        .ok()
-                        .and_then(|at| self.plan.points.get(at).copied());
-                    let Some(next) = at else { return Err(nonsense) };
+                    let Some(&next) = self.plan.points.get(number) else { return Err(nonsense) };
                     self.go_to(next)?;
                     point = Some(next);
                 }
@@ -213,10 +213,7 @@ impl Session {
         if point.seats() == 0 {
             return barrier::check(&self.runtime, seed);
         }
-        let Memories { own: memory, beside } = &self.memories;
-        let beside = beside.as_ref();
-        let round = Round { memory, beside, clock: &self.clock, point, count: 0, leads };
-        let check = point.op.benchmark().check;
+        let (round, check) = (self.parameters(point, 0, leads), point.op.benchmark().check);
         self.seats[..point.seats()].iter().try_for_each(|seat| check(&round, seat, seed))
     }
 
@@ -224,10 +221,15 @@ impl Session {
         if point.seats() == 0 {
             return barrier::round(&self.runtime, &self.clock, count, leads);
         }
+        let mut seats = std::mem::take(&mut self.seats);
+        let measured = self.parameters(point, count, leads).go(&mut seats[..point.seats()]);
+        self.seats = seats;
+        measured
+    }
+
+    fn parameters(&self, point: Point, count: u64, leads: bool) -> Round<'_> {
         let Memories { own: memory, beside } = &self.memories;
-        let beside = beside.as_ref();
-        let round = Round { memory, beside, clock: &self.clock, point, count, leads };
-        round.go(&mut self.seats[..point.seats()])
+        Round { memory, beside: beside.as_ref(), clock: &self.clock, point, count, leads }
     }
 }
 
@@ -237,35 +239,25 @@ fn scaled(count: u64, factor: f64) -> u64 {
     ((count as f64 * factor) as u64).clamp(1, MOST)
 }
 
-/// The CPUs of all ranks, and of which the memory is simulated; and whether they mean the same
-/// points.
-fn agree(
-    runtime: &Runtime,
+/// What ranks tell each other before they begin.
+#[derive(Serialize, Deserialize)]
+struct Facts {
+    /// A number that ranks share if they mean the same points.
     fingerprint: u64,
-    simulated: bool,
-) -> Result<(Cpus, Vec<bool>), PerfError> {
-    // A bit for each CPU of the kernel's default set.
-    const CPUS: usize = 1024;
-    const SIMULATED: usize = 8 + CPUS / 8;
-    let mut facts = fingerprint.to_le_bytes().to_vec();
-    facts.resize(SIMULATED + 1, 0);
-    facts[SIMULATED] = simulated.into();
-    for cpu in allowed_cpus().into_iter().filter(|&cpu| cpu < CPUS) {
-        facts[8 + cpu / 8] |= 1 << (cpu % 8);
-    }
-    let all = runtime.allgather(&facts)?;
-    if all.iter().any(|theirs| theirs.get(..8) != facts.get(..8)) {
-        return Err(PerfError::DifferentArguments);
-    }
-    let cpus_of =
-        |facts: &[u8]| (0..CPUS).filter(|cpu| facts[8 + cpu / 8] & 1 << (cpu % 8) != 0).collect();
-    let cpus = all.iter().map(|facts| cpus_of(facts)).collect();
-    Ok((cpus, all.iter().map(|facts| facts.get(SIMULATED) == Some(&1)).collect()))
+    cpus: Vec<usize>,
+    /// The memory is that of a simulated GPU.
+    is_simulated: bool,
 }
 
-fn random_seed() -> Result<u64, PerfError> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(PerfError::system("getting random bytes (getrandom)"))?;
-    Ok(u64::from_le_bytes(bytes))
+impl Facts {
+    /// Gathers the facts of all ranks, and compares what they mean to measure.
+    fn exchange(self, runtime: &Runtime) -> Result<Vec<Self>, PerfError> {
+        // Plain data: it has a form in JSON.
+        let all = gather(runtime, &serde_json::to_string(&self).unwrap_or_default())?;
+        let read = |text: &String| {
+            let facts: Option<Self> = serde_json::from_str(text).ok();
+            facts.filter(|theirs| theirs.fingerprint == self.fingerprint)
+        };
+        all.iter().map(read).collect::<Option<_>>().ok_or(PerfError::DifferentArguments)
+    }
 }

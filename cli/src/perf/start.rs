@@ -1,15 +1,14 @@
 //! The start of the two ranks, and the output of their results.
 
-use super::bar::Bar;
 use super::error::PerfError;
 use super::memory::Memories;
 use super::options::PerfOptions;
-use super::plan::Plan;
+use super::plan::{Plan, Point};
+use super::record::size_in_words;
 use super::session::Session;
-use super::{osu, plot, table};
-use crate::own_ranks;
+use super::{osu, plot, record};
 use crate::own_ranks::{is_rank, run_ranks};
-use crate::{USAGE, complain, is_closed_pipe};
+use crate::{USAGE, bar, complain, is_closed_pipe, own_ranks};
 use carrack::bootstrap::{Alone, launchers};
 use carrack::settings::{Origin, Settings, SettingsError, TransportChoice};
 use carrack::{Rank, Runtime, StartError};
@@ -124,7 +123,9 @@ fn in_this_process(
             followers.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))),
         );
         // A rank that finds another one gone has less to say than that other one.
-        let says_more = |outcome: &Result<(), _>| matches!(outcome, Err(error) if !PerfError::is_of_peer(error));
+        let says_more = |outcome: &Result<(), PerfError>| {
+            outcome.as_ref().is_err_and(|error| !matches!(error, PerfError::PeerGone { .. }))
+        };
         if let Some(at) = outcomes.iter().position(says_more) {
             outcomes.swap(0, at);
         }
@@ -146,36 +147,37 @@ fn rank(
 
 fn lead(session: &mut Session, options: &PerfOptions) -> Result<(), PerfError> {
     let mut out = io::stdout();
-    let bar = Bar::new(session.plan().points.len());
+    let bar = bar::new(session.plan().points.len(), "[{bar:24}] {pos}/{len} {msg}");
     let mut records = Vec::new();
-    let osu = options.like_osu.map(|test| (test, session.plan().sides));
-    let heading = match osu {
-        Some((test, sides)) => {
-            Some(format!("# {}\n{}", session.describe(), osu::heading(test, sides)))
-        }
-        None => (!options.json).then(|| format!("# {}\n{}", session.describe(), table::heading())),
+    let (osu, sides, about) = (options.like_osu, session.plan().sides, session.describe());
+    let mut heading = match osu {
+        Some(test) => Some(format!("# {about}\n{}", osu::heading(test, sides))),
+        None => (!options.json).then(|| format!("# {about}\n{}", record::heading())),
     };
-    let mut heading = heading.into_iter();
     session.lead(
-        |point| bar.begin(point),
+        |Point { op, test, size, threads, .. }| {
+            let (op, test, size) = (op.name(), test.name(), size_in_words(size));
+            bar.set_message(format!("{op} {test} {size}, {threads} thread(s)"));
+            bar.tick();
+        },
         |record| {
             records.push(record.clone());
             let line = match (osu, options.json) {
-                (Some((test, _)), _) => osu::row(test, record),
+                (Some(test), _) => osu::row(test, record),
                 (None, true) => serde_json::to_string(record).map_err(io::Error::from)?,
-                (None, false) => table::row(record),
+                (None, false) => record::row(record),
             };
-            bar.over(|| {
-                for heading in heading.by_ref() {
-                    writeln!(out, "{heading}")?;
+            bar.suspend(|| {
+                for line in heading.take().into_iter().chain([line]) {
+                    writeln!(out, "{line}")?;
                 }
-                writeln!(out, "{line}")?;
                 out.flush()
             })?;
+            bar.inc(1);
             Ok(())
         },
     )?;
-    bar.clear();
+    bar.finish_and_clear();
     if let Some(path) = &options.plot {
         plot::draw(path, &records)?;
     }

@@ -1,9 +1,11 @@
-//! Counts what is over.
+//! Completion objects of perf: they count, and lay large messages where those land that are
+//! measured.
 
-use super::landing::Landing;
 use super::memory::Memory;
+use carrack::buffer::RegionSlice;
 use carrack::comp::{AsCompletion, Completion, Status};
-use carrack::{Buffer, Rank, Tag};
+use carrack::{Buffer, CompQueue, Rank, Tag};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 /// `seat`), so that a load and a store are enough: the least that any program could do with a
 /// message.
 pub(super) struct Tally {
-    counts: Arc<Counts>,
+    counts: Arc<Landing<Counts>>,
     object: Arc<dyn Completion>,
 }
 
@@ -23,25 +25,50 @@ struct Counts {
     /// `true` if several threads may signal at a time.
     shared: AtomicBool,
     failed: OnceLock<String>,
-    /// Memory for large messages.
-    landing: Option<Landing>,
 }
 
-impl Completion for Counts {
+/// An object whose messages land in this memory if they are too long for a packet. One piece of
+/// memory serves all messages in flight, as in `ucx_perftest`.
+struct Landing<T> {
+    to: T,
+    memory: Option<Memory>,
+    room: Mutex<Option<RegionSlice>>,
+}
+
+impl<T> Landing<T> {
+    fn new(to: T, memory: Option<&Memory>) -> Arc<Self> {
+        Arc::new(Self { to, memory: memory.cloned(), room: Mutex::default() })
+    }
+
+    /// Memory for a message. None when the driver has no more: then it lands in memory of the
+    /// runtime's.
+    fn room(&self, size: usize) -> Option<Buffer> {
+        let memory = self.memory.as_ref()?;
+        let mut room = self.room.lock();
+        let whole = match room.take() {
+            Some(whole) if whole.len() >= size => whole,
+            _ => memory.room(size).ok()?,
+        };
+        room.insert(whole).region().slice(0, size).map(Buffer::Region)
+    }
+}
+
+impl Completion for Landing<Counts> {
     #[inline]
     fn signal(&self, status: Status) -> Result<(), Status> {
+        let Counts { arrived, shared, failed } = &self.to;
         if let Some(error) = &status.error {
-            let _ = self.failed.set(error.to_string());
-        } else if self.shared.load(Ordering::Relaxed) {
-            self.arrived.fetch_add(1, Ordering::Release);
+            let _ = failed.set(error.to_string());
+        } else if shared.load(Ordering::Relaxed) {
+            arrived.fetch_add(1, Ordering::Release);
         } else {
-            self.arrived.store(self.arrived.load(Ordering::Relaxed) + 1, Ordering::Release);
+            arrived.store(arrived.load(Ordering::Relaxed) + 1, Ordering::Release);
         }
         Ok(())
     }
 
     fn place(&self, _from: Rank, _tag: Tag, size: usize) -> Option<Buffer> {
-        self.landing.as_ref()?.place(size)
+        self.room(size)
     }
 
     fn describe(&self) -> String {
@@ -49,38 +76,49 @@ impl Completion for Counts {
     }
 }
 
+impl Completion for Landing<CompQueue> {
+    fn signal(&self, status: Status) -> Result<(), Status> {
+        self.to.as_completion().signal(status)
+    }
+
+    fn place(&self, _from: Rank, _tag: Tag, size: usize) -> Option<Buffer> {
+        self.room(size)
+    }
+
+    fn describe(&self) -> String {
+        "a queue of perf".into()
+    }
+}
+
+/// The object of a queue whose messages land in this memory.
+pub(super) fn landing_queue(queue: CompQueue, memory: &Memory) -> Arc<dyn Completion> {
+    Landing::new(queue, Some(memory))
+}
+
 impl Tally {
-    /// At zero, for any number of threads: of what has no bytes, or brings its own memory.
-    pub(super) fn new() -> Self {
-        Self::with(None)
-    }
-
-    /// The same, of messages that land in this memory.
-    pub(super) fn of_messages(memory: &Memory) -> Self {
-        Self::with(Some(Landing::new(memory)))
-    }
-
-    fn with(landing: Option<Landing>) -> Self {
-        let (shared, failed) = (AtomicBool::new(true), OnceLock::new());
-        let counts = Arc::new(Counts { arrived: AtomicU64::new(0), shared, failed, landing });
+    /// At zero, for any number of threads: of messages that land in this memory, or of what has no
+    /// bytes or brings its own.
+    pub(super) fn new(memory: Option<&Memory>) -> Self {
+        let (arrived, shared) = (AtomicU64::new(0), AtomicBool::new(true));
+        let counts = Landing::new(Counts { arrived, shared, failed: OnceLock::new() }, memory);
         Self { object: counts.clone(), counts }
     }
 
     /// Sets whether several threads may make progress on its device at a time. Called while nothing
     /// is in flight.
     pub(super) fn set_shared(&self, shared: bool) {
-        self.counts.shared.store(shared, Ordering::Relaxed);
+        self.counts.to.shared.store(shared, Ordering::Relaxed);
     }
 
     /// Returns the number of successes since the start.
     #[inline]
     pub(super) fn get(&self) -> u64 {
-        self.counts.arrived.load(Ordering::Acquire)
+        self.counts.to.arrived.load(Ordering::Acquire)
     }
 
     /// Returns the reason of the first failure, if there was one.
     pub(super) fn failed(&self) -> Option<&str> {
-        self.counts.failed.get().map(String::as_str)
+        self.counts.to.failed.get().map(String::as_str)
     }
 }
 

@@ -2,9 +2,10 @@
 
 use super::error::PerfError;
 use super::memory::Memory;
+use super::plan::Point;
 use super::seat::Seat;
 use carrack::buffer::Region;
-use carrack::{Buffer, CompQueue, Mr, RemoteKey, Status, Tag};
+use carrack::{Mr, Piece, PostError, RemoteKey, Tag};
 
 /// Room for what names a region.
 const NAME: usize = 512;
@@ -25,20 +26,48 @@ impl Window {
         mine.whole().write(content)?;
         let registered = runtime.register_memory(&mine)?;
         let tag = Tag(tag.0 | 1 << 63);
-        let over = CompQueue::new(2);
-        let mut receive = runtime.post_recv(*peer, vec![0; NAME], tag).device(device).comp(&over);
-        receive.submit()?;
         let name = registered.remote_key().to_bytes();
-        let mut send = runtime.post_send(*peer, &name[..], tag).device(device);
-        seat.post(|| send.try_submit())?;
-        let status = seat.next_of(&over)?;
+        runtime.post_send(*peer, &name[..], tag).device(device).submit()?;
+        let status = seat.wait(runtime.post_recv(*peer, vec![0; NAME], tag))?;
         let theirs = RemoteKey::from_bytes(status.bytes().unwrap_or_default())?;
         Ok(Self { mine, theirs, _registered: registered })
     }
 
-    /// Returns the window's content, as if it had come in a message.
-    pub(super) fn holds(&self, status: Status) -> Status {
-        let whole = self.mine.slice(0, status.size.min(self.mine.len()));
-        Status { buffer: whole.map_or(Buffer::Empty, Buffer::Region), ..status }
+    /// The first bytes of this rank's memory.
+    pub(super) fn content(&self, len: usize) -> Result<Vec<u8>, PerfError> {
+        Ok(self.mine.slice(0, len).map_or(Ok(Vec::new()), |part| part.to_vec())?)
+    }
+}
+
+/// Layout of a put of many pieces: each lies in the first half of a slot, so that no two of them
+/// are one. Neighbours are swapped, so they are not rows at equal distances.
+#[derive(Clone, Copy)]
+pub(super) struct Slots {
+    size: usize,
+    pieces: usize,
+    /// Bytes on each side.
+    pub(super) room: usize,
+}
+
+impl Slots {
+    pub(super) fn of(Point { size, pieces, .. }: Point) -> Result<Self, PerfError> {
+        let room = size.checked_mul(2).and_then(|slot| slot.checked_mul(pieces));
+        Ok(Self { size, pieces, room: room.ok_or(PostError::NoMemory(usize::MAX))? })
+    }
+
+    /// The remote and the local place of each piece.
+    pub(super) fn places(self) -> impl Iterator<Item = (usize, usize)> {
+        let slot = move |at: usize| if at ^ 1 < self.pieces { at ^ 1 } else { at };
+        (0..self.pieces).map(move |at| (at * 2 * self.size, slot(at) * 2 * self.size))
+    }
+
+    pub(super) fn pieces<'a>(self, local: &'a Region, window: &'a Window) -> Vec<Piece<'a>> {
+        let piece = |(to, from)| Piece {
+            local,
+            range: from..from + self.size,
+            rmr: &window.theirs,
+            offset: to as u64,
+        };
+        self.places().map(piece).collect()
     }
 }

@@ -5,8 +5,10 @@ use crate::launch::{adopt_orphans, sweep};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,52 +45,72 @@ impl Interrupt {
     }
 }
 
-/// End of a process.
-#[derive(Debug)]
-pub(super) enum End {
-    /// By itself.
+/// Bad end of a process.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Trouble {
+    #[error("{0}")]
     Exited(ExitStatus),
-    /// It was still running at its limit, and was ended.
+    #[error("it was still running after {:.1} s, and was ended", .0.as_secs_f64())]
     Overran(Duration),
     /// The user ended it.
+    #[error("interrupted")]
     Interrupted,
-    /// The system does not tell its end. It was ended.
+    #[error("the system lost its end: {0}")]
     Lost(io::Error),
-    /// It never ran.
+    #[error("it could not be started: {0}")]
     NotStarted(io::Error),
+}
+
+/// What a process has said, and its end.
+pub(super) struct Ended {
+    pub(super) said: String,
+    pub(super) complaints: String,
+    pub(super) end: Result<(), Trouble>,
+}
+
+/// Runs a command whose stdout and stderr go to these files, and reads them.
+pub(super) fn capture(
+    command: &mut Command,
+    [said, complained]: [&Path; 2],
+    limit: Duration,
+    interrupt: &Interrupt,
+    on_tick: impl FnMut(),
+) -> Ended {
+    let read = |path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+    let end = File::create(said)
+        .and_then(|said| Ok((said, File::create(complained)?)))
+        .map_err(Trouble::NotStarted)
+        .and_then(|(said, complained)| {
+            run(command.stdout(said).stderr(complained), limit, interrupt, on_tick)
+        });
+    Ended { said: read(said), complaints: read(complained), end }
 }
 
 /// Runs a command in a process group of its own. At the limit or on a signal it ends the group and
 /// all processes that the command has started. `on_tick` is called every [`GLANCE`].
-pub(super) fn run(
+fn run(
     command: &mut Command,
     limit: Duration,
     interrupt: &Interrupt,
     mut on_tick: impl FnMut(),
-) -> End {
-    let mut child = match command.stdin(Stdio::null()).process_group(0).spawn() {
-        Ok(child) => child,
-        Err(error) => return End::NotStarted(error),
-    };
+) -> Result<(), Trouble> {
+    let spawned = command.stdin(Stdio::null()).process_group(0).spawn();
+    let mut child = spawned.map_err(Trouble::NotStarted)?;
     let deadline = Instant::now() + limit;
     let end = loop {
-        match ended_within(&mut child, GLANCE) {
-            Ok(Some(status)) => break End::Exited(status),
-            Ok(None) => {}
-            Err(error) => {
-                stop(&mut child);
-                break End::Lost(error);
+        let trouble = match ended_within(&mut child, GLANCE) {
+            Ok(Some(status)) if status.success() => break Ok(()),
+            Ok(Some(status)) => break Err(Trouble::Exited(status)),
+            Err(error) => Trouble::Lost(error),
+            Ok(None) if interrupt.came() => Trouble::Interrupted,
+            Ok(None) if Instant::now() > deadline => Trouble::Overran(limit),
+            Ok(None) => {
+                on_tick();
+                continue;
             }
-        }
-        on_tick();
-        if interrupt.came() {
-            stop(&mut child);
-            break End::Interrupted;
-        }
-        if Instant::now() > deadline {
-            stop(&mut child);
-            break End::Overran(limit);
-        }
+        };
+        stop(&mut child);
+        break Err(trouble);
     };
     // This process is now the parent of the command's orphans, in any group and session.
     if let Err(error) = sweep() {

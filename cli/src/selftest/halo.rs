@@ -4,13 +4,12 @@
 
 use super::kit::Kit;
 use super::machine::{Gpus, Machine};
-use super::part::{Outcome, Part, Ran, Sort};
+use super::part::{Part, Sort};
+use crate::perf::plot::{Axis, Marks, chart, to_svg};
+use plotters::prelude::*;
 use serde::Serialize;
-use std::fmt::Write;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
-const LIMIT: Duration = Duration::from_secs(300);
 /// Cells each way of a GPU's block, and steps.
 const ON_GPUS: [&str; 2] = ["8192", "300"];
 /// A simulated GPU is a thread, and its figures say nothing.
@@ -49,38 +48,18 @@ pub(super) fn parts(
 }
 
 fn part(kit: &Kit, machine: &Machine, count: usize, picture: &Path) -> Part {
-    let program = kit.examples.get("halo_2d").cloned();
-    let path = program.clone().unwrap_or_else(|| PathBuf::from("halo_2d"));
-    let mut args = ["run", "-n", &count.to_string(), "--no-tag", "--", &path.display().to_string()]
-        .map(str::to_owned)
-        .to_vec();
+    let name = format!("halo scaling, {count} GPU(s)");
+    let part = Part::new(&name, Sort::Halo(count), Some(machine.gpus), kit);
+    let mut part = part.of_example("halo_2d", u32::try_from(count).unwrap_or(u32::MAX), kit);
     let sizes = if machine.gpus == Gpus::Simulated { SIMULATED } else { ON_GPUS };
-    args.extend(sizes.map(str::to_owned));
+    part.args.extend(sizes.map(str::to_owned));
     if count == machine.count {
-        args.push(picture.display().to_string());
+        part.args.push(picture.display().to_string());
     }
-    Part {
-        name: format!("halo scaling, {count} GPU(s) ({})", machine.gpus.in_words()),
-        sort: Sort::Halo(count),
-        gpus: Some(machine.gpus),
-        program: kit.carrack.clone(),
-        args,
-        env: vec![("CARRACK_GPU", machine.gpus.setting().to_owned())],
-        limit: LIMIT,
-        skip: program.is_none().then(|| "it is not here: not built".into()),
-    }
+    part
 }
 
 impl Halo {
-    /// Returns the figures of the runs that passed, fewer GPUs first.
-    pub(super) fn of(ran: &[Ran]) -> Vec<Self> {
-        let one = |ran: &Ran| match (&ran.outcome, ran.part.sort) {
-            (Outcome::Passed, Sort::Halo(gpus)) => Self::read(gpus, ran.last.as_deref()?),
-            _ => None,
-        };
-        ran.iter().filter_map(one).collect()
-    }
-
     /// Reads the line `rank 0: 8192² cells: 315.6 us a step, 314.2 without the exchange: 1.004`.
     pub(super) fn read(gpus: usize, line: &str) -> Option<Self> {
         let (_, rest) = line.split_once(": ")?;
@@ -105,78 +84,35 @@ impl Halo {
 /// A plot of a step's time over the number of GPUs, as SVG. Nothing is in proportion across: each
 /// run has a place of its own.
 pub(super) fn draw(runs: &[Halo], simulated: bool) -> Option<String> {
-    const WIDE: f64 = 420.0;
-    const HIGH: f64 = 240.0;
-    const LEFT: f64 = 56.0;
-    const TOP: f64 = 30.0;
-    const GROUND: f64 = 200.0;
     let (first, last) = (runs.first()?, runs.last()?);
     let most = runs.iter().map(|run| run.step_us.max(run.alone_us)).fold(0.0, f64::max);
-    // Lines at round numbers, four to nine apart.
-    let tenth = 10_f64.powf((most / 4.0).log10().floor());
-    let apart =
-        [1.0, 2.0, 5.0].map(|by| by * tenth).into_iter().rfind(|apart| most / apart >= 4.0)?;
-    let height = |micros: f64| GROUND - micros / (most * 1.05) * (GROUND - TOP);
-    let place = |at: usize| LEFT + (WIDE - LEFT - 20.0) * (at as f64 + 0.5) / runs.len() as f64;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDE} {HIGH}\" width=\"{WIDE}\" \
-        height=\"{HIGH}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{WIDE}\" \
-        height=\"{HIGH}\" fill=\"#fff\"/>\n"
-    );
-    let mut line = |text: String| svg.push_str(&(text + "\n"));
-    for at in 0..=(most / apart) as usize {
-        let (micros, y) = (at as f64 * apart, height(at as f64 * apart));
-        line(format!("<path d=\"M{LEFT} {y:.1}H{}\" stroke=\"#ddd\"/>", WIDE - 20.0));
-        line(format!(
-            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{micros}</text>",
-            LEFT - 6.0,
-            y + 4.0
-        ));
-    }
-    let simulated = if simulated { "; simulated: says nothing" } else { "" };
-    line(format!(
-        "<text x=\"{LEFT}\" y=\"14\">µs a step, {}² cells a GPU (f64){simulated}</text>",
-        first.cells
-    ));
-    let curve = |of: fn(&Halo) -> f64| {
-        let points = runs
-            .iter()
-            .enumerate()
-            .map(|(at, run)| format!("{:.1},{:.1}", place(at), height(of(run))));
-        points.collect::<Vec<_>>().join(" ")
-    };
-    line(format!(
-        "<polyline points=\"{}\" fill=\"none\" stroke=\"#999\" stroke-dasharray=\"4 3\"/>",
-        curve(|run| run.alone_us)
-    ));
-    line(format!(
-        "<polyline points=\"{}\" fill=\"none\" stroke=\"#05c\"/>",
-        curve(|run| run.step_us)
-    ));
-    for (at, run) in runs.iter().enumerate() {
-        let (x, y) = (place(at), height(run.step_us));
-        line(format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"#05c\"/>"));
-        line(format!(
-            "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{:.1}</text>",
-            y - 9.0,
-            run.step_us
-        ));
-        let s = if run.gpus == 1 { "" } else { "s" };
-        line(format!(
-            "<text x=\"{x:.1}\" y=\"218\" text-anchor=\"middle\">{} GPU{s}</text>",
-            run.gpus
-        ));
-    }
-    let mut foot = "dashed: without the exchange".to_owned();
+    let places = || (0..).map(|at: i32| f64::from(at));
+    let curve = |of: fn(&Halo) -> f64| places().zip(runs.iter().map(of)).collect();
+    let curves = [
+        ("a step".to_owned(), curve(|run| run.step_us)),
+        ("without the exchange".to_owned(), curve(|run| run.alone_us)),
+    ];
+    let mut caption = format!("A step, {}² cells a GPU (f64)", first.cells);
     if runs.len() > 1 {
-        // Writing to a string cannot fail.
-        let _ = write!(foot, "; weak scaling {:.3} at {} GPUs", last.scaling(first), last.gpus);
+        caption += &format!("; weak scaling {:.3} at {} GPUs", last.scaling(first), last.gpus);
     }
-    line(format!(
-        "<text x=\"{}\" y=\"236\" text-anchor=\"middle\" fill=\"#555\">{foot}</text></svg>",
-        (LEFT + WIDE) / 2.0
-    ));
-    Some(svg)
+    if simulated {
+        caption += "; simulated: says nothing";
+    }
+    let label = |place: &f64| {
+        let run = places().zip(runs).find(|(at, _)| at == place);
+        run.map(|(_, run)| format!("{} GPU(s): {:.1} µs", run.gpus, run.step_us))
+            .unwrap_or_default()
+    };
+    let marks: Vec<f64> = places().take(runs.len()).collect();
+    let across = Marks(-0.5..runs.len() as f64 - 0.5, marks);
+    let axis = Axis { unit: "", label: &label };
+    let up = 0.0..1.3 * most;
+    to_svg(|area| {
+        area.fill(&WHITE)?;
+        chart(area, &caption, &axis, "µs", (across, up), &curves.into())
+    })
+    .ok()
 }
 
 #[cfg(test)]
@@ -209,7 +145,7 @@ mod tests {
         assert_eq!(draw(&[], false), None);
         for (runs, words) in [
             (vec![run(1, 314.3), run(2, 315.4), run(4, 331.0)], "weak scaling 0.950 at 4 GPUs"),
-            (vec![run(1, 0.07)], "without the exchange</text>"),
+            (vec![run(1, 0.07)], "without the exchange"),
             (vec![run(1, 90_000.0), run(2, 1.0)], "weak scaling 90000.000"),
         ] {
             let svg = draw(&runs, false).unwrap();
@@ -219,10 +155,11 @@ mod tests {
                 .skip(1)
                 .map(|rest| rest.split('"').next().unwrap().parse::<f64>().unwrap());
             let heights: Vec<_> = heights.collect();
-            assert_eq!(heights.len(), runs.len());
-            assert!(heights.iter().all(|height| (30.0..=200.0).contains(height)), "{heights:?}");
-            let lines = svg.matches("stroke=\"#ddd\"").count();
-            assert!((5..=10).contains(&lines), "{lines} lines: {svg}");
+            assert_eq!(heights.len(), 2 * runs.len(), "with and without the exchange");
+            assert!(heights.iter().all(|height| (12.0..=468.0).contains(height)), "{heights:?}");
+            for run in &runs {
+                assert!(svg.contains(&format!("{} GPU(s): {:.1} µs", run.gpus, run.step_us)));
+            }
             assert!(!svg.contains("simulated"));
         }
         assert!(draw(&[run(1, 5.0)], true).unwrap().contains("simulated: says nothing"));

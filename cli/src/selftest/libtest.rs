@@ -40,6 +40,16 @@ impl Tally {
         tally.map(|tally| Self { failures, left_out, ..tally })
     }
 
+    /// The tests that passed.
+    pub(super) fn in_words(&self) -> String {
+        match (self.passed, self.left_out.values().sum::<u64>()) {
+            (passed, 0) => format!("{passed} tests"),
+            (passed, some) => {
+                format!("{passed} tests, {some} of which skipped what they test, or a part of it")
+            }
+        }
+    }
+
     /// "ok. 3 passed; 0 failed; 1 ignored; ...": each count stands before its word.
     fn counts(result: &str) -> Self {
         let mut tally = Self::default();

@@ -1,14 +1,14 @@
 //! Hardware of the machine, as `carrack info` reports it. A process of its own asks the drivers,
 //! so a driver that hangs ends only that process.
 
-use super::child::{self, End, Interrupt};
+use super::SelftestError;
+use super::child::{self, Interrupt};
 use super::kit::Kit;
 use super::options::Choice;
-use super::{SelftestError, file};
+use serde::Serialize;
 use serde_json::Value;
-use std::fs::{self, File};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// The start of a driver that has many devices takes seconds.
@@ -26,27 +26,28 @@ pub(super) struct Machine {
 }
 
 /// Kind of GPUs that are tested.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Gpus {
     Cuda,
     Simulated,
 }
 
 impl Gpus {
-    /// Returns the value for `CARRACK_GPU` and `TEST_GPU`.
-    pub(super) fn setting(self) -> &'static str {
+    /// Returns the value for `CARRACK_GPU` and `TEST_GPU`, and the name in reports.
+    fn names(self) -> [&'static str; 2] {
         match self {
-            Self::Cuda => "cuda",
-            Self::Simulated => "fake",
+            Self::Cuda => ["cuda", "cuda"],
+            Self::Simulated => ["fake", "simulated"],
         }
     }
 
-    /// Returns the name in reports.
+    pub(super) fn setting(self) -> &'static str {
+        self.names()[0]
+    }
+
     pub(super) fn in_words(self) -> &'static str {
-        match self {
-            Self::Cuda => "cuda",
-            Self::Simulated => "simulated",
-        }
+        self.names()[1]
     }
 }
 
@@ -99,30 +100,16 @@ fn info(
     scratch: &Path,
     interrupt: &Interrupt,
 ) -> Result<Value, SelftestError> {
-    let (said, complained) = (scratch.join("info.out"), scratch.join("info.err"));
     let mut command = Command::new(&kit.carrack);
     command.args(["info", "--json"]);
     super::part::clean(&mut command);
     command.env("CARRACK_GPU", gpu);
-    command.stdout(Stdio::from(File::create(&said).map_err(file(&said))?));
-    command.stderr(Stdio::from(File::create(&complained).map_err(file(&complained))?));
-    let end = child::run(&mut command, LIMIT, interrupt, || {});
+    let [said, complained] = ["info.out", "info.err"].map(|name| scratch.join(name));
+    let ended = child::capture(&mut command, [&said, &complained], LIMIT, interrupt, || {});
     let failed = |what: String| {
-        let complaints = fs::read_to_string(&complained).unwrap_or_default();
-        SelftestError::Machine(format!("{what} {}", complaints.trim()).trim_end().to_owned())
+        SelftestError::Machine(format!("{what} {}", ended.complaints.trim()).trim_end().to_owned())
     };
-    match end {
-        End::Exited(status) if status.success() => {}
-        End::Exited(status) => return Err(failed(format!("ended with {status}"))),
-        End::Overran(limit) => {
-            return Err(failed(format!(
-                "was still running after {limit:?} (a driver that hangs?)"
-            )));
-        }
-        End::Interrupted => return Err(failed("was ended by a signal".into())),
-        End::Lost(why) => return Err(failed(format!("cannot be watched: {why}"))),
-        End::NotStarted(why) => return Err(failed(format!("could not be started: {why}"))),
-    }
-    let text = fs::read_to_string(&said).map_err(file(&said))?;
-    serde_json::from_str(&text).map_err(|error| failed(format!("printed what is no JSON: {error}")))
+    ended.end.as_ref().map_err(|trouble| failed(trouble.to_string()))?;
+    serde_json::from_str(&ended.said)
+        .map_err(|error| failed(format!("it printed what is no JSON: {error}")))
 }

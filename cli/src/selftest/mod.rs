@@ -17,12 +17,10 @@
 //! | [`part`] | a part: its command line, its run and its outcome |
 //! | [`child`] | runs one process to its end or its limit |
 //! | [`libtest`] | counts tests in the output of a test program |
-//! | [`date`] | the time, in words |
 //! | [`report`], [`markdown`] | the report, as JSON and for people |
 
 mod archive;
 mod child;
-mod date;
 mod examples;
 mod halo;
 mod kit;
@@ -40,10 +38,9 @@ mod unpacked;
 pub(crate) use options::SelftestOptions;
 
 use crate::launch::LaunchError;
-use crate::{USAGE, complain};
+use crate::{USAGE, bar, complain};
 use archive::UnpackError;
 use child::Interrupt;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kit::Kit;
 use machine::Machine;
 use node::Node;
@@ -53,7 +50,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 use tempfile::TempDir;
 
 /// Exit status of a program that Ctrl-C has ended, as shells report it.
@@ -79,7 +76,7 @@ enum SelftestError {
     Launch(#[from] LaunchError),
     #[error(transparent)]
     Unpack(#[from] UnpackError),
-    #[error("`carrack info` {0}: without it nothing is known of this machine")]
+    #[error("`carrack info`: {0}; without it nothing is known of this machine")]
     Machine(String),
 }
 
@@ -106,13 +103,16 @@ pub(crate) fn selftest(options: &SelftestOptions) -> ExitCode {
 fn run(options: &SelftestOptions, node: &Node) -> Result<u8, SelftestError> {
     let interrupt = Interrupt::watch()?;
     let kit = Kit::find(&options.report, &interrupt)?;
-    let (date, start) = (date::now(), Instant::now());
+    let (date, start) = (now(), Instant::now());
     let scratch = scratch()?;
     let machine = Machine::look(options.gpu, &kit, scratch.path(), &interrupt)?;
     let suffix = node.suffix();
     let parts = chosen(options, &kit, &machine, suffix.as_deref())?;
     if options.list {
-        parts.iter().for_each(|part| println!("{}{}", part.name, part.skip_in_words()));
+        parts.iter().for_each(|part| {
+            let why = part.skip.as_ref().map(|why| format!(" (skipped: {why})"));
+            println!("{}{}", part.name, why.unwrap_or_default());
+        });
         return Ok(0);
     }
     let logs = options
@@ -162,22 +162,26 @@ fn chosen(
 /// Runs one part after another. Prints a line for each ended part, and a progress bar on a
 /// terminal.
 fn run_all(parts: Vec<Part>, logs: &Path, scratch: &Path, interrupt: &Interrupt) -> Vec<Ran> {
-    let bar = ProgressBar::with_draw_target(Some(parts.len() as u64), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("[{bar:24}] {pos}/{len} {elapsed} {msg}") {
-        bar.set_style(style);
-    }
+    let bar = bar::new(parts.len(), "[{bar:24}] {pos}/{len} {elapsed} {msg}");
     let run = |part: Part| {
         bar.set_message(part.name.clone());
         bar.tick();
         let ran = part.run(logs, scratch, interrupt, || bar.tick());
-        let (word, name, seconds) = (ran.outcome.word(), &ran.part.name, ran.took.as_secs_f64());
-        bar.suspend(|| println!("{word:<7} {seconds:>6.1} s  {name}: {}", ran.in_words()));
+        let Ran { name, seconds, words, .. } = &ran;
+        let word = ran.outcome.word();
+        bar.suspend(|| println!("{word:<7} {seconds:>6.1} s  {name}: {words}"));
         bar.inc(1);
         ran
     };
     let ran = parts.into_iter().map(run).collect();
     bar.finish_and_clear();
     ran
+}
+
+/// Now, as `2026-11-21 13:49:35 UTC`.
+fn now() -> String {
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    now.replace('T', " ").replace('Z', " UTC")
 }
 
 /// Creates a folder for temporary files of the parts, which is removed in the end.

@@ -1,5 +1,6 @@
 //! The command line of `selftest`.
 
+use crate::args;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -42,7 +43,7 @@ pub(crate) struct SelftestOptions {
 
     /// Seconds to measure each figure of `carrack perf`; 0.1 if not given, 0.02 for simulated GPUs
     /// and with --quick.
-    #[arg(long, value_parser = crate::perf::seconds, value_name = "SECONDS")]
+    #[arg(long, value_parser = args::of_measurement, value_name = "SECONDS")]
     pub(super) seconds: Option<Duration>,
 
     /// Only parts with one of these in their names.
@@ -54,7 +55,7 @@ pub(crate) struct SelftestOptions {
     pub(super) list: bool,
 
     /// The longest that any part may take, in seconds; 5 minutes to 30 if not given, as each needs.
-    #[arg(long, value_parser = seconds, value_name = "SECONDS")]
+    #[arg(long, value_parser = limit, value_name = "SECONDS")]
     pub(super) limit: Option<Duration>,
 }
 
@@ -69,9 +70,8 @@ pub(super) enum Choice {
     Fake,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.1..=1e6).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("give a number of seconds from 0.1 to 1000000".into()),
-    }
+fn limit(text: &str) -> Result<Duration, String> {
+    let what = "give a number of seconds from 0.1 to 1000000";
+    let seconds = args::seconds(text, 1e6, what)?;
+    if seconds.as_secs_f64() >= 0.1 { Ok(seconds) } else { Err(what.into()) }
 }

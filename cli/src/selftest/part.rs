@@ -1,16 +1,17 @@
 //! Part of the selftest: its command line, its run and its outcome.
 
-use super::child::{self, End, Interrupt};
+use super::child::{self, Ended, Interrupt, Trouble};
 use super::halo::Halo;
+use super::kit::Kit;
 use super::libtest::Tally;
 use super::machine::Gpus;
 use carrack::bootstrap::launchers::{LAUNCHERS, Launcher};
 use carrack::bootstrap::tcp::variables::{RANK, WORLD_SIZE};
+use serde::Serialize;
 use serde_json::Value;
-use std::fs::{self, File};
-use std::io;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Lines of a failed part's output that are in the report.
@@ -44,68 +45,79 @@ pub(super) enum Sort {
     Perf,
 }
 
-impl Sort {
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Self::Tests => "tests",
-            Self::Example => "example",
-            Self::Halo(_) => "halo",
-            Self::Perf => "perf",
-        }
-    }
-}
-
 /// Outcome of a part.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Outcome {
     Passed,
-    Failed(String),
-    Skipped(String),
+    Failed,
+    Skipped,
 }
 
 impl Outcome {
-    pub(super) fn word(&self) -> &'static str {
+    pub(super) fn word(self) -> &'static str {
         match self {
             Self::Passed => "passed",
-            Self::Failed(_) => "failed",
-            Self::Skipped(_) => "skipped",
-        }
-    }
-
-    pub(super) fn reason(&self) -> Option<&str> {
-        match self {
-            Self::Passed => None,
-            Self::Failed(why) | Self::Skipped(why) => Some(why),
+            Self::Failed => "failed",
+            Self::Skipped => "skipped",
         }
     }
 }
 
-/// Part that has ended.
+/// Part that has ended, as the report has it.
+#[derive(Serialize)]
 pub(super) struct Ran {
-    pub(super) part: Part,
+    pub(super) name: String,
+    /// `tests`, `example`, `halo` or `perf`.
+    sort: &'static str,
+    gpus: Option<Gpus>,
     pub(super) outcome: Outcome,
-    pub(super) took: Duration,
-    pub(super) tally: Option<Tally>,
+    /// Reason, unless the part passed.
+    pub(super) reason: Option<String>,
+    /// Short summary.
+    pub(super) words: String,
+    pub(super) seconds: f64,
+    pub(super) tests: Option<Tally>,
+    /// Command line, as a user would type it.
+    command: String,
+    /// The end of the output of a part that failed.
+    tail: String,
     /// The lines of JSON of `carrack perf`.
+    #[serde(skip)]
     pub(super) figures: Vec<Value>,
-    /// The last line of an example.
-    pub(super) last: Option<String>,
-    /// The end of the output, if it failed.
-    pub(super) tail: String,
+    #[serde(skip)]
+    pub(super) halo: Option<Halo>,
 }
 
 impl Part {
-    pub(super) fn skip_in_words(&self) -> String {
-        self.skip.as_ref().map_or_else(String::new, |why| format!(" (skipped: {why})"))
+    /// A part on these GPUs, which its name says. The defaults: the command itself, and no skip.
+    pub(super) fn new(name: &str, sort: Sort, gpus: Option<Gpus>, kit: &Kit) -> Self {
+        let on = gpus.map_or_else(String::new, |gpus| format!(" ({})", gpus.in_words()));
+        Self {
+            name: format!("{name}{on}"),
+            sort,
+            gpus,
+            program: kit.carrack.clone(),
+            args: Vec::new(),
+            env: gpus.map(|gpus| ("CARRACK_GPU", gpus.setting().to_owned())).into_iter().collect(),
+            limit: Duration::from_secs(300),
+            skip: None,
+        }
     }
 
-    /// Returns the command line as a user would type it.
-    pub(super) fn command_line(&self) -> String {
-        let env = self.env.iter().map(|(name, value)| format!("{name}={value}"));
-        env.chain([self.program.display().to_string()])
-            .chain(self.args.iter().cloned())
-            .collect::<Vec<_>>()
-            .join(" ")
+    /// Sets the program to an example, on this number of ranks; none: by itself, without the
+    /// launcher.
+    pub(super) fn of_example(mut self, example: &str, ranks: u32, kit: &Kit) -> Self {
+        let found = kit.examples.get(example);
+        self.skip = found.is_none().then(|| "it is not here: not built".into());
+        let path = found.cloned().unwrap_or_else(|| example.into());
+        if ranks == 0 {
+            self.program = path;
+        } else {
+            let (ranks, path) = (ranks.to_string(), path.display().to_string());
+            self.args = ["run", "-n", &ranks, "--no-tag", "--", &path].map(str::to_owned).into();
+        }
+        self
     }
 
     /// Runs the part. Its output goes to files in `logs`.
@@ -116,149 +128,109 @@ impl Part {
         interrupt: &Interrupt,
         on_tick: impl FnMut(),
     ) -> Ran {
+        let skip = self.skip.clone();
+        let interrupted = || "the run was interrupted before it".to_owned();
+        if let Some(why) = skip.or_else(|| interrupt.came().then(interrupted)) {
+            return self.ran(Outcome::Skipped, Some(why));
+        }
         let start = Instant::now();
-        if let Some(why) = self.skip.clone() {
-            return Ran::without_output(self, Outcome::Skipped(why));
-        }
-        if interrupt.came() {
-            return Ran::without_output(
-                self,
-                Outcome::Skipped("the run was interrupted before it".into()),
-            );
-        }
-        let (said, complained) = (self.log(logs, "out"), self.log(logs, "err"));
-        let end = match self.command(&said, &complained, scratch) {
-            Ok(mut command) => child::run(&mut command, self.limit, interrupt, on_tick),
-            Err(error) => End::NotStarted(error),
-        };
-        let read = |path: &Path| {
-            fs::read(path)
-                .map_or_else(|_| String::new(), |text| String::from_utf8_lossy(&text).into_owned())
-        };
-        let (said, complaints) = (read(&said), read(&complained));
-        if complaints.is_empty() {
-            let _ = fs::remove_file(complained);
-        }
-        Ran { took: start.elapsed(), ..self.judge(end, &said, &complaints) }
-    }
-
-    fn log(&self, logs: &Path, ending: &str) -> PathBuf {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
         let name: String = self.name.chars().map(plain).collect();
-        logs.join(format!("{}.{ending}", name.trim_end_matches('-')))
-    }
-
-    fn command(&self, said: &Path, complained: &Path, scratch: &Path) -> io::Result<Command> {
+        let log = |ending| logs.join(format!("{}.{ending}", name.trim_end_matches('-')));
+        let (said, complained) = (log("out"), log("err"));
         let mut command = Command::new(&self.program);
         command.args(&self.args);
         clean(&mut command);
-        command
-            .envs(self.env.iter().map(|(name, value)| (name, value)))
-            .env("TEST_SCRATCH", scratch);
-        command
-            .stdout(Stdio::from(File::create(said)?))
-            .stderr(Stdio::from(File::create(complained)?));
-        Ok(command)
+        command.envs(self.env.iter().cloned()).env("TEST_SCRATCH", scratch);
+        let files = [said.as_path(), &complained];
+        let ended = child::capture(&mut command, files, self.limit, interrupt, on_tick);
+        if ended.complaints.is_empty() {
+            let _ = fs::remove_file(complained);
+        }
+        Ran { seconds: start.elapsed().as_secs_f64(), ..self.judge(&ended) }
     }
 
-    fn judge(self, end: End, said: &str, complaints: &str) -> Ran {
-        let ended = match end {
-            End::Exited(status) if status.success() => None,
-            End::Exited(status) => Some(Outcome::Failed(status.to_string())),
-            End::Overran(limit) => {
-                let limit = limit.as_secs_f64();
-                Some(Outcome::Failed(format!(
-                    "it was still running after {limit:.1} s, and was ended"
-                )))
-            }
-            End::Interrupted => Some(Outcome::Skipped("interrupted".into())),
-            End::Lost(why) => Some(Outcome::Failed(format!("the system lost its end: {why}"))),
-            End::NotStarted(why) => {
-                Some(Outcome::Failed(format!("it could not be started: {why}")))
-            }
-        };
-        let tally = if self.sort == Sort::Tests { Tally::read(said) } else { None };
+    fn judge(self, ended: &Ended) -> Ran {
+        let Ended { said, complaints, end } = ended;
+        let tests = if self.sort == Sort::Tests { Tally::read(said) } else { None };
         let figures: Vec<Value> = match self.sort {
             Sort::Perf => said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect(),
             _ => Vec::new(),
         };
-        let last = said.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned);
-        let outcome = match (ended, self.sort) {
+        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        let halo = if let Sort::Halo(gpus) = self.sort { Halo::read(gpus, last) } else { None };
+        let (outcome, reason) = match (end, self.sort) {
+            (Err(Trouble::Interrupted), _) => (Outcome::Skipped, Some("interrupted".into())),
             // Some pairs of memory kinds allow no puts and gets; `carrack perf` fails with these
             // words.
-            (Some(Outcome::Failed(_)), Sort::Perf)
-                if complaints.contains("cannot be mapped here") =>
-            {
-                Outcome::Skipped(complaints.lines().last().unwrap_or_default().to_owned())
+            (Err(_), Sort::Perf) if complaints.contains("cannot be mapped here") => {
+                let why = complaints.lines().last().unwrap_or_default();
+                (Outcome::Skipped, Some(why.to_owned()))
             }
-            (Some(Outcome::Failed(why)), Sort::Tests) => Outcome::Failed(match &tally {
-                Some(tally) if tally.failed > 0 => {
-                    format!("{} tests failed: {}", tally.failed, tally.failures.join(", "))
-                }
-                Some(_) => why,
-                None => format!("{why}; it ended before its tests did"),
-            }),
-            (Some(outcome), _) => outcome,
-            (None, Sort::Tests) => match &tally {
-                None => Outcome::Failed("it printed no result of its tests".into()),
-                Some(tally) if tally.failed > 0 => {
-                    Outcome::Failed(format!("{} tests failed", tally.failed))
-                }
-                Some(tally) if tally.passed == 0 => Outcome::Failed("no test ran".into()),
-                Some(_) => Outcome::Passed,
-            },
-            (None, Sort::Example) if last.is_none() => Outcome::Failed("it printed nothing".into()),
-            (None, Sort::Halo(gpus))
-                if last.as_deref().and_then(|line| Halo::read(gpus, line)).is_none() =>
-            {
-                Outcome::Failed("it printed no figures".into())
+            (end, sort) => {
+                let trouble = end.as_ref().err().map(ToString::to_string);
+                let why = match (sort, &tests) {
+                    (Sort::Tests, tests) => wrong_tests(trouble, tests.as_ref()),
+                    _ if trouble.is_some() => trouble,
+                    (Sort::Example, _) if last.is_empty() => Some("it printed nothing".into()),
+                    (Sort::Halo(_), _) if halo.is_none() => Some("it printed no figures".into()),
+                    (Sort::Perf, _) if figures.is_empty() => Some("it printed no figures".into()),
+                    _ => None,
+                };
+                (if why.is_some() { Outcome::Failed } else { Outcome::Passed }, why)
             }
-            (None, Sort::Perf) if figures.is_empty() => {
-                Outcome::Failed("it printed no figures".into())
-            }
-            (None, _) => Outcome::Passed,
         };
-        let tail = match &outcome {
-            Outcome::Failed(_) => [tail(said), tail(complaints)].join("\n").trim().to_owned(),
+        let tail = match outcome {
+            Outcome::Failed => [tail(said), tail(complaints)].join("\n").trim().to_owned(),
             _ => String::new(),
         };
-        let last = last.filter(|_| matches!(self.sort, Sort::Example | Sort::Halo(_)));
-        Ran { part: self, outcome, took: Duration::ZERO, tally, figures, last, tail }
+        let words = match (&reason, &tests, self.sort) {
+            (Some(why), ..) => why.clone(),
+            (None, Some(tally), _) => tally.in_words(),
+            (None, None, Sort::Perf) => format!("{} figures", figures.len()),
+            (None, None, _) => last.to_owned(),
+        };
+        let halo = halo.filter(|_| outcome == Outcome::Passed);
+        Ran { words, tests, tail, figures, halo, ..self.ran(outcome, reason) }
+    }
+
+    /// The end of a part that has said nothing.
+    fn ran(self, outcome: Outcome, reason: Option<String>) -> Ran {
+        let env = self.env.iter().map(|(name, value)| format!("{name}={value}"));
+        let words = env.chain([self.program.display().to_string()]).chain(self.args);
+        Ran {
+            name: self.name,
+            sort: match self.sort {
+                Sort::Tests => "tests",
+                Sort::Example => "example",
+                Sort::Halo(_) => "halo",
+                Sort::Perf => "perf",
+            },
+            gpus: self.gpus,
+            outcome,
+            words: reason.clone().unwrap_or_default(),
+            reason,
+            seconds: 0.0,
+            tests: None,
+            command: words.collect::<Vec<_>>().join(" "),
+            tail: String::new(),
+            figures: Vec::new(),
+            halo: None,
+        }
     }
 }
 
-impl Ran {
-    fn without_output(part: Part, outcome: Outcome) -> Self {
-        Self {
-            part,
-            outcome,
-            took: Duration::ZERO,
-            tally: None,
-            figures: Vec::new(),
-            last: None,
-            tail: String::new(),
+/// Returns the fault of a test program, if it has one: it ended badly, or its tests did.
+fn wrong_tests(trouble: Option<String>, tally: Option<&Tally>) -> Option<String> {
+    match (trouble, tally) {
+        (Some(_), Some(tally)) if tally.failed > 0 => {
+            Some(format!("{} tests failed: {}", tally.failed, tally.failures.join(", ")))
         }
-    }
-
-    /// Returns a short summary.
-    pub(super) fn in_words(&self) -> String {
-        let counts = self.tally.as_ref().map(|tally| match tally.left_out.values().sum::<u64>() {
-            0 => format!("{} tests", tally.passed),
-            some => {
-                format!(
-                    "{} tests, {some} of which skipped what they test, or a part of it",
-                    tally.passed
-                )
-            }
-        });
-        match (&self.outcome, counts) {
-            (Outcome::Failed(why) | Outcome::Skipped(why), _) => why.clone(),
-            (Outcome::Passed, Some(counts)) => counts,
-            (Outcome::Passed, None) if self.part.sort == Sort::Perf => {
-                format!("{} figures", self.figures.len())
-            }
-            (Outcome::Passed, None) => self.last.clone().unwrap_or_default(),
-        }
+        (Some(why), Some(_)) => Some(why),
+        (Some(why), None) => Some(format!("{why}; it ended before its tests did")),
+        (None, None) => Some("it printed no result of its tests".into()),
+        (None, Some(tally)) if tally.failed > 0 => Some(format!("{} tests failed", tally.failed)),
+        (None, Some(tally)) => (tally.passed == 0).then(|| "no test ran".into()),
     }
 }
 
@@ -300,7 +272,10 @@ mod tests {
             limit: Duration::ZERO,
             skip: None,
         };
-        part.judge(End::Exited(ExitStatus::from_raw(code << 8)), said, complaints)
+        let status = ExitStatus::from_raw(code << 8);
+        let end = if code == 0 { Ok(()) } else { Err(Trouble::Exited(status)) };
+        let (said, complaints) = (said.to_owned(), complaints.to_owned());
+        part.judge(&Ended { said, complaints, end })
     }
 
     #[test]
@@ -310,11 +285,7 @@ mod tests {
         };
         let fails = |code: i32, said: &str, why: &str| {
             let ran = judged(Sort::Tests, code, said, "");
-            assert!(
-                matches!(&ran.outcome, Outcome::Failed(told) if told.contains(why)),
-                "{:?}",
-                ran.outcome
-            );
+            assert!(ran.outcome == Outcome::Failed && ran.words.contains(why), "{}", ran.words);
         };
         assert_eq!(judged(Sort::Tests, 0, &result(3, 0), "").outcome, Outcome::Passed);
         fails(0, "", "no result");
@@ -332,16 +303,16 @@ mod tests {
         assert_eq!((ran.outcome, ran.figures.len()), (Outcome::Passed, 2));
         let refused =
             judged(Sort::Perf, 1, "", "carrack: memory of rank 1 cannot be mapped here: why\n");
-        assert!(
-            matches!(refused.outcome, Outcome::Skipped(why) if why.contains("mapped here: why"))
-        );
-        assert!(matches!(judged(Sort::Perf, 1, "", "carrack: no\n").outcome, Outcome::Failed(_)));
-        assert!(matches!(judged(Sort::Perf, 0, "", "").outcome, Outcome::Failed(_)));
-        assert!(matches!(judged(Sort::Example, 0, " \n", "").outcome, Outcome::Failed(_)));
-        assert!(matches!(
-            judged(Sort::Halo(2), 0, "rank 0 of 1 x 2: 60 steps\n", "").outcome,
-            Outcome::Failed(_)
-        ));
+        assert_eq!(refused.outcome, Outcome::Skipped);
+        assert!(refused.words.contains("mapped here: why"), "{}", refused.words);
+        for (sort, code, said, complaints) in [
+            (Sort::Perf, 1, "", "carrack: no\n"),
+            (Sort::Perf, 0, "", ""),
+            (Sort::Example, 0, " \n", ""),
+            (Sort::Halo(2), 0, "rank 0 of 1 x 2: 60 steps\n", ""),
+        ] {
+            assert_eq!(judged(sort, code, said, complaints).outcome, Outcome::Failed, "{sort:?}");
+        }
         let ran = judged(Sort::Example, 3, "some\nlines\n", "and complaints\n");
         assert_eq!(ran.tail, "some\nlines\nand complaints");
     }

@@ -23,16 +23,11 @@ pub(super) fn parts(
         let otherwise = if quick || gpus == Some(Gpus::Simulated) { 0.02 } else { 0.1 };
         let seconds = seconds.map_or(otherwise, |seconds| seconds.as_secs_f64()).to_string();
         let always = ["perf", "--json", "--seconds", &seconds];
-        let on = gpus.map_or_else(String::new, |gpus| format!(" ({})", gpus.in_words()));
         Part {
-            name: format!("perf {what}{on}"),
-            sort: Sort::Perf,
-            gpus,
-            program: kit.carrack.clone(),
             args: always.iter().chain(args).map(|arg| (*arg).to_owned()).collect(),
             env: vec![("CARRACK_GPU", gpus.map_or("none", Gpus::setting).to_owned())],
             limit: LIMIT,
-            skip: None,
+            ..Part::new(&format!("perf {what}"), Sort::Perf, gpus, kit)
         }
     };
     let mut parts: Vec<Part> = ["am", "send", "put", "get"]

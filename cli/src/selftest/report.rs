@@ -11,6 +11,7 @@ use super::{SelftestError, file};
 use serde::Serialize;
 use serde_json::Value;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,15 +25,14 @@ pub(super) struct Report {
     pub(super) launcher: String,
     #[serde(flatten)]
     pub(super) about: About,
-    /// `cuda` or `simulated`.
-    pub(super) gpus: &'static str,
+    gpus: Gpus,
     /// Reason why NVIDIA's GPUs are not tested.
     pub(super) no_cuda: Option<String>,
     /// Output of `carrack info --json`: machine, transports, gpus, settings.
     pub(super) info: Value,
     pub(super) seconds: f64,
     pub(super) totals: Totals,
-    pub(super) parts: Vec<Row>,
+    pub(super) parts: Vec<Ran>,
     /// The heat equation, on fewer GPUs first.
     pub(super) halo: Vec<Halo>,
     /// File names of the field's picture, if a run on all GPUs drew one, and of the plot.
@@ -53,26 +53,6 @@ pub(super) struct Totals {
     pub(super) tests_ignored: u64,
 }
 
-/// A part.
-#[derive(Serialize)]
-pub(super) struct Row {
-    pub(super) name: String,
-    /// `tests`, `example`, `halo` or `perf`.
-    pub(super) sort: &'static str,
-    /// `cuda`, `simulated`, or none.
-    pub(super) gpus: Option<&'static str>,
-    /// `passed`, `failed` or `skipped`.
-    pub(super) outcome: &'static str,
-    /// Reason, unless the part passed.
-    pub(super) reason: Option<String>,
-    pub(super) words: String,
-    pub(super) seconds: f64,
-    pub(super) tests: Option<Tally>,
-    pub(super) command: String,
-    /// The end of the output of a part that failed.
-    pub(super) tail: String,
-}
-
 impl Report {
     pub(super) fn of(
         date: String,
@@ -82,18 +62,18 @@ impl Report {
         machine: Machine,
         ran: Vec<Ran>,
     ) -> Self {
-        let count = |word: &str| ran.iter().filter(|ran| ran.outcome.word() == word).count();
+        let count = |outcome| ran.iter().filter(|ran| ran.outcome == outcome).count();
         let sum =
-            |of: fn(&Tally) -> u64| ran.iter().filter_map(|ran| ran.tally.as_ref()).map(of).sum();
+            |of: fn(&Tally) -> u64| ran.iter().filter_map(|ran| ran.tests.as_ref()).map(of).sum();
         let totals = Totals {
-            parts_passed: count("passed"),
-            parts_failed: count("failed"),
-            parts_skipped: count("skipped"),
+            parts_passed: count(Outcome::Passed),
+            parts_failed: count(Outcome::Failed),
+            parts_skipped: count(Outcome::Skipped),
             tests_passed: sum(|tally| tally.passed),
             tests_failed: sum(|tally| tally.failed),
             tests_ignored: sum(|tally| tally.ignored),
         };
-        let halo = Halo::of(&ran);
+        let halo: Vec<Halo> = ran.iter().filter_map(|ran| ran.halo).collect();
         let [picture, plot] = halo::drawn(node.suffix().as_deref());
         let drawn = [
             halo.last().filter(|last| last.gpus == machine.count).map(|_| picture),
@@ -106,14 +86,14 @@ impl Report {
             command: std::env::args().collect::<Vec<_>>().join(" "),
             launcher: node.launcher(),
             about: kit.about.clone(),
-            gpus: machine.gpus.in_words(),
+            gpus: machine.gpus,
             no_cuda: machine.no_cuda,
             info: machine.info,
             seconds: took.as_secs_f64(),
             totals,
             halo,
             drawn,
-            parts: ran.into_iter().map(Row::of).collect(),
+            parts: ran,
             perf,
         }
     }
@@ -131,13 +111,14 @@ impl Report {
         // Plain data under names that are strings: it has a form in JSON.
         let json = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
         fs::write(&machines, json).map_err(file(&machines))?;
-        if let Some(plot) = halo::draw(&self.halo, self.gpus == Gpus::Simulated.in_words())
+        if let Some(plot) = halo::draw(&self.halo, self.gpus == Gpus::Simulated)
             && let [_, Some(name)] = &self.drawn
         {
             let path = folder.join(name);
             fs::write(&path, plot).map_err(file(&path))?;
         }
-        fs::write(&people, markdown::of(self)).map_err(file(&people))?;
+        let text = markdown::of(self).map_err(io::Error::other).map_err(file(&people))?;
+        fs::write(&people, text).map_err(file(&people))?;
         Ok(format!("{} and {}", people.display(), machines.display()))
     }
 
@@ -149,26 +130,5 @@ impl Report {
             "{parts_passed} parts passed, {parts_failed} failed, {parts_skipped} skipped; \
             {tests_passed} tests passed, {tests_failed} failed"
         )
-    }
-}
-
-impl Row {
-    fn of(ran: Ran) -> Self {
-        let reason = match &ran.outcome {
-            Outcome::Passed => None,
-            other => other.reason().map(str::to_owned),
-        };
-        Self {
-            sort: ran.part.sort.word(),
-            gpus: ran.part.gpus.map(|gpus| gpus.in_words()),
-            outcome: ran.outcome.word(),
-            reason,
-            words: ran.in_words(),
-            seconds: ran.took.as_secs_f64(),
-            command: ran.part.command_line(),
-            name: ran.part.name,
-            tests: ran.tally,
-            tail: ran.tail,
-        }
     }
 }

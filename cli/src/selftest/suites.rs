@@ -6,7 +6,6 @@
 use super::kit::Kit;
 use super::machine::{Gpus, Machine};
 use super::part::{Part, Sort};
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// A module of a test program, or a whole program, whose name is the suite's.
@@ -128,46 +127,32 @@ fn name_for_ever(name: &str) -> &'static str {
 
 impl Suite {
     fn parts(&self, kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
-        let Some(program) = kit.tests.get(self.program) else {
-            return vec![self.part(
-                PathBuf::from(self.program),
+        let part = |gpus, skip| self.part(kit, gpus, skip, quick);
+        if !kit.tests.contains_key(self.program) {
+            return vec![part(
                 None,
                 Some("it is not here: not built, or left out of the bundle".into()),
-                quick,
             )];
-        };
+        }
         let left_out = (quick && !self.quick).then(|| "--quick leaves it out".to_owned());
         match (self.on, machine.gpus) {
-            (On::Nothing, _) => vec![self.part(program.clone(), None, left_out, quick)],
-            (On::Cuda, Gpus::Cuda) => {
-                vec![self.part(program.clone(), Some(Gpus::Cuda), left_out, quick)]
-            }
+            (On::Nothing, _) => vec![part(None, left_out)],
             (On::Cuda, Gpus::Simulated) => {
                 let why = machine.no_cuda.as_deref().unwrap_or("there is none");
                 let why = format!("it needs an NVIDIA GPU: {why}");
-                vec![self.part(program.clone(), Some(Gpus::Cuda), left_out.or(Some(why)), quick)]
-            }
-            (On::Any, Gpus::Simulated) => {
-                vec![self.part(program.clone(), Some(Gpus::Simulated), left_out, quick)]
+                vec![part(Some(Gpus::Cuda), left_out.or(Some(why)))]
             }
             (On::Any, Gpus::Cuda) => {
-                let beside =
-                    (quick).then(|| "--quick leaves it out where there are real GPUs".to_owned());
-                let mut simulated =
-                    self.part(program.clone(), Some(Gpus::Simulated), beside, quick);
+                let why = "--quick leaves it out where there are real GPUs";
+                let mut simulated = part(Some(Gpus::Simulated), quick.then(|| why.to_owned()));
                 simulated.args.extend(self.beside.map(str::to_owned));
-                vec![self.part(program.clone(), Some(Gpus::Cuda), left_out, quick), simulated]
+                vec![part(Some(Gpus::Cuda), left_out), simulated]
             }
+            (On::Any | On::Cuda, gpus) => vec![part(Some(gpus), left_out)],
         }
     }
 
-    fn part(
-        &self,
-        program: PathBuf,
-        gpus: Option<Gpus>,
-        skip: Option<String>,
-        quick: bool,
-    ) -> Part {
+    fn part(&self, kit: &Kit, gpus: Option<Gpus>, skip: Option<String>, quick: bool) -> Part {
         // Tests that say why they skip something say it in their output, which is shown only if it
         // is asked for.
         let mut args = vec!["--show-output".to_owned()];
@@ -177,10 +162,8 @@ impl Suite {
         if !quick && is_known(self.program) && !NOT_AT_LENGTH.contains(&self.name) {
             args.extend(AT_LENGTH.map(str::to_owned));
         }
-        let mut env = Vec::new();
-        if let Some(gpus) = gpus {
-            env.push(("TEST_GPU", gpus.setting().to_owned()));
-        }
+        let mut env: Vec<_> =
+            gpus.map(|gpus| ("TEST_GPU", gpus.setting().to_owned())).into_iter().collect();
         if gpus == Some(Gpus::Cuda) {
             // Processes that share a device take turns of milliseconds, so parallel tests take
             // longer.
@@ -189,16 +172,14 @@ impl Suite {
         if self.on == On::Cuda {
             env.push(("CARRACK_REQUIRE_GPU", "1".into()));
         }
-        let on = gpus.map_or_else(String::new, |gpus| format!(" ({})", gpus.in_words()));
+        let program = kit.tests.get(self.program).cloned();
         Part {
-            name: format!("{}{on}", self.name),
-            sort: Sort::Tests,
-            gpus,
-            program,
+            program: program.unwrap_or_else(|| self.program.into()),
             args,
             env,
             limit: Duration::from_secs(60 * self.minutes),
             skip,
+            ..Part::new(self.name, Sort::Tests, gpus, kit)
         }
     }
 }

@@ -5,6 +5,8 @@
 //! | `runtime`, `builder`, `device` | a rank of a job, its start, and the making of its devices |
 //! | [`post`] | one builder for each operation, and the verbs that post it |
 //! | [`buffer`] | the buffers of operations |
+//! | `drive` | a future that makes progress |
+//! | `handler` | handlers that get the runtime |
 //! | `probe` | looks for messages without receiving them; taking back receives |
 //! | `waiting` | calls that make progress, and that wait meanwhile |
 //! | `memory`, `invalidate` | memory that other ranks reach, and its end |
@@ -14,6 +16,8 @@
 pub mod buffer;
 mod builder;
 mod device;
+mod drive;
+mod handler;
 mod invalidate;
 mod memory;
 mod pending;
@@ -25,6 +29,7 @@ mod waiting;
 
 pub use builder::RuntimeBuilder;
 pub use device::DeviceBuilder;
+pub use drive::Drive;
 pub(crate) use invalidate::{Withdrawn, withdraw};
 pub use probe::Probe;
 pub use runtime::Runtime;

@@ -126,6 +126,19 @@ impl Runtime {
         self.0.comps.register(comp.as_completion().clone())
     }
 
+    /// Gives a completion object the name that `text` makes, the same on every rank whatever the
+    /// order of the calls: [`RemoteComp::named`]. Peers may use it once it is registered.
+    ///
+    /// # Errors
+    /// [`ResourceError::Name`]: an object has that name.
+    pub fn register_comp_named(
+        &self,
+        text: &str,
+        comp: &impl AsCompletion,
+    ) -> Result<RemoteComp, ResourceError> {
+        self.0.comps.register_named(text, comp.as_completion().clone())
+    }
+
     /// Reserves `count` consecutive names, and returns the first. For names that must be known
     /// before their objects are made, or that each rank uses in another order. A reserved name
     /// stays the same: when it is given to another object, messages for the earlier one reach the

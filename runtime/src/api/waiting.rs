@@ -17,17 +17,20 @@ impl Runtime {
     /// Something needs attention; all the rest was done, and the next call goes on.
     #[inline]
     pub fn progress(&self) -> Result<bool, ProgressError> {
+        self.0.note_driven();
         self.0.progress(&self.0.default_device().0)
     }
 
     /// Makes progress on one device.
     #[inline]
     pub fn progress_device(&self, device: &Device) -> Result<bool, ProgressError> {
+        self.0.note_driven();
         self.0.progress(&device.0)
     }
 
     /// Makes progress on all devices.
     pub fn progress_all(&self) -> Result<bool, ProgressError> {
+        self.0.note_driven();
         self.0.progress_everything()
     }
 

@@ -7,6 +7,8 @@ use super::Completion;
 use crate::error::ResourceError;
 use crate::names::RemoteComp;
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,8 +39,11 @@ struct Slot {
 /// later one. A slot without a fresh generation is not used again. The next name depends only on
 /// the order of the calls, so ranks that make the same calls have the same names. A reserved slot
 /// keeps its name, which the program chose before it had the object.
+///
+/// Names by text are apart: they are the same whatever the order of the calls.
 pub(crate) struct Registry {
     slots: Mutex<Vec<Slot>>,
+    texts: Mutex<BTreeMap<RemoteComp, (Box<str>, Arc<dyn Completion>)>>,
     /// Grows with each change.
     version: AtomicU64,
 }
@@ -48,6 +53,8 @@ pub(crate) struct Registry {
 pub(crate) struct Snapshot {
     version: u64,
     comps: Box<[Option<Named>]>,
+    /// Those with a name by text, in the order of their names.
+    texts: Box<[Named]>,
 }
 
 /// An object, and its name.
@@ -57,8 +64,16 @@ impl Snapshot {
     /// Returns the object under a name.
     #[inline]
     pub(crate) fn get(&self, comp: RemoteComp) -> Option<&Arc<dyn Completion>> {
-        let (name, object) = self.comps.get(comp.number())?.as_ref()?;
-        (*name == comp).then_some(object)
+        match self.comps.get(comp.number()) {
+            Some(Some((name, object))) if *name == comp => Some(object),
+            _ => self.by_text(comp),
+        }
+    }
+
+    #[cold]
+    fn by_text(&self, comp: RemoteComp) -> Option<&Arc<dyn Completion>> {
+        let at = self.texts.binary_search_by_key(&comp, |(name, _)| *name).ok()?;
+        Some(&self.texts[at].1)
     }
 }
 
@@ -66,7 +81,8 @@ impl Registry {
     pub(crate) fn new() -> Self {
         // Slot 0 is never given: a header of zeros names no object.
         let first = Slot { name: RemoteComp(0), state: State::Reserved };
-        Self { slots: Mutex::new(vec![first]), version: AtomicU64::new(1) }
+        let (slots, texts) = (Mutex::new(vec![first]), Mutex::default());
+        Self { slots, texts, version: AtomicU64::new(1) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
@@ -93,9 +109,14 @@ impl Registry {
         });
         let before = std::mem::replace(&mut snapshot.comps, comps.collect());
         drop(slots);
+        let texts = self.texts.lock();
+        let named = texts.iter().map(|(name, (_, comp))| (*name, comp.clone())).collect();
+        drop(texts);
+        let texts_before = std::mem::replace(&mut snapshot.texts, named);
         let is_left =
             |(name, comp): &Named| snapshot.get(*name).is_none_or(|now| !Arc::ptr_eq(now, comp));
-        left.extend(before.into_iter().flatten().filter(is_left).map(|(_, comp)| comp));
+        let before = before.into_iter().flatten().chain(texts_before);
+        left.extend(before.filter(is_left).map(|(_, comp)| comp));
     }
 
     fn changed(&self) {
@@ -119,6 +140,28 @@ impl Registry {
         slot.state = State::Used(comp, false);
         self.changed();
         Ok(slot.name)
+    }
+
+    /// Gives the name that is made of a text.
+    ///
+    /// # Errors
+    /// An object has it.
+    pub(crate) fn register_named(
+        &self,
+        text: &str,
+        comp: Arc<dyn Completion>,
+    ) -> Result<RemoteComp, ResourceError> {
+        let name = RemoteComp::named(text);
+        let mut texts = self.texts.lock();
+        match texts.entry(name) {
+            Entry::Occupied(taken) => {
+                let (text, by) = (text.into(), taken.get().0.clone().into());
+                return Err(ResourceError::Name { text, by });
+            }
+            Entry::Vacant(place) => _ = place.insert((text.into(), comp)),
+        }
+        self.changed();
+        Ok(name)
     }
 
     /// Sets `count` slots in a row aside, and tells the first.
@@ -153,6 +196,13 @@ impl Registry {
 
     /// Frees a slot. Progress that another thread is making may still deliver to its object.
     pub(crate) fn deregister(&self, name: RemoteComp) -> Result<(), ResourceError> {
+        if name.is_of_text() {
+            let removed = self.texts.lock().remove(&name);
+            self.changed();
+            // Without the lock, as below.
+            let unknown = ResourceError::Slot { slot: name, why: "is not in use" };
+            return removed.map(drop).ok_or(unknown);
+        }
         let mut slots = self.lock();
         let slot = slots.get_mut(name.number()).filter(|slot| slot.name == name);
         let Some(slot @ Slot { state: State::Used(..), .. }) = slot else {
@@ -161,7 +211,7 @@ impl Registry {
         let next = RemoteComp(name.0.wrapping_add(LIMIT as u32));
         let left = if matches!(slot.state, State::Used(_, true)) {
             std::mem::replace(&mut slot.state, State::Reserved)
-        } else if next > name {
+        } else if next > name && !next.is_of_text() {
             slot.name = next;
             std::mem::replace(&mut slot.state, State::Free)
         } else {
@@ -221,11 +271,33 @@ mod tests {
             registries.iter().for_each(|registry| registry.deregister(name).unwrap());
         }
         let last = register();
-        assert_eq!((kept.number(), last.number()), (1, 4), "two numbers have been used up");
+        assert_eq!((kept.number(), last.number()), (1, 6), "four numbers have been used up");
         for name in [RemoteComp(2), RemoteComp(u32::MAX), RemoteComp(last.0 - (1 << 20))] {
             assert!(registries[0].register_at(name, comp()).is_err());
             assert!(registries[0].deregister(name).is_err());
         }
+    }
+
+    #[test]
+    fn a_name_by_text_depends_on_no_order_and_stands_apart_from_the_others() {
+        let (registry, mut snapshot, mut left) = (Registry::new(), Snapshot::default(), Vec::new());
+        let (first, second) = (comp(), comp());
+        let by_order = registry.register(comp()).unwrap();
+        let halo = registry.register_named("halo", first.clone()).unwrap();
+        assert_eq!(halo, RemoteComp::named("halo"));
+        assert!(halo != RemoteComp::named("hal0") && halo.is_of_text() && !by_order.is_of_text());
+        let taken = registry.register_named("halo", second.clone()).unwrap_err().to_string();
+        assert!(taken.contains("halo"), "{taken}");
+        registry.refresh(&mut snapshot, &mut left);
+        assert!(Arc::ptr_eq(snapshot.get(halo).unwrap(), &first));
+        assert!(snapshot.get(by_order).is_some());
+        assert!(snapshot.get(RemoteComp::named("another")).is_none());
+        registry.deregister(halo).unwrap();
+        assert!(registry.deregister(halo).is_err(), "once");
+        registry.register_named("halo", second.clone()).unwrap();
+        registry.refresh(&mut snapshot, &mut left);
+        assert!(Arc::ptr_eq(snapshot.get(halo).unwrap(), &second), "under the same name");
+        assert!(left.len() == 1 && Arc::ptr_eq(&left[0], &first));
     }
 
     #[test]

@@ -209,6 +209,17 @@ pub enum ResourceError {
         /// The error of the slot.
         why: &'static str,
     },
+    /// A name by text is taken, by an object of the same text or of one with the same hash.
+    #[error(
+        "the name {text:?} is taken by an object that was registered as {by:?}: choose another \
+        text, or deregister that object first"
+    )]
+    Name {
+        /// The text.
+        text: String,
+        /// The text of the object that has the name.
+        by: String,
+    },
     /// Packets could not be allocated.
     #[error(transparent)]
     Packets(#[from] AllocError),

@@ -115,6 +115,13 @@ pub enum PostError {
         and submit it"
     )]
     WouldBlock,
+    /// Nothing makes progress, so an operation that is awaited would never end.
+    #[error(
+        "nothing makes progress, so this would never end: run Runtime::drive as a task of the \
+        executor, set CARRACK_PROGRESS=thread, await it in Runtime::block_on, or call progress \
+        before"
+    )]
+    Undriven,
     /// The end of the operation would be seen by no one.
     #[error(
         "{0} without a completion object would end unseen: name one with .comp, or wait for or \

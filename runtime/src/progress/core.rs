@@ -21,11 +21,13 @@ use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 /// The core of a runtime.
 pub(crate) struct Core {
     default_device: OnceLock<Device>,
+    /// Something has made progress: a call of the program's, a thread, or a future.
+    is_driven: AtomicBool,
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
     pub(crate) suspects: Suspects,
@@ -68,6 +70,7 @@ impl Core {
         let chores = &carrier.chores;
         Self {
             default_device: OnceLock::new(),
+            is_driven: AtomicBool::new(false),
             engines: Engines::new(),
             comps: Registry::new(),
             suspects: Suspects::new(chores),
@@ -78,6 +81,20 @@ impl Core {
             streams: Streams::default(),
             carrier,
         }
+    }
+
+    /// Notes that something makes progress.
+    #[inline]
+    pub(crate) fn note_driven(&self) {
+        if !self.is_driven() {
+            self.is_driven.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns `true` if something has made progress before.
+    #[inline]
+    pub(crate) fn is_driven(&self) -> bool {
+        self.is_driven.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_default_device(&self, device: Device) {

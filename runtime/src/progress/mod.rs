@@ -31,6 +31,7 @@ pub use pending::Pending;
 pub(crate) use signal::in_handler;
 pub(crate) use thread::ProgressThread;
 use upkeep::end_copies;
+pub(crate) use wait::Sleep;
 
 use crate::chores::{self, Chore};
 use crate::comp::{Completion, Snapshot, Status};

@@ -7,10 +7,13 @@
 
 use super::Core;
 use crate::chores::Chore;
+use crate::datapath::Device;
 use crate::error::{ProgressError, WaitError};
 use carrack_transports::contract::Armed;
+use carrack_transports::sync::Sleepers;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest sleep without a look at everything: covers sources that cannot be armed (a GPU's
@@ -55,6 +58,7 @@ impl Core {
         if self.is_forked() {
             return Err(ProgressError::Forked.into());
         }
+        self.note_driven();
         let start = Instant::now();
         let mut quiet_since = start;
         let mut spins = 0_u32;
@@ -112,12 +116,79 @@ impl Core {
     /// doubles.
     #[cold]
     fn sleep(&self, done: &dyn Fn() -> bool, longest: Duration, nap: &mut Duration) {
+        let (sleep, fd) = self.prepare_sleep(longest, nap);
+        sleep.run(done, fd);
+    }
+
+    /// Returns the sleep of a thread that is to wake a future, apart from the runtime.
+    pub(crate) fn sleep_apart(&self, nap: &mut Duration) -> Sleep {
+        self.prepare_sleep(LONGEST, nap).0
+    }
+
+    /// Decides how long to sleep, and on which descriptor of the bootstrap.
+    fn prepare_sleep(
+        &self,
+        longest: Duration,
+        nap: &mut Duration,
+    ) -> (Sleep, Option<BorrowedFd<'_>>) {
         self.look_after_domains();
         let devices = self.devices().clone();
-        let lanes: Vec<_> = devices.iter().flat_map(|device| device.0.lanes.iter()).collect();
-        let _asleep = self.sleepers.enter();
+        let mut bootstrap = None;
+        // Before the looks below: a change from now on rings the bell.
+        self.sleepers.begin();
+        // Work that waits for an engine or for room is looked at again soon.
+        let soon = self.retries.any()
+            || !self.words.is_empty()
+            || devices.iter().any(|device| device.0.has_chores());
+        let mut span = if soon { SHORT } else { LONGEST };
+        if !soon && devices.iter().any(|device| !device.0.undelivered.is_empty()) {
+            span = ROOM.min(*nap);
+            *nap = LONGEST.min(*nap * 2);
+        }
+        if !self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()) {
+            // If it is readable right after a look for all absent peers, it reports another event,
+            // and would wake this thread again and again.
+            match self.bootstrap.wait_fd().filter(|fd| !is_readable(fd)) {
+                Some(fd) => bootstrap = Some(fd),
+                None => *nap = UNTOLD.min(*nap),
+            }
+            span = span.min(*nap);
+            *nap = LONGEST.min(*nap * 2);
+        }
+        let span = self.deadlines.limit(span.min(longest));
+        (Sleep { devices, sleepers: self.sleepers.clone(), span }, bootstrap)
+    }
+}
+
+/// A sleep until something happens. It does not keep the runtime alive.
+///
+/// From its making on it counts as a sleeper, so a change that comes before it [runs](Self::run)
+/// ends it at once.
+pub(crate) struct Sleep {
+    devices: Vec<Device>,
+    sleepers: Arc<Sleepers>,
+    span: Duration,
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.sleepers.end();
+    }
+}
+
+impl Sleep {
+    /// Wakes the thread that sleeps.
+    pub(crate) fn end(&self) -> impl Fn() + Send + 'static {
+        let sleepers = self.sleepers.clone();
+        move || sleepers.wake()
+    }
+
+    /// Sleeps, unless `done` returns `true` already.
+    pub(crate) fn run(&self, done: &dyn Fn() -> bool, further: Option<BorrowedFd<'_>>) {
+        let lanes: Vec<_> = self.devices.iter().flat_map(|device| device.0.lanes.iter()).collect();
         let mut armed = Vec::with_capacity(lanes.len());
         let mut fds = vec![PollFd::from_borrowed_fd(self.sleepers.as_fd(), PollFlags::IN)];
+        fds.extend(further.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let mut ready = done();
         for lane in &lanes {
             if ready {
@@ -131,32 +202,10 @@ impl Core {
                 }
             }
         }
-        // Work that waits for an engine or for room is looked at again soon.
-        let soon = self.retries.any()
-            || !self.words.is_empty()
-            || devices.iter().any(|device| device.0.has_chores());
-        let mut span = if soon { SHORT } else { LONGEST };
-        if !soon && devices.iter().any(|device| !device.0.undelivered.is_empty()) {
-            span = ROOM.min(*nap);
-            *nap = LONGEST.min(*nap * 2);
-        }
-        if !ready
-            && (!self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()))
-        {
-            // If it is readable right after a look for all absent peers, it reports another event,
-            // and would wake this thread again and again.
-            match self.bootstrap.wait_fd().filter(|fd| !is_readable(fd)) {
-                Some(fd) => fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN)),
-                None => *nap = UNTOLD.min(*nap),
-            }
-            span = span.min(*nap);
-            *nap = LONGEST.min(*nap * 2);
-        }
         if !ready {
-            let span = self.deadlines.limit(span.min(longest));
             let timeout = Timespec {
-                tv_sec: i64::try_from(span.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(span.subsec_nanos()),
+                tv_sec: i64::try_from(self.span.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(self.span.subsec_nanos()),
             };
             // An interruption is as good as an event: the caller looks around and comes back.
             let _ = rustix::event::poll(&mut fds, Some(&timeout));

@@ -4,10 +4,12 @@
 pub(super) mod percentiles;
 
 use super::error::PerfError;
-use super::record::Record;
-use super::table::size_in_words;
+use super::record::{Record, size_in_words};
 use plotters::coord::Shift;
-use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::coord::ranged1d::{
+    AsRangedCoord, KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter,
+};
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -35,15 +37,22 @@ pub(super) fn draw(path: &Path, records: &[Record]) -> Result<(), PerfError> {
 /// Draws on an area and writes it into the file.
 fn write(
     path: &Path,
-    draw: impl for<'a> FnOnce(&DrawingArea<SVGBackend<'a>, Shift>) -> Result<(), Error<'a>>,
+    draw: impl for<'a> FnOnce(&Area<'a>) -> Result<(), Error<'a>>,
 ) -> Result<(), PerfError> {
+    let svg = to_svg(draw).map_err(|why| PerfError::Plot { path: path.to_owned(), why })?;
+    std::fs::write(path, svg).map_err(|error| failed(path, &error))
+}
+
+/// The drawing as SVG, or the reason why there is none.
+pub(crate) fn to_svg(
+    draw: impl for<'a> FnOnce(&Area<'a>) -> Result<(), Error<'a>>,
+) -> Result<String, String> {
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        draw(&area).map_err(|error| failed(path, &error))?;
-        area.present().map_err(|error| failed(path, &error))?;
+        draw(&area).and_then(|()| area.present()).map_err(|error| error.to_string())?;
     }
-    std::fs::write(path, svg).map_err(|error| failed(path, &error))
+    Ok(svg)
 }
 
 /// Returns the conditions that all results share.
@@ -81,10 +90,11 @@ fn name(record: &Record) -> String {
     }
 }
 
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Error<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
 fn both<'a>(
-    area: &DrawingArea<SVGBackend<'a>, Shift>,
+    area: &Area<'a>,
     about: &str,
     latency: &BTreeMap<String, Curve>,
     bandwidth: &BTreeMap<String, Curve>,
@@ -117,13 +127,36 @@ fn both<'a>(
 }
 
 /// The horizontal axis.
-struct Axis<'a> {
-    unit: &'a str,
-    label: &'a dyn Fn(&f64) -> String,
+pub(crate) struct Axis<'a> {
+    pub(crate) unit: &'a str,
+    pub(crate) label: &'a dyn Fn(&f64) -> String,
 }
 
-fn chart<'a, Y>(
-    area: &DrawingArea<SVGBackend<'a>, Shift>,
+/// A range with marks at these places; [`Axis`] names them.
+pub(crate) struct Marks(pub(crate) Range<f64>, pub(crate) Vec<f64>);
+
+impl Ranged for Marks {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        RangedCoordf64::from(self.0.clone()).map(value, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.1.clone()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.0.clone()
+    }
+}
+
+impl ValueFormatter<f64> for Marks {}
+
+/// Draws curves with a point at each figure.
+pub(crate) fn chart<'a, Y>(
+    area: &Area<'a>,
     caption: &str,
     across: &Axis<'_>,
     unit: &str,

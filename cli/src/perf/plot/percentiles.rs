@@ -1,14 +1,11 @@
 //! An SVG of the distribution of latencies: each point's percentiles over the number of nines.
 
-use super::{Axis, Curve, chart, name, ranges, write};
+use super::{Axis, Curve, Marks, chart, name, ranges, write};
 use crate::perf::error::PerfError;
 use crate::perf::figures::Latency;
-use crate::perf::record::Record;
-use crate::perf::table::size_in_words;
-use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
+use crate::perf::record::{Record, size_in_words};
 use plotters::prelude::*;
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::Path;
 
 /// Percentiles and their places: minus the logarithm of the share of longer latencies, so that
@@ -30,7 +27,7 @@ pub(in crate::perf) fn draw(path: &Path, records: &[Record]) -> Result<(), PerfE
         area.fill(&WHITE)?;
         let (_, up) = ranges(&curves);
         let across = Axis { unit: "percentile", label: &label };
-        chart(area, &caption, &across, "latency (µs)", (Nines, up.log_scale()), &curves)
+        chart(area, &caption, &across, "latency (µs)", (nines(), up.log_scale()), &curves)
     })
 }
 
@@ -58,35 +55,14 @@ fn label(place: &f64) -> String {
 }
 
 /// The axis: it has its marks where percentiles are.
-struct Nines;
-
-impl Ranged for Nines {
-    type FormatOption = NoDefaultFormatting;
-    type ValueType = f64;
-
-    fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
-        let Range { start, end } = self.range();
-        from + (f64::from(to - from) * (value - start) / (end - start)).round() as i32
-    }
-
-    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
-        PLACES.map(|(place, _)| place).to_vec()
-    }
-
-    fn range(&self) -> Range<f64> {
-        0.1..5.2
-    }
-}
-
-impl ValueFormatter<f64> for Nines {
-    fn format(value: &f64) -> String {
-        label(value)
-    }
+fn nines() -> Marks {
+    Marks(0.1..5.2, PLACES.map(|(place, _)| place).to_vec())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plotters::coord::ranged1d::Ranged;
 
     #[test]
     fn each_percentile_stands_at_its_number_of_nines() {
@@ -95,7 +71,7 @@ mod tests {
             assert!((place + (1.0 - part).log10()).abs() < 1e-9, "{name}");
             assert_eq!(label(&place), name);
         }
-        let at = PLACES.map(|(place, _)| Nines.map(&place, (0, 510)));
+        let at = PLACES.map(|(place, _)| nines().map(&place, (0, 510)));
         assert_eq!(at, [20, 90, 190, 290, 390, 490]);
     }
 }

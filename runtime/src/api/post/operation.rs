@@ -1,8 +1,9 @@
 //! Operations that are awaited.
 //!
 //! `runtime.post_send(…).await` posts when it is first polled, and is ready when the operation is
-//! over. Any executor will do, as long as some thread makes progress; [`Runtime::block_on`] does
-//! both on this one.
+//! over. Any executor will do, as long as something makes progress: [`Runtime::drive`] as a task of
+//! the executor, a progress thread, or a loop of the program. [`Runtime::block_on`] does both on
+//! this thread.
 
 use super::desc::OpDesc;
 use super::options::Post;
@@ -23,7 +24,9 @@ use std::time::{Duration, Instant};
 
 /// The future of an operation, made from a [`Post`].
 ///
-/// The first poll posts the operation. It waits in the peer's backlog if necessary; while that is
+/// The first poll posts the operation. It is [`PostError::Undriven`] if nothing has made progress
+/// before: no [`drive`](Runtime::drive), no progress thread, no call of
+/// [`progress`](Runtime::progress). The operation waits in the peer's backlog if necessary; while that is
 /// full, progress wakes it to try again. Dropping the future early detaches the operation, which
 /// goes on and keeps its buffer; a [`deadline`](Post::deadline) limits it. `.comp` has no effect
 /// here.
@@ -134,6 +137,11 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
     type Output = Result<Status, AwaitError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let State::Unposted(post) = &self.state
+            && !post.runtime.0.is_driven()
+        {
+            self.state = State::Refused(PostError::Undriven);
+        }
         self.post();
         match std::mem::replace(&mut self.state, State::Spent) {
             State::Unposted(post) => {
