@@ -310,15 +310,11 @@ impl Pass<'_> {
             self.small_in_order(batch, met);
         }
         for event in batch.events_mut() {
-            match event {
-                Event::Arrived { from, header, payload, mark } => {
-                    if !Message::is_am(*header)
-                        && let Some(found) = self.meet(*from, *header, payload, met)
-                    {
-                        *mark = found.mark();
-                    }
-                }
-                _ => {}
+            if let Event::Arrived { from, header, payload, mark } = event
+                && !Message::is_am(*header)
+                && let Some(found) = self.meet(*from, *header, payload, met)
+            {
+                *mark = found.mark();
             }
         }
     }
