@@ -3,29 +3,30 @@
 //! [`post_am`](Runtime::post_am); each message takes the best path there is, and
 //! [`explain`](Runtime::explain) says which, and why no other.
 //!
-//! In the order in which a message passes through:
+//! In the order in which a message passes through. Imports run from a module to those below it.
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `api` | probes and waits: faces that nothing inside depends on |
-//! | [`post`] | one builder for each operation, and the verbs that post it |
-//! | `protocol` | decisions as pure functions: which path, which way of submitting |
-//! | `datapath` | carries out what protocols decide: fragments, kernel copies, writes by NICs, GPU copies |
+//! | [`alloc`], [`ipc`] | GPU memory that ranks share or that grows; handles for programs |
+//! | `collective` | barrier, broadcast and allgather |
+//! | [`explain`] | the path to each peer, and the reasons against the others |
+//! | `api` | the runtime and its start, [`post`]: a builder for each operation, [`buffer`] |
+//! | `progress` | polls devices, matches, and carries out the actions of events |
+//! | `datapath` | carries out what protocols decide: fragments, copies, writes by NICs |
 //! | `peer` | the address of a rank, the link to it, and the operations that wait for it |
 //! | [`transports`] | the carriers of bytes: loopback, shared memory (a crate of its own) |
-//! | `progress` | polls devices, and carries out the actions of their events |
-//! | [`matching`] | the matching of messages with receives |
-//! | [`comp`] | completion objects: handler, queue, counters, synchronizer, your own |
-//! | `streams` | the words and operations that streams of GPUs wait for |
 //! | [`region`] | memory that other ranks put to, get from, and do atomics on |
-//! | [`buffer`], [`packet`] | the buffers of operations, and the packets that messages land in |
-//! | [`alloc`] | GPU memory that the ranks of a node share, or that grows in place |
-//! | [`ipc`] | GPU memory and events between processes, by a scheme of the program's own |
-//! | `wait` | waiting without burning a core |
-//! | `collective` | barrier, broadcast and allgather |
+//! | `local` | a rank, and everything that it was started with |
+//! | `undelivered` | deliveries that wait for room in their completion object |
+//! | `streams` | the words and operations that streams of GPUs wait for |
+//! | [`matching`] | the matching of messages with receives |
+//! | `op` | operations that do not end within their call |
+//! | [`comp`] | completion objects: handler, queue, counters, synchronizer, your own |
+//! | `boards` | notes that members of groups leave for each other |
+//! | `staging`, [`packet`] | blocks on the way to and from GPUs; packets that messages land in |
+//! | `protocol` | decisions as pure functions: which path, which way of submitting; rendezvous |
 //! | [`bootstrap`] | rank, size, and how ranks find each other at the start |
 //! | [`settings`] | everything that can be set, from `CARRACK_*` or in the program |
-//! | [`explain`] | the path to each peer, and the reasons against the others |
 //!
 //! Two ranks in one process, over loopback:
 //!
