@@ -117,10 +117,10 @@ impl Landings {
 
     /// Takes the turn of one call of progress. Two threads may take the same one: it only selects
     /// the next landing to poll.
-    pub(crate) fn take_turn(&self) -> Turn {
+    pub(crate) fn take_turn(&self) -> PollTurn {
         let number = self.turn.load(Ordering::Relaxed);
         self.turn.store(number.wrapping_add(1), Ordering::Relaxed);
-        Turn { number, asks_another: number.is_multiple_of(EACH) }
+        PollTurn { number, asks_another: number.is_multiple_of(EACH) }
     }
 
     /// Takes out the copies that engines have finished, as long as `done` has room for them.
@@ -128,7 +128,7 @@ impl Landings {
     /// oldest copy in flight is polled, and now and then one of the others in turn, since there
     /// are several engines. One that is known to end after the oldest is not polled.
     #[inline]
-    pub(crate) fn take_done(&self, turn: &mut Turn, done: &mut Vec<Landing>) {
+    pub(crate) fn take_done(&self, turn: &mut PollTurn, done: &mut Vec<Landing>) {
         let Some(mut landings) = self.all.try_lock() else { return };
         take_done(&mut landings, 0, done);
         if done.len() < AT_ONCE
@@ -160,7 +160,7 @@ impl Landings {
 }
 
 /// The turn of one call of progress.
-pub(crate) struct Turn {
+pub(crate) struct PollTurn {
     number: usize,
     asks_another: bool,
 }

@@ -42,7 +42,7 @@ pub(crate) use carrier::Carrier;
 pub(crate) use in_flight::{Event, Flush, Run};
 pub(crate) use landing::{AT_ONCE, Fetched, Landing, Owed};
 pub(crate) use line::{Lined, arrival, fresh};
-pub(crate) use ordered::{Deferred, Sort, Start, Stood, Waits};
+pub(crate) use ordered::{Deferred, OrderedEntry, Sort, Start, Waits};
 pub(crate) use packed::Carried;
 pub use port::Device;
 pub(crate) use port::{NOBODY, Port};

@@ -58,7 +58,7 @@ pub(crate) enum Waits {
     Copy(Box<Landing>),
 }
 
-pub(crate) struct Stood {
+pub(crate) struct OrderedEntry {
     /// Grows in the order of posting.
     pub(crate) number: u64,
     pub(crate) rank: Rank,
@@ -76,33 +76,33 @@ pub(crate) enum Sort {
 /// The entries of one stream.
 struct OnStream {
     stream: Arc<dyn Stream>,
-    entries: VecDeque<Stood>,
+    entries: VecDeque<OrderedEntry>,
 }
 
 /// Everything of a device that waits for events and streams of the user's.
-pub(crate) struct Ordered(Waiting<Lists>);
+pub(crate) struct Ordered(Waiting<Standing>);
 
 #[derive(Default)]
-struct Lists {
+struct Standing {
     streams: Vec<OnStream>,
-    others: VecDeque<Stood>,
+    others: VecDeque<OrderedEntry>,
 }
 
-impl Lists {
+impl Standing {
     fn len(&self) -> usize {
         self.others.len() + self.streams.iter().map(|one| one.entries.len()).sum::<usize>()
     }
 
-    fn entries(&self) -> impl Iterator<Item = &Stood> {
+    fn entries(&self) -> impl Iterator<Item = &OrderedEntry> {
         self.streams.iter().flat_map(|one| &one.entries).chain(&self.others)
     }
 
-    fn entry(&mut self, number: u64) -> Option<&mut Stood> {
+    fn entry(&mut self, number: u64) -> Option<&mut OrderedEntry> {
         let on_streams = self.streams.iter_mut().flat_map(|one| &mut one.entries);
         on_streams.chain(&mut self.others).find(|entry| entry.number == number)
     }
 
-    fn push(&mut self, stream: Option<&Arc<dyn Stream>>, entry: Stood) {
+    fn push(&mut self, stream: Option<&Arc<dyn Stream>>, entry: OrderedEntry) {
         let Some(stream) = stream else { return self.others.push_back(entry) };
         match self.streams.iter_mut().find(|one| Arc::ptr_eq(&one.stream, stream)) {
             Some(one) => one.entries.push_back(entry),
@@ -113,7 +113,7 @@ impl Lists {
     }
 
     /// Takes out the selected operations, in the order of posting.
-    fn remove(&mut self, mut is_meant: impl FnMut(&Stood) -> bool) -> Vec<Stood> {
+    fn remove(&mut self, mut is_meant: impl FnMut(&OrderedEntry) -> bool) -> Vec<OrderedEntry> {
         let mut removed = Vec::new();
         let on_streams = self.streams.iter_mut().map(|one| &mut one.entries);
         for entries in on_streams.chain([&mut self.others]) {
@@ -132,7 +132,7 @@ impl Lists {
 
     /// Returns `true` if operations on a rank's memory wait that were posted before `before`.
     fn has_memory(&self, rank: Rank, before: u64) -> bool {
-        let is_one = |entry: &Stood| {
+        let is_one = |entry: &OrderedEntry| {
             entry.sort == Sort::Memory && entry.rank == rank && entry.number < before
         };
         self.entries().any(is_one)
@@ -144,18 +144,23 @@ impl Lists {
     fn ready(&mut self) -> (Vec<Box<Landing>>, Vec<Due>) {
         let (mut copied, mut fired) = (Vec::new(), Vec::new());
         for one in &mut self.streams {
-            while let Some(Stood { waits: Waits::Copy(landing), .. }) = one.entries.front_mut()
+            while let Some(OrderedEntry { waits: Waits::Copy(landing), .. }) =
+                one.entries.front_mut()
                 && landing.transfer.poll(false).is_some()
             {
-                if let Some(Stood { waits: Waits::Copy(landing), .. }) = one.entries.pop_front() {
+                if let Some(OrderedEntry { waits: Waits::Copy(landing), .. }) =
+                    one.entries.pop_front()
+                {
                     copied.push(landing);
                 }
             }
-            fired.extend(one.entries.front().filter(|entry| entry.has_fired()).map(Stood::name));
+            fired.extend(
+                one.entries.front().filter(|entry| entry.has_fired()).map(OrderedEntry::name),
+            );
         }
         self.streams.retain(|one| !one.entries.is_empty());
         let others = self.others.iter().rev();
-        fired.extend(others.filter(|entry| entry.has_fired()).map(Stood::name));
+        fired.extend(others.filter(|entry| entry.has_fired()).map(OrderedEntry::name));
         // A flush begins when every operation that it waits for has begun.
         fired.retain(|(number, rank, sort)| {
             *sort != Sort::Flush || !self.has_memory(*rank, *number)
@@ -171,7 +176,7 @@ impl Lists {
     }
 }
 
-impl Stood {
+impl OrderedEntry {
     /// Returns `true` if it can begin; a failed event counts.
     fn has_fired(&self) -> bool {
         match &self.waits {
@@ -199,17 +204,17 @@ impl Ordered {
         self.0.count() as usize
     }
 
-    pub(crate) fn push(&self, stream: Option<&Arc<dyn Stream>>, entry: Stood) {
-        let mut lists = self.0.lock();
-        lists.push(stream, entry);
-        self.0.set_count(lists.len());
+    pub(crate) fn push(&self, stream: Option<&Arc<dyn Stream>>, entry: OrderedEntry) {
+        let mut standing = self.0.lock();
+        standing.push(stream, entry);
+        self.0.set_count(standing.len());
     }
 
     /// Adds a copy in flight on a stream of the user.
     pub(crate) fn push_copy(&self, number: u64, stream: &Arc<dyn Stream>, landing: Landing) {
         let rank = landing.op.rank;
         let waits = Waits::Copy(Box::new(landing));
-        self.push(Some(stream), Stood { number, rank, sort: Sort::Memory, waits });
+        self.push(Some(stream), OrderedEntry { number, rank, sort: Sort::Memory, waits });
     }
 
     /// Returns `true` if operations on a rank's memory have still to begin, or are copies on
@@ -227,9 +232,9 @@ impl Ordered {
     /// posting. `None`: another thread does so now.
     #[allow(clippy::vec_box, reason = "handed on in the boxes in which they have waited")]
     pub(crate) fn take_ready(&self) -> Option<(Vec<Box<Landing>>, Vec<Due>)> {
-        let mut lists = self.0.try_lock()?;
-        let ready = lists.ready();
-        self.0.set_count(lists.len());
+        let mut standing = self.0.try_lock()?;
+        let ready = standing.ready();
+        self.0.set_count(standing.len());
         Some(ready)
     }
 
@@ -242,25 +247,25 @@ impl Ordered {
 
     /// Removes an operation that has begun.
     pub(crate) fn forget(&self, number: u64) {
-        let mut lists = self.0.lock();
-        lists.remove(|entry| entry.number == number);
-        self.0.set_count(lists.len());
+        let mut standing = self.0.lock();
+        standing.remove(|entry| entry.number == number);
+        self.0.set_count(standing.len());
     }
 
     /// Takes out operations that have not begun.
     fn take_later(
         &self,
-        mut is_meant: impl FnMut(&Stood, &dyn Deferred) -> bool,
+        mut is_meant: impl FnMut(&OrderedEntry, &dyn Deferred) -> bool,
     ) -> Vec<Box<dyn Deferred>> {
         if self.is_empty() {
             return Vec::new();
         }
-        let mut lists = self.0.lock();
-        let taken = lists.remove(|entry| match &entry.waits {
+        let mut standing = self.0.lock();
+        let taken = standing.remove(|entry| match &entry.waits {
             Waits::Later(Some(later)) => is_meant(entry, &**later),
             Waits::Later(None) | Waits::Copy(_) => false,
         });
-        self.0.set_count(lists.len());
+        self.0.set_count(standing.len());
         let later = taken.into_iter().filter_map(|entry| match entry.waits {
             Waits::Later(later) => later,
             Waits::Copy(_) => None,
@@ -303,8 +308,8 @@ impl Ordered {
     pub(crate) fn end(&self) -> (Vec<Ended>, Vec<Landing>) {
         let later = self.take_later(|_, _| true);
         let ended = later.into_iter().map(|later| later.end(OpError::Closed)).collect();
-        let mut lists = self.0.lock();
-        let copies = lists.remove(|_| true).into_iter().filter_map(|entry| match entry.waits {
+        let mut standing = self.0.lock();
+        let copies = standing.remove(|_| true).into_iter().filter_map(|entry| match entry.waits {
             Waits::Copy(landing) => Some(*landing),
             Waits::Later(_) => None,
         });
@@ -313,7 +318,7 @@ impl Ordered {
         (ended, copies)
     }
 
-    /// Lists what waits.
+    /// Standing what waits.
     pub(crate) fn list(&self, list: &mut dyn FnMut(PendingOp)) {
         for entry in self.0.lock().entries() {
             match &entry.waits {

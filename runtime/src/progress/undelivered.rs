@@ -7,7 +7,7 @@ use crate::datapath::{Lined, Port, arrival};
 use crate::error::{OpError, ProgressError};
 use crate::names::{Rank, Tag};
 use crate::protocol::wire::{Rts, Verdict};
-use crate::undelivered::{About, Delivery, Entry, Fetch, Kept, Obstacle, Over, Queue};
+use crate::undelivered::{About, Delivery, Entry, Fetch, Kept, Obstacle, Queue};
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::{AllocError, Buffer, PacketSource};
 use std::sync::Arc;
@@ -233,7 +233,7 @@ impl Pass<'_> {
 
     /// Ends everything with peers that have broken the protocol, or that were found gone.
     fn end_broken(&mut self) {
-        let Over { broken, gone } = self.device.undelivered.take_over();
+        let (broken, gone) = self.device.undelivered.take_ends();
         for (rank, cause) in gone {
             let mut ended = self.device.fail_transfers(self.inner, rank, &cause);
             ended.extend(self.inner.note_gone(rank, &cause));

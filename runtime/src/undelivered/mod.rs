@@ -29,21 +29,16 @@ use std::sync::Arc;
 /// The deliveries that a device could not make yet.
 pub(crate) struct Undelivered(Waiting<Lists>);
 
+/// Peers, each with the reason of its end.
+type Ends = Vec<(Rank, DownCause)>;
+
 #[derive(Default)]
 struct Lists {
     queues: Vec<Queue>,
     /// Peers that have broken the protocol, and whose operations progress has to end.
-    broken: Vec<(Rank, DownCause)>,
-    /// Peers that were found gone when a link was to be made.
-    gone: Vec<(Rank, DownCause)>,
-}
-
-/// The peers whose operations progress has to end.
-pub(crate) struct Over {
-    /// Those that have broken the protocol.
-    pub(crate) broken: Vec<(Rank, DownCause)>,
-    /// Those whose routes are known to be down.
-    pub(crate) gone: Vec<(Rank, DownCause)>,
+    broken: Ends,
+    /// Peers that were found gone when a link was to be made: their routes are down already.
+    gone: Ends,
 }
 
 impl Lists {
@@ -130,13 +125,13 @@ impl Undelivered {
         self.0.set_count(lists.count());
     }
 
-    /// Takes the peers whose operations have to end.
-    pub(crate) fn take_over(&self) -> Over {
+    /// Takes the peers whose operations have to end: those that have broken the protocol, and
+    /// those that were found gone.
+    pub(crate) fn take_ends(&self) -> (Ends, Ends) {
         let mut lists = self.0.lock();
-        let broken = std::mem::take(&mut lists.broken);
-        let gone = std::mem::take(&mut lists.gone);
+        let ends = (std::mem::take(&mut lists.broken), std::mem::take(&mut lists.gone));
         self.0.set_count(lists.count());
-        Over { broken, gone }
+        ends
     }
 
     /// Puts a delivery behind those that wait for the same object, if there are any; else gives it

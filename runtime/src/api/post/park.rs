@@ -10,7 +10,7 @@ use super::recv::Recv;
 use super::rma::{BUSY, Get, Put, own_or_take};
 use crate::api::buffer::{Buffer, SendBuffer};
 use crate::comp::Completion;
-use crate::datapath::{Sort, Stood, Waits};
+use crate::datapath::{OrderedEntry, Sort, Waits};
 use crate::error::PostError;
 use crate::matching::Ticket;
 use crate::names::DEFAULT_ENGINE;
@@ -55,7 +55,7 @@ impl<K> Post<'_, K> {
         let later = Later { ready, runtime: Arc::downgrade(inner), said, what };
         let device = self.device_inner();
         let waits = Waits::Later(Some(Box::new(later)));
-        device.ordered.push(order.stream(), Stood { number, rank, sort, waits });
+        device.ordered.push(order.stream(), OrderedEntry { number, rank, sort, waits });
         inner.deadlines.note(deadline);
         inner.end_ordered_if_gone(device, rank);
         Ok(())
