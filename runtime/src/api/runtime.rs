@@ -24,11 +24,12 @@ pub struct Runtime(pub(crate) Arc<Core>, pub(super) Option<Arc<ProgressThread>>)
 
 impl Runtime {
     /// Starts a runtime as the environment says: as a rank of the launcher's job, as a rank of the
-    /// job that torchrun's variables name ([`FromEnvironment`]), or alone in a job of one.
+    /// job that torchrun's variables name
+    /// ([`FromEnvironment`](crate::bootstrap::FromEnvironment)), or alone in a job of one.
     ///
     /// # Errors
     /// See [`StartError`]. A process that another launcher started as one of several is refused,
-    /// unless `CARRACK_BOOTSTRAP` is `alone` ([`launchers`]).
+    /// unless `CARRACK_BOOTSTRAP` is `alone` ([`launchers`](crate::bootstrap::launchers)).
     pub fn start() -> Result<Self, StartError> {
         Self::builder().start()
     }
@@ -71,7 +72,8 @@ impl Runtime {
     }
 
     /// Returns the local rank: the number of this rank among those of its node, from 0. The ranks
-    /// of a node share its resources by it: see [`Bootstrap::place_on_node`].
+    /// of a node share its resources by it: see
+    /// [`Bootstrap::place_on_node`](crate::bootstrap::Bootstrap::place_on_node).
     pub fn place_on_node(&self) -> u32 {
         self.0.bootstrap.place_on_node()
     }

@@ -147,12 +147,6 @@ impl Core {
         }
     }
 
-    /// Makes the link to an awaited rank, now or when the rank has published its address.
-    #[cold]
-    pub(crate) fn listen_to(&self, rank: Rank) {
-        Ranks::listen_to(self, rank);
-    }
-
     /// Notes that an operation with a rank missed its deadline.
     #[cold]
     pub(crate) fn suspect(&self, rank: Rank) {

@@ -9,7 +9,7 @@ use super::place::Place;
 use super::recv::Recv;
 use super::rma::{BUSY, Get, Put, own_or_take};
 use crate::api::buffer::{Buffer, SendBuffer};
-use crate::comp::Completion;
+use crate::comp::{Completion, Ranks};
 use crate::datapath::{OrderedEntry, Sort, Waits};
 use crate::error::PostError;
 use crate::matching::Ticket;
