@@ -1,13 +1,13 @@
 //! The path to each peer, and why each other was refused.
 
-use crate::datapath::{BLOCK, WRITTEN};
-use crate::device::DeviceInner;
+use crate::api::Runtime;
+use crate::datapath::{Port, WRITTEN};
 use crate::error::{PostError, WaitError};
 use crate::names::Rank;
 use crate::peer::route::candidates;
 use crate::protocol::select::choose;
 pub use crate::protocol::select::{PathVerdict, Verdict};
-use crate::runtime::Runtime;
+use crate::staging::BLOCK;
 use carrack_transports::contract::Caps;
 use carrack_transports::gpu::{CopierState, Gpu, copier};
 use carrack_transports::mem::{GpuUuid, MemKind, PacketSource};
@@ -71,7 +71,7 @@ impl Runtime {
         (0..self.size()).map(|rank| self.explain_peer(device, Rank(rank), patience)).collect()
     }
 
-    fn explain_peer(&self, device: &DeviceInner, rank: Rank, patience: Duration) -> PeerPaths {
+    fn explain_peer(&self, device: &Port, rank: Rank, patience: Duration) -> PeerPaths {
         let mut explained = PeerPaths {
             rank,
             device: device.index,
@@ -113,7 +113,7 @@ impl Runtime {
     }
 
     /// Describes the way of messages that are too long for a packet.
-    fn explain_large(&self, device: &DeviceInner, rank: Rank) -> String {
+    fn explain_large(&self, device: &Port, rank: Rank) -> String {
         let route = device.route(rank);
         let linked = route.and_then(|route| match route.linked() {
             Some(linked) => Some(linked),
@@ -189,7 +189,7 @@ impl Runtime {
 
     fn explain_kinds(
         &self,
-        device: &DeviceInner,
+        device: &Port,
         rank: Rank,
         transport: &str,
         caps: &Caps,

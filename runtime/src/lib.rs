@@ -3,29 +3,30 @@
 //! [`post_am`](Runtime::post_am); each message takes the best path there is, and
 //! [`explain`](Runtime::explain) says which, and why no other.
 //!
-//! In the order in which a message passes through:
+//! In the order in which a message passes through. Imports run from a module to those below it.
 //!
 //! | module | one idea |
 //! |---|---|
-//! | `api` | probes and waits: faces that nothing inside depends on |
-//! | [`post`] | one builder for each operation, and the verbs that post it |
-//! | `protocol` | decisions as pure functions: which path, which way of submitting |
-//! | `datapath` | carries out what protocols decide: fragments, kernel copies, writes by NICs, GPU copies |
+//! | [`alloc`], [`ipc`] | GPU memory that ranks share or that grows; handles for programs |
+//! | `collective` | barrier, broadcast and allgather |
+//! | [`explain`] | the path to each peer, and the reasons against the others |
+//! | `api` | the runtime and its start, [`post`]: a builder for each operation, [`buffer`] |
+//! | `progress` | polls devices, matches, and carries out the actions of events |
+//! | `datapath` | carries out what protocols decide: fragments, copies, writes by NICs |
 //! | `peer` | the address of a rank, the link to it, and the operations that wait for it |
 //! | [`transports`] | the carriers of bytes: loopback, shared memory (a crate of its own) |
-//! | `progress` | polls devices, and carries out the actions of their events |
-//! | [`matching`] | the matching of messages with receives |
-//! | [`comp`] | completion objects: handler, queue, counters, synchronizer, your own |
-//! | `streams` | the words and operations that streams of GPUs wait for |
 //! | [`region`] | memory that other ranks put to, get from, and do atomics on |
-//! | [`buffer`], [`packet`] | the buffers of operations, and the packets that messages land in |
-//! | [`alloc`] | GPU memory that the ranks of a node share, or that grows in place |
-//! | [`ipc`] | GPU memory and events between processes, by a scheme of the program's own |
-//! | `wait` | waiting without burning a core |
-//! | `collective` | barrier, broadcast and allgather |
+//! | `local` | a rank, and everything that it was started with |
+//! | `undelivered` | deliveries that wait for room in their completion object |
+//! | `streams` | the words and operations that streams of GPUs wait for |
+//! | [`matching`] | the matching of messages with receives |
+//! | `op` | operations that do not end within their call |
+//! | [`comp`] | completion objects: handler, queue, counters, synchronizer, your own |
+//! | `boards` | notes that members of groups leave for each other |
+//! | `staging`, [`packet`] | blocks on the way to and from GPUs; packets that messages land in |
+//! | `protocol` | decisions as pure functions: which path, which way of submitting; rendezvous |
 //! | [`bootstrap`] | rank, size, and how ranks find each other at the start |
 //! | [`settings`] | everything that can be set, from `CARRACK_*` or in the program |
-//! | [`explain`] | the path to each peer, and the reasons against the others |
 //!
 //! Two ranks in one process, over loopback:
 //!
@@ -53,65 +54,63 @@
 
 pub mod alloc;
 mod api;
+mod boards;
 pub mod bootstrap;
-pub mod buffer;
 mod chores;
 mod collective;
 pub mod comp;
 mod datapath;
 mod deadline;
-mod device;
 mod error;
 pub mod explain;
 pub mod ipc;
+mod local;
 pub mod matching;
 mod names;
 mod op;
 pub mod packet;
 mod peer;
-mod pending;
-pub mod post;
 mod progress;
 mod protocol;
 pub mod region;
-mod runtime;
 pub mod settings;
 mod simulators;
+mod staging;
 mod streams;
-mod wait;
+mod undelivered;
 
 pub use carrack_transports as transports;
 pub use carrack_transports::trial;
 
-pub use api::{Drive, Probe};
-pub use buffer::{Buffer, SendBuffer};
+pub use api::buffer::{self, Buffer, SendBuffer};
+pub use api::post::{self, Operation, Outcome, Piece, RetryReason};
+pub use api::{DeviceBuilder, Drive, Probe, Runtime, RuntimeBuilder};
 pub use carrack_transports::mem::{Face, FaceError, MR_DEVICE, MR_HOST, MR_UNKNOWN, MemHint};
 pub use collective::Group;
 pub use comp::{
     AsCompletion, CompQueue, Completion, Counter, Handler, Status, StreamCounter, Synchronizer,
 };
-pub use device::{Device, DeviceBuilder};
+pub use datapath::Device;
 pub use error::{
     AwaitError, CollectiveError, Error, GroupError, OpError, PostError, ProgressError,
     RegisterError, RemoteKeyError, ResourceError, StartError, WaitError,
 };
 pub use matching::{Envelope, Matching, MatchingEngine, Ticket};
 pub use names::{Rank, RemoteComp, Tag, UserContext};
+pub use op::PendingOp;
 pub use peer::PeerState;
-pub use pending::{Pending, PendingOp};
-pub use post::{Operation, Outcome, Piece, RetryReason};
+pub use progress::Pending;
 pub use region::{AtomicAgent, Mr, Registration, RemoteKey, StillInUse};
-pub use runtime::{Runtime, RuntimeBuilder};
 
 /// The items that most programs use.
 pub mod prelude {
-    pub use crate::buffer::{Buffer, Region};
+    pub use crate::api::Runtime;
+    pub use crate::api::buffer::{Buffer, Region};
+    pub use crate::api::post::{Operation, Outcome, RetryReason};
     pub use crate::comp::{AsCompletion, CompQueue, Counter, Handler, Status, Synchronizer};
     pub use crate::error::{AwaitError, OpError, PostError, ProgressError, WaitError};
     pub use crate::matching::Matching;
     pub use crate::names::{Rank, RemoteComp, Tag, UserContext};
-    pub use crate::post::{Operation, Outcome, RetryReason};
     pub use crate::region::{Mr, RemoteKey};
-    pub use crate::runtime::Runtime;
     pub use crate::{Device, Group, MR_DEVICE, MR_HOST, MR_UNKNOWN, Piece};
 }

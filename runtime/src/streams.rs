@@ -93,34 +93,3 @@ impl Streams {
         }
     }
 }
-
-/// Ranks of this very process, each with the secret of its job.
-static HERE: Mutex<Vec<([u8; 16], Rank)>> = Mutex::new(Vec::new());
-
-/// A rank of this process, while it lives.
-pub(crate) struct Here {
-    job: [u8; 16],
-    rank: Rank,
-}
-
-impl Here {
-    pub(crate) fn enter(job: [u8; 16], rank: Rank) -> Self {
-        HERE.lock().push((job, rank));
-        Self { job, rank }
-    }
-
-    /// Returns `true` if a rank of the same job is in this process. Its operation with this rank
-    /// may come before or after this one on the same stream.
-    pub(crate) fn has(&self, rank: Rank) -> bool {
-        HERE.lock().contains(&(self.job, rank))
-    }
-}
-
-impl Drop for Here {
-    fn drop(&mut self) {
-        let mut here = HERE.lock();
-        if let Some(at) = here.iter().position(|other| *other == (self.job, self.rank)) {
-            here.swap_remove(at);
-        }
-    }
-}

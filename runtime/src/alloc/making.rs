@@ -105,7 +105,7 @@ impl Shared {
                 rmr.owner()
             ));
         }
-        let (_, imported) = rmr.imported(inner, Some(&self.gpu)).map_err(|why| {
+        let (_, imported) = inner.mapped(&rmr, Some(&self.gpu)).map_err(|why| {
             let here = if inner.maps().is_some() { String::new() } else { format!("; {NO_IPC}") };
             let there = if refused.is_empty() {
                 String::new()

@@ -307,7 +307,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Runtime;
+    use crate::api::Runtime;
     use crate::settings::{GpuChoice, Settings};
     use std::sync::mpsc;
     use std::time::Duration;

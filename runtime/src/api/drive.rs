@@ -1,8 +1,8 @@
 //! A future that makes progress.
 
+use super::Runtime;
 use crate::error::ProgressError;
-use crate::runtime::{Inner, Runtime};
-use crate::wait::Sleep;
+use crate::progress::{Core, Sleep};
 use parking_lot::{Condvar, Mutex};
 use std::future::Future;
 use std::pin::Pin;
@@ -32,7 +32,7 @@ impl Runtime {
 /// See [`Runtime::drive`].
 #[must_use = "no progress is made until an executor runs this"]
 pub struct Drive {
-    runtime: Weak<Inner>,
+    runtime: Weak<Core>,
     sleeper: Option<Sleeper>,
     quiet_since: Option<Instant>,
     nap: Duration,
@@ -68,7 +68,7 @@ impl Future for Drive {
 impl Drive {
     /// Has the thread sleep, and wake this future. Returns `false` if the system has no thread for
     /// that.
-    fn sleep(&mut self, inner: &Inner, context: &Context<'_>) -> bool {
+    fn sleep(&mut self, inner: &Core, context: &Context<'_>) -> bool {
         let sleep = inner.sleep_apart(&mut self.nap);
         if self.sleeper.is_none() {
             self.sleeper = Sleeper::start(format!("carrack-drive-{}", inner.rank.0)).ok();

@@ -1,7 +1,7 @@
 //! Handlers that get the runtime.
 
+use super::Runtime;
 use crate::comp::{Handler, Status};
-use crate::runtime::Runtime;
 use std::sync::Arc;
 
 impl Runtime {

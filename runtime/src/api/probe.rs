@@ -1,10 +1,11 @@
 //! Looking at messages without receiving them, and taking back receives.
 
+use super::Runtime;
 use crate::error::{OpError, PostError, ProgressError};
 use crate::matching::{Envelope, MatchingEngine, Ticket};
 use crate::names::{DEFAULT_ENGINE, Matching, Rank, Tag};
 use crate::op::Ended;
-use crate::runtime::{Inner, Runtime};
+use crate::progress::Core;
 
 /// A look for a message that waits. Made by [`Runtime::probe`].
 #[must_use = "nothing is looked at until `look`"]
@@ -52,13 +53,13 @@ impl Runtime {
     }
 }
 
-impl Inner {
+impl Core {
     /// Takes a receive out, wherever it waits.
     fn take_back(&self, ticket: &Ticket) -> Option<Ended> {
         let mut ticket = *ticket;
         if let Some(number) = ticket.parked() {
             let devices = self.devices().clone();
-            let parked = devices.iter().find_map(|device| device.0.cancel_ordered(number));
+            let parked = devices.iter().find_map(|device| device.0.ordered.cancel(number));
             if parked.is_some() {
                 return parked;
             }

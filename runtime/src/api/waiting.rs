@@ -1,11 +1,39 @@
-//! Calls that wait, making progress.
+//! Calls that make progress, and that wait meanwhile.
 
+use super::Runtime;
 use crate::comp::{CompQueue, Status, Synchronizer};
-use crate::error::WaitError;
-use crate::runtime::Runtime;
+use crate::datapath::Device;
+use crate::error::{ProgressError, WaitError};
 use std::time::Duration;
 
 impl Runtime {
+    /// Makes progress on the default device: takes in messages, moves on waiting operations,
+    /// signals completion objects. Never blocks. Any number of threads may call it at once, but
+    /// not a completion handler.
+    ///
+    /// Returns whether anything moved.
+    ///
+    /// # Errors
+    /// Something needs attention; all the rest was done, and the next call goes on.
+    #[inline]
+    pub fn progress(&self) -> Result<bool, ProgressError> {
+        self.0.note_driven();
+        self.0.progress(&self.0.default_device().0)
+    }
+
+    /// Makes progress on one device.
+    #[inline]
+    pub fn progress_device(&self, device: &Device) -> Result<bool, ProgressError> {
+        self.0.note_driven();
+        self.0.progress(&device.0)
+    }
+
+    /// Makes progress on all devices.
+    pub fn progress_all(&self) -> Result<bool, ProgressError> {
+        self.0.note_driven();
+        self.0.progress_everything()
+    }
+
     /// Makes progress on all devices until `done` returns `true`, and sleeps when there is nothing
     /// to do.
     ///

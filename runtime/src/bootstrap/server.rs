@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn the_table_is_bounded_for_each_rank() {
         let mut server = server(2);
-        let large = vec![0; super::super::protocol::MAX_VALUE];
+        let large = vec![0; crate::bootstrap::protocol::MAX_VALUE];
         let fits = MAX_PUT_PER_RANK / (large.len() + 4);
         for number in 0..fits {
             assert_eq!(server.handle(0, put(&format!("{number:04}"), &large)), []);

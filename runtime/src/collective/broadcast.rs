@@ -1,8 +1,8 @@
 //! Broadcast: the bytes of one member, at every member.
 
-use super::board::What;
 use super::call::Call;
 use super::group::Group;
+use crate::boards::What;
 use crate::error::CollectiveError;
 use crate::names::Rank;
 use bytes::Bytes;

@@ -1,14 +1,15 @@
 //! One collective operation in progress.
 
-use super::board::{Board, Meaning, Note, What};
 use super::group::{Group, OWN_NAMES};
+use crate::api::Runtime;
+use crate::boards::{Board, Meaning, Note, What};
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::error::{AwaitError, CollectiveError, OpError, PostError, ProgressError, WaitError};
 use crate::names::{COLLECTIVE_ENGINE, Rank, Tag};
 use crate::protocol::header::Message;
-use crate::runtime::Runtime;
 use carrack_transports::contract::DownCause;
+use carrack_transports::mem::Buffer;
 use parking_lot::{Mutex, MutexGuard};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -213,7 +214,7 @@ impl<'a> Call<'a> {
                             // No other event reports the end of a rank that has published no
                             // address.
                             let inner = &self.runtime.0;
-                            inner.look_out_for(&inner.default_device().0, from);
+                            inner.look_out_for(inner.default_device().0.index, from);
                         }
                         Poll::Pending
                     }
@@ -310,7 +311,7 @@ impl<'a> Call<'a> {
             }
         };
         match status.buffer {
-            crate::buffer::Buffer::Vec(bytes) if status.size == len => Ok(bytes),
+            Buffer::Vec(bytes) if status.size == len => Ok(bytes),
             _ => Err(CollectiveError::Uneven {
                 rank: self.rank(from),
                 theirs: status.size,

@@ -1,10 +1,10 @@
 //! Remote keys of all members.
 
 use super::group::Group;
+use crate::api::Runtime;
 use crate::error::CollectiveError;
 use crate::names::Rank;
 use crate::region::{Mr, RemoteKey};
-use crate::runtime::Runtime;
 
 impl Group {
     /// Returns each member's remote key, in the group's order. All members call it, each with a

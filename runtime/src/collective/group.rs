@@ -1,9 +1,9 @@
 //! Groups of ranks, and the forms of their names.
 
-use super::board::Board;
+use crate::api::Runtime;
+use crate::boards::{Board, GROUPS, Members};
 use crate::error::GroupError;
 use crate::names::Rank;
-use crate::runtime::Runtime;
 use std::sync::Arc;
 
 /// Names from here on are the library's: behind this bit the root's rank, of which there are no
@@ -21,56 +21,6 @@ const _: () = assert!(crate::bootstrap::MAX_JOB <= 1 << (31 - OWN_BITS));
 pub struct Group {
     pub(super) runtime: Runtime,
     pub(super) board: Arc<Board>,
-}
-
-/// The ranks of a group, in its order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Members {
-    /// All ranks: group 0.
-    All(u32),
-    Some(Box<[Rank]>),
-}
-
-impl Members {
-    pub(super) fn count(&self) -> u32 {
-        match self {
-            Self::All(count) => *count,
-            // A group has no more members than the job has ranks.
-            Self::Some(ranks) => ranks.len() as u32,
-        }
-    }
-
-    pub(super) fn at(&self, place: u32) -> Rank {
-        match self {
-            Self::All(_) => Rank(place),
-            Self::Some(ranks) => ranks[place as usize],
-        }
-    }
-
-    pub(super) fn place(&self, rank: Rank) -> Option<u32> {
-        match self {
-            Self::All(count) => (rank.0 < *count).then_some(rank.0),
-            Self::Some(ranks) => {
-                ranks.iter().position(|&other| other == rank).map(|place| place as u32)
-            }
-        }
-    }
-
-    /// Returns the rank whose note a rank waits for in a step of a barrier: 2^step places before
-    /// it.
-    pub(super) fn before(&self, me: Rank, step: u32) -> Option<Rank> {
-        let count = u64::from(self.count());
-        let distance = 1_u64.checked_shl(step).filter(|&distance| distance < count)?;
-        // Below the number of members, which is a u32.
-        Some(self.at(((u64::from(self.place(me)?) + count - distance) % count) as u32))
-    }
-
-    /// Tells lists of members apart: FNV-1a over the ranks.
-    pub(super) fn hash(&self) -> u64 {
-        (0..self.count()).fold(0xcbf2_9ce4_8422_2325, |hash, place| {
-            (hash ^ u64::from(self.at(place).0)).wrapping_mul(0x0100_0000_01b3)
-        })
-    }
 }
 
 impl Runtime {
@@ -126,7 +76,7 @@ impl Runtime {
         if sorted.binary_search(&self.rank()).is_err() {
             return Err(GroupError::NotMember(self.rank()));
         }
-        let board = self.0.boards.make(name).ok_or(GroupError::TooMany(super::boards::GROUPS))?;
+        let board = self.0.boards.make(name).ok_or(GroupError::TooMany(GROUPS))?;
         if board.found(Members::Some(ranks.into())) {
             Ok(Group { runtime: self.clone(), board })
         } else {

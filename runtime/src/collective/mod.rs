@@ -3,9 +3,8 @@
 //!
 //! ```text
 //! group      the members, and their order
-//! board      notes that members leave for each other: small, matched by group, number, step
-//!            and sender
-//! boards     all boards of a rank, and the limits of notes on them
+//! boards     (a module of its own) notes that members leave for each other: small, matched by
+//!            group, number, step and sender
 //! call       one operation in progress: sends and receives notes and bytes; checks that all
 //!            members mean the same
 //! barrier, broadcast, allgather     one algorithm each: an `async fn` over a call
@@ -20,19 +19,15 @@
 
 mod allgather;
 mod barrier;
-mod board;
-mod boards;
 mod broadcast;
 mod call;
 mod exchange;
 mod group;
 
-pub(crate) use board::Note;
-pub(crate) use boards::Boards;
 pub use group::Group;
 
+use crate::api::Runtime;
 use crate::error::CollectiveError;
-use crate::runtime::Runtime;
 
 impl Runtime {
     /// Returns once every rank has called it: see [`Group::barrier`].

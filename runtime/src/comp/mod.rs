@@ -19,8 +19,8 @@ pub use queue::CompQueue;
 pub(crate) use queue::Statuses;
 pub(crate) use registry::{Registry, Snapshot};
 pub use status::Status;
-pub(crate) use stream_counter::Counted;
 pub use stream_counter::StreamCounter;
+pub(crate) use stream_counter::{Counted, Ranks};
 pub use synchronizer::Synchronizer;
 
 use crate::names::{Rank, Tag};

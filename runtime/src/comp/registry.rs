@@ -33,6 +33,9 @@ struct Slot {
     state: State,
 }
 
+/// A text, and the object that has its name.
+type Texted = (Box<str>, Arc<dyn Completion>);
+
 /// The table.
 ///
 /// A slot gets another generation each time, so a message to an earlier object does not reach a
@@ -43,7 +46,7 @@ struct Slot {
 /// Names by text are apart: they are the same whatever the order of the calls.
 pub(crate) struct Registry {
     slots: Mutex<Vec<Slot>>,
-    texts: Mutex<BTreeMap<RemoteComp, (Box<str>, Arc<dyn Completion>)>>,
+    texts: Mutex<BTreeMap<RemoteComp, Texted>>,
     /// Grows with each change.
     version: AtomicU64,
 }

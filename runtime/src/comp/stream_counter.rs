@@ -3,9 +3,9 @@
 use super::{AsCompletion, Completion, Status};
 use crate::error::OpError;
 use crate::names::Rank;
-use crate::runtime::{Inner, Runtime};
+use carrack_transports::contract::DownCause;
 use carrack_transports::gpu::words::Word;
-use carrack_transports::gpu::{Gpu, GpuError, Stream};
+use carrack_transports::gpu::{GpuError, Stream};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -50,10 +50,24 @@ pub(crate) struct Counted {
     awaited: AtomicU64,
     /// The ranks whose end poisons it; every rank's does if the list is empty.
     watched: Mutex<Vec<Rank>>,
-    runtime: Weak<Inner>,
+    ranks: Weak<dyn Ranks>,
+}
+
+/// The ranks of a runtime, as far as counters hear of them.
+pub(crate) trait Ranks: Send + Sync {
+    /// Returns a rank that is gone and `is_meant`, and the reason of its end.
+    fn find_gone(&self, is_meant: &dyn Fn(Rank) -> bool) -> Option<(Rank, DownCause)>;
+
+    /// Makes sure that the end of a rank will be noticed.
+    fn listen_to(&self, rank: Rank);
 }
 
 impl Counted {
+    pub(crate) fn new(word: Word, ranks: Weak<dyn Ranks>) -> Self {
+        let (error, watched) = (Mutex::default(), Mutex::default());
+        Self { word, error, awaited: AtomicU64::new(0), watched, ranks }
+    }
+
     fn fail(&self, error: OpError) {
         self.error.lock().get_or_insert(error);
         self.word.poison();
@@ -78,10 +92,9 @@ impl Counted {
 
     /// Returns the reason why the count cannot be reached any more, if there is one.
     fn is_over(&self) -> Option<OpError> {
-        let Some(runtime) = self.runtime.upgrade() else { return Some(OpError::Closed) };
-        let down = runtime.down();
-        let (rank, cause) = down.iter().find(|(rank, _)| self.hears_of(**rank))?;
-        Some(OpError::PeerDown { rank: *rank, cause: cause.clone() })
+        let Some(ranks) = self.ranks.upgrade() else { return Some(OpError::Closed) };
+        let (rank, cause) = ranks.find_gone(&|rank| self.hears_of(rank))?;
+        Some(OpError::PeerDown { rank, cause })
     }
 }
 
@@ -116,23 +129,6 @@ impl StreamCounter {
     /// The bit that poison sets in the word: above all counts.
     pub const POISON: u64 = Word::POISON;
 
-    /// Returns a counter at zero, for streams of `gpu`, and of other GPUs of its driver.
-    ///
-    /// # Errors
-    /// The driver has no pinned memory.
-    pub fn new(runtime: &Runtime, gpu: &Arc<dyn Gpu>) -> Result<Self, GpuError> {
-        let streams = &runtime.0.streams;
-        let counted = Arc::new(Counted {
-            word: streams.words(gpu).word()?,
-            error: Mutex::default(),
-            awaited: AtomicU64::new(0),
-            watched: Mutex::default(),
-            runtime: Arc::downgrade(&runtime.0),
-        });
-        streams.add(&counted);
-        Ok(Self { object: counted.clone(), counted })
-    }
-
     /// Lets work that `stream` is given later begin only when the count has reached `count`.
     ///
     /// It does not block, unless the stream is full. CUDA's streams take about a thousand
@@ -163,8 +159,8 @@ impl StreamCounter {
     /// several. Without any, the end of each rank does, so that no stream waits for ever.
     pub fn watch(&self, rank: Rank) {
         self.counted.watched.lock().push(rank);
-        if let Some(runtime) = self.counted.runtime.upgrade() {
-            runtime.listen_to(rank);
+        if let Some(ranks) = self.counted.ranks.upgrade() {
+            ranks.listen_to(rank);
         }
     }
 
@@ -182,6 +178,12 @@ impl StreamCounter {
     /// read. Only the runtime may write them. Valid while there is a handle to the counter.
     pub fn device_addr(&self) -> usize {
         self.counted.word.addr()
+    }
+}
+
+impl From<Arc<Counted>> for StreamCounter {
+    fn from(counted: Arc<Counted>) -> Self {
+        Self { object: counted.clone(), counted }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Bytes on their way from a GPU: its engine copies the next block while the link sends the last.
 
-use super::staging::{BLOCK, Block, Staging, Way};
+use crate::staging::{BLOCK, Block, Staging, Way};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::{Buffer, CopyError, MemRef, Transfer};
 use std::collections::VecDeque;

@@ -1,21 +1,19 @@
 //! The transfers of a device, and the thread that carries one on.
 
+use super::carrier::Carrier;
+use super::port::Port;
 use super::rx::RxOp;
 use super::tx::TxOp;
 use super::{At, Transfers};
-use crate::buffer::Buffer;
 use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
-use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::{Ended, Entry, Flow, Kind, OpContext};
-use crate::pending::PendingOp;
-use crate::progress::Pass;
+use crate::op::{Ended, Entry, Flow, Kind, OpContext, PendingOp};
 use crate::protocol::rndv::Violation;
-use crate::protocol::wire::Control;
-use crate::runtime::Inner;
+use crate::protocol::wire::{Control, Verdict};
 use carrack_transports::contract::{DownCause, Payload};
+use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
 /// A transfer in the table of its device.
@@ -122,7 +120,7 @@ impl Flush {
             _ => return Flow::Stays,
         };
         if let (None, Some(region)) = (&error, self.releases) {
-            run.device.control(run.inner, peer, Control::Release { region });
+            run.device.control(run.carrier, peer, Control::Release { region });
         }
         run.moved = true;
         run.end(self.operation.take().end(Buffer::Empty, error));
@@ -132,22 +130,22 @@ impl Flush {
 
 /// One call's work on transfers: it collects what is reported after it, outside of the table.
 pub(crate) struct Run<'a> {
-    pub(crate) inner: &'a Inner,
-    pub(crate) device: &'a DeviceInner,
+    pub(crate) carrier: &'a Carrier,
+    pub(crate) device: &'a Port,
     pub(crate) moved: bool,
-    ended: Vec<Ended>,
+    pub(crate) ended: Vec<Ended>,
     /// Messages of peers to completion objects, whole and in place.
-    arrivals: Vec<(Arc<dyn Completion>, Status)>,
-    violations: Vec<(Rank, Violation)>,
+    pub(crate) arrivals: Vec<(Arc<dyn Completion>, Status)>,
+    pub(crate) violations: Vec<(Rank, Violation)>,
     /// Peers that have had a turn: of fragments to them, and of blocks for fragments from them.
     pub(super) sent_to: Vec<Rank>,
     pub(super) blocks_for: Vec<Rank>,
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(inner: &'a Inner, device: &'a DeviceInner) -> Self {
+    pub(crate) fn new(carrier: &'a Carrier, device: &'a Port) -> Self {
         Self {
-            inner,
+            carrier,
             device,
             moved: false,
             ended: Vec::new(),
@@ -173,7 +171,7 @@ impl<'a> Run<'a> {
     }
 
     /// Lets a transfer handle an event. Returns `false` if there is no such transfer.
-    pub(super) fn on(&mut self, at: At, event: Event) -> bool {
+    pub(crate) fn on(&mut self, at: At, event: Event) -> bool {
         let table = &self.device.transfers.table;
         table.on(at, event, |transfer, event| transfer.on(self, at, event)).is_none()
     }
@@ -187,7 +185,7 @@ impl<'a> Run<'a> {
     /// Adds a transfer, which then handles `event`. One whose peer is gone ends.
     pub(super) fn begin(&mut self, name: u64, transfer: Box<InFlight>, event: Option<Event>) {
         let at = (transfer.peer(), name);
-        self.inner.deadlines.note(transfer.deadline());
+        self.carrier.deadlines.note(transfer.deadline());
         match self.device.transfers.table.insert(name, transfer) {
             Ok(()) => {
                 if let Some(event) = event {
@@ -202,6 +200,31 @@ impl<'a> Run<'a> {
                 self.violated(at.0, Violation::Broken("it uses a name twice"));
             }
         }
+    }
+
+    /// Looks at the transfers whose turn has come.
+    #[cold]
+    pub(crate) fn move_transfers(&mut self) {
+        let transfers = &self.device.transfers;
+        let Some(mut listed) = transfers.listed.try_lock() else { return };
+        let turn = std::mem::take(&mut *listed);
+        transfers.listed.set_count(0);
+        drop(listed);
+        for at in turn {
+            self.on(at, Event::Go);
+        }
+    }
+
+    /// Ends the transfers whose deadline has passed.
+    pub(crate) fn expire(&mut self, now: Deadline) {
+        for at in self.device.transfers.table.expire(now, &self.carrier.deadlines) {
+            self.on(at, Event::Expired);
+        }
+    }
+
+    /// Sends the end of a message, or of an operation on this rank's memory.
+    pub(super) fn finish(&self, to: Rank, tx: u64, verdict: Verdict) {
+        self.device.control(self.carrier, to, Control::Fin { name: tx, verdict });
     }
 
     /// Leaves the reports to progress, for callers that hold locks.
@@ -221,77 +244,17 @@ impl<'a> Run<'a> {
     }
 }
 
-impl Pass<'_> {
-    /// Reports the results of work on transfers.
-    pub(super) fn report(&mut self, run: Run<'_>) {
-        let Run { moved, ended, arrivals, violations, .. } = run;
-        self.moved |= moved;
-        for (comp, status) in ended {
-            self.signal(comp.as_ref(), status);
-        }
-        for (comp, status) in arrivals {
-            self.signal_arrival(&comp, status);
-        }
-        for (by, violation) in violations {
-            match violation {
-                Violation::Stray => self.stray(by),
-                Violation::Broken(why) => self.broken(by, why.into()),
-            }
-        }
-    }
-
-    /// Lets a transfer handle an event. Returns `false` if there is no such transfer.
-    pub(super) fn on(&mut self, at: At, event: Event) -> bool {
-        let mut run = Run::new(self.inner, self.device);
-        let is_there = run.on(at, event);
-        self.report(run);
-        is_there
-    }
-
-    /// Looks at the transfers whose turn has come.
-    #[cold]
-    pub(crate) fn move_transfers(&mut self) {
-        let transfers = &self.device.transfers;
-        let Some(mut listed) = transfers.listed.try_lock() else { return };
-        let turn = std::mem::take(&mut *listed);
-        transfers.listed.set_count(0);
-        drop(listed);
-        let mut run = Run::new(self.inner, self.device);
-        for at in turn {
-            run.on(at, Event::Go);
-        }
-        self.report(run);
-    }
-
-    /// Notes the end of a chunk that a NIC had.
-    pub(crate) fn chunk_over(&mut self, at: At, window: usize, failed: Option<OpError>) {
-        self.on(at, Event::ChunkOver { at: window, failed });
-    }
-
-    /// Ends the transfers whose deadline has passed.
-    pub(crate) fn expire_transfers(&mut self, device: &DeviceInner, now: Deadline) {
-        let mut run = Run::new(self.inner, device);
-        for at in device.transfers.table.expire(now, &self.inner.deadlines) {
-            run.on(at, Event::Expired);
-        }
-        for (_, status) in &run.ended {
-            self.inner.suspect(status.rank);
-        }
-        self.report(run);
-    }
-}
-
-impl DeviceInner {
+impl Port {
     /// Ends the transfers to and from a rank that is gone; those with an engine at work end when
     /// it is done. First it makes sure that the rank does not use the buffers any more that are
     /// given back. A rank that is stopped in the middle of a copy keeps them.
     pub(crate) fn fail_transfers(
         &self,
-        runtime: &Inner,
+        carrier: &Carrier,
         rank: Rank,
         cause: &DownCause,
     ) -> Vec<Ended> {
-        let mut run = Run::new(runtime, self);
+        let mut run = Run::new(carrier, self);
         for name in self.transfers.table.fail(rank, cause) {
             let error = OpError::PeerDown { rank, cause: cause.clone() };
             run.on((rank, name), Event::Down(error));
@@ -300,8 +263,8 @@ impl DeviceInner {
     }
 
     /// Ends all transfers when the runtime ends, and waits for engines that are at work.
-    pub(crate) fn close_transfers(&self, runtime: &Inner) -> Vec<Ended> {
-        let mut run = Run::new(runtime, self);
+    pub(crate) fn close_transfers(&self, carrier: &Carrier) -> Vec<Ended> {
+        let mut run = Run::new(carrier, self);
         for transfer in self.transfers.table.drain() {
             match *transfer {
                 InFlight::Tx(tx) => tx.close(&mut run),
@@ -315,9 +278,9 @@ impl DeviceInner {
     }
 
     /// Begins a flush.
-    pub(crate) fn flush(&self, runtime: &Inner, flush: Flush) {
+    pub(crate) fn flush(&self, carrier: &Carrier, flush: Flush) {
         let name = self.transfers.now();
-        let mut run = Run::new(runtime, self);
+        let mut run = Run::new(carrier, self);
         run.begin(name, Box::new(InFlight::Flush(flush)), Some(Event::Go));
         run.tell_later();
     }

@@ -4,7 +4,7 @@
 //! The receiver grants as many bytes as it has blocks for. So its memory is bounded, a message
 //! whose GPU is slow delays no other, and every byte that arrives has its block.
 
-use super::staging::{BLOCK, BLOCKS, Block, Staging, Way};
+use crate::staging::{BLOCK, BLOCKS, Block, Staging, Way};
 use carrack_transports::contract::Payload;
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::copy_now;

@@ -2,11 +2,11 @@
 
 use super::At;
 use super::in_flight::{InFlight, Run};
-use super::share::{ASK_AHEAD, MOST, Others, Share, is_worth_it};
+use super::share::{ASK_AHEAD, is_worth_it};
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::op::Flow;
-use crate::progress::Pass;
+use crate::peer::shares::{MOST, Others, Share};
 use carrack_transports::contract::{PeerMemory, PeerMemoryError};
 use carrack_transports::mem::{Buffer, MemMut};
 use std::collections::VecDeque;
@@ -170,7 +170,7 @@ enum Turn {
     Begun,
 }
 
-impl Pass<'_> {
+impl Run<'_> {
     /// Lets the kernel copy the offered messages in order, up to the limit of one call.
     #[cold]
     pub(crate) fn move_pulls(&mut self) {
@@ -181,7 +181,6 @@ impl Pass<'_> {
             transfers.pulls.set_count(0);
             names
         };
-        let mut run = Run::new(self.inner, self.device);
         let mut budget = MOST;
         let (mut turn, mut waits, mut begun) = (VecDeque::new(), VecDeque::new(), None);
         while budget > 0 {
@@ -191,14 +190,14 @@ impl Pass<'_> {
             {
                 turn.extend(transfers.take_out(at).map(|transfer| Out { at, transfer }));
             }
-            if run.pull_together(&mut turn, &mut budget) {
+            if self.pull_together(&mut turn, &mut budget) {
                 continue;
             }
             let Some(mut out) = turn.pop_front() else { break };
-            run.ask_for_help(&mut out, turn.is_empty() && names.is_empty());
-            turn.iter_mut().take(ASK_AHEAD).for_each(|out| run.ask_for_help(out, false));
+            self.ask_for_help(&mut out, turn.is_empty() && names.is_empty());
+            turn.iter_mut().take(ASK_AHEAD).for_each(|out| self.ask_for_help(out, false));
             let at = out.at;
-            let flow = match run.pull(&mut out, &mut budget) {
+            let flow = match self.pull(&mut out, &mut budget) {
                 Turn::Over(flow) => flow,
                 Turn::Waits => {
                     waits.push_back(at);
@@ -209,7 +208,7 @@ impl Pass<'_> {
                     Flow::Stays
                 }
             };
-            run.give_back(at, out.transfer, flow);
+            self.give_back(at, out.transfer, flow);
         }
         // Behind those that had no turn, and before those that have arrived meanwhile.
         let mut left = waits;
@@ -217,18 +216,13 @@ impl Pass<'_> {
         left.append(&mut names);
         left.extend(begun);
         for Out { at, transfer } in turn {
-            run.give_back(at, transfer, Flow::Stays);
+            self.give_back(at, transfer, Flow::Stays);
         }
         let mut pulls = transfers.pulls.lock();
         left.append(&mut pulls);
         *pulls = left;
         transfers.pulls.set_count(pulls.len());
-        drop(pulls);
-        self.report(run);
     }
-}
-
-impl Run<'_> {
     fn ask_for_help(&self, out: &mut Out, is_alone: bool) {
         let peer = out.at.0;
         let InFlight::Rx(rx) = &mut *out.transfer else { return };
@@ -242,7 +236,7 @@ impl Run<'_> {
         }
         let place = pull.room(buffer, size).filter(|room| room.place().is_host());
         if let Some(place) = place.map(|room| (room.as_mut_ptr().cast_const(), room.len())) {
-            pull.share = self.device.ask_for_help(self.inner, peer, tx, place);
+            pull.share = self.share_with(peer, tx, place);
         }
     }
 

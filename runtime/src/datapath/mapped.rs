@@ -15,16 +15,16 @@
 //! it. The runtime does not keep the memory. Fetched bytes count only if the region was not
 //! withdrawn meanwhile; else the receiver asks for fragments, and finds out if the sender is gone.
 
-use super::rx::Target;
+use super::carrier::Carrier;
+use super::landing::{Fetched, Landing, Owed};
+use super::port::Port;
+use super::target::Target;
 use super::through::Moving;
-use crate::device::DeviceInner;
 use crate::names::Rank;
 use crate::op::OpContext;
 use crate::peer::route::Linked;
-use crate::progress::{Fetched, Landing, Owed};
 use crate::protocol::header::Message;
 use crate::protocol::wire::{Mapped, Rts};
-use crate::runtime::Inner;
 use carrack_transports::contract::{
     Busy, Domain, Exported, Header, Imported, Locality, Op, Payload, Submit, SubmitError,
     WeakImported, WireKey,
@@ -165,7 +165,7 @@ impl Unmapped {
     /// Ranks with a reason, at most.
     const MOST: usize = 256;
 
-    fn note(&self, owner: Rank, why: &str) {
+    pub(super) fn note(&self, owner: Rank, why: &str) {
         let mut all = self.0.lock();
         if all.len() < Self::MOST || all.contains_key(&owner) {
             all.insert(owner, why.to_owned());
@@ -279,32 +279,11 @@ fn now() -> u64 {
     NOW.fetch_add(1, Ordering::Relaxed)
 }
 
-impl Inner {
+impl Carrier {
     /// Returns the transport that maps GPU memory, if there is one.
     pub(crate) fn maps(&self) -> Option<(&'static str, &dyn Domain)> {
         let found = self.domains.iter().find(|(_, domain)| domain.maps_gpu_memory());
         found.map(|(name, domain)| (*name, &**domain))
-    }
-
-    /// Maps a peer's region. A region that the peer has withdrawn may block it. Memory that was
-    /// freed and allocated again there has the same address, which a driver opens once at a time.
-    pub(crate) fn import(
-        &self,
-        domain: &dyn Domain,
-        owner: Rank,
-        key: &WireKey,
-        near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<Imported, MapError> {
-        let imported = domain.import(key, near).or_else(|_| {
-            self.look_after_domains();
-            domain.import(key, near)
-        });
-        if let Err(MapError::Refused(why)) = &imported
-            && domain.maps_gpu_memory()
-        {
-            self.unmapped.note(owner, why);
-        }
-        imported
     }
 
     /// Tries to export fresh memory of a device, for reports.
@@ -323,12 +302,12 @@ impl Inner {
     }
 }
 
-impl DeviceInner {
+impl Port {
     /// Offers a message in GPU memory to a rank that can map it. `None`: it cannot be exported,
     /// and goes through host memory. The buffer is taken once the link has taken the offer.
     pub(crate) fn offer_mapped(
         &self,
-        runtime: &Inner,
+        carrier: &Carrier,
         linked: &Linked,
         header: Header,
         operation: OpContext,
@@ -337,7 +316,7 @@ impl DeviceInner {
         let Buffer::Region(slice) = &*buffer else { return None };
         let (rank, region) = (operation.rank, slice.region());
         let root = region.root();
-        let exposure = runtime.exposures.expose(runtime.maps()?.1, root)?;
+        let exposure = carrier.exposures.expose(carrier.maps()?.1, root)?;
         let key = &exposure.exported.as_ref().ok()?.key.0;
         if self.transfers.is_full() {
             return Some(Ok(Submit::Busy(Busy::Full)));
@@ -363,7 +342,7 @@ impl DeviceInner {
     /// The message cannot be fetched: the target is given back.
     pub(super) fn fetch(
         &self,
-        runtime: &Inner,
+        carrier: &Carrier,
         (from, rts): (Rank, Rts),
         mapped: Mapped,
         mut target: Target,
@@ -372,19 +351,19 @@ impl DeviceInner {
         let near = target.buffer().and_then(|buffer| buffer.gpu().cloned());
         let source = known
             .as_ref()
-            .and_then(|known| known.part(runtime, from, near.as_ref(), (mapped.offset, rts.size)));
+            .and_then(|known| known.part(carrier, from, near.as_ref(), (mapped.offset, rts.size)));
         let (Some(known), Some((imported, source)), Some(place)) = (known, source, target.buffer())
         else {
             return Err(target);
         };
         known.used.store(now(), Ordering::Relaxed);
         let size = source.len();
-        match Moving::start(std::mem::take(place), source, &runtime.staging) {
+        match Moving::start(std::mem::take(place), source, &carrier.staging) {
             Ok(transfer) => {
                 let landing = Landing::of_message(transfer, target.apart(from, size).0);
                 let fetched = Fetched { tx: rts.tx, from: imported };
                 let owed = Some(Box::new(Owed::Fetched(fetched)));
-                self.add_landing(Landing { owed, ..landing });
+                self.landings.add(Landing { owed, ..landing });
                 Ok(())
             }
             Err(refused) => {
@@ -399,14 +378,14 @@ impl Known {
     /// Returns a part of the region, mapped here.
     fn part(
         &self,
-        runtime: &Inner,
+        carrier: &Carrier,
         owner: Rank,
         near: Option<&Arc<dyn Gpu>>,
         (offset, size): (u64, u64),
     ) -> Option<(Imported, Buffer)> {
         let import = || {
-            let (_, domain) = runtime.maps().ok_or("CARRACK_GPU_IPC=off")?;
-            let imported = runtime.import(domain, owner, &self.key, near);
+            let (_, domain) = carrier.maps().ok_or("CARRACK_GPU_IPC=off")?;
+            let imported = carrier.import(domain, owner, &self.key, near);
             if let Err(why) = &imported {
                 tracing::info!(%why, "messages from a peer's GPU memory come by way of host \
                     memory");

@@ -2,38 +2,54 @@
 //!
 //! | module | one idea |
 //! |---|---|
+//! | `carrier`, `port` | what a rank, and a device of it, have for this |
+//! | `backlog` | carries on the messages that wait for an event, a staging copy, or room |
 //! | `in_flight` | the transfers of a device, their events, and the thread that carries one on |
-//! | `tx`, `rx` | carry out the actions of a sender, and of a receiver |
-//! | `control` | hands each control message to what it is about |
+//! | `tx`, `rx`, `target` | carry out the actions of a sender, and of a receiver |
 //! | `kernel_copy`, `share` | the kernel copies a message, with its sender's help |
-//! | `mapped` | a GPU's engine fetches a message from mapped memory |
-//! | `ahead`, `inflow`, `staging` | fragments from and to GPU memory, by way of pinned blocks |
+//! | `mapped`, `import` | a GPU's engine fetches a message from mapped memory; remote keys |
+//! | `landing`, `line` | copies that engines are at; active messages on their way onto a GPU |
+//! | `ordered` | operations that wait for events and streams of the user |
+//! | `ahead`, `inflow` | fragments from and to GPU memory, by way of pinned blocks |
 //! | `through` | copies within this process that the driver would do while the caller waits |
 //! | `packed` | small pieces of memory that only its owner reaches, many in one message |
 //! | `words` | atomic operations on words of GPU memory |
+//! | `excess` | a bound on the operations of a peer that breaks the rules |
 
 mod ahead;
-pub(crate) mod control;
+mod backlog;
+mod carrier;
+mod excess;
+mod import;
 mod in_flight;
 mod inflow;
 mod kernel_copy;
+mod landing;
+mod line;
 mod mapped;
+mod ordered;
 pub(crate) mod packed;
+mod port;
 mod rx;
 mod share;
-mod staging;
+mod target;
 mod through;
 mod tx;
 mod words;
 
-pub(crate) use in_flight::Flush;
-pub(crate) use mapped::{Exposures, Unmapped};
+pub(crate) use backlog::Step;
+pub(crate) use carrier::Carrier;
+pub(crate) use in_flight::{Event, Flush, Run};
+pub(crate) use landing::{AT_ONCE, Fetched, Landing, Owed};
+pub(crate) use line::{Lined, arrival, fresh};
+pub(crate) use ordered::{Deferred, OrderedEntry, Sort, Start, Waits};
 pub(crate) use packed::Carried;
-pub(crate) use rx::{Target, WRITTEN};
-pub(crate) use share::Shares;
-pub(crate) use staging::{BLOCK, Block, Staging, Way};
+pub use port::Device;
+pub(crate) use port::{NOBODY, Port};
+pub(crate) use rx::WRITTEN;
+pub(crate) use target::Target;
 pub(crate) use through::Moving;
-pub(crate) use words::Words;
+pub(crate) use words::{Asked, Change};
 
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;

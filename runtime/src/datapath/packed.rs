@@ -14,15 +14,14 @@
 //! and the length. All places are checked before anything is copied.
 
 use super::in_flight::Run;
-use super::{Moving, Staging, Target, Transfers};
+use super::landing::{Landing, Owed};
+use super::{Moving, Target, Transfers};
 use crate::chores::Waiting;
-use crate::device::DeviceInner;
 use crate::names::{Rank, Tag};
 use crate::op::OpContext;
-use crate::progress::{Landing, Owed, Pass};
 use crate::protocol::wire::{Control, Request, Rts, Verdict};
 use crate::region::{Refusal, Region};
-use crate::runtime::Inner;
+use crate::staging::Staging;
 use carrack_transports::mem::copy::check_kinds;
 use carrack_transports::mem::{Buffer, CopyError, Hosts, Keeper, MemKind, Together};
 use std::any::Any;
@@ -212,10 +211,10 @@ pub(crate) struct Asked {
     under_way: Arc<UnderWay>,
 }
 
-impl Pass<'_> {
+impl Run<'_> {
     /// Handles an offer of pieces. Not inlined: other messages do not pay for its stack.
     #[inline(never)]
-    pub(super) fn offered_pieces(&mut self, from: Rank, rx: u64, request: Request) {
+    pub(crate) fn offered_pieces(&mut self, from: Rank, rx: u64, request: Request) {
         let Request { name: tx, region, offset: count, first: size, second: addr } = request;
         let wanted = (rx != 0).then_some(rx);
         let fits = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
@@ -236,20 +235,18 @@ impl Pass<'_> {
         let asked = Asked { tx, region, count, wanted, under_way: Arc::new(under_way) };
         let target = Target::Pieces { buffer, asked: Box::new(asked) };
         let rts = Rts { size: size as u64, tx, addr, mapped: None };
-        if let Some((comp, status)) = self.device.accept(self.inner, from, rts, target) {
-            self.signal(comp.as_ref(), status);
+        if let Some(ended) = self.device.accept(self.carrier, from, rts, target) {
+            self.end(ended);
         }
     }
-}
 
-impl Run<'_> {
     /// Handles a list that has arrived, with the bytes behind it.
     #[cold]
     #[inline(never)]
     pub(super) fn carry_out(&mut self, from: Rank, asked: Asked, buffer: &Buffer) {
         let tx = asked.tx;
         if let Err(verdict) = self.begin_pieces(from, asked, buffer) {
-            self.device.control(self.inner, from, Control::Fin { name: tx, verdict });
+            self.finish(from, tx, verdict);
         }
     }
 
@@ -259,7 +256,7 @@ impl Run<'_> {
         let places =
             come.slice(0, list).and_then(|places| places.to_vec().ok()).ok_or(Verdict::Failed)?;
         let meant =
-            self.inner.regions.find(asked.region, 0, 0).map_err(|refusal| match refusal {
+            self.carrier.regions.find(asked.region, 0, 0).map_err(|refusal| match refusal {
                 Refusal::Stale => Verdict::Stale,
                 Refusal::Outside => Verdict::Outside,
             })?;
@@ -279,7 +276,7 @@ impl Run<'_> {
         asked.under_way.with(&packed.0);
         let each = places.iter().map(|&(offset, len)| (region, offset, len));
         let begun =
-            copy_packed((&packed.0, packed.1), each, asked.wanted.is_none(), &self.inner.staging);
+            copy_packed((&packed.0, packed.1), each, asked.wanted.is_none(), &self.carrier.staging);
         let moving = begun.map_err(|why| {
             tracing::warn!(%from, %why, "pieces of memory of this rank's could not be copied");
             Verdict::Failed
@@ -291,7 +288,7 @@ impl Run<'_> {
         let owed = Owed::Pieces(Box::new(Carried { asked, packed: packed.0 }));
         let op = OpContext::of_runtime(from, Tag::default(), size, None);
         let landing = Landing::of_message(moving, op);
-        self.device.add_landing(Landing { owed: Some(Box::new(owed)), ..landing });
+        self.device.landings.add(Landing { owed: Some(Box::new(owed)), ..landing });
         Ok(())
     }
 }
@@ -302,38 +299,25 @@ pub(crate) struct Carried {
     packed: Region,
 }
 
-impl DeviceInner {
+impl Run<'_> {
     /// Ends the pieces that an engine has copied.
     #[cold]
     #[inline(never)]
-    pub(crate) fn carried_out(
-        &self,
-        runtime: &Inner,
-        from: Rank,
-        carried: Carried,
-        error: Option<&CopyError>,
-    ) {
+    pub(crate) fn carried_out(&mut self, from: Rank, carried: Carried, error: Option<&CopyError>) {
         let Carried { asked, packed } = carried;
         match error {
-            None => {
-                let mut run = Run::new(runtime, self);
-                run.pieces_are_done(from, &asked, &packed);
-                run.tell_later();
-            }
+            None => self.pieces_are_done(from, &asked, &packed),
             Some(why) => {
                 tracing::warn!(%from, %why, "pieces of memory of this rank's could not be copied");
-                let fin = Control::Fin { name: asked.tx, verdict: Verdict::Failed };
-                self.control(runtime, from, fin);
+                self.finish(from, asked.tx, Verdict::Failed);
             }
         }
     }
-}
 
-impl Run<'_> {
     /// Ends pieces that are copied. The peer gets the verdict, and the bytes of a get.
     fn pieces_are_done(&mut self, from: Rank, asked: &Asked, packed: &Region) {
         let fin = Control::Fin { name: asked.tx, verdict: Verdict::Done };
-        self.device.control(self.inner, from, fin);
+        self.device.control(self.carrier, from, fin);
         if let Some(rx) = asked.wanted {
             let about = (Tag::default(), None);
             self.device.answer(self, from, (rx, usize::MAX), packed.whole().into(), about);

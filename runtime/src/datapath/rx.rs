@@ -1,22 +1,20 @@
 //! Carries out the actions of receivers.
 
 use super::At;
+use super::carrier::Carrier;
 use super::in_flight::{Event, InFlight, Run};
 use super::inflow::Inflow;
 use super::kernel_copy::Pull;
-use super::packed::Asked;
+use super::landing::Landing;
+use super::port::Port;
+use super::target::Target;
 use super::tx::abandon;
-use crate::comp::Completion;
 use crate::deadline::Deadline;
-use crate::device::DeviceInner;
 use crate::error::OpError;
-use crate::names::{Rank, Tag};
-use crate::op::{Ended, Flow, Kind, OpContext};
-use crate::pending::PendingOp;
-use crate::progress::Landing;
+use crate::names::Rank;
+use crate::op::{Ended, Flow, Kind, OpContext, PendingOp};
 use crate::protocol::rndv::{Actions, Ask, Limits, Rx, RxAction, RxEvent, Violation, Way};
 use crate::protocol::wire::{Control, Rts, Verdict};
-use crate::runtime::Inner;
 use carrack_transports::contract::{Exposed, ExposedChunks, Payload, PeerMemory};
 use carrack_transports::mem::copy::{check_kinds, copy_now};
 use carrack_transports::mem::{Buffer, CopyError, MemKind};
@@ -25,23 +23,6 @@ use std::sync::Arc;
 /// Shorter messages go in fragments: copying them takes less time than a registration with a NIC.
 /// An estimate; on ConnectX devices a registration takes some tens of microseconds.
 pub(crate) const WRITTEN: usize = 32 << 10;
-
-/// The destination of a transfer.
-pub(crate) enum Target {
-    /// Into a receive that was posted.
-    Receive { buffer: Buffer, op: OpContext },
-    /// Into the buffer of a get.
-    Get { buffer: Buffer, op: OpContext },
-    /// To a completion object, in the memory that it named or in fresh memory.
-    Am { tag: Tag, buffer: Buffer, comp: Arc<dyn Completion> },
-    /// Into a region of this rank: a put. Its sender is told at the end, and the completion object
-    /// if there is one.
-    Put { tag: Tag, buffer: Buffer, comp: Option<Arc<dyn Completion>>, tx: u64 },
-    /// A list of places in a region of this rank's, and the bytes of a put behind it.
-    Pieces { buffer: Buffer, asked: Box<Asked> },
-    /// None: the operation has ended.
-    Nowhere,
-}
 
 /// A message, a put, or the answer to a get, with its destination.
 pub(crate) struct RxOp {
@@ -68,79 +49,6 @@ pub(super) enum Means {
     Chunks(Box<dyn ExposedChunks>),
     /// The kernel's copy.
     Pull(Box<Pull>),
-}
-
-impl Target {
-    /// Returns the buffer for its bytes, if any.
-    pub(super) fn buffer(&mut self) -> Option<&mut Buffer> {
-        match self {
-            Self::Receive { buffer, .. }
-            | Self::Get { buffer, .. }
-            | Self::Am { buffer, .. }
-            | Self::Put { buffer, .. }
-            | Self::Pieces { buffer, .. } => Some(buffer),
-            Self::Nowhere => None,
-        }
-    }
-
-    fn kind(&self) -> Kind {
-        match self {
-            Self::Receive { .. } | Self::Nowhere => Kind::Message,
-            Self::Get { .. } => Kind::Memory,
-            Self::Am { .. } | Self::Put { .. } => Kind::Asked,
-            // They have a count of their own.
-            Self::Pieces { .. } => Kind::Message,
-        }
-    }
-
-    fn tag(&self) -> Tag {
-        match self {
-            Self::Receive { op, .. } | Self::Get { op, .. } => op.tag,
-            Self::Am { tag, .. } | Self::Put { tag, .. } => *tag,
-            Self::Pieces { .. } | Self::Nowhere => Tag::default(),
-        }
-    }
-
-    /// Returns `true` if it is for memory of this rank. Its sender is told only after the bytes
-    /// are in place.
-    fn is_memory(&self) -> bool {
-        matches!(self, Self::Put { .. } | Self::Pieces { .. })
-    }
-
-    fn deadline(&self) -> Deadline {
-        match self {
-            Self::Receive { op, .. } | Self::Get { op, .. } => op.deadline,
-            _ => Deadline::NEVER,
-        }
-    }
-
-    fn end(self, from: Rank, size: usize, error: Option<OpError>) -> Ended {
-        let (op, buffer) = self.apart(from, size);
-        op.end(buffer, error)
-    }
-
-    /// Returns the context of the operation whose bytes come from `from`, and its buffer.
-    pub(super) fn apart(self, from: Rank, size: usize) -> (OpContext, Buffer) {
-        let (tag, buffer, comp) = match self {
-            Self::Receive { buffer, op } | Self::Get { buffer, op } => {
-                return (OpContext { rank: from, size, ..op }, buffer);
-            }
-            Self::Am { tag, buffer, comp } => (tag, buffer, Some(comp)),
-            // The buffer is part of the region, and stays there.
-            Self::Put { tag, comp, .. } => (tag, Buffer::Empty, comp),
-            Self::Pieces { .. } | Self::Nowhere => (Tag::default(), Buffer::Empty, None),
-        };
-        (OpContext::of_runtime(from, tag, size, comp), buffer)
-    }
-
-    /// Ends it without its bytes. `None`: this rank has no operation for it, since the active
-    /// message never arrived.
-    fn fail(self, from: Rank, size: usize, error: OpError) -> Option<Ended> {
-        match self {
-            Self::Receive { .. } | Self::Get { .. } => Some(self.end(from, size, Some(error))),
-            Self::Am { .. } | Self::Put { .. } | Self::Pieces { .. } | Self::Nowhere => None,
-        }
-    }
 }
 
 impl RxOp {
@@ -220,7 +128,7 @@ impl RxOp {
                 // It is looked at again soon: the deadline has passed.
                 let (at, deadline) = (self.at(), self.deadline());
                 run.device.transfers.expect_by(at, deadline);
-                run.inner.deadlines.note(deadline);
+                run.carrier.deadlines.note(deadline);
                 return Flow::Stays;
             }
             Event::Expired => (RxEvent::Expired, Some(OpError::TimedOut(self.from))),
@@ -261,14 +169,14 @@ impl RxOp {
                     Means::Chunks(chunks) => chunks.nics(),
                     _ => 1,
                 };
-                let limits = Limits { chunk: run.inner.settings.verbs_chunk(), nics };
+                let limits = Limits { chunk: run.carrier.settings.verbs_chunk(), nics };
                 if let Err(violation) = self.rx.on(event, &limits, &mut self.actions) {
                     run.violated(self.from, violation);
                 }
             }
             let Some(action) = self.actions.pop_front() else { return self.stay(run) };
             match action {
-                RxAction::Send(control) => run.device.control(run.inner, self.from, control),
+                RxAction::Send(control) => run.device.control(run.carrier, self.from, control),
                 RxAction::Store(offset) => {
                     if let Some(payload) = fragment.take()
                         && let Err(why) = self.store(offset, &payload)
@@ -333,7 +241,7 @@ impl RxOp {
         };
         let must = !run.blocks_for.contains(&self.from);
         run.blocks_for.push(self.from);
-        match inflow.step(buffer, &run.inner.staging, must) {
+        match inflow.step(buffer, &run.carrier.staging, must) {
             Ok(stepped) => {
                 run.moved |= stepped.moved;
                 let granted = inflow.granted();
@@ -424,7 +332,7 @@ impl RxOp {
         match std::mem::replace(&mut self.target, Target::Nowhere) {
             Target::Pieces { buffer, asked } => run.carry_out(from, *asked, &buffer),
             target @ Target::Put { tx, .. } => {
-                run.device.control(run.inner, from, Control::Fin { name: tx, verdict });
+                run.device.control(run.carrier, from, Control::Fin { name: tx, verdict });
                 match lost {
                     None => run.end(target.end(from, size, None)),
                     Some(error) => tracing::warn!(%from, %error, "a put could not be carried out"),
@@ -482,7 +390,7 @@ impl RxOp {
     /// Lets the sender's NIC write to the first chunk of a long message's buffer.
     fn in_chunks(&mut self, run: &Run<'_>) -> Option<Way> {
         let linked = run.device.known_route(self.from)?.linked()?;
-        let chunk = run.inner.settings.verbs_chunk();
+        let chunk = run.carrier.settings.verbs_chunk();
         let may = self.may_be_written() && self.rx.size() > chunk && linked.caps.remote_memory;
         let buffer = self.target.buffer().filter(|buffer| may && buffer.kind().is_host())?;
         let (why, back) = match linked.link.expose_chunks(std::mem::take(buffer)) {
@@ -525,7 +433,7 @@ impl RxOp {
         // A put's verdict follows its arrival, whichever way it came.
         if !self.target.is_memory() {
             let fin = Control::Fin { name: self.rx.tx(), verdict: Verdict::Done };
-            run.device.control(run.inner, self.from, fin);
+            run.device.control(run.carrier, self.from, fin);
         }
         self.means = Means::None;
         self.handle(run, RxEvent::Placed, None, None)
@@ -541,23 +449,23 @@ impl RxOp {
     /// Ends the kernel's copy with an error.
     pub(super) fn has_failed(&mut self, run: &mut Run<'_>, error: OpError) -> Flow {
         let fin = Control::Fin { name: self.rx.tx(), verdict: Verdict::Failed };
-        run.device.control(run.inner, self.from, fin);
+        run.device.control(run.carrier, self.from, fin);
         self.means = Means::None;
         self.handle(run, RxEvent::Down, None, Some(error))
     }
 }
 
-impl DeviceInner {
+impl Port {
     /// Answers an RTS. Returns a status if the message ends here: an empty one, or an error.
     pub(crate) fn accept(
         &self,
-        runtime: &Inner,
+        carrier: &Carrier,
         from: Rank,
         rts: Rts,
         mut target: Target,
     ) -> Option<Ended> {
         let finish = |verdict: Verdict| {
-            self.control(runtime, from, Control::Fin { name: rts.tx, verdict });
+            self.control(carrier, from, Control::Fin { name: rts.tx, verdict });
         };
         let room = target.buffer().map_or(0, |buffer| buffer.len());
         let Some(size) = usize::try_from(rts.size).ok().filter(|&size| size <= room) else {
@@ -576,7 +484,7 @@ impl DeviceInner {
             return Some(target.end(from, 0, None));
         }
         if let Some(mapped) = rts.mapped {
-            match self.fetch(runtime, (from, rts), mapped, target) {
+            match self.fetch(carrier, (from, rts), mapped, target) {
                 Ok(()) => return None,
                 Err(back) => target = back,
             }
@@ -587,21 +495,21 @@ impl DeviceInner {
             return target.fail(from, size, OpError::Copy(cause));
         }
         // Bytes for a GPU go block by block.
-        let memory = if place.is_host() { self.peer_memory(runtime, from, rts.addr) } else { None };
+        let memory = if place.is_host() { self.peer_memory(carrier, from, rts.addr) } else { None };
         let pull = memory.map(|memory| Pull::new(rts.addr, memory));
-        self.receive(runtime, (from, size, target), Ask::Rts(rts.tx), pull);
+        self.receive(carrier, (from, size, target), Ask::Rts(rts.tx), pull);
         None
     }
 
     /// Returns the sender's memory if the kernel may copy from it.
-    fn peer_memory(&self, runtime: &Inner, from: Rank, addr: u64) -> Option<Arc<dyn PeerMemory>> {
-        if addr == 0 || !runtime.settings.kernel_copy().is_allowed() {
+    fn peer_memory(&self, carrier: &Carrier, from: Rank, addr: u64) -> Option<Arc<dyn PeerMemory>> {
+        if addr == 0 || !carrier.settings.kernel_copy().is_allowed() {
             return None;
         }
         let route = self.route(from)?;
         let linked = match route.linked() {
             Some(linked) => linked,
-            None => route.link(runtime, self).ok()??,
+            None => route.link(carrier, self).ok()??,
         };
         linked.peer_memory()
     }
@@ -609,7 +517,7 @@ impl DeviceInner {
     /// Begins a transfer to this rank. Returns its name.
     fn receive(
         &self,
-        runtime: &Inner,
+        carrier: &Carrier,
         (from, size, target): (Rank, usize, Target),
         ask: Ask,
         pull: Option<Pull>,
@@ -618,7 +526,7 @@ impl DeviceInner {
         let is_pull = pull.is_some();
         let means = pull.map_or(Means::None, |pull| Means::Pull(Box::new(pull)));
         let transfer = RxOp::new(from, target, Rx::new(name, size, ask), means);
-        let mut run = Run::new(runtime, self);
+        let mut run = Run::new(carrier, self);
         run.begin(name, Box::new(InFlight::Rx(transfer)), Some(Event::Begin));
         run.tell_later();
         if is_pull {
@@ -630,28 +538,28 @@ impl DeviceInner {
     }
 
     /// Asks for the bytes of a message whose fetch may have read withdrawn memory.
-    pub(crate) fn ask_again(&self, runtime: &Inner, landing: &mut Landing, tx: u64) {
+    pub(crate) fn ask_again(&self, carrier: &Carrier, landing: &mut Landing, tx: u64) {
         let (buffer, op) = (landing.transfer.take_buffers().0, landing.op.take());
         let (from, size) = (op.rank, op.size);
         let target = Target::Receive { buffer, op };
-        self.receive(runtime, (from, size, target), Ask::Rts(tx), None);
+        self.receive(carrier, (from, size, target), Ask::Rts(tx), None);
     }
 
     /// Gets bytes from the owner of a region, which answers.
-    pub(crate) fn get(&self, runtime: &Inner, (buffer, op): (Buffer, OpContext), ask: Ask) {
+    pub(crate) fn get(&self, carrier: &Carrier, (buffer, op): (Buffer, OpContext), ask: Ask) {
         let (from, size) = (op.rank, op.size);
-        self.receive(runtime, (from, size, Target::Get { buffer, op }), ask, None);
+        self.receive(carrier, (from, size, Target::Get { buffer, op }), ask, None);
     }
 
     /// Expects bytes that the caller is about to request. Returns their name, for the owner.
-    pub(crate) fn expect_answer(&self, runtime: &Inner, buffer: Buffer, op: OpContext) -> u64 {
+    pub(crate) fn expect_answer(&self, carrier: &Carrier, buffer: Buffer, op: OpContext) -> u64 {
         let (from, size) = (op.rank, op.size);
-        self.receive(runtime, (from, size, Target::Receive { buffer, op }), Ask::Elsewhere, None)
+        self.receive(carrier, (from, size, Target::Receive { buffer, op }), Ask::Elsewhere, None)
     }
 
     /// Ends a transfer to this rank whose request was refused.
-    pub(crate) fn refuse_answer(&self, runtime: &Inner, at: At, error: OpError) {
-        let mut run = Run::new(runtime, self);
+    pub(crate) fn refuse_answer(&self, carrier: &Carrier, at: At, error: OpError) {
+        let mut run = Run::new(carrier, self);
         run.on(at, Event::Refused(error));
         run.tell_later();
     }

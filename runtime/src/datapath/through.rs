@@ -3,7 +3,7 @@
 //! many that go together. A block then takes as many of these as fit, and the engine gets them in
 //! one call.
 
-use super::staging::{BLOCK, Block, Staging, Way};
+use crate::staging::{BLOCK, Block, Staging, Way};
 use carrack_transports::gpu::Gpu;
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, ByWay, CopyError, MemKind, Refused, Together, Transfer};

@@ -1,22 +1,21 @@
 //! Carries out the actions of senders.
 
 use super::ahead::Ahead;
+use super::carrier::Carrier;
 use super::in_flight::{Event, InFlight, Run};
+use super::port::Port;
 use super::{At, Transfers};
 use crate::comp::Completion;
 use crate::deadline::Deadline;
-use crate::device::DeviceInner;
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::{Ended, Flow, Kind, Next, OnLink, OpContext};
+use crate::op::{Ended, Flow, Kind, Next, OnLink, OpContext, PendingOp};
 use crate::peer::route::Linked;
-use crate::pending::PendingOp;
 use crate::protocol::header::Message;
 use crate::protocol::rndv::{
     Actions, Duty, Limits, Tx, TxAction, TxEvent, Violation, name_of_answer,
 };
 use crate::protocol::wire::{Control, Mapped, Rts, Verdict, word};
-use crate::runtime::Inner;
 use carrack_transports::contract::{
     Chunk, DownCause, Header, Op, OpToken, PeerId, RemotePlace, Submit, SubmitError,
 };
@@ -199,7 +198,7 @@ impl TxOp {
         loop {
             if let Some(event) = next.take() {
                 let nics = self.linked(run).map_or(1, |linked| linked.link.nics());
-                let limits = Limits { chunk: run.inner.settings.verbs_chunk(), nics };
+                let limits = Limits { chunk: run.carrier.settings.verbs_chunk(), nics };
                 if let Err(violation) = self.tx.on(event, &limits, &mut self.actions) {
                     run.violated(self.op.rank, violation);
                 }
@@ -207,7 +206,7 @@ impl TxOp {
             let Some(action) = self.actions.pop_front() else { return self.stay(run) };
             next = match action {
                 TxAction::Send(control) => {
-                    run.device.control(run.inner, self.op.rank, control);
+                    run.device.control(run.carrier, self.op.rank, control);
                     None
                 }
                 TxAction::Fragments { rx, from, to } => self.send(run, rx, (from, to)),
@@ -273,7 +272,7 @@ impl TxOp {
             self.ahead = Ahead::of(self.bytes.owned(), from);
         }
         if let Some(ahead) = &mut self.ahead {
-            match ahead.step(self.bytes.owned(), to, &run.inner.staging) {
+            match ahead.step(self.bytes.owned(), to, &run.carrier.staging) {
                 Ok(copied) => run.moved |= copied,
                 Err(error) => return Some(TxEvent::Failed(OpError::Copy(error))),
             }
@@ -398,7 +397,7 @@ impl TxOp {
             return;
         };
         let begin = bytes.as_ptr().addr();
-        run.inner.exposures.withdraw(&(begin..begin.saturating_add(bytes.len())));
+        run.carrier.exposures.withdraw(&(begin..begin.saturating_add(bytes.len())));
     }
 
     /// Ends the operation, after waiting for an engine that reads its bytes.
@@ -448,7 +447,7 @@ fn event_of(control: Control) -> Option<TxEvent> {
 }
 
 /// Returns the bytes of a fragment: the smaller packet size of both sides.
-fn fragment_size(device: &DeviceInner, linked: &Linked) -> usize {
+fn fragment_size(device: &Port, linked: &Linked) -> usize {
     linked.caps.am_copied.min(device.host_pool.packet_size()).max(1)
 }
 
@@ -460,7 +459,7 @@ impl<'a> Run<'a> {
         let Some(route) = device.route(rank) else { return Ok(None) };
         match route.linked() {
             Some(linked) => Ok(Some(linked)),
-            None => route.link(self.inner, device).map_err(|error| {
+            None => route.link(self.carrier, device).map_err(|error| {
                 let cause = DownCause::Refused(error.to_string());
                 OpError::PeerDown { rank, cause: route.down().cloned().unwrap_or(cause) }
             }),
@@ -525,12 +524,12 @@ fn restore(transfer: InFlight, bytes: &mut Buffer) {
     }
 }
 
-impl DeviceInner {
+impl Port {
     /// Sends a request about the peer's memory, through the backlog if necessary: `request` gets
     /// the name of the operation, and the address of `bytes`, which are for the peer.
     pub(crate) fn request(
         &self,
-        runtime: &Inner,
+        carrier: &Carrier,
         op: OpContext,
         bytes: Buffer,
         request: impl FnOnce(u64, u64) -> Control,
@@ -538,15 +537,15 @@ impl DeviceInner {
         let (name, peer) = (self.transfers.now(), op.rank);
         let control = request(name, address(&bytes));
         let transfer = TxOp::offered(name, op, bytes, Duty::Memory);
-        let mut run = Run::new(runtime, self);
+        let mut run = Run::new(carrier, self);
         run.begin(name, Box::new(InFlight::Tx(transfer)), None);
         run.tell_later();
-        self.control(runtime, peer, control);
+        self.control(carrier, peer, control);
     }
 
     /// Sends the bytes that a peer has asked for under the name `rx`, `limit` at first. Signals
     /// `comp` when all are sent.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         &self,
         run: &mut Run<'_>,
         peer: Rank,

@@ -6,18 +6,18 @@
 //! requests in order, so that many requests for one word do not take a round each. No other agent
 //! may do atomic operations on the word, not even the program's kernels.
 
-use super::staging::{Block, Staging, WORD, Way};
+use super::carrier::Carrier;
 use crate::chores::{Chore, Chores, Waiting};
 use crate::names::Rank;
-use crate::progress::Pass;
 use crate::protocol::wire::{Control, Verdict};
+use crate::staging::{Block, Staging, WORD, Way};
 use carrack_transports::mem::copy::copy_now;
 use carrack_transports::mem::{Buffer, CopyError, MemMut, MemRef, RegionSlice, Transfer};
 use std::collections::{HashMap, VecDeque};
 
 /// The change of a word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Change {
+pub(crate) enum Change {
     Add(u64),
     Swap { expected: u64, new: u64 },
 }
@@ -33,12 +33,12 @@ impl Change {
 }
 
 /// An operation, and the rank that gets the previous value of the word.
-pub(super) struct Asked {
-    pub(super) from: Rank,
-    pub(super) token: u64,
+pub(crate) struct Asked {
+    pub(crate) from: Rank,
+    pub(crate) token: u64,
     /// The index of the device that received it.
-    pub(super) device: u32,
-    pub(super) change: Change,
+    pub(crate) device: u32,
+    pub(crate) change: Change,
 }
 
 /// An operation that has finished.
@@ -245,36 +245,33 @@ fn write(block: &Block, word: u64) -> Result<(), CopyError> {
     }
 }
 
-impl Pass<'_> {
-    /// Handles a peer's atomic operation on a word of GPU memory.
-    pub(super) fn change_on_gpu(
-        &mut self,
-        from: Rank,
-        token: u64,
-        change: Change,
-        place: RegionSlice,
-    ) {
+impl Carrier {
+    /// Begins a peer's atomic operation on a word of GPU memory.
+    ///
+    /// # Errors
+    /// Its address is no multiple of its size.
+    pub(crate) fn change_on_gpu(&self, place: RegionSlice, asked: Asked) -> Result<(), Verdict> {
         if !address(&place).is_multiple_of(WORD) {
-            return self.finish(from, token, Verdict::Word);
+            return Err(Verdict::Word);
         }
-        self.inner.words.ask(place, Asked { from, token, device: self.device.index, change });
-        self.move_words();
+        self.words.ask(place, asked);
+        Ok(())
     }
 
-    /// Moves on the words of GPUs that have requests.
+    /// Moves on the words of GPUs that have requests. Returns `true` if a request has ended.
     #[cold]
-    pub(crate) fn move_words(&mut self) {
-        let answers = self.inner.words.step(&self.inner.staging);
+    pub(crate) fn move_words(&self) -> bool {
+        let answers = self.words.step(&self.staging);
         if answers.is_empty() {
-            return;
+            return false;
         }
-        self.moved = true;
-        let devices = self.inner.devices().clone();
+        let devices = self.devices().clone();
         for (Asked { from, token, device, .. }, verdict) in answers {
             if let Some(device) = devices.get(device as usize) {
-                device.0.control(self.inner, from, Control::Fin { name: token, verdict });
+                device.0.control(self, from, Control::Fin { name: token, verdict });
             }
         }
+        true
     }
 }
 

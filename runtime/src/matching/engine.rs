@@ -3,9 +3,9 @@
 use super::table::Table;
 use super::{Key, Matching};
 use crate::deadline::{Deadline, Deadlines};
-use crate::error::ResourceError;
+use crate::error::{OpError, ResourceError};
 use crate::names::{Rank, Tag};
-use crate::op::OpContext;
+use crate::op::{Ended, OpContext};
 use crate::protocol::wire::Rts;
 use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
@@ -58,9 +58,19 @@ impl Default for Receive {
 }
 
 impl Receive {
+    pub(crate) fn into_status(self, error: OpError) -> Ended {
+        self.op.end(self.buffer, Some(error))
+    }
+
     /// Takes all of it, and leaves a spent one.
     pub(crate) fn take(&mut self) -> Self {
         Self { buffer: std::mem::take(&mut self.buffer), op: self.op.take() }
+    }
+}
+
+impl std::fmt::Debug for Receive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Receive({} B from {}, {:?})", self.buffer.len(), self.op.rank, self.op.tag)
     }
 }
 

@@ -2,8 +2,10 @@
 
 mod context;
 mod on_link;
+mod pending;
 mod table;
 
 pub(crate) use context::{Ended, OpContext};
 pub(crate) use on_link::{Next, OnLink, OnLinks};
+pub use pending::PendingOp;
 pub(crate) use table::{Entry, Flow, Kind, OpTable};

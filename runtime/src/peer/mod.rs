@@ -6,18 +6,21 @@
 //! | [`address`] | the addresses that devices publish |
 //! | [`route`] | from a device to one peer: the link, and the backlog |
 //! | [`backlog`] | operations that wait for an event, a staging copy, or room |
+//! | [`endpoint`] | a device as its peers see it |
+//! | [`shares`] | the division of a copy between its two sides |
 //! | [`hold`] | a bound on messages that wait for their receives |
-//! | [`excess`] | a bound on the operations of a peer that breaks the rules |
 //! | [`state`] | the known state of a rank |
 
 mod absent;
 pub(crate) mod address;
 pub(crate) mod backlog;
-pub(crate) mod excess;
+mod endpoint;
 pub(crate) mod hold;
 pub(crate) mod route;
+pub(crate) mod shares;
 mod state;
 
 pub(crate) use absent::Absent;
+pub(crate) use endpoint::Endpoint;
 pub use state::PeerState;
 pub(crate) use state::Suspects;

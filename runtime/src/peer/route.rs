@@ -2,13 +2,13 @@
 
 use super::address;
 use super::backlog::Parked;
-use crate::datapath::Shares;
-use crate::device::DeviceInner;
+use super::endpoint::Endpoint;
+use super::shares::Shares;
 use crate::error::PostError;
+use crate::local::Local;
 use crate::names::Rank;
 use crate::protocol::header::Room;
 use crate::protocol::select::{PathVerdict, Verdict, choose};
-use crate::runtime::Inner;
 use carrack_transports::contract::{
     Caps, DownCause, Link, Locality, PeerId, PeerMemory, Reach, SubmitError,
 };
@@ -241,14 +241,14 @@ impl Route {
     #[cold]
     pub(crate) fn link(
         &self,
-        runtime: &Inner,
-        device: &DeviceInner,
+        local: &Local,
+        device: &Endpoint,
     ) -> Result<Option<&Linked>, PostError> {
-        if runtime.is_forked() {
+        if local.is_forked() {
             // The peer would take the link for the parent's.
             return Err(PostError::Forked);
         }
-        match self.try_link(runtime, device) {
+        match self.try_link(local, device) {
             Err(PostError::Lacking { rank, why }) => {
                 if !self.has_told.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
@@ -267,10 +267,10 @@ impl Route {
     #[cold]
     pub(crate) fn try_link(
         &self,
-        runtime: &Inner,
-        device: &DeviceInner,
+        local: &Local,
+        device: &Endpoint,
     ) -> Result<Option<&Linked>, PostError> {
-        if runtime.is_forked() {
+        if local.is_forked() {
             // The peer would take the link for the parent's.
             return Err(PostError::Forked);
         }
@@ -281,7 +281,7 @@ impl Route {
         if let Some(cause) = self.down() {
             return Err(PostError::PeerDown { rank: self.rank, cause: cause.clone() });
         }
-        let Some((candidates, blobs)) = candidates(runtime, device, self.rank)? else {
+        let Some((candidates, blobs)) = candidates(local, device, self.rank)? else {
             return Ok(None);
         };
         let (chosen, verdicts) = choose(&candidates);
@@ -296,7 +296,7 @@ impl Route {
         let link = lane.device.connect(blob, PeerId(self.rank.0)).map_err(|error| match error {
             SubmitError::Down { cause, .. } => {
                 self.set_down(cause.clone());
-                runtime.gone(device, self.rank, &cause);
+                device.undelivered.note_gone(self.rank, cause.clone());
                 PostError::PeerDown { rank: self.rank, cause }
             }
             SubmitError::Lacking(why) => PostError::Lacking { rank: self.rank, why },
@@ -320,7 +320,7 @@ impl Route {
         };
         let linked = self.linked.get_or_init(|| linked);
         // Threads that sleep until the peer publishes its address have a backlog to move now.
-        runtime.sleepers.wake();
+        local.sleepers.wake();
         Ok(Some(linked))
     }
 }
@@ -332,8 +332,8 @@ impl Route {
     #[cold]
     pub(crate) fn link_to_words(
         &self,
-        runtime: &Inner,
-        device: &DeviceInner,
+        local: &Local,
+        device: &Endpoint,
         transport: &str,
     ) -> Result<Option<Arc<dyn Link>>, PostError> {
         let Some(linked) = self.linked() else { return Ok(None) };
@@ -347,7 +347,7 @@ impl Route {
         let Some((at, lane)) =
             device.lanes.iter().enumerate().find(|(_, lane)| lane.transport == transport)
         else {
-            let refused = device.refused.iter().chain(&runtime.unavailable);
+            let refused = device.refused.iter().chain(&local.unavailable);
             let reason = refused
                 .filter(|why| why.transport == transport)
                 .map(|why| why.reason.clone())
@@ -365,7 +365,7 @@ impl Route {
             return Ok(Some(link.clone()));
         }
         let Some(_linking) = self.linking.try_lock() else { return Ok(None) };
-        let Some((reaches, blobs)) = candidates(runtime, device, self.rank)? else {
+        let Some((reaches, blobs)) = candidates(local, device, self.rank)? else {
             return Ok(None);
         };
         if let Some((_, Reach::No(why))) = reaches.get(at) {
@@ -401,13 +401,13 @@ type Candidates =
 /// of its lanes, then those that this rank could not open. `None`: the peer has not published its
 /// address yet.
 pub(crate) fn candidates(
-    runtime: &Inner,
-    device: &DeviceInner,
+    local: &Local,
+    device: &Endpoint,
     rank: Rank,
 ) -> Result<Option<Candidates>, PostError> {
     let bad = |why: String| PostError::Bootstrap { rank, why };
     let key = address::key(rank.0, device.index);
-    let Some(bytes) = runtime.bootstrap.get(&key).map_err(|error| bad(error.to_string()))? else {
+    let Some(bytes) = local.bootstrap.get(&key).map_err(|error| bad(error.to_string()))? else {
         return Ok(None);
     };
     let theirs = address::decode(&bytes)
@@ -426,7 +426,7 @@ pub(crate) fn candidates(
         reaches.push((lane.transport, reach));
         blobs.push(blob);
     }
-    for unavailable in device.refused.iter().chain(&runtime.unavailable) {
+    for unavailable in device.refused.iter().chain(&local.unavailable) {
         reaches.push((unavailable.transport, Reach::No(unavailable.reason.clone())));
         blobs.push(None);
     }

@@ -1,17 +1,17 @@
 //! Carries out the actions of events, outside all locks.
 
-use super::line::Lined;
 use super::signal::{guarded, panicked};
-use super::undelivered::About;
 use super::{Found, Meeting, Met, Pass, Scratch};
-use crate::collective::Note;
-use crate::comp::{Completion, Snapshot, Status};
+use crate::boards::Note;
+use crate::comp::{Completion, Snapshot};
+use crate::datapath::{self, Lined, arrival};
 use crate::error::{OpError, ProgressError};
 use crate::matching::{Receive, Unexpected};
 use crate::names::{Rank, RemoteComp, Tag};
-use crate::op::{Next, OnLink, OpContext};
+use crate::op::{Next, OnLink};
 use crate::protocol::header::Message;
 use crate::protocol::wire::{Control, Rts};
+use crate::undelivered::About;
 use carrack_transports::contract::{Event, Header, OpFailure, Payload, PeerId, SmallArrival};
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
@@ -240,7 +240,10 @@ impl Pass<'_> {
         };
         let error = outcome.err().map(|failure| OpError::of(*failure, op.rank));
         match next {
-            Next::Chunk { name, window } => return self.chunk_over((op.rank, name), window, error),
+            Next::Chunk { name, window: at } => {
+                self.on((op.rank, name), datapath::Event::ChunkOver { at, failed: error });
+                return;
+            }
             Next::Memory { notify: Some((comp, tag)), .. } if error.is_none() => {
                 let signal = Control::Signal { comp, tag, size: op.size as u64 };
                 self.device.control(self.inner, op.rank, signal);
@@ -286,7 +289,7 @@ impl Pass<'_> {
         };
         let Err(payload) = self.queue_am(comp, from, tag, payload) else { return };
         if !self.device.lands_on_host {
-            return match self.line_up((from, tag), comp, payload) {
+            return match self.device.line_up((from, tag), comp, payload) {
                 Lined::Up => {}
                 Lined::There(status) => self.signal_in_line(Some(comp), status),
                 Lined::NoRoom(payload, why) => self.keep_am(comp, (from, tag), payload, why),
@@ -317,9 +320,4 @@ impl Pass<'_> {
             },
         }
     }
-}
-
-/// Returns the status of an active message.
-pub(super) fn arrival(rank: Rank, tag: Tag, size: usize, buffer: Buffer) -> Status {
-    OpContext::of_runtime(rank, tag, size, None).status(buffer, None)
 }

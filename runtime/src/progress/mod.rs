@@ -10,40 +10,40 @@
 //! Deliveries that are not possible now (a full queue, no packet) wait for their completion
 //! object, and all others pass (`undelivered`).
 
+mod call;
 mod complaints;
+mod control;
+mod core;
 mod deliver;
 mod found;
-mod land;
-mod late;
-mod line;
+mod pending;
 mod request;
+mod retries;
 mod signal;
 mod thread;
 mod undelivered;
 mod upkeep;
+mod wait;
 
-pub(crate) use complaints::Complaints;
-use deliver::arrival;
+pub(crate) use self::core::Core;
 use found::Found;
-pub(crate) use land::{Fetched, Landing, Owed};
-pub(crate) use line::InLine;
-pub(crate) use request::dump_on_signal;
-pub(crate) use signal::{guarded, in_handler, panicked, signal};
+pub use pending::Pending;
+pub(crate) use signal::in_handler;
 pub(crate) use thread::ProgressThread;
-pub(crate) use undelivered::Undelivered;
+use upkeep::end_copies;
+pub(crate) use wait::Sleep;
 
 use crate::chores::{self, Chore};
 use crate::comp::{Completion, Snapshot, Status};
-use crate::device::{Device, DeviceInner};
+use crate::datapath::{Landing, Port};
 use crate::error::ProgressError;
 use crate::matching::{Content, Receive, Unexpected};
 use crate::names::{Matching, Rank, Tag};
 use crate::protocol::header::Message;
 use crate::protocol::wire::Rts;
-use crate::runtime::{Inner, Runtime};
 use carrack_transports::contract::{Batch, Event, Header, Payload, PeerId, Polled, SmallArrival};
 use carrack_transports::mem::copy::copy_now;
-use carrack_transports::mem::{KnownMemory, MemMut, SmallBytes};
+use carrack_transports::mem::{MemMut, MemRef, SmallBytes};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -167,170 +167,50 @@ pub(crate) fn drop_told() {
     }
 }
 
-impl Runtime {
-    /// Makes progress on the default device: takes in messages, moves on waiting operations,
-    /// signals completion objects. Never blocks. Any number of threads may call it at once, but
-    /// not a completion handler.
-    ///
-    /// Returns whether anything moved.
-    ///
-    /// # Errors
-    /// Something needs attention; all the rest was done, and the next call goes on.
-    #[inline]
-    pub fn progress(&self) -> Result<bool, ProgressError> {
-        self.0.note_driven();
-        self.0.progress(&self.0.default_device().0)
-    }
-
-    /// Makes progress on one device.
-    #[inline]
-    pub fn progress_device(&self, device: &Device) -> Result<bool, ProgressError> {
-        self.0.note_driven();
-        self.0.progress(&device.0)
-    }
-
-    /// Makes progress on all devices.
-    pub fn progress_all(&self) -> Result<bool, ProgressError> {
-        self.0.note_driven();
-        self.0.progress_everything()
+impl Receive {
+    /// Takes a message of a few bytes, if that is a matter of copying them; else they stay a pair.
+    /// `at_once`: its completion object is told now, if that can be.
+    #[inline(always)]
+    fn take_small(
+        &mut self,
+        (from, tag, bytes): (Rank, Tag, &SmallBytes),
+        met: &mut Met,
+        at_once: bool,
+    ) -> Found {
+        let source = MemRef::host(bytes.as_slice());
+        let size = source.len();
+        // Refused where it is too long, or where an engine is needed.
+        let is_there =
+            self.buffer.view_mut().is_some_and(|target| copy_now(target, source).is_ok());
+        if !is_there {
+            let content = Content::Here(Payload::Small(*bytes));
+            return found(met, Meeting::Pair(Unexpected { from, tag, content }, self.take()));
+        }
+        let comp = self.op.comp.take();
+        let user_context = self.op.user_context;
+        let mut status = || {
+            let buffer = std::mem::take(&mut self.buffer);
+            Status { rank: from, tag, size, user_context, buffer, error: None }
+        };
+        match comp {
+            Some(queue)
+                if at_once
+                    && queue.as_queue().is_some_and(|queue| queue.push_made(&mut status)) =>
+            {
+                met.told.push(queue);
+                Found::Kept
+            }
+            comp => found(met, Meeting::Over(comp, status())),
+        }
     }
 }
 
 /// One progress call's findings.
 pub(crate) struct Pass<'a> {
-    pub(crate) inner: &'a Inner,
-    pub(crate) device: &'a DeviceInner,
+    pub(crate) inner: &'a Core,
+    pub(crate) device: &'a Port,
     error: Option<ProgressError>,
     pub(crate) moved: bool,
-}
-
-impl Inner {
-    /// Makes progress for a caller that returns its errors, and those that were kept before.
-    #[inline]
-    pub(crate) fn progress(&self, device: &DeviceInner) -> Result<bool, ProgressError> {
-        self.pass::<true>(device)
-    }
-
-    /// Makes progress for a caller with another result: errors are kept for one that returns them.
-    #[inline]
-    pub(crate) fn progress_keeping(&self, device: &DeviceInner) -> Result<bool, ProgressError> {
-        match self.pass::<false>(device) {
-            Ok(moved) => Ok(moved),
-            Err(error) => self.kept(error),
-        }
-    }
-
-    /// Keeps an error, unless it is the call itself that is refused.
-    #[cold]
-    pub(crate) fn kept(&self, error: ProgressError) -> Result<bool, ProgressError> {
-        if matches!(error, ProgressError::Forked | ProgressError::InHandler) {
-            return Err(error);
-        }
-        self.complaints.keep(error);
-        Ok(true)
-    }
-
-    /// Makes progress on all devices. Returns the first error; further ones are kept.
-    #[inline]
-    pub(crate) fn progress_everything(&self) -> Result<bool, ProgressError> {
-        let first = self.progress(&self.default_device().0);
-        if self.has_further_devices() { self.progress_others(first) } else { first }
-    }
-
-    /// Makes progress on all devices, as [`progress_keeping`](Self::progress_keeping).
-    #[inline]
-    pub(crate) fn progress_everything_keeping(&self) -> Result<bool, ProgressError> {
-        let first = self.progress_keeping(&self.default_device().0);
-        if self.has_further_devices() { self.progress_others(first) } else { first }
-    }
-
-    #[inline(never)]
-    fn progress_others(
-        &self,
-        mut progress: Result<bool, ProgressError>,
-    ) -> Result<bool, ProgressError> {
-        if !matches!(progress, Err(ProgressError::Forked | ProgressError::InHandler)) {
-            let others = self.devices()[1..].to_vec();
-            for device in &others {
-                let moved = self.progress_keeping(&device.0)?;
-                progress = progress.map(|before| before | moved);
-            }
-        }
-        progress
-    }
-
-    #[inline]
-    fn pass<const TAKES_KEPT: bool>(&self, device: &DeviceInner) -> Result<bool, ProgressError> {
-        if in_handler() {
-            return Err(ProgressError::InHandler);
-        }
-        if self.is_forked() {
-            return Err(ProgressError::Forked);
-        }
-        let mut scratch = take_scratch().unwrap_or_else(|| {
-            let batch = Batch::new(self.settings.poll_batch());
-            let (met, comps, ended) = (Met::default(), Snapshot::default(), Vec::new());
-            Box::new(Scratch { batch, met, runtime: 0, comps, ended, calls: 0 })
-        });
-        if scratch.runtime != self.id {
-            scratch.runtime = self.id;
-            scratch.comps = Snapshot::default();
-            // The batch is empty between calls.
-            let limit = self.settings.poll_batch();
-            if scratch.batch.room() != limit {
-                scratch.batch = Batch::new(limit);
-            }
-        }
-        if !scratch.met.told.is_empty() {
-            scratch.met.drop_told();
-        }
-        scratch.calls = scratch.calls.wrapping_add(1);
-        if scratch.calls.is_multiple_of(NOW_AND_THEN) {
-            self.look_after_domains();
-        }
-        let mut pass = Pass { inner: self, device, error: None, moved: false };
-        pass.run(&mut scratch);
-        let Pass { mut error, moved, .. } = pass;
-        keep_scratch(scratch);
-        if moved {
-            self.sleepers.wake();
-        }
-        let chores = self.chores.there();
-        if chores.any() {
-            if chores.has(Chore::Dump) {
-                self.dump();
-            }
-            if chores.has(Chore::Retries) {
-                self.retries.wake();
-            }
-            if chores.has(Chore::Complaints) && TAKES_KEPT && error.is_none() {
-                let waits = |device: &Device| !device.0.undelivered.is_empty();
-                error = self.complaints.take(!self.devices().iter().any(waits));
-            }
-        }
-        match error {
-            None => Ok(moved),
-            Some(error) => Err(error),
-        }
-    }
-}
-
-impl Inner {
-    #[cold]
-    pub(crate) fn look_after_domains(&self) {
-        self.look_for_absent();
-        KnownMemory::of_the_process().look_after();
-        self.exposures.let_go();
-        for device in self.devices().iter() {
-            device.0.transfers.introduced.let_go();
-        }
-        for (_, domain) in &self.domains {
-            domain.look_after();
-        }
-        for driver in &self.drivers {
-            driver.look_after();
-        }
-    }
 }
 
 impl Pass<'_> {
@@ -366,7 +246,7 @@ impl Pass<'_> {
             self.expire();
         }
         if chores.has(Chore::Words) {
-            self.move_words();
+            self.moved |= self.inner.move_words();
         }
         if chores.has(Chore::Withdrawals) {
             self.withdraw_regions();
@@ -377,10 +257,14 @@ impl Pass<'_> {
     #[cold]
     fn move_copies(&mut self, chores: chores::Found) {
         if chores.has(Chore::Pulls) {
-            self.move_pulls();
+            let mut run = self.transfers();
+            run.move_pulls();
+            self.report(run);
         }
         if chores.has(Chore::Helps) {
-            self.move_helps();
+            let mut run = self.transfers();
+            run.move_helps();
+            self.report(run);
         }
     }
 
@@ -397,7 +281,9 @@ impl Pass<'_> {
             self.move_ordered();
         }
         if chores.has(Chore::Transfers) {
-            self.move_transfers();
+            let mut run = self.transfers();
+            run.move_transfers();
+            self.report(run);
         }
         self.move_copies(chores);
         if chores.has(Chore::Holds) {
@@ -424,15 +310,11 @@ impl Pass<'_> {
             self.small_in_order(batch, met);
         }
         for event in batch.events_mut() {
-            match event {
-                Event::Arrived { from, header, payload, mark } => {
-                    if !Message::is_am(*header)
-                        && let Some(found) = self.meet(*from, *header, payload, met)
-                    {
-                        *mark = found.mark();
-                    }
-                }
-                _ => {}
+            if let Event::Arrived { from, header, payload, mark } = event
+                && !Message::is_am(*header)
+                && let Some(found) = self.meet(*from, *header, payload, met)
+            {
+                *mark = found.mark();
             }
         }
     }
@@ -548,7 +430,7 @@ impl Pass<'_> {
         else {
             return Found::Nonsense;
         };
-        if !self.takes_offer(from) {
+        if !self.inner.takes_offer(self.device, from) {
             return Found::Kept;
         }
         let taken = |(), receive: &mut Receive| {
@@ -557,7 +439,9 @@ impl Pass<'_> {
             found(met, Meeting::Pair(message, receive.take()))
         };
         engine
-            .arrive(policy, from, tag, (), taken, |()| self.keep_offer(from, rts))
+            .arrive(policy, from, tag, (), taken, |()| {
+                self.inner.keep_offer(self.device, from, rts)
+            })
             .unwrap_or(Found::Kept)
     }
 

@@ -1,19 +1,19 @@
 //! A thread that makes progress, for programs which ask for one.
 
-use crate::runtime::Inner;
+use super::Core;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 /// A thread that makes progress until this is dropped, and sleeps when there is nothing to do.
 pub(crate) struct ProgressThread {
-    inner: Arc<Inner>,
+    inner: Arc<Core>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ProgressThread {
-    pub(crate) fn start(inner: &Arc<Inner>) -> std::io::Result<Self> {
+    pub(crate) fn start(inner: &Arc<Core>) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
             let (inner, stop) = (inner.clone(), stop.clone());
@@ -24,7 +24,7 @@ impl ProgressThread {
     }
 }
 
-fn run(inner: &Inner, stop: &AtomicBool) {
+fn run(inner: &Core, stop: &AtomicBool) {
     // Errors of progress are kept for the user's calls. The remaining error is that this is a
     // fork, which has no such thread.
     let _ = inner.wait_keeping(&|| stop.load(Ordering::Acquire), None);

@@ -1,37 +1,21 @@
 //! The upkeep apart from messages: backlogs that can move on, engines that are done, peers that
 //! are gone.
 
-use super::{Fetched, Landing, Owed, Pass};
+use super::Pass;
+use super::signal::signal;
+use crate::datapath::{AT_ONCE, Fetched, Landing, Owed, Run, Start, Step};
 use crate::error::OpError;
 use crate::names::Rank;
 use crate::op::OpContext;
-use crate::peer::backlog::{Parked, Step};
+use crate::peer::backlog::Parked;
 use crate::protocol::wire::{Control, Verdict};
 use carrack_transports::contract::DownCause;
-use carrack_transports::mem::CopyError;
-use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
+use carrack_transports::mem::{Buffer, CopyError};
+use std::time::{Duration, Instant};
 
-/// Calls of progress of which one also asks for a copy that is not the oldest.
-const EACH: usize = 4;
-
-/// Copies that are taken out before their objects are signaled. More would allocate a larger list
-/// each time.
-const AT_ONCE: usize = 16;
-
-/// Takes out the copies that are done, from one on to the first that is not, as long as there is
-/// room for them. Those that stay are moved up once, for there may be thousands.
-#[inline]
-fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing>) {
-    let is_over = |landing: &mut Landing| landing.transfer.is_over(at == 0);
-    // Most of the time the first one is not done, and that is all.
-    if !landings.get_mut(at).is_some_and(is_over) {
-        return;
-    }
-    let most = landings.len().min(at + AT_ONCE.saturating_sub(done.len()));
-    let count = landings.range_mut(at..most).position(|landing| !is_over(landing));
-    done.extend(landings.drain(at..count.map_or(most, |count| at + count)));
-}
+/// Time that a rank that ends waits for copies on streams of the user, which may wait for
+/// anything.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Pass<'_> {
     /// Moves on the operations in backlogs.
@@ -85,35 +69,14 @@ impl Pass<'_> {
         }
     }
 
-    /// Finds the copies that engines have finished. Engines work in order, and polling an event
-    /// takes as long as a small message. So only the oldest copy in flight is polled, and now and
-    /// then one of the others in turn, since there are several engines. One that is known to end
-    /// after the oldest is not polled.
+    /// Ends the copies that engines have finished.
     ///
     /// `ended` is empty, before and after: room for those that are done.
     pub(super) fn move_landings(&mut self, ended: &mut Vec<Landing>) {
-        // Two threads may take the same turn: it only selects the next landing to poll.
-        let turn = self.device.landing_turn.load(Ordering::Relaxed);
-        self.device.landing_turn.store(turn.wrapping_add(1), Ordering::Relaxed);
-        let mut asks_another = turn.is_multiple_of(EACH);
-        while let Some(mut landings) = self.device.landing.try_lock() {
-            take_done(&mut landings, 0, ended);
-            if ended.len() < AT_ONCE
-                && std::mem::take(&mut asks_another)
-                && let Some(others @ 1..) = landings.len().checked_sub(1)
-            {
-                let at = 1 + turn / EACH % others;
-                if let (Some(oldest), Some(other)) = (landings.front(), landings.get(at))
-                    && !other.transfer.is_behind(&oldest.transfer)
-                {
-                    take_done(&mut landings, at, ended);
-                }
-            }
-            if ended.is_empty() {
-                break;
-            }
-            self.device.landing.set_count(landings.len());
-            drop(landings);
+        let mut turn = self.device.landings.take_turn();
+        loop {
+            self.device.landings.take_done(&mut turn, ended);
+            // Those that are left are taken out once more only if there was no room for them.
             let are_all = ended.len() < AT_ONCE;
             for landing in &mut *ended {
                 self.landed(landing);
@@ -150,7 +113,9 @@ impl Pass<'_> {
         let Fetched { tx, from } = match owed {
             Owed::Fetched(fetched) => fetched,
             Owed::Pieces(carried) => {
-                self.device.carried_out(self.inner, landing.op.rank, *carried, error);
+                let mut run = self.transfers();
+                run.carried_out(landing.op.rank, *carried, error);
+                run.tell_later();
                 return false;
             }
         };
@@ -179,7 +144,7 @@ impl Pass<'_> {
         let mut ended = self.device.fail_backlog(&route, &cause);
         ended.extend(self.device.fail_transfers(self.inner, rank, &cause));
         let error = || OpError::PeerDown { rank, cause: cause.clone() };
-        ended.extend(self.device.fail_ordered(rank, &error));
+        ended.extend(self.device.ordered.fail(rank, &error));
         // A peer that closed one device in order may have others. It is gone when none is left.
         let is_gone = !matches!(cause, DownCause::Closed) || {
             let devices = self.inner.devices();
@@ -194,5 +159,112 @@ impl Pass<'_> {
         for (comp, status) in ended {
             self.signal(comp.as_ref(), status);
         }
+    }
+
+    /// Looks at everything that waits, if the earliest deadline has passed. An operation only ever
+    /// goes from one place to a later one in the order of this search, or is noted anew: so none
+    /// slips through.
+    #[cold]
+    pub(super) fn expire(&mut self) {
+        let left = &self.inner.deadlines;
+        let Some(now) = left.due() else { return };
+        let mut ended = Vec::new();
+        for engine in self.inner.engines.each() {
+            let late = engine.expired_receives(now, left).into_iter();
+            ended.extend(late.map(|receive| {
+                let rank = receive.op.rank;
+                receive.into_status(OpError::TimedOut(rank))
+            }));
+        }
+        let devices = self.inner.devices().clone();
+        for device in &devices {
+            ended.extend(device.0.ordered.expire(now, left));
+            ended.extend(device.0.expire_backlogs(now, left));
+        }
+        for device in &devices {
+            let mut run = Run::new(self.inner, &device.0);
+            run.expire(now);
+            for (_, status) in &run.ended {
+                self.inner.suspect(status.rank);
+            }
+            self.report(run);
+        }
+        for (comp, status) in ended {
+            self.moved = true;
+            self.inner.suspect(status.rank);
+            self.signal(comp.as_ref(), status);
+        }
+        // Members of groups wait for a limited time, too.
+        self.inner.boards.wake();
+    }
+
+    /// Tells ranks to hold; or, when there is room again, to go on.
+    #[cold]
+    pub(super) fn move_holds(&self) {
+        let Some((news, turn)) = self.device.holds.news(&self.inner.unexpected) else { return };
+        for (rank, room) in news {
+            self.device.control(self.inner, rank, Control::Hold { room, turn });
+        }
+    }
+
+    /// Hands over the messages that have landed, from the front of the line: one at a time,
+    /// outside its lock, as handing over calls users' code.
+    #[cold]
+    pub(super) fn move_line(&mut self) {
+        while let Some((comp, status)) = self.device.line.take_first() {
+            self.signal_in_line(comp.as_ref(), status);
+            self.moved = true;
+        }
+    }
+
+    /// Moves on the operations that wait for events and streams of the user.
+    #[cold]
+    pub(super) fn move_ordered(&mut self) {
+        let Some((mut copied, begin)) = self.device.ordered.take_ready() else { return };
+        for landing in &mut copied {
+            self.landed(landing);
+        }
+        if begin.is_empty() {
+            return;
+        }
+        let device = self.inner.devices().get(self.device.index as usize).cloned();
+        let Some(device) = device else { return };
+        for (number, later) in begin {
+            let rank = later.op().rank;
+            match later.begin(&device) {
+                Start::Again(later) => {
+                    self.device.ordered.put_back(number, later);
+                    self.inner.end_ordered_if_gone(self.device, rank);
+                    continue;
+                }
+                Start::UnderWay(ticket) => self.inner.streams.rename(number, ticket),
+                Start::Over((comp, status)) => self.signal(comp.as_ref(), status),
+            }
+            self.moved = true;
+            self.device.ordered.forget(number);
+        }
+    }
+}
+
+/// Waits for copies on streams at the end of the runtime, for a limited time. A copy that does not
+/// end keeps its memory.
+#[cold]
+pub(super) fn end_copies(copies: Vec<Landing>) {
+    let until = Instant::now() + PATIENCE;
+    for mut landing in copies {
+        while landing.transfer.poll(false).is_none() && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let (comp, status) = if landing.transfer.poll(false).is_some() {
+            landing.into_status(OpError::Closed)
+        } else {
+            let Landing { transfer, op, .. } = landing;
+            tracing::warn!(rank = %op.rank, size = op.size, "a copy on a stream has not ended: its memory stays for \
+                the stream");
+            transfer.abandon();
+            op.end(Buffer::Empty, Some(OpError::Closed))
+        };
+        // A full object cannot be waited for any more.
+        let _ = signal(comp.as_ref(), status);
     }
 }

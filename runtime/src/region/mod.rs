@@ -2,29 +2,27 @@
 //!
 //! A [`Region`] is registered, and its remote key ([`RemoteKey`]) sent to other ranks in any way (a
 //! message, an allgather). With it they put, get and do atomics: directly where they can map the
-//! memory ([`Runtime::allocate`] returns such memory), else through its owner, whose progress
+//! memory ([`Runtime::allocate`](crate::Runtime::allocate) returns such memory), else through its owner, whose progress
 //! carries the operation out. Either way they notice a registration that has ended: the number of
 //! a region carries a generation, and mapped memory an epoch.
 
 pub(crate) mod direct;
-mod invalidate;
 mod registration;
 mod remote_key;
+mod still_in_use;
 mod table;
 
 pub use carrack_transports::mem::{AtomicError, Region, RegionSlice};
-pub use invalidate::StillInUse;
-pub(crate) use invalidate::{Withdrawn, note_runtime, withdraw};
 pub use registration::{AtomicAgent, Registration};
 pub use remote_key::RemoteKey;
+pub use still_in_use::StillInUse;
 pub(crate) use table::{Refusal, Regions};
 
-use crate::error::RegisterError;
-use crate::runtime::Runtime;
+use crate::names::Rank;
 use std::sync::Arc;
 use table::Keys;
 
-/// A registered region. Dropping it, or [`Runtime::deregister_memory`], ends the registration.
+/// A registered region. Dropping it, or [`Runtime::deregister_memory`](crate::Runtime::deregister_memory), ends the registration.
 /// Operations that other ranks begin afterwards fail, and the memory is given back once no process
 /// has it mapped.
 #[must_use = "a registration ends when this is dropped"]
@@ -37,7 +35,7 @@ pub struct Mr {
     refused: Vec<(&'static str, String)>,
     regions: Arc<Regions>,
     job: u64,
-    rank: crate::names::Rank,
+    rank: Rank,
     /// The transport whose NIC does the atomic operations on its words.
     nic: Option<&'static str>,
 }
@@ -73,32 +71,5 @@ impl Drop for Mr {
 impl std::fmt::Debug for Mr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Mr(#{}.{}, {:?})", self.index, self.generation, self.region)
-    }
-}
-
-impl Runtime {
-    /// Allocates zeroed host memory that the ranks of this machine can map once it is registered.
-    ///
-    /// # Errors
-    /// The system has no shared memory, or no descriptor, left.
-    pub fn allocate(&self, len: usize) -> Result<Region, RegisterError> {
-        Region::shared(len).map_err(|error| RegisterError::System { len, why: error.to_string() })
-    }
-
-    /// Lets other ranks reach a region, of any kind of memory. One registration serves all devices.
-    ///
-    /// Raw memory is registered by
-    /// `buffer::raw::register_memory`, which finds its
-    /// kind. [`registration`](Self::registration) chooses the coherence owner of its words.
-    ///
-    /// # Errors
-    /// As of [`Registration::register`].
-    pub fn register_memory(&self, region: &Region) -> Result<Mr, RegisterError> {
-        self.registration(region).register()
-    }
-
-    /// Ends a registration.
-    pub fn deregister_memory(&self, mr: Mr) {
-        drop(mr);
     }
 }

@@ -1,9 +1,9 @@
 //! The registration of a region, with the coherence owner of its words.
 
 use super::table::Words;
-use super::{Mr, Region};
+use super::{Mr, Region, Regions};
 use crate::error::RegisterError;
-use crate::runtime::{Inner, Runtime};
+use crate::local::Local;
 use carrack_transports::mem::{MemKind, RawError};
 use std::sync::Arc;
 
@@ -27,15 +27,20 @@ pub enum AtomicAgent {
     Nic,
 }
 
-/// A registration to be made: see [`Runtime::registration`].
+/// A registration to be made: see [`Runtime::registration`](crate::Runtime::registration).
 #[must_use = "nothing is registered until `register`"]
 pub struct Registration<'a> {
-    runtime: &'a Inner,
+    local: &'a Local,
+    regions: &'a Arc<Regions>,
     region: &'a Region,
     atomics: AtomicAgent,
 }
 
-impl Registration<'_> {
+impl<'a> Registration<'a> {
+    pub(crate) fn new(local: &'a Local, regions: &'a Arc<Regions>, region: &'a Region) -> Self {
+        Self { local, regions, region, atomics: AtomicAgent::Owner }
+    }
+
     /// Sets the coherence owner of the region's words; the default is the region's owner.
     pub fn atomics(mut self, agent: AtomicAgent) -> Self {
         self.atomics = agent;
@@ -49,27 +54,27 @@ impl Registration<'_> {
     /// this rank's can be the agent, and why. [`RegisterError::OtherAgent`]: a part of it is
     /// registered already, and its words have another agent.
     pub fn register(self) -> Result<Mr, RegisterError> {
-        let Self { runtime, region, atomics } = self;
+        let Self { local, regions, region, atomics } = self;
         if let MemKind::Managed(_) = region.kind() {
             return Err(RawError::Managed { addr: region.addr() }.into());
         }
         let words = match atomics {
             AtomicAgent::Owner => None,
-            AtomicAgent::Nic => Some(expose_words(runtime, region)?),
+            AtomicAgent::Nic => Some(expose_words(local, region)?),
         };
-        let (index, generation, keys) = runtime.regions.insert(region.clone(), words.clone())?;
+        let (index, generation, keys) = regions.insert(region.clone(), words.clone())?;
         let mut mr = Mr {
             region: region.clone(),
             index,
             generation,
             keys,
             refused: Vec::new(),
-            regions: runtime.regions.clone(),
-            job: runtime.job,
-            rank: runtime.rank,
+            regions: regions.clone(),
+            job: local.job,
+            rank: local.rank,
             nic: words.map(|words| words.transport),
         };
-        for (transport, domain) in &runtime.domains {
+        for (transport, domain) in &local.domains {
             match domain.export(region) {
                 Ok(exported) => mr.keys.add(transport, exported),
                 Err(why) => mr.refused.push((transport, why.to_string())),
@@ -80,10 +85,9 @@ impl Registration<'_> {
 }
 
 /// Asks for the first NIC that will be the agent.
-fn expose_words(runtime: &Inner, region: &Region) -> Result<Words, RegisterError> {
+fn expose_words(local: &Local, region: &Region) -> Result<Words, RegisterError> {
     let mut reasons = Vec::new();
-    for (transport, domain) in
-        runtime.domains.iter().filter(|(_, domain)| domain.carries_messages())
+    for (transport, domain) in local.domains.iter().filter(|(_, domain)| domain.carries_messages())
     {
         match domain.expose_words(region) {
             Ok(exposed) => return Ok(Words { transport, exposed: Arc::from(exposed) }),
@@ -91,14 +95,6 @@ fn expose_words(runtime: &Inner, region: &Region) -> Result<Words, RegisterError
         }
     }
     reasons
-        .extend(runtime.unavailable.iter().map(|why| format!("{}: {}", why.transport, why.reason)));
+        .extend(local.unavailable.iter().map(|why| format!("{}: {}", why.transport, why.reason)));
     Err(RegisterError::NoAtomics(reasons.join("; ")))
-}
-
-impl Runtime {
-    /// Lets other ranks reach a region, with choices that
-    /// [`register_memory`](Self::register_memory) does not have.
-    pub fn registration<'a>(&'a self, region: &'a Region) -> Registration<'a> {
-        Registration { runtime: &self.0, region, atomics: AtomicAgent::Owner }
-    }
 }

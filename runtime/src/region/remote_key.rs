@@ -4,10 +4,7 @@ use super::AtomicAgent;
 use super::direct::{Remote, Remotes};
 use crate::error::RemoteKeyError;
 use crate::names::Rank;
-use crate::runtime::Inner;
 use carrack_transports::contract::{Imported, WireKey};
-use carrack_transports::gpu::Gpu;
-use carrack_transports::mem::MapError;
 use std::sync::{Arc, OnceLock};
 
 /// The remote key of a region of some rank, or of a part of one: made by that rank's
@@ -188,63 +185,25 @@ impl RemoteKey {
         self.offset
     }
 
-    /// Returns the memory, mapped here at the first use (for the engines of the device `near`),
-    /// and its transport; or the reason why not.
+    /// Returns the memory that is mapped here, with its transport; or the reason why it is not.
+    /// `None`: it is not known yet.
     #[inline]
-    pub(crate) fn imported(
-        &self,
-        runtime: &Inner,
-        near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<&(&'static str, Imported), &str> {
-        let known = match self.region.imported.get() {
-            Some(known) => known,
-            None => self.import_first(runtime, near)?,
-        };
-        known.as_ref().map_err(String::as_str)
+    pub(crate) fn mapped(&self) -> Option<&Result<(&'static str, Imported), String>> {
+        self.region.imported.get()
     }
 
-    #[cold]
-    fn import_first(
+    /// Notes the outcome of mapping it here. The first one counts.
+    pub(crate) fn set_mapped(
         &self,
-        runtime: &Inner,
-        near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<&Result<(&'static str, Imported), String>, &str> {
-        match self.import(runtime, near) {
-            // The next operation tries again.
-            Err(MapError::Lacking(_)) => {
-                Err("this process lacks a descriptor or memory for mapping it now")
-            }
-            imported => {
-                let known = imported.map_err(|why| why.to_string());
-                Ok(self.region.imported.get_or_init(|| known))
-            }
-        }
+        mapped: Result<(&'static str, Imported), String>,
+    ) -> &Result<(&'static str, Imported), String> {
+        self.region.imported.get_or_init(|| mapped)
     }
 
-    fn import(
-        &self,
-        runtime: &Inner,
-        near: Option<&Arc<dyn Gpu>>,
-    ) -> Result<(&'static str, Imported), MapError> {
-        if !self.is_of(runtime.job) {
-            return Err("it is of another job".into());
-        }
-        let mut reasons = Vec::new();
-        for (transport, domain) in &runtime.domains {
-            let Some((_, key)) = self.region.keys.iter().find(|(name, _)| name == transport) else {
-                reasons.push(format!("{transport}: its owner could not export it"));
-                continue;
-            };
-            match runtime.import(&**domain, self.region.owner, key, near) {
-                Ok(imported) => return Ok((transport, imported)),
-                Err(lacking @ MapError::Lacking(_)) => return Err(lacking),
-                Err(why) => reasons.push(format!("{transport}: {why}")),
-            }
-        }
-        let why = reasons.join("; ");
-        // Who reaches it then, the NIC or its owner, turns out when the owner has answered.
-        tracing::info!(owner = self.region.owner.0, why, "a remote region is not mapped here");
-        Err(MapError::Refused(why))
+    /// Returns the key by which a transport maps it, if its owner could export it there.
+    pub(crate) fn key_of(&self, transport: &str) -> Option<&WireKey> {
+        let found = self.region.keys.iter().find(|(name, _)| name == transport);
+        found.map(|(_, key)| key)
     }
 }
 

@@ -159,7 +159,7 @@ impl Regions {
 
     /// Ends the registrations that overlap a range of addresses, even if their `Mr` still exists.
     /// Returns their number.
-    pub(super) fn withdraw(&self, range: &Range<usize>) -> usize {
+    pub(crate) fn withdraw(&self, range: &Range<usize>) -> usize {
         let reaches = |slot: &Slot| slot.region.as_ref().is_some_and(|one| one.reaches(range));
         let mut slots = self.slots();
         let reached = slots.iter_mut().zip(0..).filter(|(slot, _)| reaches(slot));

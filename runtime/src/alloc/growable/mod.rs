@@ -21,7 +21,8 @@ mod reserve;
 pub use error::GrowableError;
 pub use reserve::GrowableBuilder;
 
-use crate::region::{Region, Withdrawn, withdraw};
+use crate::api::{Withdrawn, withdraw};
+use crate::region::Region;
 use carrack_transports::gpu::{Access, Gpu, Reservation};
 use carrack_transports::mem::SoleRegion;
 use std::sync::{Arc, OnceLock};

@@ -9,10 +9,10 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::super::error::Departure;
-use super::super::protocol::MAX_VALUE;
-use super::super::server::Server;
 use super::*;
+use crate::bootstrap::error::Departure;
+use crate::bootstrap::protocol::MAX_VALUE;
+use crate::bootstrap::server::Server;
 
 fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()

@@ -18,11 +18,11 @@ use carrack_transports::net::streams::{Limits, TcpChannel};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::super::error::BootstrapError;
-use super::super::job::JobId;
-use super::super::protocol::MAX_FRAME;
 use super::key::Salt;
 use super::variables::Invitation;
+use crate::bootstrap::error::BootstrapError;
+use crate::bootstrap::job::JobId;
+use crate::bootstrap::protocol::MAX_FRAME;
 
 /// The greeting, and the store's answer to it.
 pub(super) const PROTOCOL: Protocol = Protocol { tag: *b"boot", version: 2, longest: 1200 };

@@ -12,7 +12,7 @@ use carrack_transports::net::proof::Key;
 use sha2::{Digest, Sha256};
 use std::fmt;
 
-use super::super::job::JobId;
+use crate::bootstrap::job::JobId;
 
 /// The fewest bytes that `CARRACK_JOB_SECRET` may have.
 pub const LEAST_SECRET: usize = 16;

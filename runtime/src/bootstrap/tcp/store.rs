@@ -15,11 +15,11 @@ use carrack_transports::net::streams::TcpChannel;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use super::super::client::Wire;
-use super::super::error::{BootstrapError, Departure};
-use super::super::protocol::{Frame, VERSION};
-use super::super::server::{Outgoing, Server};
 use super::join::{FRAMES, LIMITS, PROTOCOL, WELCOME, WRONG_SECRET};
+use crate::bootstrap::client::Wire;
+use crate::bootstrap::error::{BootstrapError, Departure};
+use crate::bootstrap::protocol::{Frame, VERSION};
+use crate::bootstrap::server::{Outgoing, Server};
 
 /// Connections that have not proved anything, at a time.
 const MOST_STRANGERS: usize = 1024;
@@ -405,7 +405,7 @@ pub(super) fn pair() -> Result<(Wire, Wire), BootstrapError> {
     let failed = |errno: Errno| BootstrapError::os("making the bootstrap's own socket", errno);
     let (one, other) = Channel::pair().map_err(failed)?;
     for end in [&one, &other] {
-        let room = super::super::protocol::SOCKET_BUFFER;
+        let room = crate::bootstrap::protocol::SOCKET_BUFFER;
         rustix::net::sockopt::set_socket_send_buffer_size(end, room).map_err(failed)?;
     }
     Ok((Wire::Packets(one, Default::default()), Wire::Packets(other, Default::default())))

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use super::super::error::Departure;
-use super::super::protocol::MAX_VALUE;
-use super::super::{BootstrapError, InProcess};
 use super::join::{FRAMES, LIMITS, PROTOCOL};
 use super::*;
+use crate::bootstrap::error::Departure;
+use crate::bootstrap::protocol::MAX_VALUE;
+use crate::bootstrap::{BootstrapError, InProcess};
 use carrack_transports::net::greeting::{Carrier as _, Greeting, Progress};
 use carrack_transports::net::proof::Role;
 use carrack_transports::net::streams::TcpChannel;

@@ -5,9 +5,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::super::MAX_JOB;
-use super::super::error::BootstrapError;
 use super::key::{JobKey, LEAST_SECRET};
+use crate::bootstrap::MAX_JOB;
+use crate::bootstrap::error::BootstrapError;
 use crate::settings::Settings;
 
 /// The rank of this process.

@@ -234,7 +234,7 @@ impl Tx {
             TxEvent::Unregistered => match &mut self.method {
                 Method::Whole { rx, .. } => {
                     let rx = *rx;
-                    self.into_fragments(rx, actions);
+                    self.go_in_fragments(rx, actions);
                 }
                 Method::Chunks(chunks) => {
                     chunks.refuse(self.size);
@@ -277,7 +277,7 @@ impl Tx {
         actions: &mut Actions<TxAction>,
     ) -> Result<(), Violation> {
         if self.duty != Duty::Message {
-            self.into_fragments(rx, actions);
+            self.go_in_fragments(rx, actions);
         } else if self.in_one || self.size <= limits.chunk {
             self.method = Method::Whole { rx, place };
             actions.push_back(TxAction::Whole { place });
@@ -289,7 +289,7 @@ impl Tx {
 
     /// Sends the bytes that a NIC does not reach in fragments. None goes before the receiver hears
     /// of it, and grants them.
-    fn into_fragments(&mut self, rx: u64, actions: &mut Actions<TxAction>) {
+    fn go_in_fragments(&mut self, rx: u64, actions: &mut Actions<TxAction>) {
         self.method = Method::Fragments { rx, sent: 0, limit: 0 };
         actions.push_back(TxAction::Send(Control::Unwritten { rx, at: 0 }));
     }

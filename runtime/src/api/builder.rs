@@ -1,0 +1,233 @@
+//! The start of a runtime.
+
+use super::Runtime;
+use super::invalidate::note_runtime;
+use crate::bootstrap::{Alone, Bootstrap, FromEnvironment, FromLauncher, launchers};
+use crate::chores::Chores;
+use crate::datapath::Carrier;
+use crate::deadline::Deadlines;
+use crate::error::{ResourceError, StartError};
+use crate::local::{Domains, Here, Local};
+use crate::names::Rank;
+use crate::progress::{Core, ProgressThread};
+use crate::settings::{GpuChoice, Settings};
+use crate::simulators;
+use carrack_transports::contract::{Domain, Identity, Locality, PeerId, Transport, Unavailable};
+use carrack_transports::fork::Owner;
+use carrack_transports::gpu::Driver;
+use carrack_transports::gpu::cuda::CudaDriver;
+use carrack_transports::gpu::none::NoGpu;
+use carrack_transports::shm::Geometry;
+use carrack_transports::sync::Sleepers;
+use carrack_transports::{registry, verbs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Starts a runtime: see [`Runtime::builder`].
+#[derive(Default)]
+#[must_use = "a builder does nothing until `start` is called"]
+pub struct RuntimeBuilder {
+    settings: Option<Settings>,
+    bootstrap: Option<Box<dyn Bootstrap>>,
+    drivers: Vec<Arc<dyn Driver>>,
+    transports: Vec<Box<dyn Transport>>,
+}
+
+impl RuntimeBuilder {
+    /// Sets the settings, in place of those of the environment.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = Some(settings);
+        self
+    }
+
+    /// Finds the other ranks through this, and not through the launcher.
+    pub fn bootstrap(mut self, bootstrap: Box<dyn Bootstrap>) -> Self {
+        self.bootstrap = Some(bootstrap);
+        self
+    }
+
+    /// Adds a GPU driver of the caller, in addition to those of the settings.
+    pub fn gpu_driver(mut self, driver: Arc<dyn Driver>) -> Self {
+        self.drivers.push(driver);
+        self
+    }
+
+    /// Adds a transport of the caller, in place of the build's own of that
+    /// [name](Transport::name). The settings decide on its use as for any other; one whose name
+    /// they do not know is tried after all others.
+    pub fn transport(mut self, transport: Box<dyn Transport>) -> Self {
+        self.transports.push(transport);
+        self
+    }
+
+    /// Starts it.
+    pub fn start(self) -> Result<Runtime, StartError> {
+        let settings = match self.settings {
+            Some(settings) => settings,
+            None => Settings::from_env()?,
+        };
+        let bootstrap: Box<dyn Bootstrap> = match self.bootstrap {
+            Some(bootstrap) => bootstrap,
+            None => match FromLauncher::from_env()? {
+                Some(launcher) => Box::new(launcher),
+                None => match FromEnvironment::from_env(&settings)? {
+                    Some(tree) => Box::new(tree),
+                    None => {
+                        launchers::check(&settings)?;
+                        Box::new(Alone::new()?)
+                    }
+                },
+            },
+        };
+        let mut drivers = self.drivers;
+        drivers.push(driver(&settings)?);
+        if settings.gpu_copier() {
+            drivers.iter().for_each(|driver| driver.use_copiers());
+        }
+        let (rank, size) = (bootstrap.rank(), bootstrap.size());
+        let identity =
+            Identity { me: PeerId(rank), ranks: size, secret: *bootstrap.job().as_bytes() };
+        let place = bootstrap.place_on_node();
+        let (mut domains, unavailable) =
+            open_transports(&settings, self.transports, &identity, place);
+        if domains.is_empty() {
+            return Err(StartError::NoTransport(unavailable));
+        }
+        // A transport within the node tells which peers share its GPUs.
+        let is_node = |(_, domain): &(_, Arc<dyn Domain>)| domain.caps().locality == Locality::Node;
+        if settings.gpu_ipc().is_allowed() && domains.iter().any(is_node) {
+            domains.push(registry::maps_of_gpus(drivers.clone()));
+        }
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let sleepers = Sleepers::new().map_err(|error| StartError::System(error.to_string()))?;
+        let sleepers = Arc::new(sleepers);
+        let chores = Chores::waking(&sleepers);
+        let local = Local {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            owner: Owner::this_process(),
+            rank: Rank(rank),
+            size,
+            job: bootstrap.job().tag(),
+            drivers,
+            domains,
+            unavailable,
+            deadlines: Deadlines::new(&chores),
+            chores,
+            settings,
+            sleepers,
+            here: Here::enter(*bootstrap.job().as_bytes(), Rank(rank)),
+            bootstrap,
+        };
+        let core = Core::new(Carrier::new(local));
+        let mut runtime = Runtime(Arc::new(core), None);
+        note_runtime(&runtime.0);
+        let device = runtime.device().build().map_err(|error| match error {
+            ResourceError::Device(why) => StartError::NoTransport(why),
+            other => StartError::System(other.to_string()),
+        })?;
+        runtime.0.set_default_device(device);
+        if runtime.0.settings.progress().is_thread() {
+            let thread = ProgressThread::start(&runtime.0);
+            let thread = thread
+                .map_err(|error| StartError::System(format!("no progress thread: {error}")))?;
+            runtime.1 = Some(Arc::new(thread));
+        }
+        Ok(runtime)
+    }
+}
+
+fn driver(settings: &Settings) -> Result<Arc<dyn Driver>, StartError> {
+    Ok(match settings.gpu() {
+        GpuChoice::Fake => simulators::gpus(settings.fake_gpus())?,
+        GpuChoice::None => Arc::new(NoGpu::because("CARRACK_GPU=none")),
+        // Opened by the first question, and never initialised behind the program's back.
+        GpuChoice::Auto => Arc::new(CudaDriver::adopt()),
+        GpuChoice::Cuda => Arc::new(CudaDriver::initialise()?),
+    })
+}
+
+fn open_transports(
+    settings: &Settings,
+    own: Vec<Box<dyn Transport>>,
+    identity: &Identity,
+    place: u32,
+) -> (Domains, Vec<Unavailable>) {
+    let mut all = transports(settings, place);
+    let mut others = Vec::new();
+    for transport in own {
+        match all.iter_mut().find(|built| built.name() == transport.name()) {
+            Some(built) => *built = transport,
+            None => others.push(transport),
+        }
+    }
+    let mut domains = Vec::new();
+    let mut unavailable = Vec::new();
+    let wanted = |transport: &dyn Transport| {
+        settings.transports().iter().position(|choice| choice.name() == transport.name())
+    };
+    let (mut named, left_out): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|transport| wanted(&**transport).is_some());
+    named.sort_by_key(|transport| wanted(&**transport));
+    for transport in named.iter().chain(&others) {
+        let opened = transport.devices().and_then(|devices| match devices.first() {
+            Some(device) => transport.open(device, identity.clone()),
+            None => Err(Unavailable::new(transport.name(), "it has no device")),
+        });
+        match opened {
+            Ok(domain) => domains.push((transport.name(), domain)),
+            Err(why) => {
+                // Most machines have no RDMA device, which is no error.
+                if transport.name() == verbs::NAME {
+                    tracing::info!(%why, "a transport cannot be used");
+                } else {
+                    tracing::warn!(%why, "a transport cannot be used");
+                }
+                unavailable.push(why);
+            }
+        }
+    }
+    for transport in &left_out {
+        unavailable.push(Unavailable::new(transport.name(), "CARRACK_TRANSPORT leaves it out"));
+    }
+    (domains, unavailable)
+}
+
+/// Returns all transports of this build, for the rank at this place on its node.
+pub(super) fn transports(settings: &Settings, place: u32) -> Vec<Box<dyn Transport>> {
+    let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let geometry = Geometry {
+        slots: fits(settings.shm_slots()),
+        chunks: fits(settings.shm_chunks()),
+        chunk_size: fits(settings.packet_size()),
+    };
+    let verbs = verbs_options(settings, place);
+    let kernel_copy = settings.kernel_copy().is_allowed();
+    let mut all = registry::all(settings.packet_size(), geometry, kernel_copy, &verbs);
+    all.push(Box::new(simulators::nic(verbs)));
+    all
+}
+
+/// Returns the settings of queue pairs and paths.
+fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
+    let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let device = settings.verbs_device();
+    verbs::Options {
+        device: (!device.eq_ignore_ascii_case("auto")).then(|| device.to_owned()),
+        place,
+        rails: byte(settings.verbs_rails()),
+        gid_index: settings.verbs_gid().map(byte),
+        traffic_class: byte(settings.verbs_traffic_class()),
+        service_level: byte(settings.verbs_service_level()),
+        hop_limit: byte(settings.verbs_hop_limit()),
+        timeout: byte(settings.verbs_timeout()),
+        retries: byte(settings.verbs_retries()),
+        send_depth: count(settings.verbs_depth()),
+        receives: count(settings.verbs_receives()),
+        packet_size: settings.packet_size(),
+        on_demand: settings.verbs_odp().is_on(),
+        relaxed: settings.verbs_relaxed_ordering().is_on(),
+        thread_domains: count(settings.verbs_thread_domains()),
+        ..verbs::Options::default()
+    }
+}

@@ -1,0 +1,30 @@
+//! The operations that a rank waits for, for a program that asks.
+
+use super::Runtime;
+use crate::datapath::Device;
+use crate::error::WaitError;
+use crate::progress::Pending;
+use std::time::Duration;
+
+impl Runtime {
+    /// Returns the operations that this rank waits for at this moment. For diagnostics only, since
+    /// each list is read at a time of its own.
+    pub fn pending(&self) -> Pending {
+        self.0.pending()
+    }
+
+    /// Returns `true` if all messages, puts, gets and atomic operations of a device have
+    /// completed. Receives that wait for their messages do not count. Another thread that makes
+    /// progress may be about to signal a completion object.
+    pub fn test_drained(&self, device: &Device) -> bool {
+        device.0.is_drained()
+    }
+
+    /// Makes progress until [`test_drained`](Self::test_drained), for a limited time.
+    ///
+    /// # Errors
+    /// The time was up, or progress needs attention.
+    pub fn wait_drained(&self, device: &Device, limit: Duration) -> Result<(), WaitError> {
+        self.wait_for(limit, || device.0.is_drained())
+    }
+}

@@ -1,0 +1,284 @@
+//! Parking of operations that wait for events and streams, and their resumption.
+
+use super::atomic::Atomic;
+use super::options::{Match, Outcome, Post};
+use super::order::{Order, Renamed};
+use super::ordered::{Later, Remote, Said, What};
+use super::pieces::Carries;
+use super::place::Place;
+use super::recv::Recv;
+use super::rma::{BUSY, Get, Put, own_or_take};
+use crate::api::buffer::{Buffer, SendBuffer};
+use crate::comp::{Completion, Ranks};
+use crate::datapath::{OrderedEntry, Sort, Waits};
+use crate::error::PostError;
+use crate::matching::Ticket;
+use crate::names::DEFAULT_ENGINE;
+use carrack_transports::gpu::Gpu;
+use carrack_transports::mem::MemKind;
+use std::sync::Arc;
+
+impl<K> Post<'_, K> {
+    /// Returns `true` if the limit of waiting operations is reached.
+    pub(super) fn is_full(&self) -> bool {
+        self.device_inner().ordered.count() >= self.runtime.0.settings.offers()
+    }
+
+    /// Parks the operation. An error returns its parameters.
+    #[allow(clippy::result_large_err, reason = "not the hot path")]
+    pub(super) fn park(
+        &self,
+        order: &Order,
+        what: What,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<(), (PostError, What)> {
+        let number = self.runtime.0.streams.number();
+        self.park_as(number, order, what, comp)
+    }
+
+    #[allow(clippy::result_large_err, reason = "not the hot path")]
+    fn park_as(
+        &self,
+        number: u64,
+        order: &Order,
+        what: What,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<(), (PostError, What)> {
+        let inner = &self.runtime.0;
+        let (ready, comp) = match order.begin(inner, comp) {
+            Ok(begun) => begun,
+            Err(error) => return Err((error, what)),
+        };
+        let (rank, deadline, sort) = (self.desc.rank, self.desc.deadline, what.sort());
+        let size = if sort == Sort::Receive { 0 } else { what.size() };
+        let said = Said { op: self.desc.context(size, comp), required: self.desc.required };
+        let later = Later { ready, runtime: Arc::downgrade(inner), said, what };
+        let device = self.device_inner();
+        let waits = Waits::Later(Some(Box::new(later)));
+        device.ordered.push(order.stream(), OrderedEntry { number, rank, sort, waits });
+        inner.deadlines.note(deadline);
+        inner.end_ordered_if_gone(device, rank);
+        Ok(())
+    }
+}
+
+/// The buffer of a put or a get.
+struct End<'g> {
+    kind: MemKind,
+    size: usize,
+    gpu: Option<&'g Arc<dyn Gpu>>,
+    /// It is that of a put.
+    is_source: bool,
+}
+
+impl<K> Post<'_, K> {
+    /// Begins a put or a get in its order: as a copy on the stream where possible, else it waits.
+    /// The buffer is taken after all checks, and comes with a later error.
+    fn begin_move(
+        &self,
+        order: &Order,
+        place: &Place<'_>,
+        end: End<'_>,
+        take: impl FnOnce() -> Buffer,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Outcome, Box<(PostError, Option<Buffer>)>> {
+        let End { kind, size, gpu, is_source } = end;
+        let untaken = |error| Box::new((error, None));
+        order.check_memory(kind).map_err(untaken)?;
+        let near = order.gpu().map_err(untaken)?;
+        let remote = self.remote(place, size as u64, gpu.or(near.as_ref())).map_err(untaken)?;
+        if self.waits_to_notify(place.signal) {
+            return Ok(BUSY);
+        }
+        if let Some((region, at)) = remote
+            && size > 0
+            && let Some(stream) = order.stream_for(region, kind)
+            && let Some(slice) = region.slice(at, size)
+        {
+            let (buffer, remote) = (take(), Buffer::Region(slice));
+            let ends = if is_source { (remote, buffer) } else { (buffer, remote) };
+            let begun = self.transfer(place, ends, is_source, comp, Some(stream));
+            return begun.map_err(|refused| {
+                let (error, buffer) = *refused;
+                Box::new((error, Some(buffer)))
+            });
+        }
+        if self.is_full() {
+            return Ok(BUSY);
+        }
+        let (buffer, remote) = (take(), Remote::of(place));
+        let what = if is_source { What::Put(buffer, remote) } else { What::Get(buffer, remote) };
+        let parked = self.park(order, what, comp);
+        parked.map_err(|(error, what)| Box::new((error, Some(what.into_buffer()))))?;
+        Ok(Outcome::Posted)
+    }
+}
+
+impl<K> Post<'_, K> {
+    /// Begins an operation `now` if it has no order, or if its order is over; else `later`.
+    #[inline]
+    pub(super) fn in_order(
+        &mut self,
+        now: impl FnOnce(&mut Self) -> Result<Outcome, PostError>,
+        later: impl FnOnce(&mut Self, &Order) -> Result<Outcome, PostError>,
+    ) -> Result<Outcome, PostError> {
+        let Some(order) = self.order.take() else { return now(self) };
+        let begun = match order.is_over() {
+            Ok(true) => now(self),
+            Ok(false) => later(self, &order),
+            Err(error) => Err(error),
+        };
+        self.order = Some(order);
+        begun
+    }
+}
+
+impl Post<'_, Put<'_>> {
+    /// Begins it in its order.
+    #[cold]
+    pub(super) fn begin_later(
+        &self,
+        order: &Order,
+        given: &mut Option<SendBuffer<'_>>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Outcome, PostError> {
+        let buffer = given.as_ref().ok_or(PostError::Spent)?;
+        let gpu = buffer.gpu().cloned();
+        let end =
+            End { kind: buffer.kind(), size: buffer.len(), gpu: gpu.as_ref(), is_source: true };
+        let mut borrowed = None;
+        let take = || {
+            let (owned, bytes) = own_or_take(self.device_inner(), given);
+            borrowed = bytes;
+            owned
+        };
+        self.begin_move(order, &self.kind.place, end, take, comp).map_err(|refused| {
+            let (error, taken) = *refused;
+            if let Some(buffer) = taken {
+                *given = Some(borrowed.map_or(SendBuffer::Owned(buffer), SendBuffer::Borrowed));
+            }
+            error
+        })
+    }
+}
+
+impl Post<'_, Get<'_>> {
+    /// Begins it in its order.
+    #[cold]
+    pub(super) fn begin_later(
+        &self,
+        order: &Order,
+        given: &mut Option<Buffer>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Outcome, PostError> {
+        let buffer = given.as_mut().ok_or(PostError::Spent)?;
+        if buffer.view_mut().is_none() {
+            return Err(PostError::ReadOnly("Bytes"));
+        }
+        let gpu = buffer.gpu().cloned();
+        let end =
+            End { kind: buffer.kind(), size: buffer.len(), gpu: gpu.as_ref(), is_source: false };
+        let take = || given.take().unwrap_or_default();
+        self.begin_move(order, &self.kind.place, end, take, comp).map_err(|refused| {
+            let (error, taken) = *refused;
+            if taken.is_some() {
+                *given = taken;
+            }
+            error
+        })
+    }
+}
+
+impl Post<'_, Atomic<'_>> {
+    /// Begins it in its order.
+    #[cold]
+    pub(super) fn begin_later(
+        &self,
+        order: &Order,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Outcome, PostError> {
+        let place = &self.kind.place;
+        match place.rmr.nic() {
+            None => drop(self.remote(place, 8, None)?),
+            Some(_) => drop(self.check_place(place, 8)?),
+        }
+        self.wait_for(order, comp)
+    }
+
+    /// Parks the operation until its order lets it begin.
+    pub(super) fn wait_for(
+        &self,
+        order: &Order,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Outcome, PostError> {
+        let Atomic { place, operation, .. } = &self.kind;
+        if self.is_full() {
+            return Ok(BUSY);
+        }
+        let parked = self.park(order, What::Atomic(*operation, Remote::of(place)), comp);
+        parked.map(|()| Outcome::Posted).map_err(|(error, _)| error)
+    }
+}
+
+impl Post<'_, super::atomic::ToFlush> {
+    /// Begins it in its order, and behind all operations on the rank's memory that have not begun.
+    #[cold]
+    pub(super) fn begin_in_order(
+        &self,
+        order: Option<&Order>,
+        comp: Option<&Arc<dyn Completion>>,
+    ) -> Result<Outcome, PostError> {
+        if self.is_full() {
+            return Ok(BUSY);
+        }
+        let parked = self.park(order.unwrap_or(&Order::default()), What::Flush, comp);
+        parked.map(|()| Outcome::Posted).map_err(|(error, _)| error)
+    }
+}
+
+impl Post<'_, Recv<'_>> {
+    /// Posts it in its order.
+    #[cold]
+    pub(super) fn post_in_order(&mut self, order: &Order) -> Result<Outcome, PostError> {
+        let (rank, runtime, device) = (self.desc.rank, &self.runtime.0, self.device_inner());
+        if device.is_closed() {
+            return Err(device.why_closed());
+        }
+        self.check_deadline()?;
+        let policy = self.kind.matching.of_receive(rank, self.desc.tag)?;
+        if policy.looks_at_rank() {
+            self.check_rank()?;
+            order.check_peer(runtime, rank)?;
+        }
+        if order.is_over()? {
+            return self.post_now();
+        }
+        let buffer = self.kind.owned().ok_or(PostError::Spent)?;
+        if buffer.view_mut().is_none() {
+            return Err(PostError::ReadOnly("Bytes"));
+        }
+        order.check_memory(buffer.kind())?;
+        if self.is_full() {
+            return self.called(Ok(BUSY));
+        }
+        let Match { engine, .. } = self.kind.matching;
+        let engine = engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE)).clone();
+        let number = runtime.streams.number();
+        let ticket = Ticket::of_parked(&engine, policy, rank, self.desc.tag, number);
+        let renamed = Renamed::of(self.desc.comp.cloned(), number, &self.runtime.0);
+        let Recv { buffer, .. } = self.kind.take();
+        match self.park_as(number, order, What::Recv(buffer, policy, engine), Some(&renamed)) {
+            Ok(()) => {
+                self.kind.ticket = Some(ticket);
+                if policy.looks_at_rank() {
+                    runtime.listen_to(rank);
+                }
+                Ok(Outcome::Posted)
+            }
+            Err((error, what)) => {
+                self.kind.hold(what.into_buffer());
+                Err(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Receives.
+
+use super::PostRecv;
+use super::desc::OpDesc;
+use super::options::{Match, Matches, Outcome, Post};
+use super::pieces::Carries;
+use super::submit::Kind;
+use crate::api::Runtime;
+use crate::api::buffer::Buffer;
+use crate::comp::{AsCompletion, Status, Synchronizer};
+use crate::datapath::Port;
+use crate::error::{OpError, PostError, ProgressError, WaitError};
+use crate::matching::{Content, MatchingEngine, Receive, Ticket};
+use crate::names::{DEFAULT_ENGINE, Matching, Rank, Tag};
+use crate::op::OpContext;
+use crate::progress::{in_handler, told_or_cloned};
+
+/// The parameters of a receive.
+pub struct Recv<'a> {
+    /// Empty once the receive was posted. Plain, and not an option: it is swapped with that of a
+    /// place of the matching table, without a look at its variant.
+    pub(super) buffer: Buffer,
+    /// The buffer was given away.
+    pub(super) is_spent: bool,
+    pub(super) matching: Match<'a>,
+    pub(super) ticket: Option<Ticket>,
+}
+
+impl Runtime {
+    /// Posts a receive of a message that matches: into a `Vec<u8>`, a `BytesMut`, a packet, or
+    /// part of a region. The buffer's length is its room; the status has the length of the
+    /// message.
+    ///
+    /// Whatever device it is posted on, a message comes by progress on the one that its sender has
+    /// posted it on.
+    ///
+    /// With [`Rank::ANY`] or [`Tag::ANY`] the receive matches by the other property; its sender
+    /// must have posted with that policy.
+    pub fn post_recv<'a>(
+        &'a self,
+        rank: Rank,
+        buffer: impl Into<Buffer>,
+        tag: Tag,
+    ) -> PostRecv<'a> {
+        Post::new(self, rank, tag, Recv::new(buffer.into(), Match::default()))
+    }
+}
+
+impl<'a> Recv<'a> {
+    pub(super) fn new(buffer: Buffer, matching: Match<'a>) -> Self {
+        Self { buffer, is_spent: false, matching, ticket: None }
+    }
+}
+
+impl Post<'_, Recv<'_>> {
+    /// Sets the buffer, and lets the receive be posted again after `Done` or `Posted`: for a further
+    /// message, with the same options. A loop that refills one receive posts faster than one that
+    /// builds a receive for each message.
+    ///
+    /// Drops the buffer of a receive that was not posted.
+    ///
+    /// ```
+    /// # use carrack::{CompQueue, Outcome, Rank, Runtime, Tag};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let runtime = Runtime::builder().start()?;
+    /// let (me, tag, queue) = (runtime.rank(), Tag(1), CompQueue::new(4));
+    /// let mut receive = runtime.post_recv(me, vec![0; 8], tag).comp(&queue);
+    /// for number in 0..3_u64 {
+    ///     receive.submit()?;
+    ///     runtime.post_send(me, &number.to_le_bytes(), tag).submit()?;
+    ///     let status = loop {
+    ///         runtime.progress()?;
+    ///         if let Some(status) = queue.pop() {
+    ///             break status.ok()?;
+    ///         }
+    ///     };
+    ///     assert_eq!(status.value(), Some(number));
+    ///     receive.refill(status.buffer);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn refill(&mut self, buffer: impl Into<Buffer>) -> &mut Self {
+        self.kind.hold(buffer.into());
+        self
+    }
+}
+
+impl<'a> Matches<'a> for Recv<'a> {
+    fn matching(&mut self) -> &mut Match<'a> {
+        &mut self.matching
+    }
+}
+
+impl Kind for Recv<'_> {
+    const NAME: &'static str = "a receive";
+
+    fn take_back(&mut self, buffer: Buffer) -> bool {
+        // A buffer that the peer may still write stays with the runtime.
+        let is_back = !matches!(buffer, Buffer::Empty);
+        if is_back {
+            self.hold(buffer);
+        }
+        is_back
+    }
+
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError> {
+        match post.in_pieces() {
+            Some(called) => called,
+            None => post.call_recv(),
+        }
+    }
+
+    fn ticket(&self) -> Option<Ticket> {
+        self.ticket
+    }
+}
+
+impl Post<'_, Recv<'_>> {
+    fn call_recv(&mut self) -> Result<Outcome, PostError> {
+        if self.desc.mode.waits() {
+            return self.call_and_wait();
+        }
+        self.post()
+    }
+
+    #[inline(always)]
+    fn post(&mut self) -> Result<Outcome, PostError> {
+        if self.desc.required.is_some() {
+            self.check_required()?;
+        }
+        let Some(order) = self.order.take() else { return self.post_now() };
+        let outcome = self.post_in_order(&order);
+        self.order = Some(order);
+        outcome
+    }
+
+    pub(super) fn post_now(&mut self) -> Result<Outcome, PostError> {
+        let device = self.device_inner();
+        if device.is_closed() {
+            return Err(device.why_closed());
+        }
+        self.check_deadline()?;
+        let (rank, tag) = (self.desc.rank, self.desc.tag);
+        let policy = self.kind.matching.of_receive(rank, tag)?;
+        if policy.looks_at_rank() {
+            self.check_rank()?;
+        }
+        if self.kind.is_spent {
+            return Err(PostError::Spent);
+        }
+        if self.kind.buffer.view_mut().is_none() {
+            return Err(PostError::ReadOnly("Bytes"));
+        }
+        self.kind.is_spent = true;
+        let runtime = &self.runtime.0;
+        let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE));
+        let Self { desc: OpDesc { user_context, deadline, comp, .. }, kind, .. } = self;
+        let met = engine.receive(policy, rank, tag, |receive| {
+            // Field by field: a load of all of them would wait for the stores of each.
+            std::mem::swap(&mut receive.buffer, &mut kind.buffer);
+            let OpContext { rank: from, tag: with, size, user_context: context, .. } =
+                &mut receive.op;
+            (*from, *with, *size, *context) = (rank, tag, 0, *user_context);
+            receive.op.deadline = *deadline;
+            receive.op.comp = comp.map(told_or_cloned);
+        });
+        let message = match met {
+            Ok(message) => message,
+            Err(ticket) => return Ok(self.waits(device, engine, policy, ticket)),
+        };
+        let mut other = None;
+        match &message.content {
+            Content::Here(payload) => runtime.unexpected.sub(payload),
+            Content::Offered(_, by) => {
+                runtime.waiting_offers.sub(message.from);
+                if *by != device.index {
+                    // Its sender's device of that number knows it, and no other does.
+                    other = runtime.devices().get(*by as usize).cloned();
+                }
+            }
+        }
+        let device = other.as_ref().map_or(device, |other| &*other.0);
+        let buffer = std::mem::take(&mut self.kind.buffer);
+        let mut receive = Receive { buffer, op: self.desc.context(0, None) };
+        let needs_engine = match &message.content {
+            Content::Here(payload) => {
+                !(receive.buffer.kind().is_host() && payload.view().place().is_host())
+            }
+            Content::Offered(..) => true,
+        };
+        if needs_engine {
+            // The receive will end later than this call.
+            receive.op.comp = self.desc.comp.cloned();
+            if let Some((_, status)) = device.land(runtime, message, receive) {
+                return self.called(Ok(Outcome::Done(status)));
+            }
+            return Ok(Outcome::Posted);
+        }
+        match device.land(runtime, message, receive) {
+            Some((_, status)) => self.called(Ok(Outcome::Done(status))),
+            None => Ok(Outcome::Posted),
+        }
+    }
+
+    /// Notes a receive that waits for its message.
+    fn waits(
+        &mut self,
+        device: &Port,
+        engine: &MatchingEngine,
+        policy: Matching,
+        ticket: Ticket,
+    ) -> Outcome {
+        let (rank, runtime) = (self.desc.rank, &self.runtime.0);
+        self.kind.ticket = Some(ticket);
+        runtime.deadlines.note(self.desc.deadline);
+        if policy.looks_at_rank() {
+            // No further message comes from a gone rank, and a receive must not wait for it for
+            // ever. A rank's end is noted before the search for its receives in the table, which
+            // has this one now.
+            if runtime.any_down()
+                && let Some(cause) = runtime.down().get(&rank).cloned()
+            {
+                for receive in engine.receives_from(rank) {
+                    let (comp, status) =
+                        receive.into_status(OpError::PeerDown { rank, cause: cause.clone() });
+                    runtime.tell(device, comp.as_ref(), status);
+                }
+                runtime.sleepers.wake();
+            }
+            self.watch(device);
+        }
+        Outcome::Posted
+    }
+
+    /// Returns the ticket for [`Runtime::cancel`] of a receive that was `Posted`. It has one if it
+    /// waited for its message or for an event. It has none before it is posted, or if the message
+    /// was there already.
+    pub fn ticket(&self) -> Option<Ticket> {
+        self.kind.ticket
+    }
+
+    /// Makes a link to an awaited rank, even if nothing was ever sent to it: the end of the rank
+    /// must be noticed.
+    fn watch(&self, device: &Port) {
+        let Some(route) = device.route(self.desc.rank).filter(|route| route.linked().is_none())
+        else {
+            return;
+        };
+        match route.link(&self.runtime.0, device) {
+            Ok(Some(_)) => {}
+            Ok(None) => self.runtime.0.look_out_for(device.index, self.desc.rank),
+            // If it is gone, the receive has been ended with the reason.
+            Err(error) => {
+                tracing::debug!(%error, rank = self.desc.rank.0, "no link to a rank that is received \
+                    from");
+            }
+        }
+    }
+
+    fn call_and_wait(&mut self) -> Result<Outcome, PostError> {
+        if in_handler() {
+            return Err(PostError::WouldBlock);
+        }
+        let waiting = Synchronizer::new(1);
+        let mut inner: PostRecv<'_> = Post {
+            runtime: self.runtime,
+            desc: self.desc.telling(waiting.as_completion()),
+            order: self.order.take(),
+            kind: self.kind.take(),
+        };
+        let outcome = inner.post();
+        (self.kind.buffer, self.kind.is_spent) =
+            (std::mem::take(&mut inner.kind.buffer), inner.kind.is_spent);
+        self.order = inner.order.take();
+        let status = match outcome? {
+            Outcome::Done(status) => status,
+            Outcome::Posted | Outcome::Retry(_) => wait_for(self.runtime, &waiting)?,
+        };
+        Ok(Outcome::Done(status))
+    }
+}
+
+/// Makes progress once for a call that waits.
+pub(super) fn step(runtime: &Runtime, device: &Port) {
+    // In another process there is nothing to wait for: the next try fails with that error.
+    let _ = runtime.0.progress_keeping(device);
+    std::thread::yield_now();
+}
+
+pub(super) fn wait_for(runtime: &Runtime, waiting: &Synchronizer) -> Result<Status, PostError> {
+    loop {
+        // Errors of progress are kept: they may be of other operations.
+        match runtime.0.wait_keeping(&|| waiting.test(), None) {
+            Ok(()) => {}
+            Err(WaitError::Progress(ProgressError::Forked)) => return Err(PostError::Forked),
+            Err(WaitError::Progress(_) | WaitError::TimedOut(_)) => {
+                return Err(PostError::WouldBlock);
+            }
+        }
+        if let Some(status) = waiting.take().and_then(|mut statuses| statuses.pop()) {
+            return Ok(status);
+        }
+    }
+}
+
+impl Carries for Recv<'_> {
+    const IS_SENT: bool = false;
+
+    #[inline]
+    fn owned(&mut self) -> Option<&mut Buffer> {
+        (!self.is_spent).then_some(&mut self.buffer)
+    }
+
+    #[inline]
+    fn hold(&mut self, buffer: Buffer) {
+        (self.buffer, self.is_spent) = (buffer, false);
+    }
+
+    fn take(&mut self) -> Self {
+        let is_spent = std::mem::replace(&mut self.is_spent, true);
+        let buffer = std::mem::take(&mut self.buffer);
+        Self { buffer, is_spent, matching: self.matching, ticket: None }
+    }
+
+    fn keep(&mut self, ticket: Option<Ticket>) {
+        self.ticket = ticket;
+    }
+}

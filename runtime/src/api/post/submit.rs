@@ -1,0 +1,137 @@
+//! The verbs that post an operation.
+
+use super::desc::Mode;
+use super::options::{Outcome, Post};
+use crate::api::buffer::Buffer;
+use crate::comp::Status;
+use crate::error::{AwaitError, PostError};
+use crate::matching::Ticket;
+
+/// A kind of operation. The kinds are those of this crate.
+pub trait Kind: Sized {
+    /// The name of the operation in errors.
+    #[doc(hidden)]
+    const NAME: &'static str;
+
+    /// Posts it.
+    #[doc(hidden)]
+    fn post(post: &mut Post<'_, Self>) -> Result<Outcome, PostError>;
+
+    /// Returns `true` if the operation may end without a completion object.
+    #[doc(hidden)]
+    fn may_end_unseen(&self) -> bool {
+        false
+    }
+
+    /// Takes the buffer of a failed operation back. Returns `true` if the operation may be posted
+    /// again.
+    #[doc(hidden)]
+    fn take_back(&mut self, buffer: Buffer) -> bool {
+        let _ = buffer;
+        true
+    }
+
+    /// Returns the ticket for `cancel`.
+    #[doc(hidden)]
+    fn ticket(&self) -> Option<Ticket> {
+        None
+    }
+}
+
+impl<K: Kind> Post<'_, K> {
+    /// Posts the operation if it can go now. Never blocks and never queues.
+    ///
+    /// Borrowed bytes are copied, up to the length of a packet. An operation other than a message
+    /// that is sent, or a put, needs a completion object.
+    ///
+    /// # Errors
+    /// See [`PostError`]; the operation is as it was, its buffer included. After `Done` or `Posted`
+    /// it is [`PostError::Spent`].
+    #[inline]
+    pub fn try_submit(&mut self) -> Result<Outcome, PostError> {
+        self.check_comp()?;
+        K::post(self)
+    }
+
+    /// Posts the operation; it waits in a queue of the runtime if it cannot go now. Never blocks.
+    /// The completion object is always told, also of an operation that has completed within the
+    /// call. Handlers, wakers and completion objects of the user's own run in progress only.
+    ///
+    /// Borrowed bytes are copied, up to the length of a packet. An operation other than a message
+    /// that is sent, or a put, needs a completion object.
+    ///
+    /// # Errors
+    /// See [`PostError`]; the operation is as it was, its buffer included. The queues are bounded:
+    /// [`PostError::BacklogFull`], [`PostError::OffersFull`].
+    #[inline]
+    pub fn submit(&mut self) -> Result<(), PostError> {
+        self.check_comp()?;
+        let outcome = self.post_as(Mode::SUBMIT)?;
+        debug_assert!(outcome.is_posted(), "the object is told");
+        Ok(())
+    }
+
+    /// Posts the operation, and makes progress until it has completed. Sleeps when there is nothing
+    /// to do. Borrowed bytes may have any length. The completion object, if one was named, is not
+    /// told.
+    ///
+    /// # Errors
+    /// [`AwaitError::Post`]: it could not be posted, and is as it was.
+    /// [`PostError::WouldBlock`] in a completion handler, unless it completes at once.
+    /// [`AwaitError::Op`]: it failed. If the runtime has given the buffer back, the operation has
+    /// it again, and can be posted once more.
+    pub fn wait(&mut self) -> Result<Status, AwaitError> {
+        match self.post_as(Mode::WAIT)? {
+            Outcome::Done(Status { error: Some(error), buffer, .. }) => {
+                if self.kind.take_back(buffer) {
+                    self.again();
+                }
+                Err(AwaitError::Op(*error))
+            }
+            Outcome::Done(status) => Ok(status),
+            Outcome::Posted | Outcome::Retry(_) => Err(PostError::WouldBlock.into()),
+        }
+    }
+
+    #[inline]
+    fn post_as(&mut self, verb: u8) -> Result<Outcome, PostError> {
+        self.desc.mode.set(verb, true);
+        let outcome = K::post(self);
+        self.desc.mode.set(verb, false);
+        outcome
+    }
+
+    #[inline(always)]
+    fn check_comp(&self) -> Result<(), PostError> {
+        match self.desc.comp.is_some() || self.kind.may_end_unseen() {
+            true => Ok(()),
+            false => Err(PostError::NoCompletion(K::NAME)),
+        }
+    }
+
+    /// Lets an operation be posted once more after `Done` or `Posted`, to do the same again: one
+    /// that sends borrowed bytes, or has no buffer. One that has given its buffer away stays
+    /// [spent](PostError::Spent).
+    #[inline]
+    pub fn again(&mut self) -> &mut Self {
+        self.desc.mode.set(Mode::SPENT, false);
+        self
+    }
+
+    /// Posts it, unless that was done before. Receives and gets need it not: they have no buffer
+    /// any more.
+    #[inline(always)]
+    pub(super) fn once(
+        &mut self,
+        post: impl FnOnce(&mut Self) -> Result<Outcome, PostError>,
+    ) -> Result<Outcome, PostError> {
+        if self.desc.mode.is_spent() {
+            return Err(PostError::Spent);
+        }
+        let outcome = post(self);
+        if matches!(outcome, Ok(Outcome::Done(_) | Outcome::Posted)) {
+            self.desc.mode.spend();
+        }
+        outcome
+    }
+}

@@ -1,0 +1,177 @@
+//! The boards on which members of groups leave notes for each other, and how much they may leave.
+
+mod board;
+mod members;
+
+pub(crate) use board::{Board, Meaning, Note, What};
+pub(crate) use members::Members;
+
+use crate::names::Rank;
+use board::Active;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Groups that a rank can have.
+pub(crate) const GROUPS: usize = 1 << 16;
+/// Groups that this rank has not made yet of which one other may be the first to tell.
+const UNMADE: usize = 1 << 14;
+/// Notes of one rank that may lie on all boards together: honest members are never so far ahead.
+pub(crate) const NOTES: usize = 1 << 18;
+
+/// A runtime's boards, by the names of their groups.
+pub(crate) struct Boards {
+    me: Rank,
+    world: Arc<Board>,
+    others: Mutex<Others>,
+    notes: Arc<Ledger>,
+    unmade: Ledger,
+    /// Numbers for groups of the library that this rank has offered.
+    tickets: AtomicU32,
+}
+
+#[derive(Default)]
+struct Others {
+    boards: HashMap<u32, Arc<Board>>,
+    /// Groups that this rank has not made, with the first rank that sent a note for each.
+    unmade: HashMap<u32, Rank>,
+}
+
+/// A count for each rank, with a limit.
+pub(crate) struct Ledger {
+    limit: usize,
+    counts: Mutex<HashMap<Rank, usize>>,
+}
+
+impl Ledger {
+    fn up_to(limit: usize) -> Self {
+        Self { limit, counts: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Rank, usize>> {
+        self.counts.lock()
+    }
+
+    /// Adds one. Returns `false` at the limit.
+    pub(crate) fn add(&self, of: Rank) -> bool {
+        let mut counts = self.lock();
+        let count = counts.entry(of).or_default();
+        let may_be = *count < self.limit;
+        *count += usize::from(may_be);
+        may_be
+    }
+
+    /// Removes one.
+    pub(crate) fn sub(&self, of: Rank) {
+        if let Some(count) = self.lock().get_mut(&of) {
+            *count -= 1;
+        }
+    }
+}
+
+impl Boards {
+    pub(crate) fn new(me: Rank, ranks: u32) -> Self {
+        let notes = Arc::new(Ledger::up_to(NOTES));
+        let world = Board::new(0, me, &notes);
+        world.found(Members::All(ranks));
+        let unmade = Ledger::up_to(UNMADE);
+        let (others, tickets) = (Mutex::default(), AtomicU32::new(0));
+        Self { me, world: Arc::new(world), others, notes, unmade, tickets }
+    }
+
+    /// Returns a fresh number, or `None` if there are none left.
+    pub(crate) fn ticket(&self) -> Option<u32> {
+        self.tickets
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| last.checked_add(1))
+            .ok()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Others> {
+        self.others.lock()
+    }
+
+    fn others(&self) -> Vec<Arc<Board>> {
+        self.lock().boards.values().cloned().collect()
+    }
+
+    pub(crate) fn world(&self) -> Arc<Board> {
+        self.world.clone()
+    }
+
+    fn empty(&self, name: u32) -> Arc<Board> {
+        Arc::new(Board::new(name, self.me, &self.notes))
+    }
+
+    /// Returns the board of a group that this rank makes, or `None` if there are too many.
+    pub(crate) fn make(&self, name: u32) -> Option<Arc<Board>> {
+        let mut others = self.lock();
+        let Others { boards, unmade } = &mut *others;
+        let is_made = boards.contains_key(&name) && !unmade.contains_key(&name);
+        if !is_made && boards.len() - unmade.len() >= GROUPS {
+            return None;
+        }
+        if let Some(first) = unmade.remove(&name) {
+            self.unmade.sub(first);
+        }
+        Some(boards.entry(name).or_insert_with(|| self.empty(name)).clone())
+    }
+
+    /// Returns the board of a group that another rank has sent a note for.
+    fn heard_of(&self, name: u32, from: Rank) -> Result<Arc<Board>, String> {
+        let mut others = self.lock();
+        if let Some(board) = others.boards.get(&name) {
+            return Ok(board.clone());
+        }
+        if !self.unmade.add(from) {
+            return Err(format!("it tells of more than {UNMADE} groups that there are not here"));
+        }
+        others.unmade.insert(name, from);
+        let board = self.empty(name);
+        others.boards.insert(name, board.clone());
+        Ok(board)
+    }
+
+    /// Adds a note.
+    ///
+    /// # Errors
+    /// Its sender is too far ahead.
+    pub(crate) fn pin(&self, name: u32, note: Note) -> Result<(), String> {
+        match name {
+            0 => self.world.pin(note),
+            _ => self.heard_of(name, note.from)?.pin(note),
+        }
+    }
+
+    /// Handles the note of a member that has reached a barrier: the common path of each barrier.
+    /// Returns `true` if it was such a note.
+    #[inline]
+    pub(crate) fn tick(&self, name: u32, note: &Note) -> bool {
+        match name {
+            0 => self.world.tick(note),
+            _ => self.lock().boards.get(&name).is_some_and(|board| board.tick(note)),
+        }
+    }
+
+    /// Wakes all listeners: a rank is gone.
+    pub(crate) fn wake(&self) {
+        self.world.wake();
+        self.others().iter().for_each(|board| board.wake());
+    }
+
+    /// Returns the operations in flight of all groups, with the groups' names.
+    pub(crate) fn active(&self) -> Vec<(u32, Active)> {
+        let others = self.others();
+        let all = std::iter::once(&self.world).chain(&others);
+        all.flat_map(|board| board.active().into_iter().map(|active| (board.name, active)))
+            .collect()
+    }
+
+    /// Returns a group other than `but` with a note of a rank for an operation that has not begun
+    /// here.
+    pub(crate) fn unclaimed(&self, from: Rank, but: u32) -> Option<(u32, Note)> {
+        let others = self.others();
+        let all = std::iter::once(&self.world).chain(&others).filter(|board| board.name != but);
+        all.filter_map(|board| Some((board.name, board.unclaimed(from)?))).next()
+    }
+}

@@ -1,0 +1,253 @@
+//! Carries on the operations that wait in backlogs: copies, offers and submits what has its turn.
+
+use super::carrier::Carrier;
+use super::port::Port;
+use crate::error::OpError;
+use crate::op::{OnLink, OpContext};
+use crate::peer::backlog::{Parked, Stage};
+use crate::peer::route::Linked;
+use crate::protocol::eager::{Plan, plan};
+use crate::protocol::header::Message;
+use crate::staging::{BLOCK, Way};
+use carrack_transports::contract::{Op, OpToken, Submit, SubmitError};
+use carrack_transports::mem::copy::check_kinds;
+use carrack_transports::mem::{Buffer, MemKind, PacketSource, Transfer};
+
+/// The result of one step.
+pub(crate) enum Step {
+    /// It still waits for its turn or for room.
+    Waits,
+    /// It waits for an event of the user, or for the end of operations that wait for this peer,
+    /// since no more offers may be in flight. Either may need further messages of the runtime.
+    Held,
+    /// It has ended.
+    Ended(Result<(), OpError>),
+    /// The link has it now.
+    HandedOver,
+}
+
+impl Step {
+    /// Returns the state of an operation that could not be offered: it waits for room on the link,
+    /// or for the end of other offers.
+    fn until_offered(may_offer: bool) -> Self {
+        if may_offer { Self::Waits } else { Self::Held }
+    }
+}
+
+impl Parked {
+    /// Goes as far as it can now.
+    pub(crate) fn step(&mut self, carrier: &Carrier, device: &Port, linked: &Linked) -> Step {
+        loop {
+            let stage = std::mem::replace(&mut self.stage, Stage::Over(Buffer::Empty));
+            let (stage, waits) = match stage {
+                Stage::After(event, buffer) => match event.query() {
+                    Ok(false) => (Stage::After(event, buffer), Some(Step::Held)),
+                    Ok(true) => (Stage::Ready(buffer), None),
+                    Err(error) => {
+                        self.stage = Stage::Over(buffer);
+                        return Step::Ended(Err(OpError::Event(error)));
+                    }
+                },
+                Stage::Ready(buffer) => match self.begin(buffer, carrier, device, linked) {
+                    Ok(next) => next,
+                    Err(step) => return step,
+                },
+                Stage::Staging(mut transfer, block) => match transfer.poll() {
+                    None => (Stage::Staging(transfer, block), Some(Step::Waits)),
+                    Some(outcome) => {
+                        let buffer = transfer.into_buffers().1;
+                        match outcome {
+                            Ok(()) => (Stage::Staged(block, buffer), None),
+                            Err(error) => {
+                                self.stage = Stage::Over(buffer);
+                                return Step::Ended(Err(OpError::Copy(error)));
+                            }
+                        }
+                    }
+                },
+                Stage::Staged(block, mut buffer) => {
+                    if self.has_to_offer(device) {
+                        match self.offer(device, linked, &mut buffer, true) {
+                            Ok(step) => {
+                                self.stage = Stage::Over(buffer);
+                                return step;
+                            }
+                            Err(waits) => {
+                                self.stage = Stage::Staged(block, buffer);
+                                return waits;
+                            }
+                        }
+                    }
+                    let copy = block.first(buffer.len());
+                    let op = Op::AmCopied { header: self.header, bytes: copy.view() };
+                    match linked.link.submit(op) {
+                        Ok(Submit::Busy(_)) => (Stage::Staged(block, buffer), Some(Step::Waits)),
+                        done => {
+                            self.stage = Stage::Over(buffer);
+                            return self.submitted(done);
+                        }
+                    }
+                }
+                Stage::Over(buffer) => {
+                    self.stage = Stage::Over(buffer);
+                    return Step::Ended(Ok(()));
+                }
+            };
+            self.stage = stage;
+            if let Some(waits) = waits {
+                return waits;
+            }
+        }
+    }
+
+    /// Begins an operation whose turn has come.
+    fn begin(
+        &mut self,
+        mut buffer: Buffer,
+        carrier: &Carrier,
+        device: &Port,
+        linked: &Linked,
+    ) -> Result<(Stage, Option<Step>), Step> {
+        if let Some(required) = self.required.filter(|path| *path != linked.transport) {
+            self.stage = Stage::Over(buffer);
+            let error = linked.wrong_path(self.op.rank, required);
+            return Err(Step::Ended(Err(OpError::of_post(error, self.op.rank))));
+        }
+        let (kind, len, packet) = (buffer.kind(), buffer.len(), device.host_pool.packet_size());
+        let maps = (Message::is_send(self.header) || len > packet) && carrier.may_map(linked);
+        let mut planned = plan(kind, len, &linked.caps, packet, maps);
+        if planned == Plan::Map {
+            match device.offer_mapped(carrier, linked, self.header, self.context(), &mut buffer) {
+                Some(Ok(Submit::Busy(_))) => {
+                    let may_offer = !device.transfers.is_full();
+                    return Ok((Stage::Ready(buffer), Some(Step::until_offered(may_offer))));
+                }
+                Some(Ok(_)) => return Err(Step::HandedOver),
+                Some(Err(error)) => {
+                    self.stage = Stage::Over(buffer);
+                    return Err(Step::Ended(Err(OpError::of_submit(&error, self.op.rank))));
+                }
+                None => planned = plan(kind, len, &linked.caps, packet, false),
+            }
+        }
+        match planned {
+            Plan::Copy | Plan::HandOver if self.has_to_offer(device) => {
+                self.offer_now(buffer, device, linked, true)
+            }
+            Plan::Copy => {
+                let op = Op::AmCopied { header: self.header, bytes: buffer.view() };
+                match linked.link.submit(op) {
+                    Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), Some(Step::Waits))),
+                    done => {
+                        self.stage = Stage::Over(buffer);
+                        Err(self.submitted(done))
+                    }
+                }
+            }
+            Plan::HandOver => {
+                let Ok(token) = device.outstanding.insert(OnLink::of(self.context())) else {
+                    return Ok((Stage::Ready(buffer), Some(Step::Waits)));
+                };
+                let op =
+                    Op::AmOwned { header: self.header, buffer: &mut buffer, token: OpToken(token) };
+                match linked.link.submit(op) {
+                    Ok(Submit::Posted) => Err(Step::HandedOver),
+                    other => {
+                        device.outstanding.take(token);
+                        match other {
+                            Ok(Submit::Busy(_)) => Ok((Stage::Ready(buffer), Some(Step::Waits))),
+                            done => {
+                                self.stage = Stage::Over(buffer);
+                                Err(self.submitted(done))
+                            }
+                        }
+                    }
+                }
+            }
+            Plan::Stage | Plan::Map if len <= BLOCK => self.copy_first(buffer, carrier),
+            Plan::Offer | Plan::Stage | Plan::Map => self.offer_now(buffer, device, linked, false),
+            Plan::Refuse => {
+                let refused = check_kinds(MemKind::Host, kind);
+                self.stage = Stage::Over(buffer);
+                Err(Step::Ended(refused.map_err(OpError::Copy)))
+            }
+        }
+    }
+
+    /// Returns `true` if its receiver keeps too many messages to take it whole.
+    fn has_to_offer(&self, device: &Port) -> bool {
+        Message::decode(self.header).is_ok_and(|message| !message.is_of_runtime())
+            && device.offers_all(self.op.rank)
+    }
+
+    /// Starts the copy into a block.
+    fn copy_first(
+        &mut self,
+        mut buffer: Buffer,
+        carrier: &Carrier,
+    ) -> Result<(Stage, Option<Step>), Step> {
+        let (kind, len) = (buffer.view().place().kind(), buffer.len());
+        let refused = match buffer.view().place().gpu().cloned() {
+            // One for each peer: the others behind it wait.
+            Some(gpu) => match carrier.staging.take(&gpu, Way::Out, true) {
+                Some(block) => match Transfer::start(block.first(len), buffer) {
+                    Ok(transfer) => return Ok((Stage::Staging(transfer, block), None)),
+                    Err(refused) => {
+                        buffer = refused.src;
+                        Err(refused.cause)
+                    }
+                },
+                None => return Ok((Stage::Ready(buffer), Some(Step::Waits))),
+            },
+            None => check_kinds(MemKind::Host, kind),
+        };
+        self.stage = Stage::Over(buffer);
+        Err(Step::Ended(refused.map_err(OpError::Copy)))
+    }
+
+    fn offer_now(
+        &mut self,
+        mut buffer: Buffer,
+        device: &Port,
+        linked: &Linked,
+        is_held: bool,
+    ) -> Result<(Stage, Option<Step>), Step> {
+        match self.offer(device, linked, &mut buffer, is_held) {
+            Ok(step) => {
+                self.stage = Stage::Over(buffer);
+                Err(step)
+            }
+            Err(waits) => Ok((Stage::Ready(buffer), Some(waits))),
+        }
+    }
+
+    /// Offers a message. The error tells the obstacle.
+    fn offer(
+        &self,
+        device: &Port,
+        linked: &Linked,
+        bytes: &mut Buffer,
+        is_held: bool,
+    ) -> Result<Step, Step> {
+        if !device.transfers.may_offer(self.header, is_held) {
+            return Err(Step::until_offered(false));
+        }
+        match device.transfers.offer(linked, self.header, self.context(), bytes, None) {
+            Ok(Submit::Busy(_)) => Err(Step::until_offered(true)),
+            Ok(_) => Ok(Step::HandedOver),
+            Err(error) => Ok(Step::Ended(Err(OpError::of_submit(&error, self.op.rank)))),
+        }
+    }
+
+    /// Returns the context of the operation, for a link or another owner of its buffer.
+    fn context(&self) -> OpContext {
+        OpContext { comp: self.op.comp.clone(), ..self.op }
+    }
+
+    fn submitted(&self, submitted: Result<Submit, SubmitError>) -> Step {
+        match submitted {
+            Ok(_) => Step::Ended(Ok(())),
+            Err(error) => Step::Ended(Err(OpError::of_submit(&error, self.op.rank))),
+        }
+    }
+}

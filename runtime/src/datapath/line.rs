@@ -1,0 +1,241 @@
+//! Active messages whose place is memory of a GPU.
+//!
+//! An engine copies each message into a packet there, which takes time. To deliver messages in
+//! order of arrival, each stands in the device's *line*, even if it needs no copy. Only the first
+//! one's engine is polled. A message without a packet cannot enter the line, and waits with its
+//! completion object (`undelivered`).
+
+use super::landing::Landing;
+use super::port::Port;
+use crate::chores::{Chore, Chores, Waiting};
+use crate::comp::{Completion, Status};
+use crate::error::OpError;
+use crate::names::{Rank, Tag};
+use crate::op::{Ended, OpContext, PendingOp};
+use crate::undelivered::object_of;
+use carrack_transports::contract::Payload;
+use carrack_transports::mem::{AllocError, Buffer, MemRef, PacketSource, Transfer};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// An active message that waits for its turn.
+enum InLine {
+    /// An engine is at it.
+    Landing(Box<Landing>),
+    /// Its bytes are in place; its object has to be signaled.
+    There(Arc<dyn Completion>, Status),
+}
+
+/// An active message on its way into the line.
+pub(crate) enum Lined {
+    /// It stands there.
+    Up,
+    /// It need not enter the line: its object has to be signaled at once.
+    There(Status),
+    /// There is no packet for it. The reason is given if there is no memory.
+    NoRoom(Payload, Option<AllocError>),
+}
+
+impl InLine {
+    /// Returns `true` if only the signal is left. Never blocks.
+    fn is_there(&mut self) -> bool {
+        match self {
+            Self::Landing(landing) => landing.transfer.poll(true).is_some(),
+            Self::There(..) => true,
+        }
+    }
+
+    /// Returns the object to signal.
+    fn comp(&self) -> Option<&Arc<dyn Completion>> {
+        match self {
+            Self::Landing(landing) => landing.op.comp.as_ref(),
+            Self::There(comp, _) => Some(comp),
+        }
+    }
+
+    /// Returns the object to signal, and the status.
+    fn end(self) -> Ended {
+        match self {
+            Self::Landing(mut landing) => {
+                let outcome = landing.transfer.poll(false).unwrap_or(Ok(()));
+                landing.end(outcome.err().map(OpError::Copy))
+            }
+            Self::There(comp, status) => (Some(comp), status),
+        }
+    }
+
+    /// Ends it when the runtime ends, also during a copy.
+    fn close(self) -> Ended {
+        match self {
+            Self::Landing(landing) => landing.into_status(OpError::Closed),
+            Self::There(comp, status) => (Some(comp), status),
+        }
+    }
+
+    /// Returns the copy in flight, for diagnostics.
+    fn landing(&self) -> Option<&Landing> {
+        match self {
+            Self::Landing(landing) => Some(landing),
+            Self::There(..) => None,
+        }
+    }
+}
+
+/// The line of a device.
+pub(crate) struct Line(Waiting<VecDeque<InLine>>);
+
+impl Line {
+    pub(crate) fn new(chores: &Chores) -> Self {
+        Self(Waiting::for_progress(chores, Chore::Line))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn count(&self) -> usize {
+        self.0.count() as usize
+    }
+
+    /// Adds a message at the end, unless it is there and none stands before it.
+    fn add(&self, next: InLine) -> Lined {
+        let mut line = self.0.lock();
+        match next {
+            InLine::There(_, status) if line.is_empty() => Lined::There(status),
+            next => {
+                line.push_back(next);
+                self.0.set_count(line.len());
+                Lined::Up
+            }
+        }
+    }
+
+    /// Takes the first message out, if only its signal is left.
+    pub(crate) fn take_first(&self) -> Option<Ended> {
+        let mut line = self.0.try_lock()?;
+        if !line.front_mut().is_some_and(InLine::is_there) {
+            return None;
+        }
+        let first = line.pop_front()?;
+        self.0.set_count(line.len());
+        drop(line);
+        Some(first.end())
+    }
+
+    /// Returns `true` if messages for this object stand in the line.
+    pub(crate) fn has_for(&self, comp: &Arc<dyn Completion>) -> bool {
+        let object = object_of(comp);
+        let is_for =
+            |one: &InLine| one.comp().is_some_and(|comp| Arc::ptr_eq(object_of(comp), object));
+        !self.is_empty() && self.0.lock().iter().any(is_for)
+    }
+
+    /// Takes all out, for a runtime that ends.
+    pub(crate) fn end(&self) -> Vec<Ended> {
+        let line = std::mem::take(&mut *self.0.lock());
+        line.into_iter().map(InLine::close).collect()
+    }
+
+    /// Lists the copies in flight.
+    pub(crate) fn list(&self, list: &mut dyn FnMut(PendingOp)) {
+        let line = self.0.lock();
+        line.iter().filter_map(InLine::landing).for_each(|landing| list(landing.pending()));
+    }
+}
+
+impl Port {
+    /// Allocates memory of the pool's kind for an active message of any length. An error without a
+    /// reason: all packets are in use.
+    fn place_for(&self, size: usize) -> Result<Buffer, Option<AllocError>> {
+        if size <= self.pool.packet_size() {
+            return self.pool.take_with_len(size).map(Buffer::Packet).ok_or(None);
+        }
+        self.place_for_large(size).map_err(Some)
+    }
+
+    /// Allocates memory of the pool's kind for an active message that no packet holds.
+    ///
+    /// # Errors
+    /// There is not so much.
+    pub(crate) fn place_for_large(&self, size: usize) -> Result<Buffer, AllocError> {
+        let out = AllocError::OutOfMemory { bytes: size, kind: self.pool.kind() };
+        if self.lands_on_host || size == 0 {
+            return fresh(size).ok_or(out);
+        }
+        self.pool.region(size).map(|region| Buffer::Region(region.whole()))
+    }
+
+    /// Returns the source for an engine: bytes at a constant address, near the engine if there is
+    /// room. Gives the payload back if there is no room.
+    fn source_of(&self, payload: Payload) -> Result<Buffer, Payload> {
+        let kept = |bytes: MemRef<'_>| self.host_pool.take_copy(bytes).map(Buffer::Packet);
+        match payload {
+            Payload::Packet(packet) => Ok(Buffer::Packet(packet)),
+            Payload::Small(small) => {
+                Ok(kept(MemRef::host(small.as_slice())).unwrap_or(Buffer::Small(small)))
+            }
+            Payload::Aside(bytes) => Ok(Buffer::Vec(bytes)),
+            // Loans are returned soon: the sender has a limited number of pieces.
+            Payload::Loan(loan) => kept(loan.view()).ok_or(Payload::Loan(loan)),
+        }
+    }
+
+    /// Lets an engine copy an active message to the device's pool.
+    #[cold]
+    pub(crate) fn line_up(
+        &self,
+        (from, tag): (Rank, Tag),
+        comp: &Arc<dyn Completion>,
+        payload: Payload,
+    ) -> Lined {
+        let size = payload.len();
+        // Those without bytes need no packet, and are not to pile up either.
+        if self.line.count() >= self.pool.limit() {
+            return Lined::NoRoom(payload, None);
+        }
+        let next = match payload {
+            Payload::Packet(packet) if packet.kind() == self.pool.kind() => {
+                InLine::There(comp.clone(), arrival(from, tag, size, Buffer::Packet(packet)))
+            }
+            payload if size == 0 => {
+                drop(payload);
+                InLine::There(comp.clone(), arrival(from, tag, size, Buffer::Empty))
+            }
+            payload => {
+                let place = match self.place_for(size) {
+                    Ok(place) => place,
+                    Err(why) => return Lined::NoRoom(payload, why),
+                };
+                let source = match self.source_of(payload) {
+                    Ok(source) => source,
+                    Err(payload) => return Lined::NoRoom(payload, None),
+                };
+                match Transfer::start(place, source) {
+                    Ok(transfer) => {
+                        let op = OpContext::of_runtime(from, tag, size, Some(comp.clone()));
+                        InLine::Landing(Box::new(Landing::of_message(transfer, op)))
+                    }
+                    Err(refused) => {
+                        let mut status = arrival(from, tag, size, refused.src);
+                        status.error = Some(Box::new(OpError::Copy(refused.cause)));
+                        InLine::There(comp.clone(), status)
+                    }
+                }
+            }
+        };
+        self.line.add(next)
+    }
+}
+
+/// Returns the status of an active message.
+pub(crate) fn arrival(rank: Rank, tag: Tag, size: usize, buffer: Buffer) -> Status {
+    OpContext::of_runtime(rank, tag, size, None).status(buffer, None)
+}
+
+/// Returns fresh host memory, or `None` if there is not enough.
+pub(crate) fn fresh(size: usize) -> Option<Buffer> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(size).ok()?;
+    bytes.resize(size, 0);
+    Some(Buffer::Vec(bytes))
+}

@@ -1,0 +1,335 @@
+//! Operations that wait for an event before they begin, and copies on streams of the user's.
+//!
+//! The operations of one stream stand in one line, since a stream works in order: only the first
+//! is polled. Each operation outside of streams is polled, from the newest on. Where one event
+//! comes before another, and the later is found fired, the earlier is found fired after that. So
+//! receives that wait for events of one stream are posted in their order.
+
+use super::landing::Landing;
+use super::port::Device;
+use crate::chores::{Chore, Chores, Waiting};
+use crate::deadline::{Deadline, Deadlines};
+use crate::error::OpError;
+use crate::matching::Ticket;
+use crate::names::Rank;
+use crate::op::{Ended, OpContext, PendingOp};
+use carrack_transports::gpu::{GpuError, Stream};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// An operation that has not begun.
+pub(crate) trait Deferred: Send {
+    /// Returns its parameters.
+    fn op(&self) -> &OpContext;
+
+    /// Returns `true` if its event has fired.
+    ///
+    /// # Errors
+    /// The event has failed.
+    fn is_ready(&self) -> Result<bool, GpuError>;
+
+    /// Begins it: its event has fired, or failed.
+    fn begin(self: Box<Self>, device: &Device) -> Start;
+
+    /// Ends it without beginning it.
+    fn end(self: Box<Self>, error: OpError) -> Ended;
+
+    /// Describes it, for diagnostics.
+    fn pending(&self) -> PendingOp;
+}
+
+/// The result of beginning an operation.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
+pub(crate) enum Start {
+    UnderWay(Option<Ticket>),
+    Over(Ended),
+    /// The operation cannot begin now.
+    Again(Box<dyn Deferred>),
+}
+
+/// An operation whose turn has come, by its number.
+pub(crate) type Due = (u64, Box<dyn Deferred>);
+
+/// The condition that an entry waits for.
+pub(crate) enum Waits {
+    /// An operation that waits for its event; `None` while it begins.
+    Later(Option<Box<dyn Deferred>>),
+    /// A copy of a stream.
+    Copy(Box<Landing>),
+}
+
+pub(crate) struct OrderedEntry {
+    /// Grows in the order of posting.
+    pub(crate) number: u64,
+    pub(crate) rank: Rank,
+    pub(crate) sort: Sort,
+    pub(crate) waits: Waits,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sort {
+    Memory,
+    Flush,
+    Receive,
+}
+
+/// The entries of one stream.
+struct OnStream {
+    stream: Arc<dyn Stream>,
+    entries: VecDeque<OrderedEntry>,
+}
+
+/// Everything of a device that waits for events and streams of the user's.
+pub(crate) struct Ordered(Waiting<Standing>);
+
+#[derive(Default)]
+struct Standing {
+    streams: Vec<OnStream>,
+    others: VecDeque<OrderedEntry>,
+}
+
+impl Standing {
+    fn len(&self) -> usize {
+        self.others.len() + self.streams.iter().map(|one| one.entries.len()).sum::<usize>()
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &OrderedEntry> {
+        self.streams.iter().flat_map(|one| &one.entries).chain(&self.others)
+    }
+
+    fn entry(&mut self, number: u64) -> Option<&mut OrderedEntry> {
+        let on_streams = self.streams.iter_mut().flat_map(|one| &mut one.entries);
+        on_streams.chain(&mut self.others).find(|entry| entry.number == number)
+    }
+
+    fn push(&mut self, stream: Option<&Arc<dyn Stream>>, entry: OrderedEntry) {
+        let Some(stream) = stream else { return self.others.push_back(entry) };
+        match self.streams.iter_mut().find(|one| Arc::ptr_eq(&one.stream, stream)) {
+            Some(one) => one.entries.push_back(entry),
+            None => self
+                .streams
+                .push(OnStream { stream: stream.clone(), entries: VecDeque::from([entry]) }),
+        }
+    }
+
+    /// Takes out the selected operations, in the order of posting.
+    fn remove(&mut self, mut is_meant: impl FnMut(&OrderedEntry) -> bool) -> Vec<OrderedEntry> {
+        let mut removed = Vec::new();
+        let on_streams = self.streams.iter_mut().map(|one| &mut one.entries);
+        for entries in on_streams.chain([&mut self.others]) {
+            // The remaining ones go round once.
+            for _ in 0..entries.len() {
+                match entries.pop_front() {
+                    Some(entry) if is_meant(&entry) => removed.push(entry),
+                    kept => entries.extend(kept),
+                }
+            }
+        }
+        self.streams.retain(|one| !one.entries.is_empty());
+        removed.sort_by_key(|entry| entry.number);
+        removed
+    }
+
+    /// Returns `true` if operations on a rank's memory wait that were posted before `before`.
+    fn has_memory(&self, rank: Rank, before: u64) -> bool {
+        let is_one = |entry: &OrderedEntry| {
+            entry.sort == Sort::Memory && entry.rank == rank && entry.number < before
+        };
+        self.entries().any(is_one)
+    }
+
+    /// Takes out copies that are done, and the operations whose turn has come; both in the order of
+    /// posting.
+    #[allow(clippy::vec_box, reason = "handed on in the boxes in which they have waited")]
+    fn ready(&mut self) -> (Vec<Box<Landing>>, Vec<Due>) {
+        let (mut copied, mut fired) = (Vec::new(), Vec::new());
+        for one in &mut self.streams {
+            while let Some(OrderedEntry { waits: Waits::Copy(landing), .. }) =
+                one.entries.front_mut()
+                && landing.transfer.poll(false).is_some()
+            {
+                if let Some(OrderedEntry { waits: Waits::Copy(landing), .. }) =
+                    one.entries.pop_front()
+                {
+                    copied.push(landing);
+                }
+            }
+            fired.extend(
+                one.entries.front().filter(|entry| entry.has_fired()).map(OrderedEntry::name),
+            );
+        }
+        self.streams.retain(|one| !one.entries.is_empty());
+        let others = self.others.iter().rev();
+        fired.extend(others.filter(|entry| entry.has_fired()).map(OrderedEntry::name));
+        // A flush begins when every operation that it waits for has begun.
+        fired.retain(|(number, rank, sort)| {
+            *sort != Sort::Flush || !self.has_memory(*rank, *number)
+        });
+        fired.sort_unstable_by_key(|(number, ..)| *number);
+        let begin =
+            fired.into_iter().filter_map(|(number, ..)| match &mut self.entry(number)?.waits {
+                Waits::Later(later) => later.take().map(|later| (number, later)),
+                Waits::Copy(_) => None,
+            });
+        let begin = begin.collect();
+        (copied, begin)
+    }
+}
+
+impl OrderedEntry {
+    /// Returns `true` if it can begin; a failed event counts.
+    fn has_fired(&self) -> bool {
+        match &self.waits {
+            Waits::Later(Some(later)) => later.is_ready() != Ok(false),
+            Waits::Later(None) | Waits::Copy(_) => false,
+        }
+    }
+
+    fn name(&self) -> (u64, Rank, Sort) {
+        (self.number, self.rank, self.sort)
+    }
+}
+
+impl Ordered {
+    pub(crate) fn new(chores: &Chores) -> Self {
+        Self(Waiting::for_progress(chores, Chore::Ordered))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the number of entries, of a moment ago.
+    pub(crate) fn count(&self) -> usize {
+        self.0.count() as usize
+    }
+
+    pub(crate) fn push(&self, stream: Option<&Arc<dyn Stream>>, entry: OrderedEntry) {
+        let mut standing = self.0.lock();
+        standing.push(stream, entry);
+        self.0.set_count(standing.len());
+    }
+
+    /// Adds a copy in flight on a stream of the user.
+    pub(crate) fn push_copy(&self, number: u64, stream: &Arc<dyn Stream>, landing: Landing) {
+        let rank = landing.op.rank;
+        let waits = Waits::Copy(Box::new(landing));
+        self.push(Some(stream), OrderedEntry { number, rank, sort: Sort::Memory, waits });
+    }
+
+    /// Returns `true` if operations on a rank's memory have still to begin, or are copies on
+    /// streams.
+    pub(crate) fn has_memory(&self, rank: Rank) -> bool {
+        !self.is_empty() && self.0.lock().has_memory(rank, u64::MAX)
+    }
+
+    /// Returns `true` if operations other than receives wait.
+    pub(crate) fn has_sent(&self) -> bool {
+        !self.is_empty() && self.0.lock().entries().any(|entry| entry.sort != Sort::Receive)
+    }
+
+    /// Takes out copies that are done, and the operations whose turn has come; both in the order of
+    /// posting. `None`: another thread does so now.
+    #[allow(clippy::vec_box, reason = "handed on in the boxes in which they have waited")]
+    pub(crate) fn take_ready(&self) -> Option<(Vec<Box<Landing>>, Vec<Due>)> {
+        let mut standing = self.0.try_lock()?;
+        let ready = standing.ready();
+        self.0.set_count(standing.len());
+        Some(ready)
+    }
+
+    /// Lets an operation wait again that could not begin.
+    pub(crate) fn put_back(&self, number: u64, later: Box<dyn Deferred>) {
+        if let Some(entry) = self.0.lock().entry(number) {
+            entry.waits = Waits::Later(Some(later));
+        }
+    }
+
+    /// Removes an operation that has begun.
+    pub(crate) fn forget(&self, number: u64) {
+        let mut standing = self.0.lock();
+        standing.remove(|entry| entry.number == number);
+        self.0.set_count(standing.len());
+    }
+
+    /// Takes out operations that have not begun.
+    fn take_later(
+        &self,
+        mut is_meant: impl FnMut(&OrderedEntry, &dyn Deferred) -> bool,
+    ) -> Vec<Box<dyn Deferred>> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        let mut standing = self.0.lock();
+        let taken = standing.remove(|entry| match &entry.waits {
+            Waits::Later(Some(later)) => is_meant(entry, &**later),
+            Waits::Later(None) | Waits::Copy(_) => false,
+        });
+        self.0.set_count(standing.len());
+        let later = taken.into_iter().filter_map(|entry| match entry.waits {
+            Waits::Later(later) => later,
+            Waits::Copy(_) => None,
+        });
+        later.collect()
+    }
+
+    /// Ends operations that wait for a gone rank. Returns the statuses to signal.
+    #[cold]
+    pub(crate) fn fail(&self, rank: Rank, error: &dyn Fn() -> OpError) -> Vec<Ended> {
+        let meant = self.take_later(|entry, _| entry.rank == rank);
+        meant.into_iter().map(|later| later.end(error())).collect()
+    }
+
+    /// Takes out the operations whose deadline has passed.
+    pub(crate) fn expire(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
+        let late = self.take_later(|_, later| {
+            let is_late = later.op().deadline.has_passed(now);
+            if !is_late {
+                left.note(later.op().deadline);
+            }
+            is_late
+        });
+        late.into_iter()
+            .map(|later| {
+                let rank = later.op().rank;
+                later.end(OpError::TimedOut(rank))
+            })
+            .collect()
+    }
+
+    /// Takes a receive out that has not been posted.
+    pub(crate) fn cancel(&self, number: u64) -> Option<Ended> {
+        let later = self.take_later(|entry, _| entry.number == number).pop()?;
+        Some(later.end(OpError::Cancelled))
+    }
+
+    /// Takes the operations that have not begun, and the copies that streams still have: the
+    /// runtime ends.
+    pub(crate) fn end(&self) -> (Vec<Ended>, Vec<Landing>) {
+        let later = self.take_later(|_, _| true);
+        let ended = later.into_iter().map(|later| later.end(OpError::Closed)).collect();
+        let mut standing = self.0.lock();
+        let copies = standing.remove(|_| true).into_iter().filter_map(|entry| match entry.waits {
+            Waits::Copy(landing) => Some(*landing),
+            Waits::Later(_) => None,
+        });
+        let copies = copies.collect();
+        self.0.set_count(0);
+        (ended, copies)
+    }
+
+    /// Standing what waits.
+    pub(crate) fn list(&self, list: &mut dyn FnMut(PendingOp)) {
+        for entry in self.0.lock().entries() {
+            match &entry.waits {
+                Waits::Later(None) => {}
+                Waits::Later(Some(later)) => list(later.pending()),
+                Waits::Copy(landing) => list(PendingOp {
+                    what: "copy on a stream",
+                    waits_for: "the stream to come to its end".into(),
+                    ..landing.pending()
+                }),
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The errors of groups.
+
+use super::{OpError, PostError, WaitError};
+use crate::names::Rank;
+
+/// A collective operation failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// A message of it could not be posted.
+    #[error("{what}: {cause}")]
+    Post {
+        /// The operation.
+        what: &'static str,
+        /// The error.
+        cause: PostError,
+    },
+    /// A message of it failed.
+    #[error("{what}: {cause}")]
+    Op {
+        /// The operation.
+        what: &'static str,
+        /// The error.
+        cause: OpError,
+    },
+    /// Waiting failed.
+    #[error("{what}: {cause}")]
+    Wait {
+        /// The operation.
+        what: &'static str,
+        /// The error.
+        cause: WaitError,
+    },
+    /// Another member has failed in it.
+    #[error("{what}: it failed at {rank}, whose own error says why")]
+    Failed {
+        /// The operation.
+        what: &'static str,
+        /// The rank.
+        rank: Rank,
+    },
+    /// Another member takes part in another operation.
+    #[error(
+        "{rank} is in a {theirs}, this rank in a {ours}: all members of a group must make it \
+        alike, and call its operations in the same order"
+    )]
+    Mismatch {
+        /// The other member.
+        rank: Rank,
+        /// The operation of that rank.
+        theirs: String,
+        /// The operation of this rank.
+        ours: String,
+    },
+    /// The root of a broadcast is no member.
+    #[error("broadcast: {rank} is not a member of group {group}")]
+    Root {
+        /// The rank.
+        rank: Rank,
+        /// The group.
+        group: u32,
+    },
+    /// A rank contributed bytes that are no remote key.
+    #[error("exchange of remote keys: {rank} contributed {len} bytes that are no remote key")]
+    Key {
+        /// The rank.
+        rank: Rank,
+        /// Its bytes.
+        len: usize,
+    },
+    /// A rank contributed another number of bytes.
+    #[error(
+        "allgather: {rank} contributed {theirs} bytes, this rank {ours}: all must contribute the \
+        same number"
+    )]
+    Uneven {
+        /// The rank.
+        rank: Rank,
+        /// Its bytes.
+        theirs: usize,
+        /// This rank's.
+        ours: usize,
+    },
+}
+
+/// A group could not be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// The name is that of the group of all ranks, or one of those that the library keeps for its
+    /// own groups.
+    #[error(
+        "group {0}: 0 is the group of all ranks, and names from 2147483648 on are the library's: \
+        name yours from 1 to 2147483647"
+    )]
+    Name(u32),
+    /// A rank is in it twice.
+    #[error("{0} is named twice")]
+    Twice(Rank),
+    /// A rank does not exist.
+    #[error("{rank} does not exist: the job has ranks 0 to {last}")]
+    NoSuchRank {
+        /// The rank.
+        rank: Rank,
+        /// The highest there is.
+        last: u32,
+    },
+    /// This rank is not in it.
+    #[error("{0}, this rank, is not among its members: only members make a group")]
+    NotMember(Rank),
+    /// The name is that of a group of other ranks, or in another order.
+    #[error("group {name} has been made already, of {count} ranks, and not of these in this order")]
+    Taken {
+        /// The name.
+        name: u32,
+        /// The number of its members.
+        count: u32,
+    },
+    /// There are too many.
+    #[error("all {0} groups are in use")]
+    TooMany(usize),
+}

@@ -1,0 +1,394 @@
+//! A device as its peers see it: an address on each transport, the routes to the peers, and what
+//! waits for them.
+
+use super::address;
+use super::backlog::{Parked, Stage};
+use super::hold::{Deaf, Holds};
+use super::route::{Linked, Route};
+use crate::chores::{Chore, Chores, Waiting};
+use crate::comp::Completion;
+use crate::deadline::{Deadline, Deadlines};
+use crate::error::{OpError, PostError, ResourceError};
+use crate::local::Local;
+use crate::names::{Rank, Tag};
+use crate::op::{Ended, OnLinks, OpContext};
+use crate::protocol::header::Room;
+use crate::region::direct::Remotes;
+use crate::undelivered::Undelivered;
+use carrack_transports::contract::{
+    Batch, Caps, DownCause, Event, Header, Op, PeerId, Polled, Submit, Unavailable,
+};
+use carrack_transports::fork::Owner;
+use carrack_transports::mem::{
+    Buffer, HostAllocator, MemRef, PacketPool, PacketSource, PinnedAllocator, SmallBytes,
+};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Time that the end of a device waits for peers that are copying from or to this process.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A device as its peers see it.
+pub(crate) struct Endpoint {
+    pub(crate) index: u32,
+    pub(crate) lanes: Box<[Lane]>,
+    /// Transports that this rank has opened, and that have no device.
+    pub(crate) refused: Box<[Unavailable]>,
+    routes: Box<[OnceLock<Arc<Route>>]>,
+    /// The pool that active messages land in.
+    pub(crate) pool: PacketPool,
+    /// Set if `pool` is host memory, which every message asks.
+    pub(crate) lands_on_host: bool,
+    /// Host packets, for staging and for messages that wait. The same pool when that is host
+    /// memory; else pinned memory, so that a copy's call need not wait for the copy.
+    pub(crate) host_pool: PacketPool,
+    /// Ranks whose backlog is not empty.
+    busy: Waiting<Vec<Rank>>,
+    /// Operations that links have.
+    pub(crate) outstanding: OnLinks,
+    /// The places of peers' regions, for this device's NIC.
+    pub(crate) remotes: Remotes,
+    /// Ranks that were told to hold.
+    pub(crate) holds: Holds,
+    pub(crate) deaf: Deaf,
+    /// Deliveries that wait for their completion object.
+    pub(crate) undelivered: Undelivered,
+    /// The lists of the device that are not empty.
+    pub(crate) chores: Chores,
+    closed: AtomicBool,
+    owner: Owner,
+}
+
+/// One transport's part of a device.
+pub(crate) struct Lane {
+    pub(crate) transport: &'static str,
+    pub(crate) caps: Caps,
+    pub(crate) device: Arc<dyn carrack_transports::contract::Device>,
+}
+
+impl Endpoint {
+    /// Returns `true` if the transport of this name carries messages of this device.
+    pub(crate) fn carries(&self, transport: &str) -> bool {
+        self.lanes.iter().any(|lane| lane.transport == transport)
+    }
+
+    /// Opens a device on each transport, and publishes their addresses.
+    ///
+    /// # Errors
+    /// No transport has one, the pool has no memory, or the addresses could not be published.
+    pub(crate) fn open(
+        local: &Local,
+        index: u32,
+        pool: Option<PacketPool>,
+    ) -> Result<Self, ResourceError> {
+        let settings = &local.settings;
+        let host = || {
+            PacketPool::new(Arc::new(HostAllocator), settings.packet_size(), settings.packets_max())
+        };
+        let pool = pool.unwrap_or_else(host);
+        let host_pool = match pool.gpu() {
+            None => pool.clone(),
+            Some(gpu) => {
+                // An allocator that is no good is found out now, and not by the first message.
+                if let (None, Some(why)) = (pool.take(), pool.last_failure()) {
+                    return Err(why.into());
+                }
+                let near = PinnedAllocator::near(gpu.clone());
+                let pinned =
+                    PacketPool::new(Arc::new(near), settings.packet_size(), settings.packets_max());
+                match (pinned.take(), pinned.last_failure()) {
+                    (None, why) => {
+                        tracing::info!(
+                            ?why,
+                            "no pinned memory: engines copy to and from ordinary packets"
+                        );
+                        host()
+                    }
+                    (Some(_), _) => pinned,
+                }
+            }
+        };
+        let mut lanes = Vec::new();
+        let mut refused = Vec::new();
+        for (transport, domain) in
+            local.domains.iter().filter(|(_, domain)| domain.carries_messages())
+        {
+            // Transports receive into host packets. Progress copies messages for packets on a GPU
+            // there.
+            match domain.device(Arc::new(host_pool.clone())) {
+                Ok(device) => lanes.push(Lane { transport, caps: domain.caps().clone(), device }),
+                Err(why) => {
+                    tracing::warn!(%why, "the job goes on without it");
+                    refused.push(why);
+                }
+            }
+        }
+        if lanes.is_empty() {
+            return Err(ResourceError::Device(refused));
+        }
+        let addresses: Vec<_> =
+            lanes.iter().map(|lane| (lane.transport, lane.device.address())).collect();
+        local
+            .bootstrap
+            .put(&address::key(local.rank.0, index), &address::encode(&addresses))
+            .map_err(|error| ResourceError::Publish(error.to_string()))?;
+        let chores = Chores::waking(&local.sleepers);
+        Ok(Self {
+            index,
+            lanes: lanes.into(),
+            refused: refused.into(),
+            routes: (0..local.size).map(|_| OnceLock::new()).collect(),
+            lands_on_host: pool.kind().is_host(),
+            pool,
+            host_pool,
+            busy: Waiting::for_progress(&chores, Chore::Backlogs),
+            outstanding: OnLinks::new(),
+            remotes: Remotes::default(),
+            holds: Holds::new(&chores),
+            deaf: Deaf::new(settings.unexpected(), local.size),
+            undelivered: Undelivered::new(&chores),
+            chores,
+            closed: AtomicBool::new(false),
+            owner: Owner::this_process(),
+        })
+    }
+
+    /// Returns the route to a rank of the job, made at its first use.
+    #[inline]
+    pub(crate) fn route(&self, rank: Rank) -> Option<&Arc<Route>> {
+        self.routes.get(rank.0 as usize).map(|cell| cell.get_or_init(|| Arc::new(Route::new(rank))))
+    }
+
+    /// Returns the route to a rank, if it was used before.
+    #[inline(always)]
+    pub(crate) fn known_route(&self, rank: Rank) -> Option<&Arc<Route>> {
+        self.routes.get(rank.0 as usize)?.get()
+    }
+
+    /// Returns `true` if nothing can be posted here any more, or not in this process.
+    #[inline(always)]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) || !self.owner.is_here()
+    }
+
+    /// Returns the reason for `is_closed`.
+    #[cold]
+    pub(crate) fn why_closed(&self) -> PostError {
+        if self.owner.is_here() { PostError::Closed } else { PostError::Forked }
+    }
+
+    /// Puts an operation at the end of its peer's backlog. Gives it back when the limit is reached.
+    #[allow(
+        clippy::result_large_err,
+        reason = "the error is the operation that did not fit; not the hot path"
+    )]
+    pub(crate) fn park(&self, route: &Route, parked: Parked, limit: usize) -> Result<(), Parked> {
+        let mut backlog = route.backlog();
+        if backlog.len() >= limit {
+            return Err(parked);
+        }
+        backlog.push_back(parked);
+        route.set_waiting(backlog.len());
+        if backlog.len() == 1 {
+            let mut busy = self.busy.lock();
+            if !busy.contains(&route.rank) {
+                busy.push(route.rank);
+            }
+            self.busy.set_count(busy.len());
+            // The bit may be set for a peer that is absent: threads then sleep until that one
+            // comes.
+            self.chores.wake();
+        }
+        Ok(())
+    }
+
+    /// Sends one of the runtime's own messages: now, or from the backlog as soon as there is room.
+    /// In the latter case it then signals the object of `late`.
+    pub(crate) fn send_control(
+        &self,
+        route: &Route,
+        linked: Option<&Linked>,
+        header: Header,
+        payload: SmallBytes,
+        late: impl FnOnce() -> Option<Arc<dyn Completion>>,
+    ) {
+        if !self.owner.is_here() {
+            // It would be taken for the parent's.
+            return;
+        }
+        if let Some(linked) = linked.filter(|_| route.is_open()) {
+            let op = Op::AmCopied { header, bytes: MemRef::host(payload.as_slice()) };
+            if let Ok(Submit::Done | Submit::Posted) = linked.link.submit(op) {
+                return;
+            }
+        }
+        let parked = Parked {
+            header,
+            op: OpContext::of_runtime(route.rank, Tag::default(), payload.as_slice().len(), late()),
+            required: None,
+            stage: Stage::Ready(Buffer::Small(payload)),
+        };
+        // Without a limit, so never refused.
+        let _ = self.park(route, parked, usize::MAX);
+    }
+
+    /// Returns `true` if work waits that no descriptor reports, other than deliveries for room in
+    /// their completion objects.
+    pub(crate) fn has_chores(&self) -> bool {
+        // A rank told to hold is released by the thread that receives, which makes progress then.
+        let chores = self.chores.there().but(Chore::Holds).but(Chore::Undelivered);
+        chores.but(Chore::Backlogs).any()
+            || chores.has(Chore::Backlogs)
+                && !self.busy_ranks().iter().all(|&rank| self.is_absent(rank))
+    }
+
+    /// Returns `true` if messages wait for a peer that has published no address.
+    pub(crate) fn waits_for_absent(&self) -> bool {
+        self.has_backlogs() && self.busy_ranks().iter().any(|&rank| self.is_absent(rank))
+    }
+
+    fn is_absent(&self, rank: Rank) -> bool {
+        self.known_route(rank)
+            .is_some_and(|route| route.linked().is_none() && route.down().is_none())
+    }
+
+    /// Returns `true` if a backlog is not empty.
+    #[inline]
+    pub(crate) fn has_backlogs(&self) -> bool {
+        !self.busy.is_empty()
+    }
+
+    /// Returns the ranks whose backlog is not empty.
+    pub(crate) fn busy_ranks(&self) -> Vec<Rank> {
+        self.busy.lock().clone()
+    }
+
+    /// Notes that a backlog is empty. The caller holds its lock.
+    pub(crate) fn not_busy(&self, rank: Rank) {
+        let mut busy = self.busy.lock();
+        busy.retain(|&other| other != rank);
+        self.busy.set_count(busy.len());
+    }
+
+    /// Fails everything that waits for a gone peer.
+    pub(crate) fn fail_backlog(&self, route: &Route, cause: &DownCause) -> Vec<Ended> {
+        let mut backlog = route.backlog();
+        let failed: Vec<_> = backlog.drain(..).collect();
+        route.set_waiting(0);
+        self.not_busy(route.rank);
+        drop(backlog);
+        let failed = failed.into_iter().map(|parked| {
+            let rank = parked.op.rank;
+            parked.into_status(Some(OpError::PeerDown { rank, cause: cause.clone() }))
+        });
+        failed.collect()
+    }
+
+    /// Takes operations whose deadline has passed out of the backlogs, except those that an engine
+    /// copies.
+    pub(crate) fn expire_backlogs(&self, now: Deadline, left: &Deadlines) -> Vec<Ended> {
+        let mut ended = Vec::new();
+        for rank in self.busy_ranks() {
+            let Some(route) = self.known_route(rank) else { continue };
+            let mut backlog = route.backlog();
+            let mut kept = VecDeque::with_capacity(backlog.len());
+            for parked in backlog.drain(..) {
+                if parked.op.deadline.has_passed(now) && parked.is_idle() {
+                    let rank = parked.op.rank;
+                    ended.push(parked.into_status(Some(OpError::TimedOut(rank))));
+                } else {
+                    left.note(parked.op.deadline);
+                    kept.push_back(parked);
+                }
+            }
+            *backlog = kept;
+            route.set_waiting(backlog.len());
+            if backlog.is_empty() {
+                self.not_busy(rank);
+            }
+        }
+        ended
+    }
+
+    /// Leaves signals to progress, for callers that hold locks.
+    pub(crate) fn tell_later(&self, ended: impl IntoIterator<Item = Ended>) {
+        self.undelivered.tell_later(ended);
+    }
+
+    /// Leaves it to progress to end everything with a peer that has broken the protocol.
+    #[cold]
+    pub(crate) fn break_with(&self, rank: Rank, why: String) {
+        if self.known_route(rank).is_none_or(|route| route.down().is_none()) {
+            self.undelivered.note_broken(rank, why);
+        }
+    }
+
+    /// Returns `true` if a peer wants messages to be offered.
+    #[inline]
+    pub(crate) fn offers_all(&self, rank: Rank) -> bool {
+        self.known_route(rank).is_some_and(|route| route.is_held())
+    }
+
+    /// Notes a peer's word on its room.
+    pub(crate) fn hold(&self, peer: Rank, room: Room, turn: u64) {
+        if let Some(route) = self.route(peer) {
+            route.hold(room, turn);
+            if room == Room::OffersOnly {
+                self.deaf.set_refused();
+            }
+        }
+    }
+
+    /// Ends everything. Waiting operations fail.
+    pub(crate) fn close(&self) -> Vec<Ended> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        let mut ended = Vec::new();
+        for route in self.routes.iter().filter_map(OnceLock::get) {
+            let parked: Vec<_> = route.backlog().drain(..).collect();
+            ended
+                .extend(parked.into_iter().map(|parked| parked.into_status(Some(OpError::Closed))));
+        }
+        let mut batch = Batch::new(64);
+        for lane in &self.lanes {
+            lane.device.close();
+            // The buffers of the links' operations come back.
+            while lane.device.poll(&mut batch, &mut |_| {}) == Polled::Some {
+                for event in batch.drain() {
+                    if let Event::Completion { token, buffer, .. } = event
+                        && let Some(on_link) = self.outstanding.take(token.0)
+                    {
+                        ended.push(on_link.op.end(buffer, Some(OpError::Closed)));
+                    }
+                }
+            }
+        }
+        self.await_copies();
+        ended
+    }
+
+    /// Ends the right of a peer's process to copy from and to this one. Returns `true` if no such
+    /// copy is in progress.
+    pub(crate) fn is_revoked(&self, peer: Rank) -> bool {
+        self.lanes.iter().all(|lane| lane.device.revoke(PeerId(peer.0)))
+    }
+
+    /// Ends the right of all peers to copy, and waits for copies in progress for a limited time.
+    /// Each is a system call of a fraction of a millisecond, unless the peer is stopped in it.
+    fn await_copies(&self) {
+        let until = Instant::now() + PATIENCE;
+        for route in self.routes.iter().filter_map(OnceLock::get) {
+            while !self.is_revoked(route.rank) && Instant::now() < until {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+
+    /// Returns the rank of a peer in an event: transports return the numbers that they were given.
+    pub(crate) fn rank_of(&self, peer: PeerId) -> Rank {
+        Rank(peer.0)
+    }
+}

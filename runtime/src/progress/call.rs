@@ -1,0 +1,120 @@
+//! One call of progress, on one device or on all.
+
+use super::signal::in_handler;
+use super::{Core, Met, NOW_AND_THEN, Pass, Scratch, keep_scratch, take_scratch};
+use crate::chores::Chore;
+use crate::comp::Snapshot;
+use crate::datapath::{Device, Port};
+use crate::error::ProgressError;
+use carrack_transports::contract::Batch;
+
+impl Core {
+    /// Makes progress for a caller that returns its errors, and those that were kept before.
+    #[inline]
+    pub(crate) fn progress(&self, device: &Port) -> Result<bool, ProgressError> {
+        self.pass::<true>(device)
+    }
+
+    /// Makes progress for a caller with another result: errors are kept for one that returns them.
+    #[inline]
+    pub(crate) fn progress_keeping(&self, device: &Port) -> Result<bool, ProgressError> {
+        match self.pass::<false>(device) {
+            Ok(moved) => Ok(moved),
+            Err(error) => self.kept(error),
+        }
+    }
+
+    /// Keeps an error, unless it is the call itself that is refused.
+    #[cold]
+    pub(crate) fn kept(&self, error: ProgressError) -> Result<bool, ProgressError> {
+        if matches!(error, ProgressError::Forked | ProgressError::InHandler) {
+            return Err(error);
+        }
+        self.complaints.keep(error);
+        Ok(true)
+    }
+
+    /// Makes progress on all devices. Returns the first error; further ones are kept.
+    #[inline]
+    pub(crate) fn progress_everything(&self) -> Result<bool, ProgressError> {
+        let first = self.progress(&self.default_device().0);
+        if self.has_further_devices() { self.progress_others(first) } else { first }
+    }
+
+    /// Makes progress on all devices, as [`progress_keeping`](Self::progress_keeping).
+    #[inline]
+    pub(crate) fn progress_everything_keeping(&self) -> Result<bool, ProgressError> {
+        let first = self.progress_keeping(&self.default_device().0);
+        if self.has_further_devices() { self.progress_others(first) } else { first }
+    }
+
+    #[inline(never)]
+    fn progress_others(
+        &self,
+        mut progress: Result<bool, ProgressError>,
+    ) -> Result<bool, ProgressError> {
+        if !matches!(progress, Err(ProgressError::Forked | ProgressError::InHandler)) {
+            let others = self.devices()[1..].to_vec();
+            for device in &others {
+                let moved = self.progress_keeping(&device.0)?;
+                progress = progress.map(|before| before | moved);
+            }
+        }
+        progress
+    }
+
+    #[inline]
+    fn pass<const TAKES_KEPT: bool>(&self, device: &Port) -> Result<bool, ProgressError> {
+        if in_handler() {
+            return Err(ProgressError::InHandler);
+        }
+        if self.is_forked() {
+            return Err(ProgressError::Forked);
+        }
+        let mut scratch = take_scratch().unwrap_or_else(|| {
+            let batch = Batch::new(self.settings.poll_batch());
+            let (met, comps, ended) = (Met::default(), Snapshot::default(), Vec::new());
+            Box::new(Scratch { batch, met, runtime: 0, comps, ended, calls: 0 })
+        });
+        if scratch.runtime != self.id {
+            scratch.runtime = self.id;
+            scratch.comps = Snapshot::default();
+            // The batch is empty between calls.
+            let limit = self.settings.poll_batch();
+            if scratch.batch.room() != limit {
+                scratch.batch = Batch::new(limit);
+            }
+        }
+        if !scratch.met.told.is_empty() {
+            scratch.met.drop_told();
+        }
+        scratch.calls = scratch.calls.wrapping_add(1);
+        if scratch.calls.is_multiple_of(NOW_AND_THEN) {
+            self.look_after_domains();
+        }
+        let mut pass = Pass { inner: self, device, error: None, moved: false };
+        pass.run(&mut scratch);
+        let Pass { mut error, moved, .. } = pass;
+        keep_scratch(scratch);
+        if moved {
+            self.sleepers.wake();
+        }
+        let chores = self.chores.there();
+        if chores.any() {
+            if chores.has(Chore::Dump) {
+                self.dump();
+            }
+            if chores.has(Chore::Retries) {
+                self.retries.wake();
+            }
+            if chores.has(Chore::Complaints) && TAKES_KEPT && error.is_none() {
+                let waits = |device: &Device| !device.0.undelivered.is_empty();
+                error = self.complaints.take(!self.devices().iter().any(waits));
+            }
+        }
+        match error {
+            None => Ok(moved),
+            Some(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! Hands each control message to what it is about.
+
+use super::Pass;
+use super::signal::{guarded, panicked};
+use crate::boards::Note;
+use crate::comp::{Completion, Snapshot};
+use crate::datapath::{Asked, Change, Event, Flush, NOBODY, Run, Target};
+use crate::error::{OpError, ProgressError};
+use crate::names::{Rank, RemoteComp, Tag};
+use crate::op::OpContext;
+use crate::protocol::header::Message;
+use crate::protocol::rndv::Violation;
+use crate::protocol::wire::{Control, Request, Rts, Verdict};
+use crate::region::direct::Withdrawal;
+use crate::region::{Refusal, RegionSlice};
+use carrack_transports::contract::{Header, Payload};
+use carrack_transports::mem::copy::check_kinds;
+use carrack_transports::mem::{Buffer, MemKind, PacketSource};
+use std::sync::Arc;
+
+impl Pass<'_> {
+    /// Handles a message of the runtime itself.
+    ///
+    /// # Errors
+    /// The message is malformed.
+    #[cold]
+    pub(crate) fn of_runtime(
+        &mut self,
+        from: Rank,
+        message: Message,
+        header: Header,
+        payload: Payload,
+        comps: &Snapshot,
+    ) -> Result<(), String> {
+        match message {
+            Message::Fragment { rx, offset } => {
+                match self.on((from, rx), Event::Fragment { offset, payload }) {
+                    true => Ok(()),
+                    false => {
+                        Err("it sent a fragment of a message that it was not asked for".into())
+                    }
+                }
+            }
+            Message::Introduce { name } => {
+                self.device.transfers.introduced.introduce(from, name, &payload)
+            }
+            Message::Note { group, number } => {
+                let note = Note::decode(from, number, small(&payload))
+                    .ok_or("it tells a group nothing that makes sense")?;
+                if let Err(why) = self.inner.boards.pin(group, note) {
+                    self.device.break_with(from, why);
+                }
+                Ok(())
+            }
+            Message::Control => {
+                let control = Control::decode(header, small(&payload))?;
+                self.control(from, control, comps)
+            }
+            other => Err(format!("{other:?} where none belongs")),
+        }
+    }
+
+    fn control(&mut self, from: Rank, control: Control, comps: &Snapshot) -> Result<(), String> {
+        if control.is_request() && !self.inner.takes_request(self.device, from) {
+            return Ok(());
+        }
+        match control {
+            Control::Cts { tx: name, .. }
+            | Control::CtsWrite { tx: name, .. }
+            | Control::CtsChunk { tx: name, .. }
+            | Control::Grant { tx: name, .. }
+            | Control::Written { rx: name, .. }
+            | Control::Unwritten { rx: name, .. }
+            | Control::Fin { name, .. } => {
+                if !self.on((from, name), Event::Control(control)) {
+                    return self.about_nothing(from, control);
+                }
+            }
+            Control::Help { tx, wanted } => self.transfers().asked_to_help(from, tx, wanted),
+            Control::Signal { comp, tag, size } => {
+                // The bytes of the put may lie in GPU memory.
+                let flushed = self.inner.regions.flush();
+                self.tell(from, (comp, tag), size, flushed.map_err(OpError::Copy), comps);
+            }
+            Control::RtsPut { comp, tag, request } => {
+                self.offered_put(from, comp, tag, request, comps);
+            }
+            Control::Get { comp, tag, request } => {
+                self.asked_for(from, comp, tag, request, comps);
+            }
+            Control::Pieces { rx, request } => {
+                let mut run = self.transfers();
+                run.offered_pieces(from, rx, request);
+                self.report(run);
+            }
+            Control::Atomic { swap, request } => self.asked_to_change(from, swap, request),
+            Control::Hold { room, turn } => self.device.hold(from, room, turn),
+            Control::Where { region } => self.tell_where(from, region),
+            Control::Here { region, place, len } => {
+                self.device.remotes.answered(from, region, Some((place, len)));
+            }
+            Control::Nowhere { region } => self.device.remotes.answered(from, region, None),
+            Control::Withdraw { region } => {
+                let was_known = self.device.remotes.withdrawn(from, region);
+                self.release(from, region, was_known);
+            }
+            Control::Release { region } => {
+                self.inner.regions.let_go(Some((region, self.device.index)), from);
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles a message about a transfer that there is not.
+    fn about_nothing(&mut self, from: Rank, control: Control) -> Result<(), String> {
+        match control {
+            // Its message has ended here with an error of its source.
+            Control::Grant { .. } => {}
+            Control::CtsChunk { window, .. } if window.at > 0 => {}
+            Control::CtsChunk { .. } => {
+                return Err("it wants to have written what was not offered to it".into());
+            }
+            Control::Written { .. } | Control::Unwritten { .. } => {
+                return Err("it has written what it was not asked to".into());
+            }
+            _ => self.stray(from),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(&self, to: Rank, tx: u64, verdict: Verdict) {
+        self.device.control(self.inner, to, Control::Fin { name: tx, verdict });
+    }
+}
+
+/// Transfers.
+impl<'a> Pass<'a> {
+    /// Begins work on transfers, which is reported afterwards.
+    pub(super) fn transfers(&self) -> Run<'a> {
+        Run::new(self.inner, self.device)
+    }
+
+    /// Reports the results of work on transfers.
+    pub(super) fn report(&mut self, run: Run<'_>) {
+        let Run { moved, ended, arrivals, violations, .. } = run;
+        self.moved |= moved;
+        for (comp, status) in ended {
+            self.signal(comp.as_ref(), status);
+        }
+        for (comp, status) in arrivals {
+            self.signal_arrival(&comp, status);
+        }
+        for (by, violation) in violations {
+            match violation {
+                Violation::Stray => self.stray(by),
+                Violation::Broken(why) => self.broken(by, why.into()),
+            }
+        }
+    }
+
+    /// Lets a transfer handle an event. Returns `false` if there is no such transfer.
+    pub(super) fn on(&mut self, at: (Rank, u64), event: Event) -> bool {
+        let mut run = self.transfers();
+        let is_there = run.on(at, event);
+        self.report(run);
+        is_there
+    }
+}
+
+/// Returns the bytes of a control message.
+fn small(payload: &Payload) -> &[u8] {
+    match payload {
+        Payload::Small(bytes) => bytes.as_slice(),
+        _ => &[],
+    }
+}
+
+/// Regions that NICs reach.
+impl Pass<'_> {
+    /// Sends a rank the remote key of a region, for its NIC.
+    fn tell_where(&self, from: Rank, region: u64) {
+        let route = self.device.route(from);
+        if let (Some(route), Some(nic)) = (route, self.inner.regions.nic_of_words(region)) {
+            route.shows_words(nic);
+        }
+        let linked =
+            route.and_then(|route| route.linked()).filter(|linked| linked.caps.remote_memory);
+        let link = linked.map(|linked| &*linked.link);
+        let place = self.inner.regions.tell(region, (self.device.index, from), link);
+        let answer = match place {
+            Some((place, len)) => Control::Here { region, place, len },
+            None => Control::Nowhere { region },
+        };
+        self.device.control(self.inner, from, answer);
+    }
+
+    /// Tells the owner of a region that this rank does not use it any more, once no operation on
+    /// it is in flight.
+    fn release(&self, owner: Rank, region: u64, was_known: bool) {
+        let device = self.device;
+        let before = device.transfers.now();
+        if !was_known || !device.has_memory_operations(owner, before) {
+            return device.control(self.inner, owner, Control::Release { region });
+        }
+        // Not behind the operations in flight. A NIC repeats a read whose answer it missed, and
+        // such a request for revoked memory ends the connection. Some operations use another link,
+        // too.
+        let operation = OpContext::of_runtime(owner, Tag::default(), 0, None);
+        device.flush(self.inner, Flush { before, operation, releases: Some(region) });
+    }
+
+    /// Tells those who know them that registrations have ended.
+    #[cold]
+    pub(crate) fn withdraw_regions(&mut self) {
+        let devices = self.inner.devices().clone();
+        for Withdrawal { number: region, device, rank } in self.inner.regions.withdrawals() {
+            if let Some(device) = devices.iter().find(|other| other.0.index == device) {
+                device.0.control(self.inner, rank, Control::Withdraw { region });
+            }
+        }
+    }
+}
+
+/// Active messages that come by an RTS.
+impl Pass<'_> {
+    /// Handles the RTS of an active message: a large one, or one that its sender holds.
+    #[cold]
+    pub(crate) fn offered_am(
+        &mut self,
+        from: Rank,
+        name: RemoteComp,
+        tag: Tag,
+        rts: Rts,
+        comps: &Snapshot,
+    ) {
+        if !self.inner.takes_request(self.device, from) {
+            return;
+        }
+        let Some(comp) = comps.get(name) else {
+            // As with a small one: the sender's part is done.
+            self.finish(from, rts.tx, Verdict::Done);
+            let size = usize::try_from(rts.size).unwrap_or(usize::MAX);
+            self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
+            return;
+        };
+        // A held one keeps its place among those that arrive whole.
+        let is_held =
+            usize::try_from(rts.size).is_ok_and(|size| size <= self.device.host_pool.packet_size());
+        if !self.queue_offer(comp, (from, tag), rts, is_held) {
+            self.fetch_am(comp, comp.clone(), (from, tag), rts);
+        }
+    }
+
+    /// Finds a buffer for an offered active message, and has it fetched. `comp` names the buffer;
+    /// `told` gets the status.
+    #[cold]
+    pub(crate) fn fetch_am(
+        &mut self,
+        comp: &Arc<dyn Completion>,
+        told: Arc<dyn Completion>,
+        (from, tag): (Rank, Tag),
+        rts: Rts,
+    ) {
+        let size = usize::try_from(rts.size).unwrap_or(usize::MAX);
+        let refuse = |verdict: Verdict| self.finish(from, rts.tx, verdict);
+        // Bytes that are shared, and lists, cannot be filled in one piece.
+        let fits = |buffer: &mut Buffer| buffer.len() >= size && buffer.view_mut().is_some();
+        let named = guarded(|| comp.place(from, tag, size));
+        let buffer = match named.map(|named| named.and_then(|mut it| fits(&mut it).then_some(it))) {
+            Ok(Some(buffer)) => Ok(buffer),
+            Ok(None) => self.device.place_for_large(size),
+            Err(panic) => {
+                refuse(Verdict::Failed);
+                self.complain(panicked(from, panic.as_ref()));
+                return;
+            }
+        };
+        let buffer = match buffer {
+            Ok(buffer) => buffer,
+            Err(why) => {
+                refuse(Verdict::Failed);
+                tracing::warn!(%from, size, %why, "no memory for an active message");
+                self.complain(ProgressError::NoMemory { from, size, why: Box::new(why) });
+                return;
+            }
+        };
+        let target = Target::Am { tag, buffer, comp: told };
+        if let Some((Some(comp), status)) = self.device.accept(self.inner, from, rts, target) {
+            self.signal_arrival(&comp, status);
+        }
+    }
+}
+
+/// Operations on this rank's memory that it carries out.
+impl Pass<'_> {
+    /// Returns the requested part of a region of this rank, or sends the refusal.
+    fn meant(&self, from: Rank, request: &Request, len: u64) -> Option<RegionSlice> {
+        match self.inner.regions.find(request.region, request.offset, len) {
+            Ok(slice) => Some(slice),
+            Err(Refusal::Stale) => {
+                self.finish(from, request.name, Verdict::Stale);
+                None
+            }
+            Err(Refusal::Outside) => {
+                self.finish(from, request.name, Verdict::Outside);
+                None
+            }
+        }
+    }
+
+    /// Returns the completion object that a put or a get names, if it names one that exists.
+    fn named(
+        &mut self,
+        from: Rank,
+        name: RemoteComp,
+        size: u64,
+        comps: &Snapshot,
+    ) -> Option<Arc<dyn Completion>> {
+        if name == NOBODY {
+            return None;
+        }
+        let comp = comps.get(name).cloned();
+        if comp.is_none() {
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
+        }
+        comp
+    }
+
+    /// Signals a completion object after another rank's operation on this rank's memory.
+    fn tell(
+        &mut self,
+        from: Rank,
+        (name, tag): (RemoteComp, Tag),
+        size: u64,
+        outcome: Result<(), OpError>,
+        comps: &Snapshot,
+    ) {
+        let Some(comp) = self.named(from, name, size, comps) else { return };
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        let status =
+            OpContext::of_runtime(from, tag, size, None).status(Buffer::Empty, outcome.err());
+        self.signal_arrival(&comp, status);
+    }
+
+    /// Handles a put that this rank has to carry out.
+    fn offered_put(
+        &mut self,
+        from: Rank,
+        name: RemoteComp,
+        tag: Tag,
+        request: Request,
+        comps: &Snapshot,
+    ) {
+        let Request { name: tx, first: size, second: addr, .. } = request;
+        let Some(slice) = self.meant(from, &request, size) else { return };
+        let comp = self.named(from, name, size, comps);
+        let target = Target::Put { tag, buffer: Buffer::Region(slice), comp, tx };
+        let rts = Rts { size, tx, addr, mapped: None };
+        if let Some((comp, status)) = self.device.accept(self.inner, from, rts, target) {
+            self.signal(comp.as_ref(), status);
+        }
+    }
+
+    /// Handles a get that this rank has to answer.
+    fn asked_for(
+        &mut self,
+        from: Rank,
+        name: RemoteComp,
+        tag: Tag,
+        request: Request,
+        comps: &Snapshot,
+    ) {
+        let Request { name: rx, first: size, second: limit, .. } = request;
+        let Some(slice) = self.meant(from, &request, size) else { return };
+        let place = slice.view().place().kind();
+        if slice.is_empty() || check_kinds(MemKind::Host, place).is_err() {
+            // No rank gets zero bytes, or memory that cannot be copied to the host.
+            return self.finish(from, rx, Verdict::Failed);
+        }
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let comp = self.named(from, name, size, comps);
+        let mut run = self.transfers();
+        self.device.answer(&mut run, from, (rx, limit), Buffer::Region(slice), (tag, comp));
+        self.report(run);
+    }
+
+    /// Handles an atomic operation that this rank has to do.
+    fn asked_to_change(&mut self, from: Rank, swap: bool, request: Request) {
+        let Some(slice) = self.meant(from, &request, 8) else { return };
+        let Request { name: tx, first, second, .. } = request;
+        if self.inner.regions.nic_of_words(request.region).is_some() {
+            // The remote key says so: this one was damaged.
+            tracing::warn!(%from, "a rank asks for an atomic operation on a word that is the \
+                NIC's");
+            return self.finish(from, tx, Verdict::Failed);
+        }
+        match slice.kind() {
+            MemKind::Device(_) => {
+                let change = if swap {
+                    Change::Swap { expected: first, new: second }
+                } else {
+                    Change::Add(first)
+                };
+                let asked = Asked { from, token: tx, device: self.device.index, change };
+                match self.inner.change_on_gpu(slice, asked) {
+                    Ok(()) => self.moved |= self.inner.move_words(),
+                    Err(verdict) => self.finish(from, tx, verdict),
+                }
+            }
+            // No such memory is registered.
+            MemKind::Managed(_) | MemKind::Unknown => self.finish(from, tx, Verdict::Failed),
+            MemKind::Host | MemKind::Pinned => {
+                let (region, offset) = (slice.region(), slice.offset());
+                let held = if swap {
+                    region.compare_swap(offset, first, second)
+                } else {
+                    region.fetch_add(offset, first)
+                };
+                self.finish(from, tx, held.map_or(Verdict::Word, Verdict::Held));
+            }
+        }
+    }
+}

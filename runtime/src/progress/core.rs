@@ -1,0 +1,222 @@
+//! Everything that progress moves: the core of a runtime.
+
+use super::complaints::Complaints;
+use super::request::dump_on_signal;
+use super::retries::Retries;
+use super::signal::signal;
+use super::{drop_told, end_copies};
+use crate::chores::Waiting;
+use crate::comp::{Ranks, Registry};
+use crate::datapath::{Carrier, Device, Port};
+use crate::error::OpError;
+use crate::matching::{Engines, MatchingEngine};
+use crate::names::Rank;
+use crate::op::Ended;
+use crate::peer::Suspects;
+use crate::streams::Streams;
+use carrack_transports::contract::DownCause;
+use carrack_transports::mem::Buffer;
+use carrack_transports::signals::Listener;
+use parking_lot::MutexGuard;
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+/// The core of a runtime.
+pub(crate) struct Core {
+    default_device: OnceLock<Device>,
+    /// Something has made progress: a call of the program's, a thread, or a future.
+    is_driven: AtomicBool,
+    pub(crate) engines: Engines,
+    pub(crate) comps: Registry,
+    pub(crate) suspects: Suspects,
+    /// Futures that have to be polled again.
+    pub(crate) retries: Retries,
+    /// Errors of progress that no call has returned yet.
+    pub(crate) complaints: Complaints,
+    /// Hears SIGUSR1.
+    _dump: Option<Listener>,
+    /// Ranks that are known to be gone.
+    down: Waiting<HashMap<Rank, DownCause>>,
+    /// The words and operations that streams of GPUs wait for.
+    pub(crate) streams: Streams,
+    carrier: Carrier,
+}
+
+impl Deref for Core {
+    type Target = Carrier;
+
+    #[inline(always)]
+    fn deref(&self) -> &Carrier {
+        &self.carrier
+    }
+}
+
+impl Ranks for Core {
+    fn find_gone(&self, is_meant: &dyn Fn(Rank) -> bool) -> Option<(Rank, DownCause)> {
+        let down = self.down();
+        let (rank, cause) = down.iter().find(|(rank, _)| is_meant(**rank))?;
+        Some((*rank, cause.clone()))
+    }
+
+    fn listen_to(&self, rank: Rank) {
+        self.carrier.listen_to(self.default_device(), rank);
+    }
+}
+
+impl Core {
+    pub(crate) fn new(carrier: Carrier) -> Self {
+        let chores = &carrier.chores;
+        Self {
+            default_device: OnceLock::new(),
+            is_driven: AtomicBool::new(false),
+            engines: Engines::new(),
+            comps: Registry::new(),
+            suspects: Suspects::new(chores),
+            retries: Retries::new(chores),
+            complaints: Complaints::new(chores),
+            _dump: dump_on_signal(carrier.settings.dump().is_on(), chores),
+            down: Waiting::new(),
+            streams: Streams::default(),
+            carrier,
+        }
+    }
+
+    /// Notes that something makes progress.
+    #[inline]
+    pub(crate) fn note_driven(&self) {
+        if !self.is_driven() {
+            self.is_driven.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns `true` if something has made progress before.
+    #[inline]
+    pub(crate) fn is_driven(&self) -> bool {
+        self.is_driven.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_default_device(&self, device: Device) {
+        let _ = self.default_device.set(device);
+    }
+
+    pub(crate) fn down(&self) -> MutexGuard<'_, HashMap<Rank, DownCause>> {
+        self.down.lock()
+    }
+
+    /// Returns `true` if any rank is known to be gone.
+    #[inline]
+    pub(crate) fn any_down(&self) -> bool {
+        !self.down.is_empty()
+    }
+
+    /// Notes that a rank is gone. Returns the receives that only it could have answered.
+    pub(crate) fn note_gone(&self, rank: Rank, cause: &DownCause) -> Vec<Ended> {
+        let mut down = self.down();
+        down.entry(rank).or_insert_with(|| cause.clone());
+        self.down.set_count(down.len());
+        drop(down);
+        // Its other half is in `Engines::begin`.
+        fence(Ordering::SeqCst);
+        self.boards.wake();
+        self.streams.gone(rank, cause);
+        let error = || OpError::PeerDown { rank, cause: cause.clone() };
+        let devices = self.devices().clone();
+        // First those that are not in an engine yet.
+        let mut ended: Vec<_> =
+            devices.iter().flat_map(|device| device.0.ordered.fail(rank, &error)).collect();
+        let receives = self.engines.each().flat_map(|engine| engine.receives_from(rank));
+        ended.extend(receives.map(|receive| receive.into_status(error())));
+        ended
+    }
+
+    #[inline]
+    pub(crate) fn default_device(&self) -> &Device {
+        // Set before `start` gives the runtime to anybody.
+        match self.default_device.get() {
+            Some(device) => device,
+            None => unreachable!("a runtime is handed out with its default device"),
+        }
+    }
+
+    pub(crate) fn engine(&self, index: u16) -> &MatchingEngine {
+        match self.engines.get(index) {
+            Some(engine) => engine,
+            None => unreachable!("engines 0 and 1 are within the limit"),
+        }
+    }
+
+    /// Notes that an operation with a rank missed its deadline.
+    #[cold]
+    pub(crate) fn suspect(&self, rank: Rank) {
+        self.suspects.add(&self.carrier, rank);
+    }
+
+    /// Ends parked operations with a gone rank. The thread that noted its end may have looked
+    /// before this one was parked.
+    pub(crate) fn end_ordered_if_gone(&self, device: &Port, rank: Rank) {
+        let by_route = device.known_route(rank).and_then(|route| route.down().cloned());
+        let Some(cause) = by_route.or_else(|| self.down().get(&rank).cloned()) else { return };
+        let error = || OpError::PeerDown { rank, cause: cause.clone() };
+        device.tell_later(device.ordered.fail(rank, &error));
+    }
+
+    /// Returns the reason of a rank's end, as far as progress or an operation was told.
+    pub(crate) fn told_down(&self, rank: Rank) -> Option<DownCause> {
+        let known = self.down().get(&rank).cloned();
+        known.or_else(|| {
+            let devices = self.devices();
+            devices.iter().find_map(|device| device.0.known_route(rank)?.told_down().cloned())
+        })
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
+        self.exposures.end();
+        self.complaints.end();
+        // First: copies on streams end only when these go on.
+        self.streams.end();
+        let devices = self.take_devices();
+        let (mut ended, mut copies) = (Vec::new(), Vec::new());
+        for Device(device) in &devices {
+            ended.extend(device.close());
+            let (ordered, on_streams) = device.ordered.end();
+            ended.extend(ordered);
+            copies.extend(on_streams);
+            ended.extend(device.undelivered.end());
+            ended.extend(device.close_transfers(self));
+            let on_links = device.outstanding.drain().into_iter();
+            ended.extend(
+                on_links.map(|on_link| on_link.op.end(Buffer::Empty, Some(OpError::Closed))),
+            );
+            ended.extend(device.landings.end());
+            ended.extend(device.line.end());
+        }
+        for engine in self.engines.each() {
+            ended.extend(
+                engine
+                    .all_receives()
+                    .into_iter()
+                    .map(|receive| receive.into_status(OpError::Closed)),
+            );
+        }
+        for (comp, status) in ended {
+            // A full object cannot be waited for any more.
+            let _ = signal(comp.as_ref(), status);
+        }
+        // Last: the words that these streams wait for are released now.
+        end_copies(copies);
+        drop_told();
+        // A rank that unwinds has not ended in order, and the launcher is right to say so.
+        if !std::thread::panicking()
+            && let Err(error) = self.bootstrap.finish()
+        {
+            tracing::debug!(%error, "the launcher did not hear that this rank has finished");
+        }
+    }
+}

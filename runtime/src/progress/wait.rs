@@ -1,0 +1,223 @@
+//! Waiting without burning a core.
+//!
+//! A waiting thread first spins: a message between two busy ranks takes a fraction of a
+//! microsecond, a wake-up several. Then it sleeps on the descriptors that every transport arms,
+//! and on one of the runtime's own. By that one, threads that make progress wake threads that wait
+//! for its results.
+
+use super::Core;
+use crate::chores::Chore;
+use crate::datapath::Device;
+use crate::error::{ProgressError, WaitError};
+use carrack_transports::contract::Armed;
+use carrack_transports::sync::Sleepers;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest sleep without a look at everything: covers sources that cannot be armed (a GPU's
+/// events), and peers that tamper with each other's wake-ups.
+const LONGEST: Duration = Duration::from_millis(500);
+/// Sleep while an operation is in flight that no descriptor reports. Also the first of several
+/// sleeps while a peer has not published its address: each further one is twice as long.
+const SHORT: Duration = Duration::from_micros(100);
+/// Longest sleep while deliveries wait for room in their completion objects. The first of several
+/// is [`SHORT`], each further one twice as long.
+const ROOM: Duration = Duration::from_millis(1);
+/// Longest sleep until a missing address is looked up again, of which the bootstrap's descriptor
+/// does not tell.
+const UNTOLD: Duration = Duration::from_millis(5);
+
+impl Core {
+    /// Waits for a caller that returns errors of progress.
+    pub(crate) fn wait(
+        &self,
+        done: &dyn Fn() -> bool,
+        limit: Option<Duration>,
+    ) -> Result<(), WaitError> {
+        self.wait_with(done, limit, true)
+    }
+
+    /// Waits for a caller with another result: errors of progress are kept for a call that returns
+    /// them.
+    pub(crate) fn wait_keeping(
+        &self,
+        done: &dyn Fn() -> bool,
+        limit: Option<Duration>,
+    ) -> Result<(), WaitError> {
+        self.wait_with(done, limit, false)
+    }
+
+    fn wait_with(
+        &self,
+        done: &dyn Fn() -> bool,
+        limit: Option<Duration>,
+        reports: bool,
+    ) -> Result<(), WaitError> {
+        if self.is_forked() {
+            return Err(ProgressError::Forked.into());
+        }
+        self.note_driven();
+        let start = Instant::now();
+        let mut quiet_since = start;
+        let mut spins = 0_u32;
+        let mut nap = SHORT;
+        loop {
+            if done() {
+                return Ok(());
+            }
+            let progress = if reports {
+                self.progress_everything()
+            } else {
+                self.progress_everything_keeping()
+            };
+            match progress {
+                Ok(true) => {
+                    (spins, nap) = (0, SHORT);
+                    continue;
+                }
+                Ok(false) => {}
+                Err(error) if done() => {
+                    let _ = self.kept(error);
+                    return Ok(());
+                }
+                Err(error) => return Err(error.into()),
+            }
+            // The clock is looked at now and then only: reading it takes as long as a poll.
+            spins += 1;
+            if spins == 1 {
+                quiet_since = Instant::now();
+            }
+            if !spins.is_multiple_of(64) {
+                std::hint::spin_loop();
+                continue;
+            }
+            let now = Instant::now();
+            if let Some(limit) = limit.filter(|limit| now - start >= *limit) {
+                return Err(WaitError::TimedOut(limit));
+            }
+            if now - quiet_since < self.settings.spin() {
+                std::thread::yield_now();
+                continue;
+            }
+            let left =
+                limit.map_or(LONGEST, |limit| limit.saturating_sub(now - start).min(LONGEST));
+            // One that another thread keeps from now on wakes this one.
+            let done = || done() || reports && self.chores.there().has(Chore::Complaints);
+            self.sleep(&done, left, &mut nap);
+            quiet_since = Instant::now();
+            spins = 0;
+        }
+    }
+
+    /// Sleeps until something happens, or `done` returns `true` on another thread, or the time is
+    /// up. If it waits only for addresses of peers, it sleeps no longer than `nap`, which then
+    /// doubles.
+    #[cold]
+    fn sleep(&self, done: &dyn Fn() -> bool, longest: Duration, nap: &mut Duration) {
+        let (sleep, fd) = self.prepare_sleep(longest, nap);
+        sleep.run(done, fd);
+    }
+
+    /// Returns the sleep of a thread that is to wake a future, apart from the runtime.
+    pub(crate) fn sleep_apart(&self, nap: &mut Duration) -> Sleep {
+        self.prepare_sleep(LONGEST, nap).0
+    }
+
+    /// Decides how long to sleep, and on which descriptor of the bootstrap.
+    fn prepare_sleep(
+        &self,
+        longest: Duration,
+        nap: &mut Duration,
+    ) -> (Sleep, Option<BorrowedFd<'_>>) {
+        self.look_after_domains();
+        let devices = self.devices().clone();
+        let mut bootstrap = None;
+        // Before the looks below: a change from now on rings the bell.
+        self.sleepers.begin();
+        // Work that waits for an engine or for room is looked at again soon.
+        let soon = self.retries.any()
+            || !self.words.is_empty()
+            || devices.iter().any(|device| device.0.has_chores());
+        let mut span = if soon { SHORT } else { LONGEST };
+        if !soon && devices.iter().any(|device| !device.0.undelivered.is_empty()) {
+            span = ROOM.min(*nap);
+            *nap = LONGEST.min(*nap * 2);
+        }
+        if !self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()) {
+            // If it is readable right after a look for all absent peers, it reports another event,
+            // and would wake this thread again and again.
+            match self.bootstrap.wait_fd().filter(|fd| !is_readable(fd)) {
+                Some(fd) => bootstrap = Some(fd),
+                None => *nap = UNTOLD.min(*nap),
+            }
+            span = span.min(*nap);
+            *nap = LONGEST.min(*nap * 2);
+        }
+        let span = self.deadlines.limit(span.min(longest));
+        (Sleep { devices, sleepers: self.sleepers.clone(), span }, bootstrap)
+    }
+}
+
+/// A sleep until something happens. It does not keep the runtime alive.
+///
+/// From its making on it counts as a sleeper, so a change that comes before it [runs](Self::run)
+/// ends it at once.
+pub(crate) struct Sleep {
+    devices: Vec<Device>,
+    sleepers: Arc<Sleepers>,
+    span: Duration,
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.sleepers.end();
+    }
+}
+
+impl Sleep {
+    /// Wakes the thread that sleeps.
+    pub(crate) fn end(&self) -> impl Fn() + Send + 'static {
+        let sleepers = self.sleepers.clone();
+        move || sleepers.wake()
+    }
+
+    /// Sleeps, unless `done` returns `true` already.
+    pub(crate) fn run(&self, done: &dyn Fn() -> bool, further: Option<BorrowedFd<'_>>) {
+        let lanes: Vec<_> = self.devices.iter().flat_map(|device| device.0.lanes.iter()).collect();
+        let mut armed = Vec::with_capacity(lanes.len());
+        let mut fds = vec![PollFd::from_borrowed_fd(self.sleepers.as_fd(), PollFlags::IN)];
+        fds.extend(further.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let mut ready = done();
+        for lane in &lanes {
+            if ready {
+                break;
+            }
+            match lane.device.arm() {
+                Armed::Ready => ready = true,
+                Armed::Wait(fd) => {
+                    armed.push(lane);
+                    fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                }
+            }
+        }
+        if !ready {
+            let timeout = Timespec {
+                tv_sec: i64::try_from(self.span.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(self.span.subsec_nanos()),
+            };
+            // An interruption is as good as an event: the caller looks around and comes back.
+            let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        }
+        for lane in armed {
+            lane.device.disarm();
+        }
+    }
+}
+
+fn is_readable(fd: &BorrowedFd<'_>) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&now))
+        .is_ok_and(|ready| ready > 0)
+}
