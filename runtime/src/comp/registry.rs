@@ -45,10 +45,15 @@ type Texted = (Box<str>, Arc<dyn Completion>);
 ///
 /// Names by text are apart: they are the same whatever the order of the calls.
 pub(crate) struct Registry {
-    slots: Mutex<Vec<Slot>>,
-    texts: Mutex<BTreeMap<RemoteComp, Texted>>,
+    tables: Mutex<Tables>,
     /// Grows with each change.
     version: AtomicU64,
+}
+
+#[derive(Default)]
+struct Tables {
+    slots: Vec<Slot>,
+    texts: BTreeMap<RemoteComp, Texted>,
 }
 
 /// The table as it was at some version.
@@ -84,12 +89,12 @@ impl Registry {
     pub(crate) fn new() -> Self {
         // Slot 0 is never given: a header of zeros names no object.
         let first = Slot { name: RemoteComp(0), state: State::Reserved };
-        let (slots, texts) = (Mutex::new(vec![first]), Mutex::default());
-        Self { slots, texts, version: AtomicU64::new(1) }
+        let tables = Tables { slots: vec![first], texts: BTreeMap::new() };
+        Self { tables: Mutex::new(tables), version: AtomicU64::new(1) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
-        self.slots.lock()
+    fn lock(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock()
     }
 
     /// Brings a thread's snapshot up to date. One load when nothing has changed. Objects that are
@@ -104,18 +109,16 @@ impl Registry {
 
     #[cold]
     fn read(&self, snapshot: &mut Snapshot, left: &mut Vec<Arc<dyn Completion>>) {
-        let slots = self.lock();
+        let tables = self.lock();
         snapshot.version = self.version.load(Ordering::Acquire);
-        let comps = slots.iter().map(|slot| match &slot.state {
+        let comps = tables.slots.iter().map(|slot| match &slot.state {
             State::Used(comp, _) => Some((slot.name, comp.clone())),
             State::Free | State::Reserved | State::Spent => None,
         });
         let before = std::mem::replace(&mut snapshot.comps, comps.collect());
-        drop(slots);
-        let texts = self.texts.lock();
-        let named = texts.iter().map(|(name, (_, comp))| (*name, comp.clone())).collect();
-        drop(texts);
-        let texts_before = std::mem::replace(&mut snapshot.texts, named);
+        let texts = tables.texts.iter().map(|(name, (_, comp))| (*name, comp.clone()));
+        let texts_before = std::mem::replace(&mut snapshot.texts, texts.collect());
+        drop(tables);
         let is_left =
             |(name, comp): &Named| snapshot.get(*name).is_none_or(|now| !Arc::ptr_eq(now, comp));
         let before = before.into_iter().flatten().chain(texts_before);
@@ -133,7 +136,8 @@ impl Registry {
 
     /// Gives the first free slot, or a new one.
     pub(crate) fn register(&self, comp: Arc<dyn Completion>) -> Result<RemoteComp, ResourceError> {
-        let mut slots = self.lock();
+        let mut tables = self.lock();
+        let slots = &mut tables.slots;
         let free = slots.iter().position(|slot| matches!(slot.state, State::Free));
         let at = free.unwrap_or(slots.len());
         if at == slots.len() {
@@ -155,8 +159,8 @@ impl Registry {
         comp: Arc<dyn Completion>,
     ) -> Result<RemoteComp, ResourceError> {
         let name = RemoteComp::named(text);
-        let mut texts = self.texts.lock();
-        match texts.entry(name) {
+        let mut tables = self.lock();
+        match tables.texts.entry(name) {
             Entry::Occupied(taken) => {
                 let (text, by) = (text.into(), taken.get().0.clone().into());
                 return Err(ResourceError::Name { text, by });
@@ -169,7 +173,8 @@ impl Registry {
 
     /// Sets `count` slots in a row aside, and tells the first.
     pub(crate) fn reserve(&self, count: u32) -> Result<RemoteComp, ResourceError> {
-        let mut slots = self.lock();
+        let mut tables = self.lock();
+        let slots = &mut tables.slots;
         let first = slots.len();
         let name = Self::name(first)?;
         Self::name(first + count as usize)?;
@@ -185,7 +190,8 @@ impl Registry {
         comp: Arc<dyn Completion>,
     ) -> Result<(), ResourceError> {
         let wrong = |why| ResourceError::Slot { slot: name, why };
-        let mut slots = self.lock();
+        let mut tables = self.lock();
+        let slots = &mut tables.slots;
         let slot =
             slots.get_mut(name.number()).filter(|slot| slot.name == name && name.number() != 0);
         match slot.map(|slot| &mut slot.state) {
@@ -200,13 +206,14 @@ impl Registry {
     /// Frees a slot. Progress that another thread is making may still deliver to its object.
     pub(crate) fn deregister(&self, name: RemoteComp) -> Result<(), ResourceError> {
         if name.is_of_text() {
-            let removed = self.texts.lock().remove(&name);
+            let removed = self.lock().texts.remove(&name);
             self.changed();
             // Without the lock, as below.
             let unknown = ResourceError::Slot { slot: name, why: "is not in use" };
             return removed.map(drop).ok_or(unknown);
         }
-        let mut slots = self.lock();
+        let mut tables = self.lock();
+        let slots = &mut tables.slots;
         let slot = slots.get_mut(name.number()).filter(|slot| slot.name == name);
         let Some(slot @ Slot { state: State::Used(..), .. }) = slot else {
             return Err(ResourceError::Slot { slot: name, why: "is not in use" });
@@ -221,7 +228,7 @@ impl Registry {
             std::mem::replace(&mut slot.state, State::Spent)
         };
         self.changed();
-        drop(slots);
+        drop(tables);
         // Without the lock: this may be the last handle, and the drop of a handler's captures may
         // deregister others.
         drop(left);

@@ -9,7 +9,7 @@ use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::{Ended, Entry, Flow, Kind, OpContext, PendingOp};
+use crate::op::{Ended, Entry, Few, Flow, Kind, OpContext, PendingOp};
 use crate::protocol::rndv::Violation;
 use crate::protocol::wire::{Control, Verdict};
 use carrack_transports::contract::{DownCause, Payload};
@@ -133,7 +133,7 @@ pub(crate) struct Run<'a> {
     pub(crate) carrier: &'a Carrier,
     pub(crate) device: &'a Port,
     pub(crate) moved: bool,
-    pub(crate) ended: Vec<Ended>,
+    pub(crate) ended: Few<Ended>,
     /// Messages of peers to completion objects, whole and in place.
     pub(crate) arrivals: Vec<(Arc<dyn Completion>, Status)>,
     pub(crate) violations: Vec<(Rank, Violation)>,
@@ -148,7 +148,7 @@ impl<'a> Run<'a> {
             carrier,
             device,
             moved: false,
-            ended: Vec::new(),
+            ended: Few::new(),
             arrivals: Vec::new(),
             violations: Vec::new(),
             sent_to: Vec::new(),
@@ -158,7 +158,7 @@ impl<'a> Run<'a> {
 
     /// Reports the end of an operation.
     pub(super) fn end(&mut self, ended: Ended) {
-        self.ended.push(ended);
+        self.ended.push_back(ended);
     }
 
     /// Reports a message of a peer to a completion object.
@@ -240,7 +240,7 @@ impl<'a> Run<'a> {
 
     /// Returns the ends of operations, for a caller that signals them.
     pub(crate) fn into_ended(self) -> Vec<Ended> {
-        self.ended
+        self.ended.into_iter().collect()
     }
 }
 

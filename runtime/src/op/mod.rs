@@ -1,11 +1,13 @@
 //! Operations that do not end within their call.
 
 mod context;
+mod few;
 mod on_link;
 mod pending;
 mod table;
 
 pub(crate) use context::{Ended, OpContext};
+pub(crate) use few::Few;
 pub(crate) use on_link::{Next, OnLink, OnLinks};
 pub use pending::PendingOp;
 pub(crate) use table::{Entry, Flow, Kind, OpTable};

@@ -34,12 +34,12 @@ const MOST: [(&str, &str, u64, u64); 10] = [
     ("puts_in_their_role", "measured_ends", PUTS, 630),
     // Two copies are in flight, and progress queries the first one's event.
     ("puts_in_their_role", "measured_fruitless", PASSES, 720),
-    ("messages_in_their_role", "measured_send", MESSAGES, 1310),
+    ("messages_in_their_role", "measured_send", MESSAGES, 1460),
     // Until the copy is in flight.
     ("messages_in_their_role", "measured_arrival", MESSAGES, 3230),
     // The receiver asks for the copy three times, of which the last finds it over; and its sender
     // hears of it.
-    ("messages_in_their_role", "measured_message", MESSAGES, 5680),
+    ("messages_in_their_role", "measured_message", MESSAGES, 6740),
     // One that the resident copier takes: until its command is written.
     ("copier_puts_in_their_role", "measured_copier_put", MESSAGES, 1500),
     // Each piece of a batch that it takes.

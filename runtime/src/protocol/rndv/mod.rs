@@ -49,10 +49,10 @@ mod tx;
 pub(crate) use rx::{Ask, Rx, RxAction, RxEvent, Way};
 pub(crate) use tx::{Duty, Tx, TxAction, TxEvent};
 
-use std::collections::VecDeque;
+use crate::op::Few;
 
 /// Actions that are to be carried out, in order.
-pub(crate) type Actions<A> = VecDeque<A>;
+pub(crate) type Actions<A> = Few<A>;
 
 /// Facts of the link and the settings that bound a transfer.
 #[derive(Clone, Copy, Debug)]

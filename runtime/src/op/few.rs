@@ -1,0 +1,65 @@
+//! A queue that is nearly always short.
+
+use std::collections::VecDeque;
+
+/// A queue whose first value needs no allocation.
+#[derive(Debug)]
+pub(crate) struct Few<T> {
+    first: Option<T>,
+    others: VecDeque<T>,
+}
+
+impl<T> Few<T> {
+    pub(crate) const fn new() -> Self {
+        Self { first: None, others: VecDeque::new() }
+    }
+
+    #[inline]
+    pub(crate) fn push_back(&mut self, value: T) {
+        if self.first.is_none() && self.others.is_empty() {
+            self.first = Some(value);
+        } else {
+            self.others.push_back(value);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn pop_front(&mut self) -> Option<T> {
+        self.first.take().or_else(|| self.others.pop_front())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.first.iter().chain(&self.others)
+    }
+}
+
+impl<T> Extend<T> for Few<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, values: I) {
+        values.into_iter().for_each(|value| self.push_back(value));
+    }
+}
+
+impl<T> IntoIterator for Few<T> {
+    type Item = T;
+    type IntoIter =
+        std::iter::Chain<std::option::IntoIter<T>, std::collections::vec_deque::IntoIter<T>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.first.into_iter().chain(self.others)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_out_in_the_order_in_which_they_went_in() {
+        let mut few = Few::new();
+        few.extend([1, 2, 3]);
+        assert_eq!((few.pop_front(), few.pop_front()), (Some(1), Some(2)));
+        few.extend([4, 5]);
+        assert_eq!(few.iter().copied().collect::<Vec<_>>(), [3, 4, 5]);
+        assert_eq!(few.into_iter().collect::<Vec<_>>(), [3, 4, 5]);
+    }
+}
