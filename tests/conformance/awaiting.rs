@@ -119,6 +119,8 @@ fn an_operation_that_nothing_drives_is_an_error_when_it_is_awaited() {
         panic!("nothing has made progress")
     };
     assert_eq!(ranks[1].default_matching_engine().waiting(), (0, 0), "it was not posted");
+    let to_itself = async { ranks[0].post_send(Rank(0), b"x", Tag(1)).await };
+    ranks[0].block_on(to_itself).unwrap().expect("block_on makes progress");
     ranks[1].progress().unwrap();
     assert!(pin!(recv()).poll(&mut context).is_pending());
 }

@@ -206,12 +206,22 @@ impl<'a> Run<'a> {
     #[cold]
     pub(crate) fn move_transfers(&mut self) {
         let transfers = &self.device.transfers;
-        let Some(mut listed) = transfers.listed.try_lock() else { return };
+        // One thread at a time: the turns of a peer, and so its blocks, are counted in this run.
+        let Some(_turn) = transfers.turn.try_lock() else { return };
+        let mut listed = transfers.listed.lock();
         let turn = std::mem::take(&mut *listed);
         transfers.listed.set_count(0);
         drop(listed);
         for at in turn {
-            self.on(at, Event::Go);
+            match transfers.take_out(at) {
+                Some(mut transfer) => {
+                    let flow = transfer.on(self, at, Event::Go);
+                    self.give_back(at, transfer, flow);
+                }
+                // Another thread carries it on, unless it has ended.
+                None if transfers.table.has(at) => transfers.list(at),
+                None => {}
+            }
         }
     }
 

@@ -59,6 +59,7 @@ use carrack_transports::contract::Header;
 use in_flight::InFlight;
 use mapped::Introduced;
 use packed::Packed;
+use parking_lot::Mutex;
 use share::Help;
 use std::collections::VecDeque;
 
@@ -70,6 +71,8 @@ pub(crate) struct Transfers {
     table: OpTable<InFlight>,
     /// Those that progress looks at: each once, in the order in which they have their turn.
     listed: Waiting<VecDeque<At>>,
+    /// Held by the thread that looks at them.
+    turn: Mutex<()>,
     /// Those that the kernel copies here.
     pulls: Waiting<VecDeque<At>>,
     /// Pulls of peers that this rank helps with.
@@ -87,6 +90,7 @@ impl Transfers {
         Self {
             table: OpTable::default(),
             listed: Waiting::for_progress(chores, Chore::Transfers),
+            turn: Mutex::new(()),
             pulls: Waiting::for_progress(chores, Chore::Pulls),
             helps: Waiting::for_progress(chores, Chore::Helps),
             introduced: Introduced::default(),

@@ -172,6 +172,11 @@ impl<E: Entry> OpTable<E> {
         }
     }
 
+    /// Returns `true` if there is such an operation.
+    pub(crate) fn has(&self, at: (Rank, u64)) -> bool {
+        self.shard(at.0).slots.contains_key(&at)
+    }
+
     /// Takes an operation out, if no other thread carries it on.
     pub(crate) fn try_take(&self, at: (Rank, u64)) -> Option<Box<E>> {
         self.shard(at.0).slots.get_mut(&at)?.entry.take()

@@ -223,6 +223,8 @@ impl Runtime {
         gives_up: impl Fn() -> Option<E>,
     ) -> Result<Result<F::Output, E>, WaitError> {
         self.may_block()?;
+        // Before the first poll, which may post.
+        self.0.note_driven();
         let ring =
             Arc::new(Ring { woken: AtomicBool::new(true), runtime: Arc::downgrade(&self.0) });
         let waker = Waker::from(ring.clone());
