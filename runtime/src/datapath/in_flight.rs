@@ -9,7 +9,7 @@ use crate::comp::{Completion, Status};
 use crate::deadline::Deadline;
 use crate::error::OpError;
 use crate::names::{Rank, Tag};
-use crate::op::{Ended, Entry, Few, Flow, Kind, OpContext, PendingOp};
+use crate::op::{Ended, Entry, Few, Flow, Kind, OpContext, PendingOp, Taken};
 use crate::protocol::rndv::Violation;
 use crate::protocol::wire::{Control, Verdict};
 use carrack_transports::contract::{DownCause, Payload};
@@ -37,6 +37,8 @@ pub(crate) enum Event {
     ChunkOver { at: usize, failed: Option<OpError> },
     /// The owner of the memory has refused the message that asks for its bytes.
     Refused(OpError),
+    /// Its RTS was not sent.
+    Unsent,
     /// Its deadline has passed.
     Expired,
     /// Its peer is gone.
@@ -184,10 +186,11 @@ impl<'a> Run<'a> {
 
     /// Adds a transfer, which then handles `event`. One whose peer is gone ends.
     pub(super) fn begin(&mut self, name: u64, transfer: Box<InFlight>, event: Option<Event>) {
-        let at = (transfer.peer(), name);
-        self.carrier.deadlines.note(transfer.deadline());
+        let (at, deadline) = ((transfer.peer(), name), transfer.deadline());
         match self.device.transfers.table.insert(name, transfer) {
             Ok(()) => {
+                // After it is there: who looks for late operations finds it, or the time.
+                self.carrier.deadlines.note(deadline);
                 if let Some(event) = event {
                     self.on(at, event);
                 }
@@ -313,6 +316,15 @@ impl Transfers {
         transfer: InFlight,
     ) -> Result<(), (Box<InFlight>, Option<DownCause>)> {
         self.table.insert(name, Box::new(transfer))
+    }
+
+    /// Takes a transfer out whose RTS was not sent. `None`: it has ended, or the thread that carries
+    /// it on ends it.
+    pub(super) fn take_unsent(&self, at: At) -> Option<Box<InFlight>> {
+        match self.table.take(at, Event::Unsent) {
+            Taken::Out(transfer, _) => Some(transfer),
+            Taken::Queued | Taken::Unknown(_) => None,
+        }
     }
 
     /// Takes a transfer out, if no other thread carries it on.

@@ -20,13 +20,13 @@ pub(super) struct Pull {
     /// The address in the sender's memory.
     addr: u64,
     memory: Arc<dyn PeerMemory>,
+    /// Its sender may help. Before the buffer: its drop lets the sender take no more.
+    share: Option<Share>,
     /// The buffer of an operation that has ended, while its sender may still write to it.
     kept: Option<Buffer>,
     done: usize,
     /// `true` if its sender was asked to help, where that pays.
     is_asked: bool,
-    /// Its sender may help.
-    share: Option<Share>,
     /// The error that stopped the copy. Reported once the sender has stopped helping.
     failed: Option<PeerMemoryError>,
     /// `true` if a copy together with others has failed.
@@ -60,6 +60,11 @@ impl Pull {
     /// Keeps the buffer of an operation that has ended until its sender is done with it.
     pub(super) fn keep(&mut self, buffer: Option<Buffer>) {
         self.kept = buffer;
+    }
+
+    /// Takes that buffer.
+    pub(super) fn take_kept(&mut self) -> Option<Buffer> {
+        self.kept.take()
     }
 
     /// Returns `true` if its sender may be writing to the buffer. A dead sender does not write.
@@ -188,7 +193,12 @@ impl Run<'_> {
             while turn.len() < TOGETHER + ASK_AHEAD
                 && let Some(at) = names.pop_front()
             {
-                turn.extend(transfers.take_out(at).map(|transfer| Out { at, transfer }));
+                match transfers.take_out(at) {
+                    Some(transfer) => turn.push_back(Out { at, transfer }),
+                    // Another thread carries it on, unless it has ended.
+                    None if transfers.table.has(at) => waits.push_back(at),
+                    None => {}
+                }
             }
             if self.pull_together(&mut turn, &mut budget) {
                 continue;

@@ -133,7 +133,7 @@ impl RxOp {
             }
             Event::Expired => (RxEvent::Expired, Some(OpError::TimedOut(self.from))),
             Event::Down(error) => return self.fail(run, RxEvent::Down, error),
-            Event::Control(_) | Event::ChunkOver { .. } => {
+            Event::Control(_) | Event::ChunkOver { .. } | Event::Unsent => {
                 run.violated(self.from, Violation::Stray);
                 return Flow::Stays;
             }
@@ -181,7 +181,10 @@ impl RxOp {
                     if let Some(payload) = fragment.take()
                         && let Err(why) = self.store(offset, &payload)
                     {
+                        // Its bytes are missing: all operations with the sender end.
                         run.violated(self.from, Violation::Broken(why));
+                        self.actions = Actions::new();
+                        return self.stay(run);
                     }
                 }
                 RxAction::Show { at, len } => {
@@ -212,7 +215,10 @@ impl RxOp {
                     let error = error.take().unwrap_or(OpError::Refused);
                     self.give_up(run, error);
                 }
-                RxAction::Leave => return Flow::Ends,
+                RxAction::Leave => {
+                    self.release(run);
+                    return Flow::Ends;
+                }
             }
         }
     }
@@ -353,6 +359,19 @@ impl RxOp {
         self.take_back();
         if !self.rx.is_over() {
             self.give_up(run, OpError::Closed);
+        }
+        self.release(run);
+    }
+
+    /// Releases the buffer of an operation that has timed out, unless its sender may still write to
+    /// it: then the memory stays taken.
+    fn release(&mut self, run: &Run<'_>) {
+        if let Means::Pull(pull) = &mut self.means
+            && pull.is_helped()
+            && !run.device.is_revoked(self.from)
+            && let Some(buffer) = pull.take_kept()
+        {
+            abandon(buffer, self.from);
         }
     }
 }

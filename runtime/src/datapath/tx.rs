@@ -165,6 +165,7 @@ impl TxOp {
             Event::Go => {
                 self.is_listed = false;
                 if let Some(error) = self.failing.take() {
+                    // The receiver was told at once, if it is there.
                     return self.fail(run, error);
                 }
                 TxEvent::Go
@@ -186,6 +187,11 @@ impl TxOp {
                 let why = "it sent a fragment of a message that it was not asked for";
                 run.violated(self.op.rank, Violation::Broken(why));
                 return Flow::Stays;
+            }
+            Event::Unsent => {
+                // Nothing will come of it. Its operation has ended, or ends now.
+                self.end(run, Some(OpError::Refused));
+                return Flow::Ends;
             }
             Event::Refused(_) => return Flow::Stays,
         };
@@ -254,7 +260,8 @@ impl TxOp {
             self.failing = Some(error);
             return self.stay(run);
         }
-        self.handle(run, TxEvent::Failed(error))
+        self.end(run, Some(error));
+        Flow::Ends
     }
 
     /// Sends as many fragments as the link and the receiver take now. A second message of a peer
@@ -301,6 +308,8 @@ impl TxOp {
                         ahead.sent(len);
                     }
                 }
+                // The fragments before it count: the error comes again.
+                Err(_) if at > from => break,
                 Err(error) => return Some(TxEvent::Failed(OpError::of_submit(&error, peer))),
             }
         }
@@ -507,7 +516,7 @@ impl Transfers {
 
     /// Takes back a transfer whose RTS was not sent, unless its operation has ended.
     fn take_back(&self, at: At) -> Option<Box<InFlight>> {
-        let transfer = self.take_out(at)?;
+        let transfer = self.take_unsent(at)?;
         self.remove(at);
         match &*transfer {
             // Its completion object has been signalled already.

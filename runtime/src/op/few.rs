@@ -27,10 +27,6 @@ impl<T> Few<T> {
     pub(crate) fn pop_front(&mut self) -> Option<T> {
         self.first.take().or_else(|| self.others.pop_front())
     }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.first.iter().chain(&self.others)
-    }
 }
 
 impl<T> Extend<T> for Few<T> {
@@ -59,7 +55,6 @@ mod tests {
         few.extend([1, 2, 3]);
         assert_eq!((few.pop_front(), few.pop_front()), (Some(1), Some(2)));
         few.extend([4, 5]);
-        assert_eq!(few.iter().copied().collect::<Vec<_>>(), [3, 4, 5]);
         assert_eq!(few.into_iter().collect::<Vec<_>>(), [3, 4, 5]);
     }
 }

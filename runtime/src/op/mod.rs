@@ -10,4 +10,4 @@ pub(crate) use context::{Ended, OpContext};
 pub(crate) use few::Few;
 pub(crate) use on_link::{Next, OnLink, OnLinks};
 pub use pending::PendingOp;
-pub(crate) use table::{Entry, Flow, Kind, OpTable};
+pub(crate) use table::{Entry, Flow, Kind, OpTable, Taken};

@@ -52,7 +52,7 @@ pub(crate) enum Kind {
 }
 
 /// What a table has under a name.
-enum Taken<E: Entry> {
+pub(crate) enum Taken<E: Entry> {
     /// The operation, and the event to handle.
     Out(Box<E>, E::Event),
     /// Another thread carries it on, and handles the event next.
@@ -160,7 +160,7 @@ impl<E: Entry> OpTable<E> {
     }
 
     /// Takes an operation out to carry it on, or leaves the event to the thread that does so.
-    fn take(&self, at: (Rank, u64), event: E::Event) -> Taken<E> {
+    pub(crate) fn take(&self, at: (Rank, u64), event: E::Event) -> Taken<E> {
         let mut shard = self.shard(at.0);
         let Some(slot) = shard.slots.get_mut(&at) else { return Taken::Unknown(event) };
         match slot.entry.take() {

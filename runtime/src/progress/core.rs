@@ -177,6 +177,8 @@ impl Drop for Core {
         if self.is_forked() {
             return;
         }
+        // Threads that sleep for futures hold no runtime, and hear of its end so.
+        self.sleepers.wake();
         self.exposures.end();
         self.complaints.end();
         // First: copies on streams end only when these go on.

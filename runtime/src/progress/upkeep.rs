@@ -184,9 +184,6 @@ impl Pass<'_> {
         for device in &devices {
             let mut run = Run::new(self.inner, &device.0);
             run.expire(now);
-            for (_, status) in run.ended.iter() {
-                self.inner.suspect(status.rank);
-            }
             self.report(run);
         }
         for (comp, status) in ended {

@@ -122,7 +122,12 @@ impl Core {
 
     /// Returns the sleep of a thread that is to wake a future, apart from the runtime.
     pub(crate) fn sleep_apart(&self, nap: &mut Duration) -> Sleep {
-        self.prepare_sleep(LONGEST, nap).0
+        let (mut sleep, bootstrap) = self.prepare_sleep(LONGEST, nap);
+        if bootstrap.is_some() {
+            // The descriptor stays with the runtime.
+            (sleep.span, *nap) = (UNTOLD.min(sleep.span), UNTOLD.min(*nap));
+        }
+        sleep
     }
 
     /// Decides how long to sleep, and on which descriptor of the bootstrap.
