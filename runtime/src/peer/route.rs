@@ -97,11 +97,11 @@ impl Linked {
 
     /// Notes that a copy was refused: it will not be tried again.
     pub(crate) fn refuse_peer_memory(&self, why: String) {
-        tracing::info!(why, "large messages go part by part");
+        tracing::info!(why, "large messages go in fragments");
         let _ = self.refused.set(why);
     }
 
-    /// Returns the reason why large messages go part by part, if they do and it is known.
+    /// Returns the reason why large messages go in fragments, if they do and it is known.
     pub(crate) fn why_parts(&self) -> Option<&str> {
         let untried = self.memory.get().and_then(|memory| memory.as_ref().err());
         self.refused.get().or(untried).map(String::as_str)
