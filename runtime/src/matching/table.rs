@@ -238,11 +238,16 @@ impl<A, B: Default> Shard<A, B> {
     }
 
     /// Gives back the memory that an empty shard does not need.
-    #[inline]
+    #[inline(always)]
     fn shrink(&mut self) {
         if self.lines == 0 && self.places.len() > SPARE {
-            *self = Self { stamps: self.stamps, ..Self::new() };
+            self.empty();
         }
+    }
+
+    #[cold]
+    fn empty(&mut self) {
+        *self = Self { stamps: self.stamps, ..Self::new() };
     }
 
     #[cold]
