@@ -294,19 +294,14 @@ impl<'a> Keeper<'a> {
         self.ranks[number] = None;
         // There are at most MAX_RANKS.
         let rank = u32::try_from(number).unwrap_or(u32::MAX);
-        let how = match (status.exit_status(), status.terminating_signal()) {
-            (_, Some(signal)) => Departure::Killed(signal),
-            (status, None) => Departure::Exited(status.unwrap_or(0)),
-        };
-        let (status, what) = match how {
-            Departure::Killed(signal) => {
-                let name = signals::name(signal);
-                (signals::exit_status(signal), format!("was killed by signal {signal} ({name})"))
-            }
-            _ => {
-                let status = status.exit_status().unwrap_or(1);
-                (u8::try_from(status).unwrap_or(1), format!("exited with status {status}"))
-            }
+        let (how, status, what) = if let Some(signal) = status.terminating_signal() {
+            let what = format!("was killed by signal {signal} ({})", signals::name(signal));
+            (Departure::Killed(signal), signals::exit_status(signal), what)
+        } else {
+            // One that has ended without a signal has a status.
+            let code = status.exit_status().unwrap_or(1);
+            let what = format!("exited with status {code}");
+            (Departure::Exited(code), u8::try_from(code).unwrap_or(1), what)
         };
         if status != 0 {
             self.end(status, Signal::TERM, &format!("rank {rank} {what}"));
