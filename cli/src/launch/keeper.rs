@@ -62,7 +62,6 @@ struct Keeper<'a> {
     template: Template<'a>,
     signals: Signals,
     lifeline: OwnedFd,
-    main: OwnedFd,
     outputs: Outputs,
     post: Post,
     ending: Ending,
@@ -109,9 +108,8 @@ impl<'a> Keeper<'a> {
             template: Template { options, cpus, open_files, blocked },
             signals,
             lifeline,
-            main,
             outputs,
-            post: Post::new(job, options.job.ranks),
+            post: Post::new(job, options.job.ranks, main),
             ending: Ending::new(options.job.timeout.map(|limit| Instant::now() + limit)),
             ranks: Vec::new(),
             has_written: false,
@@ -151,10 +149,8 @@ impl<'a> Keeper<'a> {
     }
 
     fn start(&mut self, rank: u32) -> Result<(), LaunchError> {
-        let socket = self
-            .post
-            .open(rank, &self.main, SOCKETS + u64::from(rank))
-            .doing("making a rank's socket")?;
+        let socket = self.post.open(rank, SOCKETS + u64::from(rank));
+        let socket = socket.doing("making a rank's socket")?;
         match self.template.start(rank, socket) {
             Ok((started, pipes)) => {
                 self.ranks.push(Some(started));
@@ -185,7 +181,7 @@ impl<'a> Keeper<'a> {
         // A duration too long to be told is as good as none.
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut events = [MaybeUninit::uninit(); 256];
-        let events = match epoll::wait(&self.main, &mut events, timeout.as_ref()) {
+        let events = match epoll::wait(&self.post.main, &mut events, timeout.as_ref()) {
             Ok((events, _)) => events,
             Err(Errno::INTR) => return GO_ON,
             Err(errno) => return Err(errno).doing("waiting for events (epoll)"),
@@ -204,13 +200,13 @@ impl<'a> Keeper<'a> {
                 socket => {
                     // Only ranks' numbers were added.
                     let rank = u32::try_from(socket - SOCKETS).unwrap_or(u32::MAX);
-                    let served = self.post.serve(rank, &self.main);
+                    let served = self.post.serve(rank);
                     served.doing(bootstrap_failed)?;
                 }
             }
         }
         let now = Instant::now();
-        self.post.expire(now, &self.main).doing(bootstrap_failed)?;
+        self.post.expire(now).doing(bootstrap_failed)?;
         for complaint in self.post.complaints() {
             self.outputs.say(&format!("carrack: {complaint}"));
         }
@@ -306,7 +302,7 @@ impl<'a> Keeper<'a> {
         if status != 0 {
             self.end(status, Signal::TERM, &format!("rank {rank} {what}"));
         }
-        self.post.died(rank, how, &self.main).doing("serving a rank's bootstrap")
+        self.post.died(rank, how).doing("serving a rank's bootstrap")
     }
 
     /// Ends the job early: says why, and asks the ranks that still run to end. False when it was

@@ -12,8 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
-    Pid, PidfdFlags, Resource, WaitOptions, WaitStatus, getpgrp, getrlimit, pidfd_open,
-    set_child_subreaper, waitpid,
+    Pid, PidfdFlags, Resource, WaitOptions, WaitStatus, getpgrp, getrlimit, pidfd_open, waitpid,
 };
 
 use super::binding::Bind;
@@ -40,7 +39,7 @@ pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
     let program = Places::of_this_process().look_up(job.program())?;
     warn_of_shared_cpus(job);
     let signals = Signals::take(&[]).doing("taking signals (signalfd)")?;
-    let _orphans = AdoptingOrphans::begin()?;
+    adopt_orphans()?;
     let (theirs, lifeline) = pipe_with(PipeFlags::CLOEXEC).doing("making a pipe to the keeper")?;
     // Only the foreground may read from a terminal; the group of this process is there.
     let foreground = io::stdin().is_terminal().then(|| getpgrp().as_raw_pid());
@@ -126,21 +125,5 @@ fn warn_of_shared_cpus(job: &Job) {
     let (ranks, cpus) = (job.ranks, allowed_cpus().len());
     if job.bind == Bind::Core && cpus < ranks as usize {
         eprintln!("carrack: warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)");
-    }
-}
-
-/// While it lives, this process inherits the orphans of its descendants.
-struct AdoptingOrphans;
-
-impl AdoptingOrphans {
-    fn begin() -> Result<Self, LaunchError> {
-        adopt_orphans().map(|()| Self)
-    }
-}
-
-impl Drop for AdoptingOrphans {
-    fn drop(&mut self) {
-        // A process that goes on after the job should not be left with others' children.
-        let _ = set_child_subreaper(None);
     }
 }

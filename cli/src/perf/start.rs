@@ -9,7 +9,7 @@ use super::session::Session;
 use super::{osu, plot, record};
 use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, bar, complain, is_closed_pipe, own_ranks};
-use carrack::bootstrap::{Alone, launchers};
+use carrack::bootstrap::launchers;
 use carrack::settings::{Origin, Settings, SettingsError, TransportChoice};
 use carrack::{Rank, Runtime, StartError};
 use std::io::{self, Write as _};
@@ -65,13 +65,9 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
         (transports, false) => {
             if !plan.sides.are_host() {
                 // Looked for before two ranks say that there is none.
-                let alone = Alone::new().map_err(StartError::from)?;
-                let runtime = Runtime::builder()
-                    .settings(settings.clone())
-                    .bootstrap(Box::new(alone))
-                    .start()?;
-                for rank in [Rank(0), Rank(1)] {
-                    Memories::choose(&plan, rank, &runtime)?;
+                for alone in Runtime::in_process_with(1, &settings)? {
+                    Memories::choose(&plan, Rank(0), &alone)?;
+                    Memories::choose(&plan, Rank(1), &alone)?;
                 }
             }
             let words: Vec<_> = transports.iter().map(ToString::to_string).collect();
