@@ -7,7 +7,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use carrack::bootstrap::MAX_RANKS;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -35,7 +34,7 @@ use crate::own_ranks::allowed_cpus;
 ///
 /// [`LaunchError`] when the job could not be started at all.
 pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
-    check_ranks(job.ranks)?;
+    check_files(job.ranks)?;
     let program = Places::of_this_process().look_up(job.program())?;
     warn_of_shared_cpus(job);
     let signals = Signals::take(&[]).doing("taking signals (signalfd)")?;
@@ -109,10 +108,7 @@ fn keeper_ended(status: WaitStatus) -> u8 {
     signals::exit_status(signal)
 }
 
-fn check_ranks(ranks: u32) -> Result<(), LaunchError> {
-    if !(1..=MAX_RANKS).contains(&ranks) {
-        return Err(LaunchError::Ranks { ranks, limit: MAX_RANKS });
-    }
+fn check_files(ranks: u32) -> Result<(), LaunchError> {
     // A socket and two pipes each, two more while one starts, and what the keeper itself has open.
     let needed = 3 * u64::from(ranks) + 64;
     match getrlimit(Resource::Nofile).maximum {

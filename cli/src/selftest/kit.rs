@@ -7,7 +7,7 @@ use super::child::Interrupt;
 use super::unpacked::Programs;
 use super::{SelftestError, suites};
 use crate::complain;
-use rustix::fs::{Access, access};
+use crate::launch::is_executable;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -112,9 +112,7 @@ impl About {
 /// The executable files of a folder, by name.
 fn programs(folder: &Path) -> BTreeMap<String, PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let files = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.is_file() && access(path, Access::EXEC_OK).is_ok());
+    let files = entries.map(|entry| entry.path()).filter(|path| is_executable(path));
     files.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), path))).collect()
 }
 
