@@ -1,6 +1,7 @@
 //! The start of the two ranks, and the output of their results.
 
 use super::error::PerfError;
+use super::measure::joined;
 use super::memory::Memories;
 use super::options::PerfOptions;
 use super::plan::{Plan, Point};
@@ -113,19 +114,7 @@ fn in_this_process(
             let spawned = thread.spawn_scoped(scope, || rank(runtime, plan, memories, options));
             followers.push(spawned.map_err(PerfError::system("starting a thread"))?);
         }
-        let led = rank(zero, plan, own, options);
-        let mut outcomes = vec![led];
-        outcomes.extend(
-            followers.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))),
-        );
-        // A rank that finds another one gone has less to say than that other one.
-        let says_more = |outcome: &Result<(), PerfError>| {
-            outcome.as_ref().is_err_and(|error| !matches!(error, PerfError::PeerGone { .. }))
-        };
-        if let Some(at) = outcomes.iter().position(says_more) {
-            outcomes.swap(0, at);
-        }
-        outcomes.into_iter().collect()
+        joined(rank(zero, plan, own, options), followers).map(drop)
     })
 }
 
