@@ -66,9 +66,9 @@ impl Memory {
         self.gpu.as_ref().is_some_and(|(gpu, _)| gpu.info().simulated)
     }
 
-    /// Returns `true` if operations of this point own their memory while they run: a driver's memory,
-    /// and what outlasts its call. These are large messages, and operations that a GPU's engine or
-    /// the owner of remote memory carries out.
+    /// Returns `true` if operations of this point own their memory while they run: it is a driver's
+    /// own, or they outlast their calls. These are large messages, and operations that a GPU's
+    /// engine or the owner of remote memory carries out.
     pub(super) fn is_lent(&self, point: Point, runtime: &Runtime) -> bool {
         let is_remote = point.op.benchmark().reach == Reach::RemoteMemory;
         let outlasts = point.size > runtime.max_eager() || is_remote && !self.all_host;

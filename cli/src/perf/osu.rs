@@ -75,7 +75,8 @@ pub(crate) struct OsuOptions {
     transport: Option<TransportChoice>,
 }
 
-/// A test of the OSU benchmarks': its word on the command line, its name there, ours, and what makes it up.
+/// A test of the OSU benchmarks': its word on the command line, its name there, and what makes it
+/// up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OsuTest {
     word: &'static str,
