@@ -10,7 +10,7 @@ mod meeting;
 
 use crate::launch::LaunchError;
 use crate::own_ranks::{gather, is_rank, run_ranks};
-use crate::{USAGE, complain, print};
+use crate::{USAGE, complain, print, template};
 use carrack::bootstrap::launchers;
 use carrack::explain::{KindPath, PathVerdict, PeerPaths, Verdict};
 use carrack::settings::{Settings, SettingsError};
@@ -20,7 +20,6 @@ use clap::Args;
 use copier::Tried;
 use meeting::Meeting;
 use serde_json::{Value, json};
-use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -68,6 +67,8 @@ enum ExplainError {
     #[error(transparent)]
     Wait(#[from] WaitError),
     #[error(transparent)]
+    Text(#[from] minijinja::Error),
+    #[error(transparent)]
     Collective(#[from] Box<CollectiveError>),
 }
 
@@ -104,15 +105,14 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     let tried = copier::try_out(&runtime, &meeting);
     let mut printed = ExitCode::SUCCESS;
     let views = options.all || runtime.rank() == Rank(0);
-    let mut text = if views { view(&runtime, options, tried.as_ref()) } else { String::new() };
+    let mut text = if views { view(&runtime, options, tried.as_ref())? } else { String::new() };
     // Printed first: the failure of another rank can end the calls below with an error.
     if !options.all {
         if runtime.rank() == Rank(0) && runtime.size() > 1 && !options.json {
             let size = runtime.size();
-            // Writing to a string cannot fail.
-            let _ = writeln!(
-                text,
-                "This is the view of rank 0 of {size}; --all prints that of every rank."
+            text += &format!(
+                "This is the view of rank 0 of {size}; --all prints that of every \
+                rank.\n"
             );
         }
         printed = print(&text);
@@ -129,45 +129,26 @@ fn run(options: &ExplainOptions) -> Result<ExitCode, ExplainError> {
     Ok(printed)
 }
 
-fn view(runtime: &Runtime, options: &ExplainOptions, tried: Option<&Tried>) -> String {
+fn view(
+    runtime: &Runtime,
+    options: &ExplainOptions,
+    tried: Option<&Tried>,
+) -> Result<String, ExplainError> {
     let mut text = String::new();
     for mut paths in runtime.explain(PATIENCE) {
         if let Some(tried) = tried {
             paths.kinds.iter_mut().for_each(|kind| tried.tell(kind));
         }
-        if options.json {
-            let _ = writeln!(text, "{}", to_json(runtime.rank(), &paths));
-        } else {
-            write_peer(&mut text, runtime.rank(), &paths);
-        }
-    }
-    text
-}
-
-fn write_peer(text: &mut String, me: Rank, paths: &PeerPaths) {
-    let itself = if paths.rank == me { " (itself)" } else { "" };
-    // Writing to a string cannot fail.
-    let _ = writeln!(
-        text,
-        "{me} to {}{itself}, device {}: {}",
-        paths.rank,
-        paths.device,
-        paths.chosen().unwrap_or("no path")
-    );
-    if let Some(trouble) = &paths.trouble {
-        let _ = writeln!(text, "  {trouble}");
-    }
-    for PathVerdict { transport, verdict } in &paths.paths {
-        let _ = match verdict {
-            Verdict::Chosen => writeln!(text, "  {transport:<10} chosen"),
-            Verdict::Passed(why) => writeln!(text, "  {transport:<10} passed: {why}"),
-            Verdict::Refused(why) => writeln!(text, "  {transport:<10} refused: {why}"),
+        let paths = to_json(runtime.rank(), &paths);
+        text += &match options.json {
+            true => format!("{paths}\n"),
+            false => template::fill(
+                include_str!("explain.txt.jinja"),
+                minijinja::Value::from_serialize(paths),
+            )?,
         };
     }
-    for KindPath { memory, way, why, .. } in &paths.kinds {
-        let why = why.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
-        let _ = writeln!(text, "  from {memory} memory: {way}{why}");
-    }
+    Ok(text)
 }
 
 /// A peer's paths, as JSON.

@@ -3,7 +3,6 @@
 use crate::own_ranks::{allowed_cpus, cpu_list};
 use crate::{USAGE, complain, print, template};
 use carrack::Runtime;
-use carrack::bootstrap::Alone;
 use carrack::settings::{RESERVED, Settings};
 use carrack::transports::contract::{DeviceInfo, Transport};
 use carrack::transports::gpu::{CopierState, Driver, Gpu, GpuInfo, PeerInfo};
@@ -121,13 +120,10 @@ fn transport(transport: &dyn Transport, settings: &Settings) -> Value {
 
 /// The drivers that a runtime with these settings has: it alone knows which they are.
 fn gpus(settings: &Settings) -> Value {
-    let alone = Alone::new().map_err(|error| error.to_string());
-    let runtime = alone.and_then(|alone| {
-        let builder = Runtime::builder().settings(settings.clone()).bootstrap(Box::new(alone));
-        builder.start().map_err(|error| error.to_string())
-    });
-    match runtime {
-        Ok(runtime) => runtime.gpu_drivers().iter().map(|found| driver(&**found)).collect(),
+    match Runtime::in_process_with(1, settings) {
+        Ok(alone) => {
+            alone.iter().flat_map(Runtime::gpu_drivers).map(|found| driver(&**found)).collect()
+        }
         Err(why) => {
             let reason = format!("a runtime could not be started to look: {why}");
             json!([{ "driver": "unknown", "version": null, "devices": [], "reason": reason }])

@@ -26,23 +26,15 @@ pub(crate) fn run_ranks(ranks: u32, env: Vec<(OsString, OsString)>) -> Result<u8
 }
 
 /// Gathers the texts of all ranks, in the order of ranks. A first allgather carries the lengths, a
-/// second one the texts, padded to the longest.
+/// second one the texts, padded with zeros to the longest.
 pub(crate) fn gather(runtime: &Runtime, text: &str) -> Result<Vec<String>, Box<CollectiveError>> {
     let lengths = runtime.allgather(&(text.len() as u64).to_le_bytes())?;
-    let lengths: Vec<usize> = lengths
-        .iter()
-        .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes))
-        .map(|length| usize::try_from(length).unwrap_or(0))
-        .collect();
+    let length = |bytes: Vec<u8>| bytes.try_into().map_or(0, u64::from_le_bytes);
+    let longest = lengths.into_iter().map(length).max().unwrap_or(0);
     let mut padded = text.as_bytes().to_vec();
-    padded.resize(lengths.iter().copied().max().unwrap_or(0), b' ');
-    let texts = runtime.allgather(&padded)?;
-    let trimmed = texts.iter().zip(&lengths);
-    Ok(trimmed
-        .map(|(text, &length)| {
-            String::from_utf8_lossy(&text[..length.min(text.len())]).into_owned()
-        })
-        .collect())
+    padded.resize(usize::try_from(longest).unwrap_or(0), 0);
+    let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
+    Ok(runtime.allgather(&padded)?.iter().map(text).collect())
 }
 
 /// The CPUs that this thread may use, in order; none when the kernel does not say.

@@ -5,6 +5,7 @@ mod pack;
 
 use crate::support::built;
 use crate::support::built::carrack;
+use crate::support::children::unset;
 use pack::{ARCHIVE, Packing};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -97,11 +98,7 @@ fn selftest(carrack: &Path, report: &Path, filter: &str, args: &[&str]) -> Comma
         .args(["selftest", "--gpu", "fake", "--filter", filter, "--report"])
         .arg(report)
         .args(args);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("CARRACK_") {
-            command.env_remove(name);
-        }
-    }
+    unset(&mut command, &[]);
     command
 }
 

@@ -6,6 +6,7 @@
 mod heat;
 
 use crate::support::built::{carrack, examples};
+use crate::support::children::unset;
 use std::process::Command;
 
 /// Runs an example on `ranks` ranks, and returns its lines.
@@ -30,10 +31,7 @@ fn run_alone(example: &str) -> Vec<String> {
 }
 
 fn printed(mut command: Command, what: &str) -> Vec<String> {
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CARRACK_")) {
-        command.env_remove(name);
-    }
-    let output = command.output().unwrap();
+    let output = unset(&mut command, &[]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{what}: {}\n{text}{errors}", output.status);

@@ -5,6 +5,7 @@
 //! test asserts how long something takes; the watchdog only turns a hang into a failure.
 
 use crate::support::built;
+use crate::support::children::unset;
 use carrack::bootstrap::launchers::LAUNCHERS;
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment};
 use carrack::settings::Settings;
@@ -23,16 +24,7 @@ const HUNG: i32 = 97;
 
 /// A process as a rank of a job whose rank 0 is found at this port.
 fn rank(mut command: Command, rank: u32, size: u32, port: u16) -> Command {
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if text.starts_with("CARRACK_")
-            || text == "TORCHELASTIC_RUN_ID"
-            || text == "LOCAL_WORLD_SIZE"
-        {
-            command.env_remove(name);
-        }
-    }
-    command
+    unset(&mut command, &["TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"])
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", size.to_string())
         .env("LOCAL_RANK", rank.to_string())

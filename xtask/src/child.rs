@@ -165,7 +165,8 @@ impl Running {
     ///
     /// All its processes inherit a variable that marks them, by which even a process whose parent
     /// has ended is found. A process group would do the same, but Ctrl-C would no longer reach the
-    /// command.
+    /// command. A subreaper, as `carrack` is, does not learn which command an orphan comes from,
+    /// and commands run next to each other here.
     pub(crate) fn start(command: &mut Command) -> Result<Self, TaskError> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);

@@ -4,12 +4,11 @@ use clap::ValueEnum;
 use rustix::thread::CpuSet;
 
 /// Placement of ranks on CPUs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Bind {
     /// Rank i on the i-th CPU that the launcher may use, round robin when there are fewer.
     Core,
     /// Wherever the kernel likes.
-    #[default]
     None,
 }
 

@@ -7,7 +7,6 @@ use thiserror::Error;
 
 /// An error of the start of a job.
 #[derive(Debug, Error)]
-#[non_exhaustive]
 pub(crate) enum LaunchError {
     /// `looked`: places that were searched. `hint`: a remedy, or nothing.
     #[error("no program {program:?}: looked for {looked}{hint}")]
@@ -20,8 +19,9 @@ pub(crate) enum LaunchError {
          (`ulimit -Hn`) or start fewer ranks"
     )]
     TooManyFiles { ranks: u32, needed: u64, limit: u64 },
-    #[error("{ranks} ranks: a job has 1 to {limit}")]
-    Ranks { ranks: u32, limit: u32 },
+    /// It ends a keeper, and is never printed.
+    #[error("the launcher is gone")]
+    LauncherGone,
     #[error("{doing} failed: {source}; check the limits on processes and open files (`ulimit -a`)")]
     Os { doing: &'static str, source: io::Error },
 }
@@ -32,8 +32,7 @@ impl LaunchError {
         match self {
             Self::NotFound { .. } => 127,
             Self::NotExecutable { .. } => 126,
-            Self::Ranks { .. } => 2,
-            Self::TooManyFiles { .. } | Self::Os { .. } => 1,
+            Self::TooManyFiles { .. } | Self::Os { .. } | Self::LauncherGone => 1,
         }
     }
 }

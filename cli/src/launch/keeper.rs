@@ -4,7 +4,6 @@
 
 use std::io::{self, Read as _};
 use std::mem::MaybeUninit;
-use std::ops::ControlFlow;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
@@ -42,6 +41,7 @@ pub(crate) fn keep(options: KeeperOptions) -> ExitCode {
     let _sweep = SweepOnDrop;
     match Keeper::new(&options).and_then(Keeper::run) {
         Ok(status) => ExitCode::from(status),
+        Err(LaunchError::LauncherGone) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("carrack: {error}");
             ExitCode::from(error.exit_status())
@@ -62,7 +62,6 @@ struct Keeper<'a> {
     template: Template<'a>,
     signals: Signals,
     lifeline: OwnedFd,
-    main: OwnedFd,
     outputs: Outputs,
     post: Post,
     ending: Ending,
@@ -71,11 +70,6 @@ struct Keeper<'a> {
     /// All output is written.
     has_written: bool,
 }
-
-/// Break when the launcher is gone: no report can reach it.
-type Flow = Result<ControlFlow<()>, LaunchError>;
-
-const GO_ON: Flow = Ok(ControlFlow::Continue(()));
 
 impl<'a> Keeper<'a> {
     fn new(options: &'a KeeperOptions) -> Result<Self, LaunchError> {
@@ -109,9 +103,8 @@ impl<'a> Keeper<'a> {
             template: Template { options, cpus, open_files, blocked },
             signals,
             lifeline,
-            main,
             outputs,
-            post: Post::new(job, options.job.ranks),
+            post: Post::new(job, options.job.ranks, main),
             ending: Ending::new(options.job.timeout.map(|limit| Instant::now() + limit)),
             ranks: Vec::new(),
             has_written: false,
@@ -121,18 +114,14 @@ impl<'a> Keeper<'a> {
     fn run(mut self) -> Result<u8, LaunchError> {
         for rank in 0..self.options.job.ranks {
             // Between two starts, so that ten thousand of them can be interrupted.
-            if self.turn(true)?.is_break() {
-                return Ok(0);
-            }
+            self.turn(true)?;
             if self.ending.has_begun() {
                 break;
             }
             self.start(rank)?;
         }
         while self.ranks.iter().any(Option::is_some) {
-            if self.turn(false)?.is_break() {
-                return Ok(0);
-            }
+            self.turn(false)?;
         }
         // What ranks have left in the background must go first: it holds their pipes open.
         drop(SweepOnDrop);
@@ -143,18 +132,14 @@ impl<'a> Keeper<'a> {
         let had_begun = self.ending.has_begun();
         self.ending = Ending::new(None);
         while !self.has_written && !self.ending.has_begun() {
-            if self.turn(false)?.is_break() {
-                break;
-            }
+            self.turn(false)?;
         }
         Ok(if had_begun { status } else { self.ending.status() })
     }
 
     fn start(&mut self, rank: u32) -> Result<(), LaunchError> {
-        let socket = self
-            .post
-            .open(rank, &self.main, SOCKETS + u64::from(rank))
-            .doing("making a rank's socket")?;
+        let socket = self.post.open(rank, SOCKETS + u64::from(rank));
+        let socket = socket.doing("making a rank's socket")?;
         match self.template.start(rank, socket) {
             Ok((started, pipes)) => {
                 self.ranks.push(Some(started));
@@ -176,7 +161,7 @@ impl<'a> Keeper<'a> {
     }
 
     /// Handles what has happened, after waiting for something to happen or for a deadline.
-    fn turn(&mut self, at_once: bool) -> Flow {
+    fn turn(&mut self, at_once: bool) -> Result<(), LaunchError> {
         let deadline = [self.ending.deadline(), self.post.deadline()].into_iter().flatten().min();
         let timeout = match (at_once, deadline) {
             (true, _) => Some(Duration::ZERO),
@@ -185,32 +170,28 @@ impl<'a> Keeper<'a> {
         // A duration too long to be told is as good as none.
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut events = [MaybeUninit::uninit(); 256];
-        let events = match epoll::wait(&self.main, &mut events, timeout.as_ref()) {
+        let events = match epoll::wait(&self.post.main, &mut events, timeout.as_ref()) {
             Ok((events, _)) => events,
-            Err(Errno::INTR) => return GO_ON,
+            Err(Errno::INTR) => return Ok(()),
             Err(errno) => return Err(errno).doing("waiting for events (epoll)"),
         };
         let bootstrap_failed = "serving a rank's bootstrap";
         for event in events {
             let data = event.data;
             match data.u64() {
-                LIFELINE => {
-                    if self.hear_launcher()?.is_break() {
-                        return Ok(ControlFlow::Break(()));
-                    }
-                }
+                LIFELINE => self.hear_launcher()?,
                 SIGNALS => self.take_signals()?,
                 OUTPUTS => self.hear_outputs(),
                 socket => {
                     // Only ranks' numbers were added.
                     let rank = u32::try_from(socket - SOCKETS).unwrap_or(u32::MAX);
-                    let served = self.post.serve(rank, &self.main);
+                    let served = self.post.serve(rank);
                     served.doing(bootstrap_failed)?;
                 }
             }
         }
         let now = Instant::now();
-        self.post.expire(now, &self.main).doing(bootstrap_failed)?;
+        self.post.expire(now).doing(bootstrap_failed)?;
         for complaint in self.post.complaints() {
             self.outputs.say(&format!("carrack: {complaint}"));
         }
@@ -223,7 +204,7 @@ impl<'a> Keeper<'a> {
             Some(Due::Kill) => self.kill(&format!("{} s have passed", GRACE.as_secs())),
             None => {}
         }
-        GO_ON
+        Ok(())
     }
 
     fn hear_outputs(&mut self) {
@@ -238,19 +219,16 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    fn hear_launcher(&mut self) -> Flow {
+    /// Takes the launcher's signals. Where it is gone no report can reach it.
+    fn hear_launcher(&mut self) -> Result<(), LaunchError> {
         let mut bytes = [0; 64];
         match read(&self.lifeline, &mut bytes) {
-            Ok(0) => Ok(ControlFlow::Break(())),
-            Ok(len) => {
-                for signal in &bytes[..len] {
-                    self.told_to_end((*signal).into());
-                }
-                GO_ON
-            }
-            Err(Errno::INTR | Errno::AGAIN) => GO_ON,
-            Err(errno) => Err(errno).doing("reading the launcher's pipe"),
+            Ok(0) => return Err(LaunchError::LauncherGone),
+            Ok(len) => bytes[..len].iter().for_each(|signal| self.told_to_end((*signal).into())),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(errno) => return Err(errno).doing("reading the launcher's pipe"),
         }
+        Ok(())
     }
 
     fn take_signals(&mut self) -> Result<(), LaunchError> {
@@ -294,24 +272,19 @@ impl<'a> Keeper<'a> {
         self.ranks[number] = None;
         // There are at most MAX_RANKS.
         let rank = u32::try_from(number).unwrap_or(u32::MAX);
-        let how = match (status.exit_status(), status.terminating_signal()) {
-            (_, Some(signal)) => Departure::Killed(signal),
-            (status, None) => Departure::Exited(status.unwrap_or(0)),
-        };
-        let (status, what) = match how {
-            Departure::Killed(signal) => {
-                let name = signals::name(signal);
-                (signals::exit_status(signal), format!("was killed by signal {signal} ({name})"))
-            }
-            _ => {
-                let status = status.exit_status().unwrap_or(1);
-                (u8::try_from(status).unwrap_or(1), format!("exited with status {status}"))
-            }
+        let (how, status, what) = if let Some(signal) = status.terminating_signal() {
+            let what = format!("was killed by signal {signal} ({})", signals::name(signal));
+            (Departure::Killed(signal), signals::exit_status(signal), what)
+        } else {
+            // One that has ended without a signal has a status.
+            let code = status.exit_status().unwrap_or(1);
+            let what = format!("exited with status {code}");
+            (Departure::Exited(code), u8::try_from(code).unwrap_or(1), what)
         };
         if status != 0 {
             self.end(status, Signal::TERM, &format!("rank {rank} {what}"));
         }
-        self.post.died(rank, how, &self.main).doing("serving a rank's bootstrap")
+        self.post.died(rank, how).doing("serving a rank's bootstrap")
     }
 
     /// Ends the job early: says why, and asks the ranks that still run to end. False when it was

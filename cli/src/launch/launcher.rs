@@ -7,13 +7,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use carrack::bootstrap::MAX_RANKS;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
-    Pid, PidfdFlags, Resource, WaitOptions, WaitStatus, getpgrp, getrlimit, pidfd_open,
-    set_child_subreaper, waitpid,
+    Pid, PidfdFlags, Resource, WaitOptions, WaitStatus, getpgrp, getrlimit, pidfd_open, waitpid,
 };
 
 use super::binding::Bind;
@@ -36,11 +34,11 @@ use crate::own_ranks::allowed_cpus;
 ///
 /// [`LaunchError`] when the job could not be started at all.
 pub(crate) fn run_job(job: &Job) -> Result<u8, LaunchError> {
-    check_ranks(job.ranks)?;
+    check_files(job.ranks)?;
     let program = Places::of_this_process().look_up(job.program())?;
     warn_of_shared_cpus(job);
     let signals = Signals::take(&[]).doing("taking signals (signalfd)")?;
-    let _orphans = AdoptingOrphans::begin()?;
+    adopt_orphans()?;
     let (theirs, lifeline) = pipe_with(PipeFlags::CLOEXEC).doing("making a pipe to the keeper")?;
     // Only the foreground may read from a terminal; the group of this process is there.
     let foreground = io::stdin().is_terminal().then(|| getpgrp().as_raw_pid());
@@ -110,10 +108,7 @@ fn keeper_ended(status: WaitStatus) -> u8 {
     signals::exit_status(signal)
 }
 
-fn check_ranks(ranks: u32) -> Result<(), LaunchError> {
-    if !(1..=MAX_RANKS).contains(&ranks) {
-        return Err(LaunchError::Ranks { ranks, limit: MAX_RANKS });
-    }
+fn check_files(ranks: u32) -> Result<(), LaunchError> {
     // A socket and two pipes each, two more while one starts, and what the keeper itself has open.
     let needed = 3 * u64::from(ranks) + 64;
     match getrlimit(Resource::Nofile).maximum {
@@ -126,21 +121,5 @@ fn warn_of_shared_cpus(job: &Job) {
     let (ranks, cpus) = (job.ranks, allowed_cpus().len());
     if job.bind == Bind::Core && cpus < ranks as usize {
         eprintln!("carrack: warning: {ranks} ranks share {cpus} CPUs, round robin (--bind core)");
-    }
-}
-
-/// While it lives, this process inherits the orphans of its descendants.
-struct AdoptingOrphans;
-
-impl AdoptingOrphans {
-    fn begin() -> Result<Self, LaunchError> {
-        adopt_orphans().map(|()| Self)
-    }
-}
-
-impl Drop for AdoptingOrphans {
-    fn drop(&mut self) {
-        // A process that goes on after the job should not be left with others' children.
-        let _ = set_child_subreaper(None);
     }
 }

@@ -98,7 +98,8 @@ impl Places {
     }
 }
 
-fn is_executable(path: &Path) -> bool {
+/// Returns `true` if this user may execute the file.
+pub(crate) fn is_executable(path: &Path) -> bool {
     path.is_file() && access(path, Access::EXEC_OK).is_ok()
 }
 

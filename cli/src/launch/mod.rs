@@ -46,6 +46,7 @@ pub(crate) use binding::Bind;
 pub(crate) use error::LaunchError;
 pub(crate) use keeper::keep;
 pub(crate) use launcher::run_job;
+pub(crate) use look_up::is_executable;
 pub(crate) use options::Job;
 pub(crate) use orders::KeeperOptions;
 pub(crate) use rank::tie;

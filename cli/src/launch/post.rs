@@ -27,6 +27,8 @@ const DEATH_FOLLOWS: Duration = Duration::from_millis(200);
 
 /// The sockets of all ranks, and the server behind them.
 pub(super) struct Post {
+    /// The keeper's epoll, which watches the sockets, too.
+    pub(super) main: OwnedFd,
     server: Server,
     boxes: Vec<Option<Mailbox>>,
     hung_up: VecDeque<(Instant, u32)>,
@@ -44,25 +46,20 @@ struct Mailbox {
 
 impl Post {
     /// For a new job of this many ranks.
-    pub(super) fn new(job: JobId, ranks: u32) -> Self {
+    pub(super) fn new(job: JobId, ranks: u32, main: OwnedFd) -> Self {
         let boxes = (0..ranks).map(|_| None).collect();
         let (hung_up, complaints) = (VecDeque::new(), Vec::new());
-        Self { server: Server::new(job, ranks), boxes, hung_up, complaints }
+        Self { main, server: Server::new(job, ranks), boxes, hung_up, complaints }
     }
 
     /// A socket for this rank, with the greeting in it. Our end is watched under `token`.
-    pub(super) fn open(
-        &mut self,
-        rank: u32,
-        main: &OwnedFd,
-        token: u64,
-    ) -> rustix::io::Result<OwnedFd> {
+    pub(super) fn open(&mut self, rank: u32, token: u64) -> rustix::io::Result<OwnedFd> {
         let (ours, theirs) = Channel::pair()?;
         for end in [&ours, &theirs] {
             set_socket_send_buffer_size(end, SOCKET_BUFFER)?;
         }
         let watched_for = epoll::EventFlags::IN;
-        epoll::add(main, &ours, epoll::EventData::new_u64(token), watched_for)?;
+        epoll::add(&self.main, &ours, epoll::EventData::new_u64(token), watched_for)?;
         let hello = self.server.hello(rank).encode();
         ours.send(&hello, &[])?;
         let (outbox, outbox_bytes) = (VecDeque::new(), 0);
@@ -72,37 +69,32 @@ impl Post {
     }
 
     /// Handles what a rank has sent, and sends what waits for it.
-    pub(super) fn serve(&mut self, rank: u32, main: &OwnedFd) -> rustix::io::Result<()> {
-        if self.receive(rank, main, FRAMES_A_TURN)? {
-            self.close(rank, main)?;
+    pub(super) fn serve(&mut self, rank: u32) -> rustix::io::Result<()> {
+        if self.receive(rank, FRAMES_A_TURN)? {
+            self.close(rank)?;
             self.hung_up.push_back((Instant::now() + DEATH_FOLLOWS, rank));
             return Ok(());
         }
-        self.flush(rank, main)
+        self.flush(rank)
     }
 
     /// Takes in that a rank's process has ended. What it had sent before still counts.
-    pub(super) fn died(
-        &mut self,
-        rank: u32,
-        how: Departure,
-        main: &OwnedFd,
-    ) -> rustix::io::Result<()> {
-        self.receive(rank, main, usize::MAX)?;
-        self.close(rank, main)?;
+    pub(super) fn died(&mut self, rank: u32, how: Departure) -> rustix::io::Result<()> {
+        self.receive(rank, usize::MAX)?;
+        self.close(rank)?;
         self.hung_up.retain(|(_, hung_up)| *hung_up != rank);
         let outgoing = self.server.departed(rank, how);
-        self.deliver(outgoing, main)
+        self.deliver(outgoing)
     }
 
     /// Reports those that have hung up and not died.
-    pub(super) fn expire(&mut self, now: Instant, main: &OwnedFd) -> rustix::io::Result<()> {
+    pub(super) fn expire(&mut self, now: Instant) -> rustix::io::Result<()> {
         while let Some(&(at, rank)) = self.hung_up.front()
             && at <= now
         {
             self.hung_up.pop_front();
             let outgoing = self.server.departed(rank, Departure::Disconnected);
-            self.deliver(outgoing, main)?;
+            self.deliver(outgoing)?;
         }
         Ok(())
     }
@@ -118,7 +110,7 @@ impl Post {
     }
 
     /// Handles frames of a rank. Returns `true` if it has hung up.
-    fn receive(&mut self, rank: u32, main: &OwnedFd, at_most: usize) -> rustix::io::Result<bool> {
+    fn receive(&mut self, rank: u32, at_most: usize) -> rustix::io::Result<bool> {
         for _ in 0..at_most {
             let Some(mailbox) = &mut self.boxes[rank as usize] else {
                 return Ok(false);
@@ -133,12 +125,12 @@ impl Post {
                 Err(Fault::Gone(_) | Fault::Wrong(_)) => return Ok(true),
             };
             let outgoing = self.server.receive(rank, &bytes);
-            self.deliver(outgoing, main)?;
+            self.deliver(outgoing)?;
         }
         Ok(false)
     }
 
-    fn deliver(&mut self, outgoing: Vec<(u32, Frame)>, main: &OwnedFd) -> rustix::io::Result<()> {
+    fn deliver(&mut self, outgoing: Vec<(u32, Frame)>) -> rustix::io::Result<()> {
         for (rank, frame) in outgoing {
             if let Frame::Refused { why } = &frame {
                 self.complaints.push(why.clone());
@@ -147,13 +139,13 @@ impl Post {
                 let bytes = frame.encode();
                 mailbox.outbox_bytes += bytes.len();
                 mailbox.outbox.push_back(bytes);
-                self.flush(rank, main)?;
+                self.flush(rank)?;
             }
         }
         Ok(())
     }
 
-    fn flush(&mut self, rank: u32, main: &OwnedFd) -> rustix::io::Result<()> {
+    fn flush(&mut self, rank: u32) -> rustix::io::Result<()> {
         let Some(mailbox) = &mut self.boxes[rank as usize] else {
             return Ok(());
         };
@@ -177,15 +169,20 @@ impl Post {
         wanted.set(epoll::EventFlags::IN, mailbox.outbox_bytes <= OUTBOX_FULL);
         wanted.set(epoll::EventFlags::OUT, !mailbox.outbox.is_empty());
         if wanted != mailbox.watched_for {
-            epoll::modify(main, &mailbox.socket, epoll::EventData::new_u64(mailbox.token), wanted)?;
+            epoll::modify(
+                &self.main,
+                &mailbox.socket,
+                epoll::EventData::new_u64(mailbox.token),
+                wanted,
+            )?;
             mailbox.watched_for = wanted;
         }
         Ok(())
     }
 
-    fn close(&mut self, rank: u32, main: &OwnedFd) -> rustix::io::Result<()> {
+    fn close(&mut self, rank: u32) -> rustix::io::Result<()> {
         match self.boxes[rank as usize].take() {
-            Some(mailbox) => epoll::delete(main, &mailbox.socket),
+            Some(mailbox) => epoll::delete(&self.main, &mailbox.socket),
             None => Ok(()),
         }
     }

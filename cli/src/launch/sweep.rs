@@ -6,11 +6,11 @@
 
 use std::fs;
 use std::io;
-use std::thread;
-use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
+use rustix::io::retry_on_intr;
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, waitpid,
+};
 
 use super::error::{Doing as _, LaunchError};
 
@@ -24,24 +24,17 @@ pub(crate) fn adopt_orphans() -> Result<(), LaunchError> {
 /// signal them.
 pub(crate) fn sweep() -> io::Result<Vec<Pid>> {
     loop {
-        let mut refused = Vec::new();
-        let mut killed = false;
-        for child in children()? {
-            match kill_process(child, Signal::KILL) {
-                Ok(()) => killed = true,
-                Err(_) => refused.push(child),
-            }
-        }
-        // A child's orphans are ours before it can be waited for, so the next round sees them.
-        if !reap_all(killed)? {
-            return Ok(Vec::new());
-        }
-        if !killed && !refused.is_empty() {
+        let (ended, refused): (Vec<_>, Vec<_>) = children()?.into_iter().partition(|&child| {
+            kill_process(child, Signal::KILL).is_ok() || matches!(dead(child, true), Ok(Some(_)))
+        });
+        // Each descendant has one of the children among its ancestors, and a child is listed until
+        // it is waited for: where none could be ended, no other descendant is left.
+        if ended.is_empty() {
             return Ok(refused);
         }
-        if !killed {
-            // A child that was forked after the list was read: look again.
-            thread::sleep(Duration::from_millis(1));
+        for child in ended {
+            // One that is waited for already is gone. Its orphans are ours, and in the next list.
+            let _ = dead(child, false);
         }
     }
 }
@@ -58,18 +51,10 @@ pub(super) fn sweep_and_tell() {
     }
 }
 
-/// Waits for the dead, at least for one when `block`. False when no child is left.
-fn reap_all(block: bool) -> io::Result<bool> {
-    let mut options = if block { WaitOptions::empty() } else { WaitOptions::NOHANG };
-    loop {
-        match wait(options) {
-            Ok(Some(_)) => options = WaitOptions::NOHANG,
-            Ok(None) => return Ok(true),
-            Err(Errno::CHILD) => return Ok(false),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
+/// Waits for a child's end, or looks for it.
+fn dead(child: Pid, at_once: bool) -> rustix::io::Result<Option<(Pid, WaitStatus)>> {
+    let options = if at_once { WaitOptions::NOHANG } else { WaitOptions::empty() };
+    retry_on_intr(|| waitpid(Some(child), options))
 }
 
 /// The children of this process, dead ones included.
@@ -78,16 +63,11 @@ fn children() -> io::Result<Vec<Pid>> {
     let mut children = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
-            continue;
-        };
+        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
         // It may have gone since the folder was read.
-        let Ok(stat) = fs::read(entry.path().join("stat")) else {
-            continue;
-        };
-        if parent_in(&stat) == Some(this) {
-            children.extend(Pid::from_raw(pid));
-        }
+        let stat = || fs::read(entry.path().join("stat")).unwrap_or_default();
+        let ours = number.filter(|_| parent_in(&stat()) == Some(this));
+        children.extend(ours.and_then(Pid::from_raw));
     }
     Ok(children)
 }

@@ -81,7 +81,12 @@ impl Round<'_> {
     /// Makes a buffer that holds these bytes: one to be borrowed from, or one to be lent to every
     /// operation.
     pub(super) fn holding(&self, seat: &Seat, bytes: &[u8]) -> Result<Buffer, PerfError> {
-        self.memory.holding(bytes, self.memory.is_lent(self.point, &seat.runtime))
+        if !self.memory.is_lent(self.point, &seat.runtime) {
+            return Ok(Buffer::Vec(bytes.to_vec()));
+        }
+        let room = self.memory.room(bytes.len())?;
+        room.write(bytes)?;
+        Ok(Buffer::Region(room))
     }
 
     /// Makes the payload that is sent or put.

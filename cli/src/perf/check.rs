@@ -9,21 +9,10 @@ use super::seat::Seat;
 use super::window::{Slots, Window};
 use carrack::{Buffer, Status};
 
-/// The bytes that belong to a seed: splitmix64 (Steele, Lea and Flood, 2014).
+/// The bytes that belong to a seed.
 pub(super) fn payload(seed: u64, size: usize) -> Vec<u8> {
-    let mut state = seed;
-    let mut words = std::iter::repeat_with(|| {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = state;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
-    });
-    let mut bytes = Vec::with_capacity(size + 8);
-    while bytes.len() < size {
-        bytes.extend(words.next().unwrap_or_default().to_le_bytes());
-    }
-    bytes.truncate(size);
+    let mut bytes = vec![0; size];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 

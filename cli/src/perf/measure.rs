@@ -12,7 +12,8 @@ use super::place;
 use super::plan::{Point, Test};
 use super::seat::Seat;
 use quanta::Clock;
-use std::thread;
+use std::iter;
+use std::thread::{self, ScopedJoinHandle};
 
 /// Steps of a latency before the first that counts: both threads are there, and caches are warm.
 pub(super) const WARM_UP: u64 = 64;
@@ -67,6 +68,23 @@ pub(super) fn each(
     Ok(times)
 }
 
+/// Joins threads, and returns the results, the caller's own first. Of several errors it is the one
+/// that says most: a seat gives up, and a peer is gone, because another one has failed.
+pub(super) fn joined<T>(
+    own: Result<T, PerfError>,
+    threads: Vec<ScopedJoinHandle<'_, Result<T, PerfError>>>,
+) -> Result<Vec<T>, PerfError> {
+    let join = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or(Err(PerfError::Panicked));
+    let mut all: Vec<_> = iter::once(own).chain(threads.into_iter().map(join)).collect();
+    all.sort_by_key(|one| match one {
+        Ok(_) => 3,
+        Err(PerfError::GivenUp) => 2,
+        Err(PerfError::PeerGone { .. }) => 1,
+        Err(_) => 0,
+    });
+    all.into_iter().collect()
+}
+
 /// The parameters of a round, for all its seats.
 #[derive(Clone, Copy)]
 pub(super) struct Round<'a> {
@@ -99,17 +117,7 @@ impl Round<'_> {
                     PerfError::system("starting a thread")(error)
                 })?);
             }
-            let mut measured = vec![self.sit(first)];
-            measured.extend(
-                started.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))),
-            );
-            // The seat that failed says more than those that gave up because of it.
-            if let Some(at) = measured.iter().position(|one| {
-                one.as_ref().is_err_and(|error| !matches!(error, PerfError::GivenUp))
-            }) {
-                measured.swap(0, at);
-            }
-            measured.into_iter().collect()
+            joined(self.sit(first), started)
         })
     }
 

@@ -66,12 +66,13 @@ impl Memory {
         self.gpu.as_ref().is_some_and(|(gpu, _)| gpu.info().simulated)
     }
 
-    /// Returns `true` if operations of this point own their memory while they run, because they
-    /// outlast their calls: large messages, and operations that a GPU's engine or the owner of
-    /// remote memory carries out.
+    /// Returns `true` if operations of this point own their memory while they run: it is a driver's
+    /// own, or they outlast their calls. These are large messages, and operations that a GPU's
+    /// engine or the owner of remote memory carries out.
     pub(super) fn is_lent(&self, point: Point, runtime: &Runtime) -> bool {
         let is_remote = point.op.benchmark().reach == Reach::RemoteMemory;
-        point.size > runtime.max_eager() || is_remote && !self.all_host
+        let outlasts = point.size > runtime.max_eager() || is_remote && !self.all_host;
+        self.gpu.is_some() || outlasts
     }
 
     /// A device for all threads of a rank, or for one of them, whose active messages land here; in
@@ -125,17 +126,6 @@ impl Memory {
     /// Memory for others to read and write. Ordinary memory is of the sort that they can map.
     pub(super) fn window(&self, runtime: &Runtime, len: usize) -> Result<Region, PerfError> {
         if self.gpu.is_some() { self.region(len) } else { Ok(runtime.allocate(len)?) }
-    }
-
-    /// A buffer that holds these bytes: one to be borrowed from, or one to be lent to every
-    /// operation.
-    pub(super) fn holding(&self, bytes: &[u8], lent: bool) -> Result<Buffer, PerfError> {
-        if self.gpu.is_none() && !lent {
-            return Ok(Buffer::Vec(bytes.to_vec()));
-        }
-        let room = self.room(bytes.len())?;
-        room.write(bytes)?;
-        Ok(Buffer::Region(room))
     }
 }
 

@@ -14,10 +14,10 @@ use crate::launch::{Bind, tie};
 use crate::own_ranks::is_rank;
 use crate::{USAGE, complain, is_closed_pipe};
 use crate::{args, gpus};
-use carrack::bootstrap::Alone;
+use carrack::Runtime;
 use carrack::settings::{TransportChoice, parse_size};
-use carrack::{Runtime, StartError};
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 use std::io::{self, Write as _};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -51,8 +51,8 @@ Examples:
   carrack run -n 2 --no-tag -- carrack put_get_bench get_latency H D")]
 pub(crate) struct OsuOptions {
     /// Benchmark to run.
-    #[arg(value_enum)]
-    test: Asked,
+    #[arg(value_parser = words())]
+    test: String,
 
     /// Memory of rank 0 and of rank 1; or `all`, for every pair of kinds.
     #[arg(num_args = 0..=2, value_parser = place, value_name = "MEMORY")]
@@ -75,22 +75,8 @@ pub(crate) struct OsuOptions {
     transport: Option<TransportChoice>,
 }
 
-/// A benchmark of the OSU suite. [`TESTS`] has a row for each but the last, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-enum Asked {
-    Latency,
-    Bw,
-    MbwMr,
-    PutLatency,
-    PutBw,
-    GetLatency,
-    GetBw,
-    AmLatency,
-    All,
-}
-
-/// A test of the OSU benchmarks': its name there, ours, and what makes it up.
+/// A test of the OSU benchmarks': its word on the command line, its name there, and what makes it
+/// up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OsuTest {
     word: &'static str,
@@ -105,7 +91,7 @@ const fn of(word: &'static str, title: &'static str, op: Op, test: Wanted) -> Os
     OsuTest { word, title, op, test, has_rate: false }
 }
 
-const TESTS: [OsuTest; 8] = [
+static TESTS: [OsuTest; 8] = [
     of("latency", "Latency", Op::Send, Wanted::Latency),
     of("bw", "Bandwidth", Op::Send, Wanted::Bandwidth),
     OsuTest {
@@ -119,10 +105,13 @@ const TESTS: [OsuTest; 8] = [
     of("am_latency", "Active Message Latency", Op::Am, Wanted::Latency),
 ];
 
-impl Asked {
-    fn tests(self) -> &'static [OsuTest] {
-        TESTS.get(self as usize).map_or(&TESTS, std::slice::from_ref)
-    }
+/// The words for the tests, and for all of them.
+fn words() -> PossibleValuesParser {
+    TESTS.iter().map(|test| test.word).chain(["all"]).into()
+}
+
+fn tests(word: &str) -> &'static [OsuTest] {
+    TESTS.iter().position(|test| test.word == word).map_or(&TESTS, |at| &TESTS[at..=at])
 }
 
 /// Memory, as the OSU benchmarks name it.
@@ -190,7 +179,7 @@ pub(crate) fn put_get_bench(options: &OsuOptions) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    match (&sides[..], options.test.tests()) {
+    match (&sides[..], tests(&options.test)) {
         ([sides], [test]) => start::perf(&as_perf(options, *test, *sides)),
         _ if is_rank() => {
             complain(
@@ -241,11 +230,7 @@ fn far(devices: usize) -> usize {
 
 /// GPUs that this process sees. Where there are none, or nothing starts, perf says why.
 fn count_devices() -> usize {
-    let alone = || {
-        let alone = Alone::new().map_err(StartError::from)?;
-        Runtime::builder().bootstrap(Box::new(alone)).start()
-    };
-    alone().map_or(0, |runtime: Runtime| gpus::of(&runtime).len())
+    Runtime::in_process(1).iter().flatten().map(|alone| gpus::of(alone).len()).sum()
 }
 
 /// A pair and a test after another, each as a job of its own. What cannot be measured on this

@@ -15,7 +15,6 @@ use crate::own_ranks::{allowed_cpus, cpu_list, gather};
 use carrack::{Rank, Runtime};
 use quanta::Clock;
 use serde::{Deserialize, Serialize};
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -141,7 +140,7 @@ impl Session {
     }
 
     fn point(&mut self, point: Point) -> Result<Record, PerfError> {
-        let seed = RandomState::new().hash_one(());
+        let seed = fastrand::u64(..);
         Order::Check(seed).give(&self.runtime)?;
         self.check(point, seed, true)?;
         let wanted = self.plan.seconds.as_secs_f64();

@@ -1,6 +1,7 @@
 //! The start of the two ranks, and the output of their results.
 
 use super::error::PerfError;
+use super::measure::joined;
 use super::memory::Memories;
 use super::options::PerfOptions;
 use super::plan::{Plan, Point};
@@ -9,7 +10,7 @@ use super::session::Session;
 use super::{osu, plot, record};
 use crate::own_ranks::{is_rank, run_ranks};
 use crate::{USAGE, bar, complain, is_closed_pipe, own_ranks};
-use carrack::bootstrap::{Alone, launchers};
+use carrack::bootstrap::launchers;
 use carrack::settings::{Origin, Settings, SettingsError, TransportChoice};
 use carrack::{Rank, Runtime, StartError};
 use std::io::{self, Write as _};
@@ -65,13 +66,9 @@ fn run(options: &PerfOptions) -> Result<ExitCode, PerfError> {
         (transports, false) => {
             if !plan.sides.are_host() {
                 // Looked for before two ranks say that there is none.
-                let alone = Alone::new().map_err(StartError::from)?;
-                let runtime = Runtime::builder()
-                    .settings(settings.clone())
-                    .bootstrap(Box::new(alone))
-                    .start()?;
-                for rank in [Rank(0), Rank(1)] {
-                    Memories::choose(&plan, rank, &runtime)?;
+                for alone in Runtime::in_process_with(1, &settings)? {
+                    Memories::choose(&plan, Rank(0), &alone)?;
+                    Memories::choose(&plan, Rank(1), &alone)?;
                 }
             }
             let words: Vec<_> = transports.iter().map(ToString::to_string).collect();
@@ -117,19 +114,7 @@ fn in_this_process(
             let spawned = thread.spawn_scoped(scope, || rank(runtime, plan, memories, options));
             followers.push(spawned.map_err(PerfError::system("starting a thread"))?);
         }
-        let led = rank(zero, plan, own, options);
-        let mut outcomes = vec![led];
-        outcomes.extend(
-            followers.into_iter().map(|thread| thread.join().unwrap_or(Err(PerfError::Panicked))),
-        );
-        // A rank that finds another one gone has less to say than that other one.
-        let says_more = |outcome: &Result<(), PerfError>| {
-            outcome.as_ref().is_err_and(|error| !matches!(error, PerfError::PeerGone { .. }))
-        };
-        if let Some(at) = outcomes.iter().position(says_more) {
-            outcomes.swap(0, at);
-        }
-        outcomes.into_iter().collect()
+        joined(rank(zero, plan, own, options), followers).map(drop)
     })
 }
 

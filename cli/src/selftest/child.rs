@@ -2,8 +2,7 @@
 
 use super::SelftestError;
 use crate::launch::{adopt_orphans, sweep};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::{self, File};
 use std::io;
@@ -15,9 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Interval of the calls of `on_tick`, and of polling for a process's end on a kernel without
-/// pidfds.
-const GLANCE: Duration = Duration::from_millis(100);
+/// Interval of the looks for a process's end, and of the calls of `on_tick`.
+const GLANCE: Duration = Duration::from_millis(20);
 
 /// Time for a process to end by itself after SIGTERM.
 const GRACE: Duration = Duration::from_secs(3);
@@ -98,7 +96,7 @@ fn run(
     let mut child = spawned.map_err(Trouble::NotStarted)?;
     let deadline = Instant::now() + limit;
     let end = loop {
-        let trouble = match ended_within(&mut child, GLANCE) {
+        let trouble = match child.try_wait() {
             Ok(Some(status)) if status.success() => break Ok(()),
             Ok(Some(status)) => break Err(Trouble::Exited(status)),
             Err(error) => Trouble::Lost(error),
@@ -106,10 +104,11 @@ fn run(
             Ok(None) if Instant::now() > deadline => Trouble::Overran(limit),
             Ok(None) => {
                 on_tick();
+                thread::sleep(GLANCE);
                 continue;
             }
         };
-        stop(&mut child);
+        ask(&mut child);
         break Err(trouble);
     };
     // This process is now the parent of the command's orphans, in any group and session.
@@ -119,36 +118,13 @@ fn run(
     end
 }
 
-/// Waits for the end of a process, `moment` at most.
-fn ended_within(child: &mut Child, moment: Duration) -> io::Result<Option<ExitStatus>> {
-    if let Some(status) = child.try_wait()? {
-        return Ok(Some(status));
-    }
-    match pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {
-        Ok(pidfd) => {
-            let moment = Timespec {
-                tv_sec: moment.as_secs().cast_signed(),
-                tv_nsec: moment.subsec_nanos().into(),
-            };
-            // A signal that interrupts it is looked at by the caller.
-            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&moment));
-        }
-        Err(_) => thread::sleep(moment),
-    }
-    child.try_wait()
-}
-
-/// Ends a process and its group: asks first, so that a launcher among them can end its job.
-fn stop(child: &mut Child) {
-    let group = Pid::from_child(child);
+/// Asks a process and its group to end, so that a launcher among them can end its job. What still
+/// runs after the [`GRACE`] is the sweep's.
+fn ask(child: &mut Child) {
     // The process is not reaped yet, so the kernel cannot have given its number to another one.
-    let _ = kill_process_group(group, Signal::TERM);
+    let _ = kill_process_group(Pid::from_child(child), Signal::TERM);
     let until = Instant::now() + GRACE;
-    while Instant::now() < until {
-        if !matches!(ended_within(child, GLANCE), Ok(None)) {
-            return;
-        }
+    while Instant::now() < until && matches!(child.try_wait(), Ok(None)) {
+        thread::sleep(GLANCE);
     }
-    let _ = kill_process_group(group, Signal::KILL);
-    let _ = child.wait();
 }

@@ -7,13 +7,12 @@ use super::child::Interrupt;
 use super::unpacked::Programs;
 use super::{SelftestError, suites};
 use crate::complain;
-use rustix::fs::{Access, access};
+use crate::launch::is_executable;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::SystemTime;
 use tempfile::TempDir;
 
 /// File that describes a bundle, in the bundle's folder.
@@ -95,26 +94,16 @@ impl About {
     fn of_tree(folder: &Path) -> Self {
         let profile =
             folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let git = |args: &[&str]| {
-            let output = Command::new("git")
-                .arg("-C")
-                .arg(folder)
-                .args(args)
-                .stderr(Stdio::null())
-                .output()
-                .ok()?;
-            output
-                .status
-                .success()
-                .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        };
-        let changed = git(&["status", "--porcelain", "--untracked-files=no"])
-            .is_some_and(|said| !said.is_empty());
-        let commit = git(&["rev-parse", "HEAD"])
-            .map(|commit| commit + if changed { ", changed" } else { "" });
+        let mut git = Command::new("git");
+        git.arg("-C").arg(folder).args(["describe", "--always", "--abbrev=40", "--exclude=*"]);
+        let said = git.arg("--dirty=, changed").stderr(Stdio::null()).output();
+        let commit = said.ok().filter(|said| said.status.success()).map_or_else(
+            || "unknown".into(),
+            |said| String::from_utf8_lossy(&said.stdout).trim().to_owned(),
+        );
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
-            commit: commit.unwrap_or_else(|| "unknown".into()),
+            commit,
             built: format!("in a tree, {profile}"),
         }
     }
@@ -123,27 +112,21 @@ impl About {
 /// The executable files of a folder, by name.
 fn programs(folder: &Path) -> BTreeMap<String, PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let files = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.is_file() && access(path, Access::EXEC_OK).is_ok());
+    let files = entries.map(|entry| entry.path()).filter(|path| is_executable(path));
     files.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), path))).collect()
 }
 
 /// Returns the known test programs among Cargo's outputs (`NAME-HASH`), the newest of each name.
 fn of_cargo(folder: &Path) -> BTreeMap<String, PathBuf> {
-    let mut newest: BTreeMap<String, (SystemTime, PathBuf)> = BTreeMap::new();
-    for (file, path) in programs(folder) {
-        let Some((name, _)) = file.rsplit_once('-').filter(|(_, hash)| is_hash(hash)) else {
-            continue;
-        };
-        let Some(built) = fs::metadata(&path).and_then(|about| about.modified()).ok() else {
-            continue;
-        };
-        if suites::is_known(name) && newest.get(name).is_none_or(|(known, _)| *known < built) {
-            newest.insert(name.to_owned(), (built, path));
-        }
-    }
-    newest.into_iter().map(|(name, (_, path))| (name, path)).collect()
+    let of_test = |(file, path): (String, PathBuf)| {
+        let (name, hash) = file.rsplit_once('-')?;
+        let built = fs::metadata(&path).and_then(|about| about.modified()).ok()?;
+        (is_hash(hash) && suites::is_known(name)).then(|| (built, name.to_owned(), path))
+    };
+    let mut all: Vec<_> = programs(folder).into_iter().filter_map(of_test).collect();
+    all.sort();
+    // Of one name the last stays.
+    all.into_iter().map(|(_, name, path)| (name, path)).collect()
 }
 
 fn is_hash(text: &str) -> bool {

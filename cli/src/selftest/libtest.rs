@@ -52,18 +52,13 @@ impl Tally {
 
     /// "ok. 3 passed; 0 failed; 1 ignored; ...": each count stands before its word.
     fn counts(result: &str) -> Self {
-        let mut tally = Self::default();
         let words: Vec<&str> = result.split([' ', ';']).filter(|word| !word.is_empty()).collect();
-        for pair in words.windows(2) {
-            let Ok(count) = pair[0].parse() else { continue };
-            match pair[1] {
-                "passed" => tally.passed = count,
-                "failed" => tally.failed = count,
-                "ignored" => tally.ignored = count,
-                _ => {}
-            }
-        }
-        tally
+        let count = |what| {
+            let of_it = words.windows(2).filter(|pair| pair[1] == what);
+            of_it.filter_map(|pair| pair[0].parse().ok()).next_back().unwrap_or(0)
+        };
+        let (passed, failed, ignored) = (count("passed"), count("failed"), count("ignored"));
+        Self { passed, failed, ignored, ..Self::default() }
     }
 }
 

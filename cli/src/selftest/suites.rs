@@ -114,15 +114,11 @@ pub(super) fn parts(kit: &Kit, machine: &Machine, quick: bool) -> Vec<Part> {
     let mut parts: Vec<Part> =
         SUITES.iter().flat_map(|suite| suite.parts(kit, machine, quick)).collect();
     for name in kit.tests.keys().filter(|name| !is_known(name)) {
-        let name = name_for_ever(name);
+        // A process leaks a few names at most.
+        let name = name.clone().leak();
         parts.extend(suite(name, name, On::Any, true, 15).parts(kit, machine, quick));
     }
     parts
-}
-
-/// Leaks a name. A process leaks a few names at most.
-fn name_for_ever(name: &str) -> &'static str {
-    Box::leak(name.to_owned().into_boxed_str())
 }
 
 impl Suite {

@@ -5,6 +5,7 @@
 mod memory;
 
 use crate::support::built::carrack;
+use crate::support::children::unset;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -13,12 +14,7 @@ use std::process::{Command, Output, Stdio};
 /// started with.
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(carrack());
-    command.args(args).stdin(Stdio::null());
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("CARRACK_") {
-            command.env_remove(name);
-        }
-    }
+    unset(&mut command, &[]).args(args).stdin(Stdio::null());
     command
 }
 

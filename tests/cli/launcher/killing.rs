@@ -75,7 +75,7 @@ fn killing_a_benchmark_of_many_jobs_leaves_nothing_behind() {
     all.command = command;
     // Its first job runs: two ranks, what looks after them, and who has started these.
     let (running, began) = (all.start(0), Instant::now());
-    while marked(&running.mark).len() < 5 {
+    while with_variable(MARK, &running.mark).len() < 5 {
         assert!(began.elapsed() < WATCHDOG, "it has not come to its first job");
         thread::sleep(Duration::from_millis(5));
     }

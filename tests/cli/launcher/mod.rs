@@ -25,6 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::built::carrack;
+use crate::support::children::with_variable;
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromLauncher};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -150,7 +151,7 @@ impl Running {
             let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
             parent == Some(launcher.as_str())
         };
-        Pid::from_raw(marked(&self.mark).into_iter().find(is_keeper).unwrap()).unwrap()
+        Pid::from_raw(with_variable(MARK, &self.mark).into_iter().find(is_keeper).unwrap()).unwrap()
     }
 
     /// Waits for the launcher's end and checks that it left nothing behind.
@@ -179,22 +180,10 @@ fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// The processes that bear this mark.
-fn marked(mark: &str) -> Vec<i32> {
-    let entry = format!("{MARK}={mark}");
-    let has_mark = |pid: &i32| {
-        // A zombie's is empty; one of another user cannot be read, and is none of ours.
-        let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environ.split(|byte| *byte == 0).any(|variable| variable == entry.as_bytes())
-    };
-    let entries = fs::read_dir("/proc").unwrap().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has_mark).collect()
-}
-
 fn nothing_is_left(mark: &str) {
     let start = Instant::now();
     loop {
-        let left = marked(mark);
+        let left = with_variable(MARK, mark);
         if left.is_empty() {
             return;
         }

@@ -1,6 +1,7 @@
 //! Output of `carrack explain` about resident copiers, in jobs of real processes.
 
 use crate::built;
+use crate::children::unset;
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 
@@ -23,11 +24,7 @@ pub struct Told {
 /// started with, but with these.
 pub fn carrack(args: &[&str], vars: &[(&str, &str)]) -> Output {
     let mut command = Command::new(built::carrack());
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("CARRACK_") {
-            command.env_remove(name);
-        }
-    }
+    unset(&mut command, &[]);
     command.args(args).envs(vars.iter().copied()).stdin(Stdio::null()).output().unwrap()
 }
 

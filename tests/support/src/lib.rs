@@ -5,6 +5,7 @@
 
 pub mod alone;
 pub mod built;
+pub mod children;
 pub mod copiers;
 pub mod counting;
 pub mod explained;

@@ -5,6 +5,7 @@
 //! A program that uses this module has a test named [`ROLE_TEST`], which plays the role of
 //! [`Role::of_this_process`].
 
+use super::children::with_variable;
 use super::folder::Folder;
 use super::{built, until};
 use carrack::bootstrap::{Bootstrap, BootstrapError, FromEnvironment, JobId};
@@ -147,13 +148,8 @@ impl Ranks {
     /// Waits for all of them, and looks that nothing is left.
     pub fn end(mut self) -> Vec<ExitStatus> {
         let statuses = self.wait();
-        // To its end: that of the tenth ranks begins as that of the first.
-        let mark = format!("{}\0", self.folder.display());
-        let left = listing("/proc").into_iter().filter(|pid| {
-            std::fs::read(format!("/proc/{pid}/environ"))
-                .is_ok_and(|text| text.windows(mark.len()).any(|part| part == mark.as_bytes()))
-        });
-        assert_eq!(left.count(), 0, "processes are left");
+        let left = with_variable(FOLDER, self.folder.to_str().unwrap());
+        assert_eq!(left.len(), 0, "processes are left");
         // Other programs create short-lived files there, so only a file that stays is a leak.
         let start = Instant::now();
         // The next start of NVIDIA's driver removes the files that a killed process left.
