@@ -3,10 +3,10 @@
 //! | module | idea |
 //! |---|---|
 //! | [`launch`] | `carrack run`: starts the ranks of a job, and leaves nothing behind |
-//! | [`perf`] | `carrack perf`: latency, bandwidth and message rate between two ranks; `carrack put_get_bench`: the same as OSU's benchmarks print it |
+//! | [`perf`] | `carrack perf` and `put_get_bench`: latency and rate of two ranks |
 //! | [`info`] | `carrack info`: what this machine has, and the settings in force |
-//! | [`explain`] | `carrack explain`: the path to each peer, and why each other was refused |
-//! | [`selftest`] | `carrack selftest`: tests, examples and figures of this machine, with a report |
+//! | [`explain`] | `carrack explain`: the path to each peer, and why not another |
+//! | [`selftest`] | `carrack selftest`: runs tests and examples here, and writes a report |
 //! | [`args`] | numbers on the command line |
 //! | [`bar`] | progress on stderr |
 //! | [`gpus`] | which GPUs these work on |

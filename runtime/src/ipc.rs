@@ -1,8 +1,9 @@
 //! GPU memory and events of one process in another, for programs that bring a scheme of their own.
 //!
 //! Registered memory needs none of this. With [`register_memory`](crate::Runtime::register_memory)
-//! and a [`RemoteKey`](crate::RemoteKey) the runtime maps memory where possible, keeps it, and frees it when
-//! no process has it open. Here the program transports the names itself, and keeps these rules:
+//! and a [`RemoteKey`](crate::RemoteKey) the runtime maps memory where possible, keeps it, and
+//! frees it when no process has it open. Here the program transports the names itself, and keeps
+//! these rules:
 //!
 //! - **The owner frees last.** Memory must stay allocated until every process that has opened it
 //!   has dropped the region; this module does not know these processes. Memory of cuMemAlloc and
@@ -24,13 +25,14 @@
 //! ```no_run
 //! use carrack::ipc::{IpcMemory, ipc_export, ipc_open};
 //! # use carrack::transports::gpu::{Flavour, Gpu};
-//! # fn owner(gpu: &dyn Gpu, tell: impl Fn([u8; IpcMemory::BYTES])) -> Result<(), Box<dyn std::error::Error>> {
+//! # type Done = Result<(), Box<dyn std::error::Error>>;
+//! # fn owner(gpu: &dyn Gpu, tell: impl Fn([u8; IpcMemory::BYTES])) -> Done {
 //! let region = gpu.allocate(2 << 20, Flavour::Plain)?;
 //! let name = ipc_export(&region)?;
 //! assert!(name.fd().is_none(), "plain memory is named by bytes alone");
 //! tell(name.to_bytes());
 //! # Ok(()) }
-//! # fn other(gpu: &dyn Gpu, told: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+//! # fn other(gpu: &dyn Gpu, told: &[u8]) -> Done {
 //! // In another process:
 //! let region = ipc_open(gpu, &IpcMemory::from_bytes(told, None)?)?;
 //! let bytes = region.whole().to_vec()?;

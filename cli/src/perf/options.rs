@@ -97,7 +97,8 @@ pub(crate) struct PerfOptions {
     pub(super) ranks: Option<u32>,
 
     /// Threads of each rank.
-    #[arg(long, value_delimiter = ',', value_parser = threads, default_value = "1", value_name = "N,...")]
+    #[arg(long, value_delimiter = ',', value_parser = threads)]
+    #[arg(default_value = "1", value_name = "N,...")]
     pub(super) threads: Vec<usize>,
 
     /// Let all threads of a rank use its default device, instead of one of their own each.
@@ -121,7 +122,8 @@ pub(crate) struct PerfOptions {
 
     /// core pins each thread to a core of its own where there are enough, so that figures are
     /// stable; none leaves placement to the kernel.
-    #[arg(long, value_enum, value_name = "core|none", default_value_t = Bind::Core, hide_possible_values = true)]
+    #[arg(long, value_enum, default_value_t = Bind::Core)]
+    #[arg(value_name = "core|none", hide_possible_values = true)]
     pub(super) bind: Bind,
 
     /// Print a line of JSON for each point.

@@ -59,11 +59,13 @@ pub(crate) struct OsuOptions {
     memory: Vec<Place>,
 
     /// Sizes from MIN bytes on, doubled up to MAX; 1:4M if not given.
-    #[arg(short = 'm', long = "message-size", value_parser = Range::parse, value_name = "[MIN:]MAX")]
+    #[arg(short = 'm', long = "message-size", value_name = "[MIN:]MAX")]
+    #[arg(value_parser = Range::parse)]
     sizes: Option<Range>,
 
     /// Pairs of threads of mbw_mr.
-    #[arg(short = 'p', long, value_parser = options::threads, default_value = "1", value_name = "N")]
+    #[arg(short = 'p', long, default_value = "1", value_name = "N")]
+    #[arg(value_parser = options::threads)]
     pairs: usize,
 
     /// Duration of each size.

@@ -38,7 +38,8 @@ pub(crate) struct SelftestOptions {
 
     /// On which GPUs: NVIDIA's if there are any, else simulated ones (auto); NVIDIA's or an error
     /// (cuda); simulated ones (fake).
-    #[arg(long, value_enum, value_name = "auto|cuda|fake", default_value_t = Choice::Auto, hide_possible_values = true)]
+    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    #[arg(value_name = "auto|cuda|fake", hide_possible_values = true)]
     pub(super) gpu: Choice,
 
     /// Seconds to measure each figure of `carrack perf`; 0.1 if not given, 0.02 for simulated GPUs

@@ -297,8 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_read_and_what_cannot_be_mapped_is_skipped_and_all_else_that_ends_badly_has_failed()
-     {
+    fn figures_are_read_and_unmapped_memory_is_skipped_and_every_other_bad_end_is_a_failure() {
         let ran = judged(Sort::Perf, 0, "{\"op\":\"put\"}\nnot JSON\n{\"op\":\"get\"}\n", "");
         assert_eq!((ran.outcome, ran.figures.len()), (Outcome::Passed, 2));
         let refused =

@@ -67,6 +67,7 @@ impl Buddy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     #[test]
@@ -93,7 +94,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_two_pieces_meet_and_what_is_given_back_becomes_whole(steps in proptest::collection::vec((1_usize..9000, any::<bool>(), any::<usize>()), 1..200)) {
+        fn no_two_pieces_meet_and_what_is_given_back_becomes_whole(
+            steps in vec((1_usize..9000, any::<bool>(), any::<usize>()), 1..200),
+        ) {
             let len = 1 << 15;
             let mut block = Buddy::of(len);
             let mut taken: Vec<(usize, usize)> = Vec::new();
@@ -102,7 +105,9 @@ mod tests {
                     if let Some(begin) = block.take(want) {
                         let span = want.next_power_of_two().max(SHORTEST);
                         prop_assert!(begin % span == 0 && begin + span <= len);
-                        let is_apart = |&(other, theirs): &(usize, usize)| begin + want <= other || other + theirs <= begin;
+                        let is_apart = |&(other, theirs): &(usize, usize)| {
+                            begin + want <= other || other + theirs <= begin
+                        };
                         prop_assert!(taken.iter().all(is_apart));
                         taken.push((begin, want));
                     }

@@ -203,8 +203,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_card_survives_the_wire_and_other_bytes_are_none(
-            boot: u128, socket: Option<u32>, gpu: [u8; 16], ticket: u32, trouble: Option<String>, by_socket: bool,
-            other: Vec<u8>, at: usize, to: u8,
+            boot: u128, socket: Option<u32>, gpu: [u8; 16], ticket: u32, trouble: Option<String>,
+            by_socket: bool, other: Vec<u8>, at: usize, to: u8,
         ) {
             let scope = if by_socket { Scope::Socket } else { Scope::Node };
             let short = trouble.clone().filter(|text| text.len() <= REASON);

@@ -220,13 +220,14 @@ pub(super) fn decode_verdict(bytes: &[u8]) -> Option<Result<(), String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
         fn a_call_survives_the_wire_and_other_bytes_are_none(
             number: u64, kind in 0..3, pool: u32, block: u64, len: u64, more: bool,
-            freed in proptest::collection::vec(any::<u64>(), 0..=POOL_FREED), other: Vec<u8>, at: usize, to: u8,
+            freed in vec(any::<u64>(), 0..=POOL_FREED), other: Vec<u8>, at: usize, to: u8,
         ) {
             let asks = match kind {
                 0 => Asks::Own(len),
@@ -247,8 +248,11 @@ mod tests {
         }
 
         #[test]
-        fn an_offer_survives_the_wire_and_nothing_makes_reading_panic(rmr: Vec<u8>, text: String, is_made: bool, other: Vec<u8>) {
-            let offer = if is_made { Offer::Made { rmr, refused: text } } else { Offer::Failed(text) };
+        fn an_offer_survives_the_wire_and_nothing_makes_reading_panic(
+            rmr: Vec<u8>, text: String, is_made: bool, other: Vec<u8>,
+        ) {
+            let offer =
+                if is_made { Offer::Made { rmr, refused: text } } else { Offer::Failed(text) };
             prop_assert_eq!(Offer::decode(&offer.encode()), Some(offer));
             let _ = Offer::decode(&other);
             let long: Vec<u8> = [&[1][..], &u64::MAX.to_le_bytes(), &other].concat();
@@ -256,11 +260,17 @@ mod tests {
         }
 
         #[test]
-        fn a_verdict_survives_the_wire_cut_off_between_letters(why: String, long in "[äß€a-z]{300,500}", other: Vec<u8>) {
-            let verdict = |why: &str| decode_verdict(&encode_verdict::<()>(&Err(why.to_owned()))).unwrap().unwrap_err();
+        fn a_verdict_survives_the_wire_cut_off_between_letters(
+            why: String, long in "[äß€a-z]{300,500}", other: Vec<u8>,
+        ) {
+            let verdict = |why: &str| {
+                let encoded = encode_verdict::<()>(&Err(why.to_owned()));
+                decode_verdict(&encoded).unwrap().unwrap_err()
+            };
             prop_assert!(why.len() > LONGEST || verdict(&why) == why);
             let cut = verdict(&long);
-            prop_assert!(long.starts_with(&cut) && cut.len() <= LONGEST && cut.len() + 4 > LONGEST.min(long.len()));
+            prop_assert!(long.starts_with(&cut));
+            prop_assert!(cut.len() <= LONGEST && cut.len() + 4 > LONGEST.min(long.len()));
             let well = encode_verdict(&Ok(()));
             prop_assert_eq!(well.len(), encode_verdict::<()>(&Err(long)).len());
             prop_assert_eq!(decode_verdict(&well), Some(Ok(())));

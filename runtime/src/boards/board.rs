@@ -346,6 +346,7 @@ impl Board {
 mod tests {
     use super::*;
     use crate::boards::Boards;
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     /// A member that has failed in an operation has left it. Another group's operation may wait
@@ -371,14 +372,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn notes_survive_the_wire(hash: u64, count: u32, root: u32, step: u32, word: u64, number: u64, what in 0_usize..4) {
+        fn notes_survive_the_wire(
+            hash: u64, count: u32, root: u32, step: u32, word: u64, number: u64,
+            what in 0_usize..4,
+        ) {
             let meaning = Meaning { hash, count, what: What::ALL[what], root: Rank(root) };
             let note = Note { from: Rank(3), number, step, meaning, word };
             prop_assert_eq!(Note::decode(Rank(3), number, note.encode().as_slice()), Some(note));
         }
 
         #[test]
-        fn whatever_comes_is_a_note_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..=40)) {
+        fn whatever_comes_is_a_note_or_nothing(bytes in vec(any::<u8>(), 0..=40)) {
             if let Some(note) = Note::decode(Rank(3), 1, &bytes) {
                 let encoded = note.encode();
                 prop_assert_eq!(encoded.as_slice(), &bytes[..]);

@@ -14,8 +14,8 @@
 //! | `arrivals` | answers from the launcher, and the wake-up of waiting threads |
 //! | [`protocol`] | the frames between launcher and rank |
 //! | [`server`] | the store: table, fence and departures, as a state machine without I/O |
-//! | [`tcp`] | the bootstrap under launchers of others: torchrun's variables, a store at rank 0 over TCP |
-//! | [`launchers`] | launchers of others whose jobs cannot be joined yet, known by their variables |
+//! | [`tcp`] | the bootstrap by torchrun's variables, with a store at rank 0 over TCP |
+//! | [`launchers`] | launchers whose jobs cannot be joined yet, known by their variables |
 //! | [`job`] | the identity and secret of a job |
 //! | [`error`] | what can go wrong, and what to do then |
 //!

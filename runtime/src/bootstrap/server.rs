@@ -1,8 +1,8 @@
 //! The store's half of the bootstrap: frames in, frames out, no I/O.
 //!
-//! `carrack run`, or rank 0's thread, moves the bytes; here is what they mean. A rank that sends what it may not is
-//! refused and cut off, and the others are told, as if it had died: it can fail its own messages
-//! and nothing else.
+//! `carrack run`, or rank 0's thread, moves the bytes; this module interprets them. A rank that
+//! breaks the protocol is cut off, and the others are told as if it had died: it can fail its own
+//! messages and nothing else.
 
 #![forbid(unsafe_code)]
 

@@ -182,8 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_when_others_have_done_with_a_broadcast_is_waited_for_by_nobody_in_the_next_operation()
-     {
+    fn a_rank_that_leaves_a_broadcast_which_others_have_ended_holds_up_no_next_operation() {
         let settings =
             Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
         let ranks = Runtime::in_process_with(4, &settings.build().unwrap()).unwrap();

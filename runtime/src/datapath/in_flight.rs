@@ -318,8 +318,8 @@ impl Transfers {
         self.table.insert(name, Box::new(transfer))
     }
 
-    /// Takes a transfer out whose RTS was not sent. `None`: it has ended, or the thread that carries
-    /// it on ends it.
+    /// Takes a transfer out whose RTS was not sent. `None`: it has ended, or the thread that
+    /// carries it on ends it.
     pub(super) fn take_unsent(&self, at: At) -> Option<Box<InFlight>> {
         match self.table.take(at, Event::Unsent) {
             Taken::Out(transfer, _) => Some(transfer),

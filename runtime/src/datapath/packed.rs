@@ -331,16 +331,18 @@ mod tests {
     use carrack_simulators::gpu::{FakeConfig, FakeDriver};
     use carrack_transports::gpu::Flavour;
     use carrack_transports::gpu::Gpu;
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
         fn a_list_is_read_as_it_was_written_and_no_place_lies_outside(
-            places in proptest::collection::vec((0_usize..200, 0_usize..50), 0..20), room in 0_usize..250,
+            places in vec((0_usize..200, 0_usize..50), 0..20), room in 0_usize..250,
         ) {
             let written = places.iter().map(|&(offset, len)| (offset as u64, len));
             let (region, behind) = list(written, 7).unwrap();
-            prop_assert_eq!((region.len(), behind), (places.len() * PLACE + 7, places.len() * PLACE));
+            prop_assert_eq!(behind, places.len() * PLACE);
+            prop_assert_eq!(region.len(), behind + 7);
             let bytes = region.slice(0, behind).unwrap().to_vec().unwrap();
             let is_outside = places.iter().any(|(offset, len)| offset + len > room);
             match read_list(&bytes, room) {
@@ -354,10 +356,13 @@ mod tests {
         }
 
         #[test]
-        fn whatever_a_peer_writes_is_a_list_of_places_within_the_region_or_refused(words: Vec<u64>, room: usize) {
+        fn whatever_a_peer_writes_is_a_list_of_places_within_the_region_or_refused(
+            words: Vec<u64>, room: usize,
+        ) {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             if let Ok((places, _)) = read_list(&bytes, room) {
-                prop_assert!(places.iter().all(|(offset, len)| offset.checked_add(*len).unwrap() <= room));
+                let ends = places.iter().map(|(offset, len)| offset.checked_add(*len).unwrap());
+                prop_assert!(ends.max().unwrap_or(0) <= room);
             }
         }
     }

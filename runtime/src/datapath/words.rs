@@ -286,8 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_does_all_that_waits_in_order_and_a_word_that_is_asked_for_on_and_on_lets_others_have_their_turn()
-     {
+    fn a_round_does_all_that_waits_in_order_and_a_busy_word_leaves_others_their_turn() {
         let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
         let region = driver.gpu(0).unwrap().allocate(800, Flavour::Plain).unwrap();
         region.whole().write(&[0; 800]).unwrap();

@@ -240,8 +240,8 @@ pub enum PostError {
     /// The remote key is of another job's region: it was kept from an earlier run, or came from a
     /// rank of another job.
     #[error(
-        "the region is not one of {0} in this job: its remote key (RemoteKey) was made in another job; \
-        let its owner send the one that Mr::remote_key returns now"
+        "the region is not one of {0} in this job: its remote key (RemoteKey) was made in another \
+        job; let its owner send the one that Mr::remote_key returns now"
     )]
     OtherJob(Rank),
     /// An atomic operation cannot be done there.

@@ -471,6 +471,7 @@ fn hash(key: &Key) -> u64 {
 mod tests {
     use super::*;
     use crate::names::{Matching, Rank, Tag};
+    use proptest::collection::vec;
     use proptest::prelude::*;
     use std::sync::Arc;
 
@@ -527,18 +528,22 @@ mod tests {
     proptest! {
         /// Against the plainest model there is: two lists, searched from the front.
         #[test]
-        fn values_of_a_key_meet_in_order(steps in proptest::collection::vec((0_u8..8, 0_u8..4, 0_u32..3, 0_u64..40), 0..1000)) {
+        fn values_of_a_key_meet_in_order(
+            steps in vec((0_u8..8, 0_u8..4, 0_u32..3, 0_u64..40), 0..1000),
+        ) {
             let table: Table<usize, usize> = Table::new();
             let mut model = (Vec::<(Key, usize)>::new(), Vec::<(Key, usize)>::new());
             let mut stamps = Vec::new();
             for (at, (what, policy, rank, tag)) in steps.into_iter().enumerate() {
+                let key = key(Matching::from_code(policy).unwrap(), rank, tag);
                 if what == 6 {
                     // Several messages come at once.
-                    let (key, most) = (key(Matching::from_code(policy).unwrap(), rank, tag), rank as usize + 1);
+                    let most = rank as usize + 1;
                     let mut run = Vec::new();
                     let count = table.take_run(key, most, |at, b| run.push((at, *b)));
-                    let of_key = model.1.iter().filter(|(other, _)| *other == key).map(|&(_, at)| at);
-                    let expected: Vec<_> = of_key.take(most).enumerate().collect();
+                    let of_key = model.1.iter().filter(|(other, _)| *other == key);
+                    let expected: Vec<_> =
+                        of_key.map(|&(_, at)| at).take(most).enumerate().collect();
                     prop_assert_eq!(&run, &expected);
                     prop_assert_eq!(count, expected.len());
                     model.1.retain(|&(_, at)| !expected.iter().any(|&(_, taken)| taken == at));
@@ -546,19 +551,25 @@ mod tests {
                 }
                 if what == 7 {
                     // One that waits, or has waited, is taken out.
-                    let Some(&(key, stamp, value)) = stamps.get(tag as usize * stamps.len() / 40) else { continue };
+                    let stamped = stamps.get(tag as usize * stamps.len() / 40);
+                    let Some(&(key, stamp, value)) = stamped else { continue };
                     let there = model.1.iter().position(|&other| other == (key, value));
-                    prop_assert_eq!(table.pluck_b(key, stamp), there.map(|there| model.1.remove(there).1));
+                    let expected = there.map(|there| model.1.remove(there).1);
+                    prop_assert_eq!(table.pluck_b(key, stamp), expected);
                     continue;
                 }
                 let is_a = what < 4;
-                let key = key(Matching::from_code(policy).unwrap(), rank, tag);
-                let (mine, theirs) = if is_a { (&mut model.0, &mut model.1) } else { (&mut model.1, &mut model.0) };
+                let (a, b) = (&mut model.0, &mut model.1);
+                let (mine, theirs) = if is_a { (a, b) } else { (b, a) };
                 let expected = match theirs.iter().position(|(other, _)| *other == key) {
                     Some(found) => Some(theirs.remove(found).1),
                     None => { mine.push((key, at)); None }
                 };
-                let got = if is_a { table.meet_b(key, at, |_, b| *b, |a| a) } else { table.meet_a(key, |place| *place = at) };
+                let got = if is_a {
+                    table.meet_b(key, at, |_, b| *b, |a| a)
+                } else {
+                    table.meet_a(key, |place| *place = at)
+                };
                 if let (false, Err(stamp)) = (is_a, got) {
                     stamps.push((key, stamp, at));
                 }
@@ -569,7 +580,8 @@ mod tests {
             prop_assert_eq!(table.count(), (model.0.len(), model.1.len()));
             let mut left = table.take_b(|key| key.is_of(Rank(1)));
             left.sort_unstable();
-            let expected: Vec<usize> = model.1.iter().filter(|(key, _)| key.is_of(Rank(1))).map(|(_, at)| *at).collect();
+            let of_rank = model.1.iter().filter(|(key, _)| key.is_of(Rank(1)));
+            let expected: Vec<usize> = of_rank.map(|(_, at)| *at).collect();
             prop_assert_eq!(left, expected);
         }
     }

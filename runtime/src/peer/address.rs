@@ -41,6 +41,7 @@ pub(crate) fn decode(mut bytes: &[u8]) -> Option<Vec<(String, AddressBlob)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     #[test]
@@ -52,7 +53,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_was_published_is_a_list_or_nothing(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn whatever_was_published_is_a_list_or_nothing(bytes in vec(any::<u8>(), 0..64)) {
             let _ = decode(&bytes);
         }
     }

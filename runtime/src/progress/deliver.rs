@@ -211,7 +211,7 @@ impl Pass<'_> {
     /// Breaks with a peer that breaks the protocol.
     pub(crate) fn broken(&mut self, from: Rank, why: String) {
         if !self.is_gone(from) {
-            // No answer will come to the operation that it named: all operations with that rank end.
+            // The operation that it named gets no answer, so all operations with that rank end.
             self.device.break_with(from, why.clone());
             self.complain(ProgressError::Malformed { from, why });
         }

@@ -256,8 +256,11 @@ pub(super) fn end_copies(copies: Vec<Landing>) {
             landing.into_status(OpError::Closed)
         } else {
             let Landing { transfer, op, .. } = landing;
-            tracing::warn!(rank = %op.rank, size = op.size, "a copy on a stream has not ended: its memory stays for \
-                the stream");
+            tracing::warn!(
+                rank = %op.rank,
+                size = op.size,
+                "a copy on a stream has not ended: its memory stays for the stream"
+            );
             transfer.abandon();
             op.end(Buffer::Empty, Some(OpError::Closed))
         };

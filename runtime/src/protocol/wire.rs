@@ -395,10 +395,12 @@ mod tests {
     proptest! {
         #[test]
         fn every_control_message_is_one_that_encodes_to_it_or_an_error(
-            kind in 0_u64..40, high: u32, name: u64, small in 0_u64..9, payload in vec(any::<u64>(), 0..6),
-            first in 0_u64..9, cut in 0_usize..8,
+            kind in 0_u64..40, high: u32, name: u64, small in 0_u64..9,
+            payload in vec(any::<u64>(), 0..6), first in 0_u64..9, cut in 0_usize..8,
         ) {
-            let bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+            let bytes = |words: &[u64]| -> Vec<u8> {
+                words.iter().flat_map(|word| word.to_le_bytes()).collect()
+            };
             // A small first word, for verdicts.
             let mut verdict = payload.clone();
             verdict.iter_mut().take(1).for_each(|word| *word = first);
@@ -414,12 +416,15 @@ mod tests {
         }
 
         #[test]
-        fn each_control_message_is_read_as_it_was_written(a: u64, b: u64, c: u64, at: usize, len: usize, small: u32, swap: bool) {
+        fn each_control_message_is_read_as_it_was_written(
+            a: u64, b: u64, c: u64, at: usize, len: usize, small: u32, swap: bool,
+        ) {
             let (place, comp, tag) = (RemotePlace { addr: a, key: b }, RemoteComp(small), Tag(c));
             let request = Request { name: a, region: b, offset: c, first: !a, second: !b };
             let verdicts = [
-                Verdict::Done, Verdict::Truncated { message: a, buffer: b }, Verdict::Failed, Verdict::Stale,
-                Verdict::Outside, Verdict::Word, Verdict::Held(a), Verdict::Broken { sent: b },
+                Verdict::Done, Verdict::Truncated { message: a, buffer: b }, Verdict::Failed,
+                Verdict::Stale, Verdict::Outside, Verdict::Word, Verdict::Held(a),
+                Verdict::Broken { sent: b },
             ];
             let wanted = HelpWanted { addr: a, split: small, turn: b as u32 };
             let mut all = vec![
@@ -449,7 +454,9 @@ mod tests {
             }
             let rts = Rts { size: a, tx: b, addr: c, mapped: None };
             let mapped = Rts { mapped: Some(Mapped { name: c | 1, offset: a }), ..rts };
-            prop_assert_eq!([rts, mapped].map(|rts| Rts::decode(rts.encode().as_slice())), [Some(rts), Some(mapped)]);
+            for rts in [rts, mapped] {
+                prop_assert_eq!(Rts::decode(rts.encode().as_slice()), Some(rts));
+            }
         }
     }
 }

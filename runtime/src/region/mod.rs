@@ -1,10 +1,10 @@
 //! Memory that other ranks reach.
 //!
-//! A [`Region`] is registered, and its remote key ([`RemoteKey`]) sent to other ranks in any way (a
-//! message, an allgather). With it they put, get and do atomics: directly where they can map the
-//! memory ([`Runtime::allocate`](crate::Runtime::allocate) returns such memory), else through its owner, whose progress
-//! carries the operation out. Either way they notice a registration that has ended: the number of
-//! a region carries a generation, and mapped memory an epoch.
+//! A program registers a [`Region`], and sends its remote key ([`RemoteKey`]) to other ranks in any
+//! way (a message, an allgather). With the key they put, get and do atomics. They do so directly
+//! where they can map the memory, such as that of [`Runtime::allocate`](crate::Runtime::allocate);
+//! else the owner's progress carries the operation out. Either way they notice a registration that
+//! has ended: the number of a region carries a generation, and mapped memory an epoch.
 
 pub(crate) mod direct;
 mod registration;
@@ -22,9 +22,9 @@ use crate::names::Rank;
 use std::sync::Arc;
 use table::Keys;
 
-/// A registered region. Dropping it, or [`Runtime::deregister_memory`](crate::Runtime::deregister_memory), ends the registration.
-/// Operations that other ranks begin afterwards fail, and the memory is given back once no process
-/// has it mapped.
+/// A registered region. The registration ends when this is dropped, or by
+/// [`Runtime::deregister_memory`](crate::Runtime::deregister_memory). Operations that other ranks
+/// begin afterwards fail, and the memory is given back once no process has it mapped.
 #[must_use = "a registration ends when this is dropped"]
 pub struct Mr {
     region: Region,

@@ -7,9 +7,9 @@ use crate::names::Rank;
 use carrack_transports::contract::{Imported, WireKey};
 use std::sync::{Arc, OnceLock};
 
-/// The remote key of a region of some rank, or of a part of one: made by that rank's
-/// [`Mr::remote_key`](super::Mr::remote_key), used by others to put and get. Clones share the mapping,
-/// which is made once.
+/// The remote key of a rank's region, or of a part of one.
+/// [`Mr::remote_key`](super::Mr::remote_key) makes it, and other ranks put and get by it. Clones
+/// share the mapping, which is made once.
 #[derive(Clone)]
 pub struct RemoteKey {
     region: Arc<Named>,
@@ -225,12 +225,14 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_and_nothing_makes_reading_panic(
-            owner: (u64, u32), number: (u32, u32), len: u64, part: (u64, u64), keys: Vec<(String, Vec<u8>)>,
-            nic: Option<String>, other: Vec<u8>,
+            owner: (u64, u32), number: (u32, u32), len: u64, part: (u64, u64),
+            keys: Vec<(String, Vec<u8>)>, nic: Option<String>, other: Vec<u8>,
         ) {
-            let named = keys.into_iter().filter(|(name, _)| ![OF_THE_WORDS, OF_THE_JOB].contains(&name.as_str()));
+            let is_taken = |name: &str| [OF_THE_WORDS, OF_THE_JOB].contains(&name);
+            let named = keys.into_iter().filter(|(name, _)| !is_taken(name));
             let keys: Vec<_> = named.map(|(name, key)| (name, WireKey(key))).collect();
-            let rmr = RemoteKey::new((owner.0, Rank(owner.1)), number, len, keys.clone(), nic.as_deref());
+            let owned_by = (owner.0, Rank(owner.1));
+            let rmr = RemoteKey::new(owned_by, number, len, keys.clone(), nic.as_deref());
             let rmr = rmr.slice(part.0, part.1).unwrap_or(rmr);
             let again = RemoteKey::from_bytes(&rmr.to_bytes()).unwrap();
             prop_assert_eq!(format!("{:?}", &again), format!("{:?}", &rmr));

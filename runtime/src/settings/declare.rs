@@ -2,11 +2,11 @@
 
 /// Declares `Settings`, `SettingsBuilder` and all that walks over every setting.
 ///
-/// An entry is a doc line, then `name: Type, "VARIABLE", form, default;`, with `seen as &View`
+/// An entry is its doc lines, then `name: Type, "VARIABLE", form, default;`, with `seen as &View`
 /// after the type where the accessor lends a view instead of returning a copy.
 macro_rules! settings {
     ($(
-        #[doc = $doc:literal]
+        $(#[doc = $doc:literal])+
         $name:ident : $type:ty, $(seen as $view:ty,)? $variable:literal, $form:expr, $default:expr;
     )+) => {
         /// The settings of a runtime, all checked. See the [module](crate::settings) for where they
@@ -28,7 +28,7 @@ macro_rules! settings {
         }
 
         impl Settings {
-            $($crate::settings::declare::accessor!($doc, $name, $type $(, $view)?);)+
+            $($crate::settings::declare::accessor!(concat!($($doc),+), $name, $type $(, $view)?);)+
 
             /// Returns the defaults, without the environment.
             pub fn defaults() -> Self {
@@ -46,14 +46,16 @@ macro_rules! settings {
                         value: form.show(&self.$name.value),
                         origin: self.$name.origin,
                         expected: Form::<$type>::expected(&form),
-                        doc: $doc.trim_ascii(),
+                        doc: concat!($($doc),+).trim_ascii(),
                     }
                 },)+]
             }
         }
 
         impl SettingsBuilder {
-            $($crate::settings::declare::setter!($doc, $name, $type, $variable $(, $view)?);)+
+            $($crate::settings::declare::setter!(
+                concat!($($doc),+), $name, $type, $variable $(, $view)?
+            );)+
 
             /// Takes each setting from its source, and collects the faults.
             pub(super) fn resolve(
@@ -63,7 +65,8 @@ macro_rules! settings {
             ) -> Settings {
                 Settings {
                     $($name: $crate::settings::resolve::resolve(
-                        stringify!($name), $variable, &$form, self.$name, variables.take($variable), $default, faults,
+                        stringify!($name), $variable, &$form, self.$name, variables.take($variable),
+                        $default, faults,
                     ),)+
                 }
             }
@@ -92,13 +95,13 @@ macro_rules! settings {
 
 /// An accessor that returns a copy, or lends a view where the entry says `seen as`.
 macro_rules! accessor {
-    ($doc:literal, $name:ident, $type:ty) => {
+    ($doc:expr, $name:ident, $type:ty) => {
         #[doc = $doc]
         pub fn $name(&self) -> $type {
             self.$name.value
         }
     };
-    ($doc:literal, $name:ident, $type:ty, $view:ty) => {
+    ($doc:expr, $name:ident, $type:ty, $view:ty) => {
         #[doc = $doc]
         pub fn $name(&self) -> $view {
             &self.$name.value
@@ -109,7 +112,7 @@ macro_rules! accessor {
 /// A setter of the builder; for what is seen as a view, from anything that turns into the owned
 /// value.
 macro_rules! setter {
-    ($doc:literal, $name:ident, $type:ty, $variable:literal) => {
+    ($doc:expr, $name:ident, $type:ty, $variable:literal) => {
         #[doc = $doc]
         ///
         #[doc = concat!("Wins over `", $variable, "`.")]
@@ -118,7 +121,7 @@ macro_rules! setter {
             self
         }
     };
-    ($doc:literal, $name:ident, $type:ty, $variable:literal, $view:ty) => {
+    ($doc:expr, $name:ident, $type:ty, $variable:literal, $view:ty) => {
         #[doc = $doc]
         ///
         #[doc = concat!("Wins over `", $variable, "`.")]

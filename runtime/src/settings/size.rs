@@ -124,7 +124,8 @@ mod tests {
 
         #[test]
         fn a_size_is_its_count_times_its_unit(count in 0_usize..1 << 30, unit in 0_usize..4) {
-            let (suffix, bytes) = [("", 1), ("K", 1 << 10), ("MiB", 1 << 20), ("g", 1_usize << 30)][unit];
+            let units = [("", 1), ("K", 1 << 10), ("MiB", 1 << 20), ("g", 1_usize << 30)];
+            let (suffix, bytes) = units[unit];
             prop_assert_eq!(parse_size(&format!("{count}{suffix}")), Ok(count * bytes));
         }
     }

@@ -1,5 +1,5 @@
-//! The table of settings. Adding one is adding an entry here: the field, the accessor, the builder's
-//! setter, the variable and the line of `carrack info` all come from it.
+//! The table of settings. A new setting is an entry here: its field, accessor, setter, variable and
+//! line of `carrack info` all come from it.
 
 use std::time::Duration;
 
@@ -32,11 +32,13 @@ settings! {
     shm_chunks: usize,
         "CARRACK_SHM_CHUNKS", Count::of("chunks", 1, 64), 32;
 
-    /// The RDMA device and its port, as mlx5_0 or mlx5_0:2, or several, of which each rank of a node takes another one; auto: the fastest, and of those the nearest, in turn.
+    /// RDMA device and port, as mlx5_0 or mlx5_0:2; of several, each rank of a node takes another
+    /// one. auto: the fastest, and of those the nearest, in turn.
     verbs_device: String, seen as &str,
         "CARRACK_VERBS_DEVICE", Text::such_as("mlx5_0:1 or mlx5_0,mlx5_1"), String::from("auto");
 
-    /// RDMA devices that large messages of a rank are dealt out over, at most: of those that are named, or are as fast and as near.
+    /// RDMA devices over which a rank distributes its large messages, at most; they are named, or
+    /// equally fast and near.
     verbs_rails: usize,
         "CARRACK_VERBS_RAILS", Count::of("devices", 1, 16), 1;
 
@@ -56,11 +58,13 @@ settings! {
     verbs_hop_limit: usize,
         "CARRACK_VERBS_HOP_LIMIT", Count::of("hops", 1, 255), 64;
 
-    /// After what time a NIC sends again: 4.096 µs times two to the power of this; with Soft-RoCE 18 or more.
+    /// Time after which a NIC sends again: 4.096 µs times two to the power of this; 18 or more with
+    /// Soft-RoCE.
     verbs_timeout: usize,
         "CARRACK_VERBS_TIMEOUT", Count::of("doublings", 1, 31), 18;
 
-    /// Times that a NIC sends again before the peer counts as gone; Soft-RoCE takes 7 for "for ever".
+    /// Times that a NIC sends again before the peer counts as gone; Soft-RoCE takes 7 for
+    /// "for ever".
     verbs_retries: usize,
         "CARRACK_VERBS_RETRIES", Count::of("times", 0, 7), 6;
 
@@ -72,19 +76,22 @@ settings! {
     verbs_receives: usize,
         "CARRACK_VERBS_RECEIVES", Count::of("receives", 8, 32 << 10), 256;
 
-    /// Bytes of a large message's memory that are made known to a NIC at a time; what a NIC knows already goes whole.
+    /// Bytes of a large message that are registered with a NIC at a time; registered memory goes
+    /// whole.
     verbs_chunk: usize,
         "CARRACK_VERBS_CHUNK", Bytes::between(64 << 10, 1 << 30), 4 << 20;
 
-    /// On-demand paging of users' host memory by the NIC, where it can; registering then locks none of it.
+    /// On-demand paging of the user's host memory, where the NIC supports it; registering then
+    /// locks no memory.
     verbs_odp: SwitchChoice,
         "CARRACK_VERBS_ODP", Word, SwitchChoice::Off;
 
-    /// Relaxed ordering: the NIC may write users' host memory in another order than it came, except completions.
+    /// Relaxed ordering: the NIC may write the user's host memory out of order, completions
+    /// excepted.
     verbs_relaxed_ordering: SwitchChoice,
         "CARRACK_VERBS_RELAXED_ORDERING", Word, SwitchChoice::Off;
 
-    /// Connections of a rank whose queue pairs have a thread domain of their own, at most; 0: none has.
+    /// Connections of a rank whose queue pairs have a thread domain of their own, at most; 0: none.
     verbs_thread_domains: usize,
         "CARRACK_VERBS_THREAD_DOMAINS", Count::of("connections", 0, 1 << 16), 64;
 
@@ -96,11 +103,13 @@ settings! {
     backlog: usize,
         "CARRACK_BACKLOG", Count::of("operations", 1, 1 << 20), 1024;
 
-    /// Bytes of messages without a receive that a rank keeps, and what the links to it hold beyond that; from half of them on senders are told to keep further ones. Ranks of a job should have the same.
+    /// Budget in bytes for messages without a receive; above half of it senders are told to hold.
+    /// Ranks of a job should have the same value.
     unexpected: usize,
         "CARRACK_UNEXPECTED", Bytes::between(4 << 10, 1 << 40), 8 << 20;
 
-    /// Operations of a device that wait for their receivers before a post has to be tried again. Ranks of a job should have the same.
+    /// Operations of a device that wait for their receivers before a post is a retry. Ranks of a
+    /// job should have the same value.
     offers: usize,
         "CARRACK_OFFERS", Count::of("operations", 16, 1 << 24), 128 << 10;
 
@@ -112,7 +121,8 @@ settings! {
     dump: DumpChoice,
         "CARRACK_DUMP", Word, DumpChoice::Usr1;
 
-    /// Seconds after which a blocking collective takes a rank that waits in another group's for a mistake; 0: never.
+    /// Seconds after which a blocking collective reports a rank that waits in another group; 0:
+    /// never.
     mismatch_seconds: usize,
         "CARRACK_MISMATCH_SECONDS", Count::of("seconds", 0, 1 << 20), 10;
 
@@ -128,7 +138,9 @@ settings! {
     gpu_ipc: GpuIpcChoice,
         "CARRACK_GPU_IPC", Word, GpuIpcChoice::Auto;
 
-    /// Copies of at most 8 KiB between GPUs by a resident kernel, which ends about 1 ms after the last one; not on a GPU that several such ranks share. It holds for all ranks of the process from then on, whatever theirs say.
+    /// Copies of at most 8 KiB between GPUs by a resident kernel, which ends about 1 ms after the
+    /// last one; not on a GPU that several such ranks share. A rank that turns it on does so for
+    /// all ranks of its process.
     gpu_copier: bool,
         "CARRACK_GPU_COPIER", Flag, false;
 
@@ -140,15 +152,17 @@ settings! {
     poll_batch: usize,
         "CARRACK_POLL_BATCH", Count::of("events", 1, 1024), 32;
 
-    /// Start of a process that another launcher started as one of several (mpiexec, mpirun, srun), as a job of one: auto refuses to start; ranks of `carrack run` and torchrun are none of these.
+    /// Job of a process that another launcher (mpiexec, mpirun, srun) started as one of several:
+    /// auto refuses to start, alone makes it a job of one rank. It has no effect on ranks of
+    /// `carrack run` and torchrun.
     bootstrap: BootstrapChoice,
         "CARRACK_BOOTSTRAP", Word, BootstrapChoice::Auto;
 
-    /// Port on which rank 0 is found where RANK and WORLD_SIZE are set and no launcher of ours is there; 0: 1000 above MASTER_PORT.
+    /// Port of rank 0 in a job of torchrun's variables; 0: 1000 above MASTER_PORT.
     port: usize,
         "CARRACK_PORT", Port, 0;
 
-    /// Seconds for which the ranks of such a job wait for each other to come.
+    /// Seconds for which the ranks of such a job wait for each other.
     bootstrap_timeout: usize,
         "CARRACK_BOOTSTRAP_TIMEOUT", Count::of("seconds", 1, 1 << 20), 300;
 }
@@ -163,8 +177,8 @@ pub struct Reserved {
     pub doc: &'static str,
 }
 
-/// The variables by which the launcher tells a rank who it is, and the job's secret, which is not to be shown: the bootstrap reads
-/// them. And those of the simulated NIC and of the carrack command.
+/// Variables that the launcher sets, the job's secret, which is never shown, and variables of the
+/// simulated NIC and of the carrack command.
 pub const RESERVED: &[Reserved] = &[
     Reserved { variable: "CARRACK_RANK", doc: "Rank of this process; set by the launcher." },
     Reserved { variable: "CARRACK_SIZE", doc: "Number of ranks of the job; set by the launcher." },

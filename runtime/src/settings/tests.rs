@@ -251,7 +251,9 @@ proptest! {
     }
 
     #[test]
-    fn no_name_of_a_variable_makes_parsing_panic(name in "CARRACK_.*", value in "[0-9kKMGiB,a-z]{0,20}") {
+    fn no_name_of_a_variable_makes_parsing_panic(
+        name in "CARRACK_.*", value in "[0-9kKMGiB,a-z]{0,20}",
+    ) {
         let _ = from(&name, &value).map_err(|error| error.to_string());
     }
 
@@ -263,7 +265,8 @@ proptest! {
 
     #[test]
     fn what_is_shown_is_read_back_as_the_same_settings(
-        packets in 16_usize..=1 << 20, spin in 0_u64..=1_000_000, power in 3_u32..=16, device in "[a-z0-9:,]{0,20}",
+        packets in 16_usize..=1 << 20, spin in 0_u64..=1_000_000, power in 3_u32..=16,
+        device in "[a-z0-9:,]{0,20}",
     ) {
         let settings = Settings::builder()
             .packets_max(packets)

@@ -173,8 +173,9 @@ impl GrowableBuffer {
     /// them any more.
     ///
     /// Other processes may have mapped registered memory, or memory that messages were sent from.
-    /// They close it after they have dropped its remote keys ([`RemoteKey`](crate::RemoteKey)) and are idle in
-    /// progress, or have called progress about 16 000 times. Until then this call fails.
+    /// They close it after they have dropped its remote keys ([`RemoteKey`](crate::RemoteKey)) and
+    /// are idle in progress, or have called progress about 16 000 times. Until then this call
+    /// fails.
     ///
     /// # Errors
     /// [`InUse`](GrowableError::InUse): part of it is registered, in an operation, held as a

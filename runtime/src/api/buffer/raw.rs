@@ -8,9 +8,12 @@
 //!
 //! | hint | in a known extent | elsewhere |
 //! |---|---|---|
-//! | [`MR_UNKNOWN`](crate::MR_UNKNOWN) | one short query, 0.10 µs on an H200 | full queries to each driver, about 1 µs; host memory each time |
+//! | [`MR_UNKNOWN`](crate::MR_UNKNOWN) | one short query (0.10 µs) | full queries (1 µs) |
 //! | [`MR_DEVICE`](crate::MR_DEVICE) | no query | the same, once |
 //! | [`MR_HOST`](crate::MR_HOST) | one short query, and an error if it is still there | no query |
+//!
+//! A full query asks each driver; times are of an H200. With [`MR_UNKNOWN`](crate::MR_UNKNOWN) host
+//! memory is queried each time.
 //!
 //! ```
 //! use carrack::buffer::raw;

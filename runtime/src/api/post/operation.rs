@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 ///
 /// The first poll posts the operation. It is [`PostError::Undriven`] if nothing has made progress
 /// before: no [`drive`](Runtime::drive), no progress thread, no call of
-/// [`progress`](Runtime::progress). The operation waits in the peer's backlog if necessary; while that is
-/// full, progress wakes it to try again. Dropping the future early detaches the operation, which
-/// goes on and keeps its buffer; a [`deadline`](Post::deadline) limits it. `.comp` has no effect
-/// here.
+/// [`progress`](Runtime::progress). The operation waits in the peer's backlog if necessary; while
+/// that is full, progress wakes it to try again. Dropping the future early detaches the operation,
+/// which goes on and keeps its buffer; a [`deadline`](Post::deadline) limits it. `.comp` has no
+/// effect here.
 #[must_use = "nothing is posted until this is awaited or started"]
 pub struct Operation<'a, K> {
     state: State<'a, K>,

@@ -53,9 +53,9 @@ impl<'a> Recv<'a> {
 }
 
 impl Post<'_, Recv<'_>> {
-    /// Sets the buffer, and lets the receive be posted again after `Done` or `Posted`: for a further
-    /// message, with the same options. A loop that refills one receive posts faster than one that
-    /// builds a receive for each message.
+    /// Sets the buffer, and lets the receive be posted again after `Done` or `Posted`, with the
+    /// same options. A loop that refills one receive posts faster than one that builds a receive
+    /// for each message.
     ///
     /// Drops the buffer of a receive that was not posted.
     ///
@@ -253,8 +253,8 @@ impl Post<'_, Recv<'_>> {
             Ok(None) => self.runtime.0.look_out_for(device.index, self.desc.rank),
             // If it is gone, the receive has been ended with the reason.
             Err(error) => {
-                tracing::debug!(%error, rank = self.desc.rank.0, "no link to a rank that is received \
-                    from");
+                let rank = self.desc.rank.0;
+                tracing::debug!(%error, rank, "no link to a rank that is received from");
             }
         }
     }

@@ -163,11 +163,14 @@ impl<K> Post<'_, K> {
     /// Begins an operation, and waits for its end in `wait`. A handler must not wait: there the
     /// operation begins only if it `ends_at_once`.
     #[inline]
-    pub(super) fn begin_or_wait(
+    pub(super) fn begin_or_wait<B>(
         &mut self,
         ends_at_once: impl FnOnce(&Self) -> bool,
-        mut begin: impl FnMut(&mut Self, Option<&Arc<dyn Completion>>) -> Result<Outcome, PostError>,
-    ) -> Result<Outcome, PostError> {
+        mut begin: B,
+    ) -> Result<Outcome, PostError>
+    where
+        B: FnMut(&mut Self, Option<&Arc<dyn Completion>>) -> Result<Outcome, PostError>,
+    {
         if !self.desc.mode.waits() {
             let begun = begin(self, self.desc.comp);
             return self.called(begun);

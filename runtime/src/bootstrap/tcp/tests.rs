@@ -180,10 +180,8 @@ fn three_hundred_ranks_start_and_end() {
 fn told(ranks: &[FromEnvironment], lost: u32, expected: Departure) {
     for rank in ranks {
         let error = rank.fence().unwrap_err();
-        assert!(
-            matches!(error, BootstrapError::RankGone { rank, how } if rank == lost && how == expected),
-            "{error}"
-        );
+        let BootstrapError::RankGone { rank, how } = error else { panic!("{error}") };
+        assert_eq!((rank, how), (lost, expected));
     }
     thread::scope(|scope| ranks.iter().for_each(|rank| drop(scope.spawn(|| rank.finish()))));
 }
@@ -409,10 +407,8 @@ fn rank_0_is_named_when_it_is_gone() {
     assert!(one.fence().is_err());
     assert_eq!(one.get("a").unwrap().unwrap(), b"1", "what is known stays");
     let error = one.put("b", b"").unwrap_err();
-    assert!(
-        matches!(&error, BootstrapError::StoreGone { rank: 0, address } if address.contains("127.0.0.1")),
-        "{error}"
-    );
+    let BootstrapError::StoreGone { rank: 0, address } = error else { panic!("{error}") };
+    assert!(address.contains("127.0.0.1"), "{address}");
     assert!(one.finish().is_err());
 }
 

@@ -382,9 +382,11 @@ proptest! {
     fn each_side_ends_once_and_the_bytes_are_where_they_belong(
         op in prop_oneof![Just(Op::Message), Just(Op::Put), Just(Op::Get)],
         first in prop_oneof![
-            Just(First::Fragments), Just(First::Staged), Just(First::Whole), Just(First::Chunks), Just(First::Copied),
+            Just(First::Fragments), Just(First::Staged), Just(First::Whole),
+            Just(First::Chunks), Just(First::Copied),
         ],
-        size in 1_usize..80, troubles in troubles(), choices in vec(0_u32..1000, 300), when in 0_usize..60,
+        size in 1_usize..80, troubles in troubles(),
+        choices in vec(0_u32..1000, 300), when in 0_usize..60,
     ) {
         // A NIC writes messages only, and the kernel copies what was offered.
         let first = match (op, first) {

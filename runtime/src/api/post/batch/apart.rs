@@ -149,7 +149,8 @@ mod tests {
             let share = |a: &(u64, usize), b: &(u64, usize)| {
                 a.0.max(b.0) < (a.0 + a.1 as u64).min(b.0 + b.1 as u64)
             };
-            let any = (0..places.len()).any(|at| places[at + 1..].iter().any(|other| share(&places[at], other)));
+            let any = (0..places.len())
+                .any(|at| places[at + 1..].iter().any(|other| share(&places[at], other)));
             let found = overlap(&pieces, is_put);
             match &found {
                 Ok(()) => prop_assert!(!any),
@@ -169,7 +170,8 @@ mod tests {
 
         #[test]
         fn pieces_in_any_order_are_marked_and_one_that_meets_another_is_found(
-            order in Just((0_u64..300).collect::<Vec<_>>()).prop_shuffle(), is_put: bool, len in 1_usize..=700,
+            order in Just((0_u64..300).collect::<Vec<_>>()).prop_shuffle(),
+            is_put: bool, len in 1_usize..=700,
         ) {
             let (slot, room) = (704, 704 * 301);
             let local = Region::host(room as usize);
@@ -189,7 +191,9 @@ mod tests {
             pieces.push(piece(order[7] * slot + len as u64 - unit, unit as usize));
             prop_assert!(!are_apart_by_marks(&pieces, is_put));
             let found = overlap(&pieces, is_put);
-            prop_assert!(matches!(found, Err(PostError::Overlap { first: 7, second }) if second == last), "{found:?}");
+            let is_found =
+                matches!(found, Err(PostError::Overlap { first: 7, second }) if second == last);
+            prop_assert!(is_found, "{found:?}");
         }
     }
 

@@ -109,7 +109,8 @@ impl Runtime {
     ///
     /// ```
     /// # use carrack::{Piece, Rank, Runtime, buffer::Region};
-    /// # let [zero, one]: [Runtime; 2] = Runtime::in_process(2)?.try_into().map_err(|_| "two ranks")?;
+    /// # let ranks: Result<[Runtime; 2], _> = Runtime::in_process(2)?.try_into();
+    /// # let [zero, one] = ranks.map_err(|_| "two ranks")?;
     /// let (field, ghost) = (Region::host(800), one.allocate(80)?);
     /// let registered = one.register_memory(&ghost)?;
     /// let rmr = registered.remote_key();
