@@ -7,7 +7,7 @@ use super::words::Words;
 use crate::boards::Boards;
 use crate::local::Local;
 use crate::names::Rank;
-use crate::peer::Absent;
+use crate::peer::{Absent, Suspects};
 use crate::region::Regions;
 use crate::staging::Staging;
 use crate::undelivered::Unexpected;
@@ -29,6 +29,7 @@ pub(crate) struct Carrier {
     pub(crate) unexpected: Unexpected,
     pub(crate) waiting_offers: WaitingOffers,
     pub(crate) absent: Absent,
+    pub(crate) suspects: Suspects,
     pub(crate) boards: Boards,
     /// GPU memory in which messages lie.
     pub(crate) exposures: Exposures,
@@ -61,6 +62,7 @@ impl Carrier {
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
             waiting_offers: WaitingOffers::new(settings.offers()),
             absent: Absent::new(),
+            suspects: Suspects::new(chores),
             boards: Boards::new(local.rank, local.size),
             exposures: Exposures::default(),
             unmapped: Unmapped::default(),
@@ -68,6 +70,12 @@ impl Carrier {
             words: Words::new(chores),
             local,
         }
+    }
+
+    /// Notes that an operation with a rank missed its deadline.
+    #[cold]
+    pub(crate) fn suspect(&self, rank: Rank) {
+        self.suspects.add(&self.local, rank);
     }
 
     pub(crate) fn devices(&self) -> RwLockReadGuard<'_, Vec<Device>> {

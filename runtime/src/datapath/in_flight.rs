@@ -158,8 +158,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reports the end of an operation.
+    /// Reports the end of an operation. The peer of a late one is silent, whichever thread heard of
+    /// the deadline.
     pub(super) fn end(&mut self, ended: Ended) {
+        if let Some(OpError::TimedOut(rank)) = ended.1.error.as_deref() {
+            self.carrier.suspect(*rank);
+        }
         self.ended.push_back(ended);
     }
 

@@ -1,0 +1,119 @@
+//! Transfers whose peer, link, or other thread comes at the wrong moment.
+
+use super::*;
+use carrack::{OpError, PeerState, ProgressError, Rank, Tag};
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::channel;
+
+/// The peer's name for a message that it takes.
+const RX: u64 = 42;
+/// Two fragments, and some.
+const LONG: usize = 2 * LONGEST + 100;
+const FULL: Result<Submit, SubmitError> = Ok(Submit::Busy(Busy::Full));
+
+/// As another thread, which has begun to answer for the message, finds that it was not offered.
+#[test]
+fn an_offer_that_was_not_taken_ends_though_another_thread_is_at_it() {
+    let _watchdog = Watchdog::over("an offer that was not taken");
+    let (play, over) = (Play::new(), Sink::keeping());
+    let ((at_it, is_at_it), (go, may_go)) = (channel(), channel());
+    let (is_at_it, may_go) = (Mutex::new(is_at_it), Mutex::new(may_go));
+    let (other, went) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
+    let (peer, runtime, thread) = (play.peer.clone(), play.runtime().clone(), other.clone());
+    play.peer.takes(move |message| {
+        match message.kind() {
+            RTS_SEND => {
+                peer.sends([CTS, message.word(1)], &[RX, LONG as u64]);
+                let (runtime, went) = (runtime.clone(), went.clone());
+                *thread.lock().unwrap() = Some(std::thread::spawn(move || {
+                    while !went.load(Ordering::SeqCst) {
+                        runtime.progress().unwrap();
+                    }
+                }));
+                is_at_it.lock().unwrap().recv().unwrap();
+            }
+            FRAGMENT if !went.load(Ordering::SeqCst) => {
+                at_it.send(()).unwrap();
+                may_go.lock().unwrap().recv().unwrap();
+                went.store(true, Ordering::SeqCst);
+            }
+            _ => {}
+        }
+        FULL
+    });
+    let mut send = play.runtime().post_send(Rank(1), vec![7; LONG], Tag(1)).comp(&over);
+    assert!(send.try_submit().unwrap().is_posted());
+    go.send(()).unwrap();
+    other.lock().unwrap().take().unwrap().join().unwrap();
+    let pending = play.runtime().pending().operations;
+    assert!(pending.is_empty(), "kept for ever: {pending:?}");
+    let status = over.take().pop().expect("it has ended");
+    assert!(matches!(status.error.as_deref(), Some(OpError::Refused)), "{status:?}");
+}
+
+#[test]
+fn a_receiver_hears_of_all_fragments_that_went_before_a_links_error() {
+    let _watchdog = Watchdog::over("a link's error");
+    let (play, over, fragments) = (Play::new(), Sink::keeping(), AtomicUsize::new(0));
+    play.peer.takes(move |message| match message.kind() {
+        FRAGMENT if fragments.fetch_add(1, Ordering::SeqCst) > 0 => {
+            Err(SubmitError::Lacking("this link takes one fragment".into()))
+        }
+        _ => Ok(Submit::Done),
+    });
+    let mut send = play.runtime().post_send(Rank(1), vec![7; LONG], Tag(1)).comp(&over);
+    assert!(send.try_submit().unwrap().is_posted());
+    let tx = play.peer.took_one(RTS_SEND).word(1);
+    play.peer.sends([CTS, tx], &[RX, LONG as u64]);
+    play.until(|| over.count() > 0);
+    let error = over.take().pop().unwrap().error.unwrap();
+    assert!(matches!(*error, OpError::Link { .. }), "{error}");
+    let taken = std::mem::take(&mut *play.peer.taken.lock().unwrap());
+    let [fragment, fin] = &taken[..] else { panic!("{} messages", taken.len()) };
+    assert_eq!((fragment.kind(), fragment.bytes.len()), (FRAGMENT, LONGEST));
+    assert_eq!(fin.header, [FIN, RX]);
+    assert_eq!([fin.word(0), fin.word(1)], [BROKEN, LONGEST as u64], "what has gone");
+}
+
+/// A buffer that the peer's NIC may reach.
+struct Shown(Buffer);
+
+impl Exposed for Shown {
+    fn place(&self) -> RemotePlace {
+        RemotePlace { addr: 0x1000, key: 1 }
+    }
+
+    fn take_back(self: Box<Self>) -> Buffer {
+        self.0
+    }
+}
+
+#[test]
+fn news_of_a_write_that_its_end_has_overtaken_break_nothing() {
+    let _watchdog = Watchdog::over("late news");
+    let peer = Arc::<Peer>::default();
+    peer.exposes(|buffer| Ok(Box::new(Shown(buffer))));
+    let (play, over, next) =
+        (Play::with(peer, |builder| builder), Sink::keeping(), Sink::keeping());
+    let recv =
+        play.runtime().post_recv(Rank(1), vec![0; 64 << 10], Tag(1)).comp(&over).try_submit();
+    assert!(recv.unwrap().is_posted());
+    play.peer.offers((5, 1), 64 << 10, 0);
+    play.until(|| play.peer.has_taken(CTS_WRITE));
+    let rx = play.peer.took_one(CTS_WRITE).word(0);
+    let recv = play.runtime().post_recv(Rank(1), vec![0; 8], Tag(2)).comp(&next).try_submit();
+    assert!(recv.unwrap().is_posted());
+    // Two threads may receive them, so that the first is handled last.
+    play.peer.sends([FIN, rx], &[BROKEN, 0, 0]);
+    play.peer.sends([WRITTEN, rx], &[0]);
+    play.peer.sends([UNWRITTEN, rx], &[0]);
+    play.peer.sends([SEND | 3 << 8, 2], &[99]);
+    let errors = until_with_errors(&play.ranks, || next.count() > 0);
+    let status = next.take().pop().unwrap();
+    assert_eq!(status.ok().expect("the peer is as it was").value(), Some(99_u64));
+    assert_eq!(play.runtime().peer_state(Rank(1)), PeerState::Up);
+    let error = over.take().pop().unwrap().error.unwrap();
+    assert!(matches!(*error, OpError::Refused), "{error}");
+    let is_stray = |error: &ProgressError| matches!(error, ProgressError::Malformed { from: Rank(1), why } if why.contains("answers"));
+    assert!(!errors.is_empty() && errors.iter().all(is_stray), "{errors:?}");
+}
