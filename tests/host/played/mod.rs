@@ -28,6 +28,7 @@ const RTS_SEND: u64 = 4;
 const FRAGMENT: u64 = 5;
 const CTS: u64 = 8;
 const CTS_WRITE: u64 = 9;
+const GRANT: u64 = 11;
 const WRITTEN: u64 = 12;
 const UNWRITTEN: u64 = 13;
 const FIN: u64 = 14;

@@ -1,7 +1,9 @@
 //! Transfers whose peer, link, or other thread comes at the wrong moment.
 
 use super::*;
+use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{OpError, PeerState, ProgressError, Rank, Tag};
+use carrack_simulators::gpu::{FakeConfig, FakeDriver};
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::channel;
 
@@ -116,4 +118,48 @@ fn news_of_a_write_that_its_end_has_overtaken_break_nothing() {
     assert!(matches!(*error, OpError::Refused), "{error}");
     let is_stray = |error: &ProgressError| matches!(error, ProgressError::Malformed { from: Rank(1), why } if why.contains("answers"));
     assert!(!errors.is_empty() && errors.iter().all(is_stray), "{errors:?}");
+}
+
+#[test]
+fn a_message_that_breaks_off_while_an_engine_reads_it_is_ended_once() {
+    /// Bytes that an engine copies at a time.
+    const BLOCK: usize = 512 << 10;
+    let _watchdog = Watchdog::over("a message that breaks off");
+    let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+    let gpus = Arc::new(driver.clone());
+    let play = Play::with(Arc::default(), |builder| builder.gpu_driver(gpus));
+    let (over, tried) = (Sink::keeping(), Arc::new(AtomicBool::new(false)));
+    let breaks = Arc::new(AtomicBool::new(false));
+    let (has_tried, is_broken) = (tried.clone(), breaks.clone());
+    play.peer.takes(move |message| match message.kind() {
+        FRAGMENT if is_broken.load(Ordering::SeqCst) => {
+            Err(SubmitError::Lacking("this link takes no fragment".into()))
+        }
+        FRAGMENT => {
+            has_tried.store(true, Ordering::SeqCst);
+            FULL
+        }
+        _ => Ok(Submit::Done),
+    });
+    let bytes = driver.gpu(0).unwrap().allocate(2 * BLOCK, Flavour::Plain).unwrap();
+    let mut send = play.runtime().post_send(Rank(1), bytes.whole(), Tag(1)).comp(&over);
+    assert!(send.try_submit().unwrap().is_posted());
+    let tx = play.peer.took_one(RTS_SEND).word(1);
+    // The first block is copied, and waits; the engine is at the second when the link fails.
+    play.peer.sends([CTS, tx], &[RX, BLOCK as u64]);
+    play.until(|| tried.load(Ordering::SeqCst));
+    let held = driver.faults().hold_copies();
+    play.peer.sends([GRANT, tx], &[2 * BLOCK as u64]);
+    play.runtime().progress().unwrap();
+    breaks.store(true, Ordering::SeqCst);
+    play.until(|| play.peer.has_taken(FIN));
+    play.runtime().progress().unwrap();
+    assert_eq!(over.count(), 0, "the engine has the buffer");
+    drop(held);
+    play.until(|| over.count() > 0);
+    let status = over.take().pop().unwrap();
+    assert!(matches!(status.error.as_deref(), Some(OpError::Link { .. })), "{status:?}");
+    assert_eq!(status.buffer.len(), 2 * BLOCK, "it comes back");
+    let fin = play.peer.took_one(FIN);
+    assert_eq!((fin.header[1], fin.word(0), fin.word(1)), (RX, BROKEN, 0));
 }
