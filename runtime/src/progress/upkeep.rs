@@ -230,7 +230,7 @@ impl Pass<'_> {
             let rank = later.op().rank;
             match later.begin(&device) {
                 Start::Again(later) => {
-                    self.device.ordered.put_back(number, later);
+                    self.device.ordered.put_back(number, later, &self.inner.deadlines);
                     self.inner.end_ordered_if_gone(self.device, rank);
                     continue;
                 }
