@@ -342,7 +342,6 @@ mod tests {
     use super::*;
     use crate::names::Tag;
     use carrack_transports::mem::Buffer;
-    use std::time::Duration;
 
     /// An operation whose event has fired.
     struct Fired(OpContext);
