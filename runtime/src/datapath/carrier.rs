@@ -5,6 +5,8 @@ use super::mapped::{Exposures, Unmapped};
 use super::port::Device;
 use super::words::Words;
 use crate::boards::Boards;
+use crate::comp::Status;
+use crate::error::OpError;
 use crate::local::Local;
 use crate::names::Rank;
 use crate::peer::{Absent, Suspects};
@@ -72,10 +74,12 @@ impl Carrier {
         }
     }
 
-    /// Notes that an operation with a rank missed its deadline.
-    #[cold]
-    pub(crate) fn suspect(&self, rank: Rank) {
-        self.suspects.add(&self.local, rank);
+    /// Notes the end of an operation: the peer of one that was late is silent.
+    #[inline]
+    pub(crate) fn note_end(&self, status: &Status) {
+        if let Some(OpError::TimedOut(rank)) = status.error.as_deref() {
+            self.suspects.add(&self.local, *rank);
+        }
     }
 
     pub(crate) fn devices(&self) -> RwLockReadGuard<'_, Vec<Device>> {

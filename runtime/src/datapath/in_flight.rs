@@ -158,12 +158,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reports the end of an operation. The peer of a late one is silent, whichever thread heard of
-    /// the deadline.
+    /// Reports the end of an operation. Whichever thread has heard of its deadline ends it here.
     pub(super) fn end(&mut self, ended: Ended) {
-        if let Some(OpError::TimedOut(rank)) = ended.1.error.as_deref() {
-            self.carrier.suspect(*rank);
-        }
+        self.carrier.note_end(&ended.1);
         self.ended.push_back(ended);
     }
 

@@ -3,6 +3,7 @@
 use super::*;
 use carrack::buffer::Region;
 use carrack::transports::contract::PeerMemoryError;
+use carrack::transports::gpu::{Event, EventState, GpuError};
 use carrack::transports::mem::{MemRef, WeakRegion};
 use carrack::transports::sync::Split;
 use carrack::{OpError, PeerState, Rank, Status, Tag};
@@ -213,6 +214,53 @@ fn a_peer_is_silent_if_a_receive_from_it_is_late_whoever_ends_that() {
         let was_in_time = was_in_time.load(Ordering::SeqCst);
         assert!(is_suspect || !was_in_time, "it missed its deadline");
         was_in_time
+    };
+    assert!(SPANS.into_iter().any(within), "a deadline that is long enough");
+}
+
+/// An event that fires when it is told to. Who asks again then waits for a deadline to pass.
+struct Slow {
+    has_fired: AtomicBool,
+    was_asked: AtomicBool,
+    until: Instant,
+}
+
+impl EventState for Slow {
+    fn query(&self) -> Result<bool, GpuError> {
+        if !self.has_fired.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        if self.was_asked.swap(true, Ordering::SeqCst) {
+            while Instant::now() <= self.until {
+                std::thread::yield_now();
+            }
+        }
+        Ok(true)
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        unreachable!("nobody waits for it")
+    }
+}
+
+#[test]
+fn a_peer_is_silent_if_a_receive_is_late_when_its_event_has_fired() {
+    let _watchdog = Watchdog::over("a receive that begins late");
+    let within = |span: u64| {
+        let (play, over, span) = (Play::new(), Sink::keeping(), Duration::from_millis(span));
+        let (has_fired, was_asked) = (AtomicBool::new(false), AtomicBool::new(false));
+        // By the clock of the deadline, which begins later.
+        let until = Instant::now() + span + Duration::from_millis(1);
+        let slow = Arc::new(Slow { has_fired, was_asked, until });
+        let recv = play.runtime().post_recv(Rank(1), vec![0; 8], Tag(1)).comp(&over);
+        let posted = recv.after(&Event::new(slow.clone())).deadline(span).try_submit();
+        assert!(posted.unwrap().is_posted());
+        slow.has_fired.store(true, Ordering::SeqCst);
+        play.until(|| over.count() > 0);
+        is_late(&over.take().pop().unwrap());
+        assert_eq!(play.runtime().peer_state(Rank(1)), PeerState::Suspect);
+        // By the receive itself, which was to begin.
+        slow.was_asked.load(Ordering::SeqCst)
     };
     assert!(SPANS.into_iter().any(within), "a deadline that is long enough");
 }
