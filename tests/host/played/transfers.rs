@@ -11,6 +11,8 @@ use std::sync::mpsc::channel;
 const RX: u64 = 42;
 /// Two fragments, and some.
 const LONG: usize = 2 * LONGEST + 100;
+/// Bytes that an engine copies at a time.
+const BLOCK: usize = 512 << 10;
 const FULL: Result<Submit, SubmitError> = Ok(Submit::Busy(Busy::Full));
 
 /// As another thread, which has begun to answer for the message, finds that it was not offered.
@@ -122,8 +124,6 @@ fn news_of_a_write_that_its_end_has_overtaken_break_nothing() {
 
 #[test]
 fn a_message_that_breaks_off_while_an_engine_reads_it_is_ended_once() {
-    /// Bytes that an engine copies at a time.
-    const BLOCK: usize = 512 << 10;
     let _watchdog = Watchdog::over("a message that breaks off");
     let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
     let gpus = Arc::new(driver.clone());
@@ -162,4 +162,67 @@ fn a_message_that_breaks_off_while_an_engine_reads_it_is_ended_once() {
     assert_eq!(status.buffer.len(), 2 * BLOCK, "it comes back");
     let fin = play.peer.took_one(FIN);
     assert_eq!((fin.header[1], fin.word(0), fin.word(1)), (RX, BROKEN, 0));
+}
+
+#[test]
+fn a_message_whose_engine_has_its_bytes_gets_them_back_if_it_was_not_offered() {
+    let _watchdog = Watchdog::over("bytes at an engine");
+    let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+    let gpus = Arc::new(driver.clone());
+    let play = Play::with(Arc::default(), |builder| builder.gpu_driver(gpus));
+    let (over, peer, runtime) = (Sink::keeping(), play.peer.clone(), play.runtime().clone());
+    let offers = AtomicUsize::new(0);
+    play.peer.takes(move |message| match message.kind() {
+        RTS_SEND if offers.fetch_add(1, Ordering::SeqCst) == 0 => {
+            // An answer to what it has not been sent: the engine begins to copy.
+            peer.sends([CTS, message.word(1)], &[RX, 2 * BLOCK as u64]);
+            (0..2).for_each(|_| _ = elsewhere(|| runtime.progress().unwrap()));
+            FULL
+        }
+        _ => Ok(Submit::Done),
+    });
+    let bytes = driver.gpu(0).unwrap().allocate(2 * BLOCK, Flavour::Plain).unwrap();
+    let mut send = play.runtime().post_send(Rank(1), bytes.whole(), Tag(1)).comp(&over);
+    assert!(send.try_submit().unwrap().is_retry());
+    assert!(send.try_submit().unwrap().is_posted());
+    let rts = play.peer.took_one(RTS_SEND);
+    assert_eq!(rts.word(0), 2 * BLOCK as u64, "it is the same message");
+    play.peer.sends([FIN, rts.word(1)], &[0, 0, 0]);
+    play.until(|| over.count() > 0);
+    let status = over.take().pop().unwrap();
+    assert!(status.error.is_none() && status.buffer.len() == 2 * BLOCK, "{status:?}");
+}
+
+#[test]
+fn the_end_of_a_peer_is_not_forgotten_for_a_verdict_that_comes_after_it() {
+    let _watchdog = Watchdog::over("a verdict behind the end");
+    let driver = FakeDriver::new(FakeConfig::devices(1)).unwrap();
+    let gpus = Arc::new(driver.clone());
+    let play = Play::with(Arc::default(), |builder| builder.gpu_driver(gpus));
+    let over = Sink::keeping();
+    let place = driver.gpu(0).unwrap().allocate(2 * BLOCK, Flavour::Plain).unwrap();
+    let recv = play.runtime().post_recv(Rank(1), place.whole(), Tag(1)).comp(&over).try_submit();
+    assert!(recv.unwrap().is_posted());
+    play.peer.offers((5, 1), 2 * BLOCK, 0);
+    play.until(|| play.peer.has_taken(CTS));
+    let rx = play.peer.took_one(CTS).word(0);
+    // A block fills, and the engine is at it.
+    let held = driver.faults().hold_copies();
+    for at in (0..BLOCK as u64).step_by(LONGEST) {
+        let header = Header([FRAGMENT | at << 8, rx]);
+        play.peer.brings(Event::arrived(PEER, header, Payload::Aside(vec![7; LONGEST])));
+    }
+    play.until(|| play.peer.coming.lock().unwrap().is_empty());
+    step(&play.ranks);
+    // As another thread takes it in, which has got it from the device before.
+    play.peer.goes();
+    play.peer.sends([FIN, rx], &[BROKEN, 2 * BLOCK as u64, 0]);
+    play.until(|| play.peer.coming.lock().unwrap().is_empty());
+    assert_eq!(over.count(), 0, "the engine has the buffer");
+    drop(held);
+    play.until(|| over.count() > 0);
+    let error = over.take().pop().unwrap().error.unwrap();
+    assert!(matches!(*error, OpError::PeerDown { rank: Rank(1), .. }), "{error}");
+    let pending = play.runtime().pending().operations;
+    assert!(pending.is_empty(), "it waits for what will not come: {pending:?}");
 }
