@@ -343,30 +343,3 @@ impl Transfers {
         self.table.expect_by(at, deadline);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Runtime;
-    use std::time::Duration;
-
-    #[test]
-    fn a_deadline_is_noted_when_its_operation_can_be_found() {
-        let ranks = Runtime::in_process(2).unwrap();
-        let (core, device) = (&ranks[0].0, &ranks[0].default_device().0);
-        let limit = || core.deadlines.limit(Duration::MAX);
-        let begin = |peer: Rank| {
-            let mut operation = OpContext::of_runtime(peer, Tag(1), 0, None);
-            operation.deadline = Deadline::after(Duration::from_secs(1000));
-            let flush = Flush { before: 0, operation, releases: None };
-            let mut run = Run::new(core, device);
-            run.begin(device.transfers.now(), Box::new(InFlight::Flush(flush)), None);
-            run.into_ended()
-        };
-        // One that is not taken shows whether the time was noted first: another thread would then
-        // look for the operation in vain, and the time would be over.
-        device.transfers.table.fail(Rank(1), &DownCause::Closed);
-        assert_eq!((begin(Rank(1)).len(), limit()), (1, Duration::MAX));
-        assert!(begin(Rank(0)).is_empty() && limit() <= Duration::from_secs(1000));
-    }
-}

@@ -588,34 +588,3 @@ impl Port {
         run.tell_later();
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Runtime;
-    use crate::names::Tag;
-    use carrack_transports::contract::DownCause;
-
-    const ME: Rank = Rank(0);
-
-    #[test]
-    fn a_message_with_a_fragment_that_cannot_be_stored_ends_with_its_sender() {
-        let ranks = Runtime::in_process(1).unwrap();
-        let (core, device) = (&ranks[0].0, &ranks[0].default_device().0);
-        // No call posts that; a copy to other host memory does not fail.
-        let buffer = Buffer::Bytes(vec![0; 8].into());
-        let op = OpContext::of_runtime(ME, Tag(1), 0, None);
-        let target = Target::Receive { buffer, op };
-        let at = (ME, device.receive(core, (ME, 8, target), Ask::Rts(5), None));
-        let mut run = Run::new(core, device);
-        assert!(run.on(at, Event::Fragment { offset: 0, payload: Payload::Aside(vec![7; 8]) }));
-        assert!(matches!(run.violations[..], [(ME, Violation::Broken(_))]), "{:?}", run.violations);
-        assert!(run.into_ended().is_empty(), "without its bytes");
-        let mut run = Run::new(core, device);
-        let gone = OpError::PeerDown { rank: ME, cause: DownCause::Closed };
-        assert!(run.on(at, Event::Down(gone)), "it is there when its sender's operations end");
-        let (_, status) = run.into_ended().pop().unwrap();
-        assert!(matches!(status.error.as_deref(), Some(OpError::PeerDown { .. })), "{status:?}");
-        assert!(device.transfers.is_idle());
-    }
-}

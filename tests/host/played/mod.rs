@@ -58,7 +58,9 @@ impl Message {
 }
 
 type Taking = dyn Fn(&Message) -> Result<Submit, SubmitError> + Send + Sync;
-type Exposing = dyn Fn(Buffer) -> Result<Box<dyn Exposed>, (String, Buffer)> + Send + Sync;
+/// A buffer that the peer's NIC reaches, or the reason why not, with the buffer.
+type Shown = Result<Box<dyn Exposed>, (String, Buffer)>;
+type Exposing = dyn Fn(Buffer) -> Shown + Send + Sync;
 
 /// The state of the peer that the test plays.
 #[derive(Default)]
@@ -107,10 +109,7 @@ impl Peer {
         *self.taking.lock().unwrap() = Some(Arc::new(taking));
     }
 
-    fn exposes(
-        &self,
-        exposing: impl Fn(Buffer) -> Result<Box<dyn Exposed>, (String, Buffer)> + Send + Sync + 'static,
-    ) {
+    fn exposes(&self, exposing: impl Fn(Buffer) -> Shown + Send + Sync + 'static) {
         *self.exposing.lock().unwrap() = Some(Arc::new(exposing));
     }
 
@@ -281,7 +280,7 @@ impl Link for PlayedLink {
         self.0.splits.get().cloned()
     }
 
-    fn expose(&self, buffer: Buffer) -> Result<Box<dyn Exposed>, (String, Buffer)> {
+    fn expose(&self, buffer: Buffer) -> Shown {
         let exposing = self.0.exposing.lock().unwrap().clone();
         match exposing {
             Some(exposing) => exposing(buffer),

@@ -80,9 +80,9 @@ fn a_receiver_hears_of_all_fragments_that_went_before_a_links_error() {
 }
 
 /// A buffer that the peer's NIC may reach.
-struct Shown(Buffer);
+struct Window(Buffer);
 
-impl Exposed for Shown {
+impl Exposed for Window {
     fn place(&self) -> RemotePlace {
         RemotePlace { addr: 0x1000, key: 1 }
     }
@@ -96,7 +96,7 @@ impl Exposed for Shown {
 fn news_of_a_write_that_its_end_has_overtaken_break_nothing() {
     let _watchdog = Watchdog::over("late news");
     let peer = Arc::<Peer>::default();
-    peer.exposes(|buffer| Ok(Box::new(Shown(buffer))));
+    peer.exposes(|buffer| Ok(Box::new(Window(buffer))));
     let (play, over, next) =
         (Play::with(peer, |builder| builder), Sink::keeping(), Sink::keeping());
     let recv =
@@ -118,7 +118,7 @@ fn news_of_a_write_that_its_end_has_overtaken_break_nothing() {
     assert_eq!(play.runtime().peer_state(Rank(1)), PeerState::Up);
     let error = over.take().pop().unwrap().error.unwrap();
     assert!(matches!(*error, OpError::Refused), "{error}");
-    let is_stray = |error: &ProgressError| matches!(error, ProgressError::Malformed { from: Rank(1), why } if why.contains("answers"));
+    let is_stray = |error: &ProgressError| error.to_string().contains("answers an offer");
     assert!(!errors.is_empty() && errors.iter().all(is_stray), "{errors:?}");
 }
 
