@@ -7,6 +7,7 @@
 //! | `hostile` | peers and strangers that break the protocol over shared memory |
 //! | `huge` | messages of more than 4 GiB |
 //! | `ordeals` | kills, stops, forks, want of everything, a soak |
+//! | `played` | one rank, and a peer that the test plays step by step |
 //! | `processes` | ranks that are processes, and some that are killed |
 //! | `signals` | signals to the process |
 
@@ -14,6 +15,7 @@ mod apart;
 mod hostile;
 mod huge;
 mod ordeals;
+mod played;
 mod processes;
 mod signals;
 

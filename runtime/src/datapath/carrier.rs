@@ -5,9 +5,11 @@ use super::mapped::{Exposures, Unmapped};
 use super::port::Device;
 use super::words::Words;
 use crate::boards::Boards;
+use crate::comp::Status;
+use crate::error::OpError;
 use crate::local::Local;
 use crate::names::Rank;
-use crate::peer::Absent;
+use crate::peer::{Absent, Suspects};
 use crate::region::Regions;
 use crate::staging::Staging;
 use crate::undelivered::Unexpected;
@@ -29,6 +31,7 @@ pub(crate) struct Carrier {
     pub(crate) unexpected: Unexpected,
     pub(crate) waiting_offers: WaitingOffers,
     pub(crate) absent: Absent,
+    pub(crate) suspects: Suspects,
     pub(crate) boards: Boards,
     /// GPU memory in which messages lie.
     pub(crate) exposures: Exposures,
@@ -61,12 +64,21 @@ impl Carrier {
             unexpected: Unexpected::new(settings.unexpected(), settings.packet_size()),
             waiting_offers: WaitingOffers::new(settings.offers()),
             absent: Absent::new(),
+            suspects: Suspects::new(chores),
             boards: Boards::new(local.rank, local.size),
             exposures: Exposures::default(),
             unmapped: Unmapped::default(),
             staging: Arc::default(),
             words: Words::new(chores),
             local,
+        }
+    }
+
+    /// Notes the end of an operation: the peer of one that was late is silent.
+    #[inline]
+    pub(crate) fn note_end(&self, status: &Status) {
+        if let Some(OpError::TimedOut(rank)) = status.error.as_deref() {
+            self.suspects.add(&self.local, *rank);
         }
     }
 

@@ -158,8 +158,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reports the end of an operation.
+    /// Reports the end of an operation. Whichever thread has heard of its deadline ends it here.
     pub(super) fn end(&mut self, ended: Ended) {
+        self.carrier.note_end(&ended.1);
         self.ended.push_back(ended);
     }
 

@@ -329,3 +329,111 @@ impl Run<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Runtime;
+    use crate::datapath::Target;
+    use crate::names::Tag;
+    use crate::op::OpContext;
+    use crate::peer::shares::Shares;
+    use crate::protocol::rndv::Ask;
+    use bytes::Bytes;
+    use carrack_transports::contract::Splits;
+    use carrack_transports::mem::MemRef;
+    use carrack_transports::mem::copy::copy_now;
+    use carrack_transports::sync::Split;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    const ME: Rank = Rank(0);
+
+    /// Memory that is full of sevens.
+    struct Sevens;
+
+    impl PeerMemory for Sevens {
+        fn read(&self, _: u64, to: MemMut<'_>) -> Result<(), PeerMemoryError> {
+            let bytes = vec![7; to.len()];
+            copy_now(to, MemRef::host(&bytes)).map_err(|_| unreachable!("host memory"))
+        }
+
+        fn is_ready(&self) -> bool {
+            true
+        }
+
+        fn is_gone(&self) -> bool {
+            false
+        }
+
+        fn read_many(&self, _: &[(u64, MemMut<'_>)]) -> Result<usize, PeerMemoryError> {
+            unreachable!("one message at a time")
+        }
+
+        fn write(&self, _: u64, _: MemRef<'_>) -> Result<(), PeerMemoryError> {
+            unreachable!("nobody helps")
+        }
+    }
+
+    #[test]
+    fn a_pull_that_another_thread_carries_on_has_its_turn_when_that_is_done() {
+        let ranks = Runtime::in_process(1).unwrap();
+        let (core, device) = (&ranks[0].0, &ranks[0].default_device().0);
+        let op = OpContext::of_runtime(ME, Tag(1), 0, None);
+        let target = Target::Receive { buffer: Buffer::Vec(vec![0; 8]), op };
+        let pull = Pull::new(0x1000, Arc::new(Sevens));
+        let at = (ME, device.receive(core, (ME, 8, target), Ask::Rts(5), Some(pull)));
+        let turn = |out: Option<Box<InFlight>>| {
+            let mut run = Run::new(core, device);
+            match out {
+                Some(transfer) => run.give_back(at, transfer, Flow::Stays),
+                None => run.move_pulls(),
+            }
+            run.into_ended()
+        };
+        let elsewhere = device.transfers.take_out(at);
+        assert!(elsewhere.is_some() && turn(None).is_empty());
+        assert!(turn(elsewhere).is_empty());
+        let (_, status) = turn(None).pop().expect("it was forgotten");
+        assert_eq!((status.error.is_none(), status.bytes()), (true, Some(&[7; 8][..])));
+        assert!(turn(None).is_empty() && device.transfers.pulls.is_empty(), "it has ended");
+    }
+
+    struct One(Split);
+
+    impl Splits for One {
+        fn count(&self) -> u32 {
+            1
+        }
+
+        fn get(&self, _: u32) -> Option<&Split> {
+            Some(&self.0)
+        }
+    }
+
+    /// Notes, when it is freed, whether the sender of the message could still take a piece.
+    struct Freed(Arc<One>, u32, Arc<AtomicBool>);
+
+    impl AsRef<[u8]> for Freed {
+        fn as_ref(&self) -> &[u8] {
+            &[0; 8]
+        }
+    }
+
+    impl Drop for Freed {
+        fn drop(&mut self) {
+            self.2.store(self.0.0.take_back(self.1, 1, 1).is_some(), Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn no_sender_takes_a_piece_of_a_buffer_that_is_being_freed() {
+        let (split, is_late) = (Arc::new(One(Split::new())), Arc::new(AtomicBool::new(true)));
+        let share = Arc::new(Shares::new(split.clone())).take(8).unwrap();
+        let mut pull = Pull::new(0x1000, Arc::new(Sevens));
+        let freed = Freed(split, share.turn, is_late.clone());
+        pull.share = Some(share);
+        pull.keep(Some(Buffer::Bytes(Bytes::from_owner(freed))));
+        drop(pull);
+        assert!(!is_late.load(Ordering::SeqCst), "it takes a piece, and writes to freed memory");
+    }
+}

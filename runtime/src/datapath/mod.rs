@@ -33,6 +33,8 @@ mod port;
 mod rx;
 mod share;
 mod target;
+#[cfg(test)]
+mod tests;
 mod through;
 mod tx;
 mod words;

@@ -238,11 +238,14 @@ impl Ordered {
         Some(ready)
     }
 
-    /// Lets an operation wait again that could not begin.
-    pub(crate) fn put_back(&self, number: u64, later: Box<dyn Deferred>) {
+    /// Lets an operation wait again that could not begin. Its deadline may have passed meanwhile,
+    /// and another thread have looked for it in vain.
+    pub(crate) fn put_back(&self, number: u64, later: Box<dyn Deferred>, deadlines: &Deadlines) {
+        let deadline = later.op().deadline;
         if let Some(entry) = self.0.lock().entry(number) {
             entry.waits = Waits::Later(Some(later));
         }
+        deadlines.note(deadline);
     }
 
     /// Removes an operation that has begun.
@@ -331,5 +334,59 @@ impl Ordered {
                 }),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::Tag;
+    use carrack_transports::mem::Buffer;
+
+    /// An operation whose event has fired.
+    struct Fired(OpContext);
+
+    impl Deferred for Fired {
+        fn op(&self) -> &OpContext {
+            &self.0
+        }
+
+        fn is_ready(&self) -> Result<bool, GpuError> {
+            Ok(true)
+        }
+
+        fn begin(self: Box<Self>, _: &Device) -> Start {
+            Start::Again(self)
+        }
+
+        fn end(self: Box<Self>, error: OpError) -> Ended {
+            self.0.end(Buffer::Empty, Some(error))
+        }
+
+        fn pending(&self) -> PendingOp {
+            unreachable!("nobody asks")
+        }
+    }
+
+    #[test]
+    fn an_operation_whose_deadline_passes_while_it_begins_in_vain_ends_by_it() {
+        let chores = Chores::default();
+        let (ordered, deadlines) = (Ordered::new(&chores), Deadlines::new(&chores));
+        let mut op = OpContext::of_runtime(Rank(1), Tag(1), 0, None);
+        op.deadline = Deadline::now();
+        let waits = Waits::Later(Some(Box::new(Fired(op))));
+        let entry = OrderedEntry { number: 1, rank: Rank(1), sort: Sort::Memory, waits };
+        ordered.push(None, entry);
+        deadlines.note(Deadline::now());
+        let (_, mut begin) = ordered.take_ready().unwrap();
+        let (number, later) = begin.pop().unwrap();
+        // Another thread looks meanwhile.
+        let now = deadlines.due().unwrap();
+        assert!(ordered.expire(now, &deadlines).is_empty() && deadlines.due().is_none());
+        ordered.put_back(number, later, &deadlines);
+        let now = deadlines.due().expect("the time is noted anew");
+        let (_, status) = ordered.expire(now, &deadlines).pop().unwrap();
+        assert!(matches!(status.error.as_deref(), Some(OpError::TimedOut(Rank(1)))));
+        assert_eq!(ordered.count(), 0);
     }
 }

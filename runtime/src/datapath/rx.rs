@@ -147,6 +147,11 @@ impl RxOp {
 
     /// Ends the operation with an error, now or when the engine that fills its buffer is done.
     fn fail(&mut self, run: &mut Run<'_>, event: RxEvent, error: OpError) -> Flow {
+        // Nothing comes from a peer that is gone, whatever it has said before.
+        let (event, error) = match self.failing.take() {
+            Some((RxEvent::Down, error)) => (RxEvent::Down, error),
+            _ => (event, error),
+        };
         if self.is_engine_busy() {
             self.failing = Some((event, error));
             return self.stay(run);
@@ -534,7 +539,7 @@ impl Port {
     }
 
     /// Begins a transfer to this rank. Returns its name.
-    fn receive(
+    pub(super) fn receive(
         &self,
         carrier: &Carrier,
         (from, size, target): (Rank, usize, Target),

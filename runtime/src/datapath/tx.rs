@@ -529,6 +529,10 @@ impl Transfers {
 /// Puts the bytes of a message back.
 fn restore(transfer: InFlight, bytes: &mut Buffer) {
     if let InFlight::Tx(mut tx) = transfer {
+        // The peer may have answered what was not sent to it.
+        if let Some(ahead) = &mut tx.ahead {
+            ahead.settle(tx.bytes.owned());
+        }
         *bytes = tx.bytes.take();
     }
 }

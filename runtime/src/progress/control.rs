@@ -142,9 +142,6 @@ impl<'a> Pass<'a> {
         let Run { moved, ended, arrivals, violations, .. } = run;
         self.moved |= moved;
         for (comp, status) in ended {
-            if matches!(status.error.as_deref(), Some(OpError::TimedOut(_))) {
-                self.inner.suspect(status.rank);
-            }
             self.signal(comp.as_ref(), status);
         }
         for (comp, status) in arrivals {

@@ -12,7 +12,6 @@ use crate::error::OpError;
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::Rank;
 use crate::op::Ended;
-use crate::peer::Suspects;
 use crate::streams::Streams;
 use carrack_transports::contract::DownCause;
 use carrack_transports::mem::Buffer;
@@ -30,7 +29,6 @@ pub(crate) struct Core {
     is_driven: AtomicBool,
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
-    pub(crate) suspects: Suspects,
     /// Futures that have to be polled again.
     pub(crate) retries: Retries,
     /// Errors of progress that no call has returned yet.
@@ -73,7 +71,6 @@ impl Core {
             is_driven: AtomicBool::new(false),
             engines: Engines::new(),
             comps: Registry::new(),
-            suspects: Suspects::new(chores),
             retries: Retries::new(chores),
             complaints: Complaints::new(chores),
             _dump: dump_on_signal(carrier.settings.dump().is_on(), chores),
@@ -145,12 +142,6 @@ impl Core {
             Some(engine) => engine,
             None => unreachable!("engines 0 and 1 are within the limit"),
         }
-    }
-
-    /// Notes that an operation with a rank missed its deadline.
-    #[cold]
-    pub(crate) fn suspect(&self, rank: Rank) {
-        self.suspects.add(&self.carrier, rank);
     }
 
     /// Ends parked operations with a gone rank. The thread that noted its end may have looked

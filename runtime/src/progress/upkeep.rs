@@ -188,7 +188,7 @@ impl Pass<'_> {
         }
         for (comp, status) in ended {
             self.moved = true;
-            self.inner.suspect(status.rank);
+            self.inner.note_end(&status);
             self.signal(comp.as_ref(), status);
         }
         // Members of groups wait for a limited time, too.
@@ -230,12 +230,16 @@ impl Pass<'_> {
             let rank = later.op().rank;
             match later.begin(&device) {
                 Start::Again(later) => {
-                    self.device.ordered.put_back(number, later);
+                    self.device.ordered.put_back(number, later, &self.inner.deadlines);
                     self.inner.end_ordered_if_gone(self.device, rank);
                     continue;
                 }
                 Start::UnderWay(ticket) => self.inner.streams.rename(number, ticket),
-                Start::Over((comp, status)) => self.signal(comp.as_ref(), status),
+                Start::Over((comp, status)) => {
+                    // Its deadline may have passed since progress looked for late ones.
+                    self.inner.note_end(&status);
+                    self.signal(comp.as_ref(), status);
+                }
             }
             self.moved = true;
             self.device.ordered.forget(number);

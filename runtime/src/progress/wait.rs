@@ -226,3 +226,85 @@ fn is_readable(fd: &BorrowedFd<'_>) -> bool {
     rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&now))
         .is_ok_and(|ready| ready > 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::{Bootstrap, BootstrapError, InProcess, JobId};
+    use crate::settings::{GpuChoice, Settings, TransportChoice};
+    use crate::{Rank, Runtime, Tag};
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::OwnedFd;
+
+    /// A rank of a job, with a descriptor that has nothing to tell.
+    struct Quiet(InProcess, OwnedFd);
+
+    impl Bootstrap for Quiet {
+        fn rank(&self) -> u32 {
+            self.0.rank()
+        }
+
+        fn size(&self) -> u32 {
+            self.0.size()
+        }
+
+        fn job(&self) -> &JobId {
+            self.0.job()
+        }
+
+        fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
+            self.0.put(key, value)
+        }
+
+        fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
+            self.0.get(key)
+        }
+
+        fn fence(&self) -> Result<(), BootstrapError> {
+            self.0.fence()
+        }
+
+        fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.1.as_fd())
+        }
+    }
+
+    /// Starts the first rank of two. The other one is not there yet.
+    fn start() -> (Runtime, InProcess) {
+        let mut job = InProcess::job(2).unwrap();
+        let (one, zero) = (job.pop().unwrap(), job.pop().unwrap());
+        let settings =
+            Settings::builder().transports(vec![TransportChoice::Loopback]).gpu(GpuChoice::None);
+        let settings = settings.build_from_vars::<String, String>([]).unwrap();
+        let bootstrap = Quiet(zero, eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
+        (builder.start().unwrap(), one)
+    }
+
+    #[test]
+    fn a_sleep_without_the_descriptor_of_the_bootstrap_is_short_while_a_rank_is_awaited() {
+        let (runtime, _other) = start();
+        let core = &runtime.0;
+        let spans = |nap: &mut Duration| -> Vec<_> {
+            (0..20).map(|_| core.sleep_apart(nap).span).collect()
+        };
+        assert_eq!(spans(&mut SHORT.clone()), [LONGEST; 20], "nothing is awaited");
+        runtime.post_send(Rank(1), b"x", Tag(1)).submit().unwrap();
+        let mut nap = SHORT;
+        let spans = spans(&mut nap);
+        assert!(spans.iter().all(|span| *span <= UNTOLD), "{spans:?}");
+        // A thread that has the descriptor hears of the rank.
+        let spans: Vec<_> = (0..20).map(|_| core.prepare_sleep(LONGEST, &mut nap)).collect();
+        assert!(spans.iter().all(|(_, fd)| fd.is_some()));
+        assert_eq!(spans.last().unwrap().0.span, LONGEST);
+    }
+
+    #[test]
+    fn the_end_of_a_runtime_wakes_threads_that_sleep_apart() {
+        let (runtime, _other) = start();
+        let sleep = runtime.0.sleep_apart(&mut SHORT.clone());
+        assert!(!is_readable(&sleep.sleepers.as_fd()));
+        drop(runtime);
+        assert!(is_readable(&sleep.sleepers.as_fd()), "it sleeps on, for a runtime that is gone");
+    }
+}
