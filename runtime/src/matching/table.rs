@@ -238,16 +238,11 @@ impl<A, B: Default> Shard<A, B> {
     }
 
     /// Gives back the memory that an empty shard does not need.
-    #[inline(always)]
+    #[inline]
     fn shrink(&mut self) {
         if self.lines == 0 && self.places.len() > SPARE {
-            self.empty();
+            *self = Self { stamps: self.stamps, ..Self::new() };
         }
-    }
-
-    #[cold]
-    fn empty(&mut self) {
-        *self = Self { stamps: self.stamps, ..Self::new() };
     }
 
     #[cold]

@@ -94,10 +94,9 @@ impl Core {
         }
         let mut pass = Pass { inner: self, device, error: None, moved: false };
         pass.run(&mut scratch);
+        let Pass { mut error, moved, .. } = pass;
         keep_scratch(scratch);
-        // The error stays where it is: to move it takes as long as an idle poll.
-        let Pass { error, moved, .. } = &mut pass;
-        if *moved {
+        if moved {
             self.sleepers.wake();
         }
         let chores = self.chores.there();
@@ -110,11 +109,11 @@ impl Core {
             }
             if chores.has(Chore::Complaints) && TAKES_KEPT && error.is_none() {
                 let waits = |device: &Device| !device.0.undelivered.is_empty();
-                *error = self.complaints.take(!self.devices().iter().any(waits));
+                error = self.complaints.take(!self.devices().iter().any(waits));
             }
         }
-        match pass.error {
-            None => Ok(pass.moved),
+        match error {
+            None => Ok(moved),
             Some(error) => Err(error),
         }
     }

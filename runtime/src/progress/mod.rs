@@ -115,11 +115,6 @@ fn found(met: &mut Met, meeting: Meeting) -> Found {
     Found::Met(met.meetings.len() - 1)
 }
 
-#[inline(never)]
-fn found_over(met: &mut Met, comp: Option<Arc<dyn Completion>>, status: Status) -> Found {
-    found(met, Meeting::Over(comp, status))
-}
-
 impl Met {
     /// Takes the meeting of a message, once.
     #[inline]
@@ -188,7 +183,8 @@ impl Receive {
         let is_there =
             self.buffer.view_mut().is_some_and(|target| copy_now(target, source).is_ok());
         if !is_there {
-            return self.take_apart((from, tag, bytes), met);
+            let content = Content::Here(Payload::Small(*bytes));
+            return found(met, Meeting::Pair(Unexpected { from, tag, content }, self.take()));
         }
         let comp = self.op.comp.take();
         let user_context = self.op.user_context;
@@ -204,15 +200,8 @@ impl Receive {
                 met.told.push(queue);
                 Found::Kept
             }
-            comp => found_over(met, comp, status()),
+            comp => found(met, Meeting::Over(comp, status())),
         }
-    }
-
-    /// Takes a message whose bytes are moved later, or are too many.
-    #[cold]
-    fn take_apart(&mut self, (from, tag, bytes): (Rank, Tag, &SmallBytes), met: &mut Met) -> Found {
-        let content = Content::Here(Payload::Small(*bytes));
-        found(met, Meeting::Pair(Unexpected { from, tag, content }, self.take()))
     }
 }
 
@@ -345,21 +334,13 @@ impl Pass<'_> {
                 continue;
             }
             let met_before = self.meet_run(same, met, &mut notes);
-            if let Some(others @ [_, ..]) = same.get_mut(met_before..) {
-                self.meet_each(others, met, &mut notes);
+            for message in &mut same[met_before..] {
+                let found = self.meet_small(message, met, notes.at_once);
+                notes.note(message, found);
             }
         }
         if notes.over > 0 {
             batch.forget_small(notes.over);
-        }
-    }
-
-    /// Matches messages one by one: those that came before their receives, and offers.
-    #[inline(never)]
-    fn meet_each(&self, messages: &mut [SmallArrival], met: &mut Met, notes: &mut Notes) {
-        for message in messages {
-            let found = self.meet_small(message, met, notes.at_once);
-            notes.note(message, found);
         }
     }
 

@@ -12,7 +12,6 @@ thread_local! {
 }
 
 /// Returns `true` if this thread is inside a completion object's `signal`.
-#[inline(always)]
 pub(crate) fn in_handler() -> bool {
     IN_HANDLER.get()
 }

@@ -193,16 +193,6 @@ impl Batch {
     /// Adds a small message, behind everything that is there.
     #[inline(always)]
     pub fn push_small(&mut self, message: SmallArrival) {
-        if self.events.is_empty() && self.small.len() < self.small.capacity() {
-            self.small.push(message);
-        } else {
-            self.push_apart(message);
-        }
-    }
-
-    /// Apart, so that a message that has its place stays in registers on its way there.
-    #[cold]
-    fn push_apart(&mut self, message: SmallArrival) {
         if self.events.is_empty() {
             self.small.push(message);
         } else {

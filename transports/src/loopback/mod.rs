@@ -315,49 +315,6 @@ struct LoopbackDevice {
 }
 
 impl LoopbackDevice {
-    /// Takes in what has come. Apart from `poll`, which is a few instructions without it.
-    #[inline(never)]
-    fn take_in(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
-        let Some(_polling) = self.polling.try_lock() else { return Polled::Busy };
-        let mut turns = {
-            let mut ready = self.inbox.ready.lock();
-            while !batch.is_full() {
-                let Some(event) = ready.news.pop_front() else { break };
-                batch.push(event);
-            }
-            ready.queues.len()
-        };
-        while turns > 0 && !batch.is_full() {
-            turns -= 1;
-            let Some(queue) = self.inbox.ready.lock().queues.pop_front() else { break };
-            let more = self.take_turn(&queue, batch);
-            if !more {
-                queue.listed.store(false, Ordering::SeqCst);
-            }
-            // A sender that pushed a message between the two lines above saw the queue still
-            // listed.
-            if more
-                || !queue.messages.lock().is_empty() && !queue.listed.swap(true, Ordering::SeqCst)
-            {
-                self.inbox.ready.lock().queues.push_back(queue);
-                // The device may have closed while this queue was not on the list that it
-                // abandons.
-                if self.inbox.closed.load(Ordering::Acquire) {
-                    self.inbox.abandon();
-                }
-            }
-        }
-        let ready = self.inbox.ready.lock();
-        let count = ready.queues.len() + ready.news.len();
-        self.inbox.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
-        drop(ready);
-        if batch.is_empty() {
-            return Polled::Idle;
-        }
-        ordered(batch);
-        Polled::Some
-    }
-
     fn link_to(&self, to: &AddressBlob, peer: PeerId) -> Result<LoopbackLink, SubmitError> {
         let (process, id) = parse(to).ok_or(SubmitError::Address(to.0.len()))?;
         let target =
@@ -436,7 +393,44 @@ impl Device for LoopbackDevice {
         if self.inbox.waiting.load(Ordering::Acquire) == 0 {
             return Polled::Idle;
         }
-        self.take_in(batch, ordered)
+        let Some(_polling) = self.polling.try_lock() else { return Polled::Busy };
+        let mut turns = {
+            let mut ready = self.inbox.ready.lock();
+            while !batch.is_full() {
+                let Some(event) = ready.news.pop_front() else { break };
+                batch.push(event);
+            }
+            ready.queues.len()
+        };
+        while turns > 0 && !batch.is_full() {
+            turns -= 1;
+            let Some(queue) = self.inbox.ready.lock().queues.pop_front() else { break };
+            let more = self.take_turn(&queue, batch);
+            if !more {
+                queue.listed.store(false, Ordering::SeqCst);
+            }
+            // A sender that pushed a message between the two lines above saw the queue still
+            // listed.
+            if more
+                || !queue.messages.lock().is_empty() && !queue.listed.swap(true, Ordering::SeqCst)
+            {
+                self.inbox.ready.lock().queues.push_back(queue);
+                // The device may have closed while this queue was not on the list that it
+                // abandons.
+                if self.inbox.closed.load(Ordering::Acquire) {
+                    self.inbox.abandon();
+                }
+            }
+        }
+        let ready = self.inbox.ready.lock();
+        let count = ready.queues.len() + ready.news.len();
+        self.inbox.waiting.store(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Release);
+        drop(ready);
+        if batch.is_empty() {
+            return Polled::Idle;
+        }
+        ordered(batch);
+        Polled::Some
     }
 
     fn arm(&self) -> Armed<'_> {

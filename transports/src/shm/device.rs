@@ -16,8 +16,8 @@ use crate::contract::{
 use crate::fork::Owner;
 use crate::mem::PacketSource;
 use crate::net::packets::Listener;
+use crate::sync::BiasedLock;
 use crate::sync::barrier::Barrier;
-use crate::sync::biased_lock::{BiasedGuard, BiasedLock};
 use crate::upkeep::Upkeep;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -197,30 +197,6 @@ impl ShmDevice {
         })
     }
 
-    /// Takes in what has come. Apart from `poll`, which is a few instructions without it.
-    #[inline(never)]
-    fn take_in(
-        &self,
-        mut polling: BiasedGuard<'_, Polling>,
-        is_due: bool,
-        batch: &mut Batch,
-        ordered: &mut dyn FnMut(&mut Batch),
-    ) -> Polled {
-        let polling = &mut *polling;
-        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Acquire) {
-            self.look_after(polling, batch);
-        }
-        polling.inbound.poll(&self.shared, batch);
-        if is_due {
-            self.look_after(polling, batch);
-        }
-        if batch.is_empty() {
-            return Polled::Idle;
-        }
-        ordered(batch);
-        Polled::Some
-    }
-
     /// Reads the epoll set.
     #[cold]
     fn look_after(&self, polling: &mut Polling, batch: &mut Batch) {
@@ -374,12 +350,19 @@ impl Device for ShmDevice {
     #[inline]
     fn poll(&self, batch: &mut Batch, ordered: &mut dyn FnMut(&mut Batch)) -> Polled {
         let Some(mut polling) = self.inbound.try_lock() else { return Polled::Busy };
-        let is_quiet = polling.inbound.finds_nothing(self.shared.page.bells());
-        let is_due = polling.upkeep.is_due(is_quiet);
-        if is_quiet && !is_due && !self.armed.load(Ordering::Relaxed) {
+        let polling = &mut *polling;
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Acquire) {
+            self.look_after(polling, batch);
+        }
+        polling.inbound.poll(&self.shared, batch);
+        if polling.upkeep.is_due(batch.is_empty()) {
+            self.look_after(polling, batch);
+        }
+        if batch.is_empty() {
             return Polled::Idle;
         }
-        self.take_in(polling, is_due, batch, ordered)
+        ordered(batch);
+        Polled::Some
     }
 
     fn splits_of(&self, peer: PeerId) -> Option<Arc<dyn Splits>> {

@@ -37,10 +37,8 @@ const STRANGERS_TIME: Duration = Duration::from_secs(600);
 
 /// Warm rings that are too few to be worth cooling one.
 const FEW: usize = 8;
-/// Polls without a message after which one of many warm rings cools, ...
-const PATIENCE: u64 = 4096;
-/// ... and polls between two searches for such rings.
-const SEARCH_EVERY: u64 = 1024;
+/// Empty looks after which one of many warm rings cools.
+const PATIENCE: u32 = 4096;
 /// Records taken from one ring before the next ring.
 const TURN: usize = 32;
 
@@ -81,8 +79,6 @@ pub(super) struct Inbound {
     warm: Vec<Sender>,
     /// Index at which the next poll begins, so that no ring is always last.
     turn: usize,
-    /// Number of polls so far.
-    polls: u64,
     /// Pending connections wait for a resource that is short.
     owes_welcomes: bool,
 }
@@ -104,8 +100,8 @@ struct Sender {
     process: Option<OwnedFd>,
     segment: Arc<Segment>,
     consumer: Consumer<SegmentSlots>,
-    /// Number of the poll that found its last message.
-    heard: u64,
+    /// Empty looks since the last message.
+    silent: u32,
     /// The last look found its full number of messages: more are likely there.
     streams: bool,
     /// Messages since a look last found the ring empty.
@@ -127,8 +123,7 @@ impl Inbound {
     pub(super) fn of(ranks: u32) -> Self {
         let most = MOST_STRANGERS.max(2 * ranks as usize);
         let strangers = Pending::new(most, STRANGERS_TIME);
-        let (links, warm) = (Vec::new(), Vec::new());
-        Self { links, strangers, warm, turn: 0, polls: 0, owes_welcomes: false }
+        Self { links: Vec::new(), strangers, warm: Vec::new(), turn: 0, owes_welcomes: false }
     }
 
     /// Returns `true` if any polled ring has something, or any bell has rung.
@@ -136,18 +131,8 @@ impl Inbound {
         bells.any() || self.warm.iter().any(|sender| sender.consumer.is_ready())
     }
 
-    /// Begins a poll. Returns `true` if it would find nothing: the path of a thread that waits,
-    /// whose length is part of each latency.
-    #[inline(always)]
-    pub(super) fn finds_nothing(&mut self, bells: &Bells) -> bool {
-        self.polls += 1;
-        !bells.any()
-            && !self.polls.is_multiple_of(SEARCH_EVERY)
-            && self.warm.iter().all(Sender::has_nothing)
-    }
-
     /// Takes messages from the warm rings, and warms rings whose bells have rung.
-    #[inline]
+    #[inline(always)]
     pub(super) fn poll(&mut self, shared: &Shared, batch: &mut Batch) {
         self.look(shared, batch);
         if shared.page.bells().any() {
@@ -159,32 +144,25 @@ impl Inbound {
     #[inline(always)]
     fn look(&mut self, shared: &Shared, batch: &mut Batch) {
         let count = self.warm.len();
+        let mut tired = 0;
         let mut at = self.turn;
         for _ in 0..count {
             if at >= count {
                 at = 0;
             }
             let Some(sender) = self.warm.get_mut(at) else { break };
-            if let Look::Ended(cause) = sender.look(self.polls, &shared.packets, batch) {
-                self.remove(shared, at, cause, batch);
-                break;
+            match sender.look(&shared.packets, batch) {
+                Look::Goes => tired += usize::from(sender.silent > PATIENCE),
+                Look::Ended(cause) => {
+                    self.remove(shared, at, cause, batch);
+                    break;
+                }
             }
             at += 1;
         }
         self.turn = if self.turn + 1 < count { self.turn + 1 } else { 0 };
-        if self.polls.is_multiple_of(SEARCH_EVERY) {
-            self.cool_tired(shared.barrier);
-        }
-    }
-
-    /// Cools the rings without messages, if many are warm.
-    #[cold]
-    fn cool_tired(&mut self, barrier: Barrier) {
-        let first = self.polls.saturating_sub(PATIENCE);
-        let is_tired = |sender: &Sender| sender.heard < first;
-        let tired = self.warm.iter().filter(|sender| is_tired(sender)).count();
-        if tired > 0 && self.warm.len() > FEW || tired >= FEW {
-            self.cool(barrier, is_tired);
+        if tired > 0 && count > FEW || tired >= FEW {
+            self.cool(shared.barrier, |sender| sender.silent > PATIENCE);
         }
     }
 
@@ -243,7 +221,7 @@ impl Inbound {
         let Some(place) = self.links.get_mut(bell as usize) else { return };
         match place.take() {
             Some(Incoming::Cold(mut sender)) => {
-                sender.heard = self.polls;
+                sender.silent = 0;
                 sender.segment.attention().warm();
                 self.warm.push(*sender);
                 *place = Some(Incoming::Warm);
@@ -430,7 +408,7 @@ impl Sender {
             process,
             segment,
             consumer,
-            heard: 0,
+            silent: 0,
             streams: false,
             run: 0,
             rest: 0,
@@ -438,15 +416,9 @@ impl Sender {
         }
     }
 
-    /// Returns `true` if a look would find nothing and change nothing.
-    #[inline(always)]
-    fn has_nothing(&self) -> bool {
-        self.run | self.rest == 0 && self.ended.is_none() && !self.consumer.is_ready()
-    }
-
     /// Takes records off the ring.
     #[inline(always)]
-    fn look(&mut self, poll: u64, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
+    fn look(&mut self, packets: &Arc<dyn PacketSource>, batch: &mut Batch) -> Look {
         if self.rest > 0 {
             self.rest -= 1;
             return Look::Goes;
@@ -454,58 +426,44 @@ impl Sender {
         // A single message from a sender that does not stream: a look for a second one would fetch
         // the line that the sender is about to write.
         let limit = if self.streams { TURN } else { 1 };
-        for _ in 0..limit {
+        for taken in 0..limit {
             if batch.is_full() {
                 return Look::Goes;
             }
             let record = match self.consumer.peek() {
                 Ok(Some(record)) => record,
-                Ok(None) => return self.nothing(),
+                Ok(None) => return self.nothing(taken > 0),
                 Err(why) => return Look::Ended(corrupt(why)),
             };
-            let count = record.count;
+            let (count, header) = (record.count, Header(record.header()));
             if record.kind == KIND_INLINE && count == 1 {
                 let bytes = SmallBytes::first(record.len(), record.first());
-                batch.push_small(SmallArrival::new(self.from, Header(record.header()), bytes));
+                batch.push_small(SmallArrival::new(self.from, header, bytes));
             } else {
-                match self.receive_large(packets, batch) {
-                    Ok(true) => {}
-                    Ok(false) => return Look::Goes,
-                    Err(cause) => return Look::Ended(cause),
+                match receive(&record, &self.segment, packets) {
+                    Ok(Some(payload)) => batch.push(Event::arrived(self.from, header, payload)),
+                    Ok(None) => return Look::Goes,
+                    Err(why) => return Look::Ended(DownCause::Protocol(why)),
                 }
             }
             self.consumer.advance(count);
             self.run = self.run.saturating_add(1);
-            self.heard = poll;
             if self.streams {
                 self.consumer.fetch_ahead();
             }
         }
+        self.silent = 0;
         self.streams = true;
         Look::Goes
     }
 
-    /// Receives the next record, which is not inline in one slot. Returns `false` if it has to stay
-    /// in the ring for now.
-    #[inline(never)]
-    fn receive_large(
-        &self,
-        packets: &Arc<dyn PacketSource>,
-        batch: &mut Batch,
-    ) -> Result<bool, DownCause> {
-        let Some(record) = self.consumer.peek().map_err(corrupt)? else { return Ok(false) };
-        let payload = receive(&record, &self.segment, packets).map_err(DownCause::Protocol)?;
-        let Some(payload) = payload else { return Ok(false) };
-        batch.push(Event::arrived(self.from, Header(record.header()), payload));
-        Ok(true)
-    }
-
     #[inline(always)]
-    fn nothing(&mut self) -> Look {
+    fn nothing(&mut self, some: bool) -> Look {
         if self.run >= RUN {
             self.rest = REST;
         }
         (self.streams, self.run) = (false, 0);
+        self.silent = if some { 0 } else { self.silent.saturating_add(1) };
         match &self.ended {
             None => Look::Goes,
             // One more look: the last messages may have come between the two looks.

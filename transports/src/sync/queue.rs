@@ -170,9 +170,9 @@ impl<T> Queue<T> {
         let (at, cell) = self.head.claim(&self.cells, 1)?;
         // SAFETY: the position was given to this thread alone, and the turn said that its push has
         // ended.
-        let value = Some(cell.value.with(|slot| unsafe { (*slot).assume_init_read() }));
+        let value = cell.value.with(|slot| unsafe { (*slot).assume_init_read() });
         cell.turn.store(at.wrapping_add(self.capacity()), Ordering::Release);
-        value
+        Some(value)
     }
 }
 
