@@ -6,7 +6,6 @@
 //! from the other core. So a thread that has taken the lock `STREAK` times in a row gets a bias:
 //! it takes and leaves the lock by plain stores. The first other thread that comes pays for both
 //! (a [`heavy`] barrier), and from then on the lock is an ordinary one for all.
-//! [`heavy`] barrier), and from then on the lock is an ordinary one for all.
 //!
 //! Correctness: the owner sets `owner_in`, then checks that the bias still holds. A thread that
 //! revokes the bias clears it, then reads `owner_in`. Between the two steps each side has a
