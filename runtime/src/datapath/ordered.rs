@@ -117,7 +117,7 @@ impl Standing {
         let mut removed = Vec::new();
         let on_streams = self.streams.iter_mut().map(|one| &mut one.entries);
         for entries in on_streams.chain([&mut self.others]) {
-            // The remaining ones go round once.
+            // The remaining operations keep their order.
             for _ in 0..entries.len() {
                 match entries.pop_front() {
                     Some(entry) if is_meant(&entry) => removed.push(entry),
@@ -238,7 +238,7 @@ impl Ordered {
         Some(ready)
     }
 
-    /// Lets an operation wait again that could not begin.
+    /// Parks an operation again that could not begin.
     pub(crate) fn put_back(&self, number: u64, later: Box<dyn Deferred>) {
         if let Some(entry) = self.0.lock().entry(number) {
             entry.waits = Waits::Later(Some(later));
