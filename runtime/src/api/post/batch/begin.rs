@@ -23,7 +23,7 @@ pub(in crate::api::post) enum Started {
     UnderWay,
     /// Too many operations wait for peers already: nothing was begun.
     Full(RetryReason),
-    /// Pieces are in flight, as many as there was room for.
+    /// The pieces that there was room for are in flight.
     Partly(Rest),
 }
 
