@@ -5,7 +5,7 @@
 use carrack_transports::sync::chores::Bit;
 pub(crate) use carrack_transports::sync::chores::{Chores, Found, Waiting};
 
-/// A sort of thing that may be there to be done.
+/// A sort of work that may wait for progress.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chore {
     /// Backlogs that are not empty.

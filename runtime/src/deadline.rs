@@ -1,8 +1,8 @@
 //! Deadlines of operations.
 //!
-//! A deadline stands with its operation, in whatever list that waits, and the runtime knows the
-//! earliest of all. Only after that one has passed does progress look at all operations that wait.
-//! Nearly all operations end in time: each costs one look at the clock when it is posted.
+//! Each operation holds its deadline, in the list where it waits, and the runtime knows the
+//! earliest one. Only after that one has passed does progress look at all operations that wait.
+//! Nearly all operations end in time, so each costs one reading of the clock when it is posted.
 
 use crate::chores::{Chore, Chores};
 use carrack_transports::sync::Earliest;
@@ -52,7 +52,7 @@ impl Deadlines {
         Self(Earliest::new(chores, Chore::Deadlines))
     }
 
-    /// Notes one more, of an operation that now waits.
+    /// Notes the deadline of an operation that now waits.
     #[inline]
     pub(crate) fn note(&self, deadline: Deadline) {
         if deadline.is_some() {

@@ -1,4 +1,5 @@
-//! GPU memory and events of one process in another, for programs that bring a scheme of their own.
+//! GPU memory and events of one process in another, for programs that exchange the handles
+//! themselves.
 //!
 //! Registered memory needs none of this. With [`register_memory`](crate::Runtime::register_memory)
 //! and a [`RemoteKey`](crate::RemoteKey) the runtime maps memory where possible, keeps it, and

@@ -1,9 +1,9 @@
 //! Carrack: a communication runtime for HPC. Ranks exchange host and GPU memory with
 //! [`post_send`](Runtime::post_send), [`post_recv`](Runtime::post_recv) and
-//! [`post_am`](Runtime::post_am); each message takes the best path there is, and
-//! [`explain`](Runtime::explain) says which, and why no other.
+//! [`post_am`](Runtime::post_am). Each message takes the cheapest path between two ranks;
+//! [`explain`](Runtime::explain) names it, and gives the reasons against the others.
 //!
-//! In the order in which a message passes through. Imports run from a module to those below it.
+//! The modules, in the order in which a message passes through them; imports run downwards:
 //!
 //! | module | one idea |
 //! |---|---|

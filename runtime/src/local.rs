@@ -1,5 +1,4 @@
-//! This rank, whichever way its messages take: its place in the job, and everything that it was
-//! started with.
+//! This rank, independent of paths: its place in the job, and everything that it was started with.
 
 use crate::bootstrap::Bootstrap;
 use crate::chores::Chores;
@@ -20,7 +19,7 @@ pub(crate) type Domains = Vec<(&'static str, Arc<dyn Domain>)>;
 pub(crate) struct Local {
     /// Tells runtimes of one process apart.
     pub(crate) id: u64,
-    /// The process that started it: a fork has no business here.
+    /// The process that started it, to refuse calls of a forked child.
     pub(crate) owner: Owner,
     pub(crate) rank: Rank,
     pub(crate) size: u32,
@@ -36,7 +35,7 @@ pub(crate) struct Local {
     pub(crate) sleepers: Arc<Sleepers>,
     /// This rank among those of this process.
     pub(crate) here: Here,
-    // Last: whatever else ends may still have something to say to the launcher.
+    // Last: other fields may still send to the launcher when they are dropped.
     pub(crate) bootstrap: Box<dyn Bootstrap>,
 }
 

@@ -33,8 +33,8 @@ impl Tag {
 /// A completion object of another rank, as it registered it: a number of 20 bits, and above it a
 /// generation of 11; or 31 bits of a text's hash, with the highest bit set.
 ///
-/// A number that is given again comes with the next generation, so a message that is late finds no
-/// object. A name by text stays the same.
+/// A number that is used again has the next generation, so a late message finds no object. A name
+/// by text stays the same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RemoteComp(pub u32);
 
@@ -84,7 +84,7 @@ pub struct UserContext(pub u64);
 /// The properties on which a message and a receive must agree to meet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Matching {
-    /// Nothing: any message meets any receive of this policy.
+    /// No property: any message meets any receive of this policy.
     None,
     /// The sender's rank.
     RankOnly,

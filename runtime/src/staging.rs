@@ -4,8 +4,8 @@
 //! A block is pinned, so that a copy is the engine's work alone: with pageable memory the driver's
 //! call waits for it. It is never given back to the system before the runtime ends, since freeing
 //! pinned memory waits for all of a device's work, streams of the program's included (gpu.md,
-//! streams rule 1). But a context of the program's that it destroys takes blocks along that were
-//! allocated there: it is asked for before one is used again.
+//! streams rule 1). A context that the program destroys takes its blocks with it, so a block's
+//! context is checked before the block is used again.
 //!
 //! Each direction of each GPU has a pool of its own. Outgoing bytes wait for peers, and must not
 //! delay the copies of incoming ones. A pool gives out [`BLOCKS`] at most, and beyond that one for
@@ -37,9 +37,9 @@ pub(crate) enum Way {
     Out,
     /// Onto a GPU.
     In,
-    /// There and back: words that are changed on the host.
+    /// Both directions: words that are changed on the host.
     Word,
-    /// To and from host memory that is not pinned: waits for no peer.
+    /// Between a GPU and pageable host memory of this process, which waits for no peer.
     Through,
 }
 

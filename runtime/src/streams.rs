@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 #[derive(Default)]
 pub(crate) struct Streams {
     words: Mutex<Vec<(GpuUuid, Arc<Words>)>>,
-    /// Looked at when a rank ends, or this one.
+    /// Checked when a rank ends, this one included.
     counters: Mutex<Vec<Weak<Counted>>>,
     /// Operations that have waited for events, to tell them apart.
     numbers: AtomicU64,

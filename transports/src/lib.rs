@@ -1,5 +1,5 @@
-//! Access to hardware and to other processes, and the lock-free structures. All the unsafe code of
-//! Carrack is here, in the leaf modules that need it.
+//! Access to hardware and to other processes, and the lock-free structures. Nearly all unsafe code
+//! of Carrack is here, in the leaf modules that need it.
 //!
 //! In the order in which a message passes through:
 //!

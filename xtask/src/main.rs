@@ -37,7 +37,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Run everything that CI runs, installing what it needs
+    /// Build and test everything; with --full run all that CI runs, and install its tools
     Test(test::Options),
     /// Measure Carrack, UCX and MPICH side by side, in alternating rounds on the same two cores
     BenchPeers(peers::Options),

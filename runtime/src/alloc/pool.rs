@@ -1,9 +1,9 @@
 //! Many small allocations in few blocks.
 //!
-//! All ranks keep the same books, and change them only by what all ranks have told each other. So
-//! they find the same place for a piece without a question. Each call tells the pieces that the
-//! rank has released since the last one. A piece is used again when all ranks have released it,
-//! since until then some rank may read it. That costs one round of messages for each call.
+//! All ranks keep the same records, and change them only by messages that all ranks get. So they
+//! find the same place for a piece without asking. Each call tells the pieces that the rank has
+//! released since the last call. A piece is used again when all ranks have released it, since until
+//! then some rank may read it. That costs one round of messages for each call.
 
 use super::buddy::Buddy;
 use super::error::SharedAllocError;

@@ -312,7 +312,7 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    /// Rank 1 has heard everybody, and has an allocator; rank 0 has not.
+    /// Rank 1 has every rank's message, and an allocator; rank 0 has neither.
     #[test]
     fn who_cannot_make_an_allocator_is_not_waited_for_by_those_who_have_one() {
         let settings = Settings::builder().gpu(GpuChoice::Fake).build().unwrap();

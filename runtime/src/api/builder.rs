@@ -40,7 +40,7 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Finds the other ranks through this, and not through the launcher.
+    /// Sets the bootstrap that finds the other ranks, in place of the launcher's.
     pub fn bootstrap(mut self, bootstrap: Box<dyn Bootstrap>) -> Self {
         self.bootstrap = Some(bootstrap);
         self
@@ -52,9 +52,9 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Adds a transport of the caller, in place of the build's own of that
-    /// [name](Transport::name). The settings decide on its use as for any other; one whose name
-    /// they do not know is tried after all others.
+    /// Adds a transport of the caller, in place of the build's own of that [name](Transport::name).
+    /// The settings decide on its use as for any other transport; one whose name they do not know
+    /// is tried last.
     pub fn transport(mut self, transport: Box<dyn Transport>) -> Self {
         self.transports.push(transport);
         self
@@ -140,7 +140,7 @@ fn driver(settings: &Settings) -> Result<Arc<dyn Driver>, StartError> {
     Ok(match settings.gpu() {
         GpuChoice::Fake => simulators::gpus(settings.fake_gpus())?,
         GpuChoice::None => Arc::new(NoGpu::because("CARRACK_GPU=none")),
-        // Opened by the first question, and never initialised behind the program's back.
+        // The first query opens the library. Only the program initialises CUDA.
         GpuChoice::Auto => Arc::new(CudaDriver::adopt()),
         GpuChoice::Cuda => Arc::new(CudaDriver::initialise()?),
     })

@@ -17,8 +17,8 @@ const TURNS: usize = 64;
 const NAP: Duration = Duration::from_micros(100);
 
 impl Runtime {
-    /// Returns a future that makes progress on all devices, for an executor to run beside the
-    /// futures of operations. It ends with the runtime: when its last handle is dropped.
+    /// Returns a future that makes progress on all devices, for an executor that also runs the
+    /// futures of operations. It ends when the last handle of the runtime is dropped.
     ///
     /// While there is nothing to do, a thread of its own sleeps on the descriptors of the
     /// transports and wakes it. Errors of progress are kept: the next calls of
@@ -55,7 +55,7 @@ impl Future for Drive {
                     }
                     break;
                 }
-                // A handler has woken a task that polls this at once.
+                // A handler has woken a task that polls this future at once.
                 Err(ProgressError::InHandler) => break,
                 Err(_) => return Poll::Ready(()),
             }
@@ -66,8 +66,8 @@ impl Future for Drive {
 }
 
 impl Drive {
-    /// Has the thread sleep, and wake this future. Returns `false` if the system has no thread for
-    /// that.
+    /// Lets the thread sleep, and then wake this future. Returns `false` if the system refused the
+    /// thread.
     fn sleep(&mut self, inner: &Core, context: &Context<'_>) -> bool {
         let sleep = inner.sleep_apart(&mut self.nap);
         if self.sleeper.is_none() {

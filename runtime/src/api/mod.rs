@@ -1,4 +1,5 @@
-//! The faces of the runtime that users call. Nothing of the runtime depends on them.
+//! The interface that users call. Only modules that stand above it, such as `collective` and
+//! `alloc`, depend on it.
 //!
 //! | module | one idea |
 //! |---|---|

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 impl Runtime {
     /// Returns the operations that this rank waits for at this moment. For diagnostics only, since
-    /// each list is read at a time of its own.
+    /// the lists are read one after the other.
     pub fn pending(&self) -> Pending {
         self.0.pending()
     }

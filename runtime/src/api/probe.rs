@@ -1,4 +1,4 @@
-//! Looking at messages without receiving them, and taking back receives.
+//! Probes of messages that wait, and the cancelling of receives.
 
 use super::Runtime;
 use crate::error::{OpError, PostError, ProgressError};
@@ -7,7 +7,7 @@ use crate::names::{DEFAULT_ENGINE, Matching, Rank, Tag};
 use crate::op::Ended;
 use crate::progress::Core;
 
-/// A look for a message that waits. Made by [`Runtime::probe`].
+/// A probe for a message that waits. Made by [`Runtime::probe`].
 #[must_use = "nothing is looked at until `look`"]
 pub struct Probe<'a> {
     runtime: &'a Runtime,
@@ -20,9 +20,8 @@ pub struct Probe<'a> {
 }
 
 impl Runtime {
-    /// Looks whether a message has come that a receive of this rank and tag would take, and how
-    /// long it is. It stays where it is: with several threads, another one's receive may take it
-    /// first.
+    /// Looks for a message that a receive of this rank and tag would take, and returns its length.
+    /// The message stays: with several threads, another thread's receive may take it first.
     ///
     /// [`Rank::ANY`] and [`Tag::ANY`] have the meaning that they have in a receive. Messages come
     /// in by progress, which this does not call.
@@ -63,7 +62,7 @@ impl Core {
             if parked.is_some() {
                 return parked;
             }
-            // It has been posted meanwhile.
+            // The receive has been posted meanwhile.
             ticket = self.streams.renamed(number)?;
         }
         let receive = self.engines.get(ticket.engine)?.withdraw(&ticket)?;

@@ -16,9 +16,9 @@ use carrack_transports::gpu::Driver;
 use carrack_transports::mem::{PacketAllocator, PacketPool};
 use std::sync::Arc;
 
-/// A rank of a job, and its resources. Clones are handles to the same one; when the last is
-/// dropped, everything that is still waiting ends with an error, and peers see this rank gone in
-/// order.
+/// A rank of a job, and its resources. Clones are handles to the same rank. When the last one is
+/// dropped, operations that still wait end with an error, and peers see an orderly end of this
+/// rank.
 #[derive(Clone)]
 pub struct Runtime(pub(crate) Arc<Core>, pub(super) Option<Arc<ProgressThread>>);
 
@@ -149,7 +149,7 @@ impl Runtime {
         self.0.comps.reserve(count)
     }
 
-    /// Gives a completion object a name that was set aside.
+    /// Gives a completion object a [reserved](Self::reserve_comps) name.
     pub fn register_comp_at(
         &self,
         name: RemoteComp,
@@ -177,7 +177,7 @@ impl Runtime {
     pub fn peer_down(&self, rank: Rank) -> Option<DownCause> {
         let cause = self.0.down().get(&rank).cloned()?;
         let waits = |device: &Device| device.0.undelivered.has_from(rank);
-        // Its earlier messages may still wait for their completion object.
+        // Earlier messages of the rank may still wait for their completion object.
         (!self.0.devices().iter().any(waits)).then_some(cause)
     }
 

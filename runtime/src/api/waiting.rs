@@ -14,7 +14,7 @@ impl Runtime {
     /// Returns whether anything moved.
     ///
     /// # Errors
-    /// Something needs attention; all the rest was done, and the next call goes on.
+    /// A problem needs attention; everything else was done, and the next call continues.
     #[inline]
     pub fn progress(&self) -> Result<bool, ProgressError> {
         self.0.note_driven();

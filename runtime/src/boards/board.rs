@@ -20,7 +20,7 @@ pub(crate) struct Board {
     /// barrier's notes say no more, so they need no list. An unexpected one goes into the list.
     /// Listeners have a waker in the state.
     barriers: Ticks<STEPS>,
-    /// Grows at every other event that listeners may wait for.
+    /// Counts the other events that listeners may wait for.
     stirred: AtomicU64,
     /// Counts the notes.
     ledger: Arc<Ledger>,
@@ -151,7 +151,7 @@ impl Board {
         self.state.lock()
     }
 
-    /// Makes it the board of these members. Returns `false` if it is that of others.
+    /// Makes it the board of these members. Returns `false` if it belongs to others.
     pub(crate) fn found(&self, members: Members) -> bool {
         let is_so = *self.members.get_or_init(|| members.clone()) == members;
         self.hash();
@@ -159,7 +159,7 @@ impl Board {
     }
 
     pub(crate) fn members(&self) -> &Members {
-        // A group has founded its board.
+        // The board has members, since its group was made.
         self.members.get().unwrap_or(&Members::All(0))
     }
 
@@ -234,7 +234,7 @@ impl Board {
     /// Returns the note of a member that is in a barrier, where this rank's operation of that
     /// number is none.
     pub(crate) fn barrier_instead(&self, number: u64) -> Option<Note> {
-        // A member further on has a higher number there: that one has passed this operation.
+        // A member with a higher number has passed this operation.
         let step = self.barriers.last_was(number)?;
         let members = self.members.get()?;
         let meaning = Meaning {

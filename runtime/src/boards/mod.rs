@@ -1,4 +1,4 @@
-//! The boards on which members of groups leave notes for each other, and how much they may leave.
+//! The boards on which members of groups leave notes for each other, with limits on the notes.
 
 mod board;
 mod members;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Groups that a rank can have.
 pub(crate) const GROUPS: usize = 1 << 16;
-/// Groups that this rank has not made yet of which one other may be the first to tell.
+/// Groups that this rank has not made yet, and that one other rank may announce.
 const UNMADE: usize = 1 << 14;
 /// Notes of one rank that may lie on all boards together: honest members are never so far ahead.
 pub(crate) const NOTES: usize = 1 << 18;

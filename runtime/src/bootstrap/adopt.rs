@@ -9,7 +9,7 @@ use carrack_transports::net::adopt::{self, AdoptError};
 use super::error::BootstrapError;
 use super::protocol::FD_VARIABLE;
 
-/// Takes over the launcher's socket: the descriptor whose `number` stands in the environment.
+/// Takes over the launcher's socket: the descriptor whose `number` the environment holds.
 pub(super) fn adopt(number: i32) -> Result<OwnedFd, BootstrapError> {
     adopt::inherited().map_err(|error| match error {
         AdoptError::NotOpen => wrong(format!(

@@ -14,7 +14,7 @@ use super::table::Table;
 #[derive(Debug)]
 pub struct Alone {
     job: JobId,
-    /// The table, and what has been put into it in bytes.
+    /// The table, and the total bytes of its keys and values.
     table: Mutex<(Table, usize)>,
 }
 

@@ -1,8 +1,8 @@
 //! Answers from the launcher, and the wake-up of the threads that wait for them.
 //!
 //! Any thread may empty the socket, so the thread that finds an answer need not be the one that
-//! sleeps for it. Two eventfds pass the news on: one is readable while an answer lies here that no
-//! `get` has returned, the other after anything that a fence waits for.
+//! sleeps for it. Two eventfds wake sleepers: one is readable while an answer lies here that no
+//! `get` has returned, the other after each event that a fence waits for.
 
 #![forbid(unsafe_code)]
 
@@ -33,7 +33,7 @@ enum Answer {
     Taken(Vec<u8>),
 }
 
-/// The reason why no answer will come any more.
+/// The reason why no further answer comes.
 #[derive(Clone, Debug)]
 enum End {
     LauncherGone,
@@ -59,7 +59,7 @@ impl Arrivals {
         self.for_gets.0.as_fd()
     }
 
-    /// Another handle on what a sleeping fence waits for.
+    /// Returns a handle of the eventfd that a sleeping fence waits for.
     pub(super) fn for_fences(&self) -> Result<OwnedFd, BootstrapError> {
         self.for_fences
             .0
@@ -67,11 +67,11 @@ impl Arrivals {
             .map_err(|source| BootstrapError::Os { doing: "duplicating an eventfd", source })
     }
 
-    /// Takes in one frame from the launcher.
+    /// Handles one frame of the launcher.
     pub(super) fn take_in(&mut self, frame: Frame) {
         match frame {
             Frame::Value { key, value } => {
-                // An answer without a question, or a second one, is no reason to fail a rank.
+                // An unexpected answer, or a second one, does not fail the rank.
                 if let Some(answer @ Answer::Asked) = self.answers.get_mut(&key) {
                     *answer = Answer::Arrived(value);
                     self.untaken += 1;
@@ -86,12 +86,12 @@ impl Arrivals {
                 self.gone.push((rank, how));
                 self.for_fences.raise();
                 if !how.is_orderly() {
-                    // From now on a key that is not there is an error: everybody should look.
+                    // From now on a missing key is an error, so all sleepers have to check.
                     self.for_gets.raise();
                 }
             }
             Frame::Refused { why } => self.end(End::Refused(why)),
-            // Only a rank sends these, or they come once, before all others.
+            // Only ranks send these frames, or the launcher sends them once, before all others.
             Frame::Hello { .. }
             | Frame::Put { .. }
             | Frame::Get { .. }
@@ -100,17 +100,17 @@ impl Arrivals {
         }
     }
 
-    /// Takes in that the launcher has hung up.
+    /// Notes that the launcher has hung up.
     pub(super) fn launcher_gone(&mut self) {
         self.end(End::LauncherGone);
     }
 
-    /// Takes in that rank 0, which has the store, has hung up.
+    /// Notes that rank 0, which has the store, has hung up.
     pub(super) fn store_gone(&mut self, rank: u32, address: String) {
         self.end(End::StoreGone { rank, address });
     }
 
-    /// Takes note of what a fence would be woken for.
+    /// Notes an event that wakes a fence.
     pub(super) fn take_fence_news(&self) {
         self.for_fences.lower();
     }
@@ -122,7 +122,7 @@ impl Arrivals {
         self.for_fences.raise();
     }
 
-    /// The key's value, if it has come.
+    /// Returns the key's value, if it has come.
     pub(super) fn answer(&mut self, key: &str) -> Option<Vec<u8>> {
         let answer = self.answers.get_mut(key)?;
         match answer {
@@ -140,7 +140,7 @@ impl Arrivals {
         }
     }
 
-    /// Notes that the key has been asked for; false if it had been before.
+    /// Notes that the key was requested. Returns `false` if it was requested before.
     pub(super) fn ask(&mut self, key: &str) -> bool {
         if self.answers.contains_key(key) {
             return false;
@@ -149,7 +149,7 @@ impl Arrivals {
         true
     }
 
-    /// Fails once the launcher listens no more.
+    /// Fails once the launcher reads no more frames.
     pub(super) fn check_end(&self) -> Result<(), BootstrapError> {
         match &self.end {
             None => Ok(()),
@@ -161,29 +161,29 @@ impl Arrivals {
         }
     }
 
-    /// Fails when a key that is not there may never come.
+    /// Fails when a missing key may never come.
     pub(super) fn check_get(&self) -> Result<(), BootstrapError> {
         match self.lost() {
-            // Before the end of all: that a rank died says more than that the launcher then ended.
+            // This comes first: a rank's death explains more than the launcher's end after it.
             Some((rank, how)) => Err(BootstrapError::RankGone { rank, how }),
             None => self.check_end(),
         }
     }
 
-    /// Returns `true` if the fence of this number is complete; fails if it never will be.
+    /// Returns `true` if the fence of this number is complete; fails if it cannot complete.
     ///
-    /// The caller may sleep after a false, on [`for_fences`](Self::for_fences).
+    /// After `false` the caller may sleep on [`for_fences`](Self::for_fences).
     pub(super) fn fence_is_done(&mut self, number: u64) -> Result<bool, BootstrapError> {
-        // Lowered before looking, and under the caller's lock, so that no news is lost.
+        // The flag is lowered before the check, under the caller's lock, so that no event is lost.
         self.for_fences.lower();
-        // Success first: a rank may leave right after the fence that it opened.
+        // Success is checked first: a rank may leave right after the fence that it completed.
         if self.fences_done >= number {
             return Ok(true);
         }
         self.check_fence().map(|()| false)
     }
 
-    /// Fails when no fence can be passed any more.
+    /// Fails when no further fence can complete.
     pub(super) fn check_fence(&self) -> Result<(), BootstrapError> {
         self.check_get()?;
         match self.gone.first() {
@@ -192,13 +192,13 @@ impl Arrivals {
         }
     }
 
-    /// The first rank that left without saying that it had finished.
+    /// Returns the first rank that left without having announced its end.
     fn lost(&self) -> Option<(u32, Departure)> {
         self.gone.iter().copied().find(|(_, how)| !how.is_orderly())
     }
 }
 
-/// An eventfd used as a flag that can be slept on.
+/// An eventfd used as a flag, for threads to sleep on.
 #[derive(Debug)]
 struct Flag(OwnedFd);
 
@@ -210,12 +210,12 @@ impl Flag {
     }
 
     fn raise(&self) {
-        // It can only fail when the counter is full: then it is raised already.
+        // The write can only fail when the counter is full: the flag is raised already.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
     fn lower(&self) {
-        // It can only fail when the counter is zero: then it is lowered already.
+        // The read can only fail when the counter is zero: the flag is lowered already.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

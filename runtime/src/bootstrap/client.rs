@@ -20,7 +20,7 @@ use super::protocol::{Frame, MAX_FRAME, check_key, check_total, check_value};
 /// A connection that carries frames.
 #[derive(Debug)]
 pub(super) enum Wire {
-    /// A Unix socket, with the frames that it had no room for.
+    /// A Unix socket, with the frames that wait for room in it.
     Packets(Channel, VecDeque<Vec<u8>>),
     /// A TCP connection.
     Tcp(TcpChannel),
@@ -92,11 +92,11 @@ pub(super) enum Host {
 pub(super) struct Client {
     host: Host,
     made_in: Pid,
-    /// Watches the socket and the answers that another thread took in; what `wait_fd` gives.
+    /// The descriptor of `wait_fd`: watches the socket, and answers that another thread has read.
     watch: OwnedFd,
-    /// Wakes a fence whose end another thread took in.
+    /// Wakes a fence whose end another thread has read.
     fence_news: OwnedFd,
-    /// Held through a fence, so that those of several threads take turns.
+    /// Held through a fence, so that fences of several threads take turns.
     fence_turn: Mutex<()>,
     connection: Mutex<Connection>,
     /// The wire's, to sleep on.
@@ -151,11 +151,11 @@ impl Client {
         })
     }
 
-    /// The connection, after what has come has been taken in and what waits has been sent as far
-    /// as there is room.
+    /// Returns the connection, after received frames were handled, and waiting frames were sent as
+    /// far as there is room.
     fn connection(&self) -> Result<MutexGuard<'_, Connection>, BootstrapError> {
-        // Calls in a forked child are an error: parent and child would take each other's answers
-        // off the one socket.
+        // Calls in a forked child are an error: parent and child would read each other's answers
+        // from the shared socket.
         let used_in = getpid();
         if used_in != self.made_in {
             return Err(BootstrapError::Forked {
@@ -170,7 +170,7 @@ impl Client {
         Ok(connection)
     }
 
-    /// Sends, or keeps for later when the socket has no room.
+    /// Sends a frame, or keeps it while the socket has no room.
     fn send(&self, connection: &mut Connection, frame: &Frame) -> Result<(), BootstrapError> {
         connection.arrivals.check_end()?;
         let sent = connection.wire.push(frame);
@@ -183,13 +183,13 @@ impl Client {
         sent: Result<(), Fault>,
     ) -> Result<(), BootstrapError> {
         if let Err(Fault::Gone(_) | Fault::Wrong(_)) = sent {
-            // What has come before says why.
+            // Frames that came before give the reason.
             connection.receive(&self.host)?;
             connection.ended(&self.host);
         }
         let wants_room = connection.wire.unsent() > 0 && !connection.has_ended;
         if wants_room != connection.wants_room {
-            // A sleeper is also to be woken when there is room again, for no other would send.
+            // A sleeper has to wake when there is room again, because no other thread sends.
             let mut flags = epoll::EventFlags::IN;
             flags.set(epoll::EventFlags::OUT, wants_room);
             epoll::modify(&self.watch, &self.socket, epoll::EventData::new_u64(0), flags)
@@ -199,7 +199,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sleeps until there is something to take in or send, or another thread has taken it in.
+    /// Sleeps until a frame can be read or sent, or another thread has read one.
     fn sleep(&self, connection: MutexGuard<'_, Connection>) -> Result<(), BootstrapError> {
         let mut interest = PollFlags::IN;
         interest.set(PollFlags::OUT, connection.wants_room);
@@ -229,7 +229,8 @@ impl Client {
             return Ok(Some(value));
         }
         if connection.arrivals.ask(key) {
-            // Asked even when a rank is gone: the store still has what that rank put before.
+            // The key is requested even when a rank is gone: the store still has that rank's
+            // values.
             self.send(&mut connection, &Frame::Get { key: key.into() })?;
             return Ok(None);
         }
@@ -240,7 +241,8 @@ impl Client {
     pub(super) fn fence(&self) -> Result<(), BootstrapError> {
         let _turn = self.fence_turn.lock();
         let mut connection = self.connection()?;
-        // Before it counts: one that cannot end must not be the server's to wait for.
+        // The check comes before the fence counts: the server must not wait for a fence that cannot
+        // end.
         connection.arrivals.check_fence()?;
         let number = connection.fences + 1;
         connection.fences = number;
@@ -256,8 +258,8 @@ impl Client {
         let mut connection = self.connection()?;
         connection.has_finished = true;
         self.send(&mut connection, &Frame::Finished)?;
-        // The process may be about to exit, and what is still here would be lost. Over TCP that is
-        // so for what has not been read, too: the store hangs up when it has read all.
+        // The process may be about to exit, and frames that wait here would be lost. Over TCP
+        // unread frames would be lost too: the store hangs up when it has read all.
         let waits_for_end = matches!(self.host, Host::Zero(_));
         while connection.wire.unsent() > 0 || waits_for_end && !connection.has_ended {
             if connection.has_ended {
@@ -265,7 +267,7 @@ impl Client {
             }
             self.sleep(connection)?;
             connection = self.connection()?;
-            // News for fences are none here, and would wake this thread again and again.
+            // An event for fences is of no use here, and would wake this thread again and again.
             connection.arrivals.take_fence_news();
         }
         connection.arrivals.check_end()

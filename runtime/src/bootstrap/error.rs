@@ -22,7 +22,7 @@ pub enum Departure {
     Killed(i32),
     /// It closed its connection without having ended its runtime.
     Disconnected,
-    /// It sent what no Carrack rank sends, and was cut off.
+    /// It broke the protocol, and was cut off.
     Misbehaved,
     /// It has not come to the job in time.
     NeverCame,
@@ -30,12 +30,12 @@ pub enum Departure {
     OtherSecret,
     /// Two processes came as this rank.
     CameTwice,
-    /// It takes the job for one of another size.
+    /// It has another size of the job.
     OtherSize,
 }
 
 impl Departure {
-    /// Returns `true` if the rank announced its end, so that nothing of it was lost.
+    /// Returns `true` if the rank announced its end.
     pub const fn is_orderly(self) -> bool {
         matches!(self, Self::Finished)
     }
@@ -122,15 +122,15 @@ pub enum BootstrapError {
         key: String,
     },
 
-    /// The launcher, or rank 0 where there is none of ours, refused something that this rank sent,
-    /// and listens to it no more.
+    /// The launcher, or rank 0 without `carrack run`, refused a frame of this rank, and reads no
+    /// more of them.
     #[error("what this rank sent was refused, and it has been cut off: {why}")]
     Refused {
         /// The reason.
         why: String,
     },
 
-    /// A rank has left the job, so what was waited for cannot happen.
+    /// A rank has left the job, so the awaited value or fence cannot come.
     #[error("rank {rank} {how}; look for its own messages first, and start the job again")]
     RankGone {
         /// The rank that left.
@@ -175,7 +175,7 @@ pub enum BootstrapError {
         variables: String,
     },
 
-    /// A port that others are to find this rank at cannot be had.
+    /// Rank 0 cannot listen at its port.
     #[error(
         "rank 0 cannot listen at {address}: {source}; if another job or program has that port, \
         set CARRACK_PORT to a free one, the \
@@ -217,7 +217,7 @@ pub enum BootstrapError {
         why: String,
     },
 
-    /// The rank through which this one reached the others' addresses has gone away.
+    /// Rank 0, which has the store of addresses, is gone.
     #[error(
         "the connection to rank {rank} at {address} is gone, through which this rank found the \
         others; look for that rank's own \
@@ -242,7 +242,7 @@ pub enum BootstrapError {
         used_in: i32,
     },
 
-    /// The launcher sent what this program does not understand.
+    /// The launcher sent a frame that this program does not understand.
     #[error("the launcher sent a bad frame ({0}); build both from the same version of Carrack")]
     BadFrame(#[from] BadFrame),
 
@@ -257,7 +257,7 @@ pub enum BootstrapError {
 }
 
 impl BootstrapError {
-    /// The system's refusal, with what was being done.
+    /// The system refused the named step.
     pub(super) fn os(doing: &'static str, errno: Errno) -> Self {
         Self::Os { doing, source: errno.into() }
     }

@@ -13,7 +13,7 @@ use super::table::Table;
 
 /// One of several ranks that share a process and a table, for tests and for loopback.
 ///
-/// Dropping it is leaving the job: the fences of the others fail from then on.
+/// Its drop leaves the job: fences of other ranks fail from then on.
 #[derive(Debug)]
 pub struct InProcess {
     rank: u32,
@@ -40,7 +40,7 @@ struct State {
 }
 
 impl InProcess {
-    /// The ranks of a new job of `size`, in order.
+    /// Returns the ranks of a new job of `size`, in order.
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ impl Bootstrap for InProcess {
             return Ok(());
         }
         loop {
-            // In this order: a rank may leave right after the fence that it opened.
+            // The order matters: a rank may leave right after the fence that it completed.
             if state.fences_done >= this {
                 return Ok(());
             }

@@ -12,13 +12,13 @@ use super::error::BootstrapError;
 
 /// Sixteen random bytes that only the ranks of a job know.
 ///
-/// They tell a peer's connection from a stranger's, so `Debug` shows only a fingerprint of them:
-/// enough to see in a log whether two ranks belong together, too little to join the job.
+/// They distinguish a peer's connection from a stranger's. `Debug` shows only a fingerprint: enough
+/// to see in a log that two ranks belong together, too little to join the job.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct JobId([u8; 16]);
 
 impl JobId {
-    /// A new identity from the kernel's random numbers.
+    /// Returns a new identity from the kernel's random numbers.
     ///
     /// # Errors
     ///
@@ -38,21 +38,21 @@ impl JobId {
         Ok(Self(bytes))
     }
 
-    /// The identity with these bytes, as it came from the launcher.
+    /// Returns the identity with these bytes, which the launcher sent.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// A number by which names of one job's things are told from those of another's, for who is
-    /// mistaken, not who is hostile. It may be sent to anybody: of the secret it says nothing that
-    /// can be computed.
+    /// Returns a number that distinguishes names of this job from names of other jobs. It finds
+    /// mistakes, and is no protection. It may be sent to any process, because the secret cannot be
+    /// computed from it.
     pub(crate) fn tag(&self) -> u64 {
         let hash =
             Sha256::new().chain_update(b"carrack: a job's tag").chain_update(self.0).finalize();
         hash.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
-    /// The secret itself. Callers neither log it nor send it.
+    /// Returns the secret. Callers must neither log nor send it.
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
@@ -60,8 +60,8 @@ impl JobId {
 
 impl fmt::Debug for JobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // FNV-1a folded to 16 bits. It is no cryptographic hash, and need not be one: 16 bits say
-        // next to nothing about 128.
+        // FNV-1a folded to 16 bits. It need not be a cryptographic hash: 16 bits tell next to
+        // nothing of 128.
         let hash = self.0.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });

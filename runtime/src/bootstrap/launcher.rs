@@ -19,8 +19,7 @@ use super::{Bootstrap, MAX_RANKS};
 
 /// The bootstrap of a program that `carrack run` has started.
 ///
-/// There is one to a process: share it between runtimes. It must not be used after a `fork` in the
-/// child, where every call is an error.
+/// A process has one, which its runtimes share. In a forked child every call is an error.
 #[derive(Debug)]
 pub struct FromLauncher {
     rank: u32,
@@ -30,8 +29,8 @@ pub struct FromLauncher {
 }
 
 impl FromLauncher {
-    /// The bootstrap that the environment describes, or `None` when no launcher started this
-    /// process: then the job is [`Alone`](super::Alone).
+    /// Returns the bootstrap that the environment describes, or `None` when no launcher started
+    /// this process: then the job is [`Alone`](super::Alone).
     ///
     /// # Errors
     ///
@@ -50,7 +49,7 @@ impl FromLauncher {
         }
     }
 
-    /// The bootstrap of this rank at this end of the launcher's socket pair.
+    /// Returns the bootstrap of this rank at this end of the launcher's socket pair.
     ///
     /// # Errors
     ///
@@ -151,7 +150,7 @@ fn variable(name: &'static str, problem: String) -> BootstrapError {
     BootstrapError::Variable { name, problem }
 }
 
-/// The values of `CARRACK_BOOTSTRAP_FD`, `CARRACK_RANK` and `CARRACK_SIZE`, checked.
+/// Returns the checked values of `CARRACK_BOOTSTRAP_FD`, `CARRACK_RANK` and `CARRACK_SIZE`.
 fn described(
     fd: Option<&str>,
     rank: Option<&str>,

@@ -1,16 +1,14 @@
-//! Launchers that set variables of their own, by which no bootstrap of this build finds the other
-//! ranks.
+//! Launchers with variables of their own, whose ranks no bootstrap of this build can find.
 //!
-//! A process that such a launcher started is one of several, and must not run as a job of one in
-//! silence.
+//! A process that such a launcher started as one of several must not silently run as a job of one.
 
 #![forbid(unsafe_code)]
 
 use super::error::BootstrapError;
 use crate::settings::Settings;
 
-/// The environment variables of a launcher. An empty name stands for what the launcher does not
-/// tell.
+/// The environment variables of a launcher. A name is empty where the launcher has no such
+/// variable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Launcher {
     /// Its name.
@@ -29,8 +27,8 @@ pub struct Launcher {
     pub nodes: &'static str,
 }
 
-/// The known launchers, the innermost first: a launcher that runs within a Slurm job knows better
-/// than Slurm.
+/// The known launchers, the innermost first: within a Slurm job another launcher's variables are
+/// more exact than Slurm's.
 ///
 /// An MPI library's launcher also sets the variables of PMI or PMIx, so those rows come last.
 pub const LAUNCHERS: &[Launcher] = &[
@@ -147,8 +145,7 @@ pub fn check(settings: &Settings) -> Result<(), BootstrapError> {
     refuse(|name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned()))
 }
 
-/// Looks at all launchers: the one that the process is alone in may run within another that started
-/// several.
+/// Checks all launchers: a launcher of one process may itself run within a launcher of several.
 fn refuse(variable: impl Fn(&str) -> Option<String>) -> Result<(), BootstrapError> {
     let size = |launcher: &Launcher| variable(launcher.size)?.trim().parse::<u32>().ok();
     let marked = || LAUNCHERS.iter().filter(|launcher| launcher.is_marked(&variable));
@@ -207,7 +204,7 @@ mod tests {
             let alone = [(launcher.size, "1"), (launcher.mark, "0"), (launcher.rank, "0")];
             assert_eq!(refused(&alone), None, "{}", launcher.name);
         }
-        // PMIx tells no size here, and Slurm does.
+        // PMIx has no variable of the size here; Slurm has.
         let task = [("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0"), ("PMIX_RANK", "0")];
         assert_eq!(refused(&task), None);
     }

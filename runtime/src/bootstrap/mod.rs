@@ -54,10 +54,10 @@ pub use job::JobId;
 pub use launcher::FromLauncher;
 pub use tcp::FromEnvironment;
 
-/// The most ranks that `carrack run` starts.
+/// The largest number of ranks that `carrack run` starts.
 pub const MAX_RANKS: u32 = 4096;
 
-/// The most ranks that a job may have, of whatever launcher.
+/// The largest number of ranks of a job, under any launcher.
 pub const MAX_JOB: u32 = 16384;
 
 /// A rank's number, its job's identity, a table that all ranks share, and a fence.
@@ -66,50 +66,49 @@ pub const MAX_JOB: u32 = 16384;
 ///
 /// A key is written once. Putting the same value again is allowed and changes nothing; another
 /// value is an error, so that an answer, once read, stays true. Keys of a library should start with
-/// its name and a slash, for the table is shared by everything in the job.
+/// its name and a slash, because the whole job shares the table.
 pub trait Bootstrap: Send + Sync {
-    /// The number of this rank, in `0..size`.
+    /// Returns the number of this rank, in `0..size`.
     fn rank(&self) -> u32;
 
-    /// The number of ranks in the job, at least one.
+    /// Returns the number of ranks in the job, at least one.
     fn size(&self) -> u32;
 
-    /// The number of this rank among those of its node, from 0: by it they share out what the node
-    /// has, such as RDMA devices. The rank's own number where a bootstrap knows no better, and
-    /// under `carrack run`, which has all ranks on one node.
+    /// Returns the number of this rank among those of its node, from 0. The ranks of a node share
+    /// its resources by it, such as RDMA devices. Where the bootstrap does not know it, and under
+    /// `carrack run`, which has all ranks on one node, it is the rank's own number.
     fn place_on_node(&self) -> u32 {
         self.rank()
     }
 
-    /// The job's identity, which is also the secret by which its ranks know each other.
+    /// Returns the job's identity, which is also the secret of its ranks.
     fn job(&self) -> &JobId;
 
-    /// Puts a value where all ranks can get it. Never waits for an answer.
+    /// Puts a value into the table of all ranks. Never waits for an answer.
     ///
     /// # Errors
     ///
-    /// [`BootstrapError::TooLarge`] for a key over 256 bytes, a value over 64 KiB, or more than
-    /// 16 MiB in all from one rank; [`BootstrapError::AlreadyPut`] for a second, different value,
-    /// where that can be known at once (under a launcher it is [`BootstrapError::Refused`] from a
-    /// later call); [`BootstrapError::LauncherGone`]; [`BootstrapError::StoreGone`].
+    /// [`BootstrapError::TooLarge`] for a key over 256 bytes, a value over 64 KiB, or more than 16
+    /// MiB in all from one rank; [`BootstrapError::AlreadyPut`] for a second, different value
+    /// (under a launcher a later call returns [`BootstrapError::Refused`]);
+    /// [`BootstrapError::LauncherGone`]; [`BootstrapError::StoreGone`].
     fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError>;
 
-    /// The value of a key, or `None` while it is not there yet. Never waits.
+    /// Returns the value of a key, or `None` before it is known. Never waits.
     ///
-    /// The first call asks; later ones look whether the answer has come. A caller polls, and may
+    /// The first call sends a request; later calls check for the answer. A caller polls, and may
     /// sleep on [`wait_fd`](Self::wait_fd) in between.
     ///
     /// # Errors
     ///
-    /// [`BootstrapError::RankGone`] when the key is not there and some rank left the job without
-    /// saying that it had finished, so that the key may never come;
-    /// [`BootstrapError::LauncherGone`].
+    /// [`BootstrapError::RankGone`] when the key is missing and a rank left the job without having
+    /// announced its end, so that the key may never come; [`BootstrapError::LauncherGone`].
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError>;
 
-    /// Blocks until every rank has called it as often as this one.
+    /// Blocks until every rank has called it as often as this rank has.
     ///
-    /// What any rank put before its fence is in the table after it; getting it is still by polling.
-    /// Threads of one rank that fence at the same time take turns, and each call counts.
+    /// Values that a rank put before its fence are in the table afterwards; `get` still polls for
+    /// them. Fences of several threads of one rank take turns, and each call counts.
     ///
     /// # Errors
     ///
@@ -117,7 +116,8 @@ pub trait Bootstrap: Send + Sync {
     /// [`BootstrapError::LauncherGone`].
     fn fence(&self) -> Result<(), BootstrapError>;
 
-    /// Says that this rank has ended its runtime in order and will neither put nor fence again.
+    /// Announces that this rank has ended its runtime in order, and will neither put nor fence
+    /// again.
     ///
     /// Other ranks can still get what it has put. Without this call, leaving the job counts as a
     /// failure of the rank.
@@ -129,11 +129,11 @@ pub trait Bootstrap: Send + Sync {
         Ok(())
     }
 
-    /// A descriptor that is readable while an answer has come that no [`get`](Self::get) has
-    /// returned yet, or news have come that a call to `get` would take in.
+    /// Returns a descriptor that is readable while an answer waits that no [`get`](Self::get) has
+    /// returned, or a frame that the next call to `get` would read.
     ///
-    /// It is for sleeping on, in `poll` or `epoll`; never read from it. `None` when answers are
-    /// always there at once or there is nothing to sleep on: then poll with pauses.
+    /// Threads sleep on it by `poll` or `epoll`, and never read from it. `None`: answers come at
+    /// once, or there is no descriptor, so poll with pauses.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -1,14 +1,13 @@
 //! The frames between the launcher and a rank.
 //!
-//! They travel on a `SOCK_SEQPACKET` pair, one frame a packet. A stream would need a length prefix
-//! and half-read frames in two places, and a rank that writes half a frame (or a forked child that
-//! writes its own in between) would garble all that follows; a packet arrives whole or not at all,
-//! so one bad frame spoils only itself. The price is that a frame must fit the socket's
-//! buffer: the launcher sets it to [`SOCKET_BUFFER`].
+//! They travel on a `SOCK_SEQPACKET` pair, one frame a packet. A packet arrives whole or not at
+//! all, so one bad frame spoils only itself. In a stream half a frame, or the frame of a forked
+//! child in between, would garble all later ones. A frame must fit the socket's buffer, which the
+//! launcher sets to [`SOCKET_BUFFER`].
 //!
 //! A frame is a kind (one byte), then its fields, integers little-endian, strings and values with
 //! their length before them. Decoding checks every length against the frame and against its bound,
-//! and accepts no trailing bytes; it never panics, since the bytes come from another process.
+//! accepts no trailing bytes, and never panics.
 
 #![forbid(unsafe_code)]
 
@@ -55,7 +54,7 @@ pub const SIZE_VARIABLE: &str = "CARRACK_SIZE";
 /// One message between the launcher and a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Launcher to rank, first of all: it lies in the socket before the program starts.
+    /// Launcher to rank, the first frame: it lies in the socket before the program starts.
     Hello {
         /// The launcher's [`VERSION`]. It comes first in the frame in every version.
         version: u32,
@@ -104,7 +103,7 @@ pub enum Frame {
         /// How.
         how: Departure,
     },
-    /// Launcher to rank: your last frame was wrong, and none is read any more.
+    /// Launcher to rank: the last frame was wrong, and no further one is read.
     Refused {
         /// Why, for a person to read.
         why: String,
@@ -172,8 +171,8 @@ const REFUSED: u8 = 9;
 impl Frame {
     /// The frame as bytes.
     ///
-    /// Keys and values must have passed [`check_key`] and [`check_value`]; what is too long is cut
-    /// here, as the receiver would refuse it otherwise.
+    /// Keys and values must have passed [`check_key`] and [`check_value`]; a longer one is cut,
+    /// because the receiver would refuse it.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Hello { version, rank, size, job } => {
@@ -224,7 +223,7 @@ impl Frame {
         }
     }
 
-    /// The version in a `Hello` of any version, whose other fields may differ from ours.
+    /// Returns the version in a `Hello` of any version, whose other fields may differ.
     pub fn hello_version(bytes: &[u8]) -> Option<u32> {
         let mut reader = Reader { rest: bytes };
         match reader.array("kind") {
@@ -252,7 +251,7 @@ pub fn check_value(value: &[u8]) -> Result<(), BootstrapError> {
     check("a value", value.len(), MAX_VALUE)
 }
 
-/// Checks what a rank has put in all, in bytes of keys and values.
+/// Checks the total bytes of keys and values that a rank has put.
 ///
 /// # Errors
 ///
@@ -317,7 +316,7 @@ impl Writer {
     }
 }
 
-/// `str::floor_char_boundary`, which is younger than our oldest Rust.
+/// `str::floor_char_boundary`, which the oldest supported Rust lacks.
 trait FloorCharBoundary {
     fn floor_char_boundary_at_most(&self, limit: usize) -> usize;
 }

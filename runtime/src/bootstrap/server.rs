@@ -39,7 +39,7 @@ struct RankState {
 pub type Outgoing = Vec<(u32, Frame)>;
 
 impl Server {
-    /// A server for `size` ranks of this job.
+    /// Returns a server for `size` ranks of this job.
     pub fn new(job: JobId, size: u32) -> Self {
         Self {
             job,
@@ -51,12 +51,12 @@ impl Server {
         }
     }
 
-    /// Returns how a rank has left, if it has.
+    /// Returns the way in which a rank has left, if it has.
     pub fn departure(&self, rank: u32) -> Option<Departure> {
         self.ranks.get(rank as usize)?.gone
     }
 
-    /// Returns what the others were told of the ranks that have left.
+    /// Returns the departures that the other ranks were told of.
     pub fn departures(&self) -> impl Iterator<Item = Frame> {
         let gone = (0..).zip(&self.ranks).filter_map(|(rank, state)| Some((rank, state.gone?)));
         gone.map(|(rank, how)| Frame::Gone { rank, how })
@@ -67,7 +67,7 @@ impl Server {
         self.ranks.iter().all(|state| state.gone.is_some())
     }
 
-    /// Takes in that a rank has not come, and tells no rank of it.
+    /// Notes that a rank has not come, and tells no rank.
     pub fn never_came(&mut self, rank: u32) {
         if let Some(state) = self.ranks.get_mut(rank as usize) {
             state.gone.get_or_insert(Departure::NeverCame);
@@ -76,7 +76,7 @@ impl Server {
 
     /// The number of ranks.
     pub fn size(&self) -> u32 {
-        // It came from a u32.
+        // The number came from a u32.
         u32::try_from(self.ranks.len()).unwrap_or(u32::MAX)
     }
 
@@ -85,7 +85,7 @@ impl Server {
         Frame::Hello { version: VERSION, rank, size: self.size(), job: self.job.clone() }
     }
 
-    /// Takes in the bytes of one frame of a rank's.
+    /// Handles the bytes of one frame of a rank.
     pub fn receive(&mut self, rank: u32, bytes: &[u8]) -> Outgoing {
         // As in `handle`: a rank that is gone cannot be told that its frame was bad.
         if self.ranks.get(rank as usize).is_none_or(|state| state.gone.is_some()) {
@@ -97,12 +97,11 @@ impl Server {
         }
     }
 
-    /// Takes in one frame of a rank's. Frames of a rank that is gone, or was never there, are
-    /// ignored.
+    /// Handles one frame of a rank. Frames of a rank that is gone, or never came, are ignored.
     pub fn handle(&mut self, rank: u32, frame: Frame) -> Outgoing {
         match self.ranks.get(rank as usize) {
             Some(state) if state.gone.is_none() => {}
-            // What it put before it said that it had finished stays; nothing may follow.
+            // Values that it put before its end stay; no frame may follow.
             _ => return Vec::new(),
         }
         match frame {
@@ -120,9 +119,9 @@ impl Server {
         }
     }
 
-    /// Takes in that a rank has left, and tells the others. Only the first departure counts, so
-    /// that a rank which finished in order and then exits is not reported twice; but a rank that
-    /// had finished and is then killed is: its memory went with it.
+    /// Notes that a rank has left, and tells the others. Only the first departure counts, so a rank
+    /// that finished and then exits is reported once. A rank that finished and is then killed is
+    /// reported again, because its memory is lost.
     pub fn departed(&mut self, rank: u32, how: Departure) -> Outgoing {
         let Some(state) = self.ranks.get_mut(rank as usize) else {
             return Vec::new();
@@ -179,7 +178,7 @@ impl Server {
             return self.refuse(rank, why);
         }
         let waiters = self.waiting.entry(key).or_default();
-        // Asking twice is answered once: a client asks once anyway, and the list stays bounded.
+        // A repeated request is answered once, so that the list stays bounded; a client asks once.
         if !waiters.contains(&rank) {
             waiters.push(rank);
             state.keys_awaited += 1;
@@ -189,7 +188,7 @@ impl Server {
 
     fn fence(&mut self, rank: u32, number: u64) -> Outgoing {
         let state = &mut self.ranks[rank as usize];
-        // The next one, and only when the previous one is over.
+        // A rank may reach only the next fence, after the previous one has completed.
         if state.fences != self.fences_done || number != state.fences + 1 {
             let why = format!("rank {rank} entered fence {number} out of turn");
             return self.refuse(rank, why);

@@ -8,14 +8,14 @@ use std::collections::hash_map::Entry;
 use super::error::BootstrapError;
 use super::protocol::{check_key, check_total, check_value};
 
-/// Values by key, each written once, within the bounds that every bootstrap has.
+/// Values by key, each written once, within the bounds of every bootstrap.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     values: HashMap<String, Vec<u8>>,
 }
 
 impl Table {
-    /// Puts a value for a rank that has put `bytes_before` in all, and returns what it has put now.
+    /// Puts a value for a rank that has put `bytes_before` bytes, and returns its new total.
     pub(super) fn put(
         &mut self,
         bytes_before: usize,

@@ -1,4 +1,4 @@
-//! Everybody is here.
+//! The barrier: it ends when all members have called it.
 
 use super::call::Call;
 use super::group::Group;
@@ -11,8 +11,8 @@ impl Group {
     /// Returns once every member has called it. Makes progress meanwhile, and does not burn a core.
     ///
     /// Dissemination (Hensgen, Finkel and Manber, 1988): in round k each member tells the one 2^k
-    /// places on, so ⌈log₂ n⌉ messages a member. It says nothing of messages sent before: they may
-    /// still be on their way.
+    /// places on, so ⌈log₂ n⌉ messages a member. It does not order earlier messages, which may
+    /// still be in flight.
     ///
     /// # Errors
     /// See [`CollectiveError`].

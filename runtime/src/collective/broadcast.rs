@@ -73,6 +73,6 @@ async fn broadcast(call: &Call<'_>, root: Rank, bytes: Bytes) -> Result<Vec<u8>,
         }
         bit >>= 1;
     }
-    // Of the root's bytes there may be other holders: then this is the one copy.
+    // If the root's bytes have other holders, this is the only copy.
     Ok(bytes.into())
 }

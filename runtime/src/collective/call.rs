@@ -31,11 +31,10 @@ pub(super) struct Call<'a> {
     late: OnceLock<Arc<Late>>,
 }
 
-/// In the lowest byte of a failure's word: that the rank to blame is gone, or never came, or cannot
-/// be reached.
+/// In the lowest byte of a failure's word: the culprit is gone, never came, or cannot be reached.
 const GONE: u64 = 1;
-/// That it contributes another number of bytes: that number above, and the sender's own in place of
-/// the list's hash.
+/// The culprit contributes another number of bytes: its number stands above this byte, the sender's
+/// in place of the list's hash.
 const UNEVEN: u64 = 2;
 
 /// Notes that wait for room.
@@ -47,7 +46,7 @@ struct Waiting {
     notes: usize,
     /// The waker to wake when none is left.
     waker: Option<Waker>,
-    /// The reason why one of them will never arrive.
+    /// The reason why a note will never arrive.
     lost: Option<Box<OpError>>,
 }
 
@@ -80,8 +79,7 @@ impl<'a> Call<'a> {
     /// Takes the group's next number, for an operation that is awaited.
     ///
     /// # Errors
-    /// Called in a forked process. A call that is refused takes no number and tells no member
-    /// anything.
+    /// Called in a forked process. A refused call takes no number and sends nothing.
     pub(super) fn begin(group: &'a Group, what: What, root: Rank) -> Result<Self, CollectiveError> {
         if group.runtime.0.is_forked() {
             return Err(refused(what, ProgressError::Forked.into()));
@@ -150,7 +148,7 @@ impl<'a> Call<'a> {
     fn note(&self, to: Rank, step: u32, meaning: Meaning, word: u64) {
         let inner = &self.runtime.0;
         if inner.is_forked() {
-            // The operation is the parent's: a child that drops its copy says nothing of it.
+            // The operation belongs to the parent: a child that drops its copy sends nothing.
             return;
         }
         let note = Note { from: inner.rank, number: self.number, step, meaning, word };
@@ -305,7 +303,7 @@ impl<'a> Call<'a> {
         let status = match self.unless_trouble(receive).await {
             Ok(received) => received.map_err(|error| self.failed(error))?,
             Err(trouble) => {
-                // Its message will never come.
+                // The message will never come.
                 let _ = ticket.map(|ticket| self.runtime.cancel(&ticket));
                 return Err(trouble);
             }
@@ -326,9 +324,8 @@ impl<'a> Call<'a> {
             | u64::from(step & 0xff))
     }
 
-    /// Returns the reason why a rank will not be heard of any more, if known. An awaited rank must
-    /// be noticed when it goes, even if it never published its address. A rank without a path
-    /// cannot be heard either.
+    /// Returns the reason why no message of a rank can come any more, if known: it is gone, or has
+    /// no path. The end of an awaited rank must be noticed, even if it never published its address.
     fn gone(&self, rank: Rank) -> Option<CollectiveError> {
         let inner = &self.runtime.0;
         let device = &inner.default_device().0;
@@ -373,7 +370,7 @@ impl<'a> Call<'a> {
             }
             Meaning { what: What::Failed, root, hash, .. } if note.word & 0xff == UNEVEN => {
                 let (ours, theirs) = (self.contributes.load(Ordering::Relaxed), note.word >> 8);
-                // Whichever of the two differs from this one.
+                // The one of the two that differs from this operation.
                 let (rank, theirs) = if theirs == ours { (rank, hash) } else { (root, theirs) };
                 let fits = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
                 CollectiveError::Uneven { rank, theirs: fits(theirs), ours: fits(ours) }
@@ -416,7 +413,7 @@ impl<'a> Call<'a> {
         if result.is_ok()
             && let Some(cause) = self.told(Duration::MAX).await
         {
-            // A member that waits for that note would only hear that this one has left.
+            // A member that waits for that note would only learn that this one has left.
             result = Err(CollectiveError::Op { what: self.what(), cause: *cause });
         }
         if let Err(error) = &result {
@@ -503,7 +500,7 @@ impl Group {
     /// Fails the next operation without taking part in it, for members that have to stop between
     /// operations that belong together. Members that begin it, or are in it, get the `cause`.
     pub(crate) fn abandon(&self, cause: &CollectiveError) {
-        // In a forked process there is nothing to tell: the group is the parent's.
+        // A forked process sends nothing, because the group belongs to the parent.
         let Ok(call) = Call::begin(self, What::Barrier, Rank(0)) else { return };
         call.give_up(call.blame(cause));
         call.is_over.store(true, Ordering::Relaxed);
@@ -519,7 +516,8 @@ impl Group {
     }
 }
 
-/// A future that is dropped before its end leaves the others waiting: its drop tells them.
+/// The other members would wait for a future that is dropped before its end, so its drop tells
+/// them.
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         if !self.is_over.load(Ordering::Relaxed) {

@@ -34,7 +34,7 @@ impl Group {
             Err(_) => 0,
         });
         let lengths: Vec<_> = lengths.collect();
-        // A length from a peer does not decide how much memory is taken: keys are short.
+        // Keys are short, so a peer's length does not decide the memory that is allocated.
         let longest = lengths.iter().copied().max().unwrap_or(0).min(LONGEST);
         bytes.resize(longest, 0);
         let keys = self.allgather(&bytes)?;

@@ -56,7 +56,7 @@ impl Runtime {
         ranks: &[Rank],
     ) -> Result<Group, GroupError> {
         let name = OWN_NAMES | root.0 << OWN_BITS | ticket;
-        // It came from another rank.
+        // The ticket came from another rank.
         if ticket >> OWN_BITS != 0 {
             Err(GroupError::Name(name))
         } else {
@@ -108,7 +108,7 @@ impl Group {
 
     /// This rank's place in it.
     pub fn place(&self) -> u32 {
-        // It is a member: else there would be no such group.
+        // This rank is a member, or the group would not exist.
         self.board.members().place(self.runtime.rank()).unwrap_or(0)
     }
 }
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(tickets, [0, 1, 2]);
         let made = |ticket| rank.own_group(Rank(0), ticket, &[Rank(0)]);
         assert!(made((1 << OWN_BITS) - 1).unwrap().barrier().is_ok());
-        // It would be another rank's.
+        // The ticket would be of another rank.
         assert!(matches!(made(1 << OWN_BITS), Err(GroupError::Name(_))));
     }
 }

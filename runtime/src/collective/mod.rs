@@ -11,11 +11,10 @@
 //! ```
 //!
 //! The n-th operation of one member meets the n-th of each other, whichever thread began it. Each
-//! note names its operation and the members. So members that mean different operations get an
-//! error that names both, and none waits for ever. A member that fails tells all others.
+//! note names its operation and the members. So members of different operations get an error that
+//! names both, and none waits for ever. A member that fails tells all others.
 //!
-//! This is the seam for further ones: a reduction is one more `async fn` over a
-//! [`Call`](call::Call). Graphs of operations compose futures.
+//! A further operation, such as a reduction, is one more `async fn` over a [`Call`](call::Call).
 
 mod allgather;
 mod barrier;

@@ -63,9 +63,8 @@ impl CompQueue {
     }
 
     /// Takes the oldest status.
-    // Not inlined: a status is then moved as a whole. Inlined, its first byte travels alone, and
-    // the others are loaded from across the stores that brought them, for which the processor
-    // waits.
+    // Not inlined, so that a status is moved as a whole. Inlined, the compiler loads its first byte
+    // alone and the others across the stores that wrote them, for which the processor waits.
     #[inline(never)]
     pub fn pop(&self) -> Option<Status> {
         self.queue.queue.pop()

@@ -17,13 +17,13 @@ const LIMIT: usize = RemoteComp::NUMBERS;
 
 /// The content of a slot.
 enum State {
-    /// Nothing: it is given to the next object.
+    /// Free: the next object gets it.
     Free,
-    /// Nothing, and it is given only by its name: set aside by `reserve`.
+    /// Set aside by `reserve`: an object gets it by its name only.
     Reserved,
-    /// Nothing, and never again: each of its names has been used.
+    /// Retired: each of its names has been used.
     Spent,
-    /// An object, and whether the slot becomes reserved again.
+    /// An object, with a mark if the slot becomes reserved again.
     Used(Arc<dyn Completion>, bool),
 }
 
@@ -61,7 +61,7 @@ struct Tables {
 pub(crate) struct Snapshot {
     version: u64,
     comps: Box<[Option<Named>]>,
-    /// Those with a name by text, in the order of their names.
+    /// Objects with a name by text, in the order of their names.
     texts: Box<[Named]>,
 }
 
@@ -98,8 +98,8 @@ impl Registry {
     }
 
     /// Brings a thread's snapshot up to date. One load when nothing has changed. Objects that are
-    /// not registered any more go to `left`: this thread's may be the last handles, and dropping
-    /// one runs users' code.
+    /// not registered any more go to `left`: their handles may be the last ones, and a drop runs
+    /// the user's code.
     #[inline]
     pub(crate) fn refresh(&self, snapshot: &mut Snapshot, left: &mut Vec<Arc<dyn Completion>>) {
         if self.version.load(Ordering::Acquire) != snapshot.version {
@@ -275,7 +275,7 @@ mod tests {
             one
         };
         let kept = register();
-        // More often than a number has generations.
+        // More rounds than a number has generations.
         for _ in 0..10_000 {
             let name = register();
             registries.iter().for_each(|registry| registry.deregister(name).unwrap());

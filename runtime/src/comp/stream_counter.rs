@@ -33,8 +33,8 @@ use std::sync::{Arc, Weak};
 ///   `cudaFreeHost`, `cudaHostUnregister`, `cudaDeviceSynchronize`, loading and unloading a
 ///   module. The thread that makes progress must not call them meanwhile; other threads may. The
 ///   runtime defers its own.
-/// - A kernel that takes up the whole GPU and waits for what only later work can bring waits for
-///   ever, as in any CUDA program.
+/// - A kernel that takes up the whole GPU, and waits for a result of later work, waits for ever, as
+///   in any CUDA program.
 #[derive(Clone)]
 pub struct StreamCounter {
     counted: Arc<Counted>,
@@ -53,7 +53,7 @@ pub(crate) struct Counted {
     ranks: Weak<dyn Ranks>,
 }
 
-/// The ranks of a runtime, as far as counters hear of them.
+/// The ranks of a runtime whose end counters have to notice.
 pub(crate) trait Ranks: Send + Sync {
     /// Returns a rank that is gone and `is_meant`, and the reason of its end.
     fn find_gone(&self, is_meant: &dyn Fn(Rank) -> bool) -> Option<(Rank, DownCause)>;
@@ -136,8 +136,8 @@ impl StreamCounter {
     /// waiting stream at most a few hundred operations ahead.
     ///
     /// # Errors
-    /// `TOO_MANY_WAITING`: as many streams of the context wait as may; nothing was given to the
-    /// stream. `INVALID_VALUE`: the count is no number of operations. And the driver's own.
+    /// `TOO_MANY_WAITING`: the limit of waiting streams of the context is reached, and the stream
+    /// got no work. `INVALID_VALUE`: the count is no number of operations. And the driver's own.
     pub fn wait_on(&self, stream: &Arc<dyn Stream>, count: u64) -> Result<(), GpuError> {
         if count >= Self::POISON {
             let hint = format!("{count} operations: a count is less than {}", Self::POISON);

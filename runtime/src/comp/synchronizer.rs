@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 pub struct Synchronizer {
     inner: Arc<Inner>,
     object: Arc<dyn Completion>,
-    /// Counts handles: by nothing else can statuses be taken.
+    /// Counts handles: only they can take statuses.
     _handle: Arc<()>,
 }
 

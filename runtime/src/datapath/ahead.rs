@@ -11,11 +11,11 @@ pub(super) struct Ahead {
     gpu: Arc<dyn Gpu>,
     /// Bytes that an engine was told to copy.
     begun: usize,
-    /// The copy that it is at. Before the block that it goes to: a transfer that is dropped waits.
+    /// The copy in progress. Declared before its block: the drop of a transfer waits.
     copying: Option<(Transfer, Block, usize)>,
     /// Copied blocks, with the bytes in each.
     ready: VecDeque<(Block, usize)>,
-    /// Bytes of the first one that are sent.
+    /// Bytes of the first block that are sent.
     sent: usize,
 }
 

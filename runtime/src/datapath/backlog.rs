@@ -1,4 +1,5 @@
-//! Carries on the operations that wait in backlogs: copies, offers and submits what has its turn.
+//! Continues the operations that wait in backlogs: each is copied, offered or submitted at its
+//! turn.
 
 use super::carrier::Carrier;
 use super::port::Port;
@@ -35,7 +36,7 @@ impl Step {
 }
 
 impl Parked {
-    /// Goes as far as it can now.
+    /// Continues the operation as far as possible now.
     pub(crate) fn step(&mut self, carrier: &Carrier, device: &Port, linked: &Linked) -> Step {
         loop {
             let stage = std::mem::replace(&mut self.stage, Stage::Over(Buffer::Empty));
@@ -188,7 +189,7 @@ impl Parked {
     ) -> Result<(Stage, Option<Step>), Step> {
         let (kind, len) = (buffer.view().place().kind(), buffer.len());
         let refused = match buffer.view().place().gpu().cloned() {
-            // One for each peer: the others behind it wait.
+            // Each peer may take one: the operations behind it wait.
             Some(gpu) => match carrier.staging.take(&gpu, Way::Out, true) {
                 Some(block) => match Transfer::start(block.first(len), buffer) {
                     Ok(transfer) => return Ok((Stage::Staging(transfer, block), None)),

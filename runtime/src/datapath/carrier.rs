@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Everything of a rank by which bytes come and go.
 pub(crate) struct Carrier {
     devices: RwLock<Vec<Device>>,
-    /// There are others than the default one.
+    /// Set if there are devices other than the default one.
     has_further_devices: AtomicBool,
     /// Held while a device is made.
     pub(crate) making_devices: Mutex<()>,
@@ -153,7 +153,8 @@ impl Carrier {
         found.retain(|&(index, rank)| {
             !devices.get(index as usize).is_some_and(|device| self.is_absent(device, rank))
         });
-        // They stay on the list until now: a thread that goes to sleep meanwhile watches for them.
+        // They stay on the list until now, so that a thread that goes to sleep meanwhile watches
+        // for them.
         self.absent.remove(&found);
     }
 

@@ -60,7 +60,7 @@ impl Carrier {
             }
         }
         let why = reasons.join("; ");
-        // Who reaches it then, the NIC or its owner, turns out when the owner has answered.
+        // The owner's answer decides whether the NIC or the owner's progress reaches it.
         tracing::info!(owner = key.owner().0, why, "a remote region is not mapped here");
         Err(MapError::Refused(why))
     }

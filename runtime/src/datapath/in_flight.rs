@@ -1,4 +1,4 @@
-//! The transfers of a device, and the thread that carries one on.
+//! The transfers of a device, and the work of the thread that continues one.
 
 use super::carrier::Carrier;
 use super::port::Port;
@@ -25,7 +25,7 @@ pub(crate) enum InFlight {
 
 /// Something that happens to a transfer.
 pub(crate) enum Event {
-    /// A message of the peer's about it.
+    /// A message of the peer about it.
     Control(Control),
     /// A fragment of it.
     Fragment { offset: u64, payload: Payload },
@@ -190,7 +190,8 @@ impl<'a> Run<'a> {
         let (at, deadline) = ((transfer.peer(), name), transfer.deadline());
         match self.device.transfers.table.insert(name, transfer) {
             Ok(()) => {
-                // After it is there: who looks for late operations finds it, or the time.
+                // After the insertion: a thread that searches for late operations finds the
+                // transfer, or this deadline.
                 self.carrier.deadlines.note(deadline);
                 if let Some(event) = event {
                     self.on(at, event);
@@ -328,7 +329,7 @@ impl Transfers {
         }
     }
 
-    /// Takes a transfer out, if no other thread carries it on.
+    /// Takes a transfer out, unless another thread is handling its events.
     pub(super) fn take_out(&self, at: At) -> Option<Box<InFlight>> {
         self.table.try_take(at)
     }

@@ -20,10 +20,9 @@ pub(super) struct Inflow {
     filling: VecDeque<Filling>,
     /// The beginning of the first of them in the message.
     begin: usize,
-    /// The copy that the engine is at. Before the block that it reads: a transfer that is dropped
-    /// waits.
+    /// The copy in progress. Declared before its block: the drop of a transfer waits.
     copying: Option<(Transfer, Block)>,
-    /// Bytes that have or had a block.
+    /// Bytes that have had a block.
     granted: usize,
 }
 
@@ -53,7 +52,7 @@ impl Inflow {
     /// Takes a part in.
     ///
     /// # Errors
-    /// The part was not granted, or was sent before.
+    /// The part was not granted, or arrived before.
     pub(super) fn take(&mut self, offset: usize, part: &Payload) -> Result<(), &'static str> {
         if offset.checked_add(part.len()).is_none_or(|end| end > self.granted) {
             return Err("it sent a fragment that may not come yet");

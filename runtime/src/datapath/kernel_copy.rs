@@ -20,7 +20,8 @@ pub(super) struct Pull {
     /// The address in the sender's memory.
     addr: u64,
     memory: Arc<dyn PeerMemory>,
-    /// Its sender may help. Before the buffer: its drop lets the sender take no more.
+    /// The share of the sender that helps. Declared before the buffer: its drop keeps the sender
+    /// from taking further pieces.
     share: Option<Share>,
     /// The buffer of an operation that has ended, while its sender may still write to it.
     kept: Option<Buffer>,
@@ -67,7 +68,7 @@ impl Pull {
         self.kept.take()
     }
 
-    /// Returns `true` if its sender may be writing to the buffer. A dead sender does not write.
+    /// Returns `true` if its sender may be writing to the buffer, which a dead sender does not.
     pub(super) fn is_helped(&self) -> bool {
         self.share.as_ref().is_some_and(|share| !share.close()) && !self.memory.is_gone()
     }
@@ -94,7 +95,7 @@ impl Pull {
                     Others::Waiting => return Step::Waits,
                     Others::Settled => return self.failed.take().map_or(Step::Over, Step::Failed),
                     Others::Failed(from) => {
-                        // Copied as if the sender had not helped.
+                        // The bytes are copied as if the sender had not helped.
                         (self.done, self.share) = (from, None);
                         None
                     }
@@ -167,7 +168,7 @@ impl Out {
 
 /// The result of a turn of a pull.
 enum Turn {
-    /// It goes on another way, or has ended.
+    /// It continues in another way, or has ended.
     Over(Flow),
     /// The remaining bytes are with the sender.
     Waits,
@@ -189,7 +190,8 @@ impl Run<'_> {
         let mut budget = MOST;
         let (mut turn, mut waits, mut begun) = (VecDeque::new(), VecDeque::new(), None);
         while budget > 0 {
-            // The next ones, too: their senders reach them while this one is copied.
+            // The senders of the next messages are asked too: they can begin while this message is
+            // copied.
             while turn.len() < TOGETHER + ASK_AHEAD
                 && let Some(at) = names.pop_front()
             {
@@ -220,7 +222,7 @@ impl Run<'_> {
             };
             self.give_back(at, out.transfer, flow);
         }
-        // Behind those that had no turn, and before those that have arrived meanwhile.
+        // It is put behind messages that had no turn, and before those that have arrived meanwhile.
         let mut left = waits;
         left.extend(turn.iter().map(|out| out.at));
         left.append(&mut names);

@@ -32,7 +32,7 @@ pub(crate) struct Landing {
     /// The name of a put or a get: flushes wait for those with a smaller name than theirs. A
     /// message has the largest name, and is in no flush.
     pub(crate) name: u64,
-    /// The message that the peer will get.
+    /// The message that the peer waits for.
     pub(crate) owed: Option<Box<Owed>>,
 }
 
@@ -76,8 +76,8 @@ impl Landing {
         self.end(Some(error))
     }
 
-    /// Takes out the object to signal, and the status. By reference, since the rest of it would be
-    /// moved along.
+    /// Takes out the object to signal, and the status. By reference, because a move would copy the
+    /// rest as well.
     pub(crate) fn end(&mut self, error: Option<OpError>) -> Ended {
         let (target, source) = self.transfer.take_buffers();
         let buffer = if self.gives_source { source } else { target };
@@ -125,8 +125,8 @@ impl Landings {
 
     /// Takes out the copies that engines have finished, as long as `done` has room for them.
     /// Engines work in order, and polling an event takes as long as a small message. So only the
-    /// oldest copy in flight is polled, and now and then one of the others in turn, since there
-    /// are several engines. One that is known to end after the oldest is not polled.
+    /// oldest copy in flight is polled, and now and then one of the others in turn, since there are
+    /// several engines. A copy that is known to end after the oldest is not polled.
     #[inline]
     pub(crate) fn take_done(&self, turn: &mut PollTurn, done: &mut Vec<Landing>) {
         let Some(mut landings) = self.all.try_lock() else { return };
@@ -170,7 +170,7 @@ pub(crate) struct PollTurn {
 #[inline]
 fn take_done(landings: &mut VecDeque<Landing>, at: usize, done: &mut Vec<Landing>) {
     let is_over = |landing: &mut Landing| landing.transfer.is_over(at == 0);
-    // Most of the time the first one is not done, and that is all.
+    // Most calls find that the first copy is not done.
     if !landings.get_mut(at).is_some_and(is_over) {
         return;
     }
@@ -216,7 +216,7 @@ impl Port {
             Payload::Small(small) => Buffer::Small(small),
             Payload::Packet(packet) => Buffer::Packet(packet),
             Payload::Aside(bytes) => Buffer::Vec(bytes),
-            // An engine takes time, and a loan must go back soon.
+            // A loan must go back soon, and an engine takes time.
             Payload::Loan(loan) => {
                 let mut kept = match self.host_pool.take_with_len(size) {
                     Some(packet) => Buffer::Packet(packet),

@@ -97,7 +97,7 @@ impl Line {
         self.0.count() as usize
     }
 
-    /// Adds a message at the end, unless it is there and none stands before it.
+    /// Adds a message at the end, unless its bytes are in place and the line is empty.
     fn add(&self, next: InLine) -> Lined {
         let mut line = self.0.lock();
         match next {
@@ -175,7 +175,7 @@ impl Port {
                 Ok(kept(MemRef::host(small.as_slice())).unwrap_or(Buffer::Small(small)))
             }
             Payload::Aside(bytes) => Ok(Buffer::Vec(bytes)),
-            // Loans are returned soon: the sender has a limited number of pieces.
+            // Loans are returned soon, because the sender has a limited number of pieces.
             Payload::Loan(loan) => kept(loan.view()).ok_or(Payload::Loan(loan)),
         }
     }

@@ -38,7 +38,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Regions that are exposed at a time: the least recently used one makes room.
+/// Regions that are exposed at a time; beyond that the least recently used one is withdrawn.
 const EXPOSED: usize = 256;
 /// Known regions of one peer. An honest peer never exposes more.
 const KNOWN: usize = 2 * EXPOSED;
@@ -147,7 +147,7 @@ impl Exposures {
         drop::<VecDeque<_>>(gone);
     }
 
-    /// Withdraws all, before buffers are given back from which others may be fetching.
+    /// Withdraws all regions, before buffers are given back from which peers may be fetching.
     pub(crate) fn end(&self) {
         let mut state = self.state();
         state.is_over = true;

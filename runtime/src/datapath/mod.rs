@@ -71,11 +71,11 @@ pub(crate) type At = (Rank, u64);
 /// The transfers of a device, and what is kept for them.
 pub(crate) struct Transfers {
     table: OpTable<InFlight>,
-    /// Those that progress looks at: each once, in the order in which they have their turn.
+    /// Transfers that progress has to continue, each once, in the order of their turns.
     listed: Waiting<VecDeque<At>>,
-    /// Held by the thread that looks at them.
+    /// Held by the thread that continues them.
     turn: Mutex<()>,
-    /// Those that the kernel copies here.
+    /// Transfers whose bytes the kernel copies here.
     pulls: Waiting<VecDeque<At>>,
     /// Pulls of peers that this rank helps with.
     helps: Waiting<VecDeque<Help>>,

@@ -117,7 +117,7 @@ impl Standing {
         let mut removed = Vec::new();
         let on_streams = self.streams.iter_mut().map(|one| &mut one.entries);
         for entries in on_streams.chain([&mut self.others]) {
-            // The remaining ones go round once.
+            // The remaining operations keep their order.
             for _ in 0..entries.len() {
                 match entries.pop_front() {
                     Some(entry) if is_meant(&entry) => removed.push(entry),
@@ -238,8 +238,8 @@ impl Ordered {
         Some(ready)
     }
 
-    /// Lets an operation wait again that could not begin. Its deadline may have passed meanwhile,
-    /// and another thread have looked for it in vain.
+    /// Parks an operation again that could not begin. Its deadline may have passed meanwhile, and
+    /// another thread may have searched for it in vain.
     pub(crate) fn put_back(&self, number: u64, later: Box<dyn Deferred>, deadlines: &Deadlines) {
         let deadline = later.op().deadline;
         if let Some(entry) = self.0.lock().entry(number) {

@@ -32,7 +32,7 @@ use std::sync::Arc;
 /// (docs/adr/0011-thresholds.md).
 pub(crate) const PIECE: usize = 4 << 10;
 
-/// The same for GPU memory, whose engine is told of each message.
+/// The same for GPU memory, where each message costs a copy by the engine.
 pub(crate) const GPU_PIECE: usize = 32 << 10;
 
 /// Bytes of the pieces of one message, at most: both sides allocate as much for it.
@@ -131,7 +131,7 @@ impl Default for Packed {
 struct One {
     name: u64,
     peer: Rank,
-    /// `true` if the peer has asked for it.
+    /// `true` for a list of the peer.
     is_asked: bool,
 }
 
@@ -425,7 +425,7 @@ mod tests {
             back.whole().write(&[0; 35]).unwrap();
             copy(&back, &places, false).unwrap();
             assert_eq!(back.whole().to_vec().unwrap()[5..], packed.whole().to_vec().unwrap()[5..]);
-            // Outside, on either side.
+            // Places outside of the memory, on either side.
             assert!(copy(&packed, &[(&region, 91, 10)], true).is_err());
             assert!(copy(&packed, &[(&region, 0, 31)], true).is_err());
             if !region.kind().is_host() {

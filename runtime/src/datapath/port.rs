@@ -20,8 +20,8 @@ use std::sync::Arc;
 /// The name that stands for no completion object.
 pub(crate) const NOBODY: RemoteComp = RemoteComp(0);
 
-/// A set of resources: an address on each transport, links to peers, packets. Threads that have a
-/// device each do not meet. Clones are handles to the same device.
+/// A set of resources: an address on each transport, links to peers, packets. Threads with a device
+/// each do not contend. Clones are handles to the same device.
 ///
 /// The devices of a job are numbered in the order in which they are made, and those of one number
 /// talk to each other: all ranks must make them alike.

@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// An estimate; on ConnectX devices a registration takes some tens of microseconds.
 pub(crate) const WRITTEN: usize = 32 << 10;
 
-/// A message, a put, or the answer to a get, with its destination.
+/// A transfer to this rank (a message, a put, or the answer to a get), with its destination.
 pub(crate) struct RxOp {
     from: Rank,
     target: Target,
@@ -125,7 +125,7 @@ impl RxOp {
             },
             Event::Refused(error) => return self.fail(run, RxEvent::Fin(Verdict::Failed), error),
             Event::Expired if self.is_engine_busy() => {
-                // It is looked at again soon: the deadline has passed.
+                // The deadline has passed, so it is checked again soon.
                 let (at, deadline) = (self.at(), self.deadline());
                 run.device.transfers.expect_by(at, deadline);
                 run.carrier.deadlines.note(deadline);
@@ -159,7 +159,7 @@ impl RxOp {
         self.handle(run, event, None, Some(error))
     }
 
-    /// Handles an event of the protocol, and what comes of it. `error` is that of the event.
+    /// Handles an event of the protocol, and carries out its actions. `error` is that of the event.
     fn handle(
         &mut self,
         run: &mut Run<'_>,
@@ -186,7 +186,8 @@ impl RxOp {
                     if let Some(payload) = fragment.take()
                         && let Err(why) = self.store(offset, &payload)
                     {
-                        // Its bytes are missing: all operations with the sender end.
+                        // The sender broke the protocol and the bytes are missing, so all
+                        // operations with it end.
                         run.violated(self.from, Violation::Broken(why));
                         self.actions = Actions::new();
                         return self.stay(run);
@@ -228,7 +229,7 @@ impl RxOp {
         }
     }
 
-    /// Lets progress look at it, if it goes on then.
+    /// Lists it for progress, if that can continue it.
     fn stay(&mut self, run: &Run<'_>) -> Flow {
         let wants = self.rx.wants_to_go() || self.failing.is_some();
         if wants && !std::mem::replace(&mut self.is_listed, true) {
@@ -259,7 +260,7 @@ impl RxOp {
                 Some(if stepped.is_over { RxEvent::Placed } else { RxEvent::Blocks(granted) })
             }
             Err(cause) => {
-                // The blocks go back, and further bytes are dropped.
+                // The engine has failed: the blocks go back, and further bytes are dropped.
                 self.means = Means::None;
                 self.lost = Some(Box::new(OpError::Copy(cause)));
                 run.moved = true;
@@ -498,8 +499,8 @@ impl Port {
             return target.fail(from, message, OpError::Truncated { message, buffer: room });
         };
         if let Some(cause) = self.known_route(from).and_then(|route| route.down()) {
-            // The peer sent the RTS before it went. Its bytes are gone, and its addresses mean
-            // nothing now.
+            // The peer sent the RTS before its end. Its bytes are lost, and its addresses are
+            // invalid.
             let error = OpError::PeerDown { rank: from, cause: cause.clone() };
             return target.fail(from, size, error);
         }
@@ -518,7 +519,7 @@ impl Port {
             finish(Verdict::Failed);
             return target.fail(from, size, OpError::Copy(cause));
         }
-        // Bytes for a GPU go block by block.
+        // Bytes for a GPU arrive in blocks, which the kernel does not copy.
         let memory = if place.is_host() { self.peer_memory(carrier, from, rts.addr) } else { None };
         let pull = memory.map(|memory| Pull::new(rts.addr, memory));
         self.receive(carrier, (from, size, target), Ask::Rts(rts.tx), pull);

@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// for. The second is for one of many, where two cores that copy at the same time slow each other
 /// down (docs/adr/0011-thresholds.md).
 const WORTH_IT: (usize, usize) = (48 << 10, 192 << 10);
-/// Messages behind the one that is being copied whose senders are asked for help already.
+/// Messages behind the current one whose senders are asked for help in advance.
 pub(super) const ASK_AHEAD: usize = 3;
 
 /// Returns `true` if the receiver should ask for help with a message of `size` bytes. `is_alone`:
@@ -87,10 +87,10 @@ impl Help {
 }
 
 impl Transfers {
-    /// Notes the receiver's wish for help with an offer. Without help the receiver copies all.
+    /// Notes that the receiver asks for help with an offer. Without help the receiver copies all.
     fn help(&self, help: Help) {
         let mut helps = self.helps.lock();
-        // A receiver with too many wishes gets no help with the rest.
+        // A receiver that asks too often gets no help with further messages.
         if helps.iter().filter(|one| one.by == help.by).count() < HELPS
             && !helps.iter().any(|one| one.by == help.by && one.tx == help.tx)
         {
@@ -101,7 +101,7 @@ impl Transfers {
 }
 
 impl Run<'_> {
-    /// Handles a receiver's wish for help with an offer.
+    /// Handles a receiver's request for help with an offer.
     pub(crate) fn asked_to_help(&self, by: Rank, tx: u64, wanted: HelpWanted) {
         if !self.carrier.settings.kernel_copy().is_allowed() {
             return;
@@ -121,7 +121,8 @@ impl Run<'_> {
         while let Some(help) = helps.front_mut() {
             let (at, before) = ((help.by, help.tx), help.written);
             // The bytes stay in place while the message is out of the table: an event that ends it
-            // is handled when it comes back. One that another thread carries on gets no help now.
+            // is handled when it comes back. A message whose events another thread handles gets no
+            // help now.
             let mut goes_on = false;
             if let Some(transfer) = transfers.take_out(at) {
                 if let InFlight::Tx(tx) = &*transfer

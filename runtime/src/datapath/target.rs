@@ -44,7 +44,7 @@ impl Target {
             Self::Receive { .. } | Self::Nowhere => Kind::Message,
             Self::Get { .. } => Kind::Memory,
             Self::Am { .. } | Self::Put { .. } => Kind::Asked,
-            // They have a count of their own.
+            // Pieces have a count of their own.
             Self::Pieces { .. } => Kind::Message,
         }
     }

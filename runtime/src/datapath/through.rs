@@ -1,7 +1,6 @@
-//! Copies within this process between GPU memory and pageable host memory, block by block, since
-//! the driver's own call would wait until the engine has copied all of it. One copy goes so, and
-//! many that go together. A block then takes as many of these as fit, and the engine gets them in
-//! one call.
+//! Copies within this process between GPU memory and pageable host memory, block by block: the
+//! driver's own call would wait until the engine has copied all bytes. Of many copies that go
+//! together a block takes as many as fit, and the engine gets them in one call.
 
 use crate::staging::{BLOCK, Block, Staging, Way};
 use carrack_transports::gpu::Gpu;
@@ -268,7 +267,7 @@ impl Through {
         (self.done == self.len).then_some(Ok(()))
     }
 
-    /// Goes on by one block at most. After an error no copy is in flight.
+    /// Advances by one block at most. After an error no copy is in flight.
     fn step(&mut self, must: bool) -> Result<(), CopyError> {
         let mut come = None;
         if let Some((transfer, ..)) = &mut self.copying {

@@ -25,14 +25,14 @@ use std::sync::Arc;
 /// Fragments of one message that one call of progress sends, before others have their turn.
 const FRAGMENTS: usize = 32;
 
-/// A message, a put, or the answer to a get, with its bytes.
+/// A transfer to a peer (a message, a put, or the answer to a get), with its bytes.
 pub(crate) struct TxOp {
     op: OpContext,
     bytes: Bytes,
     tx: Tx,
     /// The copies of bytes that lie on a GPU.
     ahead: Option<Box<Ahead>>,
-    /// `true` if its operation has ended before it: the bytes stay for the peer.
+    /// `true` if its operation has ended first: the bytes stay for the peer.
     is_late: bool,
     is_listed: bool,
     /// The error that ends it as soon as no engine reads its bytes.
@@ -110,7 +110,7 @@ impl TxOp {
         Self { op, bytes, tx, ahead, is_late, is_listed, failing, actions }
     }
 
-    /// Returns one whose RTS is sent under `name`.
+    /// Returns a transfer whose RTS is sent under `name`.
     fn offered(name: u64, op: OpContext, bytes: Buffer, duty: Duty) -> Self {
         // A region is registered as a whole, once.
         let in_one = matches!(bytes, Buffer::Region(_));
@@ -189,7 +189,7 @@ impl TxOp {
                 return Flow::Stays;
             }
             Event::Unsent => {
-                // Nothing will come of it. Its operation has ended, or ends now.
+                // The peer never hears of the transfer, whose operation has ended or ends now.
                 self.end(run, Some(OpError::Refused));
                 return Flow::Ends;
             }
@@ -198,7 +198,7 @@ impl TxOp {
         self.handle(run, event)
     }
 
-    /// Handles an event of the protocol, and what comes of it.
+    /// Handles an event of the protocol, and carries out its actions.
     fn handle(&mut self, run: &mut Run<'_>, event: TxEvent) -> Flow {
         let mut next = Some(event);
         loop {
@@ -237,7 +237,7 @@ impl TxOp {
         }
     }
 
-    /// Lets progress look at it, if it goes on then.
+    /// Lists it for progress, if that can continue it.
     fn stay(&mut self, run: &Run<'_>) -> Flow {
         let wants = self.tx.wants_to_go() || self.failing.is_some();
         if wants && !std::mem::replace(&mut self.is_listed, true) {
@@ -308,7 +308,7 @@ impl TxOp {
                         ahead.sent(len);
                     }
                 }
-                // The fragments before it count: the error comes again.
+                // The fragments before it count; the error comes again with the next one.
                 Err(_) if at > from => break,
                 Err(error) => return Some(TxEvent::Failed(OpError::of_submit(&error, peer))),
             }
@@ -491,7 +491,7 @@ impl Transfers {
         let rts = Rts { size: bytes.len() as u64, tx: name, addr: address(bytes), mapped };
         let at = (op.rank, name);
         let transfer = TxOp::offered(name, op, std::mem::take(bytes), Duty::Message);
-        // First: the answer may come on another thread before this call returns.
+        // The entry comes first: another thread may get the answer before this call returns.
         if let Err((transfer, cause)) = self.insert(name, InFlight::Tx(transfer)) {
             restore(*transfer, bytes);
             let cause = cause.unwrap_or(DownCause::Closed);

@@ -122,7 +122,7 @@ impl Words {
                 if word.waiting.is_empty() {
                     all.remove(address);
                 } else {
-                    // Behind the other words.
+                    // The word goes behind the other words.
                     turn.push_back(*address);
                 }
                 return false;
@@ -336,7 +336,7 @@ mod tests {
         region.whole().write(&[0; 8]).unwrap();
         let (words, staging) = (Words::new(&Chores::default()), Staging::default());
         for at in [FailAt::Submit, FailAt::Event] {
-            // On its way here, and on its way back.
+            // Both copies: to the host, and back.
             for nth in [1, 2] {
                 driver.faults().fail_copies(at, Which::Nth(nth), 700);
                 for token in 0..3 {

@@ -152,7 +152,7 @@ pub enum ProgressError {
         /// The violation.
         why: String,
     },
-    /// A completion handler panicked. Its status is gone, everything else goes on.
+    /// A completion handler panicked. Its status is lost; everything else continues.
     #[error("a completion handler panicked on a status from {from}: {message}")]
     HandlerPanicked {
         /// The status's rank.

@@ -122,7 +122,7 @@ pub enum PostError {
         before"
     )]
     Undriven,
-    /// The end of the operation would be seen by no one.
+    /// The operation has no completion object, so the program could not see its end.
     #[error(
         "{0} without a completion object would end unseen: name one with .comp, or wait for or \
         await the operation"
@@ -224,7 +224,7 @@ pub enum PostError {
         /// The other.
         second: usize,
     },
-    /// A face is none, or is not within its memory.
+    /// A face has no valid shape, or is not within its memory.
     #[error("the {which} face: {cause}")]
     Face {
         /// `local` or `remote`.

@@ -50,7 +50,7 @@ pub(crate) struct Receive {
 }
 
 impl Default for Receive {
-    /// An empty one, to be filled in.
+    /// Returns an empty receive, to be filled in.
     fn default() -> Self {
         let op = OpContext::of_runtime(Rank::ANY, Tag::ANY, 0, None);
         Self { buffer: Buffer::Empty, op }
@@ -62,7 +62,7 @@ impl Receive {
         self.op.end(self.buffer, Some(error))
     }
 
-    /// Takes all of it, and leaves a spent one.
+    /// Takes the receive, and leaves a spent one.
     pub(crate) fn take(&mut self) -> Self {
         Self { buffer: std::mem::take(&mut self.buffer), op: self.op.take() }
     }
@@ -102,7 +102,7 @@ impl Ticket {
         }
     }
 
-    /// Returns the number, if it is one of those.
+    /// Returns the number of such a ticket.
     pub(crate) fn parked(&self) -> Option<u64> {
         (self.stamp & Self::PARKED != 0).then_some(self.stamp & !Self::PARKED)
     }

@@ -3,11 +3,11 @@
 use super::Key;
 use carrack_transports::sync::BiasedLock;
 
-/// Shards: enough that threads on different keys seldom meet in one.
+/// Shards: enough that threads on different keys seldom use the same one.
 const SHARDS: usize = 64;
 /// Buckets that a shard begins with.
 const BUCKETS: usize = 16;
-/// Places that an empty shard may keep: one that once held very many gives them back.
+/// Places that an empty shard may keep: it frees further ones.
 const SPARE: usize = 1024;
 /// No place.
 const NIL: usize = usize::MAX;
@@ -390,7 +390,7 @@ impl<A, B: Default> Table<A, B> {
         }
     }
 
-    /// Takes out every `B` whose key is one of those.
+    /// Takes out every `B` whose key is selected.
     pub(crate) fn take_b(&self, which: impl Fn(&Key) -> bool) -> Vec<B> {
         let mut taken = Vec::new();
         for shard in &self.shards {
@@ -407,7 +407,7 @@ impl<A, B: Default> Table<A, B> {
                         true
                     });
                 }
-                // Emptied altogether, it has begun anew.
+                // An empty shard has begun anew.
                 if shard.lines == 0 {
                     break;
                 }
@@ -416,7 +416,7 @@ impl<A, B: Default> Table<A, B> {
         taken
     }
 
-    /// Takes out every `B` that is one of those, wherever in its line it stands.
+    /// Takes out every selected `B`, wherever in its line it stands.
     pub(crate) fn pluck_b_if(&self, which: impl Fn(&B) -> bool) -> Vec<B> {
         let mut plucked = Vec::new();
         for shard in &self.shards {
@@ -521,7 +521,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the plainest model there is: two lists, searched from the front.
+        /// The model is two lists, searched from the front.
         #[test]
         fn values_of_a_key_meet_in_order(
             steps in vec((0_u8..8, 0_u8..4, 0_u32..3, 0_u64..40), 0..1000),
@@ -545,7 +545,7 @@ mod tests {
                     continue;
                 }
                 if what == 7 {
-                    // One that waits, or has waited, is taken out.
+                    // A value that waits, or has waited, is taken out.
                     let stamped = stamps.get(tag as usize * stamps.len() / 40);
                     let Some(&(key, stamp, value)) = stamped else { continue };
                     let there = model.1.iter().position(|&other| other == (key, value));

@@ -23,7 +23,7 @@ pub(crate) struct OpContext {
 }
 
 impl OpContext {
-    /// Returns that of one of the runtime's own operations.
+    /// Returns the context of one of the runtime's own operations.
     pub(crate) fn of_runtime(
         rank: Rank,
         tag: Tag,
@@ -34,13 +34,13 @@ impl OpContext {
         Self { rank, tag, size, user_context, comp, deadline }
     }
 
-    /// Takes the completion object along, and leaves the rest.
+    /// Takes the context, its completion object included; the rest stays readable.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Self {
         Self { comp: self.comp.take(), ..*self }
     }
 
-    /// Returns the status with which it ends.
+    /// Returns the status of the operation's end.
     #[inline(always)]
     pub(crate) fn status(&self, buffer: Buffer, error: Option<OpError>) -> Status {
         let Self { rank, tag, size, user_context, .. } = *self;

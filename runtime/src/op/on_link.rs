@@ -1,4 +1,4 @@
-//! Operations that links have: each ends by an event with its token.
+//! Operations that were handed to links: each ends by an event with its token.
 
 use super::OpContext;
 use crate::names::{Rank, RemoteComp, Tag};
@@ -18,10 +18,12 @@ pub(crate) struct OnLink {
 pub(crate) enum Next {
     /// Its completion object is signalled.
     Complete,
-    /// The same. It is an operation on the peer's memory, under this name, for flushes; and after
-    /// a get, which the NIC may repeat until then, an object of the owner is notified.
+    /// The completion object of an operation on the peer's memory is signalled. Flushes wait for
+    /// the operation by its name. `notify` names an object of the owner that is notified after a
+    /// get: until then the NIC may repeat the read.
     Memory { name: u64, notify: Option<(RemoteComp, Tag)> },
-    /// It is a chunk of a window that begins at `window`: the transfer of that name goes on.
+    /// The transfer of this name continues: a chunk of its window that begins at `window` has
+    /// completed.
     Chunk { name: u64, window: usize },
 }
 
@@ -34,7 +36,7 @@ impl OnLink {
 /// The operations that links have.
 pub(crate) struct OnLinks {
     all: Slab<OnLink>,
-    /// Those on peers' memory.
+    /// The number of operations on peers' memory.
     on_memory: AtomicUsize,
 }
 
@@ -47,7 +49,7 @@ impl OnLinks {
     /// Returns its token.
     ///
     /// # Errors
-    /// There are too many. The operation is given back.
+    /// The limit is reached: the operation is given back.
     #[allow(clippy::result_large_err, reason = "the error is the operation that did not fit")]
     pub(crate) fn insert(&self, on_link: OnLink) -> Result<u64, OnLink> {
         let is_on_memory = matches!(on_link.next, Next::Memory { .. });

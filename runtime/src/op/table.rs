@@ -51,7 +51,7 @@ pub(crate) enum Kind {
     Flush,
 }
 
-/// What a table has under a name.
+/// The result of a lookup by name.
 pub(crate) enum Taken<E: Entry> {
     /// The operation, and the event to handle.
     Out(Box<E>, E::Event),
@@ -138,7 +138,7 @@ impl<E: Entry> OpTable<E> {
     /// Adds an operation.
     ///
     /// # Errors
-    /// Its peer is gone; or, without a cause, there is one of that name.
+    /// Its peer is gone; or, without a cause, the name is taken.
     pub(crate) fn insert(
         &self,
         name: u64,
@@ -273,7 +273,7 @@ impl<E: Entry> OpTable<E> {
         }
     }
 
-    /// Takes everything out: the runtime ends, and no other thread is here.
+    /// Takes all operations out: the runtime ends, and no other thread uses the table.
     pub(crate) fn drain(&self) -> Vec<Box<E>> {
         let mut all = Vec::new();
         for shard in &self.shards {
@@ -284,7 +284,7 @@ impl<E: Entry> OpTable<E> {
         all.into_iter().filter_map(|(_, slot)| slot.entry).collect()
     }
 
-    /// Returns the number of operations, of a moment ago.
+    /// Returns the number of operations, which other threads may have changed since.
     #[inline]
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)

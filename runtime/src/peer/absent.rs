@@ -4,8 +4,8 @@ use crate::chores::Waiting;
 use crate::names::Rank;
 
 /// Ranks that are waited for and have published no address, each with a device's number. The
-/// runtime looks for each again before a thread sleeps, and now and then in progress: the end of a
-/// rank is heard of over a link only.
+/// runtime looks for each again before a thread sleeps, and now and then in progress: only a link
+/// reports the end of a rank.
 pub(crate) struct Absent(Waiting<Vec<(u32, Rank)>>);
 
 impl Absent {

@@ -91,7 +91,7 @@ impl Endpoint {
         let host_pool = match pool.gpu() {
             None => pool.clone(),
             Some(gpu) => {
-                // An allocator that is no good is found out now, and not by the first message.
+                // A bad allocator fails here, and not at the first message.
                 if let (None, Some(why)) = (pool.take(), pool.last_failure()) {
                     return Err(why.into());
                 }
@@ -197,8 +197,8 @@ impl Endpoint {
                 busy.push(route.rank);
             }
             self.busy.set_count(busy.len());
-            // The bit may be set for a peer that is absent: threads then sleep until that one
-            // comes.
+            // The bit may be set for an absent peer: threads then sleep until that peer has
+            // published its address.
             self.chores.wake();
         }
         Ok(())
@@ -215,7 +215,7 @@ impl Endpoint {
         late: impl FnOnce() -> Option<Arc<dyn Completion>>,
     ) {
         if !self.owner.is_here() {
-            // It would be taken for the parent's.
+            // The peer would take the message for the parent's.
             return;
         }
         if let Some(linked) = linked.filter(|_| route.is_open()) {
@@ -331,7 +331,7 @@ impl Endpoint {
         self.known_route(rank).is_some_and(|route| route.is_held())
     }
 
-    /// Notes a peer's word on its room.
+    /// Notes the room that a peer has reported.
     pub(crate) fn hold(&self, peer: Rank, room: Room, turn: u64) {
         if let Some(route) = self.route(peer) {
             route.hold(room, turn);
@@ -387,7 +387,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns the rank of a peer in an event: transports return the numbers that they were given.
+    /// Returns the rank of a peer in an event: transports return the numbers that the runtime gave
+    /// them.
     pub(crate) fn rank_of(&self, peer: PeerId) -> Rank {
         Rank(peer.0)
     }

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 const LEAST: usize = 16 << 10;
 const MOST: usize = 1 << 20;
 
-/// Ranks that a device has told to hold, or is about to.
+/// Ranks that a device has told, or will tell, to hold.
 pub(crate) struct Holds {
     ranks: Waiting<Vec<(Rank, Room)>>,
     /// Counts the messages about room, under the lock of the list: two threads may send them in
@@ -50,8 +50,8 @@ impl Holds {
         }
     }
 
-    /// Returns the ranks whose room here has changed, each with its room, and the turn of this
-    /// news. `None`: another thread finds out now.
+    /// Returns the ranks whose room here has changed, each with its room, and the turn of these
+    /// messages. `None`: another thread does this now.
     #[cold]
     pub(crate) fn news(&self, kept: &Unexpected) -> Option<(Vec<(Rank, Room)>, u64)> {
         let mut ranks = self.ranks.try_lock()?;

@@ -26,22 +26,22 @@ pub(crate) struct Route {
     /// Held while the link is being made.
     linking: Mutex<()>,
     down: OnceLock<DownCause>,
-    /// The peer's end as an operation noticed it, maybe before progress.
+    /// The peer's end, if an operation noticed it: this may be before progress does.
     told: OnceLock<DownCause>,
     backlog: Mutex<VecDeque<Parked>>,
     /// The number of waiting operations, with the flags [`DOWN`] once the peer is gone and
     /// [`HELD`] while it wants offers. Each post reads it without a lock.
     hurdles: Hurdles,
-    /// The last turn of the peer's word on offers.
+    /// The turn of the peer's latest message about its room.
     held_turn: Mutex<u64>,
     /// The peer keeps too many notifications.
     takes_no_notifications: AtomicBool,
     /// The number of requests of the peer.
     asked: AtomicU32,
-    /// The transport over which one of the two ranks reaches words of the other's whose agent is a
+    /// The transport over which one rank reaches words of the other rank whose coherence owner is a
     /// NIC.
     words_over: OnceLock<&'static str>,
-    /// The link to the peer's NIC for that, where messages take another path.
+    /// The link to the peer's NIC for these words, where messages take another path.
     to_words: OnceLock<Arc<dyn Link>>,
     /// Set once a shortage for a link was reported.
     has_told: AtomicBool,
@@ -49,7 +49,7 @@ pub(crate) struct Route {
 
 /// In `hurdles`: the peer is gone. Its ring may still take a message, which would never be read.
 const DOWN: Flag = Flag::FIRST;
-/// In `hurdles`: the peer keeps too many messages already, and wants those to be matched to be
+/// In `hurdles`: the peer keeps too many messages already, so messages to be matched have to be
 /// offered.
 const HELD: Flag = Flag::SECOND;
 
@@ -82,7 +82,7 @@ impl Linked {
     #[cold]
     fn ask_for_memory(&self) -> Result<Arc<dyn PeerMemory>, String> {
         let memory = self.link.peer_memory();
-        // A link that is not up may not know yet.
+        // A link that is not connected may not know the reason yet.
         if memory.is_ok() || self.link.is_up() {
             let _ = self.memory.set(memory.clone());
         }
@@ -95,7 +95,7 @@ impl Linked {
         self.shares.get_or_init(|| Some(Arc::new(Shares::new(self.link.splits()?)))).as_ref()
     }
 
-    /// Notes that a copy was refused: it will not be tried again.
+    /// Notes that the kernel refused a copy: no further copy is tried.
     pub(crate) fn refuse_peer_memory(&self, why: String) {
         tracing::info!(why, "large messages go in fragments");
         let _ = self.refused.set(why);
@@ -162,7 +162,7 @@ impl Route {
         news
     }
 
-    /// Notes that an operation was told of the peer's end.
+    /// Notes that an operation has noticed the peer's end.
     #[cold]
     pub(crate) fn tell_down(&self, cause: &DownCause) {
         // The end of a link to words is not the peer's end, and a shortage of descriptors says
@@ -174,13 +174,13 @@ impl Route {
         }
     }
 
-    /// Returns the reason of the peer's end, as far as operations were told.
+    /// Returns the reason of the peer's end, if an operation or progress has noticed it.
     pub(crate) fn told_down(&self) -> Option<&DownCause> {
         self.down().or_else(|| self.told.get())
     }
 
-    /// Returns `true` if any message can go straight to the link. The backlog is empty, and the
-    /// peer is not known to be gone and wants no offers.
+    /// Returns `true` if any message can go straight to the link: the backlog is empty, and the
+    /// peer is neither known to be gone nor holds this sender.
     #[inline(always)]
     pub(crate) fn is_clear(&self) -> bool {
         self.hurdles.none()
@@ -236,8 +236,9 @@ impl Route {
         self.hurdles.set_count(count);
     }
 
-    /// Makes the link. `Ok(None)`: the peer has not published its address yet, or another thread
-    /// is making the link, or a shortage of this process was reported and will be retried.
+    /// Makes the link. `Ok(None)`: the peer has not published its address yet, another thread is
+    /// making the link, or this process has a shortage, which was reported; a later call tries
+    /// again.
     #[cold]
     pub(crate) fn link(
         &self,
@@ -263,7 +264,7 @@ impl Route {
         }
     }
 
-    /// Makes the link, for a caller that can be told of a shortage of this process.
+    /// Makes the link, for a caller that can return a shortage of this process.
     #[cold]
     pub(crate) fn try_link(
         &self,
@@ -319,7 +320,7 @@ impl Route {
             refused: OnceLock::new(),
         };
         let linked = self.linked.get_or_init(|| linked);
-        // Threads that sleep until the peer publishes its address have a backlog to move now.
+        // Threads that sleep until the peer publishes its address have to move the backlog now.
         local.sleepers.wake();
         Ok(Some(linked))
     }

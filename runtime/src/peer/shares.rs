@@ -116,8 +116,8 @@ impl Share {
         }
     }
 
-    /// Lets the sender take no more. Returns `true` if the sender is done with the pieces that it
-    /// has.
+    /// Keeps the sender from taking further pieces. Returns `true` if it has finished those that it
+    /// took.
     pub(crate) fn close(&self) -> bool {
         let Some(split) = self.split() else { return true };
         split.close(self.turn, self.division.units());
@@ -130,7 +130,7 @@ impl Drop for Share {
         if self.close() {
             self.shares.used.fetch_and(!(1 << self.number), Ordering::Release);
         }
-        // Else its sender is still writing a piece, and this split is lost.
+        // Otherwise the sender is still writing a piece, and the split is not used again.
     }
 }
 

@@ -10,12 +10,12 @@ use std::collections::HashSet;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PeerState {
-    /// Nothing speaks against it; it may not have been used yet.
+    /// No error is known of it; it may not have been used yet.
     Up,
     /// It is silent: an operation with it missed its deadline, and no message has come from it
-    /// since. It may be stopped, or busy; memory that it could still reach is kept for it.
+    /// since. It may be stopped or busy, so memory that it could still reach stays allocated.
     Suspect,
-    /// It is known to be gone, and does not come back.
+    /// It is gone, and does not come back.
     Down(DownCause),
 }
 

@@ -1,4 +1,4 @@
-//! Errors of progress that no caller could be given at once.
+//! Errors of progress that wait for a call that can return them.
 //!
 //! A call of progress returns one error. Further ones are kept, as are those of calls with another
 //! result (collectives, futures, posts that wait, the progress thread). The user's next calls of
@@ -53,7 +53,7 @@ impl Complaints {
     }
 }
 
-/// Returns `true` if deliveries waited for room or a packet.
+/// Returns `true` for an error of deliveries that waited for room or a packet.
 fn is_shortage(error: &ProgressError) -> bool {
     use ProgressError::{CompletionFull, NoPacket, NoPacketMemory};
     matches!(error, CompletionFull(..) | NoPacket(_) | NoPacketMemory(..))

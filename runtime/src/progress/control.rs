@@ -1,4 +1,4 @@
-//! Hands each control message to what it is about.
+//! Hands each control message to the transfer, region or object that it names.
 
 use super::Pass;
 use super::signal::{guarded, panicked};
@@ -111,10 +111,10 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Handles a message about a transfer that there is not.
+    /// Handles a message about an unknown transfer.
     fn about_nothing(&mut self, from: Rank, control: Control) -> Result<(), String> {
         match control {
-            // Its message has ended here with an error of its source.
+            // The message has ended here, because its source failed.
             Control::Grant { .. } => {}
             Control::CtsChunk { window, .. } if window.at > 0 => {}
             Control::CtsChunk { .. } => {
@@ -199,14 +199,14 @@ impl Pass<'_> {
         if !was_known || !device.has_memory_operations(owner, before) {
             return device.control(self.inner, owner, Control::Release { region });
         }
-        // Not behind the operations in flight. A NIC repeats a read whose answer it missed, and
-        // such a request for revoked memory ends the connection. Some operations use another link,
-        // too.
+        // The release must not be sent behind operations in flight: a NIC repeats a read whose
+        // answer it missed, and a repeated read of revoked memory ends the connection. Some
+        // operations also use another link.
         let operation = OpContext::of_runtime(owner, Tag::default(), 0, None);
         device.flush(self.inner, Flush { before, operation, releases: Some(region) });
     }
 
-    /// Tells those who know them that registrations have ended.
+    /// Tells the ranks that know a registration that it has ended.
     #[cold]
     pub(crate) fn withdraw_regions(&mut self) {
         let devices = self.inner.devices().clone();
@@ -234,13 +234,13 @@ impl Pass<'_> {
             return;
         }
         let Some(comp) = comps.get(name) else {
-            // As with a small one: the sender's part is done.
+            // The sender has done its part, as with a small message.
             self.finish(from, rts.tx, Verdict::Done);
             let size = usize::try_from(rts.size).unwrap_or(usize::MAX);
             self.complain(ProgressError::NoSuchCompletion { from, comp: name, size });
             return;
         };
-        // A held one keeps its place among those that arrive whole.
+        // A held message keeps its place among messages that arrive whole.
         let is_held =
             usize::try_from(rts.size).is_ok_and(|size| size <= self.device.host_pool.packet_size());
         if !self.queue_offer(comp, (from, tag), rts, is_held) {
@@ -372,7 +372,7 @@ impl Pass<'_> {
         let Some(slice) = self.meant(from, &request, size) else { return };
         let place = slice.view().place().kind();
         if slice.is_empty() || check_kinds(MemKind::Host, place).is_err() {
-            // No rank gets zero bytes, or memory that cannot be copied to the host.
+            // A rank gets at least one byte, of memory that can be copied to the host.
             return self.finish(from, rx, Verdict::Failed);
         }
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 /// The core of a runtime.
 pub(crate) struct Core {
     default_device: OnceLock<Device>,
-    /// Something has made progress: a call of the program's, a thread, or a future.
+    /// Set once a call, a thread or a future has made progress.
     is_driven: AtomicBool,
     pub(crate) engines: Engines,
     pub(crate) comps: Registry,
@@ -88,7 +88,7 @@ impl Core {
         }
     }
 
-    /// Returns `true` if something has made progress before.
+    /// Returns `true` if a call, a thread or a future has made progress before.
     #[inline]
     pub(crate) fn is_driven(&self) -> bool {
         self.is_driven.load(Ordering::Relaxed)
@@ -114,13 +114,13 @@ impl Core {
         down.entry(rank).or_insert_with(|| cause.clone());
         self.down.set_count(down.len());
         drop(down);
-        // Its other half is in `Engines::begin`.
+        // Pairs with the fence in `Engines::begin`.
         fence(Ordering::SeqCst);
         self.boards.wake();
         self.streams.gone(rank, cause);
         let error = || OpError::PeerDown { rank, cause: cause.clone() };
         let devices = self.devices().clone();
-        // First those that are not in an engine yet.
+        // Receives that have not reached a matching engine yet come first.
         let mut ended: Vec<_> =
             devices.iter().flat_map(|device| device.0.ordered.fail(rank, &error)).collect();
         let receives = self.engines.each().flat_map(|engine| engine.receives_from(rank));
@@ -144,8 +144,8 @@ impl Core {
         }
     }
 
-    /// Ends parked operations with a gone rank. The thread that noted its end may have looked
-    /// before this one was parked.
+    /// Ends parked operations with a gone rank. The thread that noted its end may have searched
+    /// before an operation was parked.
     pub(crate) fn end_ordered_if_gone(&self, device: &Port, rank: Rank) {
         let by_route = device.known_route(rank).and_then(|route| route.down().cloned());
         let Some(cause) = by_route.or_else(|| self.down().get(&rank).cloned()) else { return };
@@ -153,7 +153,7 @@ impl Core {
         device.tell_later(device.ordered.fail(rank, &error));
     }
 
-    /// Returns the reason of a rank's end, as far as progress or an operation was told.
+    /// Returns the reason of a rank's end, if progress or an operation has noticed it.
     pub(crate) fn told_down(&self, rank: Rank) -> Option<DownCause> {
         let known = self.down().get(&rank).cloned();
         known.or_else(|| {
@@ -168,11 +168,11 @@ impl Drop for Core {
         if self.is_forked() {
             return;
         }
-        // Threads that sleep for futures hold no runtime, and hear of its end so.
+        // Threads that sleep for futures hold no handle of the runtime: this wakes them at its end.
         self.sleepers.wake();
         self.exposures.end();
         self.complaints.end();
-        // First: copies on streams end only when these go on.
+        // Streams come first: copies on streams end only when the streams continue.
         self.streams.end();
         let devices = self.take_devices();
         let (mut ended, mut copies) = (Vec::new(), Vec::new());
@@ -199,13 +199,13 @@ impl Drop for Core {
             );
         }
         for (comp, status) in ended {
-            // A full object cannot be waited for any more.
+            // The runtime ends, so a status for a full object is dropped.
             let _ = signal(comp.as_ref(), status);
         }
-        // Last: the words that these streams wait for are released now.
+        // Copies on streams come last: the words that these streams wait for are released now.
         end_copies(copies);
         drop_told();
-        // A rank that unwinds has not ended in order, and the launcher is right to say so.
+        // A rank that unwinds has not ended in order, so the launcher is not told that it has.
         if !std::thread::panicking()
             && let Err(error) = self.bootstrap.finish()
         {

@@ -27,7 +27,7 @@ impl Pass<'_> {
             self.deliver_small(scratch);
         }
         let Scratch { batch, met, comps, .. } = scratch;
-        // Most of the time nothing else has come: to drain nothing takes as long as a message.
+        // The batch is empty most of the time, and an empty drain takes as long as a message.
         if !batch.is_empty() {
             for event in batch.drain() {
                 self.deliver_event(event, transport, met, comps);
@@ -36,10 +36,9 @@ impl Pass<'_> {
         met.meetings.clear();
     }
 
-    /// Delivers the small messages at the front of the batch: the path where each nanosecond
-    /// counts. The messages stay in the batch, under one guard against panics for all of them.
-    /// Stops at the first message that needs more work, and at the first completion object without
-    /// room.
+    /// Delivers the small messages at the front of the batch, the fast path. The messages stay in
+    /// the batch, under one guard against panics for all of them. Stops at the first message that
+    /// needs more work, and at the first completion object without room.
     #[inline(always)]
     fn deliver_small(&mut self, scratch: &mut Scratch) {
         let Scratch { batch, comps, met, .. } = scratch;
@@ -92,7 +91,8 @@ impl Pass<'_> {
                 }
             });
             let Err(panic) = guarded else { break };
-            // The message that users' code panicked on is gone; those behind it are not.
+            // The message on which the user's code panicked is lost; the messages behind it are
+            // not.
             next = next.max(begun + 1);
             let from = messages
                 .get(next - 1)
@@ -105,7 +105,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Delivers any event; an active message goes straight through.
+    /// Delivers any event; an active message takes the direct way.
     #[inline(always)]
     fn deliver_event(
         &mut self,
@@ -174,7 +174,7 @@ impl Pass<'_> {
             // The link of messages reports the peer's end, behind the last message.
             Event::PeerDown { peer, .. } if self.is_for_words(transport, peer) => {}
             Event::PeerDown { peer, cause } => self.peer_down(self.device.rank_of(peer), cause),
-            // Connections, and events of later transports: the backlog is looked at in any case.
+            // Connections need no action, since progress checks the backlog in any case.
             _ => {}
         }
     }
@@ -217,8 +217,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Returns `true` for a peer that is gone. Everything of it has been ended, maybe on another
-    /// thread while its message was on its way.
+    /// Returns `true` for a peer that is gone. Another thread may have ended all its operations
+    /// while its message arrived.
     fn is_gone(&self, peer: Rank) -> bool {
         self.device.known_route(peer).is_some_and(|route| route.down().is_some())
     }

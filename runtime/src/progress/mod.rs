@@ -70,9 +70,8 @@ struct Met {
     /// Meetings that need further action. The events in the batch hold their indices.
     meetings: Vec<Option<Meeting>>,
     /// Completion objects that were signaled at once: handles of receives, possibly the last ones.
-    /// They must not be dropped under locks. Nor before the message is delivered: a drop takes a
-    /// quarter as long as all the rest. So they are dropped when this thread next makes progress,
-    /// or ends.
+    /// They are dropped when this thread next makes progress, or ends: not under locks, and not
+    /// before the delivery, because a drop takes a quarter of a message's time.
     told: Vec<Arc<dyn Completion>>,
 }
 
@@ -168,8 +167,8 @@ pub(crate) fn drop_told() {
 }
 
 impl Receive {
-    /// Takes a message of a few bytes, if that is a matter of copying them; else they stay a pair.
-    /// `at_once`: its completion object is told now, if that can be.
+    /// Takes a message of a few bytes, if the CPU can copy them; else message and receive stay a
+    /// pair. `at_once`: its completion object is told now, if it is a queue with room.
     #[inline(always)]
     fn take_small(
         &mut self,
@@ -253,7 +252,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Copies of large messages: begun as soon as they are known of.
+    /// Begins copies of large messages in the call that learns of them.
     #[cold]
     fn move_copies(&mut self, chores: chores::Found) {
         if chores.has(Chore::Pulls) {
@@ -445,7 +444,7 @@ impl Pass<'_> {
             .unwrap_or(Found::Kept)
     }
 
-    /// Prepares a message for waiting for its receive. A loan goes back to its sender, who needs
+    /// Prepares a message that waits for its receive. A loan goes back to its sender, which needs
     /// the place for other messages. Half of the packets stay free for further messages.
     fn settle(&self, payload: Payload) -> Payload {
         let pool = &self.device.host_pool;
@@ -459,7 +458,7 @@ impl Pass<'_> {
                 let mut bytes = vec![0; payload.len()];
                 match copy_now(MemMut::host(&mut bytes), payload.view()) {
                     Ok(()) => Payload::Aside(bytes),
-                    // It lies where no CPU may go: then it stays there.
+                    // No CPU reaches the payload, so it stays in place.
                     Err(_) => payload,
                 }
             }

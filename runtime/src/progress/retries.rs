@@ -11,7 +11,7 @@ impl Retries {
         Self(Waiting::for_progress(chores, Chore::Retries))
     }
 
-    /// Lets the next progress poll a future again.
+    /// Adds the waker of a future, which the next progress call wakes.
     pub(crate) fn add(&self, waker: &Waker) {
         let mut wakers = self.0.lock();
         if !wakers.iter().any(|other| other.will_wake(waker)) {

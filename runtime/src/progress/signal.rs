@@ -1,4 +1,4 @@
-//! The one place where users' code is called.
+//! The only place that calls users' code.
 
 use crate::comp::{Completion, Status};
 use crate::error::ProgressError;

@@ -1,4 +1,4 @@
-//! Signals completion objects, and tries deliveries again that wait for theirs.
+//! Signals completion objects, and retries deliveries that wait for them.
 
 use super::signal::{SignalError, signal};
 use super::{Core, Pass};
@@ -120,7 +120,7 @@ impl Pass<'_> {
                 return Delivery::Status(Status { buffer, ..status }, Some(kept));
             }
             (About::Operation, buffer) => {
-                // The buffer is the user's. A peer may have caused it all the same, by a put that
+                // The buffer is the user's, but a peer may have caused the status by a put that
                 // notifies.
                 let kept = self.charge(from, Kept::STATUS);
                 return Delivery::Status(Status { buffer, ..status }, Some(kept));
@@ -221,7 +221,7 @@ impl Pass<'_> {
                         self.inner.unexpected.release_delivery(kept);
                     }
                 }
-                // Other senders' go on.
+                // Deliveries of other senders continue.
                 Some((Entry { what: Delivery::Fetch(..), .. }, _)) => {}
                 Some(_) => at += 1,
             }
@@ -255,7 +255,7 @@ impl Pass<'_> {
             }
             if let Delivery::Rts { from, rts, .. } = &entry.what {
                 self.inner.waiting_offers.sub(*from);
-                // As with one that was sent whole: the sender has done its part.
+                // The sender has done its part, as with a message that was sent whole.
                 self.finish(*from, rts.tx, Verdict::Done);
             }
         }

@@ -1,4 +1,4 @@
-//! The upkeep apart from messages: backlogs that can move on, engines that are done, peers that
+//! The chores apart from messages: backlogs that can continue, engines that are done, peers that
 //! are gone.
 
 use super::Pass;
@@ -25,7 +25,7 @@ impl Pass<'_> {
             let Some(route) = self.device.known_route(rank).cloned() else { continue };
             let mut ended = Vec::new();
             if let Some(cause) = route.down() {
-                // Parked by one thread while another failed the waiting ones.
+                // One thread parked an operation while another thread failed the backlog.
                 ended.extend(self.device.fail_backlog(&route, cause));
             } else if route.linked().is_none() {
                 match route.link(self.inner, self.device) {
@@ -76,7 +76,7 @@ impl Pass<'_> {
         let mut turn = self.device.landings.take_turn();
         loop {
             self.device.landings.take_done(&mut turn, ended);
-            // Those that are left are taken out once more only if there was no room for them.
+            // Further copies that have ended are taken out only if `ended` was full.
             let are_all = ended.len() < AT_ONCE;
             for landing in &mut *ended {
                 self.landed(landing);
@@ -120,7 +120,7 @@ impl Pass<'_> {
             }
         };
         if error.is_none() && from.region().is_none() {
-            // It was withdrawn meanwhile: the bytes found there need not be the message.
+            // The owner withdrew the region meanwhile, so the bytes may not be the message.
             self.device.ask_again(self.inner, landing, tx);
             return true;
         }
@@ -161,9 +161,9 @@ impl Pass<'_> {
         }
     }
 
-    /// Looks at everything that waits, if the earliest deadline has passed. An operation only ever
-    /// goes from one place to a later one in the order of this search, or is noted anew: so none
-    /// slips through.
+    /// Looks at everything that waits, if the earliest deadline has passed. The search misses no
+    /// operation: each moves only to places that are searched later, or its deadline is noted
+    /// again.
     #[cold]
     pub(super) fn expire(&mut self) {
         let left = &self.inner.deadlines;
@@ -195,7 +195,7 @@ impl Pass<'_> {
         self.inner.boards.wake();
     }
 
-    /// Tells ranks to hold; or, when there is room again, to go on.
+    /// Tells ranks to hold, or to continue once there is room again.
     #[cold]
     pub(super) fn move_holds(&self) {
         let Some((news, turn)) = self.device.holds.news(&self.inner.unexpected) else { return };
@@ -268,7 +268,7 @@ pub(super) fn end_copies(copies: Vec<Landing>) {
             transfer.abandon();
             op.end(Buffer::Empty, Some(OpError::Closed))
         };
-        // A full object cannot be waited for any more.
+        // The runtime ends, so a status for a full object is dropped.
         let _ = signal(comp.as_ref(), status);
     }
 }

@@ -84,7 +84,7 @@ impl Core {
                 }
                 Err(error) => return Err(error.into()),
             }
-            // The clock is looked at now and then only: reading it takes as long as a poll.
+            // The clock is read only now and then, because that takes as long as a poll.
             spins += 1;
             if spins == 1 {
                 quiet_since = Instant::now();
@@ -103,7 +103,7 @@ impl Core {
             }
             let left =
                 limit.map_or(LONGEST, |limit| limit.saturating_sub(now - start).min(LONGEST));
-            // One that another thread keeps from now on wakes this one.
+            // An error that another thread keeps from now on wakes this thread.
             let done = || done() || reports && self.chores.there().has(Chore::Complaints);
             self.sleep(&done, left, &mut nap);
             quiet_since = Instant::now();
@@ -139,7 +139,7 @@ impl Core {
         self.look_after_domains();
         let devices = self.devices().clone();
         let mut bootstrap = None;
-        // Before the looks below: a change from now on rings the bell.
+        // This comes before the checks below: a change from now on rings the bell.
         self.sleepers.begin();
         // Work that waits for an engine or for room is looked at again soon.
         let soon = self.retries.any()
@@ -151,8 +151,8 @@ impl Core {
             *nap = LONGEST.min(*nap * 2);
         }
         if !self.absent.is_empty() || devices.iter().any(|device| device.0.waits_for_absent()) {
-            // If it is readable right after a look for all absent peers, it reports another event,
-            // and would wake this thread again and again.
+            // A descriptor that is readable right after a search for all absent peers reports
+            // another event, and would wake this thread again and again.
             match self.bootstrap.wait_fd().filter(|fd| !is_readable(fd)) {
                 Some(fd) => bootstrap = Some(fd),
                 None => *nap = UNTOLD.min(*nap),
@@ -167,7 +167,7 @@ impl Core {
 
 /// A sleep until something happens. It does not keep the runtime alive.
 ///
-/// From its making on it counts as a sleeper, so a change that comes before it [runs](Self::run)
+/// It counts as a sleeper as soon as it is made, so a change that comes before it [runs](Self::run)
 /// ends it at once.
 pub(crate) struct Sleep {
     devices: Vec<Device>,
@@ -212,7 +212,7 @@ impl Sleep {
                 tv_sec: i64::try_from(self.span.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(self.span.subsec_nanos()),
             };
-            // An interruption is as good as an event: the caller looks around and comes back.
+            // An interruption counts as an event: the caller checks its condition and sleeps again.
             let _ = rustix::event::poll(&mut fds, Some(&timeout));
         }
         for lane in armed {

@@ -15,7 +15,7 @@ pub(crate) enum Plan {
     Stage,
     /// Offer it; the receiver's copy engine fetches it from the GPU.
     Map,
-    /// It is too long for one piece: offer it.
+    /// Offer it, since it is too long for one piece.
     Offer,
     /// Refuse it: it is too long for one piece, and no copy reaches its kind of memory.
     Refuse,

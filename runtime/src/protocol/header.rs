@@ -50,7 +50,7 @@ const _: () =
     assert!(RTS_SEND - SEND == RTS, "an RTS has the header of its message, but for the kind");
 
 impl Message {
-    /// Returns the header. A control message has one of its own.
+    /// Returns the header. A control message encodes its own.
     #[inline(always)]
     pub(crate) fn encode(self) -> Header {
         match self {
@@ -119,7 +119,8 @@ impl Message {
         (RemoteComp((word >> 32) as u32), Tag(tag))
     }
 
-    /// Decodes a whole message to be matched: first, since every such message takes this path.
+    /// Decodes a whole message to be matched. It is the first test, since every such message takes
+    /// this path.
     #[inline(always)]
     fn decode_send(header: Header) -> Option<Self> {
         let [word, tag] = header.0;

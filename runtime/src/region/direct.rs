@@ -29,7 +29,7 @@ use std::sync::Arc;
 /// The knowledge of a peer's region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Knowledge {
-    /// None, and its owner was not asked.
+    /// There is no place, and the owner was not asked.
     Nothing,
     /// Its owner was asked.
     Asked,
@@ -142,7 +142,7 @@ pub(super) struct AllTold {
 struct Told {
     /// The entries by the region's number, one for each device.
     standing: HashMap<u64, Vec<Shown>>,
-    /// Their registration has ended, and others still know them.
+    /// Regions whose registration has ended, and that other ranks still know.
     leaving: Vec<(u64, Shown)>,
 }
 
@@ -193,8 +193,8 @@ impl AllTold {
 }
 
 impl Regions {
-    /// Tells a rank where a region is, for the NIC that the link to it is of. `None`: there is no
-    /// such region, or no such NIC, or it does not take it.
+    /// Returns the place of a region for a rank, by the NIC of the link to that rank. `None`: there
+    /// is no such region or NIC, or the NIC refuses the region.
     pub(crate) fn tell(
         &self,
         number: u64,
@@ -210,8 +210,8 @@ impl Regions {
         let at = shown.iter().position(|one| one.device == device);
         if at.is_none() {
             let exposed = match words {
-                // The NIC that is the coherence owner of its words knows it already, and is
-                // reached whichever path messages take.
+                // The NIC that is the coherence owner of its words has it registered, and is
+                // reached over any path of messages.
                 Some(words) => Ok(words.exposed),
                 None => link?.expose(Buffer::Region(region.whole())).map(Arc::from),
             };
@@ -231,7 +231,8 @@ impl Regions {
         let place = one.exposed.place();
         self.told.count(&told);
         drop(told);
-        // Its registration may have ended meanwhile: then it is withdrawn, behind this answer.
+        // The registration may have ended meanwhile: the region is then withdrawn behind this
+        // answer.
         if self.find(number, 0, 0).is_err() {
             self.told.withdraw(number);
         }

@@ -84,7 +84,7 @@ impl<'a> Registration<'a> {
     }
 }
 
-/// Asks for the first NIC that will be the agent.
+/// Finds the first NIC that can be the coherence owner.
 fn expose_words(local: &Local, region: &Region) -> Result<Words, RegisterError> {
     let mut reasons = Vec::new();
     for (transport, domain) in local.domains.iter().filter(|(_, domain)| domain.carries_messages())

@@ -10,8 +10,7 @@ pub struct StillInUse {
     pub addr: usize,
     /// Bytes from there on.
     pub len: usize,
-    /// Registrations that stood, and were ended by this call: operations of peers' are stale from
-    /// now on.
+    /// Registrations that this call has ended: operations of peers are stale from now on.
     pub registrations: usize,
     /// Allocations of GPUs of which this process has raw regions, in operations or in its own
     /// hands.

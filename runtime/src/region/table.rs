@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Regions that a rank can have registered.
 const LIMIT: usize = 1 << 20;
 
-/// The table. A number carries a generation: one that is late or forged finds nothing.
+/// The table. A number carries a generation, so a late or forged one finds nothing.
 pub(crate) struct Regions {
     slots: Mutex<Vec<Slot>>,
     /// The regions that NICs of other ranks reach.

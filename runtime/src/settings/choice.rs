@@ -174,7 +174,7 @@ impl Choice for BootstrapChoice {
     const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("alone", Self::Alone)];
 }
 
-/// Something that is done or not, as `CARRACK_VERBS_ODP` has it.
+/// A feature that is on or off, such as that of `CARRACK_VERBS_ODP`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SwitchChoice {
     /// `on`: it is done, where it can be.

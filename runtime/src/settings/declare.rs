@@ -1,6 +1,6 @@
 //! The macro behind the table. It holds no knowledge of any one setting.
 
-/// Declares `Settings`, `SettingsBuilder` and all that walks over every setting.
+/// Declares `Settings`, `SettingsBuilder` and the functions over all settings.
 ///
 /// An entry is its doc lines, then `name: Type, "VARIABLE", form, default;`, with `seen as &View`
 /// after the type where the accessor lends a view instead of returning a copy.
@@ -115,7 +115,7 @@ macro_rules! setter {
     ($doc:expr, $name:ident, $type:ty, $variable:literal) => {
         #[doc = $doc]
         ///
-        #[doc = concat!("Wins over `", $variable, "`.")]
+        #[doc = concat!("Takes precedence over `", $variable, "`.")]
         pub fn $name(mut self, value: $type) -> Self {
             self.$name = Some(value);
             self
@@ -124,7 +124,7 @@ macro_rules! setter {
     ($doc:expr, $name:ident, $type:ty, $variable:literal, $view:ty) => {
         #[doc = $doc]
         ///
-        #[doc = concat!("Wins over `", $variable, "`.")]
+        #[doc = concat!("Takes precedence over `", $variable, "`.")]
         pub fn $name(mut self, value: impl Into<$type>) -> Self {
             self.$name = Some(value.into());
             self

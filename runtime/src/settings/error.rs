@@ -8,8 +8,7 @@ use super::report::Origin;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SettingFault {
-    /// An unknown `CARRACK_*` variable: most likely a misspelling, which would otherwise go
-    /// unnoticed.
+    /// An unknown `CARRACK_*` variable, most likely a misspelling.
     #[error("{variable} is not a variable of Carrack; {}", advice(nearest.as_deref()))]
     Unknown {
         /// The variable, as found.
@@ -75,7 +74,7 @@ fn advice(nearest: Option<&str>) -> String {
     }
 }
 
-/// Returns the value as its author wrote it.
+/// Returns the value as the user wrote it.
 fn assignment(name: &str, origin: &Origin, value: &str) -> String {
     match origin {
         Origin::Environment(variable) => format!("{variable}={value}"),

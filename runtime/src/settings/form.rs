@@ -10,7 +10,7 @@ use super::size::parse_size;
 pub(super) enum Refusal {
     /// It cannot be read as a value of this form.
     Malformed,
-    /// It can be read, but is not one of those that are allowed.
+    /// It can be read, but is not allowed.
     OutOfRange,
 }
 
@@ -74,7 +74,7 @@ impl Form<usize> for Count {
     }
 }
 
-/// A number, or `auto`: then it is found.
+/// A number, or `auto`, which lets the library choose.
 pub(super) struct Auto(Count);
 
 impl Auto {

@@ -30,7 +30,7 @@ pub struct SettingLine {
     pub name: &'static str,
     /// The variable that sets it.
     pub variable: &'static str,
-    /// The value that holds, written as the variable would have it.
+    /// The effective value, in the notation of the variable.
     pub value: String,
     /// The origin of that value.
     pub origin: Origin,

@@ -8,9 +8,8 @@ use super::variables::Variables;
 
 /// Takes one setting from the program, else from its variable, else from the default.
 ///
-/// A fault leaves the default in place, so that the walk goes on and finds the others too. The
-/// variable is checked even where the program overrules it: a slip in it would otherwise wait for
-/// another program.
+/// A fault leaves the default in place, so that the other faults are found too. The variable is
+/// checked even where the program overrides it, so that a misspelling is found now.
 pub(super) fn resolve<T>(
     name: &'static str,
     variable: &'static str,

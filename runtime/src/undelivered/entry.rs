@@ -75,7 +75,7 @@ impl Entry {
     /// Returns `true` if it can be tried.
     pub(crate) fn is_ready(&self) -> bool {
         match &self.what {
-            // Only this entry holds it: it has its status, or the sender is gone.
+            // Only this entry holds the object, so the status has come, or the sender is gone.
             Delivery::Fetch(fetch, _) => Arc::strong_count(fetch) == 1,
             Delivery::Status(..) | Delivery::Message { .. } | Delivery::Rts { .. } => true,
         }

@@ -1,8 +1,8 @@
 //! Deliveries that wait for their completion object.
 //!
 //! A completion object without room refuses a status. The status then waits here, in a queue of
-//! that object's. Whatever comes later for the same object waits behind it, in order; deliveries
-//! for other objects pass. An active message for which no packet is left waits in the same way.
+//! that object's. Later deliveries for the same object wait behind it, in order; deliveries for
+//! other objects pass. An active message for which no packet is left waits in the same way.
 //!
 //! Callers that hold locks, and modules below progress, leave their deliveries here, too, as well
 //! as peers whose operations have to end. Progress tries all of them again.
@@ -117,7 +117,8 @@ impl Undelivered {
         self.0.set_count(lists.count());
     }
 
-    /// Leaves it to progress to end what a peer was awaited for, whose route is down already.
+    /// Leaves it to progress to end the operations that wait for a peer whose route is down
+    /// already.
     #[cold]
     pub(crate) fn note_gone(&self, rank: Rank, cause: DownCause) {
         let mut lists = self.0.lock();

@@ -10,7 +10,7 @@ pub(crate) struct Queue {
     pub(crate) object: Arc<dyn Completion>,
     /// Oldest first.
     pub(crate) entries: VecDeque<Entry>,
-    /// Messages that are fetched, one of a sender. Those that came from it later wait for that.
+    /// Messages that are fetched, one of each sender, whose later messages wait for it.
     pub(crate) fetches: Vec<Entry>,
     /// Entries at the front that wait for fetches.
     held_up: usize,

@@ -121,7 +121,7 @@ fn masks_that_show_each_process_another_device_do_not_matter() {
             println!("device {mine} {kind}, opened under CUDA_VISIBLE_DEVICES={mask}");
             other.wire.say(&21_u64.to_le_bytes());
             other.wire.say_handle(&gpus[mine].export(&region, form).unwrap());
-            // Legacy IPC is known to work under masks (gpu.md, "Measured"); the results of the
+            // Legacy IPC works under masks (gpu.md, legacy IPC rule 9); the results of the
             // other forms are printed.
             let answer = String::from_utf8(other.wire.hear()).unwrap();
             if answer == "closed" {

@@ -1,9 +1,9 @@
 //! Raw memory: the `unsafe` interface of this crate.
 //!
-//! The kind of an address is found once for each allocation of a GPU, for the whole process. It
-//! holds as long as the driver gives the allocation the same number. Regions in one allocation
-//! share their [root](Region::root), which is exported, and introduced to peers, once. Before the
-//! program frees memory that it gave here, it calls
+//! The kind of an address is found once in a process for each allocation of a GPU. It is valid as
+//! long as the driver reports the same number for the allocation. Regions in one allocation share
+//! their [root](Region::root), which is exported, and introduced to peers, once. Before the program
+//! frees memory that it gave here, it calls
 //! [`invalidate_memory`](crate::Runtime::invalidate_memory).
 //!
 //! | hint | in a known extent | elsewhere |
@@ -49,7 +49,7 @@ pub use carrack_transports::mem::{Freed, RawError};
 use carrack_transports::mem::{KnownMemory, MemHint, Region};
 use std::sync::Arc;
 
-/// Returns memory that the caller answers for as a region. `drivers` are the runtime's
+/// Returns memory as a region, under the caller's promises. `drivers` are the runtime's
 /// [`gpu_drivers`](crate::Runtime::gpu_drivers).
 ///
 /// # Errors
@@ -72,7 +72,7 @@ pub unsafe fn region(
     unsafe { KnownMemory::of_the_process().region(addr, len, hint.into(), drivers) }
 }
 
-/// Registers memory that the caller answers for, as [`Runtime::register_memory`] does for a
+/// Registers memory under the caller's promises, as [`Runtime::register_memory`] registers a
 /// region. The call asks the drivers whatever the hint is, since a registration takes longer than
 /// these queries. So it always refuses GPU memory with a hint of host memory.
 ///
@@ -102,8 +102,8 @@ pub unsafe fn register_memory(
         return Err(RawError::Kind { addr: addr as usize, said: hint, found }.into());
     }
     let mr = runtime.register_memory(&region)?;
-    // The queries above belong to this call. Peers come later: the region checks the memory each
-    // time that they ask for it.
+    // The queries above belong to this call. Peers access the region later: it checks the memory at
+    // each of their requests.
     mr.region().recheck().map_err(RawError::Freed)?;
     Ok(mr)
 }

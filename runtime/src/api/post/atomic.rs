@@ -1,4 +1,4 @@
-//! Atomic operations on words of other ranks' memory, and the wait for all that was done there.
+//! Atomic operations on words of other ranks' memory, and the flush of all operations there.
 //!
 //! A word has one agent, since operations of two agents are not atomic with each other. The CPUs of
 //! the owner's machine change host memory: a rank that has the memory mapped does the operation
@@ -135,7 +135,7 @@ impl Post<'_, Atomic<'_>> {
 }
 
 impl Post<'_, Atomic<'_>> {
-    /// Checks what is known of a GPU's word before its owner is asked.
+    /// Checks a GPU's word as far as possible before its owner is asked.
     fn check_device_word(&self, base: usize, offset: usize) -> Result<(), PostError> {
         if !(base + offset).is_multiple_of(8) {
             return Err(PostError::Atomic(AtomicError::Unaligned { offset }));

@@ -1,9 +1,8 @@
 //! Operations that are awaited.
 //!
 //! `runtime.post_send(…).await` posts when it is first polled, and is ready when the operation is
-//! over. Any executor will do, as long as something makes progress: [`Runtime::drive`] as a task of
-//! the executor, a progress thread, or a loop of the program. [`Runtime::block_on`] does both on
-//! this thread.
+//! over. Any executor works while [`Runtime::drive`] as one of its tasks, a progress thread, or a
+//! loop of the program makes progress. [`Runtime::block_on`] does both on this thread.
 
 use super::desc::OpDesc;
 use super::options::Post;
@@ -164,7 +163,7 @@ impl<K: Kind + Unpin> Future for Operation<'_, K> {
                     }
                 }
             }
-            // As with any future that is polled once more after its end: it never wakes.
+            // A future that is polled after its end never wakes.
             State::Spent => Poll::Pending,
         }
     }

@@ -50,15 +50,15 @@ impl Outcome {
 pub enum RetryReason {
     /// Another thread is using the link at this moment.
     Lock,
-    /// The ring or queue to the peer is full: the peer has to go on first.
+    /// The ring or queue to the peer is full: the peer has to make progress first.
     Full,
-    /// No packet is free: some have to come back first.
+    /// No packet is free: some have to return to the pool first.
     NoPacket,
     /// The peer has not started, or has not answered yet.
     Connecting,
-    /// Earlier operations wait for this peer, and are not overtaken.
+    /// Earlier operations wait for this peer, and this one must not overtake them.
     Backlog,
-    /// Much was sent without listening: make progress, to hear whether the peer can take more.
+    /// This device has sent much without making progress, which tells if the peer can take more.
     Unheard,
     /// The limit of operations that wait for their peers (`CARRACK_OFFERS`) is reached. Or a put
     /// or a get should notify a peer that keeps too many notifications.

@@ -21,14 +21,14 @@ pub(crate) struct Order {
 
 impl<K> Post<'_, K> {
     /// Begins the operation only once `event` has fired: after the kernel that writes the buffer,
-    /// say. Given several times, all have to have fired. Progress asks for events; until then the
-    /// operation waits on this rank, keeps its buffer, and can end by its deadline, by the peer's
-    /// end, or, a receive, by being cancelled.
+    /// say. Given several times, all have to have fired. Progress polls the events. Until then the
+    /// operation waits on this rank and keeps its buffer. Its deadline or the peer's end can end
+    /// it, and a receive can be cancelled.
     ///
     /// A message keeps its place among those to the same peer: what is sent later waits behind it.
     /// A receive takes part in the matching from when its event has fired, so one that is posted
-    /// later may come before it. Puts, gets and atomic operations wait each for itself; a flush
-    /// waits for all that were posted before it.
+    /// later may come before it. Each put, get and atomic operation waits by itself; a flush waits
+    /// for all that were posted before it.
     pub fn after(mut self, event: &Event) -> Self {
         self.order.get_or_insert_default().after.push(event.clone());
         self

@@ -114,7 +114,7 @@ fn gather(list: &mut [Buffer], sends: bool) -> Result<Buffer, PostError> {
 
 impl<K: Carries> Post<'_, K> {
     /// Posts the operation if its buffer is a list. Also rechecks memory that the program may have
-    /// freed, since each operation with a buffer of its own comes by here.
+    /// freed, since every operation with a buffer passes here.
     #[inline]
     pub(super) fn in_pieces(&mut self) -> Option<Result<Outcome, PostError>> {
         match self.kind.owned()? {

@@ -80,7 +80,7 @@ impl<K> Post<'_, K> {
         if device.is_closed() {
             return Err(device.why_closed());
         }
-        // A rank whose memory is used must be heard of when it goes, so there has to be a link.
+        // Only a link reports the end of the rank whose memory is used, so there has to be one.
         let Some(route) = device.route(rank) else {
             return Err(PostError::NoSuchRank { rank, last: self.runtime.0.size - 1 });
         };
@@ -97,7 +97,7 @@ impl<K> Post<'_, K> {
     #[cold]
     pub(super) fn check_required(&self) -> Result<(), PostError> {
         self.check_rank()?;
-        // A gone peer may have sent the awaited message before.
+        // A gone peer may have sent the awaited message before its end.
         match self.check_reach() {
             Ok(route) => self.check_transport(route),
             Err(PostError::PeerDown { .. }) => Ok(()),

@@ -158,7 +158,8 @@ impl Post<'_, Recv<'_>> {
         let engine = self.kind.matching.engine.unwrap_or_else(|| runtime.engine(DEFAULT_ENGINE));
         let Self { desc: OpDesc { user_context, deadline, comp, .. }, kind, .. } = self;
         let met = engine.receive(policy, rank, tag, |receive| {
-            // Field by field: a load of all of them would wait for the stores of each.
+            // The fields are copied one by one: a load of all of them would wait for the stores of
+            // each.
             std::mem::swap(&mut receive.buffer, &mut kind.buffer);
             let OpContext { rank: from, tag: with, size, user_context: context, .. } =
                 &mut receive.op;
@@ -176,7 +177,7 @@ impl Post<'_, Recv<'_>> {
             Content::Offered(_, by) => {
                 runtime.waiting_offers.sub(message.from);
                 if *by != device.index {
-                    // Its sender's device of that number knows it, and no other does.
+                    // Only its sender's device of that number knows it.
                     other = runtime.devices().get(*by as usize).cloned();
                 }
             }
@@ -251,7 +252,7 @@ impl Post<'_, Recv<'_>> {
         match route.link(&self.runtime.0, device) {
             Ok(Some(_)) => {}
             Ok(None) => self.runtime.0.look_out_for(device.index, self.desc.rank),
-            // If it is gone, the receive has been ended with the reason.
+            // If the rank is gone, the receive has ended with the reason.
             Err(error) => {
                 let rank = self.desc.rank.0;
                 tracing::debug!(%error, rank, "no link to a rank that is received from");
@@ -284,7 +285,7 @@ impl Post<'_, Recv<'_>> {
 
 /// Makes progress once for a call that waits.
 pub(super) fn step(runtime: &Runtime, device: &Port) {
-    // In another process there is nothing to wait for: the next try fails with that error.
+    // A forked process has nothing to wait for: the next try fails with that error.
     let _ = runtime.0.progress_keeping(device);
     std::thread::yield_now();
 }

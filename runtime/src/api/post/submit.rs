@@ -109,9 +109,8 @@ impl<K: Kind> Post<'_, K> {
         }
     }
 
-    /// Lets an operation be posted once more after `Done` or `Posted`, to do the same again: one
-    /// that sends borrowed bytes, or has no buffer. One that has given its buffer away stays
-    /// [spent](PostError::Spent).
+    /// Lets an operation that sends borrowed bytes, or has no buffer, be posted again after `Done`
+    /// or `Posted`. An operation that has given its buffer away stays [spent](PostError::Spent).
     #[inline]
     pub fn again(&mut self) -> &mut Self {
         self.desc.mode.set(Mode::SPENT, false);

@@ -66,8 +66,8 @@ impl<'a> Outgoing<'a> {
 
 /// Sends a short message of borrowed bytes to a linked peer, in `try_submit` and without rare
 /// options. Everything else, errors included, goes through [`submit_short`] and [`transmit`], which
-/// check the same conditions with the same results. It exists because a small message takes less
-/// time than `transmit`'s bookkeeping.
+/// check the same conditions with the same results. It exists because `transmit`'s bookkeeping
+/// takes longer than a small message.
 #[inline(always)]
 pub(super) fn transmit_short<K>(
     post: &mut Post<'_, K>,
@@ -82,7 +82,8 @@ pub(super) fn transmit_short<K>(
         Short::Done => {
             post.desc.mode.spend();
             post.device_inner().deaf.sent(bytes.len());
-            // Not by `OpContext::status`: the fields are written into the caller's outcome.
+            // This does not use `OpContext::status`, so that the fields are written into the
+            // caller's outcome.
             let OpDesc { rank, tag, user_context, .. } = post.desc;
             let (size, buffer) = (bytes.len(), Buffer::Empty);
             Some(Outcome::Done(Status { rank, tag, size, user_context, buffer, error: None }))
@@ -233,7 +234,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
         return Ok(Attempt::Park);
     }
     if out.device.deaf.has_to_listen() {
-        // A thread that makes progress may sleep: nothing has come.
+        // The thread that makes progress may be asleep, since no message has come.
         out.runtime.0.sleepers.wake();
         return Ok(Attempt::Busy(RetryReason::Unheard));
     }
@@ -258,7 +259,7 @@ fn attempt(out: &Outgoing<'_>, sending: &mut Sending<'_>) -> Result<Attempt, Pos
         }
         Ok(Submit::Posted) => Ok(Attempt::Posted),
         Ok(Submit::Busy(busy)) => match out.route.down() {
-            // The device was told already, the link not yet.
+            // The device has noticed the peer's end, the link has not.
             Some(cause) => Err(PostError::PeerDown { rank: out.desc.rank, cause: cause.clone() }),
             None => Ok(Attempt::Busy(RetryReason::of(busy))),
         },
@@ -476,6 +477,6 @@ fn wait_for_link(out: &Outgoing<'_>) {
     inner.look_out_for(out.device.index, out.desc.rank);
     inner.deadlines.note(out.desc.deadline);
     let is_over = || out.route.linked().is_some() || out.desc.deadline.has_passed(Deadline::now());
-    // In another process there is nothing to wait for: the next try fails with that error.
+    // A forked process has nothing to wait for: the next try fails with that error.
     let _ = inner.wait_keeping(&is_over, Some(LINKING));
 }

@@ -15,8 +15,8 @@ use carrack_transports::gpu::{Event, EventState, GpuError};
 use std::sync::Arc;
 
 impl Post<'_, Atomic<'_>> {
-    /// Gives it to the link to the owner's NIC. Until its owner has told where the word is, it
-    /// waits.
+    /// Gives it to the link to the owner's NIC. It waits until the owner has sent the place of the
+    /// word.
     #[cold]
     pub(super) fn begin_by_nic(
         &self,
@@ -34,7 +34,7 @@ impl Post<'_, Atomic<'_>> {
         let link = route.link_to_words(&self.runtime.0, device, transport)?;
         let Some(link) = link.filter(|_| remote.is_told()) else {
             return match has_waited {
-                // It stands there already.
+                // The operation is already among those that wait.
                 true => Ok(Outcome::Retry(RetryReason::Connecting)),
                 false => self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp),
             };
@@ -63,7 +63,7 @@ impl Post<'_, Atomic<'_>> {
                 self.wait_for(&Order::after(Event::new(Arc::new(Told(remote)))), comp)
             }
             Ok(Given::Refused(why)) => Err(unreachable(why)),
-            // The rank itself may be there: of its end the link of messages tells.
+            // The rank itself may be up: the link of messages reports its end.
             Err(PostError::PeerDown { cause, .. }) if route.down().is_none() => {
                 Err(unreachable(format!(
                     "the connection to the NIC that is the agent of its words ({transport}) has \

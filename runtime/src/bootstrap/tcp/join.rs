@@ -1,7 +1,7 @@
 //! A rank's connection to the store: it calls rank 0, and both prove themselves.
 //!
-//! This happens before the runtime is there, on the thread that starts it, and waits: for rank 0 to
-//! come, at most `CARRACK_BOOTSTRAP_TIMEOUT`.
+//! The thread that starts the runtime does this first, and waits for rank 0 at most
+//! `CARRACK_BOOTSTRAP_TIMEOUT`.
 
 #![forbid(unsafe_code)]
 
@@ -27,17 +27,18 @@ use crate::bootstrap::protocol::MAX_FRAME;
 /// The greeting, and the store's answer to it.
 pub(super) const PROTOCOL: Protocol = Protocol { tag: *b"boot", version: 2, longest: 1200 };
 
-/// Kind of the store's answer to a rank that it lets in. Frames follow.
+/// Kind of the store's answer to an admitted rank. Frames follow.
 pub(super) const WELCOME: u32 = FIRST_OWN;
 
 /// A machine that answers nothing counts as dead after two minutes.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// Bounds of a connection that has not been let in.
+/// Bounds of a connection that is not admitted yet.
 pub(super) const LIMITS: Limits =
     Limits { longest: PROTOCOL.longest, unwritten: 8 * PROTOCOL.longest, silence: SILENCE };
 
-/// Bounds of one that has: what a rank may put and ask for bounds what is unwritten.
+/// Bounds of an admitted connection: the limits of a rank's puts and requests bound its unwritten
+/// bytes.
 pub(super) const FRAMES: Limits =
     Limits { longest: MAX_FRAME, unwritten: usize::MAX, silence: SILENCE };
 
@@ -47,7 +48,7 @@ const GREETING: Duration = Duration::from_secs(10);
 /// Time limit of a connect; then the rank tries the next address.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Pauses between two tries: from this to that, each twice the one before.
+/// The first and the longest pause between two tries; each is twice the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -55,7 +56,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// `net.core.somaxconn`.
 const QUEUE: i32 = 4096;
 
-/// A rank that the store has let in.
+/// A rank that the store has admitted.
 pub(super) struct Joined {
     pub(super) channel: TcpChannel,
     pub(super) address: SocketAddr,
@@ -81,7 +82,7 @@ pub(super) fn listen_as_zero(invitation: &Invitation) -> Result<TcpListener, Boo
     Err(failed(last))
 }
 
-/// Calls rank 0 until it lets this rank in.
+/// Calls rank 0 until it admits this rank.
 pub(super) fn join(invitation: &Invitation) -> Result<Joined, BootstrapError> {
     let deadline = Instant::now() + invitation.patience;
     Search { address: invitation.to_string(), invitation, deadline }.reach()
@@ -108,7 +109,7 @@ fn is_loopback(host: &str) -> bool {
 }
 
 fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
-    // Both families by one socket; without IPv6 in the kernel, the other.
+    // One socket serves both families; without IPv6 in the kernel it serves IPv4 only.
     listen(SocketAddr::from(([0_u16; 8], port))).or_else(|error| match error.raw_os_error() {
         Some(errno) if errno == rustix::io::Errno::ADDRINUSE.raw_os_error() => Err(error),
         _ => listen(SocketAddr::from(([0_u8; 4], port))),
@@ -119,7 +120,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    // What an earlier job has left behind in the kernel is no reason to fail.
+    // Connections of an earlier job that the kernel still holds must not make this fail.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     if address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, false)?;
@@ -144,7 +145,7 @@ enum Refusal {
 }
 
 impl Search<'_> {
-    /// Tries all addresses in turn, again and again, until rank 0 lets this rank in.
+    /// Tries all addresses in turn, again and again, until rank 0 admits this rank.
     fn reach(&self) -> Result<Joined, BootstrapError> {
         let mut pause = FIRST_PAUSE;
         let host = (self.invitation.host.as_str(), self.invitation.port);
@@ -192,8 +193,8 @@ impl Search<'_> {
         let limit = CONNECT.min(self.left()).max(FIRST_PAUSE);
         let stream = TcpStream::connect_timeout(&address, limit).map_err(again)?;
         if stream.local_addr().is_ok_and(|own| own == address) {
-            // The kernel has chosen that very port for this end, and so has connected it to itself.
-            // Held on to, it would keep rank 0 out.
+            // The kernel chose rank 0's port for this end, and connected the socket to itself. Kept
+            // open, it would block rank 0's port.
             return Err(Refusal::Again("nobody listens there".into()));
         }
         let mut channel = TcpChannel::over(stream, LIMITS).map_err(again)?;
@@ -202,7 +203,7 @@ impl Search<'_> {
         Ok(Joined { channel, address, salt })
     }
 
-    /// Proves this rank, and waits to be let in. Returns the job's salt.
+    /// Proves this rank, and waits for admission. Returns the job's salt.
     fn greet(&self, channel: &mut TcpChannel) -> Result<Salt, Refusal> {
         let (key, claim) = (self.invitation.key.key(), claim(self.invitation, &[0; 16]));
         let os = |errno| Refusal::Never(BootstrapError::os("getting random bytes", errno));

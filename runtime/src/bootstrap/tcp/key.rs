@@ -14,7 +14,7 @@ use std::fmt;
 
 use crate::bootstrap::job::JobId;
 
-/// The fewest bytes that `CARRACK_JOB_SECRET` may have.
+/// The least number of bytes of `CARRACK_JOB_SECRET`.
 pub const LEAST_SECRET: usize = 16;
 
 /// Random bytes of a job.
@@ -25,16 +25,15 @@ pub(super) type Salt = [u8; 16];
 pub struct JobKey([u8; 32]);
 
 impl JobKey {
-    /// The key that this secret stands for.
+    /// Returns the key of this secret.
     pub fn of_secret(secret: &[u8]) -> Self {
         Self(digest(&[b"carrack job secret 1\0", secret]))
     }
 
-    /// The key of a job that has no secret. It tells jobs apart and protects against
-    /// no attacker: all of its parts are public.
+    /// Returns the key of a job without a secret. It distinguishes jobs, and protects against no
+    /// attacker: all of its parts are public.
     ///
-    /// `MASTER_ADDR` is no part of it: there is one rank 0 at a port, by whatever name it is
-    /// called.
+    /// `MASTER_ADDR` is no part of it: a port has one rank 0, whose machine may have several names.
     pub fn without_secret(master_port: u16, run_id: Option<&str>) -> Self {
         let port = master_port.to_string();
         let run_id = run_id.unwrap_or_default();
@@ -46,13 +45,13 @@ impl JobKey {
         ]))
     }
 
-    /// The identity of the job that rank 0 has drawn this salt for.
+    /// Returns the identity of the job with this salt of rank 0.
     pub(super) fn job(&self, salt: &Salt) -> JobId {
         let proof = self.key().derive(b"job\0", salt);
         JobId::from_bytes(proof.first_chunk().copied().unwrap_or_default())
     }
 
-    /// The key by which ranks prove themselves.
+    /// Returns the key of the ranks' proofs.
     pub(super) fn key(&self) -> Key {
         Key::of(&self.0)
     }

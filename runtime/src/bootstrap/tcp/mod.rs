@@ -3,30 +3,29 @@
 //! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` name the process's rank and the address of
 //! rank 0; any launcher, or a few shells, can set them. Under `carrack run` its descriptor wins.
 //!
-//! By `LOCAL_RANK`, the number of a process among those of its node, ranks of a node share out what
-//! it has, such as RDMA devices; without it each goes by its `RANK`. It must be below
-//! `LOCAL_WORLD_SIZE`, where that is set. torchrun's other variables (groups, roles, restarts) say
-//! nothing that Carrack needs.
+//! `LOCAL_RANK` is the number of a process among those of its node, by which ranks share its
+//! resources, such as RDMA devices; the default is `RANK`. It must be below `LOCAL_WORLD_SIZE`, if
+//! that is set. Carrack does not need torchrun's other variables (groups, roles, restarts).
 //!
 //! # The port
 //!
 //! With torchrun an agent's own store listens on `MASTER_PORT`. So rank 0 of this bootstrap listens
 //! on `CARRACK_PORT`, by default [`PORT_OFFSET`] above `MASTER_PORT`; where that is beyond 65535 it
 //! is counted on from 1024 ([`port_beside`]). Jobs of one machine have different `MASTER_PORT`s,
-//! and so different ports here, unless two of those are exactly `PORT_OFFSET` apart: a port that is
-//! taken is an error that says so, and `CARRACK_PORT` the way out, the same for all ranks. The
-//! other ranks listen on ports that the kernel chooses. A rank that comes to another job's port is
-//! told so, by the secret or by its size. Where `MASTER_ADDR` is `localhost` or a loopback address,
-//! ranks listen on the loopback only.
+//! and so different ports here, unless two `MASTER_PORT`s are exactly `PORT_OFFSET` apart. A port
+//! that is taken is an error that says so; then set `CARRACK_PORT`, the same for all ranks. The
+//! other ranks listen on ports that the kernel chooses. A rank that reaches another job's port gets
+//! an error, because secret or size differ. Where `MASTER_ADDR` is `localhost` or a loopback
+//! address, ranks listen on the loopback only.
 //!
 //! # The secret
 //!
 //! `CARRACK_JOB_SECRET`, at least 16 bytes of any text, the same for all ranks. It is not sent:
 //! both sides of a connection prove that they hold it ([`JobKey`] has the formulas). Without it the
-//! key is made from `MASTER_PORT` and `TORCHELASTIC_RUN_ID`, which anyone can know who reaches the
-//! port; rank 0 warns of that on stderr. What is sent afterwards is neither encrypted nor signed:
-//! the bootstrap keeps strangers and other jobs out, and trusts the network in between. A short
-//! secret can be guessed from what is overheard: draw a random one.
+//! key is made from `MASTER_PORT` and `TORCHELASTIC_RUN_ID`, which an attacker can know; rank 0
+//! warns of that on stderr. Later frames are neither encrypted nor signed: the bootstrap keeps
+//! strangers and other jobs out, and trusts the network in between. An eavesdropper can guess a
+//! short secret, so draw a random one.
 //!
 //! # The store, and what it costs
 //!
@@ -35,18 +34,18 @@
 //!
 //! # Threads
 //!
-//! Rank 0 of such a job has a thread that sleeps, `carrack-store`: the other ranks ask it, whatever
-//! the program is doing (docs/architecture.md, "Threads"). It ends with the bootstrap. The other
-//! ranks have none.
+//! Rank 0 of such a job has a thread, `carrack-store`, which answers the other ranks while the
+//! program computes, and sleeps otherwise (docs/architecture.md, "Threads"). It ends with the
+//! bootstrap. The other ranks have no such thread.
 //!
 //! # Ends
 //!
-//! A rank whose connection ends without a word is lost ([`BootstrapError::RankGone`] for all); so
-//! is one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. A process that comes as a missing
-//! rank with another secret or another size, and one that comes as a rank which is there, end the
-//! job: all ranks are told at once. [`finish`](Bootstrap::finish) of rank 0 waits until all others
-//! have finished or are lost, and so rank 0 is the last, as in MPI. Bootstraps of several ranks in
-//! one process are for threads of their own.
+//! A rank whose connection ends without its announcement is lost ([`BootstrapError::RankGone`] for
+//! all); so is one that has not come within `CARRACK_BOOTSTRAP_TIMEOUT`. A process that calls as a
+//! missing rank with another secret or size, or as a rank that is there already, ends the job: all
+//! ranks are told at once. [`finish`](Bootstrap::finish) of rank 0 waits until all others have
+//! finished or are lost, so rank 0 is the last, as in MPI. Start several ranks of one process in
+//! threads of their own.
 //!
 //! | module | idea |
 //! |---|---|
@@ -82,8 +81,7 @@ pub use variables::{Invitation, PORT_OFFSET, port_beside};
 
 /// The bootstrap of a program whose launcher sets torchrun's variables. See the [module](self).
 ///
-/// There is one to a process: share it between runtimes. It must not be used after a `fork` in the
-/// child, where every call is an error.
+/// A process has one, which its runtimes share. In a forked child every call is an error.
 #[derive(Debug)]
 pub struct FromEnvironment {
     rank: u32,
@@ -97,21 +95,21 @@ pub struct FromEnvironment {
 }
 
 impl FromEnvironment {
-    /// The bootstrap that the environment describes, or `None` where there is neither a `RANK` nor
-    /// a `WORLD_SIZE`. Waits for rank 0 to come; rank 0 does not wait.
+    /// Returns the bootstrap that the environment describes, or `None` without `RANK` and
+    /// `WORLD_SIZE`. Waits for rank 0 to come; rank 0 does not wait.
     ///
     /// # Errors
     ///
     /// [`BootstrapError::Environment`] when a variable is missing or wrong;
     /// [`BootstrapError::Listen`] when the port is taken; [`BootstrapError::NotReached`] when rank
-    /// 0 has not come in time; [`BootstrapError::NotAdmitted`] when it does not want this rank:
+    /// 0 has not come in time; [`BootstrapError::NotAdmitted`] when rank 0 refuses this rank:
     /// another secret, a number that is taken, another size; [`BootstrapError::Os`].
     pub fn from_env(settings: &Settings) -> Result<Option<Self>, BootstrapError> {
         let text = |name: &str| env::var_os(name).map(|text| text.to_string_lossy().into_owned());
         Invitation::read(text, settings)?.map(|invitation| Self::join(&invitation)).transpose()
     }
 
-    /// As [`from_env`](Self::from_env), with what the variables say given.
+    /// Starts as [`from_env`](Self::from_env), from given values of the variables.
     ///
     /// # Errors
     ///
@@ -183,7 +181,8 @@ impl Bootstrap for FromEnvironment {
         self.client.fence()
     }
 
-    /// As the trait says; rank 0 also waits for all others to finish, who ask it.
+    /// Announces the end, as the trait says; rank 0 also waits until all others, which use its
+    /// store, have finished.
     fn finish(&self) -> Result<(), BootstrapError> {
         self.client.finish()
     }
@@ -197,10 +196,10 @@ impl Drop for FromEnvironment {
     fn drop(&mut self) {
         let Some((stop, thread)) = self.store.take() else { return };
         if !self.owner.is_here() {
-            // The thread is the parent's, and goes on: here is none to wait for, or to detach.
+            // The thread belongs to the parent; a forked child has none to wait for.
             return std::mem::forget(thread);
         }
-        // It can only fail when the counter is full: then it is told.
+        // The write can only fail when the counter is full: the thread is told already.
         let _ = rustix::io::write(&stop, &1_u64.to_ne_bytes());
         let _ = thread.join();
     }

@@ -21,20 +21,20 @@ use crate::bootstrap::error::{BootstrapError, Departure};
 use crate::bootstrap::protocol::{Frame, VERSION};
 use crate::bootstrap::server::{Outgoing, Server};
 
-/// Connections that have not proved anything, at a time.
+/// Pending connections at a time.
 const MOST_STRANGERS: usize = 1024;
 
-/// Time that each has for that.
+/// Time that a pending connection has for its proof.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time in which no connection is accepted after the process has run out of descriptors.
+/// Time without accepting connections after the process has run out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Bytes that may wait for a rank before it is not listened to any more: every answer was asked
-/// for.
+/// Bytes that may wait for a rank; beyond that its requests are not read until it reads its
+/// answers.
 const FULL: usize = 1 << 20;
 
-/// Bytes that wait for a rank which does not read at all: it is lost.
+/// Bytes that may wait for a rank that reads nothing; beyond that it is lost.
 const MOST: usize = 256 << 20;
 
 const STOP: u64 = 0;
@@ -54,7 +54,7 @@ pub(super) struct Store {
     came_from: Vec<Option<SocketAddr>>,
     missing: usize,
     callers: Pending<Caller>,
-    /// The ranks that have not come by then are lost.
+    /// The time at which missing ranks are lost.
     deadline: Option<Instant>,
     shut_until: Option<Instant>,
     events: OwnedFd,
@@ -73,7 +73,8 @@ struct Caller {
 }
 
 impl Store {
-    /// A store for as many ranks as the claim says, of which rank 0 is at the other end of a wire.
+    /// Returns a store for the job's size in the claim, with rank 0 at the other end of a socket
+    /// pair.
     pub(super) fn new(
         listener: Option<TcpListener>,
         (key, claim): (Key, Claim),
@@ -119,7 +120,7 @@ impl Store {
             let late = self.deadline.filter(|_| self.missing > 0);
             let due = [late, self.callers.deadline(), self.shut_until].into_iter().flatten().min();
             let limit = due.map(|at| at.saturating_duration_since(now));
-            // A range of the clock's that is too long is as good as none.
+            // A time beyond the clock's range counts as no limit.
             let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
             let mut space = [MaybeUninit::uninit(); 256];
             let waited = epoll::wait(&self.events, &mut space, limit.as_ref());
@@ -160,7 +161,7 @@ impl Store {
             let ranks = 1..self.server.size();
             let late: Vec<u32> =
                 ranks.filter(|rank| self.came_from[*rank as usize].is_none()).collect();
-            // One is named to all. That there are more says no more to anybody.
+            // All ranks are told one missing rank, which suffices.
             if let Some((first, others)) = late.split_first() {
                 others.iter().for_each(|rank| self.server.never_came(*rank));
                 let outgoing = self.server.departed(*first, Departure::NeverCame);
@@ -170,7 +171,7 @@ impl Store {
         if self.shut_until.is_some_and(|at| at <= now) {
             self.shut_until = None;
             if let Some(listener) = &self.listener {
-                // It can only fail for want of memory; then it is tried at the next event.
+                // The call can only fail for lack of memory; the next event tries again.
                 let _ = self.watch(listener.as_fd(), LISTENER);
             }
         }
@@ -198,7 +199,7 @@ impl Store {
             let greeting = Greeting::new(Role::Listener, PROTOCOL, &self.key, self.claim);
             let Ok(greeting) = greeting else { continue };
             if let Some(oldest) = self.callers.crowded() {
-                // It may have something to say by now.
+                // It may have sent bytes already.
                 self.greet(oldest);
             }
             let now = Instant::now();
@@ -211,7 +212,7 @@ impl Store {
         }
     }
 
-    /// Takes in what a process says that has not proved anything.
+    /// Handles the bytes of a pending connection.
     fn greet(&mut self, place: u32) {
         let Some(caller) = self.callers.get_mut(place) else { return };
         let outcome = match caller.greeting.advance(&mut caller.channel) {
@@ -235,12 +236,13 @@ impl Store {
                 let claim = caller.greeting.claim().unwrap_or_default();
                 self.lost(claim.rank.get(), Departure::OtherSecret);
             }
-            // A stranger is told nothing.
+            // A stranger gets no answer.
             failure => self.callers.refused(&whom, &failure.to_string(), now),
         }
     }
 
-    /// A process that came as a rank cannot be it. All are told at once, unless that rank is there.
+    /// Handles a process that called as a rank and cannot be it. All ranks are told at once, unless
+    /// that rank is there.
     fn lost(&mut self, rank: u32, how: Departure) {
         let is_missing = rank > 0
             && self.came_from.get(rank as usize).is_some_and(Option::is_none)
@@ -295,7 +297,8 @@ impl Store {
         self.hear(rank);
     }
 
-    /// Returns why a process cannot be the rank that it says it is, and what that means for all.
+    /// Returns the reason why a process cannot be the rank that it claims to be, and the effect for
+    /// all ranks.
     fn objection(&self, claim: &Claim) -> Option<(String, Option<Departure>)> {
         let (rank, size, ours) = (claim.rank.get(), claim.ranks.get(), self.server.size());
         if claim.run != self.claim.run || claim.restart != self.claim.restart {
@@ -331,7 +334,7 @@ impl Store {
         })
     }
 
-    /// Takes in what a rank has sent, and sends what waits for it.
+    /// Handles the frames of a rank, and sends the frames that wait for it.
     fn hear(&mut self, rank: u32) {
         loop {
             let Some(Some(member)) = self.members.get_mut(rank as usize) else { return };
@@ -359,13 +362,13 @@ impl Store {
         self.settle(rank);
     }
 
-    /// Watches a rank for what it can do next; hangs up on one that has finished.
+    /// Sets the events to watch of a rank; hangs up on one that has finished.
     fn settle(&mut self, rank: u32) {
         let Some(Some(member)) = self.members.get_mut(rank as usize) else { return };
         let unsent = member.wire.unsent();
         let has_finished = self.server.departure(rank) == Some(Departure::Finished);
         if rank > 0 && has_finished && unsent == 0 {
-            // It waits for that, and has sent nothing behind its last word.
+            // The rank waits for the hang-up, and sends nothing behind its announcement.
             self.members[rank as usize] = None;
             return;
         }
@@ -387,7 +390,7 @@ impl Store {
                 tracing::warn!(rank, why, "a rank sent what no rank sends, and is cut off");
             }
             if let Some(Some(member)) = self.members.get_mut(rank as usize) {
-                // One that is gone is noticed where it is read.
+                // The next read notices a rank that is gone.
                 let _ = member.wire.push(&frame);
                 if member.wire.unsent() > MOST {
                     self.members[rank as usize] = None;

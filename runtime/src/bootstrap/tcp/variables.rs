@@ -14,8 +14,7 @@ use crate::settings::Settings;
 pub const RANK: &str = "RANK";
 /// The number of ranks.
 pub const WORLD_SIZE: &str = "WORLD_SIZE";
-/// The number of this process among those of its node; where it is not set, `RANK` has to do for
-/// it.
+/// The number of this process among those of its node; the default is `RANK`.
 pub const LOCAL_RANK: &str = "LOCAL_RANK";
 /// Number of the job's processes on its node.
 pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
@@ -30,8 +29,8 @@ const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 /// Number of restarts by torchrun.
 const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
 
-/// Distance of our port from the agent's: beyond the ports that jobs on one machine commonly count
-/// up by one, and, from the usual 29500, below those that the kernel gives out.
+/// Distance from the agent's port to rank 0's. It exceeds the numbers by which jobs on one machine
+/// usually differ. From the usual 29500 it leads below the ports that the kernel chooses.
 pub const PORT_OFFSET: u16 = 1000;
 
 /// The first port that needs no privileges.
@@ -69,7 +68,7 @@ impl fmt::Display for Invitation {
     }
 }
 
-/// The port that belongs to an agent's: [`PORT_OFFSET`] above it, and from 65535 on again from
+/// Returns the port for an agent's port: [`PORT_OFFSET`] above it, and beyond 65535 counted on from
 /// 1024.
 pub fn port_beside(master: u16) -> u16 {
     master.checked_add(PORT_OFFSET).unwrap_or_else(|| {
@@ -79,8 +78,7 @@ pub fn port_beside(master: u16) -> u16 {
 }
 
 impl Invitation {
-    /// The invitation in these variables, or `None` where there is neither a `RANK` nor a
-    /// `WORLD_SIZE`.
+    /// Returns the invitation in these variables, or `None` without `RANK` and `WORLD_SIZE`.
     pub(super) fn read(
         variable: impl Fn(&str) -> Option<String>,
         settings: &Settings,
@@ -120,13 +118,13 @@ impl Invitation {
             }
             Some(secret) => JobKey::of_secret(secret.as_bytes()),
             None => {
-                // Once for the job: rank 0 has the port.
+                // Rank 0 warns, once for the job.
                 if rank == 0 && size > 1 {
                     let warning = format!(
                         "no CARRACK_JOB_SECRET: any process that reaches port {port} can join the \
                         job; set it to the same {LEAST_SECRET} bytes or more on all ranks"
                     );
-                    // On stderr, too: few programs show what is traced.
+                    // The warning also goes to stderr, because few programs show their log.
                     eprintln!("carrack: {warning}");
                     tracing::warn!("{warning}");
                 }
@@ -139,8 +137,8 @@ impl Invitation {
     }
 }
 
-/// The place that `LOCAL_RANK` says. Launchers other than torchrun need not set it; one that says
-/// how many there are must.
+/// Returns the place in `LOCAL_RANK`. A launcher other than torchrun need not set it, unless it
+/// sets `LOCAL_WORLD_SIZE`.
 fn place_on_node(
     variable: &impl Fn(&str) -> Option<String>,
     rank: u32,

@@ -14,7 +14,7 @@ const WINDOWS: usize = 64;
 pub(super) struct Sent {
     /// The receiver's name for the message.
     pub(super) rx: u64,
-    /// Bytes that the NIC was told to write, from the first on.
+    /// Bytes from the first on that the NIC was told to write.
     pub(super) sent: usize,
     /// The windows that the receiver has shown, in the order of the message.
     windows: VecDeque<Window>,
@@ -148,7 +148,8 @@ impl Sent {
     pub(super) fn refuse(&mut self, size: usize) {
         self.is_refused = true;
         if self.windows.front().is_some_and(|window| window.len == size) {
-            // Its receiver does not know of chunks. It gets the written bytes again, in fragments.
+            // The receiver of a whole message expects no chunks: it gets the written bytes again,
+            // in fragments.
             self.sent = 0;
         }
         self.windows.clear();

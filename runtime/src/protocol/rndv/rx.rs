@@ -6,7 +6,7 @@ use crate::names::{RemoteComp, Tag};
 use crate::protocol::wire::{Control, Request, Verdict, Window};
 use carrack_transports::contract::RemotePlace;
 
-/// A message, a put, or the answer to a get, on its way here.
+/// A transfer to this rank: a message, a put, or the answer to a get.
 #[derive(Debug)]
 pub(crate) struct Rx {
     name: u64,
@@ -16,11 +16,11 @@ pub(crate) struct Rx {
     got: usize,
     /// Bytes that will come: all, unless the sender has failed.
     until: usize,
-    /// The sender has heard of it, by a CTS or by the get itself.
+    /// The sender knows of it, by a CTS or by the get itself.
     is_asked: bool,
     /// Bytes that the sender knows it may send in fragments.
     told: usize,
-    /// Bytes that come are dropped: an engine has failed, or the operation has ended before.
+    /// Bytes that arrive are dropped: an engine has failed, or the operation has ended.
     drops: bool,
     /// The operation has ended.
     is_over: bool,
@@ -67,7 +67,7 @@ pub(crate) enum Way {
 /// Something that happens to a transfer.
 #[derive(Clone, Debug)]
 pub(crate) enum RxEvent {
-    /// Its bytes shall come, or go on to come, in this way.
+    /// The way of its bytes was chosen, for the first time or anew.
     Begin(Way),
     /// A fragment of `len` bytes has come.
     Fragment { offset: u64, len: usize },
@@ -85,7 +85,7 @@ pub(crate) enum RxEvent {
     Shown { at: usize, len: usize, place: RemotePlace },
     /// The NIC takes no further chunk.
     NotShown,
-    /// The sender, or the owner of the memory, ends it.
+    /// The sender, or the owner of the memory, has ended it.
     Fin(Verdict),
     /// Its deadline has passed.
     Expired,
@@ -148,7 +148,7 @@ impl Rx {
         self.got
     }
 
-    /// Returns `true` if its operation has ended, and only its bytes are waited for.
+    /// Returns `true` if its operation has ended, and only its bytes are still expected.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
@@ -163,8 +163,8 @@ impl Rx {
         matches!(self.method, Method::Copied)
     }
 
-    /// Returns `true` if it has to be looked at: an engine is at it, or its sender has to be told
-    /// of room.
+    /// Returns `true` if progress has to check it: an engine is copying, or its sender needs a
+    /// grant.
     pub(crate) fn wants_to_go(&self) -> bool {
         matches!(self.method, Method::Staged) && (!self.drops || self.told < self.size)
     }
@@ -374,7 +374,7 @@ impl Rx {
         Ok(())
     }
 
-    /// Handles the news that the sender's NIC does not reach its bytes, from `at` on.
+    /// Handles the message that the sender's NIC does not reach its bytes from `at` on.
     fn unwritten(
         &mut self,
         at: u64,

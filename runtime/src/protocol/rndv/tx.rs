@@ -17,7 +17,7 @@ pub(crate) enum Duty {
     Answer,
 }
 
-/// A message, a put, or the answer to a get, on its way to a peer.
+/// A transfer to a peer: a message, a put, or the answer to a get.
 #[derive(Debug)]
 pub(crate) struct Tx {
     name: u64,
@@ -170,7 +170,7 @@ impl Tx {
                     chunks.limit = granted.max(chunks.limit);
                     self.go_on(limits, actions);
                 }
-                // It has ended here with an error of its source, or the grant is late.
+                // It has ended here because its source failed, or the grant is late.
                 _ => {}
             },
             TxEvent::Fin(verdict) => match self.method {
@@ -287,14 +287,14 @@ impl Tx {
         Ok(())
     }
 
-    /// Sends the bytes that a NIC does not reach in fragments. None goes before the receiver hears
-    /// of it, and grants them.
+    /// Sends in fragments the bytes that a NIC does not reach, after the receiver has been told and
+    /// has granted them.
     fn go_in_fragments(&mut self, rx: u64, actions: &mut Actions<TxAction>) {
         self.method = Method::Fragments { rx, sent: 0, limit: 0 };
         actions.push_back(TxAction::Send(Control::Unwritten { rx, at: 0 }));
     }
 
-    /// Takes a window that the receiver shows.
+    /// Handles a window that the receiver shows.
     fn show(
         &mut self,
         rx: u64,
@@ -325,7 +325,7 @@ impl Tx {
         Ok(())
     }
 
-    /// Goes on with a message that is written in chunks.
+    /// Continues a message that is written in chunks.
     fn go_on(&mut self, limits: &Limits, actions: &mut Actions<TxAction>) {
         let Method::Chunks(chunks) = &mut self.method else { return };
         chunks.is_blocked = false;

@@ -1,8 +1,8 @@
 //! The test that no two pieces of a batch write the same byte.
 //!
-//! Most batches come in the order of their targets, which [`Apart`] checks while the pieces are
-//! looked at for other reasons. Otherwise a mark is set for each unit of memory that is written.
-//! Only if there would be too many marks, or one is set twice, are the pieces sorted.
+//! The targets of most batches are in order, which [`Apart`] finds during other checks of the
+//! pieces. Otherwise a mark is set for each unit of memory that is written. Only if there would be
+//! too many marks, or one is set twice, are the pieces sorted.
 
 use super::Piece;
 use crate::error::PostError;
@@ -19,7 +19,7 @@ fn target(piece: &Piece<'_>, is_put: bool, len: usize) -> (u64, u64, u64) {
     (memory, start, start + len as u64)
 }
 
-/// Pieces that come in the order of their targets: one look at each then shows that none overlap.
+/// Pieces in the order of their targets: one check of each then shows that none overlap.
 pub(super) struct Apart {
     pub(super) is_known: bool,
     /// The memory of the last target, and its base.
@@ -37,7 +37,7 @@ impl Apart {
     /// places.
     pub(super) fn enter(&mut self, memory: (u64, u64)) {
         if self.memory != Some(memory) {
-            // Parts of one memory may lie in one another.
+            // Registered parts of one memory may contain each other.
             self.is_known &= self.memory.is_none_or(|(last, _)| last < memory.0);
             (self.memory, self.end) = (Some(memory), 0);
         }
@@ -81,7 +81,7 @@ const WORDS: usize = 4;
 /// Returns `true` if no two pieces write the same byte, tested with a mark for each unit of the
 /// memory. The unit is the largest power of two that divides all places and lengths. The test
 /// applies if all pieces write to one memory and the marks are not too many for their number. It
-/// is one look at each piece, in any order.
+/// checks each piece once, in any order.
 fn are_apart_by_marks(pieces: &[Piece<'_>], is_put: bool) -> bool {
     let targets = || {
         let with_bytes = pieces.iter().filter(|piece| piece.len() > 0);
@@ -91,7 +91,7 @@ fn are_apart_by_marks(pieces: &[Piece<'_>], is_put: bool) -> bool {
     let (mut bits, mut low, mut high, mut is_one) = (0, first, 0, true);
     for (its, start, end) in targets() {
         is_one &= its == memory;
-        // From the first one on: where the memory begins does not matter.
+        // Marks are counted from the first target, so the beginning of the memory does not matter.
         bits |= start.wrapping_sub(first) | end.wrapping_sub(first);
         (low, high) = (low.min(start), high.max(end));
     }
@@ -159,7 +159,7 @@ mod tests {
                 }
                 Err(other) => panic!("{other}"),
             }
-            // The short look never says that pieces are apart which are not.
+            // The short test never accepts pieces that overlap.
             let mut apart = Apart::new();
             for piece in &pieces {
                 apart.enter((0, 0));

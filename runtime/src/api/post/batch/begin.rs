@@ -23,7 +23,7 @@ pub(in crate::api::post) enum Started {
     UnderWay,
     /// Too many operations wait for peers already: nothing was begun.
     Full(RetryReason),
-    /// As many pieces as there was room for are in flight.
+    /// The pieces that there was room for are in flight.
     Partly(Rest),
 }
 
@@ -46,8 +46,7 @@ impl Post<'_, Batch<'_>> {
                 let join: Arc<dyn Completion> = rest.join().clone();
                 match self.park(&Order::default(), What::Rest(Box::new(rest)), Some(&join)) {
                     Ok(()) => Ok(Outcome::Posted),
-                    // Without an event and a stream it cannot fail; and if it did, the batch would
-                    // end with that.
+                    // It cannot fail without an event and a stream; an error would end the batch.
                     Err((error, _)) => {
                         let error = Some(Box::new(OpError::of_post(error, self.desc.rank)));
                         let status = Status { error, ..self.nothing_left() };
@@ -94,7 +93,7 @@ impl Post<'_, Batch<'_>> {
         }
         let join = self.join(plan.size, comp);
         let Plan { together, face, host, rest, packed, .. } = plan;
-        // Of a face there is one part only, so the CPU has none of it here.
+        // A face has one part only, so the CPU copies none of it here.
         let staging = &self.runtime.0.staging;
         let engines =
             together.into_iter().map(|together| Moving::start_together(together, staging));
@@ -103,8 +102,8 @@ impl Post<'_, Batch<'_>> {
         if !join.has_failed()
             && let Err(error) = host.iter().try_for_each(|one| one.copy(self.kind.is_put))
         {
-            // Both ends are host memory within its bounds, so that does not happen; parts may be
-            // in flight.
+            // The copy cannot fail: both ends are host memory within bounds. Parts may be in
+            // flight.
             join.add();
             join.take_back(Some(OpError::Copy(error)));
         }

@@ -154,7 +154,8 @@ impl<'a> Post<'_, Batch<'a>> {
         let (mut at, mut found) = (0, 0);
         while let Some(first) = pieces.get(at) {
             let &Piece { local, rmr, .. } = first;
-            // Most pieces are between the same two regions as recent ones: the way is found once.
+            // Most pieces are between the same two regions as recent ones, so the way is found
+            // once.
             let before = known.iter().flatten().find(|(pair, _)| first.is_between(*pair));
             let way = match before {
                 Some(&(_, way)) => way,
@@ -254,8 +255,8 @@ fn add_rows(
     }
 }
 
-/// Pairs of regions of which it is remembered how pieces between them go: as many fields as a
-/// program may put in turns.
+/// Pairs of regions for which the way of pieces is cached: a program may put this many fields in
+/// turns.
 const PAIRS: usize = 8;
 
 /// Pieces that are grouped by their regions, and then checked, while they are still in the cache.
@@ -400,7 +401,7 @@ impl Limit {
         Ok((start, len))
     }
 
-    /// Finds the first piece outside of its memory: there is one.
+    /// Finds the first piece outside of its memory, which exists.
     #[cold]
     fn first_outside(self, run: &[Piece<'_>]) -> (usize, PostError) {
         let wrong = |(at, piece)| self.check(piece).err().map(|cause| (at, cause));

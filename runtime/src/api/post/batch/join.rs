@@ -1,4 +1,4 @@
-//! One end for all that a batch was made of.
+//! One completion for all parts of a batch.
 
 use crate::api::post::rma::tell;
 use crate::comp::{Completion, Status};
@@ -54,7 +54,7 @@ impl Join {
         shares.error = shares.error.take().or(error);
     }
 
-    /// Returns `true` if a part has failed: the others need not begin.
+    /// Returns `true` if a part has failed, so that the others need not begin.
     pub(super) fn has_failed(&self) -> bool {
         self.shares().error.is_some()
     }

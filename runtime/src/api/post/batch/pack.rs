@@ -43,7 +43,7 @@ impl Pack {
         for piece in pieces {
             let region = piece.rmr.number();
             let Some(local) = piece.local.slice(piece.range.start, piece.len()) else { continue };
-            // The key may have been forged: its owner notices that.
+            // The owner notices a forged key.
             let place = piece.rmr.offset().saturating_add(piece.offset);
             let begun = packs.iter_mut().rev().take(OPEN).find(|pack| pack.takes(&local, region));
             match begun {

@@ -1,5 +1,5 @@
-//! The operations of a batch that go on their own: long pieces, pieces for a NIC, pieces that no
-//! engine takes together with others, and packs of small pieces that their owner has to reach. As
+//! The operations of a batch that are posted one by one: long pieces, pieces for a NIC, pieces that
+//! no engine copies together with others, and packs of small pieces that only the owner reaches. As
 //! many begin as there is room for; progress begins the others.
 
 use super::join::Join;
@@ -78,8 +78,8 @@ impl Rest {
 }
 
 impl Post<'_, Batch<'_>> {
-    /// Begins as many parts as there is room for; whether none is left. Each is an operation of its
-    /// own, as long as none has failed.
+    /// Begins as many parts as there is room for, each as an operation of its own, until one fails.
+    /// Returns `true` if none is left.
     pub(in crate::api::post) fn go_on(&self, rest: &mut Rest) -> bool {
         let comp: Arc<dyn Completion> = rest.join.clone();
         while let Some(part) = rest.parts.front_mut() {
@@ -87,7 +87,7 @@ impl Post<'_, Batch<'_>> {
                 rest.parts.clear();
                 return true;
             }
-            // First: the part may end on another thread before the call returns.
+            // The share is added first: the part may end on another thread before the call returns.
             rest.join.add();
             let begun = match part {
                 Part::Single(single) => self.begin_one(single, rest.is_put, &comp),
