@@ -71,6 +71,7 @@ const SUITES: &[Suite] = &[
     suite("host", "signals", On::Nothing, true, 5),
     suite("alone", "quiet_path", On::Nothing, true, 5),
     suite("host", "hostile", On::Nothing, false, 10),
+    suite("host", "played", On::Nothing, false, 10),
     suite("verbs", "verbs_faults", On::Nothing, false, 20),
     suite("verbs", "verbs_chunks", On::Nothing, true, 10),
     suite("verbs", "verbs_gpu", On::Nothing, true, 10),
