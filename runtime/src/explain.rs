@@ -122,7 +122,7 @@ impl Runtime {
         match linked {
             None => "offered beyond".into(),
             Some(linked) if linked.caps.remote_memory => {
-                let (least, chunk) = (WRITTEN >> 10, self.settings().verbs_chunk() >> 10);
+                let (least, chunk) = (WRITTEN >> 10, linked.caps.chunk >> 10);
                 let over = match linked.link.nics() {
                     1 => String::new(),
                     nics => format!(", over {nics} NICs in turn"),
@@ -131,9 +131,6 @@ impl Runtime {
                     "offered beyond, from {least} KiB on written by the NIC, and from {chunk} KiB \
                     on in chunks of so many{over}"
                 )
-            }
-            Some(_) if !self.settings().kernel_copy().is_allowed() => {
-                "offered and sent packet by packet beyond (CARRACK_KERNEL_COPY=off)".into()
             }
             Some(linked) if linked.peer_memory().is_some() => {
                 "offered and copied by the kernel beyond".into()
@@ -172,10 +169,10 @@ impl Runtime {
                 let all: Vec<_> = exports.into_iter().chain(imports).collect();
                 (!all.is_empty()).then(|| all.join("; "))
             }
-            false if !self.settings().gpu_ipc().is_allowed() => {
-                Some("nothing is mapped (CARRACK_GPU_IPC=off)".to_owned())
-            }
-            false => Some(format!("nothing is mapped over {transport}")),
+            false => Some(match &self.0.maps_nothing {
+                Some(why) => format!("nothing is mapped ({})", why.reason),
+                None => format!("nothing is mapped over {transport}"),
+            }),
         };
         let all: Vec<_> = sends.into_iter().chain(mapped).collect();
         (!all.is_empty()).then(|| all.join("; "))

@@ -29,6 +29,8 @@ pub(crate) struct Local {
     pub(crate) drivers: Vec<Arc<dyn Driver>>,
     pub(crate) domains: Domains,
     pub(crate) unavailable: Vec<Unavailable>,
+    /// The setting for which no memory of other processes' GPUs is mapped.
+    pub(crate) maps_nothing: Option<Unavailable>,
     /// The lists of the whole runtime that are not empty.
     pub(crate) chores: Chores,
     pub(crate) deadlines: Deadlines,

@@ -231,7 +231,11 @@ struct Bench {
 
 impl Bench {
     fn new<J: Job>(way: Way) -> std::sync::Arc<Self> {
-        let ground = Ground::with_settings::<J>(J::settings().shm_slots(8).offers(OFFERS), way, 64);
+        let ground = Ground::with_settings::<J>(
+            J::settings().setting("shm_slots", 8).offers(OFFERS),
+            way,
+            64,
+        );
         if J::IS_RDMA {
             // The first asks where the region is.
             sent(&ground.ranks, || {

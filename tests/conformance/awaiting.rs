@@ -252,7 +252,9 @@ fn a_future_fails_as_its_operation_does<J: Job>() {
 }
 
 fn a_full_backlog_makes_a_future_wait_and_not_fail<J: Job>() {
-    let ranks = J::pair_with(J::settings().shm_slots(8).shm_chunks(1).backlog(2).packets_max(16));
+    let ranks = J::pair_with(
+        J::settings().setting("shm_slots", 8).setting("shm_chunks", 1).backlog(2).packets_max(16),
+    );
     let arrived = Counter::new();
     let name = ranks[1].register_comp(&arrived).unwrap();
     let many: Vec<_> =

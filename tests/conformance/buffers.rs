@@ -189,7 +189,7 @@ fn a_packet_is_filled_in_place_and_posted_again_and_again<J: Job>() {
 }
 
 fn a_handler_of_loans_sees_messages_where_they_lie_and_gives_them_back<J: Job>() {
-    let ranks = J::pair_with(J::settings().shm_chunks(2).packets_max(16));
+    let ranks = J::pair_with(J::settings().setting("shm_chunks", 2).packets_max(16));
     let kept = Arc::new(Mutex::new(Vec::new()));
     let handler = {
         let kept = kept.clone();

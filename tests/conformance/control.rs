@@ -4,7 +4,7 @@
 use crate::support::guard::Guarded;
 use crate::support::sink::Sink;
 use crate::support::*;
-use carrack::settings::{KernelCopyChoice, TransportChoice};
+use carrack::settings::{AutoChoice, TransportChoice};
 use carrack::{
     AwaitError, Counter, Envelope, Matching, OpError, Outcome, PeerState, PostError, Rank,
     RemoteKey, RetryReason, Runtime, Tag, UserContext,
@@ -229,8 +229,8 @@ fn what_waits_for_a_peer_that_never_starts_ends_at_its_deadline<J: Job>() {
 }
 
 fn a_large_message_that_nobody_takes_ends_at_its_deadline_and_may_still_arrive<J: Job>() {
-    for kernel_copy in [KernelCopyChoice::Auto, KernelCopyChoice::Off] {
-        let ranks = J::pair_with(J::settings().kernel_copy(kernel_copy));
+    for kernel_copy in [AutoChoice::Auto, AutoChoice::Off] {
+        let ranks = J::pair_with(J::settings().setting("kernel_copy", kernel_copy));
         let (over, arrived) = (Sink::keeping(), Sink::keeping());
         let payload = pattern(3, 100_000);
         let mut send =
@@ -325,8 +325,12 @@ fn a_peer_is_suspect_while_it_is_silent<J: Job>() {
 /// Bytes and entries of what the receiver keeps stay within the budget and what a link holds.
 fn messages_that_nobody_expects_stay_with_their_sender_beyond_the_budget<J: Job>() {
     let budget = 64 << 10;
-    let settings =
-        J::settings().unexpected(budget).packets_max(16).shm_slots(8).shm_chunks(1).verbs_depth(16);
+    let settings = J::settings()
+        .unexpected(budget)
+        .packets_max(16)
+        .setting("shm_slots", 8)
+        .setting("shm_chunks", 1)
+        .setting("verbs_depth", 16);
     let ranks = J::pair_with(settings);
     let entry = 128;
     let in_link = match J::TRANSPORT {
@@ -414,7 +418,12 @@ fn a_hundred_thousand_messages_wait_for_a_rank_that_is_late<J: Job>() {
 
 fn a_receiver_that_takes_another_message_first_is_no_deadlock<J: Job>() {
     let ranks = J::pair_with(
-        J::settings().unexpected(4 << 10).packets_max(16).shm_slots(8).shm_chunks(1).backlog(2),
+        J::settings()
+            .unexpected(4 << 10)
+            .packets_max(16)
+            .setting("shm_slots", 8)
+            .setting("shm_chunks", 1)
+            .backlog(2),
     );
     let arrived = Sink::keeping();
     let last = ranks[1]
@@ -447,7 +456,8 @@ fn a_sender_that_does_not_listen_is_told_to<J: Job>() {
             matches!(sent, Outcome::Retry(RetryReason::Full | RetryReason::Unheard))
                 && count.get() > 100
         });
-        assert!(full && count.get() < ranks[0].settings().verbs_depth() as u64, "{}", count.get());
+        let depth = ranks[0].settings().of_transports().verbs().verbs_depth();
+        assert!(full && count.get() < depth as u64, "{}", count.get());
         return;
     }
     // Only the receiver makes progress.

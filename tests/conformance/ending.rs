@@ -7,7 +7,7 @@ use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::bootstrap::{Bootstrap, BootstrapError, InProcess, JobId};
 use carrack::buffer::Region;
-use carrack::settings::KernelCopyChoice;
+use carrack::settings::AutoChoice;
 use carrack::transports::contract::DownCause;
 use carrack::{
     Buffer, Completion, Handler, Matching, OpError, Outcome, PeerState, PostError, Rank,
@@ -43,7 +43,7 @@ fn assert_down(status: Status, from: Rank) {
 }
 
 fn a_runtime_that_is_dropped_ends_each_of_its_operations_once_with_an_error<J: Job>() {
-    let [zero, one] = J::pair_with(J::settings().shm_slots(8));
+    let [zero, one] = J::pair_with(J::settings().setting("shm_slots", 8));
     let sink = Arc::new(Sink::keeping());
     let region = Guarded::new(100, 5);
     let mut context = 0;
@@ -266,7 +266,7 @@ fn a_peer_that_operations_say_is_gone_is_down<J: Job>() {
 }
 
 fn what_waits_to_be_sent_to_a_peer_that_goes_fails_once_each<J: Job>() {
-    let [zero, one] = J::pair_with(J::settings().shm_slots(8));
+    let [zero, one] = J::pair_with(J::settings().setting("shm_slots", 8));
     let sink = Sink::keeping();
     while !zero.post_send(Rank(1), b"12345678", Tag(1)).try_submit().unwrap().is_retry() {}
     for at in 0..20 {
@@ -373,8 +373,8 @@ fn packets_and_buffers_outlive_their_runtime<J: Job>() {
 /// Over shared memory only: a loopback link to a device that has closed fails at once
 /// (docs/roadmap.md).
 fn the_offer_of_a_rank_that_has_gone_fails_the_receive_that_comes_later<J: Job>() {
-    for choice in [KernelCopyChoice::Auto, KernelCopyChoice::Off] {
-        let [zero, one] = J::pair_with(J::settings().kernel_copy(choice));
+    for choice in [AutoChoice::Auto, AutoChoice::Off] {
+        let [zero, one] = J::pair_with(J::settings().setting("kernel_copy", choice));
         let over = Sink::keeping();
         let mut send = zero.post_send(Rank(1), vec![1; 100_000], Tag(1)).comp(&over);
         assert!(posted(&[zero.clone(), one.clone()], || send.try_submit()).is_posted());

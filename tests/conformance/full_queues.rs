@@ -4,7 +4,7 @@
 use crate::support::sink::Sink;
 use crate::support::*;
 use crate::support::{over_each_transport, over_transport};
-use carrack::settings::{KernelCopyChoice, ProgressChoice};
+use carrack::settings::{AutoChoice, ProgressChoice};
 use carrack::transports::mem::{HostAllocator, PacketPool};
 use carrack::{
     AsCompletion, Buffer, CompQueue, Completion, Handler, OpError, Outcome, PeerState,
@@ -169,7 +169,7 @@ fn collectives_end_while_a_queue_is_full<J: Job>() {
 
 fn collectives_end_while_all_packets_are_out<J: Job>() {
     const COUNT: u64 = 200;
-    let ranks = J::pair_with(J::settings().packets_max(16).shm_chunks(4));
+    let ranks = J::pair_with(J::settings().packets_max(16).setting("shm_chunks", 4));
     let wide = CompQueue::new(1024);
     let name = ranks[1].register_comp(&wide).unwrap();
     send_to(&ranks, name, 0..COUNT, &[1000]);
@@ -554,7 +554,7 @@ fn a_receive_into_a_packet_keeps_its_place<J: Job>() {
 }
 
 fn a_message_that_is_fetched_holds_up_its_own_sender_only<J: Job>() {
-    let ranks = J::ranks_with(3, J::settings().kernel_copy(KernelCopyChoice::Off));
+    let ranks = J::ranks_with(3, J::settings().setting("kernel_copy", AutoChoice::Off));
     let narrow = CompQueue::new(2);
     let name = ranks[1].register_comp(&narrow).unwrap();
     let send = |from: usize, tag: u64, size: usize| {

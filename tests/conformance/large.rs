@@ -7,7 +7,7 @@ use crate::support::{
     Job, connect, pattern, posted, random, rng, sent, settle, start, step, unstarted, until,
     until_with_errors,
 };
-use carrack::settings::{KernelCopyChoice, TransportChoice};
+use carrack::settings::{AutoChoice, TransportChoice};
 use carrack::{
     AsCompletion, Buffer, Completion, OpError, Outcome, ProgressError, Rank, RemoteComp, Runtime,
     Status, Tag, UserContext,
@@ -31,9 +31,12 @@ const SIZES: [usize; 5] = [8193, 20_000, 65_536, (1 << 20) + 1, 3_000_017];
 
 /// Both ways of moving the bytes. Over loopback there is one, under two names.
 fn pairs<J: Job>() -> impl Iterator<Item = [Runtime; 2]> {
-    let choices = [KernelCopyChoice::Auto, KernelCopyChoice::Off];
+    let choices = [AutoChoice::Auto, AutoChoice::Off];
     let own = if J::TRANSPORT == TransportChoice::Shm { 2 } else { 1 };
-    choices.into_iter().take(own).map(|choice| J::pair_with(J::settings().kernel_copy(choice)))
+    choices
+        .into_iter()
+        .take(own)
+        .map(|choice| J::pair_with(J::settings().setting("kernel_copy", choice)))
 }
 
 fn large_messages_arrive_to_the_last_byte_whoever_was_first<J: Job>() {
@@ -331,7 +334,7 @@ fn a_large_message_waits_for_a_peer_that_has_not_started<J: Job>() {
 
 fn a_runtime_that_is_dropped_ends_the_large_messages_that_it_offered_and_awaited<J: Job>() {
     for matched in [false, true] {
-        let ranks = J::pair_with(J::settings().kernel_copy(KernelCopyChoice::Off));
+        let ranks = J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off));
         connect(&ranks);
         let (over, arrived) = (Sink::keeping(), Sink::keeping());
         if matched {

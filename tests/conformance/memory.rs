@@ -5,7 +5,7 @@ use crate::support::guard::Guarded;
 use crate::support::sink::{Sink, Sort};
 use crate::support::{Job, pattern, posted, settle, until};
 use carrack::buffer::Region;
-use carrack::settings::{KernelCopyChoice, SettingsBuilder};
+use carrack::settings::{AutoChoice, SettingsBuilder};
 use carrack::{
     AwaitError, Buffer, CompQueue, Handler, Mr, OpError, Outcome, PostError, Rank, RemoteKey,
     Runtime, Status, Tag, UserContext,
@@ -33,13 +33,13 @@ pub(crate) enum Way {
     /// Rank 0 maps it, or has it anyway.
     Mapped,
     /// Its owner is asked, and the kernel copies what is put.
-    Asked(KernelCopyChoice),
+    Asked(AutoChoice),
 }
 
 /// Returns the ways of access over a transport. RDMA maps no peer's memory, and the kernel copies
 /// none there.
 pub(crate) fn ways<J: Job>() -> Vec<Way> {
-    let asked = [KernelCopyChoice::Auto, KernelCopyChoice::Off].map(Way::Asked);
+    let asked = [AutoChoice::Auto, AutoChoice::Off].map(Way::Asked);
     if J::IS_RDMA { vec![asked[0]] } else { [Way::Mapped].into_iter().chain(asked).collect() }
 }
 
@@ -59,7 +59,7 @@ impl Ground {
     pub(crate) fn with_settings<J: Job>(settings: SettingsBuilder, way: Way, len: usize) -> Self {
         let settings = match way {
             Way::Mapped => settings,
-            Way::Asked(choice) => settings.kernel_copy(choice),
+            Way::Asked(choice) => settings.setting("kernel_copy", choice),
         };
         let ranks = J::pair_with(settings);
         let region = match way {

@@ -106,8 +106,13 @@ fn ten_thousand_active_messages_arrive_in_the_order_in_which_they_were_sent<J: J
 
 fn messages_that_waited_in_the_backlog_are_not_overtaken<J: Job>() {
     let mut rng = rng();
-    let ranks =
-        J::pair_with(J::settings().shm_slots(8).shm_chunks(1).packets_max(16).backlog(4096));
+    let ranks = J::pair_with(
+        J::settings()
+            .setting("shm_slots", 8)
+            .setting("shm_chunks", 1)
+            .packets_max(16)
+            .backlog(4096),
+    );
     let arrived = CompQueue::new(4096);
     let name = ranks[1].register_comp(&arrived).unwrap();
     let (mut parked, mut next) = (0, 0);

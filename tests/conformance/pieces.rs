@@ -5,7 +5,7 @@ use crate::support::gpus::{self, is_for_simulated_only};
 use crate::support::sink::{Sink, Sort};
 use crate::support::*;
 use carrack::region::Region;
-use carrack::settings::KernelCopyChoice;
+use carrack::settings::AutoChoice;
 use carrack::transports::gpu::Flavour;
 use carrack::{
     Face, Outcome, Piece, PostError, Rank, RemoteComp, RemoteKey, Runtime, Status, Tag, UserContext,
@@ -369,7 +369,7 @@ fn a_thousand_small_pieces_that_their_owner_reaches_are_a_few_messages_and_calls
     if is_for_simulated_only("the driver's calls are not counted") || J::IS_RDMA {
         return;
     }
-    let ground = Ground::over(J::pair_with(J::settings().kernel_copy(KernelCopyChoice::Off)));
+    let ground = Ground::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
     let (zero, fake) = (&ground.ranks[0], ground.gpus.fake.as_ref().unwrap());
     connect(&ground.ranks);
     let face = Face { offset: 0, count: [64, 100, 10], pitch: [128, 12_800] };

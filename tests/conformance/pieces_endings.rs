@@ -5,7 +5,7 @@ use super::pieces::{Ground, Memory, more_than_16, on_both, side_by_side};
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
 use crate::support::*;
-use carrack::settings::KernelCopyChoice;
+use carrack::settings::AutoChoice;
 use carrack::{Face, OpError, PeerState, Piece, Rank};
 use std::time::Duration;
 
@@ -20,8 +20,9 @@ crate::support::over_each_transport_and!(
 
 /// More pieces than may wait for an answer, of memory that only its owner reaches, or its NIC.
 fn ground<J: Job>() -> Ground {
-    let ground =
-        Ground::over(J::pair_with(J::settings().offers(16).kernel_copy(KernelCopyChoice::Off)));
+    let ground = Ground::over(J::pair_with(
+        J::settings().offers(16).setting("kernel_copy", AutoChoice::Off),
+    ));
     connect(&ground.ranks);
     ground
 }
@@ -115,7 +116,8 @@ fn who_gives_up_waiting_for_small_pieces_again_and_again_is_not_taken_for_one_wh
         return;
     }
     for is_put in [true, false] {
-        let ground = Ground::over(J::pair_with(J::settings().kernel_copy(KernelCopyChoice::Off)));
+        let ground =
+            Ground::over(J::pair_with(J::settings().setting("kernel_copy", AutoChoice::Off)));
         connect(&ground.ranks);
         let zero = &ground.ranks[0];
         let (count, len) = (20_000, 100);

@@ -6,7 +6,7 @@ use super::pieces::{
 use crate::support::gpus::is_for_simulated_only;
 use crate::support::sink::Sink;
 use crate::support::*;
-use carrack::settings::KernelCopyChoice;
+use carrack::settings::AutoChoice;
 use carrack::transports::gpu::Stream;
 use carrack::{
     AwaitError, CompQueue, Face, FaceError, OpError, Outcome, PendingOp, Piece, PostError, Rank,
@@ -214,7 +214,7 @@ fn pieces_that_overlap_are_refused_and_both_are_named<J: Job>() {
 }
 
 fn a_batch_longer_than_what_may_wait_goes_on_by_itself_and_a_flush_waits_for_all_of_it<J: Job>() {
-    let settings = J::settings().offers(16).kernel_copy(KernelCopyChoice::Off);
+    let settings = J::settings().offers(16).setting("kernel_copy", AutoChoice::Off);
     let (ground, mut rng) = (Ground::over(J::pair_with(settings)), rng());
     let zero = &ground.ranks[0];
     let sorts = more_than_16::<J>();
@@ -256,7 +256,7 @@ fn a_batch_ends_once_when_the_peer_goes_and_when_this_rank_does<J: Job>() {
         .flat_map(|peer_goes| sorts.map(|sort| (peer_goes, sort)))
         .flat_map(each)
     {
-        let settings = J::settings().offers(16).kernel_copy(KernelCopyChoice::Off);
+        let settings = J::settings().offers(16).setting("kernel_copy", AutoChoice::Off);
         let ground = Ground::over(J::pair_with(settings));
         let (local, remote) =
             (ground.local(memory, count * len), ground.remote(Memory::Host, false, count * len));

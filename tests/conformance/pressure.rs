@@ -23,7 +23,12 @@ over_each_transport!(
 );
 
 fn tiny<J: Job>() -> SettingsBuilder {
-    J::settings().shm_slots(8).shm_chunks(1).packets_max(16).backlog(4).poll_batch(1)
+    J::settings()
+        .setting("shm_slots", 8)
+        .setting("shm_chunks", 1)
+        .packets_max(16)
+        .backlog(4)
+        .poll_batch(1)
 }
 
 /// Posts active messages without progress until one returns a retry. Returns the number that went,
@@ -226,7 +231,7 @@ fn a_link_that_another_thread_uses_is_a_retry_where_locks_are_tried<J: Job>() {
 }
 
 fn a_receiver_that_keeps_its_packets_is_told_and_loses_nothing<J: Job>() {
-    let ranks = J::pair_with(tiny::<J>().shm_slots(64).shm_chunks(64));
+    let ranks = J::pair_with(tiny::<J>().setting("shm_slots", 64).setting("shm_chunks", 64));
     let arrived = Sink::keeping();
     let name = ranks[1].register_comp(&arrived).unwrap();
     let (mut kept, mut sent, mut told) = (Vec::new(), 0_u64, false);
@@ -279,7 +284,7 @@ fn a_receiver_that_keeps_its_packets_is_told_and_loses_nothing<J: Job>() {
 }
 
 fn messages_that_nobody_expects_do_not_hold_up_others_for_want_of_chunks<J: Job>() {
-    let ranks = J::pair_with(J::settings().shm_chunks(1));
+    let ranks = J::pair_with(J::settings().setting("shm_chunks", 1));
     for at in 0..100 {
         let message = pattern(at, 1000);
         sent(&ranks, || ranks[0].post_send(Rank(1), &message[..], Tag(at)).try_submit());

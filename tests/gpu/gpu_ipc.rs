@@ -7,7 +7,7 @@ use crate::support::ranks::{Ranks, Role, die};
 use crate::support::words::wrong;
 use crate::support::{Job, OverShm, Watchdog};
 use carrack::buffer::{Region, RegionSlice};
-use carrack::settings::{GpuIpcChoice, SettingsBuilder};
+use carrack::settings::{AutoChoice, SettingsBuilder};
 use carrack::transports::gpu::{Flavour, Gpu};
 use carrack::{
     Buffer, CompQueue, OpError, PostError, Rank, RemoteComp, RemoteKey, Runtime, Status, Tag,
@@ -306,8 +306,8 @@ fn killed(role: &Role) {
 /// rank, too: then they go part by part.
 fn messages(role: &Role) {
     let off = role.words[0] == 1 && role.rank == 1;
-    let choice = if off { GpuIpcChoice::Off } else { GpuIpcChoice::Auto };
-    let runtime = role.runtime(settings().gpu_ipc(choice));
+    let choice = if off { AutoChoice::Off } else { AutoChoice::Auto };
+    let runtime = role.runtime(settings().setting("gpu_ipc", choice));
     let gpus = gpus::of(&runtime);
     let other = Rank(1 - role.rank);
     let mut salt = 0;
@@ -384,7 +384,7 @@ fn messages(role: &Role) {
 }
 
 fn off(role: &Role) {
-    let runtime = role.runtime(settings().gpu_ipc(GpuIpcChoice::Off));
+    let runtime = role.runtime(settings().setting("gpu_ipc", AutoChoice::Off));
     let gpu = gpus::of(&runtime).remove(0);
     if role.rank == 1 {
         let region = gpu.allocate(100, Flavour::Plain).unwrap();

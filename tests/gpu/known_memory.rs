@@ -13,7 +13,7 @@ use crate::support::words::filled;
 use crate::support::words::wrong;
 use crate::support::{Job, OverLoopback, OverShm, Watchdog, built};
 use carrack::buffer::{Region, raw};
-use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
+use carrack::settings::{AutoChoice, GpuChoice, SettingsBuilder};
 use carrack::transports::gpu::{Driver, Flavour, Gpu};
 use carrack::transports::mem::{KnownMemory, MemKind};
 use carrack::{
@@ -439,8 +439,8 @@ fn unsaid(role: &Role) {
 /// Rank 1 maps nothing, so rank 0 carries out what it asks for, and finds the registered memory
 /// freed.
 fn by_owner(role: &Role) {
-    let ipc = if role.rank == 1 { GpuIpcChoice::Off } else { GpuIpcChoice::Auto };
-    let rig = Rig::of(OverShm::settings().gpu_ipc(ipc), |builder| {
+    let ipc = if role.rank == 1 { AutoChoice::Off } else { AutoChoice::Auto };
+    let rig = Rig::of(OverShm::settings().setting("gpu_ipc", ipc), |builder| {
         builder.bootstrap(Box::new(role.bootstrap()))
     });
     let other = 1 - role.rank;

@@ -5,7 +5,7 @@ use crate::support::ranks::{Ranks, Role};
 use crate::support::words::{fill, wrong};
 use crate::support::{Job, OverLoopback, OverShm, Watchdog};
 use carrack::buffer::Region;
-use carrack::settings::KernelCopyChoice;
+use carrack::settings::AutoChoice;
 use carrack::{
     AsCompletion, Buffer, Completion, PostError, Rank, RemoteKey, Runtime, Status, Synchronizer,
     Tag,
@@ -68,8 +68,8 @@ fn four_gibibytes_and_a_byte_arrive_within_a_process() {
 #[test]
 fn a_rank_in_its_role() {
     let Some(role) = Role::of_this_process(PATIENCE) else { return };
-    let copy = if role.name == "parts" { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
-    let runtime = role.runtime(OverShm::settings().kernel_copy(copy));
+    let copy = if role.name == "parts" { AutoChoice::Off } else { AutoChoice::Auto };
+    let runtime = role.runtime(OverShm::settings().setting("kernel_copy", copy));
     let mapped = role.name == "kernel";
     if role.rank == 0 {
         let of = |what: &str| RemoteKey::from_bytes(&role.told(what, 1)).unwrap();

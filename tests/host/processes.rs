@@ -9,7 +9,7 @@ use crate::support::sink::Sink;
 use crate::support::*;
 use carrack::bootstrap::Bootstrap;
 use carrack::buffer::Region;
-use carrack::settings::{KernelCopyChoice, SettingsBuilder};
+use carrack::settings::{AutoChoice, SettingsBuilder};
 use carrack::{
     Buffer, CollectiveError, CompQueue, Handler, OpError, Outcome, PeerState, PostError, Rank,
     RemoteKey, Runtime, Status, Synchronizer, Tag,
@@ -87,9 +87,8 @@ fn a_rank_in_its_role() {
     if role.name == "drops" {
         return drops(role);
     }
-    let kernel_copy =
-        if role.name == "large-off" { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
-    let me = Me::start(role, OverShm::settings().kernel_copy(kernel_copy));
+    let kernel_copy = if role.name == "large-off" { AutoChoice::Off } else { AutoChoice::Auto };
+    let me = Me::start(role, OverShm::settings().setting("kernel_copy", kernel_copy));
     match &*me.role.name {
         "all_to_all" => all_to_all(&me),
         "collectives" => collectives(&me),

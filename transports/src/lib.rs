@@ -6,6 +6,7 @@
 //! | module | one idea |
 //! |---|---|
 //! | [`contract`] | the traits of every transport: `Transport`, `Domain`, `Device`, `Link` |
+//! | [`settings`] | the declaration of settings, each in its owner's folder |
 //! | [`mem`] | memory and its kinds, the one copy function, packets and their pools |
 //! | [`gpu`] | GPUs behind one trait: none, simulated, NVIDIA's |
 //! | [`loopback`] | the transport within a process: the reference, and the test transport |
@@ -40,6 +41,8 @@ pub mod mem;
 pub mod net;
 #[cfg(not(loom))]
 pub mod registry;
+#[cfg(not(loom))]
+pub mod settings;
 #[cfg(not(loom))]
 pub mod shm;
 #[cfg(not(loom))]

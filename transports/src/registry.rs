@@ -1,28 +1,86 @@
-//! The transports of this build.
+//! The transports of this build: their names, their settings, and their making. A new transport is
+//! one entry in each of the three.
 
-use crate::contract::{Domain, Transport};
-use crate::cuda_ipc::{self, CudaIpc};
+use crate::contract::{Domain, Transport, Unavailable};
+use crate::cuda_ipc::{self, CudaIpc, CudaIpcSettings};
 use crate::gpu::Driver;
-use crate::loopback::Loopback;
-use crate::shm::{Geometry, Shm};
-use crate::verbs::{Options, Rdma};
+use crate::loopback::{self, Loopback};
+use crate::settings::Choice;
+use crate::shm::{self, Shm, ShmSettings};
+use crate::verbs::{self, Options, Rdma, VerbsSettings};
 use std::sync::Arc;
 
-/// Returns the transports that carry messages, the nearest first. `packet_size`: bytes.
+/// A transport that `CARRACK_TRANSPORT` can name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TransportChoice {
+    /// `loopback`: to the process itself.
+    Loopback,
+    /// `shm`: shared memory, to the processes of the same node.
+    Shm,
+    /// `verbs`: RDMA, to other nodes.
+    Verbs,
+    /// `verbs-simulated`: the same over a NIC that is simulated on this machine, for tests.
+    VerbsSimulated,
+}
+
+impl TransportChoice {
+    /// Those that are used unless others are asked for, the preferred one first.
+    pub const USUAL: [Self; 3] = [Self::Loopback, Self::Shm, Self::Verbs];
+
+    /// Returns the transport's name.
+    pub fn name(self) -> &'static str {
+        self.word()
+    }
+}
+
+impl Choice for TransportChoice {
+    const ALL: &'static [(&'static str, Self)] = &[
+        (loopback::NAME, Self::Loopback),
+        (shm::NAME, Self::Shm),
+        (verbs::NAME, Self::Verbs),
+        (verbs::SIMULATED, Self::VerbsSimulated),
+    ];
+}
+
+crate::display_as_word!(TransportChoice);
+
+crate::declare_settings! {
+    /// The settings of the transports, each of which declares its own.
+    pub struct TransportSettings {
+        shm: ShmSettings;
+        cuda_ipc: CudaIpcSettings;
+        verbs: VerbsSettings;
+    }
+}
+
+/// Returns the transports that carry messages, the nearest first. `packet_size`: bytes; `place`:
+/// the rank's on its node; `simulated`: makes the one over simulated NICs, of another crate.
 pub fn all(
+    settings: &TransportSettings,
     packet_size: usize,
-    geometry: Geometry,
-    kernel_copy: bool,
-    verbs: &Options,
+    place: u32,
+    simulated: impl FnOnce(Options) -> Rdma,
 ) -> Vec<Box<dyn Transport>> {
+    let options = Options::of(settings.verbs(), packet_size, place);
     vec![
         Box::new(Loopback::new(packet_size)),
-        Box::new(Shm::new(geometry).kernel_copy(kernel_copy)),
-        Box::new(Rdma::new(verbs.clone())),
+        Box::new(Shm::with(settings.shm(), packet_size)),
+        Box::new(Rdma::new(options.clone())),
+        Box::new(simulated(options)),
     ]
 }
 
 /// Returns the domain that maps GPU memory of the node's other processes, with its name.
-pub fn maps_of_gpus(drivers: Vec<Arc<dyn Driver>>) -> (&'static str, Arc<dyn Domain>) {
-    (cuda_ipc::NAME, Arc::new(CudaIpc::new(drivers)))
+///
+/// # Errors
+/// The setting that forbids it.
+pub fn maps_of_gpus(
+    settings: &TransportSettings,
+    drivers: Vec<Arc<dyn Driver>>,
+) -> Result<(&'static str, Arc<dyn Domain>), Unavailable> {
+    if !settings.cuda_ipc().gpu_ipc().is_allowed() {
+        return Err(Unavailable::new(cuda_ipc::NAME, "CARRACK_GPU_IPC=off"));
+    }
+    Ok((cuda_ipc::NAME, Arc::new(CudaIpc::new(drivers))))
 }

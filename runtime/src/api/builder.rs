@@ -17,9 +17,8 @@ use carrack_transports::fork::Owner;
 use carrack_transports::gpu::Driver;
 use carrack_transports::gpu::cuda::CudaDriver;
 use carrack_transports::gpu::none::NoGpu;
-use carrack_transports::shm::Geometry;
+use carrack_transports::registry;
 use carrack_transports::sync::Sleepers;
-use carrack_transports::{registry, verbs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -95,9 +94,12 @@ impl RuntimeBuilder {
         }
         // A transport within the node tells which peers share its GPUs.
         let is_node = |(_, domain): &(_, Arc<dyn Domain>)| domain.caps().locality == Locality::Node;
-        if settings.gpu_ipc().is_allowed() && domains.iter().any(is_node) {
-            domains.push(registry::maps_of_gpus(drivers.clone()));
-        }
+        let maps = registry::maps_of_gpus(settings.of_transports(), drivers.clone());
+        let maps_nothing = maps.map(|maps| {
+            if domains.iter().any(is_node) {
+                domains.push(maps);
+            }
+        });
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let sleepers = Sleepers::new().map_err(|error| StartError::System(error.to_string()))?;
         let sleepers = Arc::new(sleepers);
@@ -111,6 +113,7 @@ impl RuntimeBuilder {
             drivers,
             domains,
             unavailable,
+            maps_nothing: maps_nothing.err(),
             deadlines: Deadlines::new(&chores),
             chores,
             settings,
@@ -176,8 +179,7 @@ fn open_transports(
         match opened {
             Ok(domain) => domains.push((transport.name(), domain)),
             Err(why) => {
-                // Most machines have no RDMA device, which is no error.
-                if transport.name() == verbs::NAME {
+                if transport.needs_a_device() {
                     tracing::info!(%why, "a transport cannot be used");
                 } else {
                     tracing::warn!(%why, "a transport cannot be used");
@@ -194,40 +196,6 @@ fn open_transports(
 
 /// Returns all transports of this build, for the rank at this place on its node.
 pub(super) fn transports(settings: &Settings, place: u32) -> Vec<Box<dyn Transport>> {
-    let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    let geometry = Geometry {
-        slots: fits(settings.shm_slots()),
-        chunks: fits(settings.shm_chunks()),
-        chunk_size: fits(settings.packet_size()),
-    };
-    let verbs = verbs_options(settings, place);
-    let kernel_copy = settings.kernel_copy().is_allowed();
-    let mut all = registry::all(settings.packet_size(), geometry, kernel_copy, &verbs);
-    all.push(Box::new(simulators::nic(verbs)));
-    all
-}
-
-/// Returns the settings of queue pairs and paths.
-fn verbs_options(settings: &Settings, place: u32) -> verbs::Options {
-    let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
-    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    let device = settings.verbs_device();
-    verbs::Options {
-        device: (!device.eq_ignore_ascii_case("auto")).then(|| device.to_owned()),
-        place,
-        rails: byte(settings.verbs_rails()),
-        gid_index: settings.verbs_gid().map(byte),
-        traffic_class: byte(settings.verbs_traffic_class()),
-        service_level: byte(settings.verbs_service_level()),
-        hop_limit: byte(settings.verbs_hop_limit()),
-        timeout: byte(settings.verbs_timeout()),
-        retries: byte(settings.verbs_retries()),
-        send_depth: count(settings.verbs_depth()),
-        receives: count(settings.verbs_receives()),
-        packet_size: settings.packet_size(),
-        on_demand: settings.verbs_odp().is_on(),
-        relaxed: settings.verbs_relaxed_ordering().is_on(),
-        thread_domains: count(settings.verbs_thread_domains()),
-        ..verbs::Options::default()
-    }
+    let of_transports = settings.of_transports();
+    registry::all(of_transports, settings.packet_size(), place, simulators::nic)
 }

@@ -45,8 +45,8 @@ pub(super) enum Means {
     Inflow(Box<Inflow>),
     /// The buffer, while its sender's NIC may write to it.
     Exposed(Box<dyn Exposed>),
-    /// The same, chunk by chunk.
-    Chunks(Box<dyn ExposedChunks>),
+    /// The same, chunk by chunk, each of so many bytes at most.
+    Chunks(Box<dyn ExposedChunks>, usize),
     /// The kernel's copy.
     Pull(Box<Pull>),
 }
@@ -170,11 +170,11 @@ impl RxOp {
         let mut next = Some(event);
         loop {
             if let Some(event) = next.take() {
-                let nics = match &self.means {
-                    Means::Chunks(chunks) => chunks.nics(),
-                    _ => 1,
+                let (chunk, nics) = match &self.means {
+                    Means::Chunks(chunks, len) => (*len, chunks.nics()),
+                    _ => (usize::MAX, 1),
                 };
-                let limits = Limits { chunk: run.carrier.settings.verbs_chunk(), nics };
+                let limits = Limits { chunk, nics };
                 if let Err(violation) = self.rx.on(event, &limits, &mut self.actions) {
                     run.violated(self.from, violation);
                 }
@@ -194,7 +194,7 @@ impl RxOp {
                     }
                 }
                 RxAction::Show { at, len } => {
-                    if let Means::Chunks(chunks) = &mut self.means {
+                    if let Means::Chunks(chunks, _) = &mut self.means {
                         next = Some(match chunks.show(at, len) {
                             Ok(place) => RxEvent::Shown { at, len, place },
                             Err(why) => {
@@ -206,7 +206,7 @@ impl RxOp {
                     }
                 }
                 RxAction::Hide(at) => {
-                    if let Means::Chunks(chunks) = &mut self.means {
+                    if let Means::Chunks(chunks, _) = &mut self.means {
                         chunks.hide(at);
                     }
                 }
@@ -296,7 +296,7 @@ impl RxOp {
     fn take_back(&mut self) {
         let back = match std::mem::replace(&mut self.means, Means::None) {
             Means::Exposed(exposed) => exposed.take_back(),
-            Means::Chunks(chunks) => chunks.take_back(),
+            Means::Chunks(chunks, _) => chunks.take_back(),
             other => {
                 self.means = other;
                 return;
@@ -415,14 +415,14 @@ impl RxOp {
     /// Lets the sender's NIC write to the first chunk of a long message's buffer.
     fn in_chunks(&mut self, run: &Run<'_>) -> Option<Way> {
         let linked = run.device.known_route(self.from)?.linked()?;
-        let chunk = run.carrier.settings.verbs_chunk();
+        let chunk = linked.caps.chunk.max(1);
         let may = self.may_be_written() && self.rx.size() > chunk && linked.caps.remote_memory;
         let buffer = self.target.buffer().filter(|buffer| may && buffer.kind().is_host())?;
         let (why, back) = match linked.link.expose_chunks(std::mem::take(buffer)) {
             Err(refused) => refused,
             Ok(mut chunks) => match chunks.show(0, chunk) {
                 Ok(place) => {
-                    self.means = Means::Chunks(chunks);
+                    self.means = Means::Chunks(chunks, chunk);
                     return Some(Way::Chunks(place, chunk));
                 }
                 Err(why) => (why, chunks.take_back()),
@@ -528,7 +528,7 @@ impl Port {
 
     /// Returns the sender's memory if the kernel may copy from it.
     fn peer_memory(&self, carrier: &Carrier, from: Rank, addr: u64) -> Option<Arc<dyn PeerMemory>> {
-        if addr == 0 || !carrier.settings.kernel_copy().is_allowed() {
+        if addr == 0 {
             return None;
         }
         let route = self.route(from)?;

@@ -103,9 +103,6 @@ impl Transfers {
 impl Run<'_> {
     /// Handles a receiver's request for help with an offer.
     pub(crate) fn asked_to_help(&self, by: Rank, tx: u64, wanted: HelpWanted) {
-        if !self.carrier.settings.kernel_copy().is_allowed() {
-            return;
-        }
         let memory = self.device.known_route(by).and_then(|route| route.linked()?.peer_memory());
         let splits = self.device.lanes.iter().find_map(|lane| lane.device.splits_of(PeerId(by.0)));
         if let (Some(memory), Some(splits)) = (memory, splits) {

@@ -203,8 +203,10 @@ impl TxOp {
         let mut next = Some(event);
         loop {
             if let Some(event) = next.take() {
-                let nics = self.linked(run).map_or(1, |linked| linked.link.nics());
-                let limits = Limits { chunk: run.carrier.settings.verbs_chunk(), nics };
+                let (chunk, nics) = self.linked(run).map_or((usize::MAX, 1), |linked| {
+                    (linked.caps.chunk.max(1), linked.link.nics())
+                });
+                let limits = Limits { chunk, nics };
                 if let Err(violation) = self.tx.on(event, &limits, &mut self.actions) {
                     run.violated(self.op.rank, violation);
                 }

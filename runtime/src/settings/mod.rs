@@ -1,16 +1,14 @@
-//! Every setting of the runtime, in one typed place.
+//! Every setting of the runtime, in one typed place, and those that its transports declare.
 //!
 //! | module | content |
 //! |---|---|
-//! | `table` | **the settings**: name, type, variable, form, default and doc line, one entry each |
-//! | `declare` | the macro that turns the table into [`Settings`] and [`SettingsBuilder`] |
-//! | `resolve` | precedence: program, environment, default |
-//! | `form` | notation, range and display of values |
-//! | `choice` | the settings that are one word, or several, out of a few |
-//! | `size` | sizes in bytes, such as `8KiB` |
-//! | `variables` | the `CARRACK_*` variables found, and the known one nearest to an unknown one |
-//! | `error` | faults, reported all at once |
-//! | `report` | the value of each setting and its origin, for `carrack info` |
+//! | `table` | **the runtime's own**: name, type, variable, form, default and doc line, one entry each |
+//! | `declare` | the setters of [`SettingsBuilder`], made of the table |
+//! | `resolve` | [`SettingsBuilder`], and the ways to build [`Settings`] |
+//! | `choice` | the settings that are one word out of a few |
+//!
+//! Forms, precedence and errors are those of [`carrack_transports::settings`], where each transport
+//! declares its own settings.
 //!
 //! A value set in the program wins over the environment, and the environment over the default:
 //!
@@ -32,22 +30,17 @@ mod choice;
 mod declare;
 #[cfg(test)]
 mod document;
-mod error;
-mod form;
-mod report;
 mod resolve;
-mod size;
 mod table;
-mod variables;
 
 #[cfg(test)]
 mod tests;
 
-pub use choice::{
-    BootstrapChoice, DumpChoice, GpuChoice, GpuIpcChoice, KernelCopyChoice, ProgressChoice,
-    SwitchChoice, TransportChoice,
+pub use carrack_transports::registry::{TransportChoice, TransportSettings};
+pub use carrack_transports::settings::{
+    AutoChoice, Declared, Origin, SettingFault, SettingLine, SettingsError, SizeError,
+    SwitchChoice, parse_size,
 };
-pub use error::{SettingFault, SettingsError};
-pub use report::{Origin, SettingLine};
-pub use size::{SizeError, parse_size};
-pub use table::{RESERVED, Reserved, Settings, SettingsBuilder};
+pub use choice::{BootstrapChoice, DumpChoice, GpuChoice, ProgressChoice};
+pub use resolve::SettingsBuilder;
+pub use table::{RESERVED, Reserved, Settings};

@@ -1,50 +1,16 @@
-//! Precedence: the program's choice over the environment's, the environment's over the default.
+//! Settings of a runtime from the program, the environment and the defaults.
 
-use super::error::{SettingFault, SettingsError};
-use super::form::{Form, Refusal};
-use super::report::{Origin, Sourced};
-use super::table::{Settings, SettingsBuilder};
-use super::variables::Variables;
+use super::table::{RESERVED, Settings};
+use carrack_transports::settings::{Declared, SettingLine, SettingsError, Sources};
+use std::fmt::Display;
 
-/// Takes one setting from the program, else from its variable, else from the default.
+/// Sets the program's choices; other settings come from the environment or the default.
 ///
-/// A fault leaves the default in place, so that the other faults are found too. The variable is
-/// checked even where the program overrides it, so that a misspelling is found now.
-pub(super) fn resolve<T>(
-    name: &'static str,
-    variable: &'static str,
-    form: &impl Form<T>,
-    in_program: Option<T>,
-    in_environment: Option<String>,
-    default: T,
-    faults: &mut Vec<SettingFault>,
-) -> Sourced<T> {
-    let fault = |value, origin, refusal| {
-        let (expected, example) = (form.expected(), form.example());
-        match refusal {
-            Refusal::Malformed => {
-                SettingFault::Malformed { name, origin, value, expected, example }
-            }
-            Refusal::OutOfRange => {
-                SettingFault::OutOfRange { name, origin, value, expected, example }
-            }
-        }
-    };
-    let mut chosen = Sourced::by_default(default);
-    if let Some(text) = in_environment {
-        let origin = Origin::Environment(variable);
-        match form.parse(&text).and_then(|value| form.check(&value).map(|()| value)) {
-            Ok(value) => chosen = Sourced { value, origin },
-            Err(refusal) => faults.push(fault(text, origin, refusal)),
-        }
-    }
-    if let Some(value) = in_program {
-        match form.check(&value) {
-            Ok(()) => chosen = Sourced { value, origin: Origin::Builder },
-            Err(refusal) => faults.push(fault(form.show(&value), Origin::Builder, refusal)),
-        }
-    }
-    chosen
+/// Nothing is checked before `build`, which reports everything that is wrong at once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct SettingsBuilder {
+    chosen: Vec<(String, String)>,
 }
 
 impl Settings {
@@ -69,6 +35,16 @@ impl Settings {
         Self::builder().build_from_vars(vars)
     }
 
+    /// Returns the defaults, without the environment.
+    pub fn defaults() -> Self {
+        Declared::defaults()
+    }
+
+    /// Returns one line for each setting: the runtime's own, then those of each transport.
+    pub fn describe(&self) -> Vec<SettingLine> {
+        Declared::describe(self)
+    }
+
     /// Starts a program's own choice of settings.
     pub fn builder() -> SettingsBuilder {
         SettingsBuilder::default()
@@ -76,12 +52,28 @@ impl Settings {
 }
 
 impl SettingsBuilder {
+    /// Sets any setting, those of transports included, by its name or its variable, to a value in
+    /// the notation of the variable. Of two values for one setting the last one holds.
+    pub fn setting(mut self, name: impl Into<String>, value: impl Display) -> Self {
+        self.chosen.push((name.into(), value.to_string()));
+        self
+    }
+
     /// Resolves the settings: the program's choices, then the environment's, then the defaults.
     ///
     /// # Errors
     /// Everything that is wrong in the program's choices and in the environment, all at once.
     pub fn build(self) -> Result<Settings, SettingsError> {
-        self.build_with(Variables::of_this_process())
+        Sources::of_program(self.chosen).and_environment().resolve(&reserved())
+    }
+
+    /// Resolves as [`build`](Self::build), and settings of the program's own with them: those of
+    /// a transport that it hands to [`RuntimeBuilder::transport`](crate::RuntimeBuilder::transport).
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub fn build_with<T: Declared>(self) -> Result<(Settings, T), SettingsError> {
+        Sources::of_program(self.chosen).and_environment().resolve(&reserved())
     }
 
     /// Resolves as [`build`](Self::build), from variables of the caller instead of the process's
@@ -97,13 +89,10 @@ impl SettingsBuilder {
         K: Into<String>,
         V: Into<String>,
     {
-        self.build_with(vars.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+        Sources::of_program(self.chosen).and_vars(vars).resolve(&reserved())
     }
+}
 
-    fn build_with(self, mut variables: Variables) -> Result<Settings, SettingsError> {
-        let mut faults = Vec::new();
-        let settings = self.resolve(&mut variables, &mut faults);
-        faults.extend(variables.unknown());
-        if faults.is_empty() { Ok(settings) } else { Err(SettingsError { faults }) }
-    }
+fn reserved() -> Vec<&'static str> {
+    RESERVED.iter().map(|reserved| reserved.variable).collect()
 }

@@ -4,11 +4,15 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::table::{VARIABLES, defaults_that_their_form_refuses};
 use super::*;
 
 fn from(variable: &str, value: &str) -> Result<Settings, SettingsError> {
     Settings::from_vars([(variable, value)])
+}
+
+/// Returns the variables of all settings, in the table's order.
+fn variables() -> Vec<&'static str> {
+    Settings::defaults().describe().iter().map(|line| line.variable).collect()
 }
 
 /// Returns the one fault of settings that must have exactly one.
@@ -27,8 +31,8 @@ fn without_variables_every_setting_is_its_default_and_says_so() {
     assert_eq!(settings.transports(), transports);
     assert_eq!(settings.packet_size(), 8192);
     assert_eq!(settings.packets_max(), 1024);
-    assert_eq!(settings.shm_slots(), 256);
-    assert_eq!(settings.shm_chunks(), 32);
+    let shm = settings.of_transports().shm();
+    assert_eq!((shm.shm_slots(), shm.shm_chunks()), (256, 32));
     assert_eq!(settings.backlog(), 1024);
     assert_eq!(settings.spin(), Duration::from_micros(50));
     assert_eq!(settings.gpu(), GpuChoice::Auto);
@@ -40,7 +44,11 @@ fn without_variables_every_setting_is_its_default_and_says_so() {
 
 #[test]
 fn every_default_is_one_that_its_form_accepts_and_reads_back() {
-    assert_eq!(defaults_that_their_form_refuses(), [""; 0]);
+    for default in Settings::defaults().describe() {
+        let settings = from(default.variable, &default.value).unwrap_or_else(|why| panic!("{why}"));
+        let again = settings.describe().into_iter().find(|line| line.name == default.name).unwrap();
+        assert_eq!(again.value, default.value, "{}", default.name);
+    }
 }
 
 #[test]
@@ -95,9 +103,9 @@ fn the_settings_that_are_masks_refuse_what_is_no_power_of_two() {
 
 #[test]
 fn the_example_in_an_error_is_a_value_that_is_accepted() {
-    for variable in VARIABLES {
+    for variable in variables() {
         let Err(error) = from(variable, "\u{fffd}") else {
-            assert_eq!(*variable, "CARRACK_VERBS_DEVICE", "it takes any text");
+            assert_eq!(variable, "CARRACK_VERBS_DEVICE", "it takes any text");
             continue;
         };
         let SettingFault::Malformed { example, .. } = &error.faults()[0] else { panic!("{error}") };
@@ -143,6 +151,122 @@ fn an_unknown_variable_is_an_error_that_names_the_nearest_known_one() {
 }
 
 #[test]
+fn an_unknown_variable_is_met_with_the_known_one_that_was_meant() {
+    for (found, meant) in [
+        ("CARRACK_TRANSPORTS", "CARRACK_TRANSPORT"),
+        ("CARRACK_PACKETSIZE", "CARRACK_PACKET_SIZE"),
+        ("CARRACK_PACKETS_SIZE", "CARRACK_PACKET_SIZE"),
+        ("CARRACK_PACKET_MAX", "CARRACK_PACKETS_MAX"),
+        ("CARRACK_PACKET_SIZ", "CARRACK_PACKET_SIZE"),
+        ("CARRACK_SHM_SLOT", "CARRACK_SHM_SLOTS"),
+        ("CARRACK_SHM_CHUNK", "CARRACK_SHM_CHUNKS"),
+        ("CARRACK_BACKLOGS", "CARRACK_BACKLOG"),
+        ("CARRACK_SPIN", "CARRACK_SPIN_US"),
+        ("CARRACK_GPUS", "CARRACK_GPU"),
+        ("CARRACK_FAKE_GPU", "CARRACK_FAKE_GPUS"),
+        ("CARRACK_POOL_BATCH", "CARRACK_POLL_BATCH"),
+        ("CARRACK_LOGS", "CARRACK_LOG"),
+        ("CARRACK_RANKS", "CARRACK_RANK"),
+        ("CARRACK_log", "CARRACK_LOG"),
+        ("CARRACK_VERBS_DEPHT", "CARRACK_VERBS_DEPTH"),
+    ] {
+        let fault = fault_of(from(found, "1"));
+        assert_eq!(fault, SettingFault::Unknown { name: found.into(), nearest: Some(meant) });
+    }
+}
+
+#[test]
+fn a_variable_that_is_like_no_other_is_met_with_none() {
+    for found in ["CARRACK_XYZZY", "CARRACK_", "CARRACK_HOME_WIDTH"] {
+        let fault = fault_of(from(found, "1"));
+        assert_eq!(fault, SettingFault::Unknown { name: found.into(), nearest: None });
+    }
+}
+
+#[test]
+fn variables_of_other_programs_are_not_looked_at() {
+    for found in ["PATH", "XCARRACK_RANK", "carrack_rank"] {
+        assert_eq!(from(found, "1"), Ok(Settings::defaults()));
+    }
+}
+
+/// Returns settings of the program's choices alone.
+fn chosen<const N: usize>(all: [(&str, &str); N]) -> Result<Settings, SettingsError> {
+    let builder = Settings::builder();
+    let builder =
+        all.into_iter().fold(builder, |builder, (name, value)| builder.setting(name, value));
+    builder.build_from_vars::<String, String>([])
+}
+
+#[test]
+fn a_setting_of_a_transport_comes_from_the_environment_or_by_name_or_variable_from_the_program() {
+    let depth = |settings: Settings| settings.of_transports().verbs().verbs_depth();
+    assert_eq!(from("CARRACK_VERBS_DEPTH", "256").map(depth), Ok(256));
+    assert_eq!(chosen([("verbs_depth", "256")]).map(depth), Ok(256));
+    assert_eq!(chosen([("CARRACK_VERBS_DEPTH", "256")]).map(depth), Ok(256));
+    let last = [("verbs_depth", "32"), ("CARRACK_VERBS_DEPTH", "256"), ("verbs_depth", "64")];
+    assert_eq!(chosen(last).map(depth), Ok(64));
+    let both = Settings::builder().setting("verbs_depth", 64);
+    let both = both.build_from_vars([("CARRACK_VERBS_DEPTH", "256")]);
+    assert_eq!(both.map(depth), Ok(64), "the program wins");
+}
+
+#[test]
+fn the_runtimes_own_settings_are_set_by_name_as_well_and_the_last_call_holds() {
+    let settings = Settings::builder().packet_size(512).setting("packet_size", "4K").backlog(1);
+    let settings = settings.setting("backlog", "none").backlog(16);
+    let settings = settings.build_from_vars::<String, String>([]).unwrap();
+    assert_eq!((settings.packet_size(), settings.backlog()), (4096, 16));
+}
+
+#[test]
+fn a_wrong_value_of_a_transports_setting_is_met_with_its_name_the_value_and_what_to_do() {
+    let expected = "expected a number of requests, from 16 to 32768, for example 1024";
+    let message = |result: Result<Settings, SettingsError>| result.unwrap_err().to_string();
+    assert_eq!(
+        message(from("CARRACK_VERBS_DEPTH", "8")),
+        format!("CARRACK_VERBS_DEPTH=8 is not allowed; {expected}")
+    );
+    assert_eq!(
+        message(chosen([("verbs_depth", "deep")])),
+        format!("setting verbs_depth = deep (set by the program) cannot be read; {expected}")
+    );
+}
+
+#[test]
+fn an_unknown_name_in_the_program_is_met_with_the_one_that_was_meant() {
+    let message = |name| chosen([(name, "1")]).unwrap_err().to_string();
+    assert_eq!(
+        message("verbs_dept"),
+        "verbs_dept is not a setting of Carrack; did you mean verbs_depth?"
+    );
+    assert_eq!(
+        message("CARRACK_VERBS_DEPT"),
+        "CARRACK_VERBS_DEPT is not a variable of Carrack; did you mean CARRACK_VERBS_DEPTH?"
+    );
+    assert!(message("CARRACK_RANK").contains("is not a variable"), "the launcher's alone");
+}
+
+carrack_transports::declare_settings! {
+    /// Settings of a transport of the program's own.
+    pub struct MyNet {
+        /// Requests that a queue holds.
+        mynet_depth: usize,
+            "CARRACK_MYNET_DEPTH", carrack_transports::settings::form::Count::of("requests", 1, 64), 16;
+    }
+}
+
+#[test]
+fn a_transport_of_the_programs_own_has_settings_as_the_others_have() {
+    let depth = |settings: (Settings, MyNet)| settings.1.mynet_depth();
+    let build = |builder: SettingsBuilder| builder.build_with::<MyNet>().map(depth);
+    assert_eq!(build(Settings::builder()), Ok(16));
+    assert_eq!(build(Settings::builder().setting("mynet_depth", 8)), Ok(8));
+    let wrong = build(Settings::builder().setting("mynet_depht", 8)).unwrap_err().to_string();
+    assert_eq!(wrong, "mynet_depht is not a setting of Carrack; did you mean mynet_depth?");
+}
+
+#[test]
 fn everything_that_is_wrong_is_reported_at_once() {
     let vars = [
         ("CARRACK_GPU", "rocm"),
@@ -171,10 +295,10 @@ fn the_program_wins_over_the_environment_and_the_environment_over_the_default() 
         |name: &str| settings.describe().into_iter().find(|line| line.name == name).unwrap().origin;
     assert_eq!((settings.backlog(), origin("backlog")), (16, Origin::Builder));
     assert_eq!(
-        (settings.shm_slots(), origin("shm_slots")),
+        (settings.of_transports().shm().shm_slots(), origin("shm_slots")),
         (16, Origin::Environment("CARRACK_SHM_SLOTS"))
     );
-    assert_eq!((settings.shm_chunks(), origin("shm_chunks")), (32, Origin::Default));
+    assert_eq!(origin("shm_chunks"), Origin::Default);
 }
 
 #[test]
@@ -186,7 +310,7 @@ fn a_variable_that_the_program_overrules_is_checked_all_the_same() {
 #[test]
 fn the_programs_own_values_are_checked_as_the_environments_are() {
     let result = Settings::builder().transports([]).build_from_vars::<String, String>([]);
-    assert!(matches!(fault_of(result), SettingFault::OutOfRange { origin: Origin::Builder, .. }));
+    assert!(matches!(fault_of(result), SettingFault::Malformed { origin: Origin::Builder, .. }));
     let result =
         Settings::builder().spin(Duration::from_secs(2)).build_from_vars::<String, String>([]);
     assert!(matches!(fault_of(result), SettingFault::OutOfRange { name: "spin", .. }));
@@ -223,7 +347,6 @@ fn the_launchers_variables_pass() {
 #[test]
 fn a_description_has_one_line_for_each_variable_with_value_form_and_doc() {
     let lines = Settings::defaults().describe();
-    assert_eq!(lines.iter().map(|line| line.variable).collect::<Vec<_>>(), VARIABLES);
     for line in &lines {
         assert!(
             line.doc.ends_with('.') && line.doc.trim() == line.doc,
@@ -238,16 +361,16 @@ fn a_description_has_one_line_for_each_variable_with_value_form_and_doc() {
         );
     }
     let mut unique: Vec<&str> =
-        VARIABLES.iter().copied().chain(RESERVED.iter().map(|r| r.variable)).collect();
+        variables().into_iter().chain(RESERVED.iter().map(|r| r.variable)).collect();
     unique.sort_unstable();
     unique.dedup();
-    assert_eq!(unique.len(), VARIABLES.len() + RESERVED.len(), "a variable is in the tables twice");
+    assert_eq!(unique.len(), lines.len() + RESERVED.len(), "a variable is in the tables twice");
 }
 
 proptest! {
     #[test]
-    fn no_value_of_any_variable_makes_parsing_panic(which in 0..VARIABLES.len(), value in ".*") {
-        let _ = from(VARIABLES[which], &value).map_err(|error| error.to_string());
+    fn no_value_of_any_variable_makes_parsing_panic(which in 0..variables().len(), value in ".*") {
+        let _ = from(variables()[which], &value).map_err(|error| error.to_string());
     }
 
     #[test]
@@ -271,15 +394,16 @@ proptest! {
         let settings = Settings::builder()
             .packets_max(packets)
             .spin(Duration::from_micros(spin))
-            .shm_slots(1_usize << power)
-            .verbs_device(device)
+            .setting("shm_slots", 1_usize << power)
+            .setting("verbs_device", device)
             .build_from_vars::<String, String>([])
             .expect("all in range");
         let vars = settings.describe().into_iter().map(|line| (line.variable, line.value));
         let again = Settings::from_vars(vars).expect("all in range");
         prop_assert_eq!(again.packets_max(), settings.packets_max());
         prop_assert_eq!(again.spin(), settings.spin());
-        prop_assert_eq!(again.shm_slots(), settings.shm_slots());
-        prop_assert_eq!(again.verbs_device(), settings.verbs_device());
+        let (again, settings) = (again.of_transports(), settings.of_transports());
+        prop_assert_eq!(again.shm().shm_slots(), settings.shm().shm_slots());
+        prop_assert_eq!(again.verbs().verbs_device(), settings.verbs().verbs_device());
     }
 }

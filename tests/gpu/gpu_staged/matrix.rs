@@ -308,7 +308,7 @@ fn refused(runtime: &Runtime, rmrs: &[RemoteKey]) {
 }
 
 fn is_mapped(runtime: &Runtime) -> bool {
-    runtime.settings().gpu_ipc() == carrack::settings::GpuIpcChoice::Auto
+    runtime.settings().of_transports().cuda_ipc().gpu_ipc().is_allowed()
 }
 
 /// From device memory into receives of the host and of a device that are shorter.

@@ -12,7 +12,7 @@ use crate::support::gpu_ranks::over;
 use crate::support::gpus::{are_real as is_real, of as gpus};
 use crate::support::ranks::{Ranks, Role};
 use crate::support::{Job, OverShm, Watchdog, built};
-use carrack::settings::{GpuChoice, GpuIpcChoice, SettingsBuilder};
+use carrack::settings::{AutoChoice, GpuChoice, SettingsBuilder};
 use carrack::transports::gpu::Flavour;
 use carrack::transports::mem::Region;
 use carrack::{Buffer, PostError, Rank, Runtime, Status};
@@ -140,8 +140,8 @@ fn a_rank_in_its_role() {
 }
 
 fn settings(ipc: bool) -> SettingsBuilder {
-    let choice = if ipc { GpuIpcChoice::Auto } else { GpuIpcChoice::Off };
-    OverShm::settings().gpu(support::gpus::choice()).gpu_ipc(choice)
+    let choice = if ipc { AutoChoice::Auto } else { AutoChoice::Off };
+    OverShm::settings().gpu(support::gpus::choice()).setting("gpu_ipc", choice)
 }
 
 /// A rank that maps nothing; with a driver that misbehaves to order, and has so much memory, where

@@ -6,7 +6,7 @@ use crate::support::gpu_ranks::{Gpus, PATIENCE, can_order};
 use crate::support::ranks::{Ranks, Role};
 use crate::support::{Job, OverShm, Watchdog};
 use carrack::alloc::{Scope, SharedAllocError, SharedDeviceAllocator};
-use carrack::settings::GpuIpcChoice;
+use carrack::settings::AutoChoice;
 use carrack::transports::gpu::HandleForm;
 use carrack::{Handler, Rank, Runtime, Tag};
 use carrack_simulators::gpu::FakeConfig;
@@ -129,8 +129,9 @@ fn a_rank_that_is_told_to_map_nothing_is_named_with_the_setting() {
 pub(crate) fn off(role: &Role) {
     let gpus = Gpus::here();
     let is_off = role.words[0] == u64::from(role.rank);
-    let choice = if is_off { GpuIpcChoice::Off } else { GpuIpcChoice::Auto };
-    let runtime = gpus.rank(OverShm::settings().gpu_ipc(choice), Box::new(role.bootstrap()));
+    let choice = if is_off { AutoChoice::Off } else { AutoChoice::Auto };
+    let runtime =
+        gpus.rank(OverShm::settings().setting("gpu_ipc", choice), Box::new(role.bootstrap()));
     let allocator = on_one_gpu(&gpus, &runtime);
     let why = allocator.allocate(1000).unwrap_err().to_string();
     // Without the leader's help the first of the others misses it.

@@ -151,7 +151,7 @@ impl Me {
         let settings = match between {
             _ if between == Between::Shm as u64 => OverShm::settings(),
             _ if between == Between::SimulatedNic as u64 => OverSimulatedNic::settings(),
-            _ => OverVerbs::settings().verbs_device(device()),
+            _ => OverVerbs::settings().setting("verbs_device", device()),
         };
         let settings = settings.build_from_vars(NEVER_GIVES_UP).unwrap();
         let runtime = role.runtime_with(settings);

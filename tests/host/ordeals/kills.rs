@@ -8,7 +8,7 @@ use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
 use crate::support::{Job, OverShm, Watchdog, rng};
 use carrack::Rank;
-use carrack::settings::KernelCopyChoice;
+use carrack::settings::AutoChoice;
 use rand::Rng;
 use std::time::Duration;
 
@@ -43,8 +43,8 @@ pub(crate) fn rank(role: &Role) {
     let victim = Rank(victim as u32);
     let is_victim = role.rank == victim.0;
     let before = listing("/proc/self/fd").len();
-    let kernel_copy = if parts == 1 { KernelCopyChoice::Off } else { KernelCopyChoice::Auto };
-    let runtime = role.runtime(OverShm::settings().kernel_copy(kernel_copy));
+    let kernel_copy = if parts == 1 { AutoChoice::Off } else { AutoChoice::Auto };
+    let runtime = role.runtime(OverShm::settings().setting("kernel_copy", kernel_copy));
     let plan = Plan {
         seed,
         steps: STEPS,

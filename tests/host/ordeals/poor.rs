@@ -5,7 +5,7 @@ use crate::support::ranks::{Ranks, Role, listing, lone_rank};
 use crate::support::traffic::Taking;
 use crate::support::traffic::script::Plan;
 use crate::support::{Job, OverShm, Watchdog, built, pattern, rng};
-use carrack::settings::{GpuChoice, KernelCopyChoice, Settings};
+use carrack::settings::{AutoChoice, GpuChoice, Settings};
 use carrack::transports::sync::barrier::Barrier;
 use carrack::transports::sync::{BiasedLock, Queue, Sleepers, attention};
 use carrack::{PostError, Rank, Runtime, StartError, Synchronizer, Tag};
@@ -218,9 +218,9 @@ fn a_rank_that_has_no_kernel_copies_lets_no_process_at_its_memory() {
 }
 
 pub(crate) fn tracers(role: &Role) {
-    let choice = if role.words[0] == 1 { KernelCopyChoice::Auto } else { KernelCopyChoice::Off };
+    let choice = if role.words[0] == 1 { AutoChoice::Auto } else { AutoChoice::Off };
     kernel::ends_at(libc::SYS_prctl, libc::PR_SET_PTRACER.cast_unsigned());
-    let runtime = role.runtime(OverShm::settings().kernel_copy(choice));
+    let runtime = role.runtime(OverShm::settings().setting("kernel_copy", choice));
     runtime.barrier().unwrap();
     role.meet("over", &runtime, 0..role.size);
 }

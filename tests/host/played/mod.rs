@@ -202,6 +202,7 @@ impl Transport for Played {
             am_owned: 0,
             am_from_device: false,
             remote_memory: self.0.exposing.lock().unwrap().is_some(),
+            chunk: 4 << 20,
             locality: Locality::Network,
         };
         Ok(Arc::new(PlayedDomain(self.0.clone(), caps)))

@@ -151,8 +151,9 @@ impl Job for OverVerbs {
 
     fn ranks_with(size: u32, settings: SettingsBuilder) -> Vec<Runtime> {
         let job = InProcess::job(size).expect("a job in this process");
-        let start =
-            |(at, bootstrap)| start(bootstrap, settings.clone().verbs_device(rdma_device(at)));
+        let start = |(at, bootstrap)| {
+            start(bootstrap, settings.clone().setting("verbs_device", rdma_device(at)))
+        };
         job.into_iter().enumerate().map(start).collect()
     }
 }

@@ -67,11 +67,12 @@ impl Ground {
         };
         let nics: Vec<_> = devices.into_iter().map(nic).collect();
         let start = |(at, bootstrap): (usize, InProcess)| {
-            let settings = built(OverSimulatedNic::settings().verbs_chunk(chunks[at]));
+            let settings = built(OverSimulatedNic::settings());
             let rails = u8::try_from(devices[at]).unwrap();
             let options = Options {
                 packet_size: settings.packet_size(),
                 rails,
+                chunk: chunks[at],
                 timeout: 14,
                 ..Options::default()
             };

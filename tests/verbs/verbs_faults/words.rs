@@ -33,12 +33,15 @@ fn says(text: &str, words: &[&str]) {
 fn a_device_or_port_or_gid_that_is_not_there_is_named_with_those_that_are() {
     let _watchdog = Watchdog::over("what is not there");
     let settings = OverSimulatedNic::settings;
-    says(&refused(settings().verbs_device("mlx5_7")), &["verbs-simulated", "mlx5_7", "sim0"]);
-    says(&refused(settings().verbs_device("sim0:2")), &["sim0", "1 ports", "number 2"]);
-    says(&refused(settings().verbs_device("sim0:x")), &["\"x\"", "DEVICE:1"]);
-    says(&refused(settings().verbs_device(":1")), &["names no device"]);
     says(
-        &refused(settings().verbs_gid(Some(77))),
+        &refused(settings().setting("verbs_device", "mlx5_7")),
+        &["verbs-simulated", "mlx5_7", "sim0"],
+    );
+    says(&refused(settings().setting("verbs_device", "sim0:2")), &["sim0", "1 ports", "number 2"]);
+    says(&refused(settings().setting("verbs_device", "sim0:x")), &["\"x\"", "DEVICE:1"]);
+    says(&refused(settings().setting("verbs_device", ":1")), &["names no device"]);
+    says(
+        &refused(settings().setting("verbs_gid", 77)),
         &["port 1 of sim0", "index 77", "0, 1, 2, 3", "CARRACK_VERBS_GID"],
     );
 }
@@ -146,7 +149,8 @@ fn a_rank_of_another_job_is_told_that_it_is_one() {
 fn explain_tells_why_rdma_cannot_be_used() {
     let _watchdog = Watchdog::over("explain");
     let transports = vec![TransportChoice::Loopback, TransportChoice::VerbsSimulated];
-    let settings = OverSimulatedNic::settings().transports(transports).verbs_device("mlx5_7");
+    let settings =
+        OverSimulatedNic::settings().transports(transports).setting("verbs_device", "mlx5_7");
     let bootstrap = InProcess::job(1).unwrap().remove(0);
     let rank = Runtime::builder()
         .settings(built(settings))

@@ -92,7 +92,7 @@ pub(crate) fn rank(role: &Role) {
         true => "rxe0".to_owned(),
         false => rdma_device(role.rank as usize),
     };
-    let settings = OverVerbs::settings().verbs_device(device).build().unwrap();
+    let settings = OverVerbs::settings().setting("verbs_device", device).build().unwrap();
     let runtime = role.runtime_with(settings);
     let plan = Plan { seed, steps, lanes: lanes as u32, large: 15, longest: 60_000, room: 50_000 };
     let (victim, dies_at) = match parting {

@@ -40,7 +40,9 @@ fn a_gpus_memory_is_put_got_and_sent_by_its_dma_buf_and_no_engine_copies_it() {
         driver
     });
     let start = |(at, bootstrap): (usize, InProcess)| {
-        let settings = OverVerbs::settings().verbs_device(rdma_device(at)).verbs_retries(7);
+        let settings = OverVerbs::settings()
+            .setting("verbs_device", rdma_device(at))
+            .setting("verbs_retries", 7);
         let builder = Runtime::builder().settings(built(settings)).bootstrap(Box::new(bootstrap));
         builder.gpu_driver(Arc::new(drivers[at].clone())).start().unwrap()
     };
@@ -102,7 +104,11 @@ fn a_driver_that_takes_no_dma_bufs_is_named_as_the_reason() {
     let driver = FakeDriver::new(FakeConfig { seed: 23, ..FakeConfig::default() }).unwrap();
     driver.faults().lend_udmabufs(true);
     let start = |(at, bootstrap): (usize, InProcess)| {
-        let settings = built(OverVerbs::settings().verbs_device(rdma_device(at)).verbs_retries(7));
+        let settings = built(
+            OverVerbs::settings()
+                .setting("verbs_device", rdma_device(at))
+                .setting("verbs_retries", 7),
+        );
         let builder = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap));
         builder.gpu_driver(Arc::new(driver.clone())).start().unwrap()
     };

@@ -132,7 +132,9 @@ fn attempt(whole: Rlimit) -> Result<(), String> {
     let mut ranks = Vec::new();
     for (at, bootstrap) in InProcess::job(2).map_err(|error| text(&error))?.into_iter().enumerate()
     {
-        let settings = OverVerbs::settings().verbs_device(rdma_device(at)).verbs_retries(7);
+        let settings = OverVerbs::settings()
+            .setting("verbs_device", rdma_device(at))
+            .setting("verbs_retries", 7);
         let settings = built(settings);
         let started = Runtime::builder().settings(settings).bootstrap(Box::new(bootstrap)).start();
         ranks.push(started.map_err(|error| text(&error))?);

@@ -19,6 +19,9 @@ pub struct Caps {
     /// `true` if links write to and read from peers' memory by themselves
     /// ([`Op::Put`](super::Op::Put), [`Op::Get`](super::Op::Get)).
     pub remote_memory: bool,
+    /// Bytes of a large message that links write at a time ([`Link::put_chunk`](super::Link)), at
+    /// least 1; `usize::MAX` where they write none.
+    pub chunk: usize,
     /// The farthest peers that links lead to.
     pub locality: Locality,
 }

@@ -68,6 +68,12 @@ pub trait Transport: Send + Sync {
     /// Returns its name: `loopback`, `shm`. `CARRACK_TRANSPORT` takes the same word.
     fn name(&self) -> &'static str;
 
+    /// Returns `true` if it needs a device that most machines lack, so that its absence is no
+    /// reason for a warning.
+    fn needs_a_device(&self) -> bool {
+        false
+    }
+
     /// Lists the devices that can be opened on this machine, in this rank's order of preference.
     ///
     /// # Errors

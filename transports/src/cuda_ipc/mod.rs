@@ -19,6 +19,7 @@
 //! | `key` | keys, and the way from a key to its descriptors |
 //! | `exports` | allocations of this process: exported once, freed when no process maps them |
 //! | `imports` | allocations of other processes: opened once, kept for the next region |
+//! | `settings` | the settings of this transport |
 //!
 //! Memory pools are not mapped. When the process that made the pool dies, a copy that touches its
 //! memory ends the importer's context (error 226, docs/gpu.md, "Measured"). Plain and VMM memory
@@ -29,12 +30,14 @@ mod exports;
 mod imports;
 mod key;
 mod ledger;
+mod settings;
 
 use crate::contract::{Caps, Device, Domain, Exported, Imported, Locality, Unavailable, WireKey};
 use crate::gpu::{Driver, Gpu};
 use crate::mem::{MapError, PacketSource, Region};
 use exports::Exports;
 use imports::Imports;
+pub use settings::CudaIpcSettings;
 use std::sync::Arc;
 
 /// Name of this transport.
@@ -57,6 +60,7 @@ impl CudaIpc {
             am_owned: 0,
             am_from_device: false,
             remote_memory: false,
+            chunk: usize::MAX,
             locality: Locality::Node,
         };
         Self { exports: Exports::default(), imports: Imports::of(drivers), caps }

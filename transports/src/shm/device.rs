@@ -8,7 +8,7 @@ use super::handshake::{Address, Place};
 use super::inbound::Inbound;
 use super::link::{Dialled, Outgoing, ShmLink};
 use super::segment::{BellPage, Segment};
-use super::{Geometry, NAME};
+use super::{NAME, Shm};
 use crate::contract::{
     AddressBlob, Armed, Batch, Cost, Device, DownCause, Event, Identity, Link, PeerId, Polled,
     Reach, Splits, SubmitError, Unavailable,
@@ -133,7 +133,7 @@ pub(super) fn is_dead(process: BorrowedFd<'_>) -> bool {
 #[derive(Debug)]
 pub(super) struct ShmDevice {
     shared: Arc<Shared>,
-    geometry: Geometry,
+    transport: Shm,
     address: Address,
     inbound: BiasedLock<Polling>,
     /// A fork shares the page that peers look at, and the sockets on which they listen.
@@ -152,7 +152,7 @@ struct Polling {
 
 impl ShmDevice {
     pub(super) fn open(
-        geometry: Geometry,
+        transport: &Shm,
         identity: Identity,
         packets: Arc<dyn PacketSource>,
     ) -> Result<Arc<Self>, Unavailable> {
@@ -184,7 +184,7 @@ impl ShmDevice {
             };
             Ok(Arc::new(Self {
                 shared,
-                geometry,
+                transport: transport.clone(),
                 address: address.clone(),
                 inbound: BiasedLock::new(polling),
                 owner: Owner::this_process(),
@@ -324,7 +324,7 @@ impl Device for ShmDevice {
 
     fn connect(&self, to: &AddressBlob, peer: PeerId) -> Result<Arc<dyn Link>, SubmitError> {
         let address = Address::decode(to).ok_or(SubmitError::Address(to.0.len()))?;
-        let outgoing = Outgoing::new(peer, address, self.geometry)
+        let outgoing = Outgoing::new(peer, address, &self.transport)
             .map_err(|error| lacking(&error.to_string()))?;
         let outgoing = Arc::new(outgoing);
         // Locked: a thread that gets news of this link looks for it here.

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "the ends of a ring in shared memory")]
 
-use super::Geometry;
+use super::Shm;
 use super::device::{Shared, is_dead};
 use super::handshake::{Address, Message, greeting};
 use super::inbound::{ChunkPlace, KIND_CHUNK, KIND_INLINE};
@@ -37,6 +37,8 @@ const DOWN: u8 = 2;
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) peer: PeerId,
+    /// `true` if the kernel may copy from and to the peer's memory.
+    kernel_copy: bool,
     state: AtomicU8,
     down: OnceLock<DownCause>,
     /// Reason why it can never come up, until that is reported.
@@ -115,12 +117,13 @@ struct Receiver {
 
 impl Outgoing {
     /// Makes a sending end that is not connected yet.
-    pub(super) fn new(peer: PeerId, address: Address, geometry: Geometry) -> Result<Self, Errno> {
-        let (segment, fd) = Segment::create(geometry)?;
+    pub(super) fn new(peer: PeerId, address: Address, transport: &Shm) -> Result<Self, Errno> {
+        let (segment, fd) = Segment::create(transport.geometry)?;
         // SAFETY: the segment is fresh, and this is its only producer.
         let producer = unsafe { Producer::new(SegmentSlots::of(segment.clone())) };
         Ok(Self {
             peer,
+            kernel_copy: transport.kernel_copy,
             state: AtomicU8::new(CONNECTING),
             down: OnceLock::new(),
             doomed: OnceLock::new(),
@@ -135,7 +138,7 @@ impl Outgoing {
                 segment_fd: Some(fd),
                 welcome: None,
                 producer,
-                free: u64::MAX >> (64 - geometry.chunks),
+                free: u64::MAX >> (64 - transport.geometry.chunks),
                 lent: [0; MAX_CHUNKS as usize],
                 receiver: None,
             }),
@@ -208,6 +211,9 @@ impl Outgoing {
     }
 
     fn peer_memory(self: &Arc<Self>) -> Result<Arc<dyn PeerMemory>, String> {
+        if !self.kernel_copy {
+            return Err("CARRACK_KERNEL_COPY=off".into());
+        }
         let sender = self.sender.lock();
         // Before the hello was sent there may be no handle to the process yet.
         let is_said = sender.segment_fd.is_none();

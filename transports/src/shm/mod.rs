@@ -9,6 +9,7 @@
 //! | `stranger` | a pending connection, from its call to its welcome |
 //! | [`inbound`] | the rings that lead here: which of them polls look at, and their messages |
 //! | [`export`] | regions that peers map |
+//! | `settings` | the settings of this transport |
 //! | [`kernel_copy`] | copies from and to another process's memory by the kernel |
 //!
 //! A link is one-way. Its sender makes a segment, sends the descriptor over the receiver's socket,
@@ -25,9 +26,11 @@ pub mod inbound;
 pub mod kernel_copy;
 pub mod link;
 pub mod segment;
+mod settings;
 mod stranger;
 
 pub use segment::Geometry;
+pub use settings::ShmSettings;
 
 use crate::contract::{
     Caps, Device, DeviceInfo, Domain, Exported, Identity, Imported, Locality, Transport,
@@ -54,11 +57,10 @@ impl Shm {
         Self { geometry, kernel_copy: true }
     }
 
-    /// Allows or forbids peers to have the kernel copy from and to this process's memory. Allowed
-    /// by default.
-    #[must_use]
-    pub fn kernel_copy(self, allowed: bool) -> Self {
-        Self { kernel_copy: allowed, ..self }
+    /// Makes the transport with these settings. `packet_size`: bytes.
+    pub fn with(settings: &ShmSettings, packet_size: usize) -> Self {
+        let kernel_copy = settings.kernel_copy().is_allowed();
+        Self { geometry: settings.geometry(packet_size), kernel_copy }
     }
 }
 
@@ -96,14 +98,15 @@ impl Transport for Shm {
             am_owned: 0,
             am_from_device: false,
             remote_memory: false,
+            chunk: usize::MAX,
             locality: Locality::Node,
         };
-        Ok(Arc::new(ShmDomain { geometry: self.geometry, identity, caps }))
+        Ok(Arc::new(ShmDomain { transport: self.clone(), identity, caps }))
     }
 }
 
 struct ShmDomain {
-    geometry: Geometry,
+    transport: Shm,
     identity: Identity,
     caps: Caps,
 }
@@ -127,7 +130,7 @@ impl Domain for ShmDomain {
                 format!("it receives into host packets, not into {} memory", packets.kind());
             return Err(Unavailable::new(NAME, reason));
         }
-        device::ShmDevice::open(self.geometry, self.identity.clone(), packets)
+        device::ShmDevice::open(&self.transport, self.identity.clone(), packets)
             .map(|device| -> Arc<dyn Device> { device })
     }
 }

@@ -57,6 +57,7 @@ mod queue_pairs;
 mod rails;
 mod receives;
 mod sending;
+mod settings;
 mod signs;
 mod strangers;
 mod survey;
@@ -69,6 +70,7 @@ mod wishes;
 mod wr_id;
 
 pub use options::Options;
+pub use settings::VerbsSettings;
 
 use crate::contract::{DeviceInfo, Domain, Identity, Transport, Unavailable};
 use std::fmt;
@@ -173,6 +175,10 @@ impl Rdma {
 impl Transport for Rdma {
     fn name(&self) -> &'static str {
         if self.is_simulated() { SIMULATED } else { NAME }
+    }
+
+    fn needs_a_device(&self) -> bool {
+        !self.is_simulated()
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {

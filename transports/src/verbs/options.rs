@@ -1,6 +1,8 @@
 //! Options of queue pairs and paths.
 
+use super::VerbsSettings;
 use super::survey::SOFT_ROCE;
+use crate::settings::Declared;
 
 /// Attributes and paths of queue pairs. The numbers are those of the InfiniBand specification, as
 /// `ibv_modify_qp` takes them.
@@ -39,6 +41,8 @@ pub struct Options {
     pub receives: u32,
     /// Largest message in bytes; the same on all ranks.
     pub packet_size: usize,
+    /// Bytes of a large message that are registered at a time.
+    pub chunk: usize,
     /// Set if users' host memory is registered without locking its pages, where the device can
     /// page on demand.
     pub on_demand: bool,
@@ -50,28 +54,39 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            device: None,
-            place: 0,
-            rails: 1,
-            gid_index: None,
-            traffic_class: 0,
-            service_level: 0,
-            hop_limit: 64,
-            timeout: 18,
-            retries: 6,
-            rnr_timer: 12,
-            send_depth: 128,
-            receives: 256,
-            packet_size: 8 << 10,
-            on_demand: false,
-            relaxed: false,
-            thread_domains: 64,
-        }
+        Self::of(&VerbsSettings::defaults(), 8 << 10, 0)
     }
 }
 
 impl Options {
+    /// Takes the options from the settings, for packets of so many bytes and the rank at this place
+    /// on its node.
+    pub fn of(settings: &VerbsSettings, packet_size: usize, place: u32) -> Self {
+        // The forms of the settings have the ranges.
+        let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let device = settings.verbs_device();
+        Self {
+            device: (!device.eq_ignore_ascii_case("auto")).then(|| device.to_owned()),
+            place,
+            rails: byte(settings.verbs_rails()),
+            gid_index: settings.verbs_gid().map(byte),
+            traffic_class: byte(settings.verbs_traffic_class()),
+            service_level: byte(settings.verbs_service_level()),
+            hop_limit: byte(settings.verbs_hop_limit()),
+            timeout: byte(settings.verbs_timeout()),
+            retries: byte(settings.verbs_retries()),
+            rnr_timer: 12,
+            send_depth: count(settings.verbs_depth()),
+            receives: count(settings.verbs_receives()),
+            packet_size,
+            chunk: settings.verbs_chunk(),
+            on_demand: settings.verbs_odp().is_on(),
+            relaxed: settings.verbs_relaxed_ordering().is_on(),
+            thread_domains: count(settings.verbs_thread_domains()),
+        }
+    }
+
     /// Checks that the numbers are allowed by the specification.
     ///
     /// # Errors

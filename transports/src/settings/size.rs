@@ -32,8 +32,8 @@ pub enum SizeError {
 /// [`SizeError`], which says how a size is written.
 ///
 /// ```
-/// assert_eq!(carrack::settings::parse_size("8KiB"), Ok(8192));
-/// assert!(carrack::settings::parse_size("8KB").is_err());
+/// assert_eq!(carrack_transports::settings::parse_size("8KiB"), Ok(8192));
+/// assert!(carrack_transports::settings::parse_size("8KB").is_err());
 /// ```
 pub fn parse_size(text: &str) -> Result<usize, SizeError> {
     let malformed = || SizeError::Malformed { text: text.to_owned() };

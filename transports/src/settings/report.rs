@@ -1,5 +1,6 @@
 //! The values of all settings, and their origins.
 
+use super::form::Form;
 use std::fmt;
 
 /// The origin of a value.
@@ -9,7 +10,7 @@ pub enum Origin {
     Default,
     /// This variable of the environment.
     Environment(&'static str),
-    /// The program, through a [`SettingsBuilder`](super::SettingsBuilder).
+    /// The program.
     Builder,
 }
 
@@ -26,7 +27,7 @@ impl fmt::Display for Origin {
 /// A setting as `carrack info` prints it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingLine {
-    /// The setting's name, which is also its accessor and its setter.
+    /// The setting's name, which is also its accessor.
     pub name: &'static str,
     /// The variable that sets it.
     pub variable: &'static str,
@@ -42,13 +43,24 @@ pub struct SettingLine {
 
 /// A value with its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Sourced<T> {
-    pub(super) value: T,
-    pub(super) origin: Origin,
+pub struct Sourced<T> {
+    /// The value, which its form accepts.
+    pub value: T,
+    /// The origin of that value.
+    pub origin: Origin,
 }
 
 impl<T> Sourced<T> {
-    pub(super) fn by_default(value: T) -> Self {
-        Self { value, origin: Origin::Default }
+    /// Returns the line of this value's setting.
+    pub fn line(
+        &self,
+        name: &'static str,
+        variable: &'static str,
+        form: &impl Form<T>,
+        doc: &'static str,
+    ) -> SettingLine {
+        let (value, expected) = (form.show(&self.value), form.expected());
+        let doc = doc.trim_ascii();
+        SettingLine { name, variable, value, origin: self.origin, expected, doc }
     }
 }

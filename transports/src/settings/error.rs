@@ -3,17 +3,19 @@
 use thiserror::Error;
 
 use super::report::Origin;
+use super::sources::PREFIX;
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SettingFault {
-    /// An unknown `CARRACK_*` variable, most likely a misspelling.
-    #[error("{variable} is not a variable of Carrack; {}", advice(nearest.as_deref()))]
+    /// An unknown `CARRACK_*` variable, or name of a setting in the program; most likely a
+    /// misspelling.
+    #[error("{name} is not a {} of Carrack; {}", kind(name), advice(*nearest))]
     Unknown {
-        /// The variable, as found.
-        variable: String,
-        /// The known variable that is most like it, if one is.
+        /// The variable or the name, as found.
+        name: String,
+        /// The known one that is most like it, if one is.
         nearest: Option<&'static str>,
     },
     /// A value that cannot be read.
@@ -65,6 +67,10 @@ impl SettingsError {
     pub fn faults(&self) -> &[SettingFault] {
         &self.faults
     }
+}
+
+fn kind(name: &str) -> &'static str {
+    if name.starts_with(PREFIX) { "variable" } else { "setting" }
 }
 
 fn advice(nearest: Option<&str>) -> String {

@@ -7,7 +7,7 @@ use super::size::parse_size;
 
 /// The reason why a form refuses a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub enum Refusal {
     /// It cannot be read as a value of this form.
     Malformed,
     /// It can be read, but is not allowed.
@@ -15,7 +15,7 @@ pub(super) enum Refusal {
 }
 
 /// The form of the values of one setting: their notation and their range.
-pub(super) trait Form<T> {
+pub trait Form<T> {
     /// Returns a description of allowed values, range included, to follow the word "expected".
     fn expected(&self) -> String;
     /// Returns a value that is accepted.
@@ -29,7 +29,7 @@ pub(super) trait Form<T> {
 }
 
 /// A whole number of something, counted.
-pub(super) struct Count {
+pub struct Count {
     unit: &'static str,
     least: usize,
     most: usize,
@@ -37,11 +37,13 @@ pub(super) struct Count {
 }
 
 impl Count {
-    pub(super) const fn of(unit: &'static str, least: usize, most: usize) -> Self {
+    /// Makes the form of numbers of `unit` in a range, both ends included.
+    pub const fn of(unit: &'static str, least: usize, most: usize) -> Self {
         Self { unit, least, most, power_of_two: false }
     }
 
-    pub(super) const fn power_of_two(mut self) -> Self {
+    /// Demands a power of two.
+    pub const fn power_of_two(mut self) -> Self {
         self.power_of_two = true;
         self
     }
@@ -75,10 +77,11 @@ impl Form<usize> for Count {
 }
 
 /// A number, or `auto`, which lets the library choose.
-pub(super) struct Auto(Count);
+pub struct Auto(Count);
 
 impl Auto {
-    pub(super) const fn or(unit: &'static str, least: usize, most: usize) -> Self {
+    /// Makes the form of `auto` and numbers of `unit` in a range, both ends included.
+    pub const fn or(unit: &'static str, least: usize, most: usize) -> Self {
         Self(Count::of(unit, least, most))
     }
 }
@@ -110,7 +113,7 @@ impl Form<Option<usize>> for Auto {
 }
 
 /// The number of a port; 0 leaves it open.
-pub(super) struct Port;
+pub struct Port;
 
 impl Form<usize> for Port {
     fn expected(&self) -> String {
@@ -135,14 +138,16 @@ impl Form<usize> for Port {
 }
 
 /// A number of bytes, which may be written with a unit.
-pub(super) struct Bytes(Count);
+pub struct Bytes(Count);
 
 impl Bytes {
-    pub(super) const fn between(least: usize, most: usize) -> Self {
+    /// Makes the form of sizes in a range, both ends included.
+    pub const fn between(least: usize, most: usize) -> Self {
         Self(Count::of("bytes", least, most))
     }
 
-    pub(super) const fn power_of_two(self) -> Self {
+    /// Demands a power of two.
+    pub const fn power_of_two(self) -> Self {
         Self(self.0.power_of_two())
     }
 }
@@ -170,13 +175,14 @@ impl Form<usize> for Bytes {
 }
 
 /// A time, written as a whole number of microseconds.
-pub(super) struct Micros {
+pub struct Micros {
     least: u64,
     most: u64,
 }
 
 impl Micros {
-    pub(super) const fn between(least: u64, most: u64) -> Self {
+    /// Makes the form of times in a range of microseconds, both ends included.
+    pub const fn between(least: u64, most: u64) -> Self {
         Self { least, most }
     }
 }
@@ -200,8 +206,6 @@ impl Form<Duration> for Micros {
     }
 
     fn show(&self, value: &Duration) -> String {
-        // A program may set a fraction of a microsecond; shown rounded down, it is still near the
-        // truth.
         value.as_micros().to_string()
     }
 }
@@ -230,7 +234,7 @@ impl Saturated for u64 {
 }
 
 /// A switch: on or off.
-pub(super) struct Flag;
+pub struct Flag;
 
 impl Form<bool> for Flag {
     fn expected(&self) -> String {
@@ -259,7 +263,7 @@ impl Form<bool> for Flag {
 }
 
 /// One word out of a few.
-pub(super) struct Word;
+pub struct Word;
 
 impl<C: Choice> Form<C> for Word {
     fn expected(&self) -> String {
@@ -284,7 +288,7 @@ impl<C: Choice> Form<C> for Word {
 }
 
 /// Several words out of a few, none of them twice, in order of preference.
-pub(super) struct List;
+pub struct List;
 
 impl<C: Choice> Form<Vec<C>> for List {
     fn expected(&self) -> String {
@@ -311,12 +315,13 @@ impl<C: Choice> Form<Vec<C>> for List {
 }
 
 /// Any text; its user checks it.
-pub(super) struct Text {
+pub struct Text {
     example: &'static str,
 }
 
 impl Text {
-    pub(super) const fn such_as(example: &'static str) -> Self {
+    /// Makes the form of texts such as the example.
+    pub const fn such_as(example: &'static str) -> Self {
         Self { example }
     }
 }

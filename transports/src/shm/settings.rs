@@ -1,0 +1,34 @@
+//! Settings of this transport.
+
+use super::Geometry;
+use crate::settings::AutoChoice;
+use crate::settings::form::{Count, Word};
+
+crate::declare_settings! {
+    /// Settings of the shared-memory transport.
+    pub struct ShmSettings {
+        /// 64-byte slots of a shared-memory ring.
+        shm_slots: usize,
+            "CARRACK_SHM_SLOTS", Count::of("slots", 8, 64 << 10).power_of_two(), 256;
+
+        /// Packet-sized chunks of a shared-memory link, for each direction.
+        shm_chunks: usize,
+            "CARRACK_SHM_CHUNKS", Count::of("chunks", 1, 64), 32;
+
+        /// Copies of large messages from process to process by the kernel, where it allows that.
+        kernel_copy: AutoChoice,
+            "CARRACK_KERNEL_COPY", Word, AutoChoice::Auto;
+    }
+}
+
+impl ShmSettings {
+    /// Returns the sizes of a segment for packets of so many bytes.
+    pub(super) fn geometry(&self, packet_size: usize) -> Geometry {
+        let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        Geometry {
+            slots: fits(self.shm_slots()),
+            chunks: fits(self.shm_chunks()),
+            chunk_size: fits(packet_size),
+        }
+    }
+}
