@@ -5,23 +5,23 @@ use crate::contract::{Domain, Transport, Unavailable};
 use crate::cuda_ipc::{self, CudaIpc, CudaIpcSettings};
 use crate::gpu::Driver;
 use crate::loopback::{self, Loopback};
-use crate::settings::Choice;
+use crate::settings::{AutoChoice, Choice};
 use crate::shm::{self, Shm, ShmSettings};
 use crate::verbs::{self, Options, Rdma, VerbsSettings};
 use std::sync::Arc;
 
-/// A transport that `CARRACK_TRANSPORT` can name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum TransportChoice {
-    /// `loopback`: to the process itself.
-    Loopback,
-    /// `shm`: shared memory, to the processes of the same node.
-    Shm,
-    /// `verbs`: RDMA, to other nodes.
-    Verbs,
-    /// `verbs-simulated`: the same over a NIC that is simulated on this machine, for tests.
-    VerbsSimulated,
+crate::declare_choice! {
+    /// A transport that `CARRACK_TRANSPORT` can name.
+    pub enum TransportChoice {
+        /// `loopback`: to the process itself.
+        Loopback = loopback::NAME,
+        /// `shm`: shared memory, to the processes of the same node.
+        Shm = shm::NAME,
+        /// `verbs`: RDMA, to other nodes.
+        Verbs = verbs::NAME,
+        /// `verbs-simulated`: the same over a NIC that is simulated on this machine, for tests.
+        VerbsSimulated = verbs::SIMULATED,
+    }
 }
 
 impl TransportChoice {
@@ -33,17 +33,6 @@ impl TransportChoice {
         self.word()
     }
 }
-
-impl Choice for TransportChoice {
-    const ALL: &'static [(&'static str, Self)] = &[
-        (loopback::NAME, Self::Loopback),
-        (shm::NAME, Self::Shm),
-        (verbs::NAME, Self::Verbs),
-        (verbs::SIMULATED, Self::VerbsSimulated),
-    ];
-}
-
-crate::display_as_word!(TransportChoice);
 
 crate::declare_settings! {
     /// The settings of the transports, each of which declares its own.
@@ -79,7 +68,7 @@ pub fn maps_of_gpus(
     settings: &TransportSettings,
     drivers: Vec<Arc<dyn Driver>>,
 ) -> Result<(&'static str, Arc<dyn Domain>), Unavailable> {
-    if !settings.cuda_ipc().gpu_ipc().is_allowed() {
+    if settings.cuda_ipc().gpu_ipc() == AutoChoice::Off {
         return Err(Unavailable::new(cuda_ipc::NAME, "CARRACK_GPU_IPC=off"));
     }
     Ok((cuda_ipc::NAME, Arc::new(CudaIpc::new(drivers))))

@@ -10,7 +10,7 @@ use crate::error::{ResourceError, StartError};
 use crate::local::{Domains, Here, Local};
 use crate::names::Rank;
 use crate::progress::{Core, ProgressThread};
-use crate::settings::{GpuChoice, Settings};
+use crate::settings::{GpuChoice, ProgressChoice, Settings};
 use crate::simulators;
 use carrack_transports::contract::{Domain, Identity, Locality, PeerId, Transport, Unavailable};
 use carrack_transports::fork::Owner;
@@ -129,7 +129,7 @@ impl RuntimeBuilder {
             other => StartError::System(other.to_string()),
         })?;
         runtime.0.set_default_device(device);
-        if runtime.0.settings.progress().is_thread() {
+        if runtime.0.settings.progress() == ProgressChoice::Thread {
             let thread = ProgressThread::start(&runtime.0);
             let thread = thread
                 .map_err(|error| StartError::System(format!("no progress thread: {error}")))?;

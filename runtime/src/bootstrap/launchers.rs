@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::error::BootstrapError;
-use crate::settings::Settings;
+use crate::settings::{BootstrapChoice, Settings};
 
 /// The environment variables of a launcher. A name is empty where the launcher has no such
 /// variable.
@@ -139,7 +139,7 @@ impl Launcher {
 ///
 /// [`BootstrapError::OtherLauncher`], unless `CARRACK_BOOTSTRAP` is `alone`.
 pub fn check(settings: &Settings) -> Result<(), BootstrapError> {
-    if settings.bootstrap().is_alone() {
+    if settings.bootstrap() == BootstrapChoice::Alone {
         return Ok(());
     }
     refuse(|name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned()))

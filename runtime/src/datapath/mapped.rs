@@ -384,7 +384,9 @@ impl Known {
         (offset, size): (u64, u64),
     ) -> Option<(Imported, Buffer)> {
         let import = || {
-            let (_, domain) = carrier.maps().ok_or("CARRACK_GPU_IPC=off")?;
+            let forbids = carrier.maps_nothing.as_ref().map(|why| why.reason.as_str());
+            let (_, domain) =
+                carrier.maps().ok_or(forbids.unwrap_or("no transport in the node"))?;
             let imported = carrier.import(domain, owner, &self.key, near);
             if let Err(why) = &imported {
                 tracing::info!(%why, "messages from a peer's GPU memory come by way of host \

@@ -12,6 +12,7 @@ use crate::error::OpError;
 use crate::matching::{Engines, MatchingEngine};
 use crate::names::Rank;
 use crate::op::Ended;
+use crate::settings::DumpChoice;
 use crate::streams::Streams;
 use carrack_transports::contract::DownCause;
 use carrack_transports::mem::Buffer;
@@ -73,7 +74,7 @@ impl Core {
             comps: Registry::new(),
             retries: Retries::new(chores),
             complaints: Complaints::new(chores),
-            _dump: dump_on_signal(carrier.settings.dump().is_on(), chores),
+            _dump: dump_on_signal(carrier.settings.dump() == DumpChoice::Usr1, chores),
             down: Waiting::new(),
             streams: Streams::default(),
             carrier,

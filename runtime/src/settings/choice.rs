@@ -1,94 +1,56 @@
 //! Settings that are one word out of a few.
 
-use carrack_transports::display_as_word;
-use carrack_transports::settings::Choice;
+use carrack_transports::declare_choice;
 
-/// The values of `CARRACK_GPU`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum GpuChoice {
-    /// `auto`: the GPUs that are there.
-    Auto,
-    /// `none`: no GPU, even if there is one.
-    None,
-    /// `cuda`: NVIDIA's, initialised at the start; an error where there are none.
-    Cuda,
-    /// `fake`: simulated devices, for tests on a machine without a GPU.
-    Fake,
-}
-
-impl Choice for GpuChoice {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("auto", Self::Auto), ("none", Self::None), ("cuda", Self::Cuda), ("fake", Self::Fake)];
-}
-
-/// The values of `CARRACK_PROGRESS`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ProgressChoice {
-    /// `caller`: progress is made by the program's calls only.
-    Caller,
-    /// `thread`: a thread of the runtime's makes progress, too.
-    Thread,
-}
-
-impl ProgressChoice {
-    pub(crate) fn is_thread(self) -> bool {
-        self == Self::Thread
+declare_choice! {
+    /// The values of `CARRACK_GPU`.
+    pub enum GpuChoice {
+        /// `auto`: the GPUs that are there.
+        Auto = "auto",
+        /// `none`: no GPU, even if there is one.
+        None = "none",
+        /// `cuda`: NVIDIA's, initialised at the start; an error where there are none.
+        Cuda = "cuda",
+        /// `fake`: simulated devices, for tests on a machine without a GPU.
+        Fake = "fake",
     }
 }
 
-impl Choice for ProgressChoice {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("caller", Self::Caller), ("thread", Self::Thread)];
-}
-
-/// The values of `CARRACK_DUMP`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DumpChoice {
-    /// `usr1`: on SIGUSR1, progress prints the pending operations.
-    Usr1,
-    /// `off`: the signal is left alone.
-    Off,
-}
-
-impl DumpChoice {
-    pub(crate) fn is_on(self) -> bool {
-        self == Self::Usr1
+declare_choice! {
+    /// The values of `CARRACK_PROGRESS`.
+    pub enum ProgressChoice {
+        /// `caller`: progress is made by the program's calls only.
+        Caller = "caller",
+        /// `thread`: a thread of the runtime's makes progress, too.
+        Thread = "thread",
     }
 }
 
-impl Choice for DumpChoice {
-    const ALL: &'static [(&'static str, Self)] = &[("usr1", Self::Usr1), ("off", Self::Off)];
-}
-
-/// The values of `CARRACK_BOOTSTRAP`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum BootstrapChoice {
-    /// `auto`: the job of the launcher; an error where that launcher's jobs cannot be joined.
-    Auto,
-    /// `alone`: a job of one, where neither `carrack run` nor torchrun's variables say otherwise.
-    Alone,
-}
-
-impl BootstrapChoice {
-    pub(crate) fn is_alone(self) -> bool {
-        self == Self::Alone
+declare_choice! {
+    /// The values of `CARRACK_DUMP`.
+    pub enum DumpChoice {
+        /// `usr1`: on SIGUSR1, progress prints the pending operations.
+        Usr1 = "usr1",
+        /// `off`: the signal is left alone.
+        Off = "off",
     }
 }
 
-impl Choice for BootstrapChoice {
-    const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("alone", Self::Alone)];
+declare_choice! {
+    /// The values of `CARRACK_BOOTSTRAP`.
+    pub enum BootstrapChoice {
+        /// `auto`: the job of the launcher; an error where that launcher's jobs cannot be joined.
+        Auto = "auto",
+        /// `alone`: a job of one, where neither `carrack run` nor torchrun's variables say otherwise.
+        Alone = "alone",
+    }
 }
-
-display_as_word!(GpuChoice, ProgressChoice, DumpChoice, BootstrapChoice);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::settings::TransportChoice;
+    use carrack_transports::settings::Choice;
 
     #[test]
     fn every_choice_is_displayed_as_the_word_that_stands_for_it() {

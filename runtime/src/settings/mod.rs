@@ -2,7 +2,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `table` | **the runtime's own**: name, type, variable, form, default and doc line, one entry each |
+//! | `table` | **the runtime's own**: name, type, variable, form, default and doc line of each |
 //! | `declare` | the setters of [`SettingsBuilder`], made of the table |
 //! | `resolve` | [`SettingsBuilder`], and the ways to build [`Settings`] |
 //! | `choice` | the settings that are one word out of a few |

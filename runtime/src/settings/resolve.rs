@@ -67,8 +67,8 @@ impl SettingsBuilder {
         Sources::of_program(self.chosen).and_environment().resolve(&reserved())
     }
 
-    /// Resolves as [`build`](Self::build), and settings of the program's own with them: those of
-    /// a transport that it hands to [`RuntimeBuilder::transport`](crate::RuntimeBuilder::transport).
+    /// Resolves as [`build`](Self::build), and with them settings that the program declares: those
+    /// of a transport for [`RuntimeBuilder::transport`](crate::RuntimeBuilder::transport).
     ///
     /// # Errors
     /// As for [`build`](Self::build).

@@ -1,5 +1,6 @@
-//! The table of the runtime's own settings. A new one is an entry here: its field, accessor, setter,
-//! variable and line of `carrack info` all come from it. Transports have tables of their own.
+//! The table of the runtime's own settings. A new one is an entry here: its field, accessor,
+//! setter, variable and line of `carrack info` all come from it. Transports have tables of their
+//! own.
 
 use super::SettingsBuilder;
 use super::choice::{BootstrapChoice, DumpChoice, GpuChoice, ProgressChoice};

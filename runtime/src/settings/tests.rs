@@ -5,6 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use carrack_transports::settings::form::Count;
 
 fn from(variable: &str, value: &str) -> Result<Settings, SettingsError> {
     Settings::from_vars([(variable, value)])
@@ -252,7 +253,7 @@ carrack_transports::declare_settings! {
     pub struct MyNet {
         /// Requests that a queue holds.
         mynet_depth: usize,
-            "CARRACK_MYNET_DEPTH", carrack_transports::settings::form::Count::of("requests", 1, 64), 16;
+            "CARRACK_MYNET_DEPTH", Count::of("requests", 1, 64), 16;
     }
 }
 

@@ -308,7 +308,7 @@ fn refused(runtime: &Runtime, rmrs: &[RemoteKey]) {
 }
 
 fn is_mapped(runtime: &Runtime) -> bool {
-    runtime.settings().of_transports().cuda_ipc().gpu_ipc().is_allowed()
+    runtime.settings().of_transports().cuda_ipc().gpu_ipc() == carrack::settings::AutoChoice::Auto
 }
 
 /// From device memory into receives of the host and of a device that are shorter.

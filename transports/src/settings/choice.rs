@@ -22,56 +22,51 @@ pub trait Choice: Copy + PartialEq + 'static {
     }
 }
 
-/// Displays choices as their words.
+/// Declares a [`Choice`](crate::settings::Choice): an enum of which each value has a word, by which
+/// it is displayed as well.
 #[macro_export]
-macro_rules! display_as_word {
-    ($($choice:ty),+) => {$(
+macro_rules! declare_choice {
+    (
+        $(#[$about:meta])+
+        pub enum $choice:ident {
+            $($(#[$doc:meta])+ $value:ident = $word:expr,)+
+        }
+    ) => {
+        $(#[$about])+
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum $choice {
+            $($(#[$doc])+ $value,)+
+        }
+
+        impl $crate::settings::Choice for $choice {
+            const ALL: &'static [(&'static str, Self)] = &[$(($word, Self::$value)),+];
+        }
+
         impl std::fmt::Display for $choice {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.pad($crate::settings::Choice::word(self))
             }
         }
-    )+};
+    };
 }
 
-/// A feature that is used where the system permits it, or never: `CARRACK_KERNEL_COPY`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum AutoChoice {
-    /// `auto`: where the kernel or the driver allows it.
-    Auto,
-    /// `off`: never.
-    Off,
-}
-
-impl AutoChoice {
-    /// Returns `true` if it may be tried.
-    pub fn is_allowed(self) -> bool {
-        self == Self::Auto
+declare_choice! {
+    /// A feature that is used where the system permits it, or never: `CARRACK_KERNEL_COPY`.
+    pub enum AutoChoice {
+        /// `auto`: where the kernel or the driver allows it.
+        Auto = "auto",
+        /// `off`: never.
+        Off = "off",
     }
 }
 
-impl Choice for AutoChoice {
-    const ALL: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("off", Self::Off)];
-}
-
-/// A feature that is on or off, such as that of `CARRACK_VERBS_ODP`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum SwitchChoice {
-    /// `on`: it is done, where it can be.
-    On,
-    /// `off`: it is not.
-    Off,
-}
-
-impl SwitchChoice {
-    pub(crate) fn is_on(self) -> bool {
-        self == Self::On
+declare_choice! {
+    /// A feature that is on or off, such as that of `CARRACK_VERBS_ODP`.
+    pub enum SwitchChoice {
+        /// `on`: it is done, where it can be.
+        On = "on",
+        /// `off`: it is not.
+        Off = "off",
     }
 }
-
-impl Choice for SwitchChoice {
-    const ALL: &'static [(&'static str, Self)] = &[("on", Self::On), ("off", Self::Off)];
-}
-
-display_as_word!(AutoChoice, SwitchChoice);

@@ -61,11 +61,13 @@ macro_rules! declare_settings {
             }
 
             fn describe(&self) -> Vec<$crate::settings::SettingLine> {
-                let own = vec![$(
-                    self.$name.line(stringify!($name), $variable, &$form, concat!($($doc),+)),
-                )*];
-                let parts: Vec<Vec<_>> = vec![$($crate::settings::Declared::describe(&self.$part),)*];
-                own.into_iter().chain(parts.into_iter().flatten()).collect()
+                [
+                    $(vec![
+                        self.$name.line(stringify!($name), $variable, &$form, concat!($($doc),+))
+                    ],)*
+                    $($crate::settings::Declared::describe(&self.$part),)*
+                ]
+                .concat()
             }
         }
     };

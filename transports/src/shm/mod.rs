@@ -38,6 +38,7 @@ use crate::contract::{
 };
 use crate::gpu::Gpu;
 use crate::mem::{MapError, PacketSource, Region};
+use crate::settings::AutoChoice;
 use crate::sync::ring::{FIRST, MAX_PAYLOAD};
 use std::sync::Arc;
 
@@ -59,7 +60,7 @@ impl Shm {
 
     /// Makes the transport with these settings. `packet_size`: bytes.
     pub fn with(settings: &ShmSettings, packet_size: usize) -> Self {
-        let kernel_copy = settings.kernel_copy().is_allowed();
+        let kernel_copy = settings.kernel_copy() == AutoChoice::Auto;
         Self { geometry: settings.geometry(packet_size), kernel_copy }
     }
 }

@@ -6,13 +6,13 @@ use crate::settings::form::{Auto, Bytes, Count, Text, Word};
 crate::declare_settings! {
     /// Settings of the verbs transport, over real and over simulated devices.
     pub struct VerbsSettings {
-        /// RDMA device and port, as mlx5_0 or mlx5_0:2; of several, each rank of a node takes another
-        /// one. auto: the fastest, and of those the nearest, in turn.
+        /// RDMA device and port, as mlx5_0 or mlx5_0:2; of several, each rank of a node takes
+        /// another one. auto: the fastest, and of those the nearest, in turn.
         verbs_device: String, seen as &str,
-            "CARRACK_VERBS_DEVICE", Text::such_as("mlx5_0:1 or mlx5_0,mlx5_1"), String::from("auto");
+            "CARRACK_VERBS_DEVICE", Text::such_as("mlx5_0:1 or mlx5_0,mlx5_1"), "auto".into();
 
-        /// RDMA devices over which a rank distributes its large messages, at most; they are named, or
-        /// equally fast and near.
+        /// RDMA devices over which a rank distributes its large messages, at most; they are named,
+        /// or equally fast and near.
         verbs_rails: usize,
             "CARRACK_VERBS_RAILS", Count::of("devices", 1, 16), 1;
 
@@ -32,8 +32,8 @@ crate::declare_settings! {
         verbs_hop_limit: usize,
             "CARRACK_VERBS_HOP_LIMIT", Count::of("hops", 1, 255), 64;
 
-        /// Time after which a NIC sends again: 4.096 µs times two to the power of this; 18 or more with
-        /// Soft-RoCE.
+        /// Time after which a NIC sends again: 4.096 µs times two to the power of this; 18 or more
+        /// with Soft-RoCE.
         verbs_timeout: usize,
             "CARRACK_VERBS_TIMEOUT", Count::of("doublings", 1, 31), 18;
 
@@ -50,8 +50,8 @@ crate::declare_settings! {
         verbs_receives: usize,
             "CARRACK_VERBS_RECEIVES", Count::of("receives", 8, 32 << 10), 256;
 
-        /// Bytes of a large message that are registered with a NIC at a time; registered memory goes
-        /// whole.
+        /// Bytes of a large message that are registered with a NIC at a time; registered memory
+        /// goes whole.
         verbs_chunk: usize,
             "CARRACK_VERBS_CHUNK", Bytes::between(64 << 10, 1 << 30), 4 << 20;
 
@@ -65,7 +65,8 @@ crate::declare_settings! {
         verbs_relaxed_ordering: SwitchChoice,
             "CARRACK_VERBS_RELAXED_ORDERING", Word, SwitchChoice::Off;
 
-        /// Connections of a rank whose queue pairs have a thread domain of their own, at most; 0: none.
+        /// Connections of a rank whose queue pairs have a thread domain of their own, at most; 0:
+        /// none.
         verbs_thread_domains: usize,
             "CARRACK_VERBS_THREAD_DOMAINS", Count::of("connections", 0, 1 << 16), 64;
     }
