@@ -41,7 +41,8 @@ declare_choice! {
     pub enum BootstrapChoice {
         /// `auto`: the job of the launcher; an error where that launcher's jobs cannot be joined.
         Auto = "auto",
-        /// `alone`: a job of one, where neither `carrack run` nor torchrun's variables say otherwise.
+        /// `alone`: a job of one, where neither `carrack run` nor torchrun's variables say
+        /// otherwise.
         Alone = "alone",
     }
 }

@@ -60,8 +60,11 @@ impl Shm {
 
     /// Makes the transport with these settings. `packet_size`: bytes.
     pub fn with(settings: &ShmSettings, packet_size: usize) -> Self {
-        let kernel_copy = settings.kernel_copy() == AutoChoice::Auto;
-        Self { geometry: settings.geometry(packet_size), kernel_copy }
+        let [slots, chunks, chunk_size] =
+            [settings.shm_slots(), settings.shm_chunks(), packet_size]
+                .map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+        let geometry = Geometry { slots, chunks, chunk_size };
+        Self { geometry, kernel_copy: settings.kernel_copy() == AutoChoice::Auto }
     }
 }
 

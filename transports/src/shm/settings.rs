@@ -1,6 +1,5 @@
 //! Settings of this transport.
 
-use super::Geometry;
 use crate::settings::AutoChoice;
 use crate::settings::form::{Count, Word};
 
@@ -18,17 +17,5 @@ crate::declare_settings! {
         /// Copies of large messages from process to process by the kernel, where it allows that.
         kernel_copy: AutoChoice,
             "CARRACK_KERNEL_COPY", Word, AutoChoice::Auto;
-    }
-}
-
-impl ShmSettings {
-    /// Returns the sizes of a segment for packets of so many bytes.
-    pub(super) fn geometry(&self, packet_size: usize) -> Geometry {
-        let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        Geometry {
-            slots: fits(self.shm_slots()),
-            chunks: fits(self.shm_chunks()),
-            chunk_size: fits(packet_size),
-        }
     }
 }
