@@ -136,16 +136,14 @@ impl TxOp {
 
     pub(super) fn pending(&self) -> PendingOp {
         let is_message = self.tx.duty() == Duty::Message;
-        let (what, waits_for) = match (self.tx.is_offered(), is_message) {
-            (true, true) => ("message that was offered", "its receive".into()),
-            (true, false) => ("operation on a peer's memory", "its owner".into()),
+        match (self.tx.is_offered(), is_message) {
+            (true, true) => self.op.pending("message that was offered", "its receive"),
+            (true, false) => self.op.pending("operation on a peer's memory", "its owner"),
             (false, _) => {
                 let waits_for = format!("room at the peer, {} B are sent", self.tx.sent());
-                ("message on its way out", waits_for)
+                self.op.pending("message on its way out", waits_for)
             }
-        };
-        let OpContext { rank, tag, size, .. } = self.op;
-        PendingOp { what, rank, tag, size: size as u64, waits_for }
+        }
     }
 
     /// Returns the bytes, while the receiver may be copying them by itself.
