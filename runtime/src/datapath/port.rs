@@ -141,7 +141,8 @@ impl Port {
     /// places further down, or its deadline is noted again: so a search for late ones misses none.
     pub(crate) fn each_holder(&self, carrier: &Carrier, each: &mut dyn FnMut(&dyn Holder)) {
         let transfers = OfDevice(carrier, self);
-        let Self { landings, line, ordered, endpoint, .. } = self;
+        // All fields: a further one is a holder, or says here that it is none.
+        let Self { transfers: _, landings, line, ordered, endpoint } = self;
         let all: [&dyn Holder; 6] =
             [&endpoint.undelivered, ordered, endpoint, &transfers, landings, line];
         all.into_iter().for_each(each);
