@@ -29,13 +29,14 @@ pub(crate) trait Holder {
 pub(crate) enum Ending<'a> {
     /// The link to a peer is down: holders of its device hear of it.
     Down(Rank, &'a DownCause),
-    /// A rank is gone: all holders hear of it. What a device has sent or received ends by `Down`.
+    /// A rank is gone: all holders hear of it. Operations that need a device's link end by `Down`.
     Gone(Rank, &'a DownCause),
     /// It is that late. Deadlines that have not passed are noted again.
     Late(Deadline, &'a Deadlines),
-    /// The runtime ends. Copies on streams go on, since their streams may wait for other operations.
+    /// The runtime ends. Copies on streams wait for `Closed`, since the streams may wait for other
+    /// operations.
     Closing,
-    /// All other operations have ended.
+    /// All other operations have ended, and their completion objects were signalled.
     Closed,
 }
 
