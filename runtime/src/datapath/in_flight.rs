@@ -12,7 +12,7 @@ use crate::names::Rank;
 use crate::op::{Ended, Ending, Entry, Few, Flow, Holder, Kind, OpContext, PendingOp, Taken};
 use crate::protocol::rndv::Violation;
 use crate::protocol::wire::{Control, Verdict};
-use carrack_transports::contract::{DownCause, Payload};
+use carrack_transports::contract::Payload;
 use carrack_transports::mem::Buffer;
 use std::sync::Arc;
 
@@ -309,19 +309,6 @@ impl Port {
 }
 
 impl Transfers {
-    /// Returns the name of a fresh transfer, and adds it without an event: the caller sends the
-    /// message that it waits for.
-    ///
-    /// # Errors
-    /// Its peer is gone.
-    pub(super) fn insert(
-        &self,
-        name: u64,
-        transfer: InFlight,
-    ) -> Result<(), (Box<InFlight>, Option<DownCause>)> {
-        self.table.insert(name, Box::new(transfer))
-    }
-
     /// Takes a transfer out whose RTS was not sent. `None`: it has ended, or the thread that
     /// carries it on ends it.
     pub(super) fn take_unsent(&self, at: At) -> Option<Box<InFlight>> {

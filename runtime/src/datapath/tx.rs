@@ -488,9 +488,10 @@ impl Transfers {
         let name = self.now();
         let rts = Rts { size: bytes.len() as u64, tx: name, addr: address(bytes), mapped };
         let at = (op.rank, name);
-        let transfer = TxOp::offered(name, op, std::mem::take(bytes), Duty::Message);
+        let taken = std::mem::take(bytes);
+        let transfer = Box::new(InFlight::Tx(TxOp::offered(name, op, taken, Duty::Message)));
         // The entry comes first: another thread may get the answer before this call returns.
-        if let Err((transfer, cause)) = self.insert(name, InFlight::Tx(transfer)) {
+        if let Err((transfer, cause)) = self.table.insert(name, transfer) {
             restore(*transfer, bytes);
             let cause = cause.unwrap_or(DownCause::Closed);
             return Err(SubmitError::Down { peer: PeerId(at.0.0), cause });
